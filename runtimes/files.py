@@ -1,0 +1,159 @@
+"""Files that are whole or absent: atomic writes, checked reads.
+
+Everything is written beside its destination and renamed into place, so a full disk or a kill leaves
+either the old file or the new one. Everything read is checked for size before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from runtimes.errors import ArtefactError, UserError
+
+# Everything that zipfile and NumPy raise for a damaged archive (an encrypted member is a RuntimeError).
+NPZ_ERRORS = (ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place when the block ends without an error."""
+    with writing(path):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            _flush(temporary)
+            temporary.chmod(0o666 & ~_umask())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
+    """A temporary folder beside `path` that takes its place when the block ends without an error.
+
+    An existing `path` is refused unless `force`; then it is replaced only once the new one is whole.
+    """
+    refuse_existing(path, force=force)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        try:
+            yield temporary
+            for file in temporary.iterdir():
+                _flush(file)
+            temporary.chmod(0o777 & ~_umask())
+            if path.exists():
+                retired = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+                os.replace(path, retired / path.name)
+                os.replace(temporary, path)
+                shutil.rmtree(retired)
+            else:
+                os.replace(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def refuse_existing(path: Path, *, force: bool) -> None:
+    """Raises UserError when `path` exists and may not be replaced."""
+    if path.exists() and not force:
+        raise UserError(f"{path} exists already; give another --out, or --force to replace it.")
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file, not a folder; give another --out.")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an operating system error while writing `path` into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} could not be written: {error.strerror or error}; nothing was changed there.") from error
+
+
+def write_json(path: Path, data: Any) -> None:
+    """`data` as indented JSON at `path`, atomically."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read_bytes(path: Path) -> bytes:
+    """The whole of a file; raises UserError when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} could not be read: {error.strerror or error}.") from error
+
+
+def read_json(path: Path) -> Any:
+    """Parsed JSON; raises ArtefactError when the file is missing or is not JSON."""
+    try:
+        return json.loads(read_bytes(path).decode("utf-8"))
+    except (UserError, RecursionError, ValueError) as error:
+        reason = str(error) if isinstance(error, UserError) else f"{path} is not valid JSON ({error})."
+        raise ArtefactError(reason) from error
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Every array of an `.npz` file.
+
+    Raises ArtefactError for a damaged archive, for pickled objects, and for headers that promise more
+    data than the archive holds; nothing is allocated before that is known.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                _check_npy_size(archive, member)
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (*NPZ_ERRORS, OSError) as error:
+        raise ArtefactError(f"{path} is not a readable .npz file: {error}.") from error
+
+
+def _check_npy_size(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    if member.file_size > 64 * max(member.compress_size, 1 << 20):
+        raise ValueError(f"{member.filename} claims {member.file_size} bytes from {member.compress_size}")
+    with archive.open(member) as stream:
+        version = npy_format.read_magic(stream)
+        reader = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}.get(version)
+        if reader is None:
+            raise ValueError(f"{member.filename} has npy version {version}")
+        shape, _, dtype = reader(stream)
+        if dtype.hasobject or math.prod(shape) * dtype.itemsize != member.file_size - stream.tell():
+            raise ValueError(f"{member.filename} does not hold the array that its header describes")
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's content."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _flush(path: Path) -> None:
+    with open(path, "rb+") as stream:
+        os.fsync(stream.fileno())
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

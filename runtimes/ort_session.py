@@ -1,0 +1,144 @@
+"""Artefacts on ONNX Runtime, with the memory bound in place so that a step copies none of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtimes.errors import ArtefactError, MissingPackageError, StreamError
+from runtimes.memory import Memory
+from runtimes.session import checked_tokens, new_memory
+from runtimes.spec import GRAPH, VOCAB, Spec, TensorFacts, load_spec
+from runtimes.vocab import Vocab, load_vocab
+
+MAX_THREADS = 1024
+
+
+class OrtSession:
+    """The session protocol (see `runtimes.session.Session`) over one artefact's step graph."""
+
+    def __init__(self, spec: Spec, vocab: Vocab, graph: Path, *, threads: int | None = None) -> None:
+        self.spec, self.vocab = spec, vocab
+        self.identity, self.rule = spec.identity, spec.rule
+        self.state: tuple[TensorFacts, ...] = tuple(state.tensor() for state in spec.state)
+        if vocab.size != spec.model.vocab_size:
+            raise ArtefactError(f"{VOCAB} has {vocab.size} symbols and the model {spec.model.vocab_size}; export it again.")
+        self._ort = _import_onnxruntime()
+        self._session = self._load(graph, threads)
+        _verify_signature(self._session, spec, graph)
+
+    @classmethod
+    def open(cls, folder: Path, *, threads: int | None = None) -> OrtSession:
+        """Verifies every hash of the artefact, then loads it."""
+        spec = load_spec(folder)
+        return cls(spec, load_vocab(folder / VOCAB), folder / GRAPH, threads=threads)
+
+    def start(self, batch: int) -> Memory:
+        return new_memory(self, batch)
+
+    def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        tokens = checked_tokens(self, tokens, memory)
+        batch, segment = tokens.shape
+        positions = memory.positions[:, None] + np.arange(segment)
+        logits = np.empty((batch, segment, self.spec.model.vocab_size), np.float32)
+        bound = self._bound(memory)
+        for name, array in (("input_ids", tokens), ("position_ids", positions)):
+            bound.io.bind_cpu_input(name, array)
+        bound.io.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        self._session.run_with_iobinding(bound.io)
+        bound.advance(memory)
+        memory.positions += segment
+        return logits, memory
+
+    def _bound(self, memory: Memory) -> _Bound:
+        bound = memory.binding
+        if not isinstance(bound, _Bound) or not bound.serves(self._session, memory):
+            memory.binding = bound = _Bound(self._session, self._ort, self.spec, memory)
+        return bound
+
+    def _load(self, graph: Path, threads: int | None) -> Any:
+        if threads is not None and not 1 <= threads <= MAX_THREADS:
+            raise StreamError(f"threads is {threads}; expected 1 to {MAX_THREADS}.")
+        options = self._ort.SessionOptions()
+        options.log_severity_level = 3  # errors only: device discovery warns on machines without a GPU
+        options.intra_op_num_threads = threads or available_cpus()
+        try:
+            return self._ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime raises bare classes of its own for every damaged graph
+            reason = str(error).strip().splitlines()[0]
+            raise ArtefactError(
+                f"{graph} could not be loaded by ONNX Runtime {self._ort.__version__} ({reason}); "
+                "export the artefact again, or install the onnxruntime version that its spec.json names."
+            ) from error
+
+
+class _Bound:
+    """An IO binding over one Memory's arrays, kept from step to step.
+
+    The ring's past and present are one buffer: its only reader, TensorScatter, writes in place. The other
+    forms read one set of buffers and write a second, and the two change places after each step.
+    """
+
+    def __init__(self, session: Any, ort: Any, spec: Spec, memory: Memory) -> None:
+        self.session = session
+        self._in_place = spec.form == "ring"
+        self._arrays = dict(memory.tensors)
+        self._spare = self._arrays if self._in_place else {name: np.empty_like(a) for name, a in self._arrays.items()}
+        pairs = [(self._arrays, self._spare)] if self._in_place else [(self._arrays, self._spare), (self._spare, self._arrays)]
+        self._ios = [self._bind(ort, spec, past, present) for past, present in pairs]
+
+    @property
+    def io(self) -> Any:
+        return self._ios[0]
+
+    def serves(self, session: Any, memory: Memory) -> bool:
+        """Whether this binding still is over the arrays that the memory holds."""
+        return self.session is session and all(memory.tensors.get(n) is a for n, a in self._arrays.items())
+
+    def advance(self, memory: Memory) -> None:
+        """After a step: the buffers just written become the memory's tensors."""
+        if not self._in_place:
+            self._ios.reverse()
+            self._arrays, self._spare = self._spare, self._arrays
+            memory.tensors.update(self._arrays)
+
+    def _bind(self, ort: Any, spec: Spec, past: dict[str, np.ndarray], present: dict[str, np.ndarray]) -> Any:
+        io = self.session.io_binding()
+        for state in spec.state:
+            io.bind_ortvalue_input(state.past, ort.OrtValue.ortvalue_from_numpy(past[state.past]))
+            io.bind_ortvalue_output(state.present, ort.OrtValue.ortvalue_from_numpy(present[state.past]))
+        return io
+
+
+def available_cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _import_onnxruntime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingPackageError(
+            "ONNX Runtime is not installed; run `pip install 'xl-export[cpu]'`, or `'xl-export[gpu]'` on a machine with an NVIDIA GPU."
+        ) from error
+    return onnxruntime
+
+
+def _verify_signature(session: Any, spec: Spec, graph: Path) -> None:
+    """The loaded graph must have exactly the tensors that the spec promises: buffers are sized by the spec."""
+    kinds = {"tensor(int64)": "int64", "tensor(float)": "float32"}
+    for what, promised, found in (
+        ("inputs", spec.inputs, session.get_inputs()),
+        ("outputs", spec.outputs, session.get_outputs()),
+    ):
+        expected = [(tensor.name, tensor.dtype, list(tensor.shape)) for tensor in promised]
+        actual = [(node.name, kinds.get(node.type, node.type), [str(size) for size in node.shape]) for node in found]
+        for want, have in zip(expected, actual, strict=False):
+            if want != have:
+                raise ArtefactError(f"{graph} has {what} {have}, and spec.json promises {want}; export the artefact again.")
+        if len(expected) != len(actual):
+            raise ArtefactError(f"{graph} has {len(actual)} {what}, and spec.json promises {len(expected)}; export the artefact again.")

@@ -1,0 +1,105 @@
+"""`reference.npz`: tokens and PyTorch's answers to them, inside the artefact, so that any device can check itself.
+
+The streams start with empty memory, run well past the memory length in segments of 1, 7 and T tokens, and
+one row is restarted on the way. Restarts, segments and answers are all in the file; replaying needs no torch.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtimes.errors import ArtefactError
+from runtimes.evaluate import log_probability, log_sum_exp
+from runtimes.files import read_npz
+from runtimes.ort_session import OrtSession
+from runtimes.session import Session, open_session
+from runtimes.spec import REFERENCE, Spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """tokens int64 [B, N + 1]; segments int64, their lengths, sum N; restarts bool [segments, B]: rows that
+    start a new text there; log_probs float32 [B, N] of each next token; last float32 [B, V], of all at the end."""
+
+    tokens: np.ndarray
+    segments: np.ndarray
+    restarts: np.ndarray
+    log_probs: np.ndarray
+    last: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckReport:
+    """Whether this device computes what the trained model computes. Differences are in log-probability (nats)."""
+
+    passed: bool
+    max_difference: float
+    tolerance: float
+    tokens: int
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+
+def check(artefact: Path | str, *, threads: int | None = None) -> CheckReport:
+    """Replays an artefact's reference on this very device and compares every log-probability.
+
+    Raises ArtefactError for a folder that is damaged, or that holds no reference, such as a run.
+    """
+    folder = Path(artefact)
+    session = open_session(folder, threads=threads)
+    if not isinstance(session, OrtSession):
+        raise ArtefactError(f"{folder} is a run, the reference itself; check the artefact that `xl-export onnx` makes of it.")
+    reference = load_reference(folder / REFERENCE, session.spec)
+    began = time.perf_counter()
+    log_probs, last = replay(session, reference.tokens, reference.segments, reference.restarts)
+    seconds = time.perf_counter() - began
+    differences = [np.abs(log_probs - reference.log_probs).max(), np.abs(last - reference.last).max()]
+    worst = float(np.max(differences))  # a NaN anywhere makes it NaN, which is not within any tolerance
+    tolerance = session.spec.tolerance
+    return CheckReport(
+        passed=worst <= tolerance, max_difference=worst, tolerance=tolerance, tokens=log_probs.size, seconds=seconds
+    )
+
+
+def replay(
+    session: Session, tokens: np.ndarray, segments: np.ndarray, restarts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """log p of each next token [B, N], and of every symbol after the last one [B, V], over chained segments."""
+    memory = session.start(len(tokens))
+    pieces, at = [], 0
+    for length, restart in zip(segments.tolist(), restarts, strict=True):
+        memory.positions[restart] = 0
+        logits, memory = session.step(tokens[:, at : at + length], memory)
+        pieces.append(log_probability(logits, tokens[:, at + 1 : at + length + 1]))
+        at += length
+    return np.concatenate(pieces, axis=1), logits[:, -1] - log_sum_exp(logits[:, -1])[:, None]
+
+
+def save_reference(path: Path, reference: Reference) -> None:
+    np.savez_compressed(path, **reference.__dict__)
+
+
+def load_reference(path: Path, spec: Spec) -> Reference:
+    """The reference of an artefact, its shapes and values checked; raises ArtefactError where they do not fit."""
+    arrays = read_npz(path)
+    try:
+        reference = Reference(**arrays)
+    except TypeError as error:
+        raise ArtefactError(f"{path} does not hold the arrays of a reference; export the artefact again.") from error
+    batch, length = reference.log_probs.shape if reference.log_probs.ndim == 2 else (0, 0)
+    expected = {
+        "tokens": ("int64", (batch, length + 1)), "segments": ("int64", reference.segments.shape[:1]),
+        "restarts": ("bool", (*reference.segments.shape[:1], batch)), "log_probs": ("float32", (batch, length)),
+        "last": ("float32", (batch, spec.model.vocab_size)),
+    }  # fmt: skip
+    found = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
+    if found != expected or length == 0 or reference.segments.min() < 1 or reference.segments.sum() != length:
+        raise ArtefactError(f"{path} does not hold a reference of this model; export the artefact again.")
+    return reference

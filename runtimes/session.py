@@ -1,0 +1,96 @@
+"""The one protocol that every runtime speaks, and how to open the right one for a folder."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from runtimes.errors import ArtefactError, StreamError
+from runtimes.memory import Memory
+from runtimes.rule import MemoryRule
+from runtimes.spec import SPEC, TensorFacts
+from runtimes.vocab import Vocab
+
+# The file that marks a folder's kind, and the session class for it: each is imported only when needed.
+SESSIONS = {
+    SPEC: ("runtimes.ort_session", "OrtSession"),
+    "config.json": ("runtimes.torch_session", "TorchSession"),
+}
+
+
+class Session(Protocol):
+    """A model that advances B streams segment by segment.
+
+    identity: hash of what computes the numbers; memory belongs to exactly one identity.
+    state: the memory tensors, with "batch" as their named axis.
+    """
+
+    identity: str
+    rule: MemoryRule
+    vocab: Vocab
+    state: tuple[TensorFacts, ...]
+
+    def start(self, batch: int) -> Memory:
+        """Memory of `batch` new streams, all at position 0."""
+        ...
+
+    def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        """Feeds one segment: tokens int64 [B, T] → logits float32 [B, T, V], and the memory after it.
+
+        The memory is updated in place and returned: it is the caller's, and `memory.copy()` forks it.
+        Raises StreamError, with the memory unchanged, for tokens, batch or memory that do not fit.
+        """
+        ...
+
+
+def open_session(path: Path | str, *, threads: int | None = None, **options: Any) -> Session:
+    """A session for an artefact folder (ONNX Runtime) or a run folder (PyTorch, needs `xl-export[train]`).
+
+    threads: CPU threads, the engine's own choice when None. Further options are the session class's own.
+    """
+    folder = Path(path)
+    for marker, (module, name) in SESSIONS.items():
+        if (folder / marker).is_file():
+            session: Session = getattr(import_module(module), name).open(folder, threads=threads, **options)
+            return session
+    raise ArtefactError(
+        f"{folder} is neither an artefact (it has no {SPEC}) nor a run (it has no config.json); "
+        "make them with `xl-export train` and `xl-export onnx`."
+    )
+
+
+def new_memory(session: Session, batch: int) -> Memory:
+    """Zero arrays for `batch` rows; raises StreamError for an impossible batch."""
+    if not 1 <= batch <= 1 << 16:
+        raise StreamError(f"batch is {batch}; expected 1 to {1 << 16} rows.")
+    tensors = {tensor.name: np.zeros(tensor.sizes(batch=batch), tensor.dtype) for tensor in session.state}
+    return Memory(np.zeros(batch, np.int64), tensors, session.identity)
+
+
+def checked_tokens(session: Session, tokens: np.ndarray, memory: Memory) -> np.ndarray:
+    """`tokens` as a contiguous int64 array [B, T]; raises StreamError where they or the memory do not fit."""
+    tokens = np.asarray(tokens)
+    if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
+        raise StreamError(f"tokens are {tokens.dtype} {list(tokens.shape)}; expected integers [batch, segment].")
+    batch, segment = tokens.shape
+    if memory.owner != session.identity:
+        raise StreamError(
+            f"the memory belongs to artefact {memory.owner:.12} and this session runs {session.identity:.12}; "
+            "use memory that this session's start() returned."
+        )
+    if batch != memory.batch:
+        raise StreamError(f"tokens have {batch} rows and the memory holds {memory.batch} streams; give one row per stream.")
+    if not 1 <= segment <= session.rule.segment:
+        raise StreamError(
+            f"the segment has {segment} tokens; this artefact takes 1 to {session.rule.segment}: "
+            "feed it in pieces, or export it with a larger --segment."
+        )
+    if tokens.min() < 0 or tokens.max() >= session.vocab.size:
+        raise StreamError(
+            f"token {tokens.max() if tokens.max() >= session.vocab.size else tokens.min()} is outside the vocabulary; "
+            f"expected 0 to {session.vocab.size - 1}."
+        )
+    return np.ascontiguousarray(tokens, np.int64)

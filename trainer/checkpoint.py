@@ -1,0 +1,76 @@
+"""A run on disk: `config.json`, `vocab.json`, `model.safetensors`; never a pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from runtimes.errors import ArtefactError
+from runtimes.files import atomic_file, read_json, sha256
+from runtimes.records import from_json
+from runtimes.spec import VOCAB
+from runtimes.vocab import Vocab, load_vocab
+from trainer.config import TrainConfig
+from trainer.model import TransformerXL
+
+CONFIG, MODEL = "config.json", "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained model with all that belongs to it. sha256: of its weights file."""
+
+    config: TrainConfig
+    model: TransformerXL
+    vocab: Vocab
+    sha256: str
+
+
+def load_run(folder: Path) -> Run:
+    """The last checkpoint of a run; raises ArtefactError or ConfigError that name the file at fault."""
+    if not (folder / CONFIG).is_file():
+        raise ArtefactError(f"{folder} is not a run: it has no {CONFIG}; make one with `xl-export train --out RUN`.")
+    config = from_json(TrainConfig, read_json(folder / CONFIG), where=str(folder / CONFIG))
+    vocab = load_vocab(folder / VOCAB)
+    if config.model.vocab_size != vocab.size:
+        raise ArtefactError(f"{folder / VOCAB} has {vocab.size} symbols and {CONFIG} says {config.model.vocab_size}; one of them is of another run.")
+    path = folder / MODEL
+    with torch.device("meta"):
+        model = TransformerXL(config.model)
+    tensors, _ = load_tensors(path, expected=model.state_dict())
+    model.load_state_dict(tensors, assign=True)
+    return Run(config, model, vocab, sha256(path))
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """A safetensors file, whole or not at all."""
+    with atomic_file(path) as temporary:
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+
+
+def load_tensors(path: Path, *, expected: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file that must have exactly the names, shapes and types of `expected`."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            if missing := sorted(set(expected) - names):
+                raise ArtefactError(f"{path} lacks the tensor {missing[0]}; it was written for another model than the run's config.json.")
+            if unknown := sorted(names - set(expected)):
+                raise ArtefactError(f"{path} has the unexpected tensor {unknown[0]}; it was written for another model than the run's config.json.")
+            for name, like in expected.items():
+                if file.get_slice(name).get_shape() != list(like.shape):
+                    raise ArtefactError(f"{path}: {name} is {file.get_slice(name).get_shape()}, expected {list(like.shape)}.")
+            tensors = {name: file.get_tensor(name) for name in expected}
+            metadata = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise ArtefactError(f"{path} is missing or damaged ({error}); train again, or copy the run again.") from error
+    for name, like in expected.items():
+        if tensors[name].dtype != like.dtype:
+            raise ArtefactError(f"{path}: {name} is {tensors[name].dtype}, expected {like.dtype}.")
+    return tensors, metadata

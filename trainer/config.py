@@ -1,0 +1,115 @@
+"""What to train: the model's sizes, the text, and the recipe. One JSON file in, the same JSON in the run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from runtimes.errors import ConfigError
+from runtimes.files import read_json
+from runtimes.records import from_json
+from runtimes.rule import MemoryRule
+from runtimes.spec import MAX_SIZE
+
+BUILT_IN = Path(__file__).parent / "configs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Sizes of a Transformer-XL (Dai et al. 2019, section 3).
+
+    tie_biases: one u and v for all layers, as the paper writes it, or one pair for each. pre_norm:
+    LayerNorm before each block instead of after it. vocab_size: 0 until the text has decided it.
+    """
+
+    layers: int
+    d_model: int
+    heads: int
+    head_dim: int
+    d_ff: int
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    tie_biases: bool = True
+    pre_norm: bool = False
+    vocab_size: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "d_model", "heads", "head_dim", "d_ff"):
+            if not 1 <= getattr(self, name) <= MAX_SIZE:
+                raise ConfigError(f"model.{name} is {getattr(self, name)}; expected 1 to {MAX_SIZE}.")
+        if self.d_model % 2:
+            raise ConfigError(f"model.d_model is {self.d_model}; expected an even number, half sines and half cosines.")
+        if not 0 <= self.vocab_size <= MAX_SIZE:
+            raise ConfigError(f"model.vocab_size is {self.vocab_size}; expected 0 (taken from the text) to {MAX_SIZE}.")
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"model.{name} is {getattr(self, name)}; expected at least 0 and below 1.")
+
+    @property
+    def parameters(self) -> int:
+        """Number of trained values, without building the model."""
+        width = self.heads * self.head_dim
+        attention = 5 * self.d_model * width + 2 * self.d_model
+        feed_forward = 2 * self.d_model * self.d_ff + self.d_ff + self.d_model + 2 * self.d_model
+        biases = 2 * width * (1 if self.tie_biases else self.layers)
+        return self.layers * (attention + feed_forward) + biases + self.vocab_size * (self.d_model + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One training run.
+
+    vocab: tokens are bytes, characters or words (of at least `min_count` occurrences).
+    text: path of a text file; null for the built-in corpus. batch: lanes (B), each a contiguous part of the text.
+    training, evaluation: memory rules while training and for every score afterwards.
+    learning_rate rises linearly over `warmup_steps`, then falls by a cosine to 0 at `steps`.
+    clip: largest gradient norm. threads: CPU threads, 0 for PyTorch's choice.
+    """
+
+    model: ModelConfig
+    training: MemoryRule
+    evaluation: MemoryRule
+    vocab: Literal["byte", "char", "word"] = "char"
+    min_count: int = 1
+    text: str | None = None
+    batch: int = 16
+    steps: int = 1000
+    learning_rate: float = 2.5e-4
+    warmup_steps: int = 0
+    clip: float = 0.25
+    seed: int = 0
+    log_every: int = 20
+    validate_every: int = 200
+    checkpoint_every: int = 100
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("min_count", "batch", "steps", "log_every", "validate_every", "checkpoint_every"):
+            if not 1 <= getattr(self, name) <= 1 << 40:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected a positive number.")
+        if self.learning_rate <= 0 or self.clip <= 0:
+            raise ConfigError(f"learning_rate is {self.learning_rate} and clip {self.clip}; expected positive numbers.")
+        if not 0 <= self.warmup_steps <= self.steps:
+            raise ConfigError(f"warmup_steps is {self.warmup_steps}; expected 0 to steps, {self.steps}.")
+        if not 0 <= self.seed < 1 << 63 or not 0 <= self.threads <= 1024:
+            raise ConfigError(f"seed is {self.seed} and threads {self.threads}; expected seed ≥ 0 and threads 0 to 1024.")
+        needed = 16 * self.model.parameters  # fp32 weights, gradients, Adam's two moments
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if needed > memory:
+            raise ConfigError(
+                f"the model has {self.model.parameters:,} parameters; training needs {needed / 2**30:.0f} GiB "
+                f"and this machine has {memory / 2**30:.0f}: make layers, d_model or d_ff smaller."
+            )
+
+    @classmethod
+    def load(cls, name: str | Path) -> TrainConfig:
+        """The configuration in a JSON file, or a built-in one by name (`demo`, `tiny`, …)."""
+        path = BUILT_IN / f"{name}.json"
+        if not path.is_file():
+            path = Path(name)
+        if not path.is_file():
+            known = ", ".join(sorted(file.stem for file in BUILT_IN.glob("*.json")))
+            raise ConfigError(f"{name} is neither a file nor a built-in configuration; the built-in ones are {known}.")
+        return from_json(cls, read_json(path), where=str(path))

@@ -1,0 +1,69 @@
+"""RUN → ARTEFACT: a folder that scores and generates with NumPy and ONNX Runtime alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+from runtimes.files import atomic_folder, refuse_existing, write_json
+from runtimes.ort_session import OrtSession
+from runtimes.reference import save_reference
+from runtimes.rule import MemoryRule
+from runtimes.spec import GRAPH, REFERENCE, VOCAB, Form, Spec, file_facts, save_spec, state_tensors
+from runtimes.torch_session import TorchSession
+from trainer.checkpoint import Run, load_run
+from xl_export import genai
+from xl_export.ops import save_model
+from xl_export.step import OPSETS, step_graph
+from xl_export.validate import validate
+
+TOLERANCE = 1e-4  # nats; fp32 against PyTorch
+
+
+def export(run: Path | str, out: Path | str, *, memory: Form = "ring", rule: MemoryRule | None = None, force: bool = False) -> Path:
+    """Writes the artefact of a run to the folder `out` and returns it.
+
+    memory: the form of the memory tensors. rule: what the artefact remembers and sees; the run's own
+    evaluation rule when None. The graph is validated against PyTorch before the folder appears, and its
+    answers become `reference.npz`. Raises UserError when `out` exists (unless `force`), when the run is
+    damaged, or when validation fails; `out` is then as it was.
+    """
+    out = Path(out)
+    refuse_existing(out, force=force)
+    trained = load_run(Path(run))
+    spec = make_spec(trained, rule or trained.config.evaluation, memory)
+    weights = {name: tensor.float().numpy() for name, tensor in trained.model.state_dict().items()}
+    with atomic_folder(out, force=force) as folder:
+        save_model(step_graph(spec, weights), folder)
+        exported = OrtSession(spec, trained.vocab, folder / GRAPH)
+        torch = TorchSession(trained.model.eval(), trained.vocab, spec.rule, identity=trained.sha256)
+        save_reference(folder / REFERENCE, validate(exported, torch, tolerance=spec.tolerance))
+        write_json(folder / VOCAB, trained.vocab.to_json())
+        if spec.form == "ring":
+            write_json(folder / genai.FILE, genai.genai_config(spec))
+        files = {path.name: file_facts(path) for path in sorted(folder.iterdir())}
+        save_spec(folder, dataclasses.replace(spec, files=files))
+    return out
+
+
+def make_spec(run: Run, rule: MemoryRule, form: Form) -> Spec:
+    """The contract of a run's artefact, but for the hashes of files not yet written."""
+    facts = run.model.facts()
+    return Spec(
+        model=facts, rule=rule, form=form, precision="fp32", tolerance=TOLERANCE, opset=OPSETS[form],
+        state=state_tensors(facts, rule, form), producer=_versions(), source={"model.safetensors": run.sha256},
+    )  # fmt: skip
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("xl-export", "numpy", "onnx-ir", "onnxruntime", "torch"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # a checkout on the path, or onnxruntime-gpu in onnxruntime's place
+            continue
+    return found
+
+

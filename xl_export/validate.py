@@ -1,0 +1,59 @@
+"""Proof that an exported graph computes what PyTorch computes, before the export returns."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from runtimes.errors import ArtefactError
+from runtimes.evaluate import log_sum_exp
+from runtimes.reference import Reference, replay
+from runtimes.rule import MemoryRule
+from runtimes.session import Session
+
+WRAPS = 3  # ring lengths that the chained streams run through
+
+
+def validate(exported: Session, torch: Session, *, tolerance: float, seed: int = 0) -> Reference:
+    """Compares an exported graph with the model it came from, and returns the answers of the latter.
+
+    First single segments of three shapes from empty memory, over the whole vocabulary; then two chained
+    streams through three wraps of the ring, token by token. Raises ArtefactError when any log-probability
+    differs by more than `tolerance` (nats).
+    """
+    draw = np.random.default_rng(seed)
+    rule, vocab_size = exported.rule, exported.vocab.size
+    for batch, segment in {(1, 1), (2, min(5, rule.segment)), (3, rule.segment)}:
+        tokens = draw.integers(0, vocab_size, (batch, segment))
+        logits = [session.step(tokens, session.start(batch))[0] for session in (exported, torch)]
+        differences = [x - log_sum_exp(x)[..., None] for x in logits]
+        _compare(*differences, tolerance=tolerance, what=f"{batch} rows of {segment} tokens from empty memory")
+    segments = chained_segments(rule)
+    tokens = draw.integers(0, vocab_size, (2, int(segments.sum()) + 1))
+    restarts = np.zeros((len(segments), 2), bool)
+    restarts[len(segments) * 2 // 3, 1] = True
+    log_probs, last = replay(torch, tokens, segments, restarts)
+    answers = replay(exported, tokens, segments, restarts)
+    for mine, theirs in zip(answers, (log_probs, last), strict=True):
+        _compare(mine, theirs, tolerance=tolerance, what=f"two streams of {tokens.shape[1] - 1} tokens in {len(segments)} segments")
+    return Reference(tokens=tokens, segments=segments, restarts=restarts, log_probs=log_probs.astype(np.float32), last=last)
+
+
+def chained_segments(rule: MemoryRule) -> np.ndarray:
+    """Lengths T, 1, 7, T, T, 3, … int64, that together pass the ring `WRAPS` times."""
+    lengths, total = [], 0
+    for length in itertools.cycle([rule.segment, 1, 7, rule.segment, rule.segment, 3, rule.segment]):
+        lengths.append(min(length, rule.segment))
+        total += lengths[-1]
+        if total > WRAPS * rule.slots and len(lengths) >= 7:
+            return np.array(lengths)
+
+
+def _compare(mine: np.ndarray, theirs: np.ndarray, *, tolerance: float, what: str) -> None:
+    worst = float(np.abs(mine - theirs).max())
+    if not worst <= tolerance:
+        raise ArtefactError(
+            f"the exported graph differs from PyTorch by {worst:.3g} nats over {what}, more than {tolerance:g}; "
+            "nothing was written: check that the checkpoint's weights are finite and of a trained model, or report this."
+        )
