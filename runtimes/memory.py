@@ -45,7 +45,7 @@ def save_memory(memory: Memory, path: Path | str) -> None:
     """Writes the streams to an `.npz` file, atomically; `load_memory` continues them bit for bit."""
     with atomic_file(Path(path)) as temporary, open(temporary, "wb") as stream:
         arrays = {f"tensor/{name}": array for name, array in memory.tensors.items()}
-        np.savez(stream, owner=np.array(memory.owner), positions=memory.positions, **arrays)  # type: ignore[arg-type]
+        np.savez(stream, owner=np.array(memory.owner), positions=memory.positions, **arrays)
 
 
 def load_memory(path: Path | str, session: Session) -> Memory:

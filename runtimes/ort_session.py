@@ -11,10 +11,11 @@ import numpy as np
 from runtimes.errors import ArtefactError, MissingPackageError, StreamError
 from runtimes.memory import Memory
 from runtimes.session import checked_tokens, new_memory
-from runtimes.spec import GRAPH, VOCAB, Spec, TensorFacts, load_spec
+from runtimes.spec import GRAPH, VOCAB, Form, Spec, TensorFacts, load_spec
 from runtimes.vocab import Vocab, load_vocab
 
 MAX_THREADS = 1024
+OLDEST: dict[Form, tuple[int, int]] = {"ring": (1, 25), "shift": (1, 23), "hidden": (1, 23)}  # releases that run each form
 
 
 class OrtSession:
@@ -26,7 +27,7 @@ class OrtSession:
         self.state: tuple[TensorFacts, ...] = tuple(state.tensor() for state in spec.state)
         if vocab.size != spec.model.vocab_size:
             raise ArtefactError(f"{VOCAB} has {vocab.size} symbols and the model {spec.model.vocab_size}; export it again.")
-        self._ort = _import_onnxruntime()
+        self._ort = _import_onnxruntime(spec.form)
         self._session = self._load(graph, threads)
         _verify_signature(self._session, spec, graph)
 
@@ -118,13 +119,20 @@ def available_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _import_onnxruntime() -> Any:
+def _import_onnxruntime(form: Form) -> Any:
     try:
         import onnxruntime
     except ImportError as error:
         raise MissingPackageError(
-            "ONNX Runtime is not installed; run `pip install 'xl-export[cpu]'`, or `'xl-export[gpu]'` on a machine with an NVIDIA GPU."
+            "ONNX Runtime is not installed; run `pip install 'xl-export[cpu]'`, "
+            "or `pip install 'xl-export[gpu]'` on a machine with an NVIDIA GPU."
         ) from error
+    major, minor, *_ = onnxruntime.__version__.split(".")
+    if (int(major), int(minor)) < OLDEST[form]:
+        raise MissingPackageError(
+            f"{form} memory needs ONNX Runtime {'.'.join(map(str, OLDEST[form]))} or newer, and this is {onnxruntime.__version__}; "
+            "run `pip install -U onnxruntime`, or export with --memory shift."
+        )
     return onnxruntime
 
 
@@ -141,4 +149,6 @@ def _verify_signature(session: Any, spec: Spec, graph: Path) -> None:
             if want != have:
                 raise ArtefactError(f"{graph} has {what} {have}, and spec.json promises {want}; export the artefact again.")
         if len(expected) != len(actual):
-            raise ArtefactError(f"{graph} has {len(actual)} {what}, and spec.json promises {len(expected)}; export the artefact again.")
+            raise ArtefactError(
+                f"{graph} has {len(actual)} {what}, and spec.json promises {len(expected)}; export the artefact again."
+            )

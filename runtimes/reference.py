@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from runtimes.errors import ArtefactError
-from runtimes.evaluate import log_probability, log_sum_exp
 from runtimes.files import read_npz
 from runtimes.ort_session import OrtSession
+from runtimes.scoring import log_probability, log_sum_exp
 from runtimes.session import Session, open_session
 from runtimes.spec import REFERENCE, Spec
 
@@ -68,9 +68,7 @@ def check(artefact: Path | str, *, threads: int | None = None) -> CheckReport:
     )
 
 
-def replay(
-    session: Session, tokens: np.ndarray, segments: np.ndarray, restarts: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def replay(session: Session, tokens: np.ndarray, segments: np.ndarray, restarts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """log p of each next token [B, N], and of every symbol after the last one [B, V], over chained segments."""
     memory = session.start(len(tokens))
     pieces, at = [], 0

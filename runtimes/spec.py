@@ -62,7 +62,7 @@ class TensorFacts:
 
     def num_bytes(self, **axes: int) -> int:
         """Size in bytes with the named axes given."""
-        return math.prod(self.sizes(**axes)) * np.dtype(self.dtype).itemsize
+        return math.prod(self.sizes(**axes)) * int(np.dtype(self.dtype).itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ def state_tensors(model: ModelFacts, rule: MemoryRule, form: Form) -> tuple[Stat
     The names of keys and values are those that onnxruntime-genai expects.
     """
     if form == "hidden":
-        shape = ("batch", str(rule.mem_len), str(model.d_model))
+        shape: tuple[str, ...] = ("batch", str(rule.mem_len), str(model.d_model))
         names = [(f"past_hidden.{layer}", f"present_hidden.{layer}") for layer in range(model.layers)]
     else:
         slots = rule.slots if form == "ring" else rule.mem_len
@@ -166,7 +166,9 @@ def load_spec(folder: Path) -> Spec:
     data = read_json(path)
     schema = data.get("schema") if isinstance(data, dict) else None
     if isinstance(schema, int) and schema > SCHEMA:
-        raise ArtefactError(f"{path} has schema {schema}, and this version reads up to {SCHEMA}; update with `pip install -U xl-export`.")
+        raise ArtefactError(
+            f"{path} has schema {schema}, and this version reads up to {SCHEMA}; update with `pip install -U xl-export`."
+        )
     spec = parse_spec(data, where=str(path))
     for name, facts in spec.files.items():
         _verify_file(folder / name, facts)
@@ -199,4 +201,6 @@ def _verify_file(path: Path, facts: FileFacts) -> None:
     if size != facts.num_bytes:
         raise ArtefactError(f"{path} has {size} bytes, expected {facts.num_bytes}; copy it again, or export the artefact again.")
     if sha256(path) != facts.sha256:
-        raise ArtefactError(f"{path} was altered: its SHA-256 is not the one in {SPEC}; copy it again, or export the artefact again.")
+        raise ArtefactError(
+            f"{path} was altered: its SHA-256 is not the one in {SPEC}; copy it again, or export the artefact again."
+        )

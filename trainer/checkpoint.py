@@ -39,7 +39,9 @@ def load_run(folder: Path) -> Run:
     config = from_json(TrainConfig, read_json(folder / CONFIG), where=str(folder / CONFIG))
     vocab = load_vocab(folder / VOCAB)
     if config.model.vocab_size != vocab.size:
-        raise ArtefactError(f"{folder / VOCAB} has {vocab.size} symbols and {CONFIG} says {config.model.vocab_size}; one of them is of another run.")
+        raise ArtefactError(
+            f"{folder / VOCAB} has {vocab.size} symbols and {CONFIG} says {config.model.vocab_size}; one is of another run."
+        )
     path = folder / MODEL
     with torch.device("meta"):
         model = TransformerXL(config.model)
@@ -60,9 +62,13 @@ def load_tensors(path: Path, *, expected: Mapping[str, Tensor]) -> tuple[dict[st
         with safe_open(path, framework="pt") as file:
             names = set(file.keys())
             if missing := sorted(set(expected) - names):
-                raise ArtefactError(f"{path} lacks the tensor {missing[0]}; it was written for another model than the run's config.json.")
+                raise ArtefactError(
+                    f"{path} lacks the tensor {missing[0]}; it was written for another model than the run's config.json."
+                )
             if unknown := sorted(names - set(expected)):
-                raise ArtefactError(f"{path} has the unexpected tensor {unknown[0]}; it was written for another model than the run's config.json.")
+                raise ArtefactError(
+                    f"{path} has the unexpected tensor {unknown[0]}; it was written for another model than the run's config.json."
+                )
             for name, like in expected.items():
                 if file.get_slice(name).get_shape() != list(like.shape):
                     raise ArtefactError(f"{path}: {name} is {file.get_slice(name).get_shape()}, expected {list(like.shape)}.")

@@ -47,7 +47,8 @@ class Block(nn.Module):
             x = x + self._attention(context[:, -x.shape[1] :], context, table, attend)
             return x + self._feed_forward(self.feed_forward_norm(x))
         x = self.attention_norm(x + self._attention(x, context, table, attend))
-        return self.feed_forward_norm(x + self._feed_forward(x))
+        x = self.feed_forward_norm(x + self._feed_forward(x))
+        return x
 
     def _attention(self, x: Tensor, context: Tensor, table: Tensor, attend: Attend) -> Tensor:
         heads = (self.config.heads, self.config.head_dim)
@@ -102,9 +103,10 @@ class TransformerXL(nn.Module):
         as zeros, as the rule says; no gradient flows into it.
         """
         T, M = tokens.shape[1], rule.mem_len
-        queries = positions[:, None] + torch.arange(T)  # [B, T] stream positions
-        keys = positions[:, None] + torch.arange(-M, T)  # [B, J]
-        visible = rule.visible(queries[:, :, None] - keys[:, None], queries[:, :, None], torch.arange(T)[:, None])
+        columns = torch.arange(-M, T, device=tokens.device)  # of keys; the queries are the last T
+        keys = positions[:, None] + columns  # stream positions [B, J]
+        queries = keys[:, M:, None]  # [B, T, 1]
+        visible = rule.visible(queries - keys[:, None], queries, columns[M:, None])
         before = (keys < 0) if rule.initial_memory == "zeros" else None
         table = self._dropout(self._position_vectors(M + T, rule))
         x = self._dropout(self.embedding(tokens) * self.config.d_model**0.5)
@@ -133,7 +135,7 @@ class TransformerXL(nn.Module):
 
     def _position_vectors(self, count: int, rule: MemoryRule) -> Tensor:
         distances = torch.arange(count).clamp(max=rule.clamp_len or count)
-        return sinusoids(distances, self.config.d_model).to(self.embedding.weight.dtype)
+        return sinusoids(distances, self.config.d_model).to(self.embedding.weight)
 
     def _dropout(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.config.dropout, self.training)

@@ -7,24 +7,24 @@ from typing import Any
 from runtimes.spec import GRAPH, Spec
 
 FILE = "genai_config.json"
+MAX_STREAM = 1 << 20  # tokens; genai keeps their ids, 4 bytes each
 
 
 def genai_config(spec: Spec) -> dict[str, Any]:
     """The configuration for a ring artefact's folder.
 
-    genai allocates the buffers that past and present share with `max_length` slots, so that is S here. Its
-    prompts must be fed in pieces of at most the artefact's segment; generation may run on without bound.
-    No vocabulary of ours has an end-of-text token, so the ids name one past the last symbol.
+    Past and present share one buffer of the graph's own S slots, so the lengths here only bound how long a
+    stream may grow. Prompts must be fed in pieces of at most the artefact's segment. Text goes on until
+    `max_length`: these vocabularies have no end-of-text token.
     """
-    model, none = spec.model, spec.model.vocab_size
+    model = spec.model
     return {
         "model": {
             "type": "decoder",
-            "bos_token_id": none,
-            "eos_token_id": none,
+            "eos_token_id": [],
             "pad_token_id": 0,
             "vocab_size": model.vocab_size,
-            "context_length": spec.rule.slots,
+            "context_length": MAX_STREAM,
             "decoder": {
                 "filename": GRAPH,
                 "head_size": model.head_dim,
@@ -46,5 +46,5 @@ def genai_config(spec: Spec) -> dict[str, Any]:
                 },
             },
         },
-        "search": {"max_length": spec.rule.slots, "past_present_share_buffer": True, "num_beams": 1, "do_sample": False},
+        "search": {"max_length": MAX_STREAM, "past_present_share_buffer": True, "num_beams": 1, "do_sample": False},
     }

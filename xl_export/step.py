@@ -180,8 +180,12 @@ class _StepGraph:
 
     def feed_forward(self, name: str, x: ir.Value) -> ir.Value:
         op = self.op
-        inner = op.Relu(op.Add(op.MatMul(x, self.weight(name + "expand.weight", transpose=True)), self.weight(name + "expand.bias")))
-        return op.Add(op.MatMul(inner, self.weight(name + "contract.weight", transpose=True)), self.weight(name + "contract.bias"))
+        inner = op.Relu(
+            op.Add(op.MatMul(x, self.weight(name + "expand.weight", transpose=True)), self.weight(name + "expand.bias"))
+        )
+        return op.Add(
+            op.MatMul(inner, self.weight(name + "contract.weight", transpose=True)), self.weight(name + "contract.bias")
+        )
 
     def norm(self, name: str, x: ir.Value) -> ir.Value:
         return self.op.LayerNormalization(x, self.weight(name + ".weight"), self.weight(name + ".bias"), axis=-1, epsilon=1e-5)

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 
 from runtimes.errors import ArtefactError
-from runtimes.evaluate import log_sum_exp
 from runtimes.reference import Reference, replay
 from runtimes.rule import MemoryRule
+from runtimes.scoring import log_sum_exp
 from runtimes.session import Session
 
 WRAPS = 3  # ring lengths that the chained streams run through
@@ -36,7 +36,9 @@ def validate(exported: Session, torch: Session, *, tolerance: float, seed: int =
     log_probs, last = replay(torch, tokens, segments, restarts)
     answers = replay(exported, tokens, segments, restarts)
     for mine, theirs in zip(answers, (log_probs, last), strict=True):
-        _compare(mine, theirs, tolerance=tolerance, what=f"two streams of {tokens.shape[1] - 1} tokens in {len(segments)} segments")
+        _compare(
+            mine, theirs, tolerance=tolerance, what=f"two streams of {tokens.shape[1] - 1} tokens in {len(segments)} segments"
+        )
     return Reference(tokens=tokens, segments=segments, restarts=restarts, log_probs=log_probs.astype(np.float32), last=last)
 
 

@@ -6,7 +6,6 @@ import dataclasses
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-
 from runtimes.files import atomic_folder, refuse_existing, write_json
 from runtimes.ort_session import OrtSession
 from runtimes.reference import save_reference
@@ -22,7 +21,9 @@ from xl_export.validate import validate
 TOLERANCE = 1e-4  # nats; fp32 against PyTorch
 
 
-def export(run: Path | str, out: Path | str, *, memory: Form = "ring", rule: MemoryRule | None = None, force: bool = False) -> Path:
+def export(
+    run: Path | str, out: Path | str, *, memory: Form = "ring", rule: MemoryRule | None = None, force: bool = False
+) -> Path:
     """Writes the artefact of a run to the folder `out` and returns it.
 
     memory: the form of the memory tensors. rule: what the artefact remembers and sees; the run's own
@@ -65,5 +66,3 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:  # a checkout on the path, or onnxruntime-gpu in onnxruntime's place
             continue
     return found
-
-

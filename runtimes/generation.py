@@ -11,6 +11,7 @@ from runtimes.errors import StreamError, TextError, UserError
 from runtimes.memory import Memory
 from runtimes.sampling import Sampler
 from runtimes.session import Session
+from runtimes.vocab import Decoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,8 @@ def generate(
     prompts: one text or a batch of unequal ones; each row gives the same text as alone (same-length mask).
     stop: strings that end a row; they and what follows are not part of its text. seed: row r draws from
     its own generator, so a batch does not change a row's draws. memory: streams to continue, updated in
-    place; then all prompts must have equal lengths. The last token yielded has not been fed to it.
+    place: at the end it has seen all that was yielded. Then all prompts must have equal numbers of tokens,
+    and stop strings take one stream at a time.
     Raises before the first token: TextError for a prompt that encodes to nothing or to unknown symbols.
     """
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -54,8 +56,11 @@ def generate(
             raise TextError(f"prompt {number} ({texts[number]!r:.20}) encodes to no tokens; give at least one symbol.")
     if not rows:
         raise TextError("no prompt was given; give at least one.")
-    tokens, memory = _aligned(session, rows, memory)
-    return _generate(session, tokens, memory, max_tokens=max_tokens, sampler=sampler, seed=seed, stop=stop)
+    if memory is not None and stop and len(rows) > 1:
+        raise StreamError("rows that continue existing memory cannot end apart; give stop strings to one stream at a time.")
+    tokens, streams = _aligned(session, rows, memory)
+    keep = memory is not None
+    return _generate(session, tokens, streams, max_tokens=max_tokens, sampler=sampler, seed=seed, stop=stop, keep=keep)
 
 
 def _aligned(session: Session, rows: list[np.ndarray], memory: Memory | None) -> tuple[np.ndarray, Memory]:
@@ -72,7 +77,15 @@ def _aligned(session: Session, rows: list[np.ndarray], memory: Memory | None) ->
 
 
 def _generate(
-    session: Session, tokens: np.ndarray, memory: Memory, *, max_tokens: int, sampler: Sampler, seed: int, stop: Sequence[str]
+    session: Session,
+    tokens: np.ndarray,
+    memory: Memory,
+    *,
+    max_tokens: int,
+    sampler: Sampler,
+    seed: int,
+    stop: Sequence[str],
+    keep: bool,
 ) -> Iterator[Piece]:
     for at in range(0, tokens.shape[1], session.rule.segment):
         logits, memory = session.step(tokens[:, at : at + session.rule.segment], memory)
@@ -84,21 +97,23 @@ def _generate(
             if not text.ended:
                 token[row] = sampler(logits[row, -1], draws[row])
                 yield Piece(row=row, token=int(token[row, 0]), text=text.add(int(token[row, 0]), last=count == max_tokens))
-        if all(text.ended for text in texts) or count == max_tokens:
+        finished = count == max_tokens or all(text.ended for text in texts)
+        if keep or not finished:
+            logits, memory = session.step(token, memory)
+        if finished:
             return
-        logits, memory = session.step(token, memory)
 
 
 class _Text:
     """One row's text as it grows: releases what can no longer be part of a stop string."""
 
-    def __init__(self, decoder: object, stop: Sequence[str]) -> None:
+    def __init__(self, decoder: Decoder, stop: Sequence[str]) -> None:
         self._decode, self._stop = decoder, stop
         self._held = ""
         self.ended = False
 
     def add(self, token: int, *, last: bool) -> str:
-        self._held += self._decode(token)  # type: ignore[operator]
+        self._held += self._decode(token)
         found = [at for text in self._stop if (at := self._held.find(text)) >= 0]
         if found:
             self.ended = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from dataclasses import dataclass, field
@@ -74,7 +75,7 @@ def evaluate(
     longest = max(np.diff(starts))
     inputs_BN = np.zeros((lanes, longest), np.int64)  # a shorter lane ends in padding that is not counted
     targets_BN = np.full((lanes, longest), -1, np.int64)
-    for lane, (first, last) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+    for lane, (first, last) in enumerate(itertools.pairwise(starts)):
         inputs_BN[lane, : last - first] = tokens[first:last]
         targets_BN[lane, : last - first] = tokens[first + 1 : last + 1]
     nats_BN = np.zeros((lanes, longest), np.float64)

@@ -1,0 +1,108 @@
+"""`python -m benchmarks CASE`: checks, measures, prints, and appends the result to the history. Cases live in their own files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from benchmarks.configs import checked_repeats, checked_threads, load_config, parse_lengths
+from runtimes.cli import Group, echo_json, json_option
+from runtimes.errors import MissingPackageError
+
+if TYPE_CHECKING:
+    from benchmarks.history import Result
+
+OPTIONS = (
+    click.option("--config", "config_name", default="small", show_default=True, help="Sizes: small, or enwik8-base (minutes)."),
+    click.option("--threads", type=int, help="CPU threads of both sides; all that this process may use by default."),
+    click.option("--repeats", type=int, help="Timed calls of each side; the configuration's own by default."),
+    click.option("--history", type=click.Path(path_type=Path), help="Append here; benchmarks/history/CASE.jsonl by default."),
+    json_option,
+)
+
+
+def case_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that every case has."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Measure what this project claims: correctness first, then both sides in the same run."""
+
+
+@main.command("sliding-window")
+@case_options
+@click.option("--attention-lengths", help="Such as 64,128,256; the configuration's own by default.")
+@click.option("--plot", "plot_to", type=click.Path(path_type=Path), help="Draw the result into this PNG file.")
+def sliding_window_command(
+    config_name: str, threads: int | None, repeats: int | None, history: Path | None, as_json: bool,
+    attention_lengths: str | None, plot_to: Path | None,
+) -> None:  # fmt: skip
+    """Segments with memory against recomputing a window for every token."""
+    config, threads = load_config(config_name), checked_threads(threads)
+    repeats = checked_repeats(repeats, config.repeats)
+    lengths = config.attention_lengths if attention_lengths is None else parse_lengths(attention_lengths)
+    with needs_export():
+        from benchmarks import sliding_window
+        from benchmarks.history import begin
+        from benchmarks.plot import check_plot, plot
+    if plot_to:
+        check_plot(plot_to)
+    result = begin("sliding-window", config, threads=threads, file=history)
+    rows = sliding_window.run(config, attention_lengths=lengths, threads=threads, repeats=repeats, progress=_progress)
+    _report(result, sliding_window.table(rows, result.limits), rows, as_json)
+    if plot_to:
+        plot(plot_to, rows, title=result.title)
+
+
+@main.command("memory-forms")
+@case_options
+@click.option("--mem-len", type=int, help="Tokens remembered (M); the configuration's own by default.")
+def memory_forms_command(
+    config_name: str, threads: int | None, repeats: int | None, history: Path | None, as_json: bool, mem_len: int | None
+) -> None:
+    """One token with full memory in the forms ring, shift and hidden."""
+    config, threads = load_config(config_name), checked_threads(threads)
+    repeats = checked_repeats(repeats, config.token_repeats)
+    claim = config.ring_claim if mem_len in (None, config.mem_len) else None
+    with needs_export():
+        from benchmarks import memory_forms
+        from benchmarks.history import begin
+    result = begin("memory-forms", config, threads=threads, file=history)
+    rows = memory_forms.run(config, mem_len=mem_len, threads=threads, repeats=repeats, progress=_progress)
+    _report(result, memory_forms.table(rows, result.limits, ring_claim=claim), rows, as_json)
+
+
+def _report(result: Result, lines: list[str], rows: Sequence[Any], as_json: bool) -> None:
+    """Prints a result, and appends it to its history."""
+    for line in (result.title, *result.machine_lines, "", *lines, ""):
+        click.echo(line)
+    document = result.finish([row.to_json() for row in rows])
+    click.echo(f"appended to {result.file}")
+    echo_json(document, as_json)
+
+
+def _progress(line: str) -> None:
+    click.echo(line, err=True)
+
+
+@contextmanager
+def needs_export() -> Iterator[None]:
+    """Turns a missing package into the command that installs it."""
+    try:
+        yield
+    except ImportError as error:
+        if not error.name or error.name.partition(".")[0] not in ("onnxruntime", "onnx_ir", "torch", "safetensors"):
+            raise
+        raise MissingPackageError(f"{error.name} is not installed; run `pip install 'xl-export[cpu,export]'`.") from error
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m benchmarks")

@@ -1,0 +1,70 @@
+"""Multiply-adds and bytes of both sides, counted as the graphs compute them: the ratio that arithmetic alone predicts.
+
+A = H·K is the width of all heads together. Additions, softmax, norms and look-ups are left out: all are linear
+in what is counted, and two orders smaller.
+"""
+
+from __future__ import annotations
+
+from runtimes.rule import MemoryRule
+from runtimes.spec import Form
+from trainer.config import ModelConfig
+
+BLOCK = 256  # queries that a recomputed window answers together; measured fastest of 128, 256, 512 and all at once
+FLOAT = 4  # bytes
+
+
+def query_blocks(window: int) -> list[tuple[int, int]]:
+    """(first, end) of each block of queries; the block's scores are computed against keys 0 … end - 1."""
+    return [(first, min(first + BLOCK, window)) for first in range(0, window, BLOCK)]
+
+
+def window_multiply_adds(model: ModelConfig, window: int) -> int:
+    """For one prediction of the vanilla model over a window of W tokens, all recomputed.
+
+        layers but the last   W (4 D A + 2 D F) + 2 A Σ_blocks (end - first) end
+        last layer            W 2 D A (keys, values) + 2 D A (query, out) + 2 D F + 2 A W
+        output                D V
+
+    The sum over blocks is W² for one block and nears W²/2 for many: keys after a block are never touched.
+    The last layer answers only for the last position.
+    """
+    D, A, F = model.d_model, model.heads * model.head_dim, model.d_ff
+    pairs = sum((end - first) * end for first, end in query_blocks(window))
+    full = window * (4 * D * A + 2 * D * F) + 2 * A * pairs
+    last = window * 2 * D * A + 2 * D * A + 2 * D * F + 2 * A * window
+    return (model.layers - 1) * full + last + D * model.vocab_size
+
+
+def step_multiply_adds(model: ModelConfig, rule: MemoryRule, form: Form, segment: int) -> int:
+    """For one step of T tokens with memory; divide by T for one token.
+
+        each layer   D A (2 T + 2 N) + 2 D F T + T A (2 J + R)
+        output       T D V
+
+    N: tokens whose keys and values are projected, T, or M + T for `hidden`. J: key columns, each scored and
+    summed whether visible or not, S for the ring and M + T otherwise. R: rows of the position table.
+    """
+    D, A, F, T = model.d_model, model.heads * model.head_dim, model.d_ff, segment
+    projected = T + (rule.mem_len if form == "hidden" else 0)
+    columns = rule.slots if form == "ring" else rule.mem_len + T
+    layer = D * A * (2 * T + 2 * projected) + 2 * D * F * T + T * A * (2 * columns + rule.position_rows)
+    return model.layers * layer + T * D * model.vocab_size
+
+
+def step_bytes(model: ModelConfig, rule: MemoryRule, form: Form) -> int:
+    """Bytes that a step of one token cannot avoid reading: weights, visible memory, position tables, all fp32.
+
+    each layer   4 D A + 2 D F + F + 5 D weights, A R of the position table, and memory:
+                 2 A (M + 1) keys and values, or D M hidden states
+    output       D V + V
+    """
+    D, A, F = model.d_model, model.heads * model.head_dim, model.d_ff
+    weights = 4 * D * A + 2 * D * F + F + 5 * D
+    memory = D * rule.mem_len if form == "hidden" else 2 * A * (rule.mem_len + 1)
+    return FLOAT * (model.layers * (weights + A * rule.position_rows + memory) + D * model.vocab_size + model.vocab_size)
+
+
+def predicted_ratio(model: ModelConfig, rule: MemoryRule, window: int) -> float:
+    """How many times more multiply-adds a token costs by a recomputed window than by ring segments of rule.segment tokens."""
+    return window_multiply_adds(model, window) * rule.segment / step_multiply_adds(model, rule, "ring", rule.segment)

@@ -1,0 +1,88 @@
+"""The named sizes that benchmarks run at, as data; what a case measures at them is the case's own affair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtimes.errors import ConfigError
+from runtimes.ort_session import available_cpus
+from trainer.config import ModelConfig
+
+LONGEST = 1 << 14  # tokens; the masks of a recomputed window take 2 bytes for each pair of its positions
+MOST_REPEATS = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkConfig:
+    """One size of model and of everything measured with it.
+
+    segment: tokens per step (T). attention_lengths, repeats: of sliding-window. mem_len, token_repeats: of
+    memory-forms; ring_claim: how many times faster than `hidden` the ring must be there, None for no claim.
+    """
+
+    name: str
+    model: ModelConfig
+    segment: int
+    attention_lengths: tuple[int, ...]
+    repeats: int
+    mem_len: int
+    token_repeats: int
+    ring_claim: float | None = None
+
+
+CONFIGS = {
+    config.name: config
+    for config in (
+        BenchmarkConfig(
+            name="small", segment=32, attention_lengths=(64, 128, 256, 512, 1024), repeats=20, mem_len=512, token_repeats=100,
+            model=ModelConfig(layers=4, d_model=128, heads=4, head_dim=32, d_ff=512, vocab_size=256),
+        ),
+        BenchmarkConfig(
+            name="enwik8-base", segment=128, attention_lengths=(800, 1800, 2800, 3800), repeats=5, mem_len=1600, token_repeats=50,
+            model=ModelConfig(layers=12, d_model=512, heads=8, head_dim=64, d_ff=2048, vocab_size=256), ring_claim=6.0,
+        ),
+    )
+}  # fmt: skip
+
+
+def load_config(name: str) -> BenchmarkConfig:
+    """The configuration of that name; raises ConfigError for any other."""
+    if name not in CONFIGS:
+        raise ConfigError(f"{name} is not a benchmark configuration; give --config one of {', '.join(CONFIGS)}.")
+    return CONFIGS[name]
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Attention lengths from `64,128,…`, ascending and each once."""
+    try:
+        lengths = {int(part) for part in text.split(",")}
+    except ValueError:
+        raise ConfigError(
+            f"attention lengths are {text!r:.60}; expected whole numbers with commas between, such as 64,128."
+        ) from None
+    return checked_lengths(sorted(lengths))
+
+
+def checked_lengths(lengths: list[int] | tuple[int, ...]) -> tuple[int, ...]:
+    """The attention lengths, where all can be measured; raises ConfigError otherwise."""
+    if not lengths:
+        raise ConfigError("no attention lengths were given; expected at least one, such as 64,128.")
+    for length in lengths:
+        if not 1 <= length <= LONGEST:
+            raise ConfigError(f"attention length is {length}; expected 1 to {LONGEST} tokens.")
+    return tuple(lengths)
+
+
+def checked_threads(threads: int | None) -> int:
+    """CPU threads to measure with, all that there are when None; more than that would measure their quarrel."""
+    most = available_cpus()
+    if threads is not None and not 1 <= threads <= most:
+        raise ConfigError(f"threads is {threads}; expected 1 to {most}, the CPUs that this process may use.")
+    return threads or most
+
+
+def checked_repeats(repeats: int | None, default: int) -> int:
+    """Timed calls of each side."""
+    if repeats is not None and not 1 <= repeats <= MOST_REPEATS:
+        raise ConfigError(f"repeats is {repeats}; expected 1 to {MOST_REPEATS}.")
+    return repeats or default

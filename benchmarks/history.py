@@ -1,0 +1,80 @@
+"""One JSON line per result, appended: how every figure of this project came to be, and on what."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from benchmarks.configs import BenchmarkConfig
+from benchmarks.machine import commit, machine_facts, versions
+from benchmarks.measure import Limits, measure_limits
+from runtimes.files import writing
+from runtimes.records import to_json
+
+HISTORY = Path(__file__).parent / "history"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A result under way: all that its figures depend on, taken before the measuring began."""
+
+    case: str
+    config: BenchmarkConfig
+    threads: int
+    file: Path
+    limits: Limits
+    machine: dict[str, Any]
+    versions: dict[str, str]
+
+    @property
+    def title(self) -> str:
+        m = self.config.model
+        return (
+            f"{self.case}, {self.config.name}: {m.layers} layers, D {m.d_model}, H {m.heads}, K {m.head_dim}, FF {m.d_ff}, "
+            f"segment {self.config.segment}, {self.threads} threads, fp32"
+        )
+
+    @property
+    def machine_lines(self) -> list[str]:
+        machine, limits = self.machine, self.limits
+        return [
+            f"machine: {machine['cpu']}, {machine['cpus']} CPUs, load {machine['load_average']:g} before; medians; "
+            f"onnxruntime {self.versions.get('onnxruntime', 'unknown')}",
+            f"limits measured now: memory read {limits.read_bytes / 1e9:.0f} GB/s, "
+            f"fp32 matrix product {limits.multiply_adds / 1e9:.0f} G multiply-adds/s",
+        ]
+
+    def finish(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Appends the rows with all they depend on to the history file, and returns that document."""
+        document = {
+            "case": self.case, "time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "config": self.config.name,
+            "model": to_json(self.config.model), "segment": self.config.segment, "threads": self.threads, "precision": "fp32",
+            "engine": "onnxruntime", "rows": rows, "limits": to_json(self.limits), "machine": self.machine,
+            "versions": self.versions, "commit": commit(),
+        }  # fmt: skip
+        append(self.file, document)
+        return document
+
+
+def begin(case: str, config: BenchmarkConfig, *, threads: int, file: Path | None) -> Result:
+    """Takes down the machine and its limits, and makes sure that the history file can be written before anything is measured."""
+    file, machine = _writable(file or HISTORY / f"{case}.jsonl"), machine_facts()
+    limits = measure_limits(threads)
+    return Result(case=case, config=config, threads=threads, file=file, limits=limits, machine=machine, versions=versions())
+
+
+def append(path: Path, document: dict[str, Any]) -> None:
+    """Adds one line to a history file."""
+    line = json.dumps(document, allow_nan=False, ensure_ascii=False) + "\n"
+    with writing(path), path.open("a", encoding="utf-8") as stream:
+        stream.write(line)
+
+
+def _writable(path: Path) -> Path:
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    return path

@@ -1,0 +1,58 @@
+"""What a figure was measured on: processor, packages and commit. No host names, no paths."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from runtimes.ort_session import available_cpus
+
+PACKAGES = ("xl-export", "numpy", "onnx-ir", "onnxruntime", "torch")
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def machine_facts() -> dict[str, Any]:
+    """Processor, its CPUs that this process may use, memory, and how busy the machine was when asked."""
+    return {
+        "cpu": _cpu_model(),
+        "cpus": available_cpus(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "load_average": round(os.getloadavg()[0], 2),  # over the last minute: above 0 before a run, others share the CPUs
+    }
+
+
+def versions() -> dict[str, str]:
+    """Python and every package that has a part in the figures."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # a checkout on the path
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """The commit of this checkout, with `+` when files differ from it; None outside a checkout."""
+    folder = Path(__file__).parent.parent
+    commands = (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"])
+    try:
+        head, changes = (
+            subprocess.run(c, cwd=folder, capture_output=True, text=True, check=True, timeout=10).stdout for c in commands
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head.strip() + ("+" if changes.strip() else "")
+
+
+def _cpu_model() -> str:
+    if CPUINFO.is_file():
+        for line in CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,51 @@
+"""Both sides' models: random weights of a size, and a real artefact made from them by `xl_export.export`.
+
+Speed does not depend on what the weights are; correctness is judged on them too, so none of them is zero.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from runtimes.files import write_json
+from runtimes.records import to_json
+from runtimes.rule import MemoryRule
+from runtimes.spec import VOCAB, Form
+from runtimes.vocab import ByteVocab
+from trainer.checkpoint import CONFIG, MODEL, save_tensors
+from trainer.config import ModelConfig, TrainConfig
+from trainer.model import TransformerXL
+from xl_export import export
+
+Weights = dict[str, np.ndarray]  # the names of trainer.model.TransformerXL's state dict
+
+
+def random_weights(model: ModelConfig, *, seed: int = 0) -> Weights:
+    """Float32 weights: matrices of variance 1/columns, so that no layer drowns in another; norms near 1, biases near 0."""
+    draw = np.random.default_rng(seed)
+    with torch.device("meta"):
+        shapes = {name: tuple(tensor.shape) for name, tensor in TransformerXL(model).state_dict().items()}
+    weights = {}
+    for name, shape in shapes.items():
+        scale = shape[-1] ** -0.5 if len(shape) > 1 else 0.1
+        weights[name] = scale * draw.standard_normal(shape, np.float32) + np.float32(name.endswith("norm.weight"))
+    return weights
+
+
+def write_run(folder: Path, model: ModelConfig, rule: MemoryRule, weights: Weights) -> Path:
+    """A run folder of these weights, as if training had ended there."""
+    folder.mkdir(parents=True)
+    config = TrainConfig(model=model, training=rule, evaluation=rule, vocab="byte", text=None)
+    write_json(folder / CONFIG, to_json(config))
+    write_json(folder / VOCAB, ByteVocab().to_json())
+    save_tensors(folder / MODEL, {name: torch.from_numpy(array) for name, array in weights.items()})
+    return folder
+
+
+def write_artefact(folder: Path, model: ModelConfig, rule: MemoryRule, weights: Weights, form: Form) -> Path:
+    """An artefact of these weights; `export` has compared it with PyTorch before this returns."""
+    run = write_run(folder / f"run-{form}-{rule.mem_len}", model, rule, weights)
+    return export(run, folder / f"artefact-{form}-{rule.mem_len}", memory=form, rule=rule)

@@ -1,0 +1,90 @@
+"""The sliding-window result as a picture: cost of a token on both sides, and how many times apart they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.sliding_window import TABLE_9, Row
+from runtimes.errors import MissingPackageError, UserError
+from runtimes.files import atomic_file
+
+WINDOW, SEGMENT, ARITHMETIC, PAPER = "#c2410c", "#1d4ed8", "#6b7280", "#111827"
+
+
+def check_plot(path: Path) -> None:
+    """Raises UserError, before anything is measured, when `path` cannot become a picture."""
+    _figure_class()
+    if path.suffix != ".png":
+        raise UserError(f"--plot is {path}; expected a file name that ends in .png.")
+    if not path.parent.is_dir():
+        raise UserError(f"{path.parent} is not a folder; make it, or give another --plot.")
+
+
+def plot(path: Path, rows: Sequence[Row], *, title: str) -> None:
+    """Writes both panels to a PNG file: milliseconds per token, and their ratio, against attention length."""
+    figure = _figure_class()(figsize=(11, 4.8), layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    latency, ratio = figure.subplots(1, 2)
+    _draw_latency(latency, rows)
+    _draw_ratio(ratio, rows)
+    for axes in (latency, ratio):
+        axes.set_xlabel("attention length (tokens)")
+        axes.set_xscale("log", base=2)
+        _label_lengths(axes, rows)
+        axes.grid(True, which="major", color="#e5e7eb")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+    with atomic_file(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=150)
+
+
+def _draw_latency(axes: Any, rows: Sequence[Row]) -> None:
+    lengths = [row.attention_length for row in rows]
+    for label, colour, timings in (
+        ("vanilla, window recomputed for each token", WINDOW, [row.window for row in rows]),
+        ("segments with memory", SEGMENT, [row.segment for row in rows]),
+    ):
+        axes.plot(lengths, [timing.median for timing in timings], "o-", color=colour, label=label)
+        axes.fill_between(lengths, [t.fastest for t in timings], [t.slowest for t in timings], color=colour, alpha=0.15, lw=0)
+    axes.set_yscale("log")
+    axes.set_ylabel("milliseconds per token (log scale; band: fastest to slowest)")
+    axes.set_title("Cost of one token", fontsize=10)
+
+
+def _draw_ratio(axes: Any, rows: Sequence[Row]) -> None:
+    lengths = [row.attention_length for row in rows]
+    axes.plot(lengths, [row.ratio for row in rows], "o-", color=SEGMENT, label="measured")
+    axes.plot(lengths, [row.predicted_ratio for row in rows], "s--", color=ARITHMETIC, label="multiply-adds alone")
+    paper = sorted(set(lengths) & set(TABLE_9))
+    if paper:
+        axes.plot(paper, [TABLE_9[length] for length in paper], "*", ms=11, color=PAPER, label="Table 9 of the paper (GPU)")
+    for row in rows:
+        below = row.ratio < row.predicted_ratio
+        axes.annotate(
+            f"{row.ratio:,.0f}×", (row.attention_length, row.ratio), textcoords="offset points", xytext=(0, -14 if below else 8),
+            ha="center", fontsize=8, color=SEGMENT,
+        )  # fmt: skip
+    axes.set_yscale("log")
+    axes.margins(y=0.12)
+    axes.set_ylabel("window over segments (ratio, log scale)")
+    axes.set_title("How many times slower the window is", fontsize=10)
+
+
+def _label_lengths(axes: Any, rows: Sequence[Row]) -> None:
+    from matplotlib.ticker import NullLocator
+
+    lengths = [row.attention_length for row in rows]
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _figure_class() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingPackageError(
+            "matplotlib draws the plot and is not installed; run `pip install 'xl-export[bench]'`."
+        ) from error
+    return Figure

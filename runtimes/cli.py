@@ -1,0 +1,174 @@
+"""The commands of the edge: check, eval, generate, info. They need no PyTorch; `xl_export.cli` adds the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from runtimes.describe import describe, describe_lines
+from runtimes.errors import UserError
+from runtimes.files import read_bytes
+from runtimes.generation import generate
+from runtimes.memory import load_memory, save_memory
+from runtimes.reference import check
+from runtimes.sampling import Sampler
+from runtimes.scoring import evaluate
+from runtimes.session import open_session
+
+
+class Refusal(click.ClickException):
+    """One sentence on standard error, exit code 2."""
+
+    exit_code = 2
+
+
+class Group(click.Group):
+    """Prints what a user can mend as one sentence; a traceback is a bug of ours."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            raise Refusal(str(error)) from error
+        except MemoryError as error:
+            raise Refusal("this machine has too little memory for that; use a smaller batch, segment or model.") from error
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise Refusal(f"{error.filename or 'the output'}: {error.strerror or error}.") from error
+
+
+folder_argument = click.argument("path", type=click.Path(path_type=Path))
+threads_option = click.option(
+    "--threads", type=click.IntRange(1, 1024), help="CPU threads; all that this process may use by default."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Last line of standard output: one JSON document.")
+
+
+@click.command("check")
+@folder_argument
+@threads_option
+@json_option
+def check_command(path: Path, threads: int | None, as_json: bool) -> None:
+    """Prove that the artefact at PATH computes on this machine what the trained model computes.
+
+    Replays the tokens in its reference.npz and compares every log-probability with the answers that PyTorch
+    gave at export. Exit code 0 when all are within the tolerance of its precision, 1 when not, 2 when the
+    artefact is damaged.
+    """
+    report = check(path, threads=threads)
+    verdict = "passed" if report.passed else "FAILED"
+    click.echo(
+        f"{verdict}: {report.tokens} log-probabilities differ from PyTorch by at most {report.max_difference:.2e} nats "
+        f"(tolerance {report.tolerance:g})"
+    )
+    echo_json(report.to_json(), as_json)
+    if not report.passed:
+        raise SystemExit(1)
+
+
+@click.command("eval")
+@folder_argument
+@click.option("--text", required=True, type=click.Path(path_type=Path), help="The text to score, for example RUN/test.txt.")
+@click.option(
+    "--lanes", default=1, show_default=True, type=click.IntRange(min=1), help="Parts of the text to score side by side."
+)
+@click.option("--segment", type=click.IntRange(min=1), help="Tokens per step; the largest of the artefact by default.")
+@click.option("--no-memory", is_flag=True, help="Start every segment with empty memory, to see what memory is worth.")
+@threads_option
+@json_option
+def eval_command(
+    path: Path, text: Path, lanes: int, segment: int | None, no_memory: bool, threads: int | None, as_json: bool
+) -> None:
+    """Score a text with the artefact or run at PATH, segment by segment, memory carried along.
+
+    Every token but the first is predicted exactly once. Bits per token are bits per character or byte for
+    those vocabularies.
+    """
+    session = open_session(path, threads=threads)
+    tokens = session.vocab.encode(read_bytes(text))
+    score = evaluate(session, tokens, lanes=lanes, segment=segment, carry_memory=not no_memory)
+    click.echo(
+        f"bits per token  {score.bits_per_token:.4f}  ({score.nats_per_token:.4f} nats, perplexity {score.perplexity:.3f})"
+    )
+    click.echo(f"speed           {score.tokens:,} tokens in {score.seconds:.2f} s: {score.tokens_per_second:,.0f} tokens/s")
+    carried = "memory carried" if score.memory_carried else "memory cut to zero at every segment"
+    click.echo(f"settings        {score.rule}; scored in segments of {score.segment}, {score.lanes} lanes, {carried}")
+    echo_json(score.to_json(), as_json)
+
+
+@click.command("generate")
+@folder_argument
+@click.option("--prompt", "prompts", multiple=True, required=True, help="Text to continue; several make a batch.")
+@click.option("--tokens", "max_tokens", default=300, show_default=True, type=click.IntRange(min=1), help="Tokens to generate.")
+@click.option("--temperature", default=1.0, show_default=True, help="Below 1 sharper, above 1 flatter, 0 greedy.")
+@click.option("--top-k", default=40, show_default=True, type=click.IntRange(min=0), help="Draw from the k likeliest; 0 for all.")
+@click.option("--top-p", default=1.0, show_default=True, help="Draw from the likeliest tokens that hold this share.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Same seed, same text.")
+@click.option("--stop", multiple=True, help="End where this text would appear.")
+@click.option("--save-memory", "save_to", type=click.Path(path_type=Path), help="Keep the streams in this file at the end.")
+@click.option("--load-memory", "load_from", type=click.Path(path_type=Path), help="Continue the streams of this file.")
+@threads_option
+def generate_command(
+    path: Path,
+    prompts: tuple[str, ...],
+    max_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    stop: tuple[str, ...],
+    save_to: Path | None,
+    load_from: Path | None,
+    threads: int | None,
+) -> None:
+    """Continue a text with the artefact or run at PATH; the text streams to standard output as it comes.
+
+    Every token costs the same, however long the text grows. The default sampling is the paper's, top-k 40.
+    """
+    sampler = Sampler(temperature=temperature, top_k=top_k or None, top_p=top_p)
+    session = open_session(path, threads=threads)
+    memory = load_memory(load_from, session) if load_from else session.start(len(prompts)) if save_to else None
+    pieces = generate(session, prompts, max_tokens=max_tokens, sampler=sampler, seed=seed, stop=stop, memory=memory)
+    if len(prompts) == 1:
+        click.echo(prompts[0], nl=False)
+        for piece in pieces:
+            click.echo(piece.text, nl=False)
+        click.echo()
+    else:
+        texts = list(prompts)
+        for piece in pieces:
+            texts[piece.row] += piece.text
+        for row, text in enumerate(texts):
+            click.echo(f"--- {row}\n{text}")
+    if save_to and memory:
+        save_memory(memory, save_to)
+
+
+@click.command("info")
+@folder_argument
+@json_option
+def info_command(path: Path, as_json: bool) -> None:
+    """Print what the artefact or run at PATH is.
+
+    Model and parameters, memory form and bytes per stream, mask rule, precision, hashes, and every tensor
+    of the graph with its shape.
+    """
+    facts = describe(path)
+    for line in describe_lines(facts):
+        click.echo(line)
+    echo_json(facts, as_json)
+
+
+def echo_json(document: dict[str, Any], wanted: bool) -> None:
+    """The document on one last line; a figure that is not finite becomes null."""
+    if wanted:
+        finite = {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in document.items()}
+        click.echo(json.dumps(finite, allow_nan=False))
+
+
+COMMANDS: tuple[click.Command, ...] = (check_command, eval_command, generate_command, info_command)

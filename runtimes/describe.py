@@ -1,0 +1,74 @@
+"""What a folder holds, in facts that a person or a script can read before running it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from runtimes.records import to_json
+from runtimes.session import open_session
+from runtimes.spec import SPEC, Spec, TensorFacts, load_spec
+from runtimes.torch_session import TorchSession
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """Model, rule, memory, precision, hashes and tensors of an artefact; model and rule of a run.
+
+    An artefact is described from its verified spec alone, so this needs neither ONNX Runtime nor PyTorch.
+    """
+    if (folder / SPEC).is_file():
+        return _describe_artefact(load_spec(folder))
+    session = open_session(folder)
+    assert isinstance(session, TorchSession), type(session)
+    return {
+        "kind": "run",
+        "identity": session.identity,
+        "model": to_json(session.model.facts()),
+        "rule": to_json(session.rule),
+        "vocabulary": session.vocab.kind,
+    }
+
+
+def _describe_artefact(spec: Spec) -> dict[str, Any]:
+    return {
+        "kind": "artefact",
+        "identity": spec.identity,
+        "model": to_json(spec.model),
+        "rule": to_json(spec.rule),
+        "memory_form": spec.form,
+        "bytes_per_stream": spec.bytes_per_stream,
+        "precision": spec.precision,
+        "tolerance": spec.tolerance,
+        "opset": spec.opset,
+        "inputs": [_tensor(tensor) for tensor in spec.inputs],
+        "outputs": [_tensor(tensor) for tensor in spec.outputs],
+        "files": {name: to_json(facts) for name, facts in spec.files.items()},
+        "producer": spec.producer,
+        "source": spec.source,
+    }
+
+
+def _tensor(tensor: TensorFacts) -> dict[str, Any]:
+    return {"name": tensor.name, "dtype": tensor.dtype, "shape": [int(s) if s.isdigit() else s for s in tensor.shape]}
+
+
+def describe_lines(facts: dict[str, Any]) -> list[str]:
+    """The same facts as lines of text; the tensors of equal shape on one line each for first and last."""
+    model, rule = facts["model"], facts["rule"]
+    sizes = f"{model['layers']} layers, D {model['d_model']}, H {model['heads']}, K {model['head_dim']}, FF {model['d_ff']}"
+    lines = [
+        f"{facts['kind']:<12}{facts['identity']:.64}",
+        f"model       {model['architecture']}, {sizes}, vocabulary {model['vocab_size']}, {model['parameters']:,} parameters",
+        f"rule        mem_len {rule['mem_len']}, segment {rule['segment']}, mask {rule['mask']}, "
+        f"clamp_len {rule['clamp_len']}, initial_memory {rule['initial_memory']}",
+    ]
+    if facts["kind"] == "run":
+        return [*lines, f"vocabulary  {facts['vocabulary']}"]
+    lines.append(f"memory      {facts['memory_form']}, {facts['bytes_per_stream']:,} bytes per stream")
+    lines.append(f"precision   {facts['precision']}, check within {facts['tolerance']:g} nats, opset {facts['opset']}")
+    lines += [
+        f"file        {name}, {file['num_bytes']:,} bytes, sha256 {file['sha256']}" for name, file in facts["files"].items()
+    ]
+    for kind in ("inputs", "outputs"):
+        lines += [f"{kind:<12}{tensor['name']}  {tensor['dtype']} {tensor['shape']}" for tensor in facts[kind]]
+    return [*lines, "made with   " + ", ".join(f"{name} {version}" for name, version in facts["producer"].items())]

@@ -1,0 +1,73 @@
+"""Small runs and artefacts that many tests share. The weights are random but large, so that errors show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtimes.rule import MemoryRule
+
+RULE = MemoryRule(mem_len=16, segment=8)
+
+
+@pytest.fixture(scope="session")
+def text() -> str:
+    """Real English: the built-in corpus."""
+    from trainer.text import built_in_corpus
+
+    return built_in_corpus().decode("utf-8")
+
+
+@pytest.fixture(scope="session")
+def make_run(tmp_path_factory: pytest.TempPathFactory, text: str) -> Callable[..., Path]:
+    """`make_run(rule=…, pre_norm=…)` → a run folder with random weights and the corpus's characters."""
+    from runtimes.files import write_json
+    from runtimes.records import to_json
+    from runtimes.vocab import CharVocab
+    from trainer.checkpoint import save_tensors
+    from trainer.config import ModelConfig, TrainConfig
+    from trainer.model import TransformerXL
+
+    def make(*, rule: MemoryRule = RULE, seed: int = 0, **sizes: object) -> Path:
+        import torch
+
+        folder = tmp_path_factory.mktemp("run")
+        vocab = CharVocab.build(text)
+        settings = {"layers": 2, "d_model": 16, "heads": 2, "head_dim": 6, "d_ff": 20, "vocab_size": vocab.size, **sizes}
+        config = TrainConfig(model=ModelConfig(**settings), training=rule, evaluation=rule)  # type: ignore[arg-type]
+        torch.manual_seed(seed)
+        model = TransformerXL(config.model)
+        for parameter in model.parameters():
+            parameter.data.normal_(std=0.3)
+        write_json(folder / "config.json", to_json(config))
+        write_json(folder / "vocab.json", vocab.to_json())
+        save_tensors(folder / "model.safetensors", model.state_dict())
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def run(make_run: Callable[..., Path]) -> Path:
+    """One run with the default rule."""
+    return make_run()
+
+
+@pytest.fixture(scope="session")
+def artefacts(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """That run exported in each form of memory. Tests must not change these folders; copy them first."""
+    from xl_export.artefact import export
+
+    folder = tmp_path_factory.mktemp("artefacts")
+    return {form: export(run, folder / form, memory=form) for form in ("ring", "shift", "hidden")}  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session")
+def tokens(text: str) -> np.ndarray:
+    """The corpus as character ids, int64 [N]."""
+    from runtimes.vocab import CharVocab
+
+    return CharVocab.build(text).encode(text)

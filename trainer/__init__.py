@@ -1,0 +1,20 @@
+"""Trains a model with segment recurrence: `train(TrainConfig.load("demo"), "run")`. Needs PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["TrainConfig", "resume", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """The public names, imported when first used: reading a configuration must not load PyTorch."""
+    if name == "TrainConfig":
+        from trainer.config import TrainConfig
+
+        return TrainConfig
+    if name in ("resume", "train"):
+        import trainer.loop as steps
+
+        return getattr(steps, name)
+    raise AttributeError(f"module 'trainer' has no attribute {name!r}")

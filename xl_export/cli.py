@@ -1,0 +1,151 @@
+"""`xl-export`: every step from text to a verified artefact as one command. Heavy packages load only in their command."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from runtimes.cli import COMMANDS, Group, echo_json, json_option
+from runtimes.errors import MissingPackageError, UserError
+from runtimes.reference import check
+from runtimes.spec import load_spec
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="xl-export")
+def main() -> None:
+    """Take a language model with segment recurrence from text to a device that has no PyTorch.
+
+    \b
+    xl-export train --out run                    text → run
+    xl-export onnx run --out artefact            run → artefact: ONNX graph, weights, proof
+    xl-export check artefact                     the same numbers as PyTorch, on this device?
+    xl-export eval artefact --text run/test.txt  bits per token, with memory
+    xl-export generate artefact --prompt "The "  text, at the same cost for every token
+    """
+
+
+for edge_command in COMMANDS:
+    main.add_command(edge_command)
+
+out_option = click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to write.")
+force_option = click.option("--force", is_flag=True, help="Replace the folder if it exists.")
+
+
+@main.command()
+@click.argument("config", default="demo")
+@click.option("--out", type=click.Path(path_type=Path), help="The run folder to write.")
+@click.option("--resume", "resume_run", type=click.Path(path_type=Path), help="Continue this run instead of starting one.")
+@click.option("--text", type=click.Path(path_type=Path), help="A UTF-8 text; the built-in English corpus by default.")
+@click.option("--vocab", type=click.Choice(["byte", "char", "word"]), help="What a token is.")
+@click.option("--steps", type=click.IntRange(min=1), help="Training steps.")
+@click.option("--seed", type=click.IntRange(min=0), help="Random seed.")
+@force_option
+def train(config: str, out: Path | None, resume_run: Path | None, force: bool, **changes: Any) -> None:
+    """Train a Transformer-XL: CONFIG is a JSON file, or the name of a built-in one (`demo` by default).
+
+    Options replace what the configuration says. The run folder holds model.safetensors, config.json,
+    vocab.json, metrics.jsonl and the held-out texts. A run that was stopped continues with --resume, bit for
+    bit as if it had not been.
+    """
+    changes = {key: str(value) if key == "text" else value for key, value in changes.items() if value is not None}
+    if (out is None) == (resume_run is None):
+        raise UserError("give either --out RUN to start a run, or --resume RUN to continue one.")
+    if resume_run and changes:
+        raise UserError(f"--resume continues a run as it was configured; leave out --{next(iter(changes))}, or start a new run.")
+    with needs("train"):
+        from trainer.config import TrainConfig
+        from trainer.loop import resume
+        from trainer.loop import train as start
+    if resume_run:
+        run = _interruptible(lambda: resume(resume_run), resume_run)
+    else:
+        assert out is not None
+        settings = dataclasses.replace(TrainConfig.load(config), **changes)
+        run = _interruptible(lambda: start(settings, out, force=force), out)
+    click.echo(f"{run} is trained; next: xl-export onnx {run} --out artefact")
+
+
+@main.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@out_option
+@click.option(
+    "--memory",
+    type=click.Choice(["ring", "shift", "hidden"]),
+    default="ring",
+    show_default=True,
+    help="Memory tensors: keys and values in a ring written in place (fastest), the same shifted by concatenation "
+    "(TensorRT, older opsets), or the paper's hidden states (slow, for parity).",
+)
+@click.option("--mem-len", type=click.IntRange(min=0), help="Tokens remembered (M); the run's own by default.")
+@click.option("--segment", type=click.IntRange(min=1), help="The largest segment of one step (T); the run's own by default.")
+@click.option(
+    "--mask", type=click.Choice(["same-length", "full"]), help="Every token sees M before it, or all that memory still holds."
+)
+@click.option("--clamp-len", type=click.IntRange(min=0), help="Largest distance with a position of its own; 0 for no clamp.")
+@click.option(
+    "--initial-memory", type=click.Choice(["masked", "zeros"]), help="What precedes a text: nothing, or zeros that are seen."
+)
+@force_option
+def onnx(run: Path, out: Path, memory: str, force: bool, **changes: Any) -> None:
+    """Export RUN to an artefact: a folder that runs with NumPy and ONNX Runtime alone.
+
+    The graph is compared with PyTorch at several shapes, and over chained segments through several wraps of
+    the memory, before the folder appears. Rules that are not given are those that the run was evaluated with.
+    """
+    with needs("export"):
+        from trainer.checkpoint import load_run
+        from xl_export.artefact import export
+    rule = load_run(run).config.evaluation
+    given = {key: value for key, value in changes.items() if value is not None}
+    if given.get("clamp_len") == 0:
+        given["clamp_len"] = None
+    export(run, out, memory=memory, rule=dataclasses.replace(rule, **given), force=force)  # type: ignore[arg-type]
+    report = check(out)
+    click.echo(
+        f"{out} is ready: {memory} memory, {load_spec(out).rule}; {report.tokens} log-probabilities differ from "
+        f"PyTorch by at most {report.max_difference:.2e} nats (tolerance {report.tolerance:g})"
+    )
+
+
+@main.command()
+@click.option(
+    "--out", default="demo", show_default=True, type=click.Path(path_type=Path), help="The folder for run and artefact."
+)
+@click.option("--steps", type=click.IntRange(min=1), help="Training steps; the demo configuration's by default.")
+@force_option
+@json_option
+def demo(out: Path, steps: int | None, force: bool, as_json: bool) -> None:
+    """The whole path in one command, on a built-in corpus, in a few minutes on two cores.
+
+    Trains a small character model, exports it, checks it, scores it with and without memory in PyTorch and in
+    ONNX Runtime, generates text, and measures it against a sliding window.
+    """
+    with needs("train,export"):
+        from xl_export.demo import run_demo
+    echo_json(run_demo(out, steps=steps, force=force), as_json)
+
+
+@contextmanager
+def needs(extras: str) -> Iterator[None]:
+    """Turns a missing optional package into the command that installs it."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingPackageError(
+            f"{error.name or error} is not installed and this command needs it; run `pip install 'xl-export[cpu,{extras}]'`."
+        ) from error
+
+
+def _interruptible(work: Any, run: Path) -> Path:
+    try:
+        result: Path = work()
+    except KeyboardInterrupt:
+        click.echo(f"\nstopped; the last checkpoint is kept: continue with `xl-export train --resume {run}`", err=True)
+        raise SystemExit(130) from None
+    return result
