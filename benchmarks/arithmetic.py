@@ -1,7 +1,7 @@
 """Multiply-adds and bytes of both sides, counted as the graphs compute them: the ratio that arithmetic alone predicts.
 
-A = H·K is the width of all heads together. Additions, softmax, norms and look-ups are left out: all are linear
-in what is counted, and two orders smaller.
+A = H·K is the width of all heads together. Softmax, look-ups, norms and the cost of starting an operator are left
+out; they weigh most where models are narrow and steps short, so small sizes measure less than is predicted.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def step_multiply_adds(model: ModelConfig, rule: MemoryRule, form: Form, segment
 def step_bytes(model: ModelConfig, rule: MemoryRule, form: Form) -> int:
     """Bytes that a step of one token cannot avoid reading: weights, visible memory, position tables, all fp32.
 
-    each layer   4 D A + 2 D F + F + 5 D weights, A R of the position table, and memory:
+    each layer   4 D A + 2 D F + F + 5 D + 2 A weights, A R of the position table, and memory:
                  2 A (M + 1) keys and values, or D M hidden states
     output       D V + V
     """
     D, A, F = model.d_model, model.heads * model.head_dim, model.d_ff
-    weights = 4 * D * A + 2 * D * F + F + 5 * D
+    weights = 4 * D * A + 2 * D * F + F + 5 * D + 2 * A
     memory = D * rule.mem_len if form == "hidden" else 2 * A * (rule.mem_len + 1)
     return FLOAT * (model.layers * (weights + A * rule.position_rows + memory) + D * model.vocab_size + model.vocab_size)
 

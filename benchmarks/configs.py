@@ -34,8 +34,8 @@ CONFIGS = {
     config.name: config
     for config in (
         BenchmarkConfig(
-            name="small", segment=32, attention_lengths=(64, 128, 256, 512, 1024), repeats=20, mem_len=512, token_repeats=100,
-            model=ModelConfig(layers=4, d_model=128, heads=4, head_dim=32, d_ff=512, vocab_size=256),
+            name="small", segment=32, attention_lengths=(64, 128, 256, 512, 1024), repeats=24, mem_len=512, token_repeats=100,
+            model=ModelConfig(layers=6, d_model=256, heads=4, head_dim=64, d_ff=1024, vocab_size=256),
         ),
         BenchmarkConfig(
             name="enwik8-base", segment=128, attention_lengths=(800, 1800, 2800, 3800), repeats=5, mem_len=1600, token_repeats=50,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +18,7 @@ from xl_export.ops import Ops, graph_input
 
 READ_BYTES = 512 << 20  # far larger than any cache
 MATRIX = 2048
+Side = TypeVar("Side", bound=str)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +51,13 @@ class Limits:
         return multiply_adds / self.multiply_adds * 1e3
 
 
-def take_turns(sides: Mapping[str, Callable[[], Any]], *, repeats: int, warmup: int = 2, turns: int = 3) -> dict[str, Timing]:
+def take_turns(sides: Mapping[Side, Callable[[], Any]], *, repeats: int, warmup: int = 2, turns: int = 3) -> dict[Side, Timing]:
     """Times every side `repeats` times, in turns, so that a machine that slows down slows all of them.
 
     Each turn begins with untimed calls: they take the caches and the cores (an engine's idle threads spin
     for a while) back from the side before.
     """
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    found: dict[Side, list[float]] = {name: [] for name in sides}
     for turn in range(turns):
         share = repeats * (turn + 1) // turns - repeats * turn // turns
         for name, call in sides.items():

@@ -48,4 +48,5 @@ def write_run(folder: Path, model: ModelConfig, rule: MemoryRule, weights: Weigh
 def write_artefact(folder: Path, model: ModelConfig, rule: MemoryRule, weights: Weights, form: Form) -> Path:
     """An artefact of these weights; `export` has compared it with PyTorch before this returns."""
     run = write_run(folder / f"run-{form}-{rule.mem_len}", model, rule, weights)
-    return export(run, folder / f"artefact-{form}-{rule.mem_len}", memory=form, rule=rule)
+    artefact: Path = export(run, folder / f"artefact-{form}-{rule.mem_len}", memory=form, rule=rule)
+    return artefact

@@ -48,9 +48,9 @@ def _draw_latency(axes: Any, rows: Sequence[Row]) -> None:
     ):
         axes.plot(lengths, [timing.median for timing in timings], "o-", color=colour, label=label)
         axes.fill_between(lengths, [t.fastest for t in timings], [t.slowest for t in timings], color=colour, alpha=0.15, lw=0)
-    axes.set_yscale("log")
-    axes.set_ylabel("milliseconds per token (log scale; band: fastest to slowest)")
-    axes.set_title("Cost of one token", fontsize=10)
+    _log_scale(axes)
+    axes.set_ylabel("milliseconds per token (log scale)")
+    axes.set_title("Cost of one token (medians; bands from fastest to slowest)", fontsize=10)
 
 
 def _draw_ratio(axes: Any, rows: Sequence[Row]) -> None:
@@ -66,10 +66,19 @@ def _draw_ratio(axes: Any, rows: Sequence[Row]) -> None:
             f"{row.ratio:,.0f}×", (row.attention_length, row.ratio), textcoords="offset points", xytext=(0, -14 if below else 8),
             ha="center", fontsize=8, color=SEGMENT,
         )  # fmt: skip
-    axes.set_yscale("log")
+    _log_scale(axes)
     axes.margins(y=0.12)
-    axes.set_ylabel("window over segments (ratio, log scale)")
+    axes.set_ylabel("milliseconds of the window / of the segments (log scale)")
     axes.set_title("How many times slower the window is", fontsize=10)
+
+
+def _log_scale(axes: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _label_lengths(axes: Any, rows: Sequence[Row]) -> None:

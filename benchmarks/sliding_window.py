@@ -20,9 +20,10 @@ from benchmarks.measure import Limits, Timing, take_turns
 from benchmarks.models import Weights, random_weights, write_artefact
 from benchmarks.vanilla import Window, check_window
 from runtimes.memory import Memory
+from runtimes.ort_session import OrtSession
 from runtimes.records import to_json
 from runtimes.rule import MemoryRule
-from runtimes.session import Session, open_session
+from runtimes.session import Session
 
 TABLE_9 = {3800: 1874, 2800: 1409, 1800: 773, 800: 363}  # attention length: times that Al-Rfou et al. are slower, on one GPU
 
@@ -87,7 +88,7 @@ def _measure(config: BenchmarkConfig, weights: Weights, length: int, folder: Pat
     tokens = draw.integers(0, model.vocab_size, max(length, config.segment))
     window = Window(folder / "window", weights, model, length, threads=threads)
     difference = check_window(window, weights, model, tokens[:length])
-    session = open_session(write_artefact(folder, model, rule, weights, "ring"), threads=threads)
+    session = OrtSession.open(write_artefact(folder, model, rule, weights, "ring"), threads=threads)
     memory, segment = filled_memory(session, draw), tokens[None, : config.segment]
     sides = {"window": lambda: window.next_logits(tokens[:length]), "segment": lambda: session.step(segment, memory)}
     times = take_turns(sides, repeats=repeats)

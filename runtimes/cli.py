@@ -36,6 +36,10 @@ class Group(click.Group):
             raise Refusal(str(error)) from error
         except MemoryError as error:
             raise Refusal("this machine has too little memory for that; use a smaller batch, segment or model.") from error
+        except UnicodeEncodeError as error:
+            raise Refusal(
+                f"standard output is {error.encoding} and cannot show {error.object[error.start]!r}; set PYTHONIOENCODING=utf-8."
+            ) from error
         except BrokenPipeError:
             raise
         except OSError as error:

@@ -12,7 +12,9 @@ import json
 import math
 import os
 import shutil
+import struct
 import tempfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -24,8 +26,12 @@ from numpy.lib import format as npy_format
 
 from runtimes.errors import ArtefactError, UserError
 
-# Everything that zipfile and NumPy raise for a damaged archive (an encrypted member is a RuntimeError).
-NPZ_ERRORS = (ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
+# Everything that zipfile and NumPy raise for a damaged archive (an encrypted member is a RuntimeError,
+# a header that is no Python literal a SyntaxError, TypeError or TokenError).
+NPZ_ERRORS = (
+    ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, TypeError, AttributeError, SyntaxError, OverflowError,
+    MemoryError, zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError,
+)  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -127,6 +133,8 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def _check_npy_size(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{member.filename} has compression type {member.compress_type}")
     if member.file_size > 64 * max(member.compress_size, 1 << 20):
         raise ValueError(f"{member.filename} claims {member.file_size} bytes from {member.compress_size}")
     with archive.open(member) as stream:

@@ -64,7 +64,9 @@ def load_memory(path: Path | str, session: Session) -> Memory:
         )
     if positions.dtype != np.int64 or positions.ndim != 1 or len(positions) == 0:
         raise ArtefactError(f"{path} is damaged: its positions are {positions.dtype} {list(positions.shape)}.")
-    tensors = {name.removeprefix("tensor/"): array for name, array in arrays.items()}
+    tensors = {  # in this machine's layout, whatever the file's
+        name.removeprefix("tensor/"): np.ascontiguousarray(array, array.dtype.newbyteorder("=")) for name, array in arrays.items()
+    }
     expected = {tensor.name: (tensor.sizes(batch=len(positions)), tensor.dtype) for tensor in session.state}
     if {name: (array.shape, array.dtype.name) for name, array in tensors.items()} != expected:
         raise ArtefactError(f"{path} is damaged: its arrays do not have the names, types and shapes of this artefact's memory.")

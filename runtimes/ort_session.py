@@ -29,7 +29,6 @@ class OrtSession:
             raise ArtefactError(f"{VOCAB} has {vocab.size} symbols and the model {spec.model.vocab_size}; export it again.")
         self._ort = _import_onnxruntime(spec.form)
         self._session = self._load(graph, threads)
-        _verify_signature(self._session, spec, graph)
 
     @classmethod
     def open(cls, folder: Path, *, threads: int | None = None) -> OrtSession:
@@ -49,7 +48,12 @@ class OrtSession:
         for name, array in (("input_ids", tokens), ("position_ids", positions)):
             bound.io.bind_cpu_input(name, array)
         bound.io.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
-        self._session.run_with_iobinding(bound.io)
+        try:
+            self._session.run_with_iobinding(bound.io)
+        except Exception as error:  # as in _load: a graph that loads may still fail when it runs
+            raise ArtefactError(
+                f"ONNX Runtime {self._ort.__version__} could not run the step ({_reason(error)}); export the artefact again."
+            ) from error
         bound.advance(memory)
         memory.positions += segment
         return logits, memory
@@ -64,14 +68,17 @@ class OrtSession:
         if threads is not None and not 1 <= threads <= MAX_THREADS:
             raise StreamError(f"threads is {threads}; expected 1 to {MAX_THREADS}.")
         options = self._ort.SessionOptions()
-        options.log_severity_level = 3  # errors only: device discovery warns on machines without a GPU
+        options.log_severity_level = 4  # nothing: errors are raised, and device discovery warns on machines without a GPU
         options.intra_op_num_threads = threads or available_cpus()
         try:
-            return self._ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+            session = self._ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"], enable_fallback=0)
+            _verify_signature(session, self.spec, graph)
+            return session
+        except ArtefactError:
+            raise
         except Exception as error:  # ONNX Runtime raises bare classes of its own for every damaged graph
-            reason = str(error).strip().splitlines()[0]
             raise ArtefactError(
-                f"{graph} could not be loaded by ONNX Runtime {self._ort.__version__} ({reason}); "
+                f"{graph} could not be loaded by ONNX Runtime {self._ort.__version__} ({_reason(error)}); "
                 "export the artefact again, or install the onnxruntime version that its spec.json names."
             ) from error
 
@@ -86,7 +93,8 @@ class _Bound:
     def __init__(self, session: Any, ort: Any, spec: Spec, memory: Memory) -> None:
         self.session = session
         self._in_place = spec.form == "ring"
-        self._arrays = dict(memory.tensors)
+        self._arrays = {name: np.ascontiguousarray(array) for name, array in memory.tensors.items()}  # ORT would copy others
+        memory.tensors.update(self._arrays)
         self._spare = self._arrays if self._in_place else {name: np.empty_like(a) for name, a in self._arrays.items()}
         pairs = [(self._arrays, self._spare)] if self._in_place else [(self._arrays, self._spare), (self._spare, self._arrays)]
         self._ios = [self._bind(ort, spec, past, present) for past, present in pairs]
@@ -114,6 +122,11 @@ class _Bound:
         return io
 
 
+def _reason(error: Exception) -> str:
+    """The first line of what ONNX Runtime says."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def available_cpus() -> int:
     """CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -130,8 +143,8 @@ def _import_onnxruntime(form: Form) -> Any:
     major, minor, *_ = onnxruntime.__version__.split(".")
     if (int(major), int(minor)) < OLDEST[form]:
         raise MissingPackageError(
-            f"{form} memory needs ONNX Runtime {'.'.join(map(str, OLDEST[form]))} or newer, and this is {onnxruntime.__version__}; "
-            "run `pip install -U onnxruntime`, or export with --memory shift."
+            f"{form} memory needs ONNX Runtime {'.'.join(map(str, OLDEST[form]))} or newer, "
+            f"and this is {onnxruntime.__version__}; run `pip install -U onnxruntime`, or export with --memory shift."
         )
     return onnxruntime
 

@@ -29,11 +29,14 @@ class Sampler:
             raise UserError(f"top_p is {self.top_p}; expected above 0 and at most 1.")
 
     def __call__(self, logits: np.ndarray, rng: np.random.Generator) -> int:
-        """One token id from logits [V]."""
+        """One token id from logits [V]; raises UserError where they have no finite maximum."""
+        if not np.isfinite(logits.max()):
+            raise UserError("the model's logits are not finite, so no token can be drawn; its weights are damaged or diverged.")
         if self.temperature == 0:
             return int(logits.argmax())
-        scaled = keep_top_k(logits.astype(np.float64) / self.temperature, self.top_k)
-        probabilities = keep_top_p(np.exp(scaled - scaled.max()), self.top_p)
+        with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to minus infinity
+            scaled = (logits.astype(np.float64) - logits.max()) / self.temperature
+        probabilities = keep_top_p(np.exp(keep_top_k(scaled, self.top_k)), self.top_p)
         return int(rng.choice(len(probabilities), p=probabilities / probabilities.sum()))
 
 

@@ -65,7 +65,9 @@ def evaluate(
     when None; the last one may be shorter. carry_memory: False starts every segment with empty memory.
     Raises TextError for fewer than two tokens, StreamError for lanes or segments that do not fit.
     """
-    segment = segment or session.rule.segment
+    segment = session.rule.segment if segment is None else segment
+    if segment < 1:
+        raise StreamError(f"segment is {segment}; expected 1 to {session.rule.segment} tokens per step.")
     targets = len(tokens) - 1
     if targets < 1:
         raise TextError(f"the text has {len(tokens)} token(s); scoring needs at least 2, one to see and one to predict.")

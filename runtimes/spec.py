@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from runtimes.rule import MemoryRule
 SCHEMA = 1
 SPEC, GRAPH, WEIGHTS, VOCAB, REFERENCE = "spec.json", "step.onnx", "weights.bin", "vocab.json", "reference.npz"
 MAX_SIZE = 1 << 24  # of any one dimension; absurd sizes become a sentence instead of an allocation
+FILE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # a plain name: no folder, no "..", nothing a file system refuses
 Form = Literal["ring", "shift", "hidden"]
 
 
@@ -184,12 +186,13 @@ def parse_spec(data: Any, *, where: str) -> Spec:
         raise ArtefactError(f"{error} The artefact is damaged; export it again.") from error
     if digest != spec.identity:
         raise ArtefactError(f"{where} was altered: its digest does not match its content; export the artefact again.")
-    if spec.schema != SCHEMA or spec.state != state_tensors(spec.model, spec.rule, spec.form):
+    count = spec.model.layers * (1 if spec.form == "hidden" else 2)  # compared first: absurd layers are not worth building
+    if spec.schema != SCHEMA or len(spec.state) != count or spec.state != state_tensors(spec.model, spec.rule, spec.form):
         raise ArtefactError(f"{where} contradicts itself: schema or memory tensors do not follow from its model; export again.")
     for name in (GRAPH, WEIGHTS, VOCAB, REFERENCE):
         if name not in spec.files:
             raise ArtefactError(f"{where} does not list {name}; export the artefact again.")
-    if any(name != Path(name).name for name in spec.files):
+    if not all(FILE_NAME.fullmatch(name) for name in spec.files):
         raise ArtefactError(f"{where} lists a file outside its folder; export the artefact again.")
     return spec
 

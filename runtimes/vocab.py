@@ -41,7 +41,10 @@ class ByteVocab:
     kind, size = "byte", 256
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        data = text.encode("utf-8") if isinstance(text, str) else text
+        try:
+            data = text.encode("utf-8") if isinstance(text, str) else text
+        except UnicodeEncodeError as error:  # half of a surrogate pair, such as a byte of an argument that is not UTF-8
+            raise TextError(f"{text[error.start]!r}, character {error.start} of the text, is not Unicode text.") from error
         return np.frombuffer(data, np.uint8).astype(np.int64)
 
     def decoder(self) -> Decoder:

@@ -71,3 +71,16 @@ def tokens(text: str) -> np.ndarray:
     from runtimes.vocab import CharVocab
 
     return CharVocab.build(text).encode(text)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """The models here are tiny: more threads only wait for each other, above all beside other jobs."""
+    import runtimes.ort_session
+
+    runtimes.ort_session.available_cpus = lambda: 1
+    try:
+        import torch
+    except ImportError:  # the edge part of the suite runs without PyTorch
+        return
+    torch.set_num_threads(1)

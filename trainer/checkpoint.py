@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from runtimes.errors import ArtefactError
+from runtimes.errors import ArtefactError, UserError
 from runtimes.files import atomic_file, read_json, sha256
 from runtimes.records import from_json
 from runtimes.spec import VOCAB
@@ -53,7 +53,10 @@ def load_run(folder: Path) -> Run:
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """A safetensors file, whole or not at all."""
     with atomic_file(path) as temporary:
-        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+        try:
+            save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+        except SafetensorError as error:  # how a full disk shows, here alone
+            raise UserError(f"{path} could not be written: {error}; nothing was changed there.") from error
 
 
 def load_tensors(path: Path, *, expected: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

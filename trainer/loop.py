@@ -107,14 +107,11 @@ class Training:
         positions = torch.full((len(piece),), at)  # 0 starts every lane anew: the memory then is invisible
         logits, self.memory = self.model(piece[:, :-1], self.memory, positions, self.config.training)
         loss = F.cross_entropy(logits.flatten(0, 1), piece[:, 1:].flatten())
-        if not torch.isfinite(loss):
-            raise UserError(
-                f"the loss became {loss.item()} at step {self.step + 1}; the last checkpoint is kept: "
-                "start again with a lower learning_rate or a longer warmup_steps."
-            )
+        _refuse_infinite("loss", loss.item(), self.step + 1)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        _refuse_infinite("norm of the gradient", norm.item(), self.step + 1)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.step)
         self.optimizer.step()
@@ -181,8 +178,9 @@ def _continue(training: Training, run: Path, vocab: Vocab, tokens_BN: np.ndarray
             loss = training.advance(tokens_BN)
             step, last = training.step, training.step == config.steps
             speed = (step - first) * per_step / (time.perf_counter() - began)
+            facts = f"loss {loss:.3f} nats, {loss / math.log(2):.3f} bits/token, {speed:,.0f} tokens/s"
+            bar.set_postfix_str(facts, refresh=False)  # tqdm draws at most ten times a second, not at every step
             bar.update()
-            bar.set_postfix_str(f"loss {loss:.3f} nats, {loss / math.log(2):.3f} bits/token, {speed:,.0f} tokens/s")
             if step % config.log_every == 0 or last:
                 rate = learning_rate(config, step - 1)
                 _log(
@@ -190,12 +188,21 @@ def _continue(training: Training, run: Path, vocab: Vocab, tokens_BN: np.ndarray
                 )
             if (step % config.validate_every == 0 or last) and len(held_out) > 1:
                 bits = validate(training, vocab, held_out).bits_per_token
+                _refuse_infinite("validation score", bits, step)
                 _log(run, step=step, validation_bits_per_token=bits)
                 if progress:
                     bar.write(f"step {step}: validation {bits:.4f} bits/token ({config.evaluation})")
             if step % config.checkpoint_every == 0 or last:
                 training.save(run, text)
     return run
+
+
+def _refuse_infinite(what: str, value: float, step: int) -> None:
+    if not math.isfinite(value):
+        raise UserError(
+            f"the {what} became {value} at step {step}; the last checkpoint is kept: "
+            "start again with a lower learning_rate or a longer warmup_steps."
+        )
 
 
 def _log(run: Path, **facts: Any) -> None:

@@ -65,6 +65,7 @@ def lanes(tokens: np.ndarray, batch: int, segment: int) -> np.ndarray:
 
 
 def _character_start(data: bytes, at: int) -> int:
-    while 0 < at < len(data) and 0x80 <= data[at] < 0xC0:
+    end = min(at + 3, len(data))  # a character is at most four bytes; what is longer is not UTF-8, and any cut will do
+    while 0 < at < end and 0x80 <= data[at] < 0xC0:
         at += 1
     return at

@@ -6,6 +6,9 @@ import dataclasses
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import numpy as np
+
+from runtimes.errors import ArtefactError
 from runtimes.files import atomic_folder, refuse_existing, write_json
 from runtimes.ort_session import OrtSession
 from runtimes.reference import save_reference
@@ -15,7 +18,7 @@ from runtimes.torch_session import TorchSession
 from trainer.checkpoint import Run, load_run
 from xl_export import genai
 from xl_export.ops import save_model
-from xl_export.step import OPSETS, step_graph
+from xl_export.step import OPSETS, Weights, step_graph
 from xl_export.validate import validate
 
 TOLERANCE = 1e-4  # nats; fp32 against PyTorch
@@ -35,7 +38,7 @@ def export(
     refuse_existing(out, force=force)
     trained = load_run(Path(run))
     spec = make_spec(trained, rule or trained.config.evaluation, memory)
-    weights = {name: tensor.float().numpy() for name, tensor in trained.model.state_dict().items()}
+    weights = finite_weights(trained)
     with atomic_folder(out, force=force) as folder:
         save_model(step_graph(spec, weights), folder)
         exported = OrtSession(spec, trained.vocab, folder / GRAPH)
@@ -47,6 +50,15 @@ def export(
         files = {path.name: file_facts(path) for path in sorted(folder.iterdir())}
         save_spec(folder, dataclasses.replace(spec, files=files))
     return out
+
+
+def finite_weights(run: Run) -> Weights:
+    """The run's parameters as float32 arrays by name; raises ArtefactError where a value is not finite."""
+    weights = {name: tensor.float().numpy() for name, tensor in run.model.state_dict().items()}
+    for name, array in weights.items():
+        if not np.isfinite(array).all():
+            raise ArtefactError(f"{name} holds values that are not finite; export a checkpoint from before the loss diverged.")
+    return weights
 
 
 def make_spec(run: Run, rule: MemoryRule, form: Form) -> Spec:

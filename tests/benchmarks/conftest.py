@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from benchmarks import measure
+from benchmarks.configs import CONFIGS, BenchmarkConfig
+from trainer.config import ModelConfig
+
+TINY = BenchmarkConfig(
+    name="tiny", segment=8, attention_lengths=(8, 20), repeats=3, mem_len=12, token_repeats=4, ring_claim=1e-9,
+    model=ModelConfig(layers=2, d_model=16, heads=2, head_dim=4, d_ff=24, vocab_size=256),
+)  # fmt: skip
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchmarkConfig]:
+    """The configuration `tiny`, limits that are measured in a moment, and no more threads than so small a model needs."""
+    monkeypatch.setitem(CONFIGS, TINY.name, TINY)
+    monkeypatch.setattr(measure, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(measure, "MATRIX", 64)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield TINY
+    torch.set_num_threads(threads)

@@ -1,0 +1,115 @@
+"""The formulas against numbers made by hand, and against the products that the graphs really hold."""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from benchmarks import arithmetic
+from benchmarks.arithmetic import predicted_ratio, query_blocks, step_bytes, step_multiply_adds, window_multiply_adds
+from benchmarks.models import random_weights
+from benchmarks.vanilla import window_graph
+from runtimes.rule import MemoryRule
+from runtimes.spec import Form, ModelFacts, Spec, state_tensors
+from trainer.config import ModelConfig
+from xl_export.step import OPSETS, step_graph
+
+MODEL = ModelConfig(layers=2, d_model=4, heads=1, head_dim=2, d_ff=3, vocab_size=5)
+RULE = MemoryRule(mem_len=6, segment=3)
+FORMS = get_args(Form)
+
+
+def test_query_blocks_cover_the_window_once(monkeypatch):
+    monkeypatch.setattr(arithmetic, "BLOCK", 4)
+    assert query_blocks(10) == [(0, 4), (4, 8), (8, 10)]
+    assert query_blocks(4) == [(0, 4)]
+
+
+def test_window_by_hand(monkeypatch):
+    # W 3: layer 0: 3 (4·4·2 + 2·4·3) + 2·2·9 = 204; layer 1: 3·2·4·2 + 2·4·2 + 2·4·3 + 2·2·3 = 100; output 4·5 = 20.
+    assert window_multiply_adds(MODEL, 3) == 324
+    monkeypatch.setattr(arithmetic, "BLOCK", 2)  # 2·2 + 1·3 = 7 pairs instead of 9, at 2·2 each
+    assert window_multiply_adds(MODEL, 3) == 316
+
+
+@pytest.mark.parametrize(("form", "expected"), [("ring", 696), ("shift", 696), ("hidden", 888)])
+def test_step_by_hand(form, expected):
+    # T 3, J 9, R 7: each layer 4·2·(6 + 6) + 2·4·3·3 + 3·2·(18 + 7) = 318; `hidden` projects 6 more, 4·2·12; output 3·4·5.
+    assert step_multiply_adds(MODEL, RULE, form, 3) == expected
+
+
+def test_predicted_ratio_is_per_token():
+    assert predicted_ratio(MODEL, RULE, 3) == pytest.approx(324 / (696 / 3))
+
+
+def test_paper_size_ratio_grows_with_attention_length():
+    base = ModelConfig(layers=12, d_model=512, heads=8, head_dim=64, d_ff=2048, vocab_size=256)
+    ratios = [predicted_ratio(base, MemoryRule(mem_len=length, segment=128), length) for length in (800, 1800, 3800)]
+    assert ratios == sorted(ratios)
+
+
+@pytest.mark.parametrize("window", [1, 7, 11])
+def test_window_counts_what_the_graph_computes(window, monkeypatch):
+    monkeypatch.setattr(arithmetic, "BLOCK", 4)
+    graph = window_graph(random_weights(MODEL), MODEL, window)
+    assert counted(graph, {"input_ids": np.zeros((1, window), np.int64)}) == window_multiply_adds(MODEL, window)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("segment", [1, 3])
+def test_step_counts_what_the_graph_computes(form, segment):
+    graph, spec = step_model(form)
+    feeds = {state.past: np.zeros(state.tensor().sizes(batch=1), np.float32) for state in spec.state}
+    ids = {name: np.zeros((1, segment), np.int64) for name in ("input_ids", "position_ids")}
+    assert counted(graph, {**feeds, **ids}) == step_multiply_adds(MODEL, RULE, form, segment)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_bytes_are_those_of_the_graph_and_the_visible_memory(form):
+    graph, _ = step_model(form)
+    constants = (onnx.numpy_helper.to_array(x) for x in ir.to_proto(graph).graph.initializer)
+    weights = sum(x.nbytes for x in constants if x.dtype == np.float32 and x.size > 1)
+    own = 0 if form == "hidden" else 2 * 2 * 2 * 4  # the token's own keys and values: layers × two × A × fp32
+    remembered = 2 * 6 * 4 * (4 if form == "hidden" else 2 * 2)  # layers × M × fp32 × (D, or keys and values of A)
+    assert step_bytes(MODEL, RULE, form) == weights + own + remembered
+
+
+def step_model(form):
+    facts = ModelFacts(
+        architecture="transformer-xl", layers=2, heads=1, head_dim=2, d_model=4, d_ff=3, vocab_size=5, pre_norm=False,
+        tie_biases=True, parameters=MODEL.parameters,
+    )  # fmt: skip
+    spec = Spec(
+        model=facts, rule=RULE, form=form, precision="fp32", tolerance=1e-4, opset=OPSETS[form],
+        state=state_tensors(facts, RULE, form), producer={}, source={},
+    )  # fmt: skip
+    return step_graph(spec, random_weights(MODEL)), spec
+
+
+def counted(graph, feeds):
+    """Multiply-adds of every MatMul and Attention in a graph, from the shapes that they meet as it runs."""
+    for at, output in enumerate(graph.graph.outputs):  # ONNX Runtime lists outputs by the name that they have in the graph
+        output.name = f"output {at}"
+    proto = ir.to_proto(graph)
+    nodes = [node for node in proto.graph.node if node.op_type in ("MatMul", "Attention")]
+    constants = {x.name: tuple(x.dims) for x in proto.graph.initializer}
+    wanted = sorted({name for node in nodes for name in node.input} - set(constants))
+    del proto.graph.output[:]
+    proto.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in wanted)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    answers = session.run(wanted, feeds)
+    shapes = constants | {name: x.shape for name, x in zip(wanted, answers, strict=True)}
+    total = 0
+    for node in nodes:
+        left, right = shapes[node.input[0]], shapes[node.input[1]]
+        columns = right[-1] if node.op_type == "MatMul" else 2 * right[-2]  # attention: scores, then values
+        total += math.prod(left) * columns
+    return total

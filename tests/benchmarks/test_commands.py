@@ -1,0 +1,163 @@
+"""`python -m benchmarks CASE`, end to end at a tiny size."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import memory_forms, sliding_window, vanilla
+from benchmarks.__main__ import main
+from benchmarks.configs import CONFIGS
+from benchmarks.measure import Timing
+from runtimes.errors import ArtefactError, ConfigError
+from runtimes.rule import MemoryRule
+
+BAD = [
+    (["--config", "huge"], "huge is not a benchmark configuration"),
+    (["--attention-lengths", "0"], "attention length is 0"),
+    (["--attention-lengths", "64,many"], "attention lengths are '64,many'"),
+    (["--attention-lengths", "99999999"], "attention length is 99999999"),
+    (["--threads", "0"], "threads is 0"),
+    (["--threads", "4096"], "threads is 4096"),
+    (["--repeats", "0"], "repeats is 0"),
+    (["--plot", "result.pdf"], "ends in .png"),
+    (["--plot", "no/such/folder/result.png"], "is not a folder"),
+]
+
+
+def call(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_sliding_window(tiny, tmp_path):
+    history, picture = tmp_path / "new" / "history.jsonl", tmp_path / "result.png"
+    options = ("sliding-window", "--config", "tiny", "--threads", 1, "--history", history, "--json")
+    result = call(*options, "--attention-lengths", "20,8", "--plot", picture)
+    assert result.exit_code == 0, result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    (line,) = history.read_text().splitlines()
+    document = json.loads(line)
+    assert document == json.loads(result.stdout.splitlines()[-1])
+    assert [row["attention_length"] for row in document["rows"]] == [8, 20]
+    for row in document["rows"]:
+        assert row["window"]["repeats"] == row["segment"]["repeats"] == tiny.repeats
+        assert row["ratio"] == pytest.approx(row["window"]["median"] / row["segment"]["median"])
+        assert row["predicted_ratio"] == pytest.approx(row["window_multiply_adds"] / row["segment_multiply_adds"])
+        assert row["difference"] < row["tolerance"]
+        assert row["table_9"] is None
+    assert document["machine"]["cpus"] >= 1
+    assert document["limits"]["read_bytes"] > 0
+    assert {"python", "numpy", "onnxruntime"} <= set(document["versions"])
+    assert (document["config"], document["threads"], document["precision"]) == ("tiny", 1, "fp32")
+    assert call(*options, "--attention-lengths", "8").exit_code == 0
+    assert len(history.read_text().splitlines()) == 2
+
+
+def test_memory_forms(tiny, tmp_path):
+    history = tmp_path / "history.jsonl"
+    result = call("memory-forms", "--config", "tiny", "--threads", 1, "--history", history)
+    assert result.exit_code == 0, result.output
+    assert "claim: hidden takes at least 1e-09 times as long as ring: holds" in result.stdout
+    rows = json.loads(history.read_text())["rows"]
+    assert [row["form"] for row in rows] == ["ring", "shift", "hidden"]
+    assert rows[0]["ring_ratio"] == 1
+    assert rows[0]["difference"] == 0
+    assert all(row["token"]["repeats"] == tiny.token_repeats and row["difference"] < 1e-4 for row in rows)
+
+
+CLAIMS = [(12, 6, "MISSED, 6.0 times"), (12, 8, "holds, 8.0 times"), (5, 8, None)]
+
+
+@pytest.mark.parametrize(("mem_len", "hidden", "verdict"), CLAIMS)
+def test_the_claim_is_judged_only_where_it_was_made(mem_len, hidden, verdict, tiny, tmp_path, monkeypatch):
+    monkeypatch.setitem(CONFIGS, "tiny", dataclasses.replace(tiny, ring_claim=7.0))
+    monkeypatch.setattr(memory_forms, "run", lambda *_, **__: [form_row("ring", 1), form_row("hidden", hidden)])
+    result = call("memory-forms", "--config", "tiny", "--threads", 1, "--mem-len", mem_len, "--history", tmp_path / "h.jsonl")
+    assert result.exit_code == 0, result.output
+    assert ("claim: " in result.stdout) == (verdict is not None)
+    assert verdict is None or verdict in result.stdout
+
+
+@pytest.mark.parametrize(("options", "sentence"), BAD)
+def test_bad_input_is_one_sentence(options, sentence, tmp_path):
+    history = tmp_path / "history.jsonl"
+    result = call("sliding-window", "--history", history, *options)
+    assert result.exit_code == 2
+    assert not result.stdout
+    assert not history.exists()
+    assert result.stderr.startswith("Error: ")
+    assert sentence in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_history_that_cannot_be_written_is_refused_before_measuring(tiny, tmp_path):
+    result = call("memory-forms", "--config", "tiny", "--history", tmp_path)
+    assert result.exit_code == 2
+    assert "could not be written" in result.stderr
+    assert not result.stdout
+
+
+def test_without_matplotlib(tiny, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = call("sliding-window", "--config", "tiny", "--history", tmp_path / "h.jsonl", "--plot", tmp_path / "result.png")
+    assert result.exit_code == 2
+    assert "pip install 'xl-export[bench]'" in result.stderr
+
+
+def test_a_wrong_window_is_not_timed(tiny, monkeypatch):
+    monkeypatch.setattr(vanilla, "naive_next_logits", lambda weights, model, tokens: np.arange(model.vocab_size))
+    monkeypatch.setattr(sliding_window, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
+    with pytest.raises(ArtefactError, match="nothing was measured"):
+        sliding_window.run(tiny, threads=1)
+
+
+def test_forms_that_disagree_are_not_timed(tiny, monkeypatch):
+    monkeypatch.setattr(memory_forms, "write_artefact", lambda folder, model, rule, weights, form: form)
+    monkeypatch.setattr(memory_forms, "open_session", lambda form, threads: Answers(tiny, 0.0 if form == "ring" else 1.0))
+    monkeypatch.setattr(memory_forms, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
+    with pytest.raises(ArtefactError, match="the shift form differs from the ring"):
+        memory_forms.run("tiny", threads=1)
+
+
+class Answers:
+    """A session that always gives the same logits."""
+
+    def __init__(self, config, first):
+        self.rule = MemoryRule(mem_len=config.mem_len, segment=config.segment)
+        self.logits = np.array([first, 0.0])
+
+    def start(self, batch):
+        return None
+
+    def step(self, tokens, memory):
+        return np.broadcast_to(self.logits, (*tokens.shape, 2)), memory
+
+
+def form_row(form, milliseconds):
+    token = Timing(median=milliseconds, fastest=milliseconds, slowest=milliseconds, repeats=1)
+    return memory_forms.Row(
+        form=form, mem_len=12, token=token, ring_ratio=milliseconds, num_bytes=1, multiply_adds=1, difference=0.0
+    )
+
+
+def test_run_needs_a_known_name_and_lengths():
+    with pytest.raises(ConfigError):
+        sliding_window.run("huge")
+    with pytest.raises(ConfigError):
+        sliding_window.run("small", attention_lengths=[])
+
+
+def test_table_9_stands_beside_its_lengths():
+    assert sliding_window.TABLE_9 == {3800: 1874, 2800: 1409, 1800: 773, 800: 363}
+    assert set(CONFIGS["enwik8-base"].attention_lengths) == set(sliding_window.TABLE_9)
+
+
+def test_help_is_cheap():
+    code = "import sys, benchmarks.__main__; sys.exit(sorted({'torch', 'onnx_ir', 'matplotlib'} & set(sys.modules)) or 0)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr == ""

@@ -1,0 +1,73 @@
+"""Timing takes turns and leaves warm-up out; limits and machine facts are what a history needs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import measure
+from benchmarks.machine import machine_facts, versions
+from benchmarks.measure import Timing, measure_limits, median_milliseconds, take_turns
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that moves only when a test moves it."""
+    now = [0.0]
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_sides_take_turns():
+    order: list[str] = []
+    sides = {name: lambda name=name: order.append(name) for name in "ab"}
+    times = take_turns(sides, repeats=5, warmup=1, turns=2)
+    assert "".join(order) == "aaabbbaaaabbbb"  # one warm-up call, then 2 and 3 timed ones
+    assert [times[name].repeats for name in "ab"] == [5, 5]
+
+
+def test_fewer_repeats_than_turns():
+    calls: list[int] = []
+    assert take_turns({"a": lambda: calls.append(1)}, repeats=1, warmup=1, turns=3)["a"].repeats == 1
+    assert len(calls) == 2  # no turn without a timed call warms up
+
+
+def test_median_without_warmup(clock):
+    durations = iter([50.0, 0.002, 0.009, 0.001])
+
+    def call():
+        clock[0] += next(durations)
+
+    assert median_milliseconds(call, repeats=3, warmup=1) == pytest.approx(2.0)
+
+
+def test_timing_reports_median_and_extremes(clock):
+    durations = iter([0.004, 0.001, 0.010])
+
+    def call():
+        clock[0] += next(durations)
+
+    timing = take_turns({"a": call}, repeats=3, warmup=0, turns=1)["a"]
+    assert (timing.median, timing.fastest, timing.slowest) == pytest.approx((4, 1, 10))
+    assert timing.per(2) == Timing(median=timing.median / 2, fastest=timing.fastest / 2, slowest=timing.slowest / 2, repeats=3)
+
+
+def test_limits_are_rates(tiny, clock, monkeypatch):
+    def ticking():
+        clock[0] += 0.25
+        return clock[0]
+
+    monkeypatch.setattr(measure.time, "perf_counter", ticking)  # every call takes a quarter of a second
+    limits = measure_limits(1)
+    assert limits.read_bytes == pytest.approx(4 * measure.READ_BYTES)
+    assert limits.multiply_adds == pytest.approx(4 * measure.MATRIX**3)
+    assert limits.read_milliseconds(limits.read_bytes) == limits.compute_milliseconds(limits.multiply_adds) == 1000
+
+
+def test_machine_facts_are_plain_and_name_no_host_or_path():
+    text = json.dumps([machine_facts(), versions()], allow_nan=False)
+    assert json.loads(text)[0]["cpu"]
+    assert json.loads(text)[1]["onnxruntime"]
+    assert "/home" not in text
+    assert __import__("platform").node() not in text

@@ -1,0 +1,48 @@
+"""The window graph against the naive model, at odd sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from benchmarks import arithmetic
+from benchmarks.models import random_weights
+from benchmarks.vanilla import Window, check_window
+from runtimes.errors import ArtefactError
+from trainer.config import ModelConfig
+
+TINY = ModelConfig(layers=2, d_model=12, heads=3, head_dim=2, d_ff=7, vocab_size=11)
+SIZES = {
+    "tiny": TINY,
+    "one layer": dataclasses.replace(TINY, layers=1),
+    "wide heads": ModelConfig(layers=3, d_model=8, heads=2, head_dim=16, d_ff=32, vocab_size=5),
+}
+
+
+@pytest.mark.parametrize("block", [4, 256])
+@pytest.mark.parametrize("window", [1, 2, 8, 13])
+@pytest.mark.parametrize("size", SIZES)
+def test_graph_equals_naive(size, window, block, tmp_path, monkeypatch):
+    monkeypatch.setattr(arithmetic, "BLOCK", block)
+    model = SIZES[size]
+    weights = random_weights(model, seed=window)
+    tokens = np.random.default_rng(window).integers(0, model.vocab_size, window)
+    graph = Window(tmp_path / "window", weights, model, window, threads=1)
+    assert check_window(graph, weights, model, tokens) < 2e-5
+
+
+def test_another_model_is_refused(tmp_path):
+    graph = Window(tmp_path / "window", random_weights(TINY), TINY, 5, threads=1)
+    with pytest.raises(ArtefactError, match="differs from the naive model"):
+        check_window(graph, random_weights(TINY, seed=1), TINY, np.arange(5))
+
+
+def test_every_token_of_the_window_counts(tmp_path):
+    graph = Window(tmp_path / "window", random_weights(TINY), TINY, 6, threads=1)
+    tokens = np.arange(6)
+    for at in range(6):
+        other = tokens.copy()
+        other[at] = 9
+        assert np.abs(graph.next_logits(tokens) - graph.next_logits(other)).max() > 1e-4

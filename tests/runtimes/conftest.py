@@ -1,0 +1,63 @@
+"""What the tests of the runtimes share: sessions, copies to damage, and code run in another process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtimes.session import Session, open_session
+
+Python = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def sessions(run: Path, artefacts: dict[str, Path]) -> dict[str, Session]:
+    """A session of each kind over the same model: `ring`, `shift`, `hidden`, and `torch`."""
+    return {**{form: open_session(folder) for form, folder in artefacts.items()}, "torch": open_session(run)}
+
+
+@pytest.fixture(params=["ring", "shift", "hidden", "torch"])
+def session(request: pytest.FixtureRequest, sessions: dict[str, Session]) -> Session:
+    """Each kind of session in turn."""
+    return sessions[request.param]
+
+
+@pytest.fixture
+def artefact(artefacts: dict[str, Path], tmp_path: Path) -> Path:
+    """A copy of the ring artefact that the test may change."""
+    return Path(shutil.copytree(artefacts["ring"], tmp_path / "artefact"))
+
+
+@pytest.fixture(scope="session")
+def python() -> Python:
+    """`python(code, *arguments, block=…)` runs code in a new interpreter in which the named packages cannot be imported."""
+
+    def start(code: str, *arguments: object, block: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        preamble = f"import sys\nfor name in {block!r}: sys.modules[name] = None\n"
+        command = [sys.executable, "-W", "error", "-c", preamble + code, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def reseal() -> Callable[..., None]:
+    """`reseal(folder, name)`: makes the hashes and the digest of `spec.json` fit what the folder holds now."""
+
+    def seal(folder: Path, *names: str, **changes: object) -> None:
+        document = {**json.loads((folder / "spec.json").read_text()), **changes}
+        document.pop("digest", None)
+        for name in names:
+            data = (folder / name).read_bytes()
+            document["files"][name] = {"sha256": hashlib.sha256(data).hexdigest(), "num_bytes": len(data)}
+        digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+        (folder / "spec.json").write_text(json.dumps({**document, "digest": digest}))
+
+    return seal

@@ -1,0 +1,89 @@
+"""A device without PyTorch: the package installed into an empty environment, as an edge user does it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "demo", "shared")
+EDGE_PACKAGES = {"click", "flatbuffers", "numpy", "onnxruntime", "packaging", "protobuf", "xl-export"}
+# What some releases of ONNX Runtime bring along besides.
+EXTRA = {"coloredlogs", "humanfriendly", "sympy", "mpmath", "ml-dtypes", "ml_dtypes", "typing-extensions", "typing_extensions"}
+
+
+@pytest.fixture(scope="module")
+def edge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of commands of an environment in which `pip install '.[cpu]'` has run."""
+    base = tmp_path_factory.mktemp("edge")
+    source = shutil.copytree(ROOT, base / "source", ignore=NOT_COPIED)
+    venv.create(base / "venv", with_pip=True)
+    commands = base / "venv" / "bin"
+    pip = [commands / "python", "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    installed = subprocess.run(
+        [*pip, "-c", ROOT / "constraints.txt", f"{source}[cpu]"], capture_output=True, text=True, timeout=250, cwd=base
+    )
+    assert installed.returncode == 0, installed.stderr
+    return commands
+
+
+def call(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(argument) for argument in arguments], capture_output=True, text=True, timeout=60, cwd="/")
+
+
+def test_the_edge_holds_only_what_it_needs(edge: Path) -> None:
+    code = "from importlib.metadata import distributions; print(*{d.metadata['Name'].lower() for d in distributions()})"
+    found = set(call(edge / "python", "-c", code).stdout.split()) - {"pip", "setuptools", "wheel"}
+    assert found >= {"click", "numpy", "onnxruntime", "xl-export"}
+    assert found <= EDGE_PACKAGES | EXTRA
+    for package in ("torch", "onnx", "onnx_ir", "safetensors", "tqdm"):
+        assert "ModuleNotFoundError" in call(edge / "python", "-c", f"import {package}").stderr, package
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="no ONNX Runtime for this Python runs the ring form")
+def test_every_edge_command_works_there(edge: Path, artefacts: dict[str, Path], text: str, tmp_path: Path) -> None:
+    (tmp_path / "some.txt").write_text(text[:500], encoding="utf-8")
+    options = {
+        "check": (),
+        "eval": ("--text", tmp_path / "some.txt"),
+        "generate": ("--prompt", "The ", "--tokens", 5),
+        "info": (),
+    }
+    for command, given in options.items():
+        ended = call(edge / "xl-export", command, artefacts["ring"], *given)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr == ""
+        assert ended.stdout
+
+
+def test_what_needs_torch_says_what_to_install(edge: Path, run: Path, tmp_path: Path) -> None:
+    cases: list[tuple[tuple[object, ...], str]] = [
+        (("info", run), "pip install 'xl-export[train]'"),
+        (("generate", run, "--prompt", "a"), "pip install 'xl-export[train]'"),
+        (("train", "--out", tmp_path / "run"), "pip install 'xl-export[cpu,train]'"),
+        (("onnx", run, "--out", tmp_path / "artefact"), "pip install 'xl-export[cpu,export]'"),
+        (("demo", "--out", tmp_path / "demo"), "pip install 'xl-export[cpu,train,export]'"),
+    ]
+    for arguments, advice in cases:
+        ended = call(edge / "xl-export", *arguments)
+        assert ended.returncode == 2, (arguments, ended.stderr)
+        assert ended.stderr.startswith("Error: ")
+        assert len(ended.stderr.splitlines()) == 1, ended.stderr
+        assert advice in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_onnx_runtime_the_command_says_what_to_install(edge: Path, artefacts: dict[str, Path]) -> None:
+    code = "import sys; sys.modules['onnxruntime'] = None; from xl_export.cli import main; main()"
+    for command in (("check",), ("generate", "--prompt", "a")):
+        ended = call(edge / "python", "-c", code, command[0], artefacts["ring"], *command[1:])
+        assert ended.returncode == 2
+        assert ended.stderr.startswith("Error: ONNX Runtime is not installed")
+        assert "pip install 'xl-export[cpu]'" in ended.stderr
+        assert len(ended.stderr.splitlines()) == 1
+    assert call(edge / "python", "-c", code, "info", artefacts["ring"]).returncode == 0  # the spec alone is enough

@@ -1,0 +1,108 @@
+"""The session contract, the same tests for every kind of session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtimes import Session, open_session
+from runtimes.errors import StreamError
+from tests.streams import feed, rows
+
+KINDS = ("torch", "ring", "shift", "hidden")
+
+
+@pytest.fixture(params=KINDS)
+def session(request: pytest.FixtureRequest, run: Path, artefacts: dict[str, Path]) -> Session:
+    return open_session(run if request.param == "torch" else artefacts[request.param])
+
+
+def test_step_returns_float32_logits_and_the_same_memory_advanced(session: Session, tokens: np.ndarray) -> None:
+    memory = session.start(3)
+    logits, after = session.step(rows(tokens, 3, 5), memory)
+    assert logits.shape == (3, 5, session.vocab.size)
+    assert logits.dtype == np.float32
+    assert after is memory
+    assert memory.positions.tolist() == [5, 5, 5]
+
+
+def test_a_row_restarts_by_position_zero_and_sees_nothing_of_its_past(session: Session, tokens: np.ndarray) -> None:
+    batch = rows(tokens, 2, 48)
+    _, memory = feed(session, batch[:, :40], [8] * 5)
+    memory.positions[1] = 0
+    restarted, _ = feed(session, batch[:, 40:], [3, 5], memory)
+    whole, _ = feed(session, batch, [8] * 6)
+    fresh, _ = feed(session, batch[1:, 40:], [8])
+    assert np.abs(restarted[0] - whole[0, 40:]).max() < 1e-5
+    assert np.abs(restarted[1] - fresh[0]).max() < 1e-5
+    assert np.abs(fresh[0] - whole[1, 40:]).max() > 1e-2  # the past would have shown
+
+
+def test_rows_are_independent_and_may_be_at_different_positions(session: Session, tokens: np.ndarray) -> None:
+    batch = rows(tokens, 3, 30)
+    memory = session.start(3)
+    memory.positions[:] = [0, -7, -22]  # rows 1 and 2 begin with padding
+    together, _ = feed(session, batch, [8, 8, 8, 6], memory)
+    for row, padding in ((0, 0), (1, 7), (2, 22)):
+        length = 30 - padding
+        alone, _ = feed(session, batch[row : row + 1, padding:], [1] * length)
+        assert np.abs(together[row, padding:] - alone[0]).max() < 1e-5
+
+
+def test_a_copy_of_the_memory_is_an_independent_fork(session: Session, tokens: np.ndarray) -> None:
+    batch = rows(tokens, 1, 40)
+    _, memory = feed(session, batch[:, :24], [8, 8, 8])
+    fork = memory.copy()
+    first, _ = feed(session, batch[:, 24:], [8, 8], memory)
+    feed(session, batch[:, :8], [8], memory)
+    second, _ = feed(session, batch[:, 24:], [8, 8], fork)
+    assert np.array_equal(first, second)
+
+
+def test_memory_reaches_exactly_its_length(session: Session, tokens: np.ndarray) -> None:
+    """Two layers see at most 2 M back: a change of token 0 is felt at 2 M and not after it."""
+    reach = 2 * session.rule.mem_len
+    batch = rows(tokens, 2, reach + 2)
+    batch[1] = batch[0]
+    batch[1, 0] = (batch[0, 0] + 1) % session.vocab.size
+    scores, _ = feed(session, batch, [1] * (reach + 2))
+    differences = np.abs(scores[0] - scores[1]).max(axis=-1)
+    assert differences[reach] > 1e-9
+    assert differences[reach + 1] == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda s: (np.zeros((2, 4), np.int64), s.start(3)), "2 rows and the memory holds 3"),
+        (lambda s: (np.zeros((1, 9), np.int64), s.start(1)), "9 tokens; this artefact takes 1 to 8"),
+        (lambda s: (np.zeros((1, 0), np.int64), s.start(1)), "0 tokens"),
+        (lambda s: (np.zeros(4, np.int64), s.start(1)), "expected integers"),
+        (lambda s: (np.zeros((1, 4), np.float32), s.start(1)), "expected integers"),
+        (lambda s: (np.full((1, 4), -1), s.start(1)), "token -1 is outside"),
+        (lambda s: (np.full((1, 4), s.vocab.size), s.start(1)), "is outside the vocabulary"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_the_memory_unchanged(session: Session, make, message: str) -> None:
+    given, memory = make(session)
+    before = memory.copy()
+    with pytest.raises(StreamError, match=message):
+        session.step(given, memory)
+    assert np.array_equal(memory.positions, before.positions)
+    assert all(np.array_equal(memory.tensors[name], array) for name, array in before.tensors.items())
+
+
+def test_memory_of_another_session_is_refused(session: Session, make_run, artefacts: dict[str, Path], run: Path) -> None:
+    for kind in KINDS:
+        other = open_session(run if kind == "torch" else artefacts[kind])
+        if other.identity != session.identity:
+            with pytest.raises(StreamError, match="the memory belongs to"):
+                session.step(np.zeros((1, 1), np.int64), other.start(1))
+
+
+@pytest.mark.parametrize("batch", [0, -1, 1 << 20])
+def test_an_impossible_batch_is_refused(session: Session, batch: int) -> None:
+    with pytest.raises(StreamError, match="batch is"):
+        session.start(batch)

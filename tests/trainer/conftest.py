@@ -1,0 +1,60 @@
+"""A text that never changes, a configuration that trains in a second, and one PyTorch thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtimes.rule import MemoryRule
+from trainer.config import ModelConfig, TrainConfig
+
+SENTENCE = "the memory of a segment is read by the next one and no gradient flows into it while rows keep their own place"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny products are fastest on one thread, and training sets the number for the whole process."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def plain_text() -> str:
+    """4,000 characters: words drawn by a small generator that is the same on every machine."""
+    words, text, state = SENTENCE.split(), "", 1
+    while len(text) < 4000:
+        state = (state * 1103515245 + 12345) % 2**31
+        text += words[(state >> 16) % len(words)] + (".\n" if state >> 20 & 7 == 0 else " ")
+    return text[:4000]
+
+
+@pytest.fixture
+def text_file(tmp_path: Path, plain_text: str) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(plain_text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def make_config(text_file: Path) -> Callable[..., TrainConfig]:
+    """`make_config(steps=…, dropout=…)`: a tiny run on the plain text; sizes of the model are given flat."""
+
+    def make(**changes: Any) -> TrainConfig:
+        sizes: dict[str, Any] = {"layers": 2, "d_model": 16, "heads": 2, "head_dim": 8, "d_ff": 24}
+        sizes |= {name: changes.pop(name) for name in [*changes] if name in ModelConfig.__dataclass_fields__}
+        settings: dict[str, Any] = {
+            "model": ModelConfig(**sizes),
+            "training": MemoryRule(mem_len=8, segment=8, mask="full"),
+            "evaluation": MemoryRule(mem_len=12, segment=8),
+            "text": str(text_file), "batch": 4, "steps": 20, "learning_rate": 0.01,
+            "warmup_steps": min(3, changes.get("steps", 20)), "log_every": 1, "validate_every": 10, "checkpoint_every": 5, "threads": 1,
+        }  # fmt: skip
+        return TrainConfig(**settings | changes)
+
+    return make

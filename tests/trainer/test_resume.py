@@ -1,0 +1,195 @@
+"""A run stopped at any moment resumes to the same bits; what cannot be resumed is refused with a sentence."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import trainer.loop as loop
+from runtimes.errors import ArtefactError, ConfigError, UserError
+from runtimes.files import write_json
+from runtimes.records import to_json
+from runtimes.rule import MemoryRule
+from trainer.config import TrainConfig
+from trainer.loop import Training, resume, train
+
+Make = Callable[..., TrainConfig]
+
+
+def state(run: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    with safe_open(run / "training.safetensors", framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in lines]
+
+
+def assert_same_run(run: Path, other: Path) -> None:
+    assert metrics(run) == metrics(other)
+    (tensors, facts), (other_tensors, other_facts) = state(run), state(other)
+    assert facts == other_facts
+    assert tensors.keys() == other_tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, other_tensors[name]), name
+    for name in ("model.safetensors", "vocab.json", "config.json", "valid.txt", "test.txt"):
+        assert (run / name).read_bytes() == (other / name).read_bytes(), name
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Ctrl-C just before the given step."""
+    advance = Training.advance
+
+    def stopping(training: Training, *arguments: Any) -> float:
+        if training.step == step:
+            raise KeyboardInterrupt
+        return advance(training, *arguments)
+
+    monkeypatch.setattr(Training, "advance", stopping)
+
+
+def train_until(config: TrainConfig, out: Path, step: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, step)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, out, progress=False)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 4, 5, 6, 9, 19])
+def test_a_stopped_run_resumes_to_the_same_bits(make_config: Make, tmp_path: Path, stop: int) -> None:
+    config = make_config(dropout=0.2, attention_dropout=0.1)
+    whole = train(config, tmp_path / "whole", progress=False)
+    train_until(config, tmp_path / "stopped", stop)
+    assert state(tmp_path / "stopped")[1]["step"] == str(stop // 5 * 5)
+    torch.manual_seed(99)  # another process would not have this one's random state
+    assert_same_run(resume(tmp_path / "stopped", progress=False), whole)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batch": 1},
+        {"training": MemoryRule(mem_len=0, segment=8)},
+        {"training": MemoryRule(mem_len=20, segment=3, initial_memory="zeros", clamp_len=4)},
+        {"pre_norm": True, "tie_biases": False},
+        {"vocab": "byte"},
+        {"vocab": "word"},
+        {"batch": 90},  # wraps around after four steps
+    ],
+)
+def test_every_kind_of_run_resumes(make_config: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
+    config = make_config(steps=12, **changes)
+    whole = train(config, tmp_path / "whole", progress=False)
+    train_until(config, tmp_path / "stopped", 8)
+    assert_same_run(resume(tmp_path / "stopped", progress=False), whole)
+
+
+def test_a_run_killed_at_random_moments_ends_with_the_same_bits(make_config: Make, tmp_path: Path) -> None:
+    """SIGKILL, three times, to real processes: no clean-up code runs, and files may be half written."""
+    config = make_config(steps=300, checkpoint_every=3, validate_every=50, dropout=0.1)
+    whole, killed = train(config, tmp_path / "whole", progress=False), tmp_path / "killed"
+    write_json(tmp_path / "config.json", to_json(config))
+    command = [sys.executable, "-c", "from xl_export.cli import main; main()", "train"]
+    arguments = [str(tmp_path / "config.json"), "--out", str(killed)]
+    chance = random.Random(0)
+    for lines in (15, 80, 150):
+        process = subprocess.Popen([*command, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None and not (killed.is_dir() and len((killed / "metrics.jsonl").read_bytes()) > lines * 130):
+            time.sleep(0.002)
+        time.sleep(chance.random() * 0.03)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL, "it had to be killed while training"
+        assert 0 < int(state(killed)[1]["step"]) < 300
+        arguments = ["--resume", str(killed)]
+    finished = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert_same_run(killed, whole)
+
+
+@pytest.mark.parametrize("half", ["training.safetensors", "model.safetensors"])
+def test_a_stop_inside_a_checkpoint_leaves_one_that_resumes(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: str
+) -> None:
+    whole, save = train(make_config(), tmp_path / "whole", progress=False), loop.save_tensors
+    saves = []
+
+    def stopping(path: Path, *arguments: Any) -> None:
+        saves.append(path.name)
+        if path.name == half and saves.count(half) == 3:  # steps 0, 5, 10
+            raise KeyboardInterrupt
+        save(path, *arguments)
+
+    monkeypatch.setattr(loop, "save_tensors", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        train(make_config(), tmp_path / "stopped", progress=False)
+    monkeypatch.undo()
+    assert_same_run(resume(tmp_path / "stopped", progress=False), whole)
+
+
+def test_a_torn_last_line_and_lines_after_the_checkpoint_are_dropped(make_config: Make, tmp_path: Path) -> None:
+    whole = train(make_config(), tmp_path / "whole", progress=False)
+    train_until(make_config(), tmp_path / "stopped", 9)
+    with open(tmp_path / "stopped/metrics.jsonl", "a") as stream:
+        stream.write('{"step": 9, "loss_nats": 9.9}\n{"step": 10, "loss_n')
+    assert_same_run(resume(tmp_path / "stopped", progress=False), whole)
+
+
+def test_resuming_a_finished_run_changes_nothing(make_config: Make, tmp_path: Path) -> None:
+    run = train(make_config(steps=4), tmp_path / "run", progress=False)
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.name != "training.safetensors"}
+    resume(run, progress=False)
+    assert before == {path.name: path.read_bytes() for path in run.iterdir() if path.name != "training.safetensors"}
+
+
+def test_a_run_with_a_relative_text_resumes_from_another_folder(
+    make_config: Make, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train_until(make_config(text="text.txt"), tmp_path / "run", 6)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    resume(tmp_path / "run", progress=False)
+    assert state(tmp_path / "run")[1]["step"] == "20"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "emptied", "not safetensors", "another model's"])
+def test_a_damaged_state_is_refused_and_named(make_config: Make, tmp_path: Path, damage: str) -> None:
+    train_until(make_config(), tmp_path / "run", 7)
+    path = tmp_path / "run/training.safetensors"
+    if damage == "another model's":
+        train_until(make_config(layers=1), tmp_path / "other", 1)
+        path.write_bytes((tmp_path / "other/training.safetensors").read_bytes())
+    else:
+        data = path.read_bytes()
+        path.write_bytes({"truncated": data[: len(data) // 2], "emptied": b"", "not safetensors": b"x" * 500}[damage])
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    with pytest.raises(ArtefactError, match=r"training\.safetensors"):
+        resume(tmp_path / "run", progress=False)
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+
+
+def test_a_text_that_changed_since_is_refused(make_config: Make, tmp_path: Path, text_file: Path) -> None:
+    train_until(make_config(), tmp_path / "run", 7)
+    text_file.write_text(text_file.read_text().replace("gradient", "gradieny"))
+    with pytest.raises(ConfigError, match=r"text that .*run was trained on has changed since"):
+        resume(tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize("missing", ["training.safetensors", "config.json", "vocab.json", "valid.txt"])
+def test_a_missing_file_is_named(make_config: Make, tmp_path: Path, missing: str) -> None:
+    train_until(make_config(), tmp_path / "run", 7)
+    (tmp_path / "run" / missing).unlink()
+    with pytest.raises(UserError, match=missing):
+        resume(tmp_path / "run", progress=False)
