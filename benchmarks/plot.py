@@ -68,7 +68,7 @@ def _draw_ratio(axes: Any, rows: Sequence[Row]) -> None:
         )  # fmt: skip
     _log_scale(axes)
     axes.margins(y=0.12)
-    axes.set_ylabel("milliseconds of the window / of the segments (log scale)")
+    axes.set_ylabel("ratio, window / segments (log scale)")
     axes.set_title("How many times slower the window is", fontsize=10)
 
 

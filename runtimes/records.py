@@ -6,7 +6,7 @@ Used for everything the project writes as JSON: configurations, rules, specs.
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 import types
 import typing
 from typing import Any, TypeVar
@@ -59,7 +59,7 @@ def _convert(hint: Any, value: Any, *, where: str) -> Any:
         return tuple(_convert(args[0], item, where=where) for item in value)
     if origin is dict and isinstance(value, dict):
         return {key: _convert(args[1], item, where=f"{where}, {key!r}") for key, item in value.items()}
-    if hint is float and type(value) in (int, float) and math.isfinite(value):
+    if hint is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:
         return float(value)
     if hint in (int, str, bool) and type(value) is hint:
         return value

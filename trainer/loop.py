@@ -72,6 +72,9 @@ def resume(run: Path | str, *, progress: bool = True) -> Path:
     training = Training.start(config)
     training.restore(run, text_hash(tokens_BN))
     _trim_metrics(run / METRICS, training.step)
+    for name in (STATE, MODEL, METRICS):  # what a kill in the middle of writing one of them left behind
+        for leftover in run.glob(f".{name}.*"):
+            leftover.unlink(missing_ok=True)
     return _continue(training, run, vocab, tokens_BN, progress=progress)
 
 

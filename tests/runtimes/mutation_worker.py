@@ -21,7 +21,7 @@ import numpy as np
 import runtimes
 from runtimes.spec import GRAPH, REFERENCE, SPEC, VOCAB
 
-VALUES: tuple[Any, ...] = (None, -1, 0, 1 << 24, 10**30, 1e300, True, "", "x", "../x", "é\ud800" * 300, [], [[]], {}, {"a": 1})
+VALUES: tuple[Any, ...] = (None, -1, 0, 1 << 24, 10**400, 1e300, True, "", "x", "../x", "é\ud800" * 300, [], [[]], {}, {"a": 1})
 Damage = Iterator[tuple[str, bytes]]
 
 

@@ -51,7 +51,7 @@ def test_the_longest_distance_is_the_longest_that_is_seen(mask: Any, mem_len: in
     rule = MemoryRule(mem_len=mem_len, segment=segment, mask=mask)
     offsets = np.arange(segment)[:, None]
     distances = np.arange(3 * (mem_len + segment))
-    seen = rule.visible(distances, np.array(1000), offsets).any(axis=0)
+    seen = np.atleast_2d(rule.visible(distances, np.array(1000), offsets)).any(axis=0)
     assert distances[seen].max() == rule.longest_distance
     assert rule.position_rows == rule.longest_distance + 1
     assert rule.longest_distance < rule.slots  # so no slot of the ring is needed twice

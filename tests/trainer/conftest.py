@@ -53,7 +53,8 @@ def make_config(text_file: Path) -> Callable[..., TrainConfig]:
             "training": MemoryRule(mem_len=8, segment=8, mask="full"),
             "evaluation": MemoryRule(mem_len=12, segment=8),
             "text": str(text_file), "batch": 4, "steps": 20, "learning_rate": 0.01,
-            "warmup_steps": min(3, changes.get("steps", 20)), "log_every": 1, "validate_every": 10, "checkpoint_every": 5, "threads": 1,
+            "warmup_steps": min(3, changes.get("steps", 20)),
+            "log_every": 1, "validate_every": 10, "checkpoint_every": 5, "threads": 1,
         }  # fmt: skip
         return TrainConfig(**settings | changes)
 

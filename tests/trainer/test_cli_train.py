@@ -146,8 +146,8 @@ def test_a_damaged_run_is_refused(config: str, tmp_path: Path) -> None:
 def test_ctrl_c_exits_130_with_the_command_that_resumes(make_config: Make, tmp_path: Path) -> None:
     write_json(tmp_path / "long.json", to_json(make_config(steps=10**6, checkpoint_every=2)))
     run = tmp_path / "run"
-    command = [sys.executable, "-c", "from xl_export.cli import main; main()", "train", "long.json", "--out", str(run)]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", "from xl_export.cli import main; main()", "train", str(tmp_path / "long.json")]
+    process = subprocess.Popen([*command, "--out", str(run)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and not (run.is_dir() and (run / "metrics.jsonl").read_bytes().count(b"\n") > 10):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)

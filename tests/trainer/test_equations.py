@@ -23,15 +23,17 @@ def position_vector(distance: int) -> np.ndarray:
     return np.concatenate([np.sin(angles), np.cos(angles)])
 
 
-def paper_logits(weights: dict[str, np.ndarray], tokens: list[int], reach: list[int]) -> np.ndarray:
+def paper_logits(weights: dict[str, np.ndarray], tokens: list[int], reach: list[int], *, zeros: bool) -> np.ndarray:
     """Logits [N, V] of a whole stream at once (Dai et al. 2019, section 3.3), layer after layer, post-norm.
 
     reach[i]: how many tokens before itself token i sees. The per-layer memory of a segment is by definition
-    the layer's input at those tokens, so a whole stream needs no memory at all.
+    the layer's input at those tokens, so a whole stream needs no memory at all. zeros: hidden states of zero
+    lie before the first token; otherwise nothing does.
     """
     h = [weights["embedding.weight"][token] * np.sqrt(D) for token in tokens]
-    u, v = weights["content_bias"][0], weights["position_bias"][0]
     for n in range(L):
+        pair = n % len(weights["content_bias"])  # one for all layers, or one for each
+        u, v = weights["content_bias"][pair], weights["position_bias"][pair]
         W = {name.removeprefix(f"blocks.{n}."): weight for name, weight in weights.items()}
         after = []
         for i in range(len(tokens)):
@@ -39,15 +41,16 @@ def paper_logits(weights: dict[str, np.ndarray], tokens: list[int], reach: list[
             answers = []
             for head in range(H):
                 scores, values = [], []
-                for j in range(max(0, i - reach[i]), i + 1):
-                    k_content = (W["key.weight"] @ h[j]).reshape(H, K)[head]
+                for j in range(i - reach[i] if zeros else max(0, i - reach[i]), i + 1):
+                    h_j = h[j] if j >= 0 else np.zeros(D)
+                    k_content = (W["key.weight"] @ h_j).reshape(H, K)[head]
                     k_position = (W["position.weight"] @ position_vector(i - j)).reshape(H, K)[head]
                     a = q[head] @ k_content  # (a) content
                     b = q[head] @ k_position  # (b) content-dependent position
                     c = u[head] @ k_content  # (c) global content bias
                     d = v[head] @ k_position  # (d) global position bias
                     scores.append((a + b + c + d) / np.sqrt(K))
-                    values.append((W["value.weight"] @ h[j]).reshape(H, K)[head])
+                    values.append((W["value.weight"] @ h_j).reshape(H, K)[head])
                 exponentials = np.exp(np.array(scores) - max(scores))
                 answers.append(sum(p * x for p, x in zip(exponentials / exponentials.sum(), values, strict=True)))
             attended = W["out.weight"] @ np.concatenate(answers)
@@ -60,15 +63,18 @@ def paper_logits(weights: dict[str, np.ndarray], tokens: list[int], reach: list[
 
 
 @pytest.mark.parametrize("mask", ["same-length", "full"])
+@pytest.mark.parametrize("initial_memory", ["masked", "zeros"])
+@pytest.mark.parametrize("tie_biases", [False, True])
 @pytest.mark.parametrize("T", [1, 4, 5])
-def test_the_model_reproduces_the_equations_of_the_paper(T: int, mask: str) -> None:
+def test_the_model_reproduces_the_equations_of_the_paper(T: int, tie_biases: bool, initial_memory: str, mask: str) -> None:
     torch.manual_seed(3)
-    model = TransformerXL(ModelConfig(layers=L, d_model=D, heads=H, head_dim=K, d_ff=FF, vocab_size=V)).double().eval()
+    sizes = ModelConfig(layers=L, d_model=D, heads=H, head_dim=K, d_ff=FF, vocab_size=V, tie_biases=tie_biases)
+    model = TransformerXL(sizes).double().eval()
     for parameter in model.parameters():
         parameter.data.normal_(std=0.6)
     weights = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
     tokens = [3, 1, 4, 1, 5, 2, 6, 5, 3, 5, 0, 2, 6]
-    rule = MemoryRule(mem_len=M, segment=T, mask=mask)
+    rule = MemoryRule(mem_len=M, segment=T, mask=mask, initial_memory=initial_memory)
     reach = [M + (i % T if mask == "full" else 0) for i in range(len(tokens))]
     memory, logits = model.start(1, rule), []
     with torch.no_grad():
@@ -76,4 +82,5 @@ def test_the_model_reproduces_the_equations_of_the_paper(T: int, mask: str) -> N
             piece = torch.tensor([tokens[at : at + T]])
             answer, memory = model(piece, memory, torch.tensor([at]), rule)
             logits.append(answer[0].numpy())
-    np.testing.assert_allclose(np.concatenate(logits), paper_logits(weights, tokens, reach), rtol=1e-9, atol=1e-9)
+    expected = paper_logits(weights, tokens, reach, zeros=initial_memory == "zeros")
+    np.testing.assert_allclose(np.concatenate(logits), expected, rtol=1e-9, atol=1e-9)

@@ -118,16 +118,49 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(make_config: Mak
     assert_same_run(killed, whole)
 
 
+HALF_WRITTEN = """
+import os, sys, signal
+import trainer.checkpoint as checkpoint
+from xl_export.cli import main
+
+name, number, save, seen = sys.argv.pop(1), int(sys.argv.pop(1)), checkpoint.save_file, []
+
+def half_written(tensors, path, metadata=None):
+    save(tensors, path, metadata)
+    seen.append(name in str(path))
+    if seen[-1] and sum(seen) == number:
+        os.truncate(path, os.path.getsize(path) // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+checkpoint.save_file = half_written
+main()
+"""
+
+
+@pytest.mark.parametrize("name", ["training.safetensors", "model.safetensors"])
+def test_a_run_killed_in_the_middle_of_writing_a_file_resumes_to_the_same_bits(
+    make_config: Make, tmp_path: Path, name: str
+) -> None:
+    whole, killed = train(make_config(), tmp_path / "whole", progress=False), tmp_path / "killed"
+    write_json(tmp_path / "config.json", to_json(make_config()))
+    command = [sys.executable, "-c", HALF_WRITTEN, name, "3", "train", str(tmp_path / "config.json"), "--out", str(killed)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == -signal.SIGKILL
+    assert len(list(killed.glob(f".{name}.*"))) == 1, "the kill left its half-written file"
+    assert_same_run(resume(killed, progress=False), whole)
+    assert not list(killed.glob(".*")), "and resuming clears it away"
+
+
 @pytest.mark.parametrize("half", ["training.safetensors", "model.safetensors"])
-def test_a_stop_inside_a_checkpoint_leaves_one_that_resumes(
-    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: str
+@pytest.mark.parametrize("number", [3, 5])  # of the checkpoints at steps 0, 5, 10, 15, 20
+def test_a_stop_between_the_files_of_a_checkpoint_leaves_one_that_resumes(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: str, number: int
 ) -> None:
     whole, save = train(make_config(), tmp_path / "whole", progress=False), loop.save_tensors
     saves = []
 
     def stopping(path: Path, *arguments: Any) -> None:
         saves.append(path.name)
-        if path.name == half and saves.count(half) == 3:  # steps 0, 5, 10
+        if path.name == half and saves.count(half) == number:
             raise KeyboardInterrupt
         save(path, *arguments)
 
