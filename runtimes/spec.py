@@ -26,6 +26,7 @@ SCHEMA = 1
 SPEC, GRAPH, WEIGHTS, VOCAB, REFERENCE = "spec.json", "step.onnx", "weights.bin", "vocab.json", "reference.npz"
 MAX_SIZE = 1 << 24  # of any one dimension; absurd sizes become a sentence instead of an allocation
 FILE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # a plain name: no folder, no "..", nothing a file system refuses
+MAX_LAYERS = 4096
 Form = Literal["ring", "shift", "hidden"]
 
 
@@ -46,8 +47,9 @@ class ModelFacts:
 
     def __post_init__(self) -> None:
         for name in ("layers", "heads", "head_dim", "d_model", "d_ff", "vocab_size"):
-            if not 1 <= getattr(self, name) <= MAX_SIZE:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 to {MAX_SIZE}.")
+            most = MAX_LAYERS if name == "layers" else MAX_SIZE
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 to {most}.")
 
 
 @dataclass(frozen=True, kw_only=True)

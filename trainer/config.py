@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from runtimes.errors import ConfigError
 from runtimes.files import read_json
 from runtimes.records import from_json
 from runtimes.rule import MemoryRule
-from runtimes.spec import MAX_SIZE
+from runtimes.spec import MAX_LAYERS, MAX_SIZE
 
 BUILT_IN = Path(__file__).parent / "configs"
 
@@ -37,8 +38,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("layers", "d_model", "heads", "head_dim", "d_ff"):
-            if not 1 <= getattr(self, name) <= MAX_SIZE:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}; expected 1 to {MAX_SIZE}.")
+            most = MAX_LAYERS if name == "layers" else MAX_SIZE
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"model.{name} is {getattr(self, name)}; expected 1 to {most}.")
         if self.d_model % 2:
             raise ConfigError(f"model.d_model is {self.d_model}; expected an even number, half sines and half cosines.")
         if not 0 <= self.vocab_size <= MAX_SIZE:
@@ -95,13 +97,28 @@ class TrainConfig:
             raise ConfigError(f"warmup_steps is {self.warmup_steps}; expected 0 to steps, {self.steps}.")
         if not 0 <= self.seed < 1 << 63 or not 0 <= self.threads <= 1024:
             raise ConfigError(f"seed is {self.seed} and threads {self.threads}; expected seed ≥ 0 and threads 0 to 1024.")
-        needed = 16 * self.model.parameters  # fp32 weights, gradients, Adam's two moments
+
+    def refuse_if_too_large(self) -> None:
+        """Raises ConfigError where training takes more memory than this machine has."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if needed > memory:
+        if self.num_bytes > memory:
             raise ConfigError(
-                f"the model has {self.model.parameters:,} parameters; training needs {needed / 2**30:.0f} GiB "
-                f"and this machine has {memory / 2**30:.0f}: make layers, d_model or d_ff smaller."
+                f"training {self.model.parameters:,} parameters in {self.batch} lanes takes {self.num_bytes / 2**30:,.0f} GiB "
+                f"and this machine has {memory / 2**30:.0f}; make layers, d_model, d_ff, batch, segment or mem_len smaller."
             )
+
+    @property
+    def num_bytes(self) -> int:
+        """About what training takes: weights, gradients and Adam's moments, and what the backward pass keeps."""
+        model, T, J = self.model, self.training.segment, self.training.slots
+        scores = self.batch * model.heads * T * J
+        activations = self.batch * (J + 6 * T) * model.d_model + self.batch * T * 2 * model.d_ff + J * model.d_model
+        logits = self.batch * T * model.vocab_size
+        return 16 * model.parameters + 4 * (model.layers * (2 * scores + activations) + 2 * logits)
+
+    def shortened(self, steps: int) -> TrainConfig:
+        """The same recipe over this many steps, its warm-up no longer than that."""
+        return dataclasses.replace(self, steps=steps, warmup_steps=min(self.warmup_steps, steps))
 
     @classmethod
     def load(cls, name: str | Path) -> TrainConfig:

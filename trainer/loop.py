@@ -90,7 +90,8 @@ class Training:
 
     @classmethod
     def start(cls, config: TrainConfig) -> Training:
-        """Step 0, from the configuration's seed."""
+        """Step 0, from the configuration's seed; raises ConfigError where this machine has too little memory."""
+        config.refuse_if_too_large()
         if config.threads:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
@@ -139,6 +140,8 @@ class Training:
         """Back to the last checkpoint of `run`; `text` must be the hash of the text it was trained on."""
         mine = self.tensors()
         saved, facts = load_tensors(run / STATE, expected=mine)
+        if not facts.get("step", "").isdecimal():
+            raise ArtefactError(f"{run / STATE} does not say which step it was made at; start a new run.")
         if facts.get("text") != text:
             raise ConfigError(f"the text that {run} was trained on has changed since; restore it, or start a new run.")
         for name, tensor in mine.items():

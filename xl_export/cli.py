@@ -66,7 +66,8 @@ def train(config: str, out: Path | None, resume_run: Path | None, force: bool, *
         run = _interruptible(lambda: resume(resume_run), resume_run)
     else:
         assert out is not None
-        settings = dataclasses.replace(TrainConfig.load(config), **changes)
+        settings = TrainConfig.load(config)
+        settings = dataclasses.replace(settings.shortened(changes.pop("steps", settings.steps)), **changes)
         run = _interruptible(lambda: start(settings, out, force=force), out)
     click.echo(f"{run} is trained; next: xl-export onnx {run} --out artefact")
 
@@ -146,6 +147,7 @@ def _interruptible(work: Any, run: Path) -> Path:
     try:
         result: Path = work()
     except KeyboardInterrupt:
-        click.echo(f"\nstopped; the last checkpoint is kept: continue with `xl-export train --resume {run}`", err=True)
+        kept = f"the last checkpoint is kept: continue with `xl-export train --resume {run}`"
+        click.echo(f"\nstopped; {kept if run.is_dir() else 'nothing was written'}", err=True)
         raise SystemExit(130) from None
     return result

@@ -28,7 +28,7 @@ def run_demo(out: Path, *, steps: int | None = None, force: bool = False) -> dic
     refuse_existing(out, force=force)
     config = TrainConfig.load("demo")
     if steps is not None:
-        config = dataclasses.replace(config, steps=steps, warmup_steps=min(config.warmup_steps, steps))
+        config = config.shortened(steps)
     _title("1/6 train", f"{config.model.parameters:,} parameters and an alphabet, on the built-in corpus, {config.steps} steps")
     trained = train(config, out / "run", force=force)
     _title("2/6 export", "ring memory; validated against PyTorch before the folder appears")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -75,7 +76,9 @@ def test_a_batch_of_unequal_prompts_gives_each_row_what_it_gives_alone(session: 
 
 @pytest.mark.parametrize("initial_memory", ["masked", "zeros"])
 @pytest.mark.parametrize("form", ["ring", "shift", "hidden"])
-def test_padding_is_invisible_whatever_the_initial_memory(initial_memory: str, form: str, make_run, tmp_path) -> None:
+def test_padding_is_invisible_whatever_the_initial_memory(
+    initial_memory: str, form: str, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
     from runtimes.session import open_session
     from xl_export.artefact import export
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -39,7 +43,14 @@ def same(left: Memory, right: Memory) -> bool:
 
 
 @pytest.mark.parametrize("form", ["ring", "shift", "hidden"])
-def test_another_process_without_torch_continues_bit_for_bit(form, artefacts, sessions, tokens, tmp_path, python):
+def test_another_process_without_torch_continues_bit_for_bit(
+    form: str,
+    artefacts: dict[str, Path],
+    sessions: dict[str, Session],
+    tokens: np.ndarray,
+    tmp_path: Path,
+    python: Callable[..., Any],
+) -> None:
     session = sessions[form]
     memory = feed(session, tokens)
     save_memory(memory, tmp_path / "memory.npz")
@@ -52,7 +63,7 @@ def test_another_process_without_torch_continues_bit_for_bit(form, artefacts, se
     assert np.array_equal(np.load(tmp_path / "logits.npy"), here)
 
 
-def test_saving_and_loading_changes_no_bit(session, tokens, tmp_path):
+def test_saving_and_loading_changes_no_bit(session: Session, tokens: np.ndarray, tmp_path: Path) -> None:
     memory = feed(session, tokens)
     save_memory(memory, tmp_path / "memory.npz")
     loaded = load_memory(tmp_path / "memory.npz", session)
@@ -61,7 +72,9 @@ def test_saving_and_loading_changes_no_bit(session, tokens, tmp_path):
     assert np.array_equal(session.step(segment, loaded)[0], session.step(segment, memory)[0])
 
 
-def test_memory_of_another_artefact_is_refused_by_loading_and_by_stepping(sessions, tokens, tmp_path):
+def test_memory_of_another_artefact_is_refused_by_loading_and_by_stepping(
+    sessions: dict[str, Session], tokens: np.ndarray, tmp_path: Path
+) -> None:
     memory = feed(sessions["shift"], tokens)
     save_memory(memory, tmp_path / "memory.npz")
     with pytest.raises(StreamError, match="holds memory of the artefact"):
@@ -70,7 +83,7 @@ def test_memory_of_another_artefact_is_refused_by_loading_and_by_stepping(sessio
         sessions["ring"].step(tokens[None, :2].repeat(2, axis=0), memory)
 
 
-def test_a_copy_is_a_fork(session, tokens):
+def test_a_copy_is_a_fork(session: Session, tokens: np.ndarray) -> None:
     memory = feed(session, tokens)
     fork, kept = memory.copy(), memory.copy()
     first, second = tokens[None, :4].repeat(2, axis=0), tokens[None, 40:44].repeat(2, axis=0)
@@ -82,7 +95,9 @@ def test_a_copy_is_a_fork(session, tokens):
 
 
 @pytest.mark.parametrize("form", ["ring", "hidden"])
-def test_a_damaged_file_is_refused_or_loads_the_same(form, sessions, tokens, tmp_path):
+def test_a_damaged_file_is_refused_or_loads_the_same(
+    form: str, sessions: dict[str, Session], tokens: np.ndarray, tmp_path: Path
+) -> None:
     session = sessions[form]
     memory = feed(session, tokens)
     save_memory(memory, tmp_path / "whole.npz")
@@ -118,7 +133,9 @@ def test_a_damaged_file_is_refused_or_loads_the_same(form, sessions, tokens, tmp
         lambda arrays: arrays.pop("tensor/past_key_values.1.value"),
     ],
 )
-def test_arrays_that_are_not_this_memory_are_refused(change, sessions, tokens, tmp_path):
+def test_arrays_that_are_not_this_memory_are_refused(
+    change: Callable[[dict[str, Any]], Any], sessions: dict[str, Session], tokens: np.ndarray, tmp_path: Path
+) -> None:
     save_memory(feed(sessions["ring"], tokens), tmp_path / "memory.npz")
     arrays = read_npz(tmp_path / "memory.npz")
     change(arrays)
@@ -129,7 +146,9 @@ def test_arrays_that_are_not_this_memory_are_refused(change, sessions, tokens, t
 
 @pytest.mark.parametrize("layout", ["fortran", "big-endian"])
 @pytest.mark.parametrize("form", ["ring", "shift"])
-def test_the_layout_of_a_file_does_not_change_what_it_means(layout, form, sessions, tokens, tmp_path):
+def test_the_layout_of_a_file_does_not_change_what_it_means(
+    layout: str, form: str, sessions: dict[str, Session], tokens: np.ndarray, tmp_path: Path
+) -> None:
     memory = feed(sessions[form], tokens)
     save_memory(memory, tmp_path / "memory.npz")
     arrays = read_npz(tmp_path / "memory.npz")
@@ -142,7 +161,9 @@ def test_the_layout_of_a_file_does_not_change_what_it_means(layout, form, sessio
         assert np.array_equal(sessions[form].step(segment, loaded)[0], sessions[form].step(segment, memory)[0])
 
 
-def test_a_full_disk_leaves_the_old_file(artefacts, sessions, tokens, tmp_path, python):
+def test_a_full_disk_leaves_the_old_file(
+    artefacts: dict[str, Path], sessions: dict[str, Session], tokens: np.ndarray, tmp_path: Path, python: Callable[..., Any]
+) -> None:
     session = sessions["ring"]
     save_memory(feed(session, tokens), tmp_path / "memory.npz")
     code = """
@@ -164,7 +185,7 @@ except runtimes.UserError as error:
     assert [path.name for path in tmp_path.iterdir()] == ["memory.npz"]
 
 
-def test_arrays_that_the_caller_rearranged_are_used_as_they_are(session, tokens):
+def test_arrays_that_the_caller_rearranged_are_used_as_they_are(session: Session, tokens: np.ndarray) -> None:
     memory = feed(session, tokens, batch=3)
     chosen = Memory(memory.positions[::2].copy(), {n: a[::2] for n, a in memory.tensors.items()}, memory.owner)
     segment = tokens[None, 500:503].repeat(3, axis=0)

@@ -114,7 +114,7 @@ def test_a_vocabulary_comes_back_from_its_file(vocab: Vocab, tmp_path: Path) -> 
         {"kind": {}, "symbols": ["a"]}, {"kind": "char", "symbols": "ab"}, {"kind": "char", "symbols": {"a": 0}},
         {"kind": "char", "symbols": ["a", 1]}, {"kind": "char", "symbols": ["a", None]}, {"kind": "char", "symbols": ["a", ""]},
         {"kind": "char", "symbols": ["a", "a"]}, {"kind": "char", "symbols": ["ab"]}, {"kind": "word", "symbols": ["a", ["b"]]},
-        {"kind": "word", "symbols": ["a", "a"]}, {"symbols": ["a"]},
+        {"kind": "word", "symbols": ["a", "a"]}, {"kind": "word", "symbols": ["a", ""]}, {"symbols": ["a"]},
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_vocabulary_is_refused(document: Any, tmp_path: Path) -> None:

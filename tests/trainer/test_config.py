@@ -14,6 +14,7 @@ from runtimes.errors import ArtefactError, ConfigError
 from runtimes.records import from_json, to_json
 from runtimes.rule import MemoryRule
 from trainer.config import BUILT_IN, ModelConfig, TrainConfig
+from trainer.loop import Training
 
 GOOD: dict[str, Any] = {
     "model": {"layers": 2, "d_model": 16, "heads": 2, "head_dim": 8, "d_ff": 24},
@@ -117,11 +118,14 @@ def test_a_missing_key_is_named(key: str) -> None:
         load(data)
 
 
-def test_a_model_beyond_this_machine_is_refused_before_anything_is_allocated() -> None:
-    with pytest.raises(
-        ConfigError, match=r"[\d,]+ parameters; training needs [\d,]+ GiB .* make layers, d_model or d_ff smaller"
-    ):
-        load(changed("model.d_ff", 1 << 24) | {"model": {**GOOD["model"], "d_ff": 1 << 24, "d_model": 1 << 16}})
+@pytest.mark.parametrize(
+    "changes",
+    [{"model": {**GOOD["model"], "d_ff": 1 << 24, "d_model": 1 << 16}}, {"training": {"mem_len": 1 << 24, "segment": 512}}],
+)
+def test_what_this_machine_cannot_train_is_refused_before_anything_is_allocated(changes: dict[str, Any]) -> None:
+    config = load(GOOD | changes)  # loading is no offence: a run may be exported on a smaller machine
+    with pytest.raises(ConfigError, match=r"takes [\d,]+ GiB and this machine has \d+; make layers"):
+        Training.start(config)
 
 
 @pytest.mark.parametrize("data", [[], 3, None, "model"])
