@@ -85,13 +85,14 @@ def test_memory_of_another_artefact_is_refused_by_loading_and_by_stepping(
 
 def test_a_copy_is_a_fork(session: Session, tokens: np.ndarray) -> None:
     memory = feed(session, tokens)
-    fork, kept = memory.copy(), memory.copy()
-    first, second = tokens[None, :4].repeat(2, axis=0), tokens[None, 40:44].repeat(2, axis=0)
-    session.step(first, fork)
-    assert same(memory, kept)
-    assert not same(memory, fork)
-    after_fork, _ = session.step(second, memory)
-    assert np.array_equal(after_fork, session.step(second, kept)[0])
+    positions, tensors = memory.positions.tolist(), {name: array.tolist() for name, array in memory.tensors.items()}
+    fork = memory.copy()
+    for at in (0, 4, 8):
+        session.step(tokens[None, at : at + 4].repeat(2, axis=0), fork)
+    assert memory.positions.tolist() == positions
+    assert {name: array.tolist() for name, array in memory.tensors.items()} == tensors
+    assert fork.positions.tolist() == [position + 12 for position in positions]
+    assert not any(np.array_equal(fork.tensors[name], memory.tensors[name]) for name in tensors)
 
 
 @pytest.mark.parametrize("form", ["ring", "hidden"])
