@@ -63,7 +63,10 @@ def test_every_make_target_of_the_readme_exists() -> None:
 
 
 def test_every_file_that_the_documents_name_exists() -> None:
-    documents = [README, *(path.read_text(encoding="utf-8") for path in (ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")))]
+    documents = [
+        README,
+        *(path.read_text(encoding="utf-8") for path in (ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"))),
+    ]
     for text in documents:
         for name in re.findall(r"`((?:runtimes|trainer|xl_export|benchmarks|tests|docs)/[\w/]+\.(?:py|md|json))`", text):
             assert (ROOT / name).is_file(), name
