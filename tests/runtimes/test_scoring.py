@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def test_every_token_but_the_first_is_scored_once_and_in_order(data: bytes, lane
     lanes = min(lanes, len(tokens) - 1)
     session = Follower()
     score = evaluate(session, tokens, lanes=lanes, segment=segment)
-    expected = [RIGHT if after == (before + 1) % 256 else WRONG for before, after in zip(tokens[:-1], tokens[1:], strict=True)]
+    expected = [RIGHT if after == (before + 1) % 256 else WRONG for before, after in itertools.pairwise(tokens)]
     assert np.allclose(score.token_nats, expected, atol=1e-5)
     assert score.tokens == len(tokens) - 1
     assert score.nats == pytest.approx(sum(expected), abs=1e-3)
