@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtimes.errors import ConfigError
-from runtimes.ort_session import available_cpus
+from runtimes.machine import available_cpus
 from trainer.config import ModelConfig
 
 LONGEST = 1 << 14  # tokens; the masks of a recomputed window take 2 bytes for each pair of its positions

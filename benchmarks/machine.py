@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from runtimes.ort_session import available_cpus
+from runtimes.machine import available_cpus, memory_bytes, package_versions
 
-PACKAGES = ("xl-export", "numpy", "onnx-ir", "onnxruntime", "torch")
 CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -20,7 +18,7 @@ def machine_facts() -> dict[str, Any]:
     return {
         "cpu": _cpu_model(),
         "cpus": available_cpus(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": memory_bytes(),
         "system": f"{platform.system()} {platform.machine()}",
         "load_average": round(os.getloadavg()[0], 2),  # over the last minute: above 0 before a run, others share the CPUs
     }
@@ -28,13 +26,7 @@ def machine_facts() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Python and every package that has a part in the figures."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:  # a checkout on the path
-            continue
-    return found
+    return {"python": platform.python_version(), **package_versions()}
 
 
 def commit() -> str | None:

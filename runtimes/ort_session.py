@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from runtimes.errors import ArtefactError, MissingPackageError, StreamError
+from runtimes.machine import available_cpus
 from runtimes.memory import Memory
 from runtimes.session import checked_tokens, new_memory
 from runtimes.spec import GRAPH, VOCAB, Form, Spec, TensorFacts, load_spec
@@ -125,11 +125,6 @@ class _Bound:
 def _reason(error: Exception) -> str:
     """The first line of what ONNX Runtime says."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def available_cpus() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _import_onnxruntime(form: Form) -> Any:

@@ -7,6 +7,7 @@ one row is restarted on the way. Restarts, segments and answers are all in the f
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def check(artefact: Path | str, *, threads: int | None = None) -> CheckReport:
         raise ArtefactError(f"{folder} is a run, the reference itself; check the artefact that `xl-export onnx` makes of it.")
     reference = load_reference(folder / REFERENCE, session.spec)
     began = time.perf_counter()
-    log_probs, last = replay(session, reference.tokens, reference.segments, reference.restarts)
+    log_probs, last = replay(session, reference.tokens, reference.segments.tolist(), reference.restarts)
     seconds = time.perf_counter() - began
     differences = [np.abs(log_probs - reference.log_probs).max(), np.abs(last - reference.last).max()]
     worst = float(np.max(differences))  # a NaN anywhere makes it NaN, which is not within any tolerance
@@ -68,11 +69,11 @@ def check(artefact: Path | str, *, threads: int | None = None) -> CheckReport:
     )
 
 
-def replay(session: Session, tokens: np.ndarray, segments: np.ndarray, restarts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def replay(session: Session, tokens: np.ndarray, segments: Iterable[int], restarts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """log p of each next token [B, N], and of every symbol after the last one [B, V], over chained segments."""
     memory = session.start(len(tokens))
     pieces, at = [], 0
-    for length, restart in zip(segments.tolist(), restarts, strict=True):
+    for length, restart in zip(segments, restarts, strict=True):
         memory.positions[restart] = 0
         logits, memory = session.step(tokens[:, at : at + length], memory)
         pieces.append(log_probability(logits, tokens[:, at + 1 : at + length + 1]))

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from runtimes.errors import ArtefactError, StreamError
+from runtimes.machine import memory_bytes
 from runtimes.memory import Memory
 from runtimes.rule import MemoryRule
 from runtimes.spec import SPEC, TensorFacts
@@ -66,6 +67,12 @@ def new_memory(session: Session, batch: int) -> Memory:
     """Zero arrays for `batch` rows; raises StreamError for an impossible batch."""
     if not 1 <= batch <= 1 << 16:
         raise StreamError(f"batch is {batch}; expected 1 to {1 << 16} rows.")
+    needed = batch * sum(tensor.num_bytes(batch=1) for tensor in session.state)
+    if needed > memory_bytes():
+        raise StreamError(
+            f"the memory of {batch} streams takes {needed / 2**30:,.0f} GiB and this machine has "
+            f"{memory_bytes() / 2**30:.0f}; use a smaller batch."
+        )
     tensors = {tensor.name: np.zeros(tensor.sizes(batch=batch), tensor.dtype) for tensor in session.state}
     return Memory(np.zeros(batch, np.int64), tensors, session.identity)
 

@@ -106,3 +106,11 @@ def test_memory_of_another_session_is_refused(session: Session, make_run, artefa
 def test_an_impossible_batch_is_refused(session: Session, batch: int) -> None:
     with pytest.raises(StreamError, match="batch is"):
         session.start(batch)
+
+
+def test_a_batch_beyond_this_machine_is_refused_before_anything_is_allocated(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtimes.session.memory_bytes", lambda: 10_000)
+    with pytest.raises(StreamError, match=r"the memory of 9 streams takes \d+ GiB .* use a smaller batch"):
+        session.start(9)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from runtimes.errors import ConfigError
 from runtimes.files import read_json
+from runtimes.machine import memory_bytes
 from runtimes.records import from_json
 from runtimes.rule import MemoryRule
 from runtimes.spec import MAX_LAYERS, MAX_SIZE
@@ -100,11 +100,10 @@ class TrainConfig:
 
     def refuse_if_too_large(self) -> None:
         """Raises ConfigError where training takes more memory than this machine has."""
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if self.num_bytes > memory:
+        if self.num_bytes > memory_bytes():
             raise ConfigError(
                 f"training {self.model.parameters:,} parameters in {self.batch} lanes takes {self.num_bytes / 2**30:,.0f} GiB "
-                f"and this machine has {memory / 2**30:.0f}; make layers, d_model, d_ff, batch, segment or mem_len smaller."
+                f"and this machine has {memory_bytes() / 2**30:.0f}; reduce layers, d_model, d_ff, batch, segment or mem_len."
             )
 
     @property

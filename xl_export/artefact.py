@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 
-from runtimes.errors import ArtefactError
+from runtimes.errors import ArtefactError, ConfigError
 from runtimes.files import atomic_folder, refuse_existing, write_json
+from runtimes.machine import memory_bytes, package_versions
 from runtimes.ort_session import OrtSession
 from runtimes.reference import save_reference
 from runtimes.rule import MemoryRule
@@ -19,7 +19,7 @@ from trainer.checkpoint import Run, load_run
 from xl_export import genai
 from xl_export.ops import save_model
 from xl_export.step import OPSETS, Weights, step_graph
-from xl_export.validate import validate
+from xl_export.validate import ROWS, validate
 
 TOLERANCE = 1e-4  # nats; fp32 against PyTorch
 
@@ -38,6 +38,7 @@ def export(
     refuse_existing(out, force=force)
     trained = load_run(Path(run))
     spec = make_spec(trained, rule or trained.config.evaluation, memory)
+    refuse_if_too_large(spec)
     weights = finite_weights(trained)
     with atomic_folder(out, force=force) as folder:
         save_model(step_graph(spec, weights), folder)
@@ -50,6 +51,21 @@ def export(
         files = {path.name: file_facts(path) for path in sorted(folder.iterdir())}
         save_spec(folder, dataclasses.replace(spec, files=files))
     return out
+
+
+def refuse_if_too_large(spec: Spec) -> None:
+    """Raises ConfigError where validating the graph takes more memory than this machine has."""
+    model, rule = spec.model, spec.rule
+    scores = ROWS * model.heads * rule.segment * rule.slots
+    logits = ROWS * rule.segment * model.vocab_size
+    hidden = ROWS * model.layers * rule.slots * model.d_model
+    table = model.layers * rule.position_rows * model.heads * model.head_dim
+    needed = 8 * model.parameters + 2 * ROWS * spec.bytes_per_stream + 4 * (4 * scores + 4 * logits + 2 * hidden + table)
+    if needed > memory_bytes():
+        raise ConfigError(
+            f"exporting with {rule} takes about {needed / 2**30:,.0f} GiB and this machine has {memory_bytes() / 2**30:.0f}; "
+            "give a smaller --mem-len or --segment."
+        )
 
 
 def finite_weights(run: Run) -> Weights:
@@ -66,15 +82,5 @@ def make_spec(run: Run, rule: MemoryRule, form: Form) -> Spec:
     facts = run.model.facts()
     return Spec(
         model=facts, rule=rule, form=form, precision="fp32", tolerance=TOLERANCE, opset=OPSETS[form],
-        state=state_tensors(facts, rule, form), producer=_versions(), source={"model.safetensors": run.sha256},
+        state=state_tensors(facts, rule, form), producer=package_versions(), source={"model.safetensors": run.sha256},
     )  # fmt: skip
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in ("xl-export", "numpy", "onnx-ir", "onnxruntime", "torch"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:  # a checkout on the path, or onnxruntime-gpu in onnxruntime's place
-            continue
-    return found

@@ -124,7 +124,7 @@ def test_a_missing_key_is_named(key: str) -> None:
 )
 def test_what_this_machine_cannot_train_is_refused_before_anything_is_allocated(changes: dict[str, Any]) -> None:
     config = load(GOOD | changes)  # loading is no offence: a run may be exported on a smaller machine
-    with pytest.raises(ConfigError, match=r"takes [\d,]+ GiB and this machine has \d+; make layers"):
+    with pytest.raises(ConfigError, match=r"takes [\d,]+ GiB and this machine has \d+; reduce layers"):
         Training.start(config)
 
 

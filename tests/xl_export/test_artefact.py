@@ -183,3 +183,11 @@ def test_the_files_of_an_artefact_are_those_of_its_spec(artefacts: dict[str, Pat
         spec = load_spec(folder)
         assert {file.name for file in folder.iterdir()} == {*spec.files, "spec.json"}
         assert json.loads((folder / "spec.json").read_text())["digest"] == spec.identity == open_session(folder).identity
+
+
+@pytest.mark.parametrize("option", ["--mem-len", "--segment"])
+def test_lengths_beyond_this_machine_are_refused_before_anything_is_allocated(option: str, run: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["onnx", str(run), "--out", str(tmp_path / "a"), option, "16000000"])
+    assert result.exit_code == 2
+    assert "GiB and this machine has" in result.stderr
+    assert list(tmp_path.iterdir()) == []
