@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import click
 
 from benchmarks.configs import checked_repeats, checked_threads, load_config, parse_lengths
 from runtimes.cli import Group, echo_json, json_option
-from runtimes.errors import MissingPackageError
+from runtimes.errors import needs
 
 if TYPE_CHECKING:
     from benchmarks.history import Result
@@ -49,7 +48,7 @@ def sliding_window_command(
     config, threads = load_config(config_name), checked_threads(threads)
     repeats = checked_repeats(repeats, config.repeats)
     lengths = config.attention_lengths if attention_lengths is None else parse_lengths(attention_lengths)
-    with needs_export():
+    with needs("cpu,export", "onnxruntime", "onnx_ir", "torch", "safetensors", "tqdm"):
         from benchmarks import sliding_window
         from benchmarks.history import begin
         from benchmarks.plot import check_plot, plot
@@ -72,7 +71,7 @@ def memory_forms_command(
     config, threads = load_config(config_name), checked_threads(threads)
     repeats = checked_repeats(repeats, config.token_repeats)
     claim = config.ring_claim if mem_len in (None, config.mem_len) else None
-    with needs_export():
+    with needs("cpu,export", "onnxruntime", "onnx_ir", "torch", "safetensors", "tqdm"):
         from benchmarks import memory_forms
         from benchmarks.history import begin
     result = begin("memory-forms", config, threads=threads, file=history)
@@ -91,17 +90,6 @@ def _report(result: Result, lines: list[str], rows: Sequence[Any], as_json: bool
 
 def _progress(line: str) -> None:
     click.echo(line, err=True)
-
-
-@contextmanager
-def needs_export() -> Iterator[None]:
-    """Turns a missing package into the command that installs it."""
-    try:
-        yield
-    except ImportError as error:
-        if not error.name or error.name.partition(".")[0] not in ("onnxruntime", "onnx_ir", "torch", "safetensors"):
-            raise
-        raise MissingPackageError(f"{error.name} is not installed; run `pip install 'xl-export[cpu,export]'`.") from error
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from runtimes.describe import describe, describe_lines
 from runtimes.errors import UserError
@@ -27,7 +29,18 @@ class Refusal(click.ClickException):
 
 
 class Group(click.Group):
-    """Prints what a user can mend as one sentence; a traceback is a bug of ours."""
+    """Prints what a user can mend as one sentence; a traceback is a bug of ours.
+
+    Exit codes: 2 for what cannot be used, 130 when interrupted, 143 when terminated; both clean up what was half made.
+    """
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that temporary folders are removed
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:  # from printing a help text
+            print(f"Error: standard output cannot be written ({error.strerror}); give another place.", file=sys.stderr)
+            sys.exit(2)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -40,10 +53,14 @@ class Group(click.Group):
             raise Refusal(
                 f"standard output is {error.encoding} and cannot show {error.object[error.start]!r}; set PYTHONIOENCODING=utf-8."
             ) from error
-        except BrokenPipeError:
+        except KeyboardInterrupt:
+            click.echo("stopped", err=True)
+            raise SystemExit(130) from None
+        except BrokenPipeError:  # the reader has had enough, as `head` does
             raise
         except OSError as error:
-            raise Refusal(f"{error.filename or 'the output'}: {error.strerror or error}.") from error
+            what = error.filename or "standard output"
+            raise Refusal(f"{what} cannot be used ({error.strerror or error}); give another place.") from error
 
 
 folder_argument = click.argument("path", type=click.Path(path_type=Path))
@@ -134,6 +151,8 @@ def generate_command(
 
     Every token costs the same, however long the text grows. The default sampling is the paper's, top-k 40.
     """
+    if save_to and (save_to.is_dir() or not save_to.parent.is_dir()):
+        raise UserError(f"{save_to} cannot be a file to save memory in; give a file name in a folder that exists.")
     sampler = Sampler(temperature=temperature, top_k=top_k or None, top_p=top_p)
     session = open_session(path, threads=threads)
     memory = load_memory(load_from, session) if load_from else session.start(len(prompts)) if save_to else None
@@ -171,8 +190,15 @@ def info_command(path: Path, as_json: bool) -> None:
 def echo_json(document: dict[str, Any], wanted: bool) -> None:
     """The document on one last line; a figure that is not finite becomes null."""
     if wanted:
-        finite = {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in document.items()}
-        click.echo(json.dumps(finite, allow_nan=False))
+        click.echo(json.dumps(_finite(document), allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 COMMANDS: tuple[click.Command, ...] = (check_command, eval_command, generate_command, info_command)

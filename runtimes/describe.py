@@ -71,4 +71,5 @@ def describe_lines(facts: dict[str, Any]) -> list[str]:
     ]
     for kind in ("inputs", "outputs"):
         lines += [f"{kind:<12}{tensor['name']}  {tensor['dtype']} {tensor['shape']}" for tensor in facts[kind]]
-    return [*lines, "made with   " + ", ".join(f"{name} {version}" for name, version in facts["producer"].items())]
+    made = [f"{name} {version}" for name, version in facts["producer"].items()]
+    return [*lines, "made with   " + ", ".join(text for text in made if text.isprintable())]

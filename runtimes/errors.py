@@ -6,9 +6,31 @@ The command line prints it without a traceback and exits with code 2.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class UserError(ValueError):
     """Something given to xl-export cannot be used; the message says what and how to mend it."""
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what a library says of its failure, without a full stop."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+@contextmanager
+def needs(extras: str, *packages: str) -> Iterator[None]:
+    """Turns the lack of an optional package into the command that installs it; any other ImportError is a bug of ours."""
+    try:
+        yield
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] not in packages:
+            raise
+        raise MissingPackageError(
+            f"{error.name} is not installed and this step needs it; run `pip install 'xl-export[{extras}]'`."
+        ) from error
 
 
 class ConfigError(UserError):

@@ -11,9 +11,9 @@ import hashlib
 import json
 import math
 import os
+import secrets
 import shutil
 import struct
-import tempfile
 import tokenize
 import zipfile
 import zlib
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy_format
 
-from runtimes.errors import ArtefactError, UserError
+from runtimes.errors import ArtefactError, UserError, first_line
 
 # Everything that zipfile and NumPy raise for a damaged archive (an encrypted member is a RuntimeError,
 # a header that is no Python literal a SyntaxError, TypeError or TokenError).
@@ -37,51 +37,55 @@ NPZ_ERRORS = (
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends without an error."""
+    temporary = _beside(path)
     with writing(path):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        temporary = Path(name)
         try:
+            temporary.touch(exist_ok=False)
             yield temporary
             _flush(temporary)
-            temporary.chmod(0o666 & ~_umask())
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def atomic_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
+def atomic_folder(path: Path, *, force: bool = False, marker: str) -> Iterator[Path]:
     """A temporary folder beside `path` that takes its place when the block ends without an error.
 
-    An existing `path` is refused unless `force`; then it is replaced only once the new one is whole.
+    An existing `path` is refused unless `force`, and then unless it holds the file `marker`, which shows that
+    it is what is being made again; it is replaced only once the new one is whole.
     """
-    refuse_existing(path, force=force)
+    refuse_existing(path, force=force, marker=marker)
+    path = path.resolve()
+    temporary, retired = _beside(path), _beside(path)
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir()
             yield temporary
             for file in temporary.iterdir():
                 _flush(file)
-            temporary.chmod(0o777 & ~_umask())
             if path.exists():
-                retired = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
-                os.replace(path, retired / path.name)
+                os.replace(path, retired)
+            try:
                 os.replace(temporary, path)
-                shutil.rmtree(retired)
-            else:
-                os.replace(temporary, path)
+            except OSError:
+                if retired.exists():
+                    os.replace(retired, path)
+                raise
+            shutil.rmtree(retired, ignore_errors=True)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def refuse_existing(path: Path, *, force: bool) -> None:
-    """Raises UserError when `path` exists and may not be replaced."""
-    if path.exists() and not force:
-        raise UserError(f"{path} exists already; give another --out, or --force to replace it.")
+def refuse_existing(path: Path, *, force: bool, marker: str) -> None:
+    """Raises UserError when `path` exists and may not be replaced: see `atomic_folder`."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, not a folder; give another --out.")
+    if path.exists() and not force:
+        raise UserError(f"{path} exists already; give another --out, or --force to replace it.")
+    if path.exists() and not (path / marker).is_file() and any(path.iterdir()):
+        raise UserError(f"{path} holds other things than a folder to replace would (no {marker}); give another --out.")
 
 
 @contextlib.contextmanager
@@ -112,8 +116,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(read_bytes(path).decode("utf-8"))
     except (UserError, RecursionError, ValueError) as error:
-        reason = str(error) if isinstance(error, UserError) else f"{path} is not valid JSON ({error})."
-        raise ArtefactError(reason) from error
+        if isinstance(error, UserError):
+            raise ArtefactError(str(error)) from error
+        raise ArtefactError(f"{path} is not valid JSON ({first_line(error)}); copy or make it again.") from error
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -124,19 +129,21 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
+            members = archive.infolist()
+            claimed, held = sum(member.file_size for member in members), max(path.stat().st_size, 1 << 20)
+            if claimed > 64 * held:
+                raise ValueError(f"it claims {claimed} bytes from {held}")
+            for member in members:
                 _check_npy_size(archive, member)
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except (*NPZ_ERRORS, OSError) as error:
-        raise ArtefactError(f"{path} is not a readable .npz file: {error}.") from error
+        raise ArtefactError(f"{path} is not a readable .npz file ({first_line(error)}); copy or make it again.") from error
 
 
 def _check_npy_size(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{member.filename} has compression type {member.compress_type}")
-    if member.file_size > 64 * max(member.compress_size, 1 << 20):
-        raise ValueError(f"{member.filename} claims {member.file_size} bytes from {member.compress_size}")
     with archive.open(member) as stream:
         version = npy_format.read_magic(stream)
         reader = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}.get(version)
@@ -161,7 +168,6 @@ def _flush(path: Path) -> None:
         os.fsync(stream.fileno())
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _beside(path: Path) -> Path:
+    """A new hidden name in the same folder."""
+    return path.parent / f".{path.name}.{secrets.token_hex(4)}"

@@ -30,19 +30,20 @@ def generate(
     max_tokens: int,
     sampler: Sampler | None = None,
     seed: int = 0,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
     memory: Memory | None = None,
 ) -> Iterator[Piece]:
     """Yields a Piece per row and step until every row has `max_tokens` tokens or met a stop string.
 
-    prompts: one text or a batch of unequal ones; each row gives the same text as alone (same-length mask).
-    stop: strings that end a row; they and what follows are not part of its text. seed: row r draws from
-    its own generator, so a batch does not change a row's draws. memory: streams to continue, updated in
+    prompts: one text or a batch of unequal ones. Under the same-length mask what row r says depends on its
+    prompt, the seed and r alone, not on the other rows. stop: strings that end a row; they and what follows
+    are not part of its text. memory: streams to continue, updated in
     place: at the end it has seen all that was yielded. Then all prompts must have equal numbers of tokens,
     and stop strings take one stream at a time.
     Raises before the first token: TextError for a prompt that encodes to nothing or to unknown symbols.
     """
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    stop = [stop] if isinstance(stop, str) else list(stop)
     sampler = sampler or Sampler()
     if max_tokens < 1:
         raise UserError(f"max_tokens is {max_tokens}; expected at least 1.")
@@ -58,9 +59,15 @@ def generate(
         raise TextError("no prompt was given; give at least one.")
     if memory is not None and stop and len(rows) > 1:
         raise StreamError("rows that continue existing memory cannot end apart; give stop strings to one stream at a time.")
+    decoders = [session.vocab.decoder() for _ in rows]
+    for decoder, row in zip(decoders, rows, strict=True):  # words after a prompt begin with a blank
+        for token in row.tolist():
+            decoder(token)
     tokens, streams = _aligned(session, rows, memory)
     keep = memory is not None
-    return _generate(session, tokens, streams, max_tokens=max_tokens, sampler=sampler, seed=seed, stop=stop, keep=keep)
+    return _generate(
+        session, tokens, streams, max_tokens=max_tokens, sampler=sampler, seed=seed, stop=stop, keep=keep, decoders=decoders
+    )
 
 
 def _aligned(session: Session, rows: list[np.ndarray], memory: Memory | None) -> tuple[np.ndarray, Memory]:
@@ -86,11 +93,12 @@ def _generate(
     seed: int,
     stop: Sequence[str],
     keep: bool,
+    decoders: Sequence[Decoder],
 ) -> Iterator[Piece]:
     for at in range(0, tokens.shape[1], session.rule.segment):
         logits, memory = session.step(tokens[:, at : at + session.rule.segment], memory)
     draws = [np.random.default_rng([seed, row]) for row in range(len(tokens))]
-    texts = [_Text(session.vocab.decoder(), stop) for _ in tokens]
+    texts = [_Text(decoder, stop) for decoder in decoders]
     token = np.zeros((len(tokens), 1), np.int64)
     for count in range(1, max_tokens + 1):
         for row, text in enumerate(texts):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,8 @@ from runtimes.files import atomic_file, read_npz
 if TYPE_CHECKING:
     from runtimes.session import Session
 
+MAX_POSITION = 1 << 62
+
 
 @dataclass
 class Memory:
@@ -23,14 +24,14 @@ class Memory:
     positions: int64 [B], the stream position of each row's next token. Setting one to 0 starts that row on
     a new text: nothing has to be cleared, no row sees another's past. A negative position -n makes the
     row's next n tokens padding, invisible to all that follows; so rows of unequal length end together.
-    tensors: the memory arrays by name, updated in place by `Session.step`.
+    tensors: the memory arrays by name, finite, updated in place by `Session.step`; only `copy()` makes others.
     owner: identity of the artefact or run that the numbers belong to.
     """
 
     positions: np.ndarray
     tensors: dict[str, np.ndarray]
     owner: str
-    binding: Any = field(default=None, repr=False, compare=False)  # a session's own cache over these arrays
+    binding: Any = field(default=None, init=False, repr=False, compare=False)  # a session's own cache over these arrays
 
     @property
     def batch(self) -> int:
@@ -38,7 +39,13 @@ class Memory:
 
     def copy(self) -> Memory:
         """An independent fork of all streams."""
-        return Memory(self.positions.copy(), copy.deepcopy(self.tensors), self.owner)
+        return Memory(self.positions.copy(), {name: array.copy() for name, array in self.tensors.items()}, self.owner)
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Memory:
+        return self.copy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "binding": None}
 
 
 def save_memory(memory: Memory, path: Path | str) -> None:
@@ -62,12 +69,28 @@ def load_memory(path: Path | str, session: Session) -> Memory:
             f"{path} holds memory of the artefact {owner:.12}, and this one is {session.identity:.12}; "
             "open the artefact that the stream was started on, or start a new stream."
         )
-    if positions.dtype != np.int64 or positions.ndim != 1 or len(positions) == 0:
-        raise ArtefactError(f"{path} is damaged: its positions are {positions.dtype} {list(positions.shape)}.")
     tensors = {  # in this machine's layout, whatever the file's
         name.removeprefix("tensor/"): np.ascontiguousarray(array, array.dtype.newbyteorder("=")) for name, array in arrays.items()
     }
+    memory = Memory(positions, tensors, owner)
+    try:
+        check_memory(session, memory)
+    except StreamError as error:
+        raise ArtefactError(f"{path} is damaged: {error}") from error
+    if not all(np.isfinite(array).all() for array in tensors.values()):
+        raise ArtefactError(f"{path} is damaged: it holds values that are not finite; start a new stream.")
+    return memory
+
+
+def check_memory(session: Session, memory: Memory) -> None:
+    """Raises StreamError where a memory's arrays are not those of the session: names, types, shapes, positions."""
+    positions = memory.positions
+    if not isinstance(positions, np.ndarray) or positions.dtype != np.int64 or positions.ndim != 1 or len(positions) == 0:
+        raise StreamError("the memory's positions are not an int64 array [batch]; use memory from start() or load_memory().")
+    if np.abs(positions).max() > MAX_POSITION or positions.min() < -MAX_POSITION:
+        raise StreamError(f"the memory's positions reach beyond {MAX_POSITION}; set them to 0 to start new texts.")
     expected = {tensor.name: (tensor.sizes(batch=len(positions)), tensor.dtype) for tensor in session.state}
-    if {name: (array.shape, array.dtype.name) for name, array in tensors.items()} != expected:
-        raise ArtefactError(f"{path} is damaged: its arrays do not have the names, types and shapes of this artefact's memory.")
-    return Memory(positions, tensors, owner)
+    if {name: (array.shape, array.dtype.name) for name, array in memory.tensors.items()} != expected:
+        raise StreamError(
+            "the memory's arrays are not those of this session (names, types, shapes); use memory from start() or load_memory()."
+        )

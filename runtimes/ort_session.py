@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.errors import ArtefactError, MissingPackageError, StreamError
+from runtimes.errors import ArtefactError, MissingPackageError, first_line
 from runtimes.machine import available_cpus
 from runtimes.memory import Memory
 from runtimes.session import checked_tokens, new_memory
 from runtimes.spec import GRAPH, VOCAB, Form, Spec, TensorFacts, load_spec
 from runtimes.vocab import Vocab, load_vocab
 
-MAX_THREADS = 1024
 OLDEST: dict[Form, tuple[int, int]] = {"ring": (1, 25), "shift": (1, 23), "hidden": (1, 23)}  # releases that run each form
 
 
@@ -52,7 +51,7 @@ class OrtSession:
             self._session.run_with_iobinding(bound.io)
         except Exception as error:  # as in _load: a graph that loads may still fail when it runs
             raise ArtefactError(
-                f"ONNX Runtime {self._ort.__version__} could not run the step ({_reason(error)}); export the artefact again."
+                f"ONNX Runtime {self._ort.__version__} could not run the step ({first_line(error)}); export the artefact again."
             ) from error
         bound.advance(memory)
         memory.positions += segment
@@ -65,8 +64,6 @@ class OrtSession:
         return bound
 
     def _load(self, graph: Path, threads: int | None) -> Any:
-        if threads is not None and not 1 <= threads <= MAX_THREADS:
-            raise StreamError(f"threads is {threads}; expected 1 to {MAX_THREADS}.")
         options = self._ort.SessionOptions()
         options.log_severity_level = 4  # nothing: errors are raised, and device discovery warns on machines without a GPU
         options.intra_op_num_threads = threads or available_cpus()
@@ -78,7 +75,7 @@ class OrtSession:
             raise
         except Exception as error:  # ONNX Runtime raises bare classes of its own for every damaged graph
             raise ArtefactError(
-                f"{graph} could not be loaded by ONNX Runtime {self._ort.__version__} ({_reason(error)}); "
+                f"{graph} could not be loaded by ONNX Runtime {self._ort.__version__} ({first_line(error)}); "
                 "export the artefact again, or install the onnxruntime version that its spec.json names."
             ) from error
 
@@ -120,11 +117,6 @@ class _Bound:
             io.bind_ortvalue_input(state.past, ort.OrtValue.ortvalue_from_numpy(past[state.past]))
             io.bind_ortvalue_output(state.present, ort.OrtValue.ortvalue_from_numpy(present[state.past]))
         return io
-
-
-def _reason(error: Exception) -> str:
-    """The first line of what ONNX Runtime says."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _import_onnxruntime(form: Form) -> Any:

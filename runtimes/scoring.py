@@ -66,8 +66,14 @@ def evaluate(
     Raises TextError for fewer than two tokens, StreamError for lanes or segments that do not fit.
     """
     segment = session.rule.segment if segment is None else segment
-    if segment < 1:
-        raise StreamError(f"segment is {segment}; expected 1 to {session.rule.segment} tokens per step.")
+    if not 1 <= segment <= session.rule.segment:
+        raise StreamError(
+            f"segment is {segment}; this model takes 1 to {session.rule.segment} tokens a step: give a smaller one, "
+            "or export with a larger --segment."
+        )
+    tokens = np.asarray(tokens)
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise StreamError(f"tokens are {tokens.dtype} {list(tokens.shape)}; expected integers [N].")
     targets = len(tokens) - 1
     if targets < 1:
         raise TextError(f"the text has {len(tokens)} token(s); scoring needs at least 2, one to see and one to predict.")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from runtimes.errors import ArtefactError, StreamError
 from runtimes.machine import memory_bytes
-from runtimes.memory import Memory
+from runtimes.memory import Memory, check_memory
 from runtimes.rule import MemoryRule
 from runtimes.spec import SPEC, TensorFacts
 from runtimes.vocab import Vocab
@@ -20,6 +20,8 @@ SESSIONS = {
     SPEC: ("runtimes.ort_session", "OrtSession"),
     "config.json": ("runtimes.torch_session", "TorchSession"),
 }
+
+MAX_THREADS = 1024
 
 
 class Session(Protocol):
@@ -47,15 +49,20 @@ class Session(Protocol):
         ...
 
 
-def open_session(path: Path | str, *, threads: int | None = None, **options: Any) -> Session:
+def open_session(path: Path | str, *, threads: int | None = None) -> Session:
     """A session for an artefact folder (ONNX Runtime) or a run folder (PyTorch, needs `xl-export[train]`).
 
-    threads: CPU threads, the engine's own choice when None. Further options are the session class's own.
+    threads: CPU threads, all that this process may use when None; PyTorch has one number for the whole process.
+    Raises ArtefactError for a folder that is neither or is damaged, StreamError for an impossible number of threads.
     """
     folder = Path(path)
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise StreamError(f"threads is {threads}; expected 1 to {MAX_THREADS}.")
+    if not folder.is_dir():
+        raise ArtefactError(f"{folder} {'is not a folder' if folder.exists() else 'does not exist'}; give a run or an artefact.")
     for marker, (module, name) in SESSIONS.items():
         if (folder / marker).is_file():
-            session: Session = getattr(import_module(module), name).open(folder, threads=threads, **options)
+            session: Session = getattr(import_module(module), name).open(folder, threads=threads)
             return session
     raise ArtefactError(
         f"{folder} is neither an artefact (it has no {SPEC}) nor a run (it has no config.json); "
@@ -88,6 +95,7 @@ def checked_tokens(session: Session, tokens: np.ndarray, memory: Memory) -> np.n
             f"the memory belongs to artefact {memory.owner:.12} and this session runs {session.identity:.12}; "
             "use memory that this session's start() returned."
         )
+    check_memory(session, memory)
     if batch != memory.batch:
         raise StreamError(f"tokens have {batch} rows and the memory holds {memory.batch} streams; give one row per stream.")
     if not 1 <= segment <= session.rule.segment:

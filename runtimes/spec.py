@@ -27,6 +27,7 @@ SPEC, GRAPH, WEIGHTS, VOCAB, REFERENCE = "spec.json", "step.onnx", "weights.bin"
 MAX_SIZE = 1 << 24  # of any one dimension; absurd sizes become a sentence instead of an allocation
 FILE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # a plain name: no folder, no "..", nothing a file system refuses
 MAX_LAYERS = 4096
+TOLERANCES = {"fp32": 1e-4}  # nats, by precision
 Form = Literal["ring", "shift", "hidden"]
 
 
@@ -97,12 +98,16 @@ class Spec:
     rule: MemoryRule
     form: Form
     precision: Literal["fp32"]
-    tolerance: float  # largest difference in log-probability from PyTorch that `check` lets pass, nats
     opset: int
     state: tuple[StateFacts, ...]
     producer: dict[str, str]  # package: version
     source: dict[str, str]  # of the trained model: checkpoint hash
     files: dict[str, FileFacts] = field(default_factory=dict)
+
+    @property
+    def tolerance(self) -> float:
+        """The largest difference in log-probability from PyTorch, in nats, that `check` lets pass: ours, not the file's."""
+        return TOLERANCES[self.precision]
 
     @property
     def identity(self) -> str:

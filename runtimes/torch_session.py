@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runtimes.errors import MissingPackageError
+from runtimes.errors import needs
 from runtimes.memory import Memory
 from runtimes.rule import MemoryRule
 from runtimes.session import checked_tokens, new_memory
@@ -28,20 +29,15 @@ class TorchSession:
     @classmethod
     def open(cls, folder: Path, *, threads: int | None = None, rule: MemoryRule | None = None) -> TorchSession:
         """A run's last checkpoint, under the rule that it is evaluated with unless another is given."""
-        try:
+        with needs("train", "torch", "safetensors", "tqdm"):
             import torch
 
             from trainer.checkpoint import load_run
-        except ImportError as error:
-            raise MissingPackageError(
-                f"{folder} is a PyTorch run and {error.name} is not installed; run `pip install 'xl-export[train]'`, "
-                "or open an exported artefact instead."
-            ) from error
         if threads is not None:
             torch.set_num_threads(threads)
         run = load_run(folder)
         chosen = rule or run.config.evaluation
-        return cls(run.model.eval(), run.vocab, chosen, identity=f"{run.sha256} {chosen}")
+        return cls(run.model.eval(), run.vocab, chosen, identity=sha256(f"{run.sha256} {chosen}".encode()).hexdigest())
 
     def start(self, batch: int) -> Memory:
         return new_memory(self, batch)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -114,3 +116,31 @@ def test_a_batch_beyond_this_machine_is_refused_before_anything_is_allocated(
     monkeypatch.setattr("runtimes.session.memory_bytes", lambda: 10_000)
     with pytest.raises(StreamError, match=r"the memory of 9 streams takes \d+ GiB .* use a smaller batch"):
         session.start(9)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda m: setattr(m, "positions", [0]),
+        lambda m: setattr(m, "positions", np.zeros(1)),
+        lambda m: setattr(m, "positions", np.zeros(2, np.int64)),
+        lambda m: setattr(m, "positions", np.full(1, -(2**63))),
+        lambda m: m.tensors.popitem(),
+        lambda m: m.tensors.update({next(iter(m.tensors)): np.zeros(3, np.float32)}),
+        lambda m: m.tensors.update({name: array.astype(np.float64) for name, array in m.tensors.items()}),
+    ],
+)
+def test_memory_that_was_tampered_with_is_refused(session: Session, damage) -> None:
+    memory = session.start(1)
+    session.step(np.zeros((1, 2), np.int64), memory)
+    damage(memory)
+    with pytest.raises(StreamError, match="the memory's"):
+        session.step(np.zeros((1, 2), np.int64), memory)
+
+
+def test_memory_survives_deepcopy_and_pickle(session: Session, tokens: np.ndarray) -> None:
+    _, memory = feed(session, rows(tokens, 1, 24), [8, 8, 8])
+    others = copy.deepcopy(memory), pickle.loads(pickle.dumps(memory))
+    expected, _ = session.step(tokens[None, 24:30], memory)
+    for other in others:
+        assert np.array_equal(session.step(tokens[None, 24:30], other)[0], expected)

@@ -37,17 +37,33 @@ def load_run(folder: Path) -> Run:
     if not (folder / CONFIG).is_file():
         raise ArtefactError(f"{folder} is not a run: it has no {CONFIG}; make one with `xl-export train --out RUN`.")
     config = from_json(TrainConfig, read_json(folder / CONFIG), where=str(folder / CONFIG))
+    vocab = matching_vocab(folder, config)
+    path = folder / MODEL
+    digest = _digest(path)
+    with torch.device("meta"):
+        model = TransformerXL(config.model)
+    tensors, _ = load_tensors(path, expected=model.state_dict())
+    model.load_state_dict(tensors, assign=True)
+    if _digest(path) != digest:
+        raise ArtefactError(f"{path} changed while it was read, as when its training goes on; try again.")
+    return Run(config, model, vocab, digest)
+
+
+def matching_vocab(folder: Path, config: TrainConfig) -> Vocab:
+    """A run's vocabulary; raises ArtefactError where it is not of the size that the configuration says."""
     vocab = load_vocab(folder / VOCAB)
     if config.model.vocab_size != vocab.size:
         raise ArtefactError(
             f"{folder / VOCAB} has {vocab.size} symbols and {CONFIG} says {config.model.vocab_size}; one is of another run."
         )
-    path = folder / MODEL
-    with torch.device("meta"):
-        model = TransformerXL(config.model)
-    tensors, _ = load_tensors(path, expected=model.state_dict())
-    model.load_state_dict(tensors, assign=True)
-    return Run(config, model, vocab, sha256(path))
+    return vocab
+
+
+def _digest(path: Path) -> str:
+    try:
+        return sha256(path)
+    except OSError as error:
+        raise ArtefactError(f"{path} is missing or damaged ({error.strerror}); train again, or copy the run again.") from error
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:

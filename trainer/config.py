@@ -109,7 +109,8 @@ class TrainConfig:
     @property
     def num_bytes(self) -> int:
         """About what training takes: weights, gradients and Adam's moments, and what the backward pass keeps."""
-        model, T, J = self.model, self.training.segment, self.training.slots
+        model, T = self.model, max(self.training.segment, self.evaluation.segment)
+        J = max(self.training.slots, self.evaluation.slots)
         scores = self.batch * model.heads * T * J
         activations = self.batch * (J + 6 * T) * model.d_model + self.batch * T * 2 * model.d_ff + J * model.d_model
         logits = self.batch * T * model.vocab_size

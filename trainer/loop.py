@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +23,13 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from runtimes.errors import ArtefactError, ConfigError, UserError
-from runtimes.files import atomic_file, atomic_folder, read_bytes, read_json, write_json, writing
+from runtimes.files import atomic_file, atomic_folder, read_bytes, read_json, refuse_existing, write_json, writing
 from runtimes.records import from_json, to_json
 from runtimes.scoring import Score, evaluate
 from runtimes.spec import VOCAB
 from runtimes.torch_session import TorchSession
-from runtimes.vocab import Vocab, load_vocab
-from trainer.checkpoint import CONFIG, MODEL, load_tensors, save_tensors
+from runtimes.vocab import Vocab
+from trainer.checkpoint import CONFIG, MODEL, load_tensors, matching_vocab, save_tensors
 from trainer.config import TrainConfig
 from trainer.model import TransformerXL
 from trainer.text import build_vocab, lanes, load_splits
@@ -41,9 +42,10 @@ def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress
     """Trains a new run in the folder `out` and returns it.
 
     The folder appears whole, with its held-out texts and a checkpoint of step 0. Raises UserError for an
-    existing `out` (unless `force`), a text that does not fit the configuration, or a loss that is not finite.
+    existing `out` (unless it is a run and `force`), a text that does not fit the configuration, or a loss that is not finite.
     """
     out = Path(out)
+    refuse_existing(out, force=force, marker=METRICS)
     if config.text is not None:  # so that the run can be resumed from any folder
         config = dataclasses.replace(config, text=str(Path(config.text).resolve()))
     splits = load_splits(config.text)
@@ -51,7 +53,7 @@ def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab.size))
     tokens_BN = lanes(vocab.encode(splits.train), config.batch, config.training.segment)
     training = Training.start(config)
-    with atomic_folder(out, force=force) as folder:
+    with atomic_folder(out, force=force, marker=METRICS) as folder:
         write_json(folder / CONFIG, to_json(config))
         write_json(folder / VOCAB, vocab.to_json())
         (folder / VALID).write_bytes(splits.valid)
@@ -67,7 +69,7 @@ def resume(run: Path | str, *, progress: bool = True) -> Path:
     if not (run / STATE).is_file():
         raise ArtefactError(f"{run} cannot be resumed: it has no {STATE}; start a new run with `xl-export train --out RUN`.")
     config = from_json(TrainConfig, read_json(run / CONFIG), where=str(run / CONFIG))
-    vocab = load_vocab(run / VOCAB)
+    vocab = matching_vocab(run, config)
     tokens_BN = lanes(vocab.encode(load_splits(config.text).train), config.batch, config.training.segment)
     training = Training.start(config)
     training.restore(run, text_hash(tokens_BN))
@@ -140,7 +142,7 @@ class Training:
         """Back to the last checkpoint of `run`; `text` must be the hash of the text it was trained on."""
         mine = self.tensors()
         saved, facts = load_tensors(run / STATE, expected=mine)
-        if not facts.get("step", "").isdecimal():
+        if not re.fullmatch(r"\d{1,15}", facts.get("step", ""), re.ASCII) or int(facts["step"]) > self.config.steps:
             raise ArtefactError(f"{run / STATE} does not say which step it was made at; start a new run.")
         if facts.get("text") != text:
             raise ConfigError(f"the text that {run} was trained on has changed since; restore it, or start a new run.")
@@ -179,7 +181,7 @@ def _continue(training: Training, run: Path, vocab: Vocab, tokens_BN: np.ndarray
     held_out = vocab.encode(read_bytes(run / VALID))
     per_step = config.batch * config.training.segment
     began, first = time.perf_counter(), training.step
-    with tqdm(total=config.steps, initial=first, unit="step", disable=not progress, dynamic_ncols=True) as bar:
+    with tqdm(total=config.steps, initial=first, unit="step", disable=None if progress else True, dynamic_ncols=True) as bar:
         while training.step < config.steps:
             loss = training.advance(tokens_BN)
             step, last = training.step, training.step == config.steps

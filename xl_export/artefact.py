@@ -13,15 +13,13 @@ from runtimes.machine import memory_bytes, package_versions
 from runtimes.ort_session import OrtSession
 from runtimes.reference import save_reference
 from runtimes.rule import MemoryRule
-from runtimes.spec import GRAPH, REFERENCE, VOCAB, Form, Spec, file_facts, save_spec, state_tensors
+from runtimes.spec import GRAPH, REFERENCE, SPEC, VOCAB, Form, Spec, file_facts, save_spec, state_tensors
 from runtimes.torch_session import TorchSession
 from trainer.checkpoint import Run, load_run
 from xl_export import genai
 from xl_export.ops import save_model
 from xl_export.step import OPSETS, Weights, step_graph
 from xl_export.validate import ROWS, validate
-
-TOLERANCE = 1e-4  # nats; fp32 against PyTorch
 
 
 def export(
@@ -31,16 +29,16 @@ def export(
 
     memory: the form of the memory tensors. rule: what the artefact remembers and sees; the run's own
     evaluation rule when None. The graph is validated against PyTorch before the folder appears, and its
-    answers become `reference.npz`. Raises UserError when `out` exists (unless `force`), when the run is
+    answers become `reference.npz`. Raises UserError when `out` exists (unless it is an artefact and `force`), when the run is
     damaged, or when validation fails; `out` is then as it was.
     """
     out = Path(out)
-    refuse_existing(out, force=force)
+    refuse_existing(out, force=force, marker=SPEC)
     trained = load_run(Path(run))
     spec = make_spec(trained, rule or trained.config.evaluation, memory)
     refuse_if_too_large(spec)
     weights = finite_weights(trained)
-    with atomic_folder(out, force=force) as folder:
+    with atomic_folder(out, force=force, marker=SPEC) as folder:
         save_model(step_graph(spec, weights), folder)
         exported = OrtSession(spec, trained.vocab, folder / GRAPH)
         torch = TorchSession(trained.model.eval(), trained.vocab, spec.rule, identity=trained.sha256)
@@ -81,6 +79,6 @@ def make_spec(run: Run, rule: MemoryRule, form: Form) -> Spec:
     """The contract of a run's artefact, but for the hashes of files not yet written."""
     facts = run.model.facts()
     return Spec(
-        model=facts, rule=rule, form=form, precision="fp32", tolerance=TOLERANCE, opset=OPSETS[form],
+        model=facts, rule=rule, form=form, precision="fp32", opset=OPSETS[form],
         state=state_tensors(facts, rule, form), producer=package_versions(), source={"model.safetensors": run.sha256},
     )  # fmt: skip

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from runtimes.cli import COMMANDS, Group, echo_json, json_option
-from runtimes.errors import MissingPackageError, UserError
+from runtimes.errors import UserError, needs
 from runtimes.reference import check
 from runtimes.spec import load_spec
 
@@ -33,12 +32,13 @@ def main() -> None:
 for edge_command in COMMANDS:
     main.add_command(edge_command)
 
+PACKAGES = ("torch", "safetensors", "tqdm", "onnx", "onnx_ir", "onnxruntime")  # that the steps here load when they run
 out_option = click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to write.")
-force_option = click.option("--force", is_flag=True, help="Replace the folder if it exists.")
+force_option = click.option("--force", is_flag=True, help="Replace the folder if it holds an earlier one of its kind.")
 
 
 @main.command()
-@click.argument("config", default="demo")
+@click.argument("config", required=False)
 @click.option("--out", type=click.Path(path_type=Path), help="The run folder to write.")
 @click.option("--resume", "resume_run", type=click.Path(path_type=Path), help="Continue this run instead of starting one.")
 @click.option("--text", type=click.Path(path_type=Path), help="A UTF-8 text; the built-in English corpus by default.")
@@ -46,7 +46,7 @@ force_option = click.option("--force", is_flag=True, help="Replace the folder if
 @click.option("--steps", type=click.IntRange(min=1), help="Training steps.")
 @click.option("--seed", type=click.IntRange(min=0), help="Random seed.")
 @force_option
-def train(config: str, out: Path | None, resume_run: Path | None, force: bool, **changes: Any) -> None:
+def train(config: str | None, out: Path | None, resume_run: Path | None, force: bool, **changes: Any) -> None:
     """Train a Transformer-XL: CONFIG is a JSON file, or the name of a built-in one (`demo` by default).
 
     Options replace what the configuration says. The run folder holds model.safetensors, config.json,
@@ -56,9 +56,11 @@ def train(config: str, out: Path | None, resume_run: Path | None, force: bool, *
     changes = {key: str(value) if key == "text" else value for key, value in changes.items() if value is not None}
     if (out is None) == (resume_run is None):
         raise UserError("give either --out RUN to start a run, or --resume RUN to continue one.")
+    if resume_run and (config or force):
+        raise UserError("--resume continues a run as it was configured; leave out CONFIG and --force, or start a new run.")
     if resume_run and changes:
         raise UserError(f"--resume continues a run as it was configured; leave out --{next(iter(changes))}, or start a new run.")
-    with needs("train"):
+    with needs("train", *PACKAGES):
         from trainer.config import TrainConfig
         from trainer.loop import resume
         from trainer.loop import train as start
@@ -66,7 +68,7 @@ def train(config: str, out: Path | None, resume_run: Path | None, force: bool, *
         run = _interruptible(lambda: resume(resume_run), resume_run)
     else:
         assert out is not None
-        settings = TrainConfig.load(config)
+        settings = TrainConfig.load(config or "demo")
         settings = dataclasses.replace(settings.shortened(changes.pop("steps", settings.steps)), **changes)
         run = _interruptible(lambda: start(settings, out, force=force), out)
     click.echo(f"{run} is trained; next: xl-export onnx {run} --out artefact")
@@ -99,7 +101,7 @@ def onnx(run: Path, out: Path, memory: str, force: bool, **changes: Any) -> None
     The graph is compared with PyTorch at several shapes, and over chained segments through several wraps of
     the memory, before the folder appears. Rules that are not given are those that the run was evaluated with.
     """
-    with needs("export"):
+    with needs("cpu,export", *PACKAGES):
         from trainer.checkpoint import load_run
         from xl_export.artefact import export
     rule = load_run(run).config.evaluation
@@ -127,27 +129,18 @@ def demo(out: Path, steps: int | None, force: bool, as_json: bool) -> None:
     Trains a small character model, exports it, checks it, scores it with and without memory in PyTorch and in
     ONNX Runtime, generates text, and measures it against a sliding window.
     """
-    with needs("train,export"):
+    with needs("cpu,train,export", *PACKAGES):
         from xl_export.demo import run_demo
-    echo_json(run_demo(out, steps=steps, force=force), as_json)
+    figures = run_demo(out, steps=steps, force=force)
+    echo_json(figures, as_json)
+    if not figures["check"]["passed"]:
+        raise SystemExit(1)
 
 
-@contextmanager
-def needs(extras: str) -> Iterator[None]:
-    """Turns a missing optional package into the command that installs it."""
+def _interruptible(work: Callable[[], Path], run: Path) -> Path:
     try:
-        yield
-    except ImportError as error:
-        raise MissingPackageError(
-            f"{error.name or error} is not installed and this command needs it; run `pip install 'xl-export[cpu,{extras}]'`."
-        ) from error
-
-
-def _interruptible(work: Any, run: Path) -> Path:
-    try:
-        result: Path = work()
+        return work()
     except KeyboardInterrupt:
         kept = f"the last checkpoint is kept: continue with `xl-export train --resume {run}`"
         click.echo(f"\nstopped; {kept if run.is_dir() else 'nothing was written'}", err=True)
         raise SystemExit(130) from None
-    return result

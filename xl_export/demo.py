@@ -17,7 +17,7 @@ from runtimes.sampling import Sampler
 from runtimes.scoring import Score, evaluate
 from runtimes.session import open_session
 from trainer.config import TrainConfig
-from trainer.loop import TEST, train
+from trainer.loop import METRICS, TEST, train
 from xl_export.artefact import export
 
 PROMPT, CHARACTERS, LANES = "The ", 300, 4
@@ -25,7 +25,7 @@ PROMPT, CHARACTERS, LANES = "The ", 300, 4
 
 def run_demo(out: Path, *, steps: int | None = None, force: bool = False) -> dict[str, Any]:
     """Runs every step into `out`/run and `out`/artefact, printing as it goes; returns the figures of the table."""
-    refuse_existing(out, force=force)
+    refuse_existing(out, force=force, marker=f"run/{METRICS}")
     config = TrainConfig.load("demo")
     if steps is not None:
         config = config.shortened(steps)

@@ -26,7 +26,7 @@ def validate(exported: Session, torch: Session, *, tolerance: float, seed: int =
     """
     draw = np.random.default_rng(seed)
     rule, vocab_size = exported.rule, exported.vocab.size
-    for batch, segment in {(1, 1), (2, min(5, rule.segment)), (ROWS, rule.segment)}:
+    for batch, segment in ((1, 1), (2, min(5, rule.segment)), (ROWS, rule.segment)):
         tokens = draw.integers(0, vocab_size, (batch, segment))
         logits = [session.step(tokens, session.start(batch))[0] for session in (exported, torch)]
         differences = [x - log_sum_exp(x)[..., None] for x in logits]

@@ -86,7 +86,7 @@ def step_model(form):
         tie_biases=True, parameters=MODEL.parameters,
     )  # fmt: skip
     spec = Spec(
-        model=facts, rule=RULE, form=form, precision="fp32", tolerance=1e-4, opset=OPSETS[form],
+        model=facts, rule=RULE, form=form, precision="fp32", opset=OPSETS[form],
         state=state_tensors(facts, RULE, form), producer={}, source={},
     )  # fmt: skip
     return step_graph(spec, random_weights(MODEL)), spec

@@ -156,7 +156,7 @@ def test_a_run_cannot_be_checked(run: Path, xl: Invoke) -> None:
         (b"caf\xe9 au lait", (), ("byte 3", "0xe9", "UTF-8")),
         ("ab一".encode(), (), ("'一'", "character 2")),
         (b"abc", ("--lanes", 3), ("lanes is 3", "1 to 2")),
-        (b"abc" * 9, ("--segment", 9), ("segment has 9 tokens", "1 to 8")),
+        (b"abc" * 9, ("--segment", 9), ("segment is 9", "1 to 8")),
     ],
 )
 def test_a_text_that_cannot_be_scored_is_refused(
@@ -181,7 +181,7 @@ def test_a_text_that_cannot_be_read_is_refused(artefacts: dict[str, Path], tmp_p
         (("--prompt", "a", "--temperature", "nan"), ("temperature is nan",)),
         (("--prompt", "a", "--temperature", -1), ("temperature is -1",)),
         (("--prompt", "a", "--top-p", 0), ("top_p is 0",)),
-        (("--prompt", "a", "--save-memory", "/dev/null/memory.npz"), ("could not be written",)),
+        (("--prompt", "a", "--save-memory", "/dev/null/memory.npz"), ("cannot be a file to save memory in",)),
         (("--prompt", "a", "--load-memory", "absent.npz"), ("absent.npz",)),
     ],
 )
@@ -204,7 +204,7 @@ def test_a_full_output_device_ends_in_one_sentence(command: str, artefacts: dict
     with open("/dev/full", "w") as full:
         arguments = [Path(sys.executable).with_name("xl-export"), command, artefacts["ring"], *options]
         ended = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
-    assert ended.stderr == "Error: the output: No space left on device.\n"
+    assert ended.stderr == "Error: standard output cannot be used (No space left on device); give another place.\n"
     assert ended.returncode == 2
 
 

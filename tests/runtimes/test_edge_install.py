@@ -65,7 +65,7 @@ def test_what_needs_torch_says_what_to_install(edge: Path, run: Path, tmp_path: 
     cases: list[tuple[tuple[object, ...], str]] = [
         (("info", run), "pip install 'xl-export[train]'"),
         (("generate", run, "--prompt", "a"), "pip install 'xl-export[train]'"),
-        (("train", "--out", tmp_path / "run"), "pip install 'xl-export[cpu,train]'"),
+        (("train", "--out", tmp_path / "run"), "pip install 'xl-export[train]'"),
         (("onnx", run, "--out", tmp_path / "artefact"), "pip install 'xl-export[cpu,export]'"),
         (("demo", "--out", tmp_path / "demo"), "pip install 'xl-export[cpu,train,export]'"),
     ]

@@ -37,7 +37,7 @@ def test_a_file_takes_its_place_when_the_block_ends(tmp_path: Path) -> None:
 
 
 def test_a_folder_takes_its_place_when_the_block_ends(tmp_path: Path) -> None:
-    with atomic_folder(tmp_path / "deep" / "folder") as temporary:
+    with atomic_folder(tmp_path / "deep" / "folder", marker="file") as temporary:
         (temporary / "file").write_text("new")
         assert not (tmp_path / "deep" / "folder").exists()
     assert (tmp_path / "deep" / "folder" / "file").read_text() == "new"
@@ -48,7 +48,7 @@ def test_files_and_folders_have_the_usual_permissions(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         write_json(tmp_path / "file", {})
-        with atomic_folder(tmp_path / "folder"):
+        with atomic_folder(tmp_path / "folder", marker="file"):
             pass
     finally:
         os.umask(before)
@@ -56,7 +56,7 @@ def test_files_and_folders_have_the_usual_permissions(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "folder").stat().st_mode) == 0o750
 
 
-def interrupted(manager: Callable, path: Path, error: BaseException, **options: bool) -> None:
+def interrupted(manager: Callable, path: Path, error: BaseException, **options: object) -> None:
     """Begins to write, then raises."""
     with manager(path, **options) as temporary:
         (temporary / "half" if temporary.is_dir() else temporary).write_text("half")
@@ -72,9 +72,9 @@ def test_an_error_inside_leaves_the_old_content_and_nothing_else(error: BaseExce
     with pytest.raises(expected):
         interrupted(atomic_file, tmp_path / "file", error)
     with pytest.raises(expected):
-        interrupted(atomic_folder, tmp_path / "folder", error, force=True)
+        interrupted(atomic_folder, tmp_path / "folder", error, force=True, marker="file")
     with pytest.raises(expected):
-        interrupted(atomic_folder, tmp_path / "fresh", error)
+        interrupted(atomic_folder, tmp_path / "fresh", error, marker="file")
     assert (tmp_path / "file").read_text() == (tmp_path / "folder" / "file").read_text() == "old"
     assert names(tmp_path) == ["file", "folder"]
     assert names(tmp_path / "folder") == ["file"]
@@ -83,15 +83,44 @@ def test_an_error_inside_leaves_the_old_content_and_nothing_else(error: BaseExce
 def test_an_existing_folder_is_refused_without_force_and_replaced_with_it(tmp_path: Path) -> None:
     path = tmp_path / "folder"
     for content in ("first", "second"):
-        with atomic_folder(path, force=content == "second") as temporary:
+        with atomic_folder(path, force=content == "second", marker="first") as temporary:
             (temporary / content).write_text(content)
     assert names(path) == ["second"]
     assert names(tmp_path) == ["folder"]
-    with pytest.raises(UserError, match="exists already"), atomic_folder(path):
+    with pytest.raises(UserError, match="exists already"), atomic_folder(path, marker="file"):
         pytest.fail("the block must not run")
     (tmp_path / "file").write_text("precious")
-    with pytest.raises(UserError, match="not a folder"), atomic_folder(tmp_path / "file", force=True):
+    with pytest.raises(UserError, match="not a folder"), atomic_folder(tmp_path / "file", force=True, marker="file"):
         pytest.fail("the block must not run")
+
+
+def test_force_replaces_nothing_but_an_earlier_folder_of_the_same_kind(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.txt").write_text("years")
+    for path in (tmp_path / "precious", tmp_path, Path("/")):
+        with pytest.raises(UserError, match="holds other things"), atomic_folder(path, force=True, marker="file"):
+            pytest.fail("the block must not run")
+    assert (tmp_path / "precious" / "thesis.txt").read_text() == "years"
+    assert names(tmp_path) == ["precious"]
+
+
+def test_a_replacement_that_fails_on_the_way_brings_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("old")
+    replace, calls = os.replace, []
+
+    def failing(source: Path, target: Path) -> None:
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(UserError, match="No space left"), atomic_folder(tmp_path / "folder", force=True, marker="file") as new:
+        (new / "file").write_text("new")
+    assert len(calls) == 3
+    assert (tmp_path / "folder" / "file").read_text() == "old"
+    assert names(tmp_path) == ["folder"]
 
 
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
@@ -100,7 +129,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
         write_json(tmp_path / "file" / "inside", {})
     with pytest.raises(UserError, match="could not be written: No such file or directory"):
         write_json(tmp_path / "absent" / "inside", {})
-    with pytest.raises(UserError, match="could not be written"), atomic_folder(tmp_path / "file" / "inside"):
+    with pytest.raises(UserError, match="could not be written"), atomic_folder(tmp_path / "file" / "inside", marker="file"):
         pytest.fail("the block must not run")
 
 
@@ -116,7 +145,7 @@ try:
 except UserError as error:
     print(error)
 try:
-    with atomic_folder(target / "folder", force=True) as folder:
+    with atomic_folder(target / "folder", force=True, marker="file") as folder:
         (folder / "small").write_bytes(b"x")
         (folder / "large").write_bytes(b"x" * 1001)
 except UserError as error:
@@ -142,7 +171,7 @@ def test_a_kill_while_writing_leaves_no_folder_and_a_second_try_succeeds(tmp_pat
 import sys, time
 from pathlib import Path
 from runtimes.files import atomic_folder
-with atomic_folder(Path(sys.argv[1])) as folder:
+with atomic_folder(Path(sys.argv[1]), marker="file") as folder:
     (folder / "first").write_bytes(b"x" * 100000)
     print("writing", flush=True)
     time.sleep(100)
@@ -153,7 +182,7 @@ with atomic_folder(Path(sys.argv[1])) as folder:
         writer.kill()
     assert writer.returncode == -signal.SIGKILL
     assert not (tmp_path / "folder").exists()
-    with atomic_folder(tmp_path / "folder") as folder:
+    with atomic_folder(tmp_path / "folder", marker="file") as folder:
         (folder / "second").write_text("x")
     assert names(tmp_path / "folder") == ["second"]
 

@@ -14,7 +14,7 @@ from runtimes.generation import Piece, generate
 from runtimes.memory import Memory
 from runtimes.rule import MemoryRule
 from runtimes.sampling import Sampler
-from runtimes.session import Session
+from runtimes.session import Session, open_session
 from runtimes.vocab import ByteVocab, CharVocab, Vocab
 
 GREEDY = Sampler(temperature=0.0)
@@ -208,3 +208,31 @@ def test_logits_that_are_not_finite_end_in_one_sentence() -> None:
     broken = SimpleNamespace(**vars(session), start=session.start, step=lambda t, m: (np.full((1, 1, 2), np.nan), m))
     with pytest.raises(UserError, match="not finite"):
         list(generate(broken, "a", max_tokens=2))  # type: ignore[arg-type]
+
+
+def test_words_after_a_prompt_begin_with_a_blank() -> None:
+    from runtimes.rule import MemoryRule
+    from runtimes.vocab import WordVocab
+
+    class Counter:  # says the next word of the vocabulary, again and again
+        identity, rule, state = "counter", MemoryRule(mem_len=1, segment=4), ()
+        vocab = WordVocab(["<unk>", "<eos>", "one", "two", "three"])
+
+        def start(self, batch: int) -> Memory:
+            return Memory(np.zeros(batch, np.int64), {}, self.identity)
+
+        def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+            return np.eye(5, dtype=np.float32)[(tokens + 1) % 5], memory
+
+    for prompt, expected in (("one", " two three <unk>\n"), ("two three <unk>\n", "one two three <unk>")):
+        start = prompt if prompt == "one" else "<unk>\n"
+        pieces = generate(Counter(), start, max_tokens=4, sampler=Sampler(temperature=0))  # type: ignore[arg-type]
+        assert "".join(piece.text for piece in pieces) == expected
+
+
+def test_one_stop_string_need_not_be_a_list(artefacts: dict[str, Path]) -> None:
+    session = open_session(artefacts["ring"])
+    fifth = list(generate(session, "The ", max_tokens=40))[4].text
+    stopped = [list(generate(session, "The ", max_tokens=40, stop=stop)) for stop in (fifth, [fifth])]
+    assert stopped[0] == stopped[1]
+    assert len(stopped[0]) <= 5

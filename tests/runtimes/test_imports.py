@@ -51,7 +51,7 @@ def test_opening_an_artefact_without_onnx_runtime_says_what_to_install(artefacts
 def test_opening_a_run_without_its_packages_says_what_to_install(missing: str, run: Path, python: Callable) -> None:
     ended = python(OPEN, run, block=(missing,))
     assert ended.returncode == 0, ended.stderr
-    assert f"{missing} is not installed; run `pip install 'xl-export[train]'`" in ended.stdout
+    assert f"{missing} is not installed and this step needs it; run `pip install 'xl-export[train]'`" in ended.stdout
     assert len(ended.stdout.splitlines()) == 1
 
 

@@ -26,7 +26,7 @@ RULE = MemoryRule(mem_len=16, segment=8)
 
 def make_spec(form: Any = "ring", **changes: Any) -> Spec:
     facts: dict[str, Any] = {
-        "model": MODEL, "rule": RULE, "form": form, "precision": "fp32", "tolerance": 1e-4, "opset": 24,
+        "model": MODEL, "rule": RULE, "form": form, "precision": "fp32", "opset": 24,
         "state": state_tensors(MODEL, RULE, form), "producer": {"numpy": "2"}, "source": {"model.safetensors": "ab"},
     }  # fmt: skip
     return Spec(**{**facts, **changes})
@@ -64,7 +64,7 @@ def test_memory_tensors_of_each_form(form: Any, names: list[str], shape: tuple[s
 
 def test_identity_changes_with_every_field() -> None:
     changes: list[dict[str, Any]] = [
-        {"tolerance": 2e-4}, {"opset": 23}, {"producer": {"numpy": "3"}}, {"source": {}}, {"schema": 2}, {"form": "shift"},
+        {"opset": 23}, {"producer": {"numpy": "3"}}, {"source": {}}, {"schema": 2}, {"form": "shift"},
         {"rule": dataclasses.replace(RULE, mask="full")}, {"rule": dataclasses.replace(RULE, clamp_len=9)},
         {"rule": dataclasses.replace(RULE, initial_memory="zeros")}, {"model": dataclasses.replace(MODEL, d_ff=12)},
         {"state": ()},
@@ -99,7 +99,7 @@ def test_an_older_schema_is_refused(artefact: Path, reseal: Callable[..., None])
     "change",
     [
         lambda spec: spec["rule"].update(mem_len=17),
-        lambda spec: spec.update(tolerance=1.0),
+        lambda spec: spec.update(opset=25),
         lambda spec: spec.update(digest="0" * 64),
         lambda spec: spec.pop("digest"),
         lambda spec: spec["producer"].update(numpy="0"),

@@ -75,9 +75,12 @@ def test_an_existing_folder_is_refused_and_untouched_unless_forced(config: str, 
     (tmp_path / "run/precious").write_text("mine")
     assert_refused(train(config, "--out", tmp_path / "run"), f"{tmp_path / 'run'} exists already", "--force")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["precious"]
+    assert_refused(train(config, "--out", tmp_path / "run", "--force"), "holds other things")
+    assert (tmp_path / "run/precious").read_text() == "mine"
+    (tmp_path / "run/precious").unlink()
+    assert train(config, "--out", tmp_path / "run", "--force").exit_code == 0
     assert train(config, "--out", tmp_path / "run", "--force").exit_code == 0
     assert (tmp_path / "run/model.safetensors").is_file()
-    assert not (tmp_path / "run/precious").exists()
 
 
 def test_out_and_resume_exclude_each_other_and_one_is_needed(config: str, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,7 +76,12 @@ def test_an_existing_folder_is_kept_unless_forced(run: Path, tmp_path: Path) -> 
     (out / "mine.txt").write_text("mine")
     with pytest.raises(UserError, match="exists already"):
         export(run, out)
+    for folder in (out, run):
+        with pytest.raises(UserError, match="holds other things"):
+            export(run, folder, force=True)
     assert [file.name for file in out.iterdir()] == ["mine.txt"]
+    (out / "mine.txt").unlink()
+    export(run, out, force=True)
     export(run, out, force=True)
     assert check(out).passed
     assert [file.name for file in tmp_path.iterdir()] == ["artefact"]
@@ -106,34 +110,37 @@ def test_a_full_disk_leaves_nothing(run: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_kill_while_writing_leaves_no_artefact(run: Path, tmp_path: Path) -> None:
-    for delay in (0.0, 0.02, 0.05, 0.1):
-        process = subprocess.Popen(
-            [sys.executable, "-c", EXPORT_SLOWLY, str(run), str(tmp_path / "artefact")], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_kill_while_writing_leaves_no_artefact(nth: int, how: signal.Signals, run: Path, tmp_path: Path) -> None:
+    arguments = [sys.executable, "-c", EXPORT_SLOWLY, "onnx", str(run), "--out", str(tmp_path / "artefact")]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    for _ in range(nth):  # the graph, the reference, the spec
         assert process.stdout.readline() == "writing\n"
-        time.sleep(delay)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        assert not (tmp_path / "artefact").exists()
+    process.send_signal(how)
+    process.wait()
+    process.stdout.close()
+    assert not (tmp_path / "artefact").exists()
+    if how == signal.SIGTERM:  # what can be cleaned up is
+        assert process.returncode == 143
+        assert list(tmp_path.iterdir()) == []
 
 
 EXPORT_SLOWLY = """
-import sys, time
+import time
 import xl_export.artefact as artefact
+from xl_export.cli import main
 def slow(name):
     step = getattr(artefact, name)
     def wrapped(*a, **k):
         print("writing", flush=True)
-        result = step(*a, **k)
-        time.sleep(0.2)
-        return result
+        time.sleep(0.5)
+        return step(*a, **k)
     setattr(artefact, name, wrapped)
 for name in ("save_model", "save_reference", "save_spec"):
     slow(name)
-artefact.export(sys.argv[1], sys.argv[2])
+main()
 """
 
 
