@@ -190,7 +190,9 @@ def parse_spec(data: Any, *, where: str) -> Spec:
         digest = data.pop("digest", None) if isinstance(data, dict) else None
         spec = from_json(Spec, data, where=where)
     except ConfigError as error:
-        raise ArtefactError(f"{error} The artefact is damaged; export it again.") from error
+        raise ArtefactError(
+            f"{str(error).rstrip('.')}; the artefact is damaged or of another version: export it again."
+        ) from error
     if digest != spec.identity:
         raise ArtefactError(f"{where} was altered: its digest does not match its content; export the artefact again.")
     count = spec.model.layers * (1 if spec.form == "hidden" else 2)  # compared first: absurd layers are not worth building

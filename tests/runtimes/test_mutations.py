@@ -13,7 +13,7 @@ import pytest
 WORKER = Path(__file__).with_name("mutation_worker.py")
 
 
-@pytest.mark.parametrize("form", ["ring", "hidden"])
+@pytest.mark.parametrize("form", ["ring", "shift", "hidden"])
 def test_every_damage_ends_in_one_sentence_or_a_passing_check(form: str, artefacts: dict[str, Path], tmp_path: Path) -> None:
     worker = subprocess.run(
         [sys.executable, WORKER, artefacts[form], tmp_path / "copy", "0"], capture_output=True, text=True, timeout=150

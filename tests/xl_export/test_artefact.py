@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from click.testing import CliRunner
 from runtimes import UserError, check, open_session
 from runtimes.reference import load_reference
 from runtimes.rule import MemoryRule
-from runtimes.spec import REFERENCE, load_spec
+from runtimes.spec import REFERENCE, WEIGHTS, file_facts, load_spec, save_spec
 from xl_export import validate
 from xl_export.artefact import export
 from xl_export.cli import main
@@ -198,3 +200,17 @@ def test_lengths_beyond_this_machine_are_refused_before_anything_is_allocated(op
     assert result.exit_code == 2
     assert "GiB and this machine has" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_check_fails_where_weights_are_others_even_if_every_hash_was_made_to_fit(
+    artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "artefact"
+    shutil.copytree(artefacts["ring"], folder)
+    weights = np.fromfile(folder / WEIGHTS, np.float32)
+    (weights * np.float32(1.5)).tofile(folder / WEIGHTS)
+    spec = load_spec(artefacts["ring"])
+    save_spec(folder, dataclasses.replace(spec, files={**spec.files, WEIGHTS: file_facts(folder / WEIGHTS)}))
+    report = check(folder)
+    assert not report.passed
+    assert report.max_difference > 0.01
