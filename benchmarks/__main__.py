@@ -56,9 +56,11 @@ def sliding_window_command(
         check_plot(plot_to)
     result = begin("sliding-window", config, threads=threads, file=history)
     rows = sliding_window.run(config, attention_lengths=lengths, threads=threads, repeats=repeats, progress=_progress)
+    result = result.remeasured()
     _report(result, sliding_window.table(rows, result.limits), rows, as_json)
     if plot_to:
         plot(plot_to, rows, title=result.title)
+        click.echo(f"drawn to {plot_to}", err=True)
 
 
 @main.command("memory-forms")
@@ -76,6 +78,7 @@ def memory_forms_command(
         from benchmarks.history import begin
     result = begin("memory-forms", config, threads=threads, file=history)
     rows = memory_forms.run(config, mem_len=mem_len, threads=threads, repeats=repeats, progress=_progress)
+    result = result.remeasured()
     _report(result, memory_forms.table(rows, result.limits, ring_claim=claim), rows, as_json)
 
 
