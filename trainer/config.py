@@ -116,7 +116,7 @@ class TrainConfig:
         logits = self.batch * T * model.vocab_size
         return 16 * model.parameters + 4 * (model.layers * (2 * scores + activations) + 2 * logits)
 
-    def shortened(self, steps: int) -> TrainConfig:
+    def with_steps(self, steps: int) -> TrainConfig:
         """The same recipe over this many steps, its warm-up no longer than that."""
         return dataclasses.replace(self, steps=steps, warmup_steps=min(self.warmup_steps, steps))
 

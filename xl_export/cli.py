@@ -69,7 +69,7 @@ def train(config: str | None, out: Path | None, resume_run: Path | None, force: 
     else:
         assert out is not None
         settings = TrainConfig.load(config or "demo")
-        settings = dataclasses.replace(settings.shortened(changes.pop("steps", settings.steps)), **changes)
+        settings = dataclasses.replace(settings.with_steps(changes.pop("steps", settings.steps)), **changes)
         run = _interruptible(lambda: start(settings, out, force=force), out)
     click.echo(f"{run} is trained; next: xl-export onnx {run} --out artefact")
 

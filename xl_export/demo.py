@@ -28,7 +28,7 @@ def run_demo(out: Path, *, steps: int | None = None, force: bool = False) -> dic
     refuse_existing(out, force=force, marker=f"run/{METRICS}")
     config = TrainConfig.load("demo")
     if steps is not None:
-        config = config.shortened(steps)
+        config = config.with_steps(steps)
     _title("1/6 train", f"{config.model.parameters:,} parameters and an alphabet, on the built-in corpus, {config.steps} steps")
     trained = train(config, out / "run", force=force)
     _title("2/6 export", "ring memory; validated against PyTorch before the folder appears")
@@ -40,7 +40,7 @@ def run_demo(out: Path, *, steps: int | None = None, force: bool = False) -> dic
     scores = _scores(trained, artefact)
     _title("5/6 generate", f"{CHARACTERS} characters, top-k 40")
     text = _write(artefact)
-    _title("6/6 measure", "one token in segments with memory, and by a sliding window of the same attention length")
+    _title("6/6 measure", "a token in segments with memory, and by a sliding window; random weights of the same size")
     row = _against_window(config)
     click.echo("")
     for line in table(scores, report, row):
@@ -61,8 +61,8 @@ def table(scores: dict[str, Score], report: CheckReport, row: Row) -> list[str]:
     return [
         *lines,
         f"{'artefact against PyTorch':<34}{verdict}: at most {report.max_difference:.1e} nats apart",
-        f"{'one token, segments with memory':<34}{row.segment.median:.3f} ms",
-        f"{'one token, sliding window':<34}{row.window.median:.3f} ms: {row.ratio:,.0f} times the cost "
+        f"{'per token, segments with memory':<34}{row.segment.median:.3f} ms",
+        f"{'per token, sliding window':<34}{row.window.median:.3f} ms: {row.ratio:,.0f} times the cost "
         f"({row.predicted_ratio:,.0f} by arithmetic), attention length {row.attention_length}",
     ]
 

@@ -14,8 +14,9 @@ def genai_config(spec: Spec) -> dict[str, Any]:
     """The configuration for a ring artefact's folder.
 
     Past and present share one buffer of the graph's own S slots, so the lengths here only bound how long a
-    stream may grow. Prompts must be fed in pieces of at most the artefact's segment (genai feeds those of a
-    batch in one piece). Text goes on until `max_length`: these vocabularies have no end-of-text token.
+    stream may grow. Prompts must be fed in pieces of at most the artefact's segment; genai feeds those of a
+    batch in one piece, and they must be of equal length: the graph has no mask for genai's padding. Text goes
+    on until `max_length`: these vocabularies have no end-of-text token.
     """
     model = spec.model
     return {

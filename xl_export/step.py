@@ -60,6 +60,8 @@ class _StepGraph:
         present: list[ir.Value] = []
         for layer in range(model.layers):
             x = self.block(layer, x, sight, present)
+        if self.spec.form == "ring":  # past and present are bound to one buffer: right only where nothing else reads the past
+            assert all(len(self.inputs[state.past].uses()) == 1 for state in self.spec.state), "a ring tensor has two readers"
         logits = op.Add(op.MatMul(x, op.Transpose(embedding, perm=[1, 0])), self.weight("output_bias"))
         return op.model(list(self.inputs.values()), [logits, *present], self.spec.outputs, opset=self.spec.opset)
 
