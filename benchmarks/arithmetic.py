@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from runtimes.rule import MemoryRule
 from runtimes.spec import Form
-from trainer.config import ModelConfig
+from trainer.model_config import ModelConfig
 
 BLOCK = 256  # queries that a recomputed window answers together; measured fastest of 128, 256, 512 and all at once
 FLOAT = 4  # bytes

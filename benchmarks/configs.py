@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from runtimes.errors import ConfigError
 from runtimes.machine import available_cpus
-from trainer.config import ModelConfig
+from trainer.model_config import ModelConfig
 
 LONGEST = 1 << 14  # tokens; the masks of a recomputed window take 2 bytes for each pair of its positions
 MOST_REPEATS = 1 << 16

@@ -19,10 +19,10 @@ from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.measure import Limits, Timing, take_turns
 from benchmarks.models import Weights, random_weights, write_artefact
 from runtimes.errors import ArtefactError
+from runtimes.logits import log_sum_exp
 from runtimes.memory import Memory
 from runtimes.records import to_json
 from runtimes.rule import MemoryRule
-from runtimes.scoring import log_sum_exp
 from runtimes.session import Session, open_session
 from runtimes.spec import Form
 

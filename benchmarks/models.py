@@ -16,8 +16,9 @@ from runtimes.rule import MemoryRule
 from runtimes.spec import VOCAB, Form
 from runtimes.vocab import ByteVocab
 from trainer.checkpoint import CONFIG, MODEL, save_tensors
-from trainer.config import ModelConfig, TrainConfig
+from trainer.config import TrainConfig
 from trainer.model import TransformerXL
+from trainer.model_config import ModelConfig
 from xl_export import export
 
 Weights = dict[str, np.ndarray]  # the names of trainer.model.TransformerXL's state dict

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from trainer.attention import sinusoids
-from trainer.config import ModelConfig
+from trainer.model_config import ModelConfig
 
 
 def naive_next_logits(weights: Mapping[str, np.ndarray], model: ModelConfig, tokens: np.ndarray) -> np.ndarray:

@@ -18,9 +18,9 @@ import onnxruntime
 from benchmarks.arithmetic import query_blocks
 from benchmarks.naive import naive_next_logits
 from runtimes.errors import ArtefactError
-from runtimes.scoring import log_sum_exp
+from runtimes.logits import log_sum_exp
 from runtimes.spec import GRAPH, TensorFacts
-from trainer.config import ModelConfig
+from trainer.model_config import ModelConfig
 from xl_export.ops import Ops, graph_input, save_model
 
 OPSET = 23

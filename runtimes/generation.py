@@ -96,18 +96,18 @@ def _generate(
     decoders: Sequence[Decoder],
 ) -> Iterator[Piece]:
     for at in range(0, tokens.shape[1], session.rule.segment):
-        logits, memory = session.step(tokens[:, at : at + session.rule.segment], memory)
+        logits, memory = session.predict(tokens[:, at : at + session.rule.segment], memory)
     draws = [np.random.default_rng([seed, row]) for row in range(len(tokens))]
     texts = [_Text(decoder, stop) for decoder in decoders]
     token = np.zeros((len(tokens), 1), np.int64)
     for count in range(1, max_tokens + 1):
         for row, text in enumerate(texts):
             if not text.ended:
-                token[row] = sampler(logits[row, -1], draws[row])
+                token[row] = sampler(logits[row], draws[row])
                 yield Piece(row=row, token=int(token[row, 0]), text=text.add(int(token[row, 0]), last=count == max_tokens))
         finished = count == max_tokens or all(text.ended for text in texts)
         if keep or not finished:
-            logits, memory = session.step(token, memory)
+            logits, memory = session.predict(token, memory)
         if finished:
             return
 

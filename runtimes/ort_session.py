@@ -10,14 +10,14 @@ import numpy as np
 from runtimes.errors import ArtefactError, MissingPackageError, first_line
 from runtimes.machine import available_cpus
 from runtimes.memory import Memory
-from runtimes.session import checked_tokens, new_memory
+from runtimes.session import FromLogits, checked_tokens, new_memory
 from runtimes.spec import GRAPH, VOCAB, Form, Spec, TensorFacts, load_spec
 from runtimes.vocab import Vocab, load_vocab
 
 OLDEST: dict[Form, tuple[int, int]] = {"ring": (1, 25), "shift": (1, 23), "hidden": (1, 23)}  # releases that run each form
 
 
-class OrtSession:
+class OrtSession(FromLogits):
     """The session protocol (see `runtimes.session.Session`) over one artefact's step graph."""
 
     def __init__(self, spec: Spec, vocab: Vocab, graph: Path, *, threads: int | None = None) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 
 from runtimes.errors import ArtefactError
 from runtimes.files import read_npz
+from runtimes.logits import log_sum_exp
 from runtimes.ort_session import OrtSession
-from runtimes.scoring import log_probability, log_sum_exp
 from runtimes.session import Session, open_session
 from runtimes.spec import REFERENCE, Spec
 
@@ -75,10 +75,13 @@ def replay(session: Session, tokens: np.ndarray, segments: Iterable[int], restar
     pieces, at = [], 0
     for length, restart in zip(segments, restarts, strict=True):
         memory.positions[restart] = 0
-        logits, memory = session.step(tokens[:, at : at + length], memory)
-        pieces.append(log_probability(logits, tokens[:, at + 1 : at + length + 1]))
+        before, piece = memory.copy() if at + length == tokens.shape[1] - 1 else None, tokens[:, at : at + length]
+        log_probs, memory = session.score(piece, tokens[:, at + 1 : at + length + 1], memory)
+        pieces.append(log_probs)
         at += length
-    return np.concatenate(pieces, axis=1), logits[:, -1] - log_sum_exp(logits[:, -1])[:, None]
+    assert before is not None, "the segments do not end with the tokens"
+    last, _ = session.predict(piece, before)
+    return np.concatenate(pieces, axis=1), last - log_sum_exp(last)[:, None]
 
 
 def save_reference(path: Path, reference: Reference) -> None:

@@ -93,24 +93,11 @@ def evaluate(
         piece = slice(at, at + segment)
         if not carry_memory:
             memory.positions[:] = 0
-        logits, memory = session.step(inputs_BN[:, piece], memory)
-        nats_BN[:, piece] = -log_probability(logits, np.maximum(targets_BN[:, piece], 0))
+        log_probs, memory = session.score(inputs_BN[:, piece], targets_BN[:, piece], memory)
+        nats_BN[:, piece] = -log_probs
     seconds = time.perf_counter() - began
     token_nats = nats_BN[targets_BN >= 0]
     return Score(
         tokens=targets, nats=float(token_nats.sum()), seconds=seconds, segment=segment, lanes=lanes,
         memory_carried=carry_memory, rule=session.rule, token_nats=token_nats,
     )  # fmt: skip
-
-
-def log_probability(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """log p(target) [B, T] in nats from logits [B, T, V] and token ids [B, T]."""
-    chosen = np.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return chosen - log_sum_exp(logits)
-
-
-def log_sum_exp(logits: np.ndarray) -> np.ndarray:
-    """log of the sum of exponentials over the last axis."""
-    top = logits.max(axis=-1, keepdims=True)
-    result: np.ndarray = top[..., 0] + np.log(np.exp(logits - top).sum(axis=-1))
-    return result

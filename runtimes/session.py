@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from runtimes.errors import ArtefactError, StreamError
+from runtimes.logits import log_probability
 from runtimes.machine import memory_bytes
 from runtimes.memory import Memory, check_memory
 from runtimes.rule import MemoryRule
@@ -40,13 +41,34 @@ class Session(Protocol):
         """Memory of `batch` new streams, all at position 0."""
         ...
 
-    def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
-        """Feeds one segment: tokens int64 [B, T] → logits float32 [B, T, V], and the memory after it.
+    # Each of the three feeds one segment, tokens int64 [B, T], and returns the memory after it. The memory is
+    # updated in place: it is the caller's, and `memory.copy()` forks it. They raise StreamError, with the memory
+    # unchanged, for tokens, batch or memory that do not fit.
 
-        The memory is updated in place and returned: it is the caller's, and `memory.copy()` forks it.
-        Raises StreamError, with the memory unchanged, for tokens, batch or memory that do not fit.
-        """
+    def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        """Logits float32 [B, T, V] of the token after each one here."""
         ...
+
+    def predict(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        """Logits float32 [B, V] of the token after the last one here."""
+        ...
+
+    def score(self, tokens: np.ndarray, targets: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        """log p(target) float32 [B, T], nats, of targets int64 [B, T]; 0 where a target is -1, not wanted."""
+        ...
+
+
+class FromLogits:
+    """`predict` and `score` for a session whose `step` gives all logits: what vocabularies of moderate size need."""
+
+    def predict(self: Session, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        logits, memory = self.step(tokens, memory)
+        return logits[:, -1], memory
+
+    def score(self: Session, tokens: np.ndarray, targets: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        targets = checked_targets(self, targets, tokens)
+        logits, memory = self.step(tokens, memory)
+        return log_probability(logits, targets), memory
 
 
 def open_session(path: Path | str, *, threads: int | None = None) -> Session:
@@ -82,6 +104,16 @@ def new_memory(session: Session, batch: int) -> Memory:
         )
     tensors = {tensor.name: np.zeros(tensor.sizes(batch=batch), tensor.dtype) for tensor in session.state}
     return Memory(np.zeros(batch, np.int64), tensors, session.identity)
+
+
+def checked_targets(session: Session, targets: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """`targets` as a contiguous int64 array of the shape of `tokens`; raises StreamError where they do not fit."""
+    targets = np.asarray(targets)
+    if targets.shape != np.shape(tokens) or targets.dtype.kind not in "iu":
+        raise StreamError(f"targets are {targets.dtype} {list(targets.shape)}; expected integers {list(np.shape(tokens))}.")
+    if targets.size and (targets.min() < -1 or targets.max() >= session.vocab.size):
+        raise StreamError(f"a target is outside the vocabulary; expected -1 (not wanted) to {session.vocab.size - 1}.")
+    return np.ascontiguousarray(targets, np.int64)
 
 
 def checked_tokens(session: Session, tokens: np.ndarray, memory: Memory) -> np.ndarray:

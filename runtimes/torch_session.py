@@ -11,7 +11,7 @@ import numpy as np
 from runtimes.errors import needs
 from runtimes.memory import Memory
 from runtimes.rule import MemoryRule
-from runtimes.session import checked_tokens, new_memory
+from runtimes.session import FromLogits, checked_tokens, new_memory
 from runtimes.spec import TensorFacts, state_tensors
 from runtimes.vocab import Vocab
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainer.model import TransformerXL
 
 
-class TorchSession:
+class TorchSession(FromLogits):
     """The session protocol (see `runtimes.session.Session`) over a PyTorch model, with the paper's hidden-state memory."""
 
     def __init__(self, model: TransformerXL, vocab: Vocab, rule: MemoryRule, *, identity: str) -> None:

@@ -28,8 +28,9 @@ def make_run(tmp_path_factory: pytest.TempPathFactory, text: str) -> Callable[..
     from runtimes.records import to_json
     from runtimes.vocab import CharVocab
     from trainer.checkpoint import save_tensors
-    from trainer.config import ModelConfig, TrainConfig
+    from trainer.config import TrainConfig
     from trainer.model import TransformerXL
+    from trainer.model_config import ModelConfig
 
     def make(*, rule: MemoryRule = RULE, seed: int = 0, **sizes: object) -> Path:
         import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from runtimes import Memory, Session
-from runtimes.scoring import log_sum_exp
+from runtimes.logits import log_sum_exp
 
 
 def feed(session: Session, tokens: np.ndarray, cuts: list[int], memory: Memory | None = None) -> tuple[np.ndarray, Memory]:

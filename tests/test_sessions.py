@@ -11,6 +11,7 @@ import pytest
 
 from runtimes import Session, open_session
 from runtimes.errors import StreamError
+from runtimes.logits import log_sum_exp
 from tests.streams import feed, rows
 
 KINDS = ("torch", "ring", "shift", "hidden")
@@ -28,6 +29,34 @@ def test_step_returns_float32_logits_and_the_same_memory_advanced(session: Sessi
     assert logits.dtype == np.float32
     assert after is memory
     assert memory.positions.tolist() == [5, 5, 5]
+
+
+def test_predict_and_score_say_what_step_says(session: Session, tokens: np.ndarray) -> None:
+    batch = rows(tokens, 2, 17)
+    memory = feed(session, batch[:, :8], [8])[1]
+    forks = memory.copy(), memory.copy()
+    truth, _ = feed(session, batch[:, 8:16], [8], memory)
+    targets = batch[:, 9:17].copy()
+    targets[1, 3] = -1
+    predicted, _ = session.predict(batch[:, 8:16], forks[0])
+    scored, after = session.score(batch[:, 8:16], targets, forks[1])
+    assert np.abs(predicted - log_sum_exp(predicted)[:, None] - truth[:, -1]).max() < 1e-5
+    expected = np.take_along_axis(truth, np.maximum(targets, 0)[..., None], axis=-1)[..., 0]
+    assert np.abs(scored - np.where(targets < 0, 0, expected)).max() < 1e-5
+    assert after.positions.tolist() == [16, 16]
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (np.zeros((1, 3), np.int64), "targets are int64"),
+        (np.zeros((1, 4)), "targets are float64"),
+        (np.full((1, 4), -2), "outside"),
+    ],
+)
+def test_targets_that_do_not_fit_are_refused(session: Session, targets: np.ndarray, message: str) -> None:
+    with pytest.raises(StreamError, match=message):
+        session.score(np.zeros((1, 4), np.int64), targets, session.start(1))
 
 
 def test_a_row_restarts_by_position_zero_and_sees_nothing_of_its_past(session: Session, tokens: np.ndarray) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from tqdm import tqdm
 
 from runtimes.errors import ArtefactError, ConfigError, UserError
@@ -111,18 +110,21 @@ class Training:
         at = self.step % ((tokens_BN.shape[1] - 1) // T) * T
         piece = torch.from_numpy(tokens_BN[:, at : at + T + 1])
         positions = torch.full((len(piece),), at)  # 0 starts every lane anew: the memory then is invisible
-        logits, self.memory = self.model(piece[:, :-1], self.memory, positions, self.config.training)
-        loss = F.cross_entropy(logits.flatten(0, 1), piece[:, 1:].flatten())
-        _refuse_infinite("loss", loss.item(), self.step + 1)
+        progress = self.step / self.config.steps
+        loss, self.memory = self.model.loss(
+            piece[:, :-1], piece[:, 1:], self.memory, positions, self.config.training, progress=progress
+        )
+        _refuse_infinite("loss", loss.objective.item(), self.step + 1)
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.objective.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         _refuse_infinite("norm of the gradient", norm.item(), self.step + 1)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.step)
         self.optimizer.step()
+        self.model.constrain()
         self.step += 1
-        return loss.item()
+        return loss.nats.item()
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as named tensors, sharing storage where it is updated in place."""

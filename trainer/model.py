@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from runtimes.rule import MemoryRule
 from runtimes.spec import ModelFacts
 from trainer.attention import Attention, relative_attention, sinusoids
-from trainer.config import ModelConfig
+from trainer.model_config import ModelConfig
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # query, key, value, position → heads' answers
 
@@ -61,6 +62,14 @@ class Block(nn.Module):
 
     def _dropout(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.config.dropout, self.training)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """objective: the scalar that training descends, penalties included. nats: mean negative log-likelihood of a token."""
+
+    objective: Tensor
+    nats: Tensor
 
 
 class TransformerXL(nn.Module):
@@ -119,6 +128,17 @@ class TransformerXL(nn.Module):
             attend = partial(attention, u=u, v=v, visible=visible, dropout=weights_dropout)
             x = block(x, memory[layer], before, table, attend)
         return F.linear(self._dropout(x), self.embedding.weight, self.output_bias), after
+
+    def loss(
+        self, tokens: Tensor, targets: Tensor, memory: list[Tensor], positions: Tensor, rule: MemoryRule, *, progress: float
+    ) -> tuple[Loss, list[Tensor]]:
+        """What one segment costs, and the memory after it. targets int64 [B, T]; progress: share of training done, 0 to 1."""
+        logits, after = self(tokens, memory, positions, rule)
+        nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return Loss(nats, nats.detach()), after
+
+    def constrain(self) -> None:
+        """Puts parameters that an optimiser's step took out of their range back into it."""
 
     def start(self, batch: int, rule: MemoryRule) -> list[Tensor]:
         """Memory of `batch` new streams; what it holds is never seen while positions are 0, unless as zeros."""

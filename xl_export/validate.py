@@ -8,9 +8,9 @@ import numpy as np
 from tqdm import tqdm
 
 from runtimes.errors import ArtefactError
+from runtimes.logits import log_sum_exp
 from runtimes.reference import Reference, replay
 from runtimes.rule import MemoryRule
-from runtimes.scoring import log_sum_exp
 from runtimes.session import Session
 
 WRAPS = 3  # ring lengths that the chained streams run through

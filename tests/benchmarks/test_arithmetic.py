@@ -17,7 +17,7 @@ from benchmarks.models import random_weights
 from benchmarks.vanilla import window_graph
 from runtimes.rule import MemoryRule
 from runtimes.spec import Form, ModelFacts, Spec, state_tensors
-from trainer.config import ModelConfig
+from trainer.model_config import ModelConfig
 from xl_export.step import OPSETS, step_graph
 
 MODEL = ModelConfig(layers=2, d_model=4, heads=1, head_dim=2, d_ff=3, vocab_size=5)

@@ -11,7 +11,7 @@ from benchmarks import arithmetic
 from benchmarks.models import random_weights
 from benchmarks.vanilla import Window, check_window
 from runtimes.errors import ArtefactError
-from trainer.config import ModelConfig
+from trainer.model_config import ModelConfig
 
 TINY = ModelConfig(layers=2, d_model=12, heads=3, head_dim=2, d_ff=7, vocab_size=11)
 SIZES = {

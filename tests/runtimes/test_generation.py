@@ -14,7 +14,7 @@ from runtimes.generation import Piece, generate
 from runtimes.memory import Memory
 from runtimes.rule import MemoryRule
 from runtimes.sampling import Sampler
-from runtimes.session import Session, open_session
+from runtimes.session import FromLogits, Session, open_session
 from runtimes.vocab import ByteVocab, CharVocab, Vocab
 
 GREEDY = Sampler(temperature=0.0)
@@ -31,7 +31,7 @@ def ids(pieces: Sequence[Piece], row: int = 0) -> list[int]:
     return [piece.token for piece in pieces if piece.row == row]
 
 
-class Recital:
+class Recital(FromLogits):
     """A session that recites a fixed text whatever it is fed; for what generation does with text."""
 
     def __init__(self, tokens: Sequence[int], vocab: Vocab) -> None:
@@ -205,7 +205,7 @@ def test_memory_that_does_not_fit_the_prompts_is_refused(
 
 def test_logits_that_are_not_finite_end_in_one_sentence() -> None:
     session = Recital([0], CharVocab.build("ab"))
-    broken = SimpleNamespace(**vars(session), start=session.start, step=lambda t, m: (np.full((1, 1, 2), np.nan), m))
+    broken = SimpleNamespace(**vars(session), start=session.start, predict=lambda t, m: (np.full((1, 2), np.nan), m))
     with pytest.raises(UserError, match="not finite"):
         list(generate(broken, "a", max_tokens=2))  # type: ignore[arg-type]
 
@@ -214,7 +214,7 @@ def test_words_after_a_prompt_begin_with_a_blank() -> None:
     from runtimes.rule import MemoryRule
     from runtimes.vocab import WordVocab
 
-    class Counter:  # says the next word of the vocabulary, again and again
+    class Counter(FromLogits):  # says the next word of the vocabulary, again and again
         identity, rule, state = "counter", MemoryRule(mem_len=1, segment=4), ()
         vocab = WordVocab(["<unk>", "<eos>", "one", "two", "three"])
 

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from runtimes import Memory, evaluate, open_session
 from runtimes.errors import StreamError, TextError
+from runtimes.logits import log_probability, log_sum_exp
 from runtimes.rule import MemoryRule
-from runtimes.scoring import log_probability, log_sum_exp
+from runtimes.session import FromLogits
 from runtimes.spec import TensorFacts
 from runtimes.vocab import ByteVocab
 
 
-class Follower:
+class Follower(FromLogits):
     """A session over bytes that gives logit 5 to the successor of what it was just fed, and 0 to the rest."""
 
     identity, rule, vocab = "follower", MemoryRule(mem_len=4, segment=6), ByteVocab()

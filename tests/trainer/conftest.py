@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from runtimes.rule import MemoryRule
-from trainer.config import ModelConfig, TrainConfig
+from trainer.config import TrainConfig
+from trainer.model_config import ModelConfig
 
 SENTENCE = "the memory of a segment is read by the next one and no gradient flows into it while rows keep their own place"
 

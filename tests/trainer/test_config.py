@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from runtimes.errors import ArtefactError, ConfigError
 from runtimes.records import from_json, to_json
 from runtimes.rule import MemoryRule
-from trainer.config import BUILT_IN, ModelConfig, TrainConfig
+from trainer.config import BUILT_IN, TrainConfig
 from trainer.loop import Training
+from trainer.model_config import ModelConfig
 
 GOOD: dict[str, Any] = {
     "model": {"layers": 2, "d_model": 16, "heads": 2, "head_dim": 8, "d_ff": 24},

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from runtimes.rule import MemoryRule
-from trainer.config import ModelConfig
 from trainer.model import TransformerXL
+from trainer.model_config import ModelConfig
 
 L, D, H, K, FF, V, M = 2, 6, 2, 3, 5, 7, 3
 

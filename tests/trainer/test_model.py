@@ -13,8 +13,8 @@ from torch import Tensor
 
 from runtimes.rule import MemoryRule
 from trainer.attention import Attention, relative_attention
-from trainer.config import ModelConfig
 from trainer.model import TransformerXL
+from trainer.model_config import ModelConfig
 from trainer.naive import naive_attention
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-10}

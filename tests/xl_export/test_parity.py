@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtimes import open_session
+from runtimes.logits import log_sum_exp
 from runtimes.rule import MemoryRule
-from runtimes.scoring import log_sum_exp
 from tests.streams import feed, rows
 from xl_export.artefact import export
 
