@@ -17,18 +17,18 @@ from runtimes.spec import VOCAB, Form
 from runtimes.vocab import ByteVocab
 from trainer.checkpoint import CONFIG, MODEL, save_tensors
 from trainer.config import TrainConfig
-from trainer.model import TransformerXL
+from trainer.model import LanguageModel
 from trainer.model_config import ModelConfig
 from xl_export import export
 
-Weights = dict[str, np.ndarray]  # the names of trainer.model.TransformerXL's state dict
+Weights = dict[str, np.ndarray]  # the names of trainer.model.LanguageModel's state dict
 
 
 def random_weights(model: ModelConfig, *, seed: int = 0) -> Weights:
     """Float32 weights: matrices of variance 1/columns, so that no layer drowns in another; norms near 1, biases near 0."""
     draw = np.random.default_rng(seed)
     with torch.device("meta"):
-        shapes = {name: tuple(tensor.shape) for name, tensor in TransformerXL(model).state_dict().items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in LanguageModel(model).state_dict().items()}
     weights = {}
     for name, shape in shapes.items():
         scale = shape[-1] ** -0.5 if len(shape) > 1 else 0.1

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from trainer.attention import sinusoids
 from trainer.model_config import ModelConfig
+from trainer.positions import sinusoids
 
 
 def naive_next_logits(weights: Mapping[str, np.ndarray], model: ModelConfig, tokens: np.ndarray) -> np.ndarray:
     """Logits [V] of the token after tokens [W]: a post-norm Transformer with absolute positions and a causal mask."""
     w = {name: array.astype(np.float64) for name, array in weights.items()}
-    x = w["embedding.weight"][tokens] * model.d_model**0.5 + sinusoids(torch.arange(len(tokens)), model.d_model).numpy()
+    x = w["vocabulary.table.0"][tokens] * model.d_model**0.5 + sinusoids(torch.arange(len(tokens)), model.d_model).numpy()
     for layer in range(model.layers):
         name = f"blocks.{layer}."
         query, key, value = (_heads(x @ w[f"{name}{kind}.weight"].T, model) for kind in ("query", "key", "value"))
@@ -22,7 +22,7 @@ def naive_next_logits(weights: Mapping[str, np.ndarray], model: ModelConfig, tok
         x = _norm(x + answers @ w[name + "out.weight"].T, w, name + "attention_norm")
         inner = np.maximum(x @ w[name + "expand.weight"].T + w[name + "expand.bias"], 0)
         x = _norm(x + inner @ w[name + "contract.weight"].T + w[name + "contract.bias"], w, name + "feed_forward_norm")
-    logits: np.ndarray = x[-1] @ w["embedding.weight"].T + w["output_bias"]
+    logits: np.ndarray = x[-1] @ w["vocabulary.table.0"].T + w["vocabulary.output_bias.0"]
     return logits
 
 

@@ -8,7 +8,6 @@ last layer that answers for the last position alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +20,13 @@ from runtimes.errors import ArtefactError
 from runtimes.logits import log_sum_exp
 from runtimes.spec import GRAPH, TensorFacts
 from trainer.model_config import ModelConfig
-from xl_export.ops import Ops, graph_input, save_model
+from xl_export.head import all_logits, embed
+from xl_export.layers import Layers, Weights
+from xl_export.ops import graph_input, save_model
+from xl_export.tables import sinusoids
 
 OPSET = 23
 TOLERANCE = 1e-4  # nats; the same as an fp32 artefact's
-Weights = Mapping[str, np.ndarray]
 
 
 class Window:
@@ -61,23 +62,22 @@ def window_graph(weights: Weights, model: ModelConfig, window: int) -> ir.Model:
     return _WindowGraph(weights, model, window).build()
 
 
-class _WindowGraph:
+class _WindowGraph(Layers):
     def __init__(self, weights: Weights, model: ModelConfig, window: int) -> None:
         assert not model.pre_norm, "the model of the comparison is post-norm"
-        self.weights, self.model, self.window, self.op = weights, model, window, Ops()
+        super().__init__(weights, heads=model.heads, head_dim=model.head_dim)
+        self.model, self.window = model, window
 
     def build(self) -> ir.Model:
         op, model = self.op, self.model
         ids = graph_input(TensorFacts(name="input_ids", dtype="int64", shape=("1", str(self.window))))
-        embedding = self.weight("embedding.weight")
-        x = op.Mul(op.Gather(embedding, ids), op.constant(np.float32(model.d_model**0.5)))
-        x = op.Add(x, op.constant(position_vectors(self.window, model.d_model), "positions"))
+        positions = sinusoids(self.window, model.d_model).astype(np.float32)
+        x = op.Add(embed(self, model, ids), op.constant(positions, "positions"))
         for layer in range(model.layers - 1):
             x = self.rest_of_block(layer, x, self.attention(layer, x))
         last = self.slice(x, self.window - 1, self.window, axis=1)
         last = self.rest_of_block(model.layers - 1, last, self.attention_of_last(model.layers - 1, x, last))
-        last = op.Squeeze(last, op.constant(np.array([1])))
-        logits = op.Add(op.MatMul(last, op.Transpose(embedding, perm=[1, 0])), self.weight("output_bias"))
+        logits = all_logits(self, model, op.Squeeze(last, op.constant(np.array([1]))))
         facts = TensorFacts(name="logits", dtype="float32", shape=("1", str(model.vocab_size)))
         return op.model([ids], [logits], (facts,), opset=OPSET)
 
@@ -91,7 +91,7 @@ class _WindowGraph:
             seen = np.arange(end) <= np.arange(first, end)[:, None]
             mask = op.constant(np.where(seen, np.float32(0), np.float32(-np.inf)), f"mask.{first}")
             keys, values = (self.slice(y, 0, end, axis=2) for y in (key, value))
-            answers.append(op.Attention(self.slice(query, first, end, axis=2), keys, values, mask))
+            answers.append(op.Attention(self.slice(query, first, end, axis=2), keys, values, mask, scale=1.0))
         return self.join_heads(op.Concat(*answers, axis=2))
 
     def attention_of_last(self, layer: int, x: ir.Value, last: ir.Value) -> ir.Value:
@@ -99,41 +99,19 @@ class _WindowGraph:
         op, width = self.op, self.model.heads * self.model.head_dim
         key, value = op.split(op.MatMul(x, self.packed(layer, "key", "value")), [width] * 2, axis=2)
         query = op.MatMul(last, self.packed(layer, "query"))
-        return self.join_heads(op.Attention(*(self.split_heads(y) for y in (query, key, value))))
+        return self.join_heads(op.Attention(*(self.split_heads(y) for y in (query, key, value)), scale=1.0))
 
     def rest_of_block(self, layer: int, x: ir.Value, answers: ir.Value) -> ir.Value:
         """Output projection, residuals, norms and the feed-forward network."""
         op, name = self.op, f"blocks.{layer}."
-        x = self.norm(name + "attention_norm", op.Add(x, op.MatMul(answers, self.packed(layer, "out"))))
-        inner = op.Relu(op.Add(op.MatMul(x, self.packed(layer, "expand")), self.weight(name + "expand.bias")))
-        outer = op.Add(op.MatMul(inner, self.packed(layer, "contract")), self.weight(name + "contract.bias"))
-        return self.norm(name + "feed_forward_norm", op.Add(x, outer))
-
-    def norm(self, name: str, x: ir.Value) -> ir.Value:
-        return self.op.LayerNormalization(x, self.weight(name + ".weight"), self.weight(name + ".bias"), axis=-1, epsilon=1e-5)
-
-    def split_heads(self, x: ir.Value) -> ir.Value:
-        """[1, W, H·K] → [1, H, W, K]"""
-        shape = self.op.constant(np.array([0, 0, self.model.heads, self.model.head_dim]))
-        return self.op.Transpose(self.op.Reshape(x, shape), perm=[0, 2, 1, 3])
-
-    def join_heads(self, x: ir.Value) -> ir.Value:
-        """[1, H, W, K] → [1, W, H·K]"""
-        return self.op.Reshape(self.op.Transpose(x, perm=[0, 2, 1, 3]), self.op.constant(np.array([0, 0, -1])))
+        out = op.MatMul(answers, self.weight(name + "out.weight", transpose=True))
+        x = self.norm(name + "attention_norm", op.Add(x, out))
+        return self.norm(name + "feed_forward_norm", op.Add(x, self.feed_forward(layer, x)))
 
     def slice(self, x: ir.Value, first: int, end: int, *, axis: int) -> ir.Value:
         return self.op.Slice(x, *(self.op.constant(np.array([at])) for at in (first, end, axis)))
 
     def packed(self, layer: int, *kinds: str) -> ir.Value:
         """Projections [D, …] side by side, as one matrix."""
-        matrices = [self.weights[f"blocks.{layer}.{kind}.weight"].T for kind in kinds]
+        matrices = [self.projection(layer, kind) for kind in kinds]
         return self.op.constant(np.concatenate(matrices, axis=1), f"blocks.{layer}.{'_'.join(kinds)}")
-
-    def weight(self, name: str) -> ir.Value:
-        return self.op.constant(self.weights[name], name)
-
-
-def position_vectors(count: int, d_model: int) -> np.ndarray:
-    """Sinusoids of positions 0 … count - 1, float32 [count, D]: sines, then cosines."""
-    angles = np.arange(count)[:, None] * 10000.0 ** -(np.arange(0, d_model, 2) / d_model)
-    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)

@@ -37,6 +37,7 @@ def _describe_artefact(spec: Spec) -> dict[str, Any]:
         "rule": to_json(spec.rule),
         "memory_form": spec.form,
         "bytes_per_stream": spec.bytes_per_stream,
+        "bytes_saved_by_spans": spec.bytes_saved,
         "precision": spec.precision,
         "tolerance": spec.tolerance,
         "opset": spec.opset,
@@ -55,16 +56,19 @@ def _tensor(tensor: TensorFacts) -> dict[str, Any]:
 def describe_lines(facts: dict[str, Any]) -> list[str]:
     """The same facts as lines of text; the tensors of equal shape on one line each for first and last."""
     model, rule = facts["model"], facts["rule"]
-    sizes = f"{model['layers']} layers, D {model['d_model']}, H {model['heads']}, K {model['head_dim']}, FF {model['d_ff']}"
+    fed = f"FF {model['d_ff']}" if model["d_ff"] else f"{model['persistent']} persistent vectors ({model['sublayers']})"
+    sizes = f"{model['layers']} layers, D {model['d_model']}, H {model['heads']}, K {model['head_dim']}, {fed}"
     lines = [
         f"{facts['kind']:<12}{facts['identity']:.64}",
-        f"model       {model['architecture']}, {sizes}, vocabulary {model['vocab_size']}, {model['parameters']:,} parameters",
+        f"model       {model['positions']} positions, {sizes}",
+        f"            vocabulary {model['vocab_size']}, {model['parameters']:,} parameters",
         f"rule        mem_len {rule['mem_len']}, segment {rule['segment']}, mask {rule['mask']}, "
         f"clamp_len {rule['clamp_len']}, initial_memory {rule['initial_memory']}",
     ]
     if facts["kind"] == "run":
         return [*lines, f"vocabulary  {facts['vocabulary']}"]
-    lines.append(f"memory      {facts['memory_form']}, {facts['bytes_per_stream']:,} bytes per stream")
+    saved = f", {facts['bytes_saved_by_spans']:,} saved by learned spans" if model["reaches"] else ""
+    lines.append(f"memory      {facts['memory_form']}, {facts['bytes_per_stream']:,} bytes per stream{saved}")
     lines.append(f"precision   {facts['precision']}, check within {facts['tolerance']:g} nats, opset {facts['opset']}")
     lines += [
         f"file        {name}, {file['num_bytes']:,} bytes, sha256 {file['sha256']}" for name, file in facts["files"].items()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from runtimes.errors import ArtefactError, MissingPackageError, first_line
 from runtimes.machine import available_cpus
 from runtimes.memory import Memory
-from runtimes.session import FromLogits, checked_tokens, new_memory
+from runtimes.session import FromLogits, checked_targets, checked_tokens, new_memory
 from runtimes.spec import GRAPH, VOCAB, Form, Spec, TensorFacts, load_spec
 from runtimes.vocab import Vocab, load_vocab
 
@@ -39,14 +39,40 @@ class OrtSession(FromLogits):
         return new_memory(self, batch)
 
     def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        logits, _ = self._run(tokens, memory, logits_of="all")
+        return logits.reshape(*np.shape(tokens), -1), memory
+
+    def predict(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        if not self.spec.model.selective:
+            return super().predict(tokens, memory)
+        logits, _ = self._run(tokens, memory, logits_of="last")
+        return logits, memory
+
+    def score(self, tokens: np.ndarray, targets: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        if not self.spec.model.selective:
+            return super().score(tokens, targets, memory)
+        _, log_probs = self._run(tokens, memory, logits_of="none", targets=checked_targets(self, targets, tokens))
+        return log_probs, memory
+
+    def _run(
+        self, tokens: np.ndarray, memory: Memory, *, logits_of: Literal["all", "last", "none"], targets: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Logits [rows, V] of some positions, and log p(target) [B, T] where targets are given; advances the memory."""
         tokens = checked_tokens(self, tokens, memory)
-        batch, segment = tokens.shape
-        positions = memory.positions[:, None] + np.arange(segment)
-        logits = np.empty((batch, segment, self.spec.model.vocab_size), np.float32)
+        positions = np.arange(tokens.size).reshape(tokens.shape)
+        rows = {"all": positions, "last": positions[:, -1:], "none": positions[:, :0]}[logits_of].ravel()
+        inputs = {"input_ids": tokens, "position_ids": memory.positions[:, None] + np.arange(tokens.shape[1])}
+        outputs = {"logits": np.empty((len(rows), self.spec.model.vocab_size), np.float32)}
+        if self.spec.model.selective:
+            inputs |= {"targets": np.full_like(tokens, -1) if targets is None else targets, "logit_rows": rows}
+            outputs["log_probs"] = np.empty(tokens.shape, np.float32)
+        else:
+            outputs["logits"] = outputs["logits"].reshape(*tokens.shape, -1)
         bound = self._bound(memory)
-        for name, array in (("input_ids", tokens), ("position_ids", positions)):
+        for name, array in inputs.items():
             bound.io.bind_cpu_input(name, array)
-        bound.io.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        for name, array in outputs.items():
+            bound.io.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
         try:
             self._session.run_with_iobinding(bound.io)
         except Exception as error:  # as in _load: a graph that loads may still fail when it runs
@@ -54,8 +80,8 @@ class OrtSession(FromLogits):
                 f"ONNX Runtime {self._ort.__version__} could not run the step ({first_line(error)}); export the artefact again."
             ) from error
         bound.advance(memory)
-        memory.positions += segment
-        return logits, memory
+        memory.positions += tokens.shape[1]
+        return outputs["logits"], outputs.get("log_probs", outputs["logits"])
 
     def _bound(self, memory: Memory) -> _Bound:
         bound = memory.binding

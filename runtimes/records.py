@@ -55,7 +55,7 @@ def _convert(hint: Any, value: Any, *, where: str) -> Any:
         if value not in args:
             raise ConfigError(f"{where}: expected one of {', '.join(map(str, args))}, found {value!r:.40}.")
         return value
-    if origin is tuple and isinstance(value, list):
+    if origin is tuple and isinstance(value, list | tuple):
         return tuple(_convert(args[0], item, where=where) for item in value)
     if origin is dict and isinstance(value, dict):
         return {key: _convert(args[1], item, where=f"{where}, {key!r}") for key, item in value.items()}

@@ -17,6 +17,7 @@ class MemoryRule:
     mem_len: tokens remembered (M). segment: the most tokens in one step (T).
     mask: `same-length`: every token sees itself and the M before it, so cutting a stream into segments
     never changes a score; `full`: the first token of a segment sees M, the last M + T - 1.
+    include_self: whether a token sees itself; Sukhbaatar et al. (2019b) leave it out.
     clamp_len: distances beyond it use its position vector; null for none.
     initial_memory: what lies before the first token: `masked` (nothing to see) or `zeros` (M hidden states
     of zero that are attended to, as in the TensorFlow and Hugging Face implementations).
@@ -27,6 +28,7 @@ class MemoryRule:
     mask: Literal["same-length", "full"] = "same-length"
     clamp_len: int | None = None
     initial_memory: Literal["masked", "zeros"] = "masked"
+    include_self: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.mem_len <= MAX_LENGTH:
@@ -40,6 +42,11 @@ class MemoryRule:
     def slots(self) -> int:
         """Slots of the ring (S): a whole segment fits beside a whole memory."""
         return self.mem_len + self.segment
+
+    @property
+    def nearest(self) -> int:
+        """The smallest distance that a token sees."""
+        return 0 if self.include_self else 1
 
     @property
     def longest_distance(self) -> int:
@@ -60,11 +67,12 @@ class MemoryRule:
         in its segment. The three broadcast.
         """
         window = self.mem_len + offset if self.mask == "full" else self.mem_len
-        seen = (distance >= 0) & (distance <= window)
+        seen = (distance >= self.nearest) & (distance <= window)
         if self.initial_memory == "masked":
             seen = seen & ((distance <= position) | (distance == 0))
         return seen
 
     def __str__(self) -> str:
         clamp = f"clamp {self.clamp_len}" if self.clamp_len is not None else "no clamp"
-        return f"memory {self.mem_len}, segment {self.segment}, {self.mask} mask, {clamp}, initial memory {self.initial_memory}"
+        mask = f"{self.mask} mask" + ("" if self.include_self else " without the token itself")
+        return f"memory {self.mem_len}, segment {self.segment}, {mask}, {clamp}, initial memory {self.initial_memory}"

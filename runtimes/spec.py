@@ -7,10 +7,12 @@ L layers · H heads · K head width · D model width · V vocabulary · N persis
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -27,30 +29,67 @@ SPEC, GRAPH, WEIGHTS, VOCAB, REFERENCE = "spec.json", "step.onnx", "weights.bin"
 MAX_SIZE = 1 << 24  # of any one dimension; absurd sizes become a sentence instead of an allocation
 FILE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # a plain name: no folder, no "..", nothing a file system refuses
 MAX_LAYERS = 4096
+GROUP_STEP = 64  # tokens; heads whose reach differs by less share their memory tensors
 TOLERANCES = {"fp32": 1e-4}  # nats, by precision
+SELECTIVE_FROM = 8192  # tokens; larger vocabularies have a graph that computes its output layer only where asked to
 Form = Literal["ring", "shift", "hidden"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What kind of model this is: its sizes, and the number of its parameters."""
+    """What kind of model this is: its sizes, and the number of its parameters.
 
-    architecture: Literal["transformer-xl"]
+    positions, sublayers: as in `trainer.model_config.ModelConfig`. persistent: vectors of each layer (N). cutoffs: first
+    tokens of the tail clusters of an adaptive softmax. reaches [L][H]: the longest distance that each head gives any weight,
+    where spans were learned; empty where they were not.
+    """
+
+    positions: Literal["relative", "shaw", "learned", "absolute", "per-layer"]
+    sublayers: Literal["feed-forward", "all-attention", "attn-split", "head-split", "single-head", "ff-attn"]
     layers: int
     heads: int
     head_dim: int
     d_model: int
     d_ff: int
+    persistent: int
     vocab_size: int
+    cutoffs: tuple[int, ...]
+    reaches: tuple[tuple[int, ...], ...]
     pre_norm: bool
-    tie_biases: bool
     parameters: int
 
     def __post_init__(self) -> None:
-        for name in ("layers", "heads", "head_dim", "d_model", "d_ff", "vocab_size"):
+        for name in ("layers", "heads", "head_dim", "d_model", "vocab_size"):
             most = MAX_LAYERS if name == "layers" else MAX_SIZE
             if not 1 <= getattr(self, name) <= most:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 to {most}.")
+        if self.reaches and (len(self.reaches) != self.layers or any(len(heads) != self.heads for heads in self.reaches)):
+            raise ConfigError(f"reaches does not have {self.layers} layers of {self.heads} heads.")
+        if any(not 1 <= reach <= MAX_SIZE for heads in self.reaches for reach in heads):
+            raise ConfigError(f"reaches has a distance outside 1 to {MAX_SIZE}.")
+
+    @property
+    def context_heads(self) -> int:
+        """Heads that look at the context: all, but in `head-split` the first half."""
+        return self.heads // 2 if self.sublayers == "head-split" else self.heads
+
+    @property
+    def selective(self) -> bool:
+        """Whether the graph computes its output layer only where it is asked to: for large vocabularies."""
+        return is_selective(self.cutoffs, self.vocab_size)
+
+
+def is_selective(cutoffs: tuple[int, ...], vocab_size: int) -> bool:
+    """Whether a vocabulary is large enough for `ModelFacts.selective`."""
+    return bool(cutoffs) or vocab_size > SELECTIVE_FROM
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadGroup:
+    """Heads of one layer that share memory tensors, as long as the one among them that looks furthest."""
+
+    heads: Sequence[int]
+    mem_len: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +98,7 @@ class TensorFacts:
 
     name: str
     dtype: Literal["int64", "float32"]
-    shape: tuple[str, ...]  # of decimal numbers and of the names "batch" and "segment"
+    shape: tuple[str, ...]  # of decimal numbers and of the names "batch", "segment" and "rows"
 
     def sizes(self, **axes: int) -> tuple[int, ...]:
         """The shape with its named axes given."""
@@ -116,41 +155,78 @@ class Spec:
 
     @property
     def inputs(self) -> tuple[TensorFacts, ...]:
-        """Graph inputs in order: tokens, positions, then memory."""
-        ids = [TensorFacts(name=n, dtype="int64", shape=("batch", "segment")) for n in ("input_ids", "position_ids")]
+        """Graph inputs in order: tokens, positions, what is wanted of a large vocabulary, then memory.
+
+        targets: tokens whose log-probability is wanted, -1 for none. logit_rows: positions whose whole distribution is
+        wanted, b T + t for row b and token t.
+        """
+        names = ["input_ids", "position_ids", *(["targets"] if self.model.selective else [])]
+        ids = [TensorFacts(name=n, dtype="int64", shape=("batch", "segment")) for n in names]
+        if self.model.selective:
+            ids.append(TensorFacts(name="logit_rows", dtype="int64", shape=("rows",)))
         return (*ids, *(state.tensor() for state in self.state))
 
     @property
     def outputs(self) -> tuple[TensorFacts, ...]:
-        """Graph outputs in order: logits, then memory."""
-        logits = TensorFacts(name="logits", dtype="float32", shape=("batch", "segment", str(self.model.vocab_size)))
-        present = (TensorFacts(name=s.present, dtype=s.dtype, shape=s.shape) for s in self.state)
-        return (logits, *present)
+        """Graph outputs in order: logits, the targets' log-probabilities where these are an input, then memory."""
+        where = ("rows",) if self.model.selective else ("batch", "segment")
+        head = [TensorFacts(name="logits", dtype="float32", shape=(*where, str(self.model.vocab_size)))]
+        if self.model.selective:
+            head.append(TensorFacts(name="log_probs", dtype="float32", shape=("batch", "segment")))
+        return (*head, *(TensorFacts(name=s.present, dtype=s.dtype, shape=s.shape) for s in self.state))
 
     @property
     def bytes_per_stream(self) -> int:
         """Bytes of memory that one row needs, its position included."""
         return 8 + sum(state.tensor().num_bytes(batch=1) for state in self.state)
 
+    @property
+    def bytes_saved(self) -> int:
+        """Bytes of memory that learned spans save each row, against every head remembering mem_len tokens."""
+        whole = state_tensors(dataclasses.replace(self.model, reaches=()), self.rule, self.form)
+        return sum(state.tensor().num_bytes(batch=1) for state in whole) + 8 - self.bytes_per_stream
+
+
+def head_groups(model: ModelFacts, rule: MemoryRule, form: Form) -> tuple[tuple[HeadGroup, ...], ...]:
+    """The heads of each layer that look at the context, in groups of similar reach, the furthest first.
+
+    Without learned spans there is one group, with the whole memory. A group ends where a head needs less than half of its memory
+    and at least `GROUP_STEP` tokens less. Hidden states are not split into heads: one group.
+    """
+    if not model.reaches:
+        return ((HeadGroup(heads=range(model.context_heads), mem_len=rule.mem_len),),) * model.layers
+    layers = []
+    for reaches in model.reaches:
+        groups: list[list[int]] = []
+        for head in sorted(range(model.context_heads), key=lambda head: -reaches[head]):
+            mine, longest = (min(reaches[h], rule.mem_len) for h in (head, groups[-1][0] if groups else head))
+            if not groups or (form != "hidden" and 2 * mine < longest and longest - mine >= GROUP_STEP):
+                groups.append([])
+            groups[-1].append(head)
+        layers.append(tuple(HeadGroup(heads=g, mem_len=min(reaches[g[0]], rule.mem_len)) for g in groups))
+    return tuple(layers)
+
 
 def state_tensors(model: ModelFacts, rule: MemoryRule, form: Form) -> tuple[StateFacts, ...]:
-    """The memory tensors of a form, layer by layer.
+    """The memory tensors of a form, layer by layer; M and S are those of the layer's or the head group's own reach.
 
     ring: keys and values [B, H, S, K]; shift: keys and values [B, H, M, K]; hidden: layer inputs [B, M, D].
-    The names of keys and values are those that onnxruntime-genai expects.
+    The names of keys and values are those that onnxruntime-genai expects; where a layer has several groups of
+    heads, theirs have the group's number in them.
     """
-    if form == "hidden":
-        shape: tuple[str, ...] = ("batch", str(rule.mem_len), str(model.d_model))
-        names = [(f"past_hidden.{layer}", f"present_hidden.{layer}") for layer in range(model.layers)]
-    else:
-        slots = rule.slots if form == "ring" else rule.mem_len
-        shape = ("batch", str(model.heads), str(slots), str(model.head_dim))
-        names = [
-            (f"past_key_values.{layer}.{kind}", f"present.{layer}.{kind}")
-            for layer in range(model.layers)
-            for kind in ("key", "value")
-        ]
-    return tuple(StateFacts(past=past, present=present, dtype="float32", shape=shape) for past, present in names)
+    states = []
+    for layer, groups in enumerate(head_groups(model, rule, form)):
+        for number, group in enumerate(groups):
+            if form == "hidden":
+                names = [(f"past_hidden.{layer}", f"present_hidden.{layer}")]
+                shape: tuple[str, ...] = ("batch", str(group.mem_len), str(model.d_model))
+            else:
+                slots = group.mem_len + (rule.segment if form == "ring" else 0)
+                where = f"{layer}" if len(groups) == 1 else f"{layer}.{number}"
+                names = [(f"past_key_values.{where}.{kind}", f"present.{where}.{kind}") for kind in ("key", "value")]
+                shape = ("batch", str(len(group.heads)), str(slots), str(model.head_dim))
+            states += [StateFacts(past=past, present=present, dtype="float32", shape=shape) for past, present in names]
+    return tuple(states)
 
 
 def file_facts(path: Path) -> FileFacts:
@@ -195,8 +271,7 @@ def parse_spec(data: Any, *, where: str) -> Spec:
         ) from error
     if digest != spec.identity:
         raise ArtefactError(f"{where} was altered: its digest does not match its content; export the artefact again.")
-    count = spec.model.layers * (1 if spec.form == "hidden" else 2)  # compared first: absurd layers are not worth building
-    if spec.schema != SCHEMA or len(spec.state) != count or spec.state != state_tensors(spec.model, spec.rule, spec.form):
+    if spec.schema != SCHEMA or spec.state != state_tensors(spec.model, spec.rule, spec.form):
         raise ArtefactError(f"{where} contradicts itself: schema or memory tensors do not follow from its model; export again.")
     for name in (GRAPH, WEIGHTS, VOCAB, REFERENCE):
         if name not in spec.files:

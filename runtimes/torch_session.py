@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,20 +13,23 @@ import numpy as np
 from runtimes.errors import needs
 from runtimes.memory import Memory
 from runtimes.rule import MemoryRule
-from runtimes.session import FromLogits, checked_tokens, new_memory
+from runtimes.session import checked_targets, checked_tokens, new_memory
 from runtimes.spec import TensorFacts, state_tensors
 from runtimes.vocab import Vocab
 
 if TYPE_CHECKING:
-    from trainer.model import TransformerXL
+    from torch import Tensor
+
+    from trainer.model import LanguageModel
 
 
-class TorchSession(FromLogits):
+class TorchSession:
     """The session protocol (see `runtimes.session.Session`) over a PyTorch model, with the paper's hidden-state memory."""
 
-    def __init__(self, model: TransformerXL, vocab: Vocab, rule: MemoryRule, *, identity: str) -> None:
+    def __init__(self, model: LanguageModel, vocab: Vocab, rule: MemoryRule, *, identity: str) -> None:
         self.model, self.vocab, self.rule, self.identity = model, vocab, rule, identity
-        self.state: tuple[TensorFacts, ...] = tuple(state.tensor() for state in state_tensors(model.facts(), rule, "hidden"))
+        facts = dataclasses.replace(model.facts(), reaches=())  # every layer keeps the whole memory here
+        self.state: tuple[TensorFacts, ...] = tuple(state.tensor() for state in state_tensors(facts, rule, "hidden"))
 
     @classmethod
     def open(cls, folder: Path, *, threads: int | None = None, rule: MemoryRule | None = None) -> TorchSession:
@@ -43,12 +48,38 @@ class TorchSession(FromLogits):
         return new_memory(self, batch)
 
     def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        hidden, memory = self._advance(tokens, memory)
+        return self._answer(lambda: self.model.vocabulary.logits(hidden)), memory
+
+    def predict(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        hidden, memory = self._advance(tokens, memory)
+        return self._answer(lambda: self.model.vocabulary.logits(hidden[:, -1])), memory
+
+    def score(self, tokens: np.ndarray, targets: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        import torch
+
+        wanted = torch.from_numpy(checked_targets(self, targets, tokens))
+        hidden, memory = self._advance(tokens, memory)
+        log_probs = np.zeros(wanted.shape, np.float32)
+        chosen = wanted >= 0
+        log_probs[chosen.numpy()] = self._answer(lambda: self.model.vocabulary.log_prob(hidden[chosen], wanted[chosen]))
+        return log_probs, memory
+
+    def _advance(self, tokens: np.ndarray, memory: Memory) -> tuple[Tensor, Memory]:
+        """The last layer's output [B, T, D], and the memory after the segment."""
         import torch
 
         tokens = checked_tokens(self, tokens, memory)
         past = [torch.from_numpy(memory.tensors[tensor.name]) for tensor in self.state]
         with torch.inference_mode():
-            logits, after = self.model(torch.from_numpy(tokens), past, torch.from_numpy(memory.positions), self.rule)
+            outputs, after = self.model.layers(torch.from_numpy(tokens), past, torch.from_numpy(memory.positions), self.rule)
         memory.tensors = {tensor.name: array.numpy() for tensor, array in zip(self.state, after, strict=True)}
         memory.positions += tokens.shape[1]
-        return logits.numpy(), memory
+        return self.model.last(outputs), memory
+
+    def _answer(self, compute: Callable[[], Tensor]) -> np.ndarray:
+        import torch
+
+        with torch.inference_mode():
+            answer: np.ndarray = compute().numpy()
+        return answer

@@ -23,16 +23,19 @@ def text() -> str:
 
 @pytest.fixture(scope="session")
 def make_run(tmp_path_factory: pytest.TempPathFactory, text: str) -> Callable[..., Path]:
-    """`make_run(rule=…, pre_norm=…)` → a run folder with random weights and the corpus's characters."""
+    """`make_run(rule=…, pre_norm=…)` → a run folder with random weights and the corpus's characters.
+
+    shares: of adaptive spans, for each head of every layer; random ones when none are given.
+    """
     from runtimes.files import write_json
     from runtimes.records import to_json
     from runtimes.vocab import CharVocab
     from trainer.checkpoint import save_tensors
     from trainer.config import TrainConfig
-    from trainer.model import TransformerXL
+    from trainer.model import LanguageModel
     from trainer.model_config import ModelConfig
 
-    def make(*, rule: MemoryRule = RULE, seed: int = 0, **sizes: object) -> Path:
+    def make(*, rule: MemoryRule = RULE, seed: int = 0, shares: tuple[float, ...] = (), **sizes: object) -> Path:
         import torch
 
         folder = tmp_path_factory.mktemp("run")
@@ -40,9 +43,11 @@ def make_run(tmp_path_factory: pytest.TempPathFactory, text: str) -> Callable[..
         settings = {"layers": 2, "d_model": 16, "heads": 2, "head_dim": 6, "d_ff": 20, "vocab_size": vocab.size, **sizes}
         config = TrainConfig(model=ModelConfig(**settings), training=rule, evaluation=rule)  # type: ignore[arg-type]
         torch.manual_seed(seed)
-        model = TransformerXL(config.model)
+        model = LanguageModel(config.model)
         for parameter in model.parameters():
             parameter.data.normal_(std=0.3)
+        for span in model.spans():
+            span.share.data = torch.tensor(shares) if shares else torch.rand(len(span.share))
         write_json(folder / "config.json", to_json(config))
         write_json(folder / "vocab.json", vocab.to_json())
         save_tensors(folder / "model.safetensors", model.state_dict())

@@ -12,14 +12,31 @@ import pytest
 from runtimes import Session, open_session
 from runtimes.errors import StreamError
 from runtimes.logits import log_sum_exp
+from tests.architectures import ARCHITECTURES
 from tests.streams import feed, rows
 
 KINDS = ("torch", "ring", "shift", "hidden")
+OTHERS = ("adaptive-softmax", "all-attention-groups")  # a selective output layer; persistent vectors, spans, groups of heads
 
 
-@pytest.fixture(params=KINDS)
-def session(request: pytest.FixtureRequest, run: Path, artefacts: dict[str, Path]) -> Session:
+@pytest.fixture(params=[*KINDS, *(f"{name} {kind}" for name in OTHERS for kind in KINDS)])
+def session(request: pytest.FixtureRequest, run: Path, artefacts: dict[str, Path], others: dict[str, Path]) -> Session:
+    if request.param in others:
+        return open_session(others[request.param])
     return open_session(run if request.param == "torch" else artefacts[request.param])
+
+
+@pytest.fixture(scope="module")
+def others(make_run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Runs and artefacts of other architectures, as "name kind"."""
+    from xl_export.artefact import export
+
+    folder, made = tmp_path_factory.mktemp("others"), {}
+    for name in OTHERS:
+        made[f"{name} torch"] = trained = make_run(**ARCHITECTURES[name])
+        for form in KINDS[1:]:
+            made[f"{name} {form}"] = export(trained, folder / f"{name}-{form}", memory=form)  # type: ignore[arg-type]
+    return made
 
 
 def test_step_returns_float32_logits_and_the_same_memory_advanced(session: Session, tokens: np.ndarray) -> None:

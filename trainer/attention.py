@@ -1,8 +1,9 @@
-"""Relative attention as it is trained: the naive form is in `naive.py`, and this one is tested against it."""
+"""Attention as it is trained: the naive form is in `naive.py`, and this one is tested against it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,30 +12,71 @@ from torch.nn import functional as F
 Attention = Callable[..., Tensor]  # the signature of `relative_attention`
 
 
-def sinusoids(distances: Tensor, d_model: int) -> Tensor:
-    """Position vectors R, float64 [N, D], of distances [N]: [sin(d f), cos(d f)] with f = 10000^(-2i/D).
+@dataclass(frozen=True)
+class Terms:
+    """What one layer's scores depend on besides content; row d of a table [J, …] is for distance d.
 
-    The halves are not interleaved, as in the public code.
+    position [J, H, K]: r(d). bias [J, H]: added to r(d)'s score. u, v [H, K]: added to the query where it meets keys, and
+    where it meets r(d). gate [J, H]: m(d), the soft span mask. Each may be None.
     """
-    exponents = torch.arange(0, d_model, 2, dtype=torch.float64) / d_model
-    angles = distances.double()[:, None] * 10000.0**-exponents
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+    position: Tensor | None = None
+    bias: Tensor | None = None
+    u: Tensor | None = None
+    v: Tensor | None = None
+    gate: Tensor | None = None
+
+
+NO_TERMS = Terms()
 
 
 def relative_attention(
-    query: Tensor, key: Tensor, value: Tensor, position: Tensor, *, u: Tensor, v: Tensor, visible: Tensor, dropout: float = 0.0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    visible: Tensor,
+    terms: Terms = NO_TERMS,
+    persistent: tuple[Tensor, Tensor] | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
-    """Attention over J = M + T keys with the four terms of section 3.3, and the shift of Appendix B.
+    """Attention over J = M + T keys and N persistent ones: every model of both papers.
 
-    query [B, T, H, K]; key, value [B, J, H, K], the queries' own keys last; position [J, H, K], row d for
-    distance d (W_kR R_d); u, v [H, K]; visible [B, T, J]. Returns [B, T, H, K]. `dropout` falls on the weights.
+        score = ((q + u)·k + (q + v)·r(d) + bias(d)) / sqrt(K)      softmax, times m(d), normalised again, then values
+
+    (Dai et al. 2019, section 3.3, with the shift of Appendix B; Sukhbaatar et al. 2019b, equations 3 to 9).
+    query [B, T, H, K]; key, value [B, J, H, K], the queries' own keys last; visible [B, T, J]; persistent: keys and values
+    [H, N, K], seen by every query at no distance. Returns [B, T, H, K], zero where a query sees nothing.
+    `dropout` falls on the weights.
     """
-    content_BHTJ = torch.einsum("bthk,bjhk->bhtj", query + u, key)
-    position_BHTJ = shift(torch.einsum("bthk,jhk->bhtj", query + v, position.flip(0)))
-    scores_BHTJ = (content_BHTJ + position_BHTJ) * query.shape[-1] ** -0.5
-    scores_BHTJ = scores_BHTJ.masked_fill(~visible[:, None], float("-inf"))
-    weights_BHTJ = F.dropout(scores_BHTJ.softmax(dim=-1), dropout)
-    return torch.einsum("bhtj,bjhk->bthk", weights_BHTJ, value)
+    T, J, scale = query.shape[1], key.shape[1], query.shape[-1] ** -0.5
+    scores_BHTJ = torch.einsum("bthk,bjhk->bhtj", query if terms.u is None else query + terms.u, key)
+    if terms.position is not None:
+        asking = query if terms.v is None else query + terms.v
+        position_BHTJ = torch.einsum("bthk,jhk->bhtj", asking, terms.position.flip(0))
+        if terms.bias is not None:
+            position_BHTJ = position_BHTJ + terms.bias.flip(0).T[:, None]
+        scores_BHTJ = scores_BHTJ + shift(position_BHTJ)
+    scores = (scores_BHTJ * scale).masked_fill(~visible[:, None], float("-inf"))
+    if persistent is not None:
+        scores = torch.cat([scores, torch.einsum("bthk,hnk->bhtn", query, persistent[0]) * scale], dim=-1)
+    else:  # no row may be all -inf: its softmax, and its gradient, would be NaN
+        blind = ~visible.any(dim=-1)[:, None, :, None]
+        scores = scores.masked_fill(blind, 0.0)
+    weights = scores.softmax(dim=-1)
+    if persistent is None:
+        weights = weights.masked_fill(blind, 0.0)
+    if terms.gate is not None:
+        gate_HTJ = shift(terms.gate.flip(0).T[None, :, None].expand(1, -1, T, -1))[0]
+        gated = weights[..., :J] * gate_HTJ
+        weights = gated if persistent is None else torch.cat([gated, weights[..., J:]], dim=-1)
+        total = weights.sum(dim=-1, keepdim=True)
+        weights = weights / torch.where(total > 0, total, 1.0)  # a query that sees nothing keeps its zeros
+    weights = F.dropout(weights, dropout)
+    answer = torch.einsum("bhtj,bjhk->bthk", weights[..., :J], value)
+    if persistent is not None:
+        answer = answer + torch.einsum("bhtn,hnk->bthk", weights[..., J:], persistent[1])
+    return answer
 
 
 def shift(scores: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from runtimes.records import from_json
 from runtimes.spec import VOCAB
 from runtimes.vocab import Vocab, load_vocab
 from trainer.config import TrainConfig
-from trainer.model import TransformerXL
+from trainer.model import LanguageModel
 
 CONFIG, MODEL = "config.json", "model.safetensors"
 
@@ -27,7 +27,7 @@ class Run:
     """A trained model with all that belongs to it. sha256: of its weights file."""
 
     config: TrainConfig
-    model: TransformerXL
+    model: LanguageModel
     vocab: Vocab
     sha256: str
 
@@ -41,7 +41,7 @@ def load_run(folder: Path) -> Run:
     path = folder / MODEL
     digest = _digest(path)
     with torch.device("meta"):
-        model = TransformerXL(config.model)
+        model = LanguageModel(config.model)
     tensors, _ = load_tensors(path, expected=model.state_dict())
     model.load_state_dict(tensors, assign=True)
     if _digest(path) != digest:

@@ -30,7 +30,8 @@ from runtimes.torch_session import TorchSession
 from runtimes.vocab import Vocab
 from trainer.checkpoint import CONFIG, MODEL, load_tensors, matching_vocab, save_tensors
 from trainer.config import TrainConfig
-from trainer.model import TransformerXL
+from trainer.model import LanguageModel
+from trainer.objective import segment_loss
 from trainer.text import build_vocab, lanes, load_splits
 
 STATE, METRICS, VALID, TEST = "training.safetensors", "metrics.jsonl", "valid.txt", "test.txt"
@@ -84,7 +85,7 @@ class Training:
     """All that changes while training: what a checkpoint holds, besides the step it was made at."""
 
     config: TrainConfig
-    model: TransformerXL
+    model: LanguageModel
     optimizer: torch.optim.Adam
     memory: list[Tensor]
     step: int = 0
@@ -96,7 +97,7 @@ class Training:
         if config.threads:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
-        model = TransformerXL(config.model).train()
+        model = LanguageModel(config.model).train()
         optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
         for parameter in model.parameters():  # Adam makes these at its first step; a checkpoint needs them at step 0
             optimizer.state[parameter] = {"step": torch.tensor(0.0)} | {
@@ -111,8 +112,8 @@ class Training:
         piece = torch.from_numpy(tokens_BN[:, at : at + T + 1])
         positions = torch.full((len(piece),), at)  # 0 starts every lane anew: the memory then is invisible
         progress = self.step / self.config.steps
-        loss, self.memory = self.model.loss(
-            piece[:, :-1], piece[:, 1:], self.memory, positions, self.config.training, progress=progress
+        loss, self.memory = segment_loss(
+            self.model, piece[:, :-1], piece[:, 1:], self.memory, positions, self.config.training, progress=progress
         )
         _refuse_infinite("loss", loss.objective.item(), self.step + 1)
         self.optimizer.zero_grad()

@@ -1,10 +1,10 @@
-"""Transformer-XL (Dai et al. 2019, sections 3.2 and 3.3), read as the paper writes it."""
+"""A language model with segment recurrence: Transformer-XL (Dai et al. 2019, sections 3.2 and 3.3), all-attention networks
+(Sukhbaatar et al. 2019b, section 4) and their baselines, read as the papers write them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,30 @@ from torch.nn import functional as F
 
 from runtimes.rule import MemoryRule
 from runtimes.spec import ModelFacts
-from trainer.attention import Attention, relative_attention, sinusoids
+from trainer.attention import Attention, Terms, relative_attention
 from trainer.model_config import ModelConfig
+from trainer.persistent import PersistentVectors, persistent_attention
+from trainer.positions import make_positions
+from trainer.span import AdaptiveSpan
+from trainer.vocabulary import Vocabulary
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # query, key, value, position → heads' answers
+
+@dataclass(frozen=True)
+class Sight:
+    """What all layers share of one segment. J = M + T key columns, the segment's own last.
+
+    visible bool [B, T, J]. before bool [B, J]: keys to read as hidden states of zero, or None. positions int64 [B, T].
+    attention: the fast form or the naive one.
+    """
+
+    visible: Tensor
+    before: Tensor | None
+    positions: Tensor
+    attention: Attention
 
 
 class Block(nn.Module):
-    """One layer: relative attention over memory and segment, then a position-wise feed-forward network."""
+    """One layer: attention over memory and segment, then a feed-forward network, or persistent vectors in its place."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -28,62 +44,74 @@ class Block(nn.Module):
         self.query = nn.Linear(D, width, bias=False)  # W_q
         self.key = nn.Linear(D, width, bias=False)  # W_kE
         self.value = nn.Linear(D, width, bias=False)  # W_v
-        self.position = nn.Linear(D, width, bias=False)  # W_kR
         self.out = nn.Linear(width, D, bias=False)
         self.attention_norm = nn.LayerNorm(D)
-        self.expand = nn.Linear(D, config.d_ff)
-        self.contract = nn.Linear(config.d_ff, D)
-        self.feed_forward_norm = nn.LayerNorm(D)
+        self.span = AdaptiveSpan(config) if config.span else None
+        self.persistent = PersistentVectors(config) if config.persistent else None
+        self.two_sublayers = config.sublayers in ("feed-forward", "ff-attn")
+        if self.two_sublayers:
+            self.feed_forward_norm = nn.LayerNorm(D)
+        if config.d_ff:
+            self.expand = nn.Linear(D, config.d_ff)
+            self.contract = nn.Linear(config.d_ff, D)
 
-    def forward(self, x: Tensor, memory: Tensor, before: Tensor | None, table: Tensor, attend: Attend) -> Tensor:
-        """x [B, T, D] and memory [B, M, D] → [B, T, D].
-
-        before [B, J]: keys to read as hidden states of zero. table [J, D]: position vectors by distance.
-        """
+    def forward(self, x: Tensor, memory: Tensor, terms: Terms, sight: Sight) -> Tensor:
+        """x [B, T, D] and memory [B, M, D] → [B, T, D]."""
         context = torch.cat([memory.detach(), x], dim=1)  # [SG(m) ∘ h]
-        if before is not None:
-            context = context.masked_fill(before[:, :, None], 0.0)
+        if sight.before is not None:
+            context = context.masked_fill(sight.before[:, :, None], 0.0)
         if self.config.pre_norm:
             context = self.attention_norm(context)
-            x = x + self._attention(context[:, -x.shape[1] :], context, table, attend)
-            return x + self._feed_forward(self.feed_forward_norm(x))
-        x = self.attention_norm(x + self._attention(x, context, table, attend))
-        x = self.feed_forward_norm(x + self._feed_forward(x))
-        return x
+            x = x + self._attention(context[:, -x.shape[1] :], context, terms, sight)
+            return x + self._feed_forward(self.feed_forward_norm(x)) if self.two_sublayers else x
+        x = self.attention_norm(x + self._attention(x, context, terms, sight))
+        return self.feed_forward_norm(x + self._feed_forward(x)) if self.two_sublayers else x
 
-    def _attention(self, x: Tensor, context: Tensor, table: Tensor, attend: Attend) -> Tensor:
+    def _attention(self, x: Tensor, context: Tensor, terms: Terms, sight: Sight) -> Tensor:
         heads = (self.config.heads, self.config.head_dim)
-        query, position = self.query(x).unflatten(-1, heads), self.position(table).unflatten(-1, heads)
-        key, value = self.key(context).unflatten(-1, heads), self.value(context).unflatten(-1, heads)
-        return self._dropout(self.out(attend(query, key, value, position).flatten(-2)))
+        query, key, value = (f(y).unflatten(-1, heads) for f, y in ((self.query, x), (self.key, context), (self.value, context)))
+        if self.span is not None:
+            terms = replace(terms, gate=self.span.mask(context.shape[1]))
+        dropout = self.config.attention_dropout if self.training else 0.0
+        if self.persistent is None or self.two_sublayers:
+            answer = sight.attention(query, key, value, visible=sight.visible, terms=terms, dropout=dropout)
+        else:
+            answer = self.persistent.attend(
+                query, key, value, attention=sight.attention, visible=sight.visible, terms=terms, dropout=dropout
+            )
+        return self._dropout(self.out(answer.flatten(-2)), self.config.dropout)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        return self._dropout(self.contract(self._dropout(F.relu(self.expand(x)))))
+        if self.persistent is not None:  # softmax(x K) V: the feed-forward network with softmax for ReLU
+            inner = persistent_attention(x[:, :, None], *self.persistent.scaled())[:, :, 0]
+        else:
+            inside = self.config.dropout if self.config.inner_dropout is None else self.config.inner_dropout
+            inner = self.contract(self._dropout(F.relu(self.expand(x)), inside))
+        return self._dropout(inner, self.config.dropout)
 
-    def _dropout(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.config.dropout, self.training)
-
-
-@dataclass(frozen=True)
-class Loss:
-    """objective: the scalar that training descends, penalties included. nats: mean negative log-likelihood of a token."""
-
-    objective: Tensor
-    nats: Tensor
+    def _dropout(self, x: Tensor, p: float) -> Tensor:
+        return drop(x, p, self.config, self.training)
 
 
-class TransformerXL(nn.Module):
-    """Language model with segment recurrence; input embedding and output layer share one matrix."""
+class LanguageModel(nn.Module):
+    """The whole network: vocabulary, positions and L blocks, with a memory of each block's inputs."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        pairs = 1 if config.tie_biases else config.layers
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.output_bias = nn.Parameter(torch.empty(config.vocab_size))
-        self.content_bias = nn.Parameter(torch.empty(pairs, config.heads, config.head_dim))  # u
-        self.position_bias = nn.Parameter(torch.empty(pairs, config.heads, config.head_dim))  # v
+        self.vocabulary = Vocabulary(config)
+        self.positions = make_positions(config)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.auxiliary = nn.ModuleDict(
+            {
+                f"{layer}_{ahead}": nn.Linear(config.d_model, config.vocab_size)
+                for layer in range(config.layers)
+                for ahead in (1, 2)
+                if (ahead == 1 or config.objective.second_target)
+                and (layer < config.layers - 1 if ahead == 1 else True)
+                and (config.objective.intermediate or layer == config.layers - 1)
+            }
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -91,10 +119,13 @@ class TransformerXL(nn.Module):
         for name, parameter in self.named_parameters():
             if name.endswith("norm.weight"):
                 nn.init.ones_(parameter)
-            elif name.endswith(("norm.bias", "expand.bias", "contract.bias", "output_bias")):
+            elif "bias" in name:
                 nn.init.zeros_(parameter)
             else:
                 nn.init.normal_(parameter, std=0.02)
+        for module in self.modules():
+            if isinstance(module, PersistentVectors | AdaptiveSpan):
+                module.reset_parameters()
 
     def forward(
         self,
@@ -105,7 +136,20 @@ class TransformerXL(nn.Module):
         *,
         attention: Attention = relative_attention,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Logits [B, T, V] of one segment, and the memory after it.
+        """Logits [B, T, V] of one segment, and the memory after it: see `layers` for the arguments."""
+        outputs, after = self.layers(tokens, memory, positions, rule, attention=attention)
+        return self.vocabulary.logits(self.last(outputs)), after
+
+    def layers(
+        self,
+        tokens: Tensor,
+        memory: list[Tensor],
+        positions: Tensor,
+        rule: MemoryRule,
+        *,
+        attention: Attention = relative_attention,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The output [B, T, D] of each layer, and the memory after the segment.
 
         tokens int64 [B, T]; memory: the last M inputs of each layer, L of [B, M, D]; positions int64 [B]:
         stream position of each row's first token here. Memory from before position 0 is masked, or read
@@ -116,46 +160,60 @@ class TransformerXL(nn.Module):
         keys = positions[:, None] + columns  # stream positions [B, J]
         queries = keys[:, M:, None]  # [B, T, 1]
         visible = rule.visible(queries - keys[:, None], queries, columns[M:, None])
-        before = (keys < 0) if rule.initial_memory == "zeros" else None
-        table = self._dropout(self._position_vectors(M + T, rule))
-        x = self._dropout(self.embedding(tokens) * self.config.d_model**0.5)
-        weights_dropout = self.config.attention_dropout if self.training else 0.0
-        after = []
+        sight = Sight(visible, (keys < 0) if rule.initial_memory == "zeros" else None, keys[:, M:], attention)
+        vectors = self.positions.vectors(M + T, rule)
+        x = self.vocabulary.embed(tokens)
+        embedding_dropout = self.config.dropout if self.config.embedding_dropout is None else self.config.embedding_dropout
+        x = drop(x, embedding_dropout, self.config, self.training)
+        outputs, after = [], []
         for layer, block in enumerate(self.blocks):
+            x = self.positions.embed(layer, x, sight.positions)
             after.append(torch.cat([memory[layer], x], dim=1)[:, T:].detach())
-            pair = 0 if self.config.tie_biases else layer
-            u, v = self.content_bias[pair], self.position_bias[pair]
-            attend = partial(attention, u=u, v=v, visible=visible, dropout=weights_dropout)
-            x = block(x, memory[layer], before, table, attend)
-        return F.linear(self._dropout(x), self.embedding.weight, self.output_bias), after
+            x = block(x, memory[layer], self.positions.terms(layer, vectors), sight)
+            outputs.append(x)
+        return outputs, after
 
-    def loss(
-        self, tokens: Tensor, targets: Tensor, memory: list[Tensor], positions: Tensor, rule: MemoryRule, *, progress: float
-    ) -> tuple[Loss, list[Tensor]]:
-        """What one segment costs, and the memory after it. targets int64 [B, T]; progress: share of training done, 0 to 1."""
-        logits, after = self(tokens, memory, positions, rule)
-        nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        return Loss(nats, nats.detach()), after
+    def last(self, outputs: list[Tensor]) -> Tensor:
+        """What the output layer reads."""
+        return drop(outputs[-1], self.config.dropout, self.config, self.training)
 
     def constrain(self) -> None:
-        """Puts parameters that an optimiser's step took out of their range back into it."""
+        """Puts parameters that an optimiser's step took out of their range back into it: spans."""
+        for span in self.spans():
+            span.constrain()
 
     def start(self, batch: int, rule: MemoryRule) -> list[Tensor]:
         """Memory of `batch` new streams; what it holds is never seen while positions are 0, unless as zeros."""
-        weight = self.embedding.weight
-        return [weight.new_zeros(batch, rule.mem_len, self.config.d_model) for _ in self.blocks]
+        like = self.vocabulary.table["0"]
+        return [like.new_zeros(batch, rule.mem_len, self.config.d_model) for _ in self.blocks]
+
+    def reaches(self) -> tuple[tuple[int, ...], ...] | None:
+        """The longest distance that each head of each layer gives any weight, [L][H]; None without adaptive spans."""
+        return tuple(span.reaches() for span in self.spans()) or None
+
+    def spans(self) -> list[AdaptiveSpan]:
+        """The adaptive spans of all layers; none where the model has none."""
+        return [module for module in self.modules() if isinstance(module, AdaptiveSpan)]
 
     def facts(self) -> ModelFacts:
         """The part of the configuration that an artefact carries."""
         c = self.config
         return ModelFacts(
-            architecture="transformer-xl", layers=c.layers, heads=c.heads, head_dim=c.head_dim, d_model=c.d_model, d_ff=c.d_ff,
-            vocab_size=c.vocab_size, pre_norm=c.pre_norm, tie_biases=c.tie_biases, parameters=c.parameters,
+            positions=c.positions, sublayers=c.sublayers, layers=c.layers, heads=c.heads, head_dim=c.head_dim,
+            d_model=c.d_model, d_ff=c.d_ff, persistent=c.persistent, vocab_size=c.vocab_size, cutoffs=c.vocabulary.cutoffs,
+            reaches=self.reaches() or (), pre_norm=c.pre_norm, parameters=c.parameters,
         )  # fmt: skip
 
-    def _position_vectors(self, count: int, rule: MemoryRule) -> Tensor:
-        distances = torch.arange(count).clamp(max=rule.clamp_len or count)
-        return sinusoids(distances, self.config.d_model).to(self.embedding.weight)
 
-    def _dropout(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.config.dropout, self.training)
+def drop(x: Tensor, p: float, config: ModelConfig, training: bool) -> Tensor:
+    """Dropout of [B, T, D] while training; variational: one mask [B, 1, D] for all positions (Gal and Ghahramani 2016)."""
+    if config.variational_dropout and training and p:
+        return x * F.dropout(torch.ones_like(x[:, :1]), p)
+    return F.dropout(x, p, training)
+
+
+@lru_cache(maxsize=64)
+def parameter_shapes(config: ModelConfig) -> dict[str, torch.Size]:
+    """Name and shape of every parameter, without allocating any."""
+    with torch.device("meta"):
+        return {name: parameter.shape for name, parameter in LanguageModel(config).named_parameters()}

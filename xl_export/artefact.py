@@ -17,8 +17,9 @@ from runtimes.spec import GRAPH, REFERENCE, SPEC, VOCAB, Form, Spec, file_facts,
 from runtimes.torch_session import TorchSession
 from trainer.checkpoint import Run, load_run
 from xl_export import genai
+from xl_export.layers import Weights
 from xl_export.ops import save_model
-from xl_export.step import OPSETS, Weights, step_graph
+from xl_export.step import OPSETS, step_graph
 from xl_export.validate import ROWS, validate
 
 
@@ -39,12 +40,12 @@ def export(
     refuse_if_too_large(spec)
     weights = finite_weights(trained)
     with atomic_folder(out, force=force, marker=SPEC) as folder:
-        save_model(step_graph(spec, weights), folder)
+        save_model(step_graph(spec, trained.config.model, weights), folder)
         exported = OrtSession(spec, trained.vocab, folder / GRAPH)
         torch = TorchSession(trained.model.eval(), trained.vocab, spec.rule, identity=trained.sha256)
         save_reference(folder / REFERENCE, validate(exported, torch, tolerance=spec.tolerance))
         write_json(folder / VOCAB, trained.vocab.to_json())
-        if spec.form == "ring":
+        if genai.takes(spec):
             write_json(folder / genai.FILE, genai.genai_config(spec))
         files = {path.name: file_facts(path) for path in sorted(folder.iterdir())}
         save_spec(folder, dataclasses.replace(spec, files=files))

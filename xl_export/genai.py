@@ -10,6 +10,11 @@ FILE = "genai_config.json"
 MAX_STREAM = 1 << 20  # tokens; genai keeps their ids, 4 bytes each
 
 
+def takes(spec: Spec) -> bool:
+    """Whether genai can run the artefact: a ring of one shape for all layers, and logits without being asked for rows."""
+    return spec.form == "ring" and not spec.model.selective and len({state.shape for state in spec.state}) == 1
+
+
 def genai_config(spec: Spec) -> dict[str, Any]:
     """The configuration for a ring artefact's folder.
 

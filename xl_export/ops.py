@@ -37,6 +37,7 @@ class Ops:
         key = name or (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             self._constants[key] = self._tape.initializer(ir.tensor(array, name=name or f"constant_{len(self._constants)}"))
+        assert self._constants[key].shape == array.shape, f"two constants of shapes other than {array.shape} are called {name}"
         return self._constants[key]
 
     def model(self, inputs: list[ir.Value], outputs: list[ir.Value], facts: tuple[TensorFacts, ...], *, opset: int) -> ir.Model:

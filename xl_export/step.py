@@ -2,220 +2,218 @@
 
 For a query at stream position p and a key at distance d:
 
-    score = (q + u)·k / sqrt(K) + (q + v)·r(d) / sqrt(K)        softmax over visible keys, then values
+    score = (q + u)·k / sqrt(K) + ((q + v)·r(d) + bias(d)) / sqrt(K) + log m(d)      softmax over visible keys, then values
 
-r(d) = W_kR R_d is a constant once training is over, so the graph carries the table r(0), r(1), … with
-1/sqrt(K) folded in, up to the longest visible distance or the clamp. The shift of Appendix B is a gather of
-the position scores by distance. Standard ONNX operators only.
+r, bias and m are constants once training is over, so the graph carries them as tables by distance, up to the longest that can
+be seen (`tables.py`). 1/sqrt(K) is folded into the query's weights, u and v. The shift of Appendix B is a gather of the position
+scores by distance. The soft span mask that multiplies after the softmax and normalises again is log m(d) before it.
+Standard ONNX operators only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from runtimes.rule import MemoryRule
-from runtimes.spec import Form, ModelFacts, Spec
-from xl_export.ops import Ops, graph_input
+from runtimes.spec import Form, HeadGroup, Spec, head_groups
+from trainer.model_config import ModelConfig
+from xl_export.head import all_logits, embed, selected
+from xl_export.layers import Layers, Weights
+from xl_export.ops import graph_input
+from xl_export.persistent import attend_persistent, context_and_persistent
+from xl_export.sight import Sight, make_sight
+from xl_export.tables import bias_table, position_table, query_bias, sinusoids, table_rows
 
 OPSETS: dict[Form, int] = {"ring": 24, "shift": 23, "hidden": 23}  # Attention is 23, TensorScatter 24
-Weights = Mapping[str, np.ndarray]  # the names of trainer.model.TransformerXL's state dict
+
+
+def step_graph(spec: Spec, config: ModelConfig, weights: Weights) -> ir.Model:
+    """The ONNX model of one step for a trained model's weights, under the spec's rule and form."""
+    return _StepGraph(spec, config, weights).build()
 
 
 @dataclass(frozen=True)
-class Sight:
-    """What all layers share of one step. J: key columns; S for the ring, M + T for the other forms.
+class Group:
+    """Some heads of one layer with the memory they share; `name` is the prefix of their constants and tensors."""
 
-    visible bool [B, 1, T, J]: the mask rule. row int32 [B, H, T, J]: position table row of each query and key.
-    before bool [B, 1, J, 1]: keys of zero initial memory; None where that is masked instead.
-    write_at int64 [B]: first ring slot to write; None for the other forms.
-    """
-
-    visible: ir.Value
-    row: ir.Value
-    before: ir.Value | None
-    write_at: ir.Value | None
+    layer: int
+    name: str
+    heads: Sequence[int]
+    rule: MemoryRule
+    sight: Sight
 
 
-def step_graph(spec: Spec, weights: Weights) -> ir.Model:
-    """The ONNX model of one step for a trained model's weights, under the spec's rule and form."""
-    return _StepGraph(spec, weights).build()
-
-
-class _StepGraph:
-    def __init__(self, spec: Spec, weights: Weights) -> None:
-        self.spec, self.weights, self.op = spec, weights, Ops()
-        self.model: ModelFacts = spec.model
-        self.rule: MemoryRule = spec.rule
+class _StepGraph(Layers):
+    def __init__(self, spec: Spec, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(weights, heads=config.heads, head_dim=config.head_dim)
+        self.spec, self.config, self.rule = spec, config, spec.rule
         self.inputs = {fact.name: graph_input(fact) for fact in spec.inputs}
+        self.sights: dict[int, Sight] = {}
 
     def build(self) -> ir.Model:
-        op, model = self.op, self.model
-        embedding = self.weight("embedding.weight")
-        x = op.Mul(op.Gather(embedding, self.inputs["input_ids"]), op.constant(np.float32(model.d_model**0.5)))
-        sight = self.sight()
+        op = self.op
+        x = embed(self, self.config, self.inputs["input_ids"])
         present: list[ir.Value] = []
-        for layer in range(model.layers):
-            x = self.block(layer, x, sight, present)
+        for layer, groups in enumerate(head_groups(self.spec.model, self.rule, self.spec.form)):
+            x = self.block(layer, self.positioned(layer, x), self.named(layer, groups), present)
         if self.spec.form == "ring":  # past and present are bound to one buffer: right only where nothing else reads the past
             assert all(len(self.inputs[state.past].uses()) == 1 for state in self.spec.state), "a ring tensor has two readers"
-        logits = op.Add(op.MatMul(x, op.Transpose(embedding, perm=[1, 0])), self.weight("output_bias"))
-        return op.model(list(self.inputs.values()), [logits, *present], self.spec.outputs, opset=self.spec.opset)
+        if self.spec.model.selective:
+            head = list(selected(self, self.config, x, self.inputs["targets"], self.inputs["logit_rows"]))
+        else:
+            head = [all_logits(self, self.config, x)]
+        return op.model(list(self.inputs.values()), [*head, *present], self.spec.outputs, opset=self.spec.opset)
 
-    def block(self, layer: int, x: ir.Value, sight: Sight, present: list[ir.Value]) -> ir.Value:
+    def positioned(self, layer: int, x: ir.Value) -> ir.Value:
+        """A layer's input with absolute positions added, where the model has them; they start again every `context` tokens."""
+        op, config = self.op, self.config
+        if config.positions == "absolute" and layer == 0:
+            table = op.constant(sinusoids(config.context, config.d_model).astype(np.float32), "positions")
+        elif config.positions == "per-layer":
+            table = op.constant(self.weights["positions.table"][layer], f"positions.{layer}")
+        else:
+            return x
+        return op.Add(x, op.Gather(table, op.Mod(self.inputs["position_ids"], op.constant(np.array(config.context)))))
+
+    def named(self, layer: int, groups: Sequence[HeadGroup]) -> list[Group]:
+        """The layer's groups of heads with their names, rules and what they see."""
+        named = []
+        for number, group in enumerate(groups):
+            rule = dataclasses.replace(self.rule, mem_len=group.mem_len)
+            if group.mem_len not in self.sights:
+                rows = table_rows(self.config, rule)
+                self.sights[group.mem_len] = make_sight(self.op, self.inputs, rule, self.spec.form, rows)
+            name = f"{layer}" if len(groups) == 1 else f"{layer}.{number}"
+            named.append(Group(layer, name, group.heads, rule, self.sights[group.mem_len]))
+        return named
+
+    def block(self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]) -> ir.Value:
         """One layer on x [B, T, D]; appends its memory outputs to `present`."""
         op, name = self.op, f"blocks.{layer}."
-        if self.model.pre_norm:
-            x = op.Add(x, self.attention(layer, x, sight, present))
-            return op.Add(x, self.feed_forward(name, self.norm(name + "feed_forward_norm", x)))
-        x = self.norm(name + "attention_norm", op.Add(x, self.attention(layer, x, sight, present)))
-        return self.norm(name + "feed_forward_norm", op.Add(x, self.feed_forward(name, x)))
+        two = self.config.sublayers in ("feed-forward", "ff-attn")
+        if self.config.pre_norm:
+            x = op.Add(x, self.attention(layer, x, groups, present))
+            return op.Add(x, self.second(layer, self.norm(name + "feed_forward_norm", x))) if two else x
+        x = self.norm(name + "attention_norm", op.Add(x, self.attention(layer, x, groups, present)))
+        return self.norm(name + "feed_forward_norm", op.Add(x, self.second(layer, x))) if two else x
 
-    def attention(self, layer: int, x: ir.Value, sight: Sight, present: list[ir.Value]) -> ir.Value:
-        op, name = self.op, f"blocks.{layer}."
+    def second(self, layer: int, x: ir.Value) -> ir.Value:
+        """The second sublayer: a feed-forward network, or one with softmax for ReLU."""
+        if self.config.sublayers == "feed-forward":
+            return self.feed_forward(layer, x)
+        op, axis = self.op, self.op.constant(np.array([1]))
+        return op.Squeeze(attend_persistent(self, self.config, layer, op.Unsqueeze(x, axis)), axis)
+
+    def attention(self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]) -> ir.Value:
+        """The first sublayer: attention over the context by groups of heads, with what the layer's persistent vectors add."""
+        op, config = self.op, self.config
+        order = [head for group in groups for head in group.heads]  # heads of one group side by side
+        others = [head for head in range(config.heads) if head not in order]  # of head-split
         if self.spec.form == "hidden":
-            query, key, value = self.keys_from_hidden(layer, x, sight, present)
+            query, key, value = self.from_hidden(groups[0], x, order, others, present)
         else:
-            query, key, value = self.keys_from_cache(layer, x, sight, present)
-        u, v = (self.bias(kind, layer) for kind in ("content_bias", "position_bias"))
-        position_BHTR = op.MatMul(op.Add(query, v), op.constant(self.position_table(layer), name + "position_table"))
-        position_BHTJ = op.GatherElements(position_BHTR, sight.row, axis=3)
-        bias_BHTJ = op.Where(sight.visible, position_BHTJ, op.constant(np.float32(-np.inf)))
-        heads_BHTK = op.Attention(op.Add(query, u), key, value, bias_BHTJ)
-        joined = op.Reshape(op.Transpose(heads_BHTK, perm=[0, 2, 1, 3]), op.constant(np.array([0, 0, -1])))
-        return op.MatMul(joined, self.weight(name + "out.weight", transpose=True))
+            query, key, value = self.from_input(layer, x, order, others)
+        sizes = [len(group.heads) for group in groups]
+        queries = self.cut(query, [*sizes, *([len(others)] if others else [])])
+        answers = []
+        for group, q, k, v in zip(groups, queries, self.cut(key, sizes), self.cut(value, sizes), strict=False):
+            if self.spec.form != "hidden":
+                k, v = (self.remembered(group, kind, new, present) for kind, new in (("key", k), ("value", v)))
+            answers.append(self.context_attention(group, q, k, v))
+        if others:
+            answers.append(attend_persistent(self, config, layer, queries[-1]))
+        joined = self.join_heads(op.Concat(*answers, axis=1) if len(answers) > 1 else answers[0])
+        if config.sublayers == "attn-split":
+            joined = op.Add(joined, self.join_heads(attend_persistent(self, config, layer, query, order)))
+        elif config.sublayers == "single-head":
+            whole = op.Unsqueeze(self.join_heads(query), op.constant(np.array([1])))
+            joined = op.Add(joined, self.join_heads(attend_persistent(self, config, layer, whole, order)))
+        columns = self.weights[f"blocks.{layer}.out.weight"].T.reshape(self.heads, self.head_dim, -1)[[*order, *others]]
+        return op.MatMul(joined, op.constant(columns.reshape(-1, config.d_model), f"blocks.{layer}.out"))
 
-    def keys_from_hidden(self, layer: int, x: ir.Value, sight: Sight, present: list[ir.Value]) -> tuple[ir.Value, ...]:
-        """The paper's own memory: layer inputs, whose keys and values are computed again each step."""
-        op, name = self.op, f"blocks.{layer}."
-        context = op.Concat(self.inputs[f"past_hidden.{layer}"], x, axis=1)
-        present.append(self.last_of(context, axis=1))
-        if sight.before is not None:
-            context = op.Where(op.Squeeze(sight.before, op.constant(np.array([1]))), op.constant(np.float32(0)), context)
-        if self.model.pre_norm:
-            context, x = self.norm(name + "attention_norm", context), self.norm(name + "attention_norm", x)
-        width = self.model.heads * self.model.head_dim
-        key, value = op.split(op.MatMul(context, self.packed(layer, "key", "value")), [width, width], axis=2)
-        query = op.MatMul(x, self.weight(name + "query.weight", transpose=True))
-        return tuple(self.split_heads(y) for y in (query, key, value))
+    def context_attention(self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value) -> ir.Value:
+        """Answers [B, h, T, K] of one group's heads to keys and values [B, h, J, K]."""
+        op, arguments = self.op, (self.weights, self.config)
+        u, v = (query_bias(*arguments, kind, group.layer, group.heads) for kind in ("u", "v"))
+        table = position_table(*arguments, group.rule, group.layer, group.heads)
+        bias = bias_table(*arguments, group.rule, group.layer, group.heads)
+        name, sight = f"blocks.{group.name}.", group.sight
+        scores = None
+        if table is not None:
+            asking = query if v is None else op.Add(query, op.constant(v, name + "v"))
+            scores = op.MatMul(asking, op.constant(table, name + "position_table"))  # [B, h, T, R]
+        if bias is not None:
+            bias_table_ = op.constant(bias, name + "bias_table")
+            scores = bias_table_ if scores is None else op.Add(scores, bias_table_)
+        if scores is None:
+            bias_BHTJ = op.Where(sight.visible, op.constant(np.float32(0)), op.constant(np.float32(-np.inf)))
+        else:
+            row = sight.row_of(len(group.heads))
+            if table is None:
+                scores = op.Expand(scores, op.Concat(op.Shape(query, start=0, end=3), op.constant(np.array([1])), axis=0))
+            bias_BHTJ = op.Where(sight.visible, op.GatherElements(scores, row, axis=3), op.constant(np.float32(-np.inf)))
+        content = query if u is None else op.Add(query, op.constant(u, name + "u"))
+        if self.config.sublayers == "all-attention":
+            return context_and_persistent(self, group.layer, group.heads, query, content, key, value, bias_BHTJ)
+        return op.Attention(content, key, value, bias_BHTJ, scale=1.0)
 
-    def keys_from_cache(self, layer: int, x: ir.Value, sight: Sight, present: list[ir.Value]) -> tuple[ir.Value, ...]:
-        """Projected keys and values, kept: written into the ring, or shifted by a segment."""
-        op, width = self.op, self.model.heads * self.model.head_dim
-        if self.model.pre_norm:
+    def from_input(self, layer: int, x: ir.Value, order: list[int], others: list[int]) -> tuple[ir.Value, ...]:
+        """Queries [B, H, T, K], and the segment's own keys and values for the heads that look at the context."""
+        if self.config.pre_norm:
             x = self.norm(f"blocks.{layer}.attention_norm", x)
-        packed = op.MatMul(x, self.packed(layer, "query", "key", "value"))
-        query, *fresh = (self.split_heads(y) for y in op.split(packed, [width] * 3, axis=2))
-        context = []
-        for kind, new in zip(("key", "value"), fresh, strict=True):
-            past = self.inputs[f"past_key_values.{layer}.{kind}"]
-            if self.spec.form == "ring":
-                kept = op.TensorScatter(past, new, sight.write_at, axis=2, mode="circular")
-                present.append(kept)
-            else:
-                kept = op.Concat(past, new, axis=2)
-                present.append(self.last_of(kept, axis=2))
-            if sight.before is not None:
-                kept = op.Where(sight.before, op.constant(self.initial(layer, kind)), kept)
-            context.append(kept)
-        return query, *context
+        matrices = [self.projection(layer, "query", [*order, *others])]
+        matrices += [self.projection(layer, kind, order) for kind in ("key", "value")]
+        packed = self.op.MatMul(x, self.op.constant(np.concatenate(matrices, axis=1), f"blocks.{layer}.query_key_value"))
+        return tuple(self.split_heads(y) for y in self.op.split(packed, [m.shape[1] for m in matrices], axis=2))
 
-    def sight(self) -> Sight:
-        """Distances and visibility of every key for every query: by slot in the ring, by column otherwise."""
-        op, rule = self.op, self.rule
-        position = op.Unsqueeze(self.inputs["position_ids"], op.constant(np.array([1, 3])))  # [B, 1, T, 1]
-        length = op.Squeeze(op.Shape(self.inputs["input_ids"], start=1))
-        offset = op.Unsqueeze(self.range(length), op.constant(np.array([1])))  # [T, 1]
-        first = op.Gather(self.inputs["position_ids"], op.constant(np.array(0)), axis=1)  # [B]
-        write_at = None
+    def from_hidden(
+        self, group: Group, x: ir.Value, order: list[int], others: list[int], present: list[ir.Value]
+    ) -> tuple[ir.Value, ...]:
+        """The same from the paper's own memory: layer inputs, whose keys and values are computed again each step."""
+        op, name = self.op, f"blocks.{group.layer}."
+        context = op.Concat(self.inputs[f"past_hidden.{group.layer}"], x, axis=1)
+        present.append(self.last_of(context, group.rule.mem_len, axis=1))
+        if group.sight.before is not None:
+            before = op.Squeeze(group.sight.before, op.constant(np.array([1])))
+            context = op.Where(before, op.constant(np.float32(0)), context)
+        if self.config.pre_norm:
+            context, x = self.norm(name + "attention_norm", context), self.norm(name + "attention_norm", x)
+        matrices = [self.projection(group.layer, kind, order) for kind in ("key", "value")]
+        packed = op.MatMul(context, op.constant(np.concatenate(matrices, axis=1), name + "key_value"))
+        query = op.MatMul(x, op.constant(self.projection(group.layer, "query", [*order, *others]), name + "query"))
+        return tuple(self.split_heads(y) for y in (query, *op.split(packed, [m.shape[1] for m in matrices], axis=2)))
+
+    def remembered(self, group: Group, kind: str, new: ir.Value, present: list[ir.Value]) -> ir.Value:
+        """Keys or values of memory and segment: written into the ring, or shifted by a segment."""
+        op, sight = self.op, group.sight
+        past = self.inputs[f"past_key_values.{group.name}.{kind}"]
         if self.spec.form == "ring":
-            slots = op.constant(np.array(rule.slots))
-            write_at = op.Mod(first, slots)
-            distance = op.Mod(op.Sub(position, op.constant(np.arange(rule.slots))), slots)  # [B, 1, T, S]
+            kept = op.TensorScatter(past, new, sight.write_at, axis=2, mode="circular")
+            present.append(kept)
         else:
-            column = self.range(op.Add(length, op.constant(np.array(rule.mem_len))))
-            ahead = op.Sub(op.Add(offset, op.constant(np.array(rule.mem_len))), column)  # M + i - j, [T, M + T]
-            distance = op.Unsqueeze(ahead, op.constant(np.array([0, 1])))
-        row = op.Clip(distance, op.constant(np.array(0)), op.constant(np.array(rule.position_rows - 1)))
-        lead = op.Concat(op.Shape(first), op.constant(np.array([self.model.heads, 1, 1])), axis=0)
-        row = op.Expand(op.Cast(row, to=ir.DataType.INT32), lead)
-        return Sight(self.visible(distance, position, offset), row, self.before(distance, position), write_at)
+            kept = op.Concat(past, new, axis=2)
+            present.append(self.last_of(kept, group.rule.mem_len, axis=2))
+        if sight.before is not None:
+            kept = op.Where(sight.before, op.constant(self.initial(group, kind)), kept)
+        return kept
 
-    def visible(self, distance: ir.Value, position: ir.Value, offset: ir.Value) -> ir.Value:
-        """`MemoryRule.visible` in graph form."""
-        op, zero = self.op, self.op.constant(np.array(0))
-        window = op.constant(np.array(self.rule.mem_len))
-        if self.rule.mask == "full":
-            window = op.Add(window, offset)
-        seen = op.And(op.GreaterOrEqual(distance, zero), op.LessOrEqual(distance, window))
-        if self.rule.initial_memory == "masked":
-            seen = op.And(seen, op.LessOrEqual(distance, op.Max(position, zero)))
-        return seen
+    def initial(self, group: Group, kind: str) -> np.ndarray:
+        """Key or value [h, 1, K] of a hidden state of zero: zero, or W·beta behind a LayerNorm."""
+        beta = self.weights[f"blocks.{group.layer}.attention_norm.bias"]
+        hidden = beta if self.config.pre_norm else np.zeros_like(beta)
+        return (hidden @ self.projection(group.layer, kind, group.heads)).reshape(len(group.heads), 1, self.head_dim)
 
-    def before(self, distance: ir.Value, position: ir.Value) -> ir.Value | None:
-        """Keys [B, 1, J, 1] that lie before their text began: further from the last token than its position."""
-        if self.rule.initial_memory == "masked":
-            return None
-        op, last = self.op, self.op.constant(np.array([-1]))
-        end = op.constant(np.array([np.iinfo(np.int64).max]))
-        axis = op.constant(np.array([2]))
-        nearest, latest = (op.Slice(x, last, end, axis) for x in (distance, position))
-        return op.Transpose(op.Greater(nearest, latest), perm=[0, 1, 3, 2])
+    def cut(self, x: ir.Value, sizes: list[int]) -> list[ir.Value]:
+        """[B, H, …] cut along the heads."""
+        return self.op.split(x, sizes, axis=1) if len(sizes) > 1 else [x]
 
-    def position_table(self, layer: int) -> np.ndarray:
-        """r(d)/sqrt(K) for all heads and distances, float32 [H, K, R]."""
-        model, rows = self.model, self.rule.position_rows
-        frequencies = 10000.0 ** -(np.arange(0, model.d_model, 2) / model.d_model)
-        angles = np.arange(rows)[:, None] * frequencies
-        vectors = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
-        table = vectors @ (self.weights[f"blocks.{layer}.position.weight"] / np.float32(model.head_dim**0.5)).T
-        return table.reshape(rows, model.heads, model.head_dim).transpose(1, 2, 0)
-
-    def initial(self, layer: int, kind: str) -> np.ndarray:
-        """Key or value [H, 1, K] of a hidden state of zero: zero, or W·beta behind a LayerNorm."""
-        model, name = self.model, f"blocks.{layer}."
-        hidden = self.weights[name + "attention_norm.bias"] if model.pre_norm else np.zeros(model.d_model, np.float32)
-        return (self.weights[f"{name}{kind}.weight"] @ hidden).reshape(model.heads, 1, model.head_dim)
-
-    def feed_forward(self, name: str, x: ir.Value) -> ir.Value:
-        op = self.op
-        inner = op.Relu(
-            op.Add(op.MatMul(x, self.weight(name + "expand.weight", transpose=True)), self.weight(name + "expand.bias"))
-        )
-        return op.Add(
-            op.MatMul(inner, self.weight(name + "contract.weight", transpose=True)), self.weight(name + "contract.bias")
-        )
-
-    def norm(self, name: str, x: ir.Value) -> ir.Value:
-        return self.op.LayerNormalization(x, self.weight(name + ".weight"), self.weight(name + ".bias"), axis=-1, epsilon=1e-5)
-
-    def split_heads(self, x: ir.Value) -> ir.Value:
-        """[B, T, H·K] → [B, H, T, K]"""
-        shape = self.op.constant(np.array([0, 0, self.model.heads, self.model.head_dim]))
-        return self.op.Transpose(self.op.Reshape(x, shape), perm=[0, 2, 1, 3])
-
-    def last_of(self, x: ir.Value, *, axis: int) -> ir.Value:
-        """The last M entries along an axis that has M + T."""
+    def last_of(self, x: ir.Value, count: int, *, axis: int) -> ir.Value:
+        """The last `count` entries along an axis."""
         op = self.op
         size = op.Shape(x, start=axis, end=axis + 1)
-        return op.Slice(x, op.Sub(size, op.constant(np.array([self.rule.mem_len]))), size, op.constant(np.array([axis])))
-
-    def range(self, count: ir.Value) -> ir.Value:
-        return self.op.Range(self.op.constant(np.array(0)), count, self.op.constant(np.array(1)))
-
-    def bias(self, kind: str, layer: int) -> ir.Value:
-        """u or v of a layer, [H, 1, K]."""
-        pairs = self.weights[kind]
-        return self.op.constant(pairs[min(layer, len(pairs) - 1)][:, None], f"blocks.{layer}.{kind}")
-
-    def packed(self, layer: int, *kinds: str) -> ir.Value:
-        """Several projections [D, H·K] side by side, as one matrix."""
-        matrices = [self.weights[f"blocks.{layer}.{kind}.weight"].T for kind in kinds]
-        return self.op.constant(np.concatenate(matrices, axis=1), f"blocks.{layer}.{'_'.join(kinds)}")
-
-    def weight(self, name: str, *, transpose: bool = False) -> ir.Value:
-        array = self.weights[name]
-        return self.op.constant(array.T if transpose else array, name)
+        return op.Slice(x, op.Sub(size, op.constant(np.array([count]))), size, op.constant(np.array([axis])))

@@ -82,14 +82,14 @@ def test_bytes_are_those_of_the_graph_and_the_visible_memory(form):
 
 def step_model(form):
     facts = ModelFacts(
-        architecture="transformer-xl", layers=2, heads=1, head_dim=2, d_model=4, d_ff=3, vocab_size=5, pre_norm=False,
-        tie_biases=True, parameters=MODEL.parameters,
+        positions="relative", sublayers="feed-forward", layers=2, heads=1, head_dim=2, d_model=4, d_ff=3, persistent=0,
+        vocab_size=5, cutoffs=(), reaches=(), pre_norm=False, parameters=MODEL.parameters,
     )  # fmt: skip
     spec = Spec(
         model=facts, rule=RULE, form=form, precision="fp32", opset=OPSETS[form],
         state=state_tensors(facts, RULE, form), producer={}, source={},
     )  # fmt: skip
-    return step_graph(spec, random_weights(MODEL)), spec
+    return step_graph(spec, MODEL, random_weights(MODEL)), spec
 
 
 def counted(graph, feeds):

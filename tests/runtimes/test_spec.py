@@ -12,14 +12,27 @@ from typing import Any
 
 import pytest
 
-from runtimes.errors import ArtefactError
+from runtimes.errors import ArtefactError, ConfigError
 from runtimes.records import to_json
 from runtimes.rule import MemoryRule
-from runtimes.spec import GRAPH, REFERENCE, SCHEMA, SPEC, VOCAB, WEIGHTS, ModelFacts, Spec, load_spec, save_spec, state_tensors
+from runtimes.spec import (
+    GRAPH,
+    REFERENCE,
+    SCHEMA,
+    SPEC,
+    VOCAB,
+    WEIGHTS,
+    ModelFacts,
+    Spec,
+    head_groups,
+    load_spec,
+    save_spec,
+    state_tensors,
+)
 
 MODEL = ModelFacts(
-    architecture="transformer-xl", layers=2, heads=3, head_dim=5, d_model=7, d_ff=11, vocab_size=13, pre_norm=False,
-    tie_biases=True, parameters=1,
+    positions="relative", sublayers="feed-forward", layers=2, heads=3, head_dim=5, d_model=7, d_ff=11, persistent=0,
+    vocab_size=13, cutoffs=(), reaches=(), pre_norm=False, parameters=1,
 )  # fmt: skip
 RULE = MemoryRule(mem_len=16, segment=8)
 
@@ -37,6 +50,56 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     document = json.loads((folder / SPEC).read_text())
     change(document)
     (folder / SPEC).write_text(json.dumps(document))
+
+
+SPANS = dataclasses.replace(MODEL, reaches=((10, 200, 300), (7, 9, 12)))
+LONG = MemoryRule(mem_len=256, segment=8)
+
+
+def test_heads_of_similar_reach_share_memory_as_long_as_the_furthest_of_them() -> None:
+    groups = head_groups(SPANS, LONG, "ring")
+    assert [[(list(group.heads), group.mem_len) for group in layer] for layer in groups] == [
+        [([2, 1], 256), ([0], 10)],  # 300 is cut to the memory; 200 is more than half of that
+        [([2, 1, 0], 12)],  # half of it, but less than 64 tokens apart
+    ]
+    assert [[group.mem_len for group in layer] for layer in head_groups(SPANS, LONG, "hidden")] == [[256], [12]]
+    assert all(len(layer) == 1 and layer[0].mem_len == 256 for layer in head_groups(MODEL, LONG, "ring"))
+
+
+def test_memory_tensors_of_groups_have_their_own_names_and_lengths() -> None:
+    states = state_tensors(SPANS, LONG, "ring")
+    assert [(state.past, state.shape) for state in states if state.past.endswith("key")] == [
+        ("past_key_values.0.0.key", ("batch", "2", "264", "5")),
+        ("past_key_values.0.1.key", ("batch", "1", "18", "5")),
+        ("past_key_values.1.key", ("batch", "3", "20", "5")),
+    ]
+    spec = make_spec(model=SPANS, rule=LONG, state=states)
+    assert spec.bytes_per_stream == 8 + 2 * 4 * 5 * (2 * 264 + 18 + 3 * 20)
+    assert spec.bytes_saved == 2 * 4 * 5 * (6 * 264 - 2 * 264 - 18 - 3 * 20)
+    assert make_spec().bytes_saved == 0
+
+
+def test_head_split_remembers_nothing_for_heads_that_see_persistent_vectors_alone() -> None:
+    split = dataclasses.replace(MODEL, heads=4, sublayers="head-split", persistent=3, d_ff=0)
+    assert {state.shape for state in state_tensors(split, RULE, "shift")} == {("batch", "2", "16", "5")}
+
+
+@pytest.mark.parametrize("reaches", [((1, 2, 3),), ((1, 2), (1, 2)), ((1, 2, 0), (1, 2, 3)), ((1, 2, 1 << 30), (1, 2, 3))])
+def test_reaches_that_do_not_fit_the_heads_are_refused(reaches: Any) -> None:
+    with pytest.raises(ConfigError, match="reaches"):
+        dataclasses.replace(MODEL, reaches=reaches)
+
+
+def test_a_large_vocabulary_has_inputs_that_say_what_is_wanted() -> None:
+    for facts in ({"cutoffs": (5,)}, {"vocab_size": 8193}):
+        model = dataclasses.replace(MODEL, **facts)
+        spec = make_spec(model=model)
+        assert [(tensor.name, tensor.shape) for tensor in spec.inputs[2:4]] == [
+            ("targets", ("batch", "segment")), ("logit_rows", ("rows",)),
+        ]  # fmt: skip
+        assert [(tensor.name, tensor.shape) for tensor in spec.outputs[:2]] == [
+            ("logits", ("rows", str(model.vocab_size))), ("log_probs", ("batch", "segment")),
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runtimes.rule import MemoryRule
-from trainer.model import TransformerXL
+from trainer.model import LanguageModel
 from trainer.model_config import ModelConfig
 
 L, D, H, K, FF, V, M = 2, 6, 2, 3, 5, 7, 3
@@ -30,10 +30,10 @@ def paper_logits(weights: dict[str, np.ndarray], tokens: list[int], reach: list[
     the layer's input at those tokens, so a whole stream needs no memory at all. zeros: hidden states of zero
     lie before the first token; otherwise nothing does.
     """
-    h = [weights["embedding.weight"][token] * np.sqrt(D) for token in tokens]
+    h = [weights["vocabulary.table.0"][token] * np.sqrt(D) for token in tokens]
     for n in range(L):
-        pair = n % len(weights["content_bias"])  # one for all layers, or one for each
-        u, v = weights["content_bias"][pair], weights["position_bias"][pair]
+        pair = n % len(weights["positions.u"])  # one for all layers, or one for each
+        u, v = weights["positions.u"][pair], weights["positions.v"][pair]
         W = {name.removeprefix(f"blocks.{n}."): weight for name, weight in weights.items()}
         after = []
         for i in range(len(tokens)):
@@ -44,7 +44,7 @@ def paper_logits(weights: dict[str, np.ndarray], tokens: list[int], reach: list[
                 for j in range(i - reach[i] if zeros else max(0, i - reach[i]), i + 1):
                     h_j = h[j] if j >= 0 else np.zeros(D)
                     k_content = (W["key.weight"] @ h_j).reshape(H, K)[head]
-                    k_position = (W["position.weight"] @ position_vector(i - j)).reshape(H, K)[head]
+                    k_position = (weights[f"positions.project.{n}.weight"] @ position_vector(i - j)).reshape(H, K)[head]
                     a = q[head] @ k_content  # (a) content
                     b = q[head] @ k_position  # (b) content-dependent position
                     c = u[head] @ k_content  # (c) global content bias
@@ -59,7 +59,7 @@ def paper_logits(weights: dict[str, np.ndarray], tokens: list[int], reach: list[
             fed = W["contract.weight"] @ hidden + W["contract.bias"]
             after.append(layer_norm(o + fed, W["feed_forward_norm.weight"], W["feed_forward_norm.bias"]))
         h = after
-    return np.stack([weights["embedding.weight"] @ x + weights["output_bias"] for x in h])
+    return np.stack([weights["vocabulary.table.0"] @ x + weights["vocabulary.output_bias.0"] for x in h])
 
 
 @pytest.mark.parametrize("mask", ["same-length", "full"])
@@ -69,7 +69,7 @@ def paper_logits(weights: dict[str, np.ndarray], tokens: list[int], reach: list[
 def test_the_model_reproduces_the_equations_of_the_paper(T: int, tie_biases: bool, initial_memory: str, mask: str) -> None:
     torch.manual_seed(3)
     sizes = ModelConfig(layers=L, d_model=D, heads=H, head_dim=K, d_ff=FF, vocab_size=V, tie_biases=tie_biases)
-    model = TransformerXL(sizes).double().eval()
+    model = LanguageModel(sizes).double().eval()
     for parameter in model.parameters():
         parameter.data.normal_(std=0.6)
     weights = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}

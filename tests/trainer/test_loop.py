@@ -131,9 +131,9 @@ def test_learning_rate_schedule_by_hand(make_config: Make) -> None:
 def test_the_scheduled_rate_is_the_one_applied_and_logged(make_config: Make, tmp_path: Path) -> None:
     config = make_config(steps=4, warmup_steps=2, learning_rate=0.01)
     training, tokens_BN = started(config)
-    before = training.model.output_bias.detach().clone()
+    before = training.model.vocabulary.output_bias["0"].detach().clone()
     training.advance(tokens_BN)
-    moved = (training.model.output_bias - before).abs().max().item()
+    moved = (training.model.vocabulary.output_bias["0"] - before).abs().max().item()
     assert moved == pytest.approx(0.005, rel=0.01)  # Adam's first step moves by the rate itself
     logged = metrics(train(config, tmp_path / "run", progress=False), "learning_rate")
     assert logged == [learning_rate(config, step) for step in range(4)]
@@ -191,7 +191,7 @@ def test_an_absurd_learning_rate_is_refused_at_its_step_and_the_last_checkpoint_
 
 def test_a_gradient_that_is_not_finite_never_reaches_the_weights(make_config: Make) -> None:
     training, tokens_BN = started(make_config())
-    training.model.output_bias.register_hook(lambda gradient: gradient * math.inf)
+    training.model.vocabulary.output_bias["0"].register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(UserError, match=r"gradient became (nan|inf) at step 1"):
         training.advance(tokens_BN)
     assert all(parameter.isfinite().all() for parameter in training.model.parameters())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from runtimes.rule import MemoryRule
 from trainer.attention import Attention, relative_attention
-from trainer.model import TransformerXL
+from trainer.model import LanguageModel
 from trainer.model_config import ModelConfig
 from trainer.naive import naive_attention
 
@@ -21,10 +21,10 @@ TIGHT = {"rtol": 1e-10, "atol": 1e-10}
 SIZES = {"layers": 2, "d_model": 6, "heads": 3, "head_dim": 3, "d_ff": 7, "vocab_size": 11}
 
 
-def build(**sizes: Any) -> TransformerXL:
+def build(**sizes: Any) -> LanguageModel:
     """A float64 model in evaluation mode, weights large enough that every term shows."""
     torch.manual_seed(1)
-    model = TransformerXL(ModelConfig(**SIZES | sizes)).double().eval()
+    model = LanguageModel(ModelConfig(**SIZES | sizes)).double().eval()
     for parameter in model.parameters():
         parameter.data.normal_(std=0.5)
     return model
@@ -35,7 +35,7 @@ def stream(B: int, N: int) -> Tensor:
 
 
 def feed(
-    model: TransformerXL, tokens: Tensor, rule: MemoryRule, cuts: list[int], attention: Attention = relative_attention
+    model: LanguageModel, tokens: Tensor, rule: MemoryRule, cuts: list[int], attention: Attention = relative_attention
 ) -> tuple[Tensor, list[Tensor]]:
     """Logits and last memory of a stream fed in segments of the given lengths."""
     memory, logits, at = model.start(len(tokens), rule), [], 0
@@ -74,7 +74,7 @@ def test_fast_model_equals_naive_in_logits_memory_and_parameter_gradients(
 @pytest.mark.parametrize("tie_biases", [False, True])
 def test_each_layer_has_its_own_biases_only_when_untied(tie_biases: bool) -> None:
     model = build(layers=3, tie_biases=tie_biases)
-    assert model.content_bias.shape[0] == model.position_bias.shape[0] == (1 if tie_biases else 3)
+    assert model.positions.u.shape[0] == model.positions.v.shape[0] == (1 if tie_biases else 3)
 
 
 def test_no_gradient_reaches_the_segment_before() -> None:
@@ -169,7 +169,7 @@ def test_memory_is_the_last_inputs_of_each_layer(cuts: list[int]) -> None:
         _, memory = feed(model, tokens, rule, cuts)
     for layer, seen in zip(memory, inputs, strict=True):
         assert torch.equal(layer, torch.cat(seen, dim=1)[:, -4:])
-    torch.testing.assert_close(memory[0], model.embedding(tokens[:, -4:]) * 6**0.5)
+    torch.testing.assert_close(memory[0], model.vocabulary.embed(tokens[:, -4:]))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_memory_is_the_last_inputs_of_each_layer(cuts: list[int]) -> None:
     [{}, {"tie_biases": False}, {"pre_norm": True}, {"layers": 5, "heads": 1, "head_dim": 9}, {"d_model": 2, "vocab_size": 1}],
 )
 def test_parameter_formula_counts_what_the_model_has(sizes: dict[str, Any]) -> None:
-    model = TransformerXL(ModelConfig(**SIZES | sizes))
+    model = LanguageModel(ModelConfig(**SIZES | sizes))
     assert model.config.parameters == sum(parameter.numel() for parameter in model.parameters()) == model.facts().parameters
 
 

@@ -20,10 +20,9 @@ from runtimes import UserError, check, open_session
 from runtimes.reference import load_reference
 from runtimes.rule import MemoryRule
 from runtimes.spec import REFERENCE, WEIGHTS, file_facts, load_spec, save_spec
-from xl_export import validate
+from xl_export import sight, step, validate
 from xl_export.artefact import export
 from xl_export.cli import main
-from xl_export.step import _StepGraph
 
 
 def test_check_replays_the_reference_past_three_rings_with_a_restart(artefacts: dict[str, Path]) -> None:
@@ -41,10 +40,8 @@ def test_check_replays_the_reference_past_three_rings_with_a_restart(artefacts: 
 def test_a_graph_that_computes_something_else_is_never_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from xl_export.step import _StepGraph
-
-    table = _StepGraph.position_table
-    monkeypatch.setattr(_StepGraph, "position_table", lambda graph, layer: np.roll(table(graph, layer), 1, axis=2))
+    table = step.position_table
+    monkeypatch.setattr(step, "position_table", lambda *which: np.roll(table(*which), 1, axis=2))
     with pytest.raises(UserError, match=r"the exported graph differs from PyTorch by .* nats"):
         export(run, tmp_path / "artefact")
     assert list(tmp_path.iterdir()) == []
@@ -55,11 +52,11 @@ def test_validation_sees_an_error_that_only_a_wrapped_ring_has(
 ) -> None:
     """Without the window, streams shorter than the memory are right: single segments cannot tell."""
 
-    def all_that_came_before(graph, distance, position, offset):  # type: ignore[no-untyped-def]
-        zero = graph.op.constant(np.array(0))
-        return graph.op.And(graph.op.GreaterOrEqual(distance, zero), graph.op.LessOrEqual(distance, graph.op.Max(position, zero)))
+    def all_that_came_before(op, rule, distance, position, offset):  # type: ignore[no-untyped-def]
+        zero = op.constant(np.array(0))
+        return op.And(op.GreaterOrEqual(distance, zero), op.LessOrEqual(distance, op.Max(position, zero)))
 
-    monkeypatch.setattr(_StepGraph, "visible", all_that_came_before)
+    monkeypatch.setattr(sight, "_visible", all_that_came_before)
     with pytest.raises(UserError, match="over two streams"):
         export(run, tmp_path / "artefact")
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from runtimes import open_session
 from runtimes.logits import log_sum_exp
 from runtimes.rule import MemoryRule
+from tests.architectures import ARCHITECTURES, RULE
 from tests.streams import feed, rows
 from xl_export.artefact import export
 
@@ -102,3 +103,47 @@ def test_every_option_of_model_and_rule_exports(
     assert np.abs(scores[0][0] - scores[1][0]).max() < 1e-4
     assert np.abs(scores[0][1, 9:] - scores[1][1, 9:]).max() < 1e-4
     assert np.isfinite(log_sum_exp(scores[1])).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_exports(
+    name: str, form: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    """Against the naive model in float64, one row beginning with padding, through many memory lengths."""
+    import torch
+
+    from trainer.checkpoint import load_run
+    from trainer.naive import naive_attention
+
+    run = make_run(**ARCHITECTURES[name])
+    rule = ARCHITECTURES[name].get("rule", RULE)
+    session = open_session(export(run, tmp_path / "artefact", memory=form))  # type: ignore[arg-type]
+    cut = [T, 1, 7, T, T, 3] * 2
+    stream = rows(tokens, 2, sum(cut))
+    memory = session.start(2)
+    memory.positions[1] = -9
+    answer, _ = feed(session, stream, cut, memory)
+    model = load_run(run).model.double().eval()
+    state, positions, at, truth = model.start(2, rule), torch.tensor([0, -9]), 0, []
+    with torch.no_grad():
+        for length in cut:
+            piece = torch.from_numpy(stream[:, at : at + length])
+            logits, state = model(piece, state, positions, rule, attention=naive_attention)
+            truth.append(logits.log_softmax(-1).numpy())
+            positions, at = positions + length, at + length
+    expected = np.concatenate(truth, axis=1)
+    assert np.abs(answer[0] - expected[0]).max() < 1e-4
+    assert np.abs(answer[1, 9:] - expected[1, 9:]).max() < 1e-4
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["adaptive-softmax", "all-attention", "head-split", "shaw"])
+def test_other_architectures_hold_over_21_memory_lengths(
+    name: str, form: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    run = make_run(**ARCHITECTURES[name])
+    stream = rows(tokens, 3, sum(CUTS["mixed"]))
+    truth, _ = feed(open_session(run), stream, CUTS["mixed"])
+    answer, _ = feed(open_session(export(run, tmp_path / "artefact", memory=form)), stream, CUTS["mixed"])  # type: ignore[arg-type]
+    assert np.abs(answer - truth).max() < 1e-4

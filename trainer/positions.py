@@ -1,0 +1,122 @@
+"""How a model knows where its tokens are: distances in the scores, or positions added to the input."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from runtimes.rule import MemoryRule
+from trainer.attention import Terms
+from trainer.model_config import ModelConfig
+
+
+def sinusoids(distances: Tensor, d_model: int) -> Tensor:
+    """Position vectors R, float64 [N, D], of distances [N]: [sin(d f), cos(d f)] with f = 10000^(-2i/D).
+
+    The halves are not interleaved, as in the public code.
+    """
+    exponents = torch.arange(0, d_model, 2, dtype=torch.float64) / d_model
+    angles = distances.double().cpu()[:, None] * 10000.0**-exponents
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+class Positions(nn.Module):
+    """No positions at all; each kind below says what it adds."""
+
+    def vectors(self, count: int, rule: MemoryRule) -> Tensor:
+        """What the terms of all layers share: the row of each distance 0 … count - 1, int64 [count], clamped."""
+        return torch.arange(count).clamp(max=count if rule.clamp_len is None else rule.clamp_len)
+
+    def terms(self, layer: int, vectors: Tensor) -> Terms:
+        """One layer's terms of the attention scores."""
+        return Terms()
+
+    def embed(self, layer: int, x: Tensor, position: Tensor) -> Tensor:
+        """The input [B, T, D] of a layer, knowing its stream positions int64 [B, T]."""
+        return x
+
+
+class RelativePositions(Positions):
+    """W_kR R_d, u and v (Dai et al. 2019, section 3.3)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        pairs, heads = 1 if config.tie_biases else config.layers, (config.heads, config.head_dim)
+        self.u = nn.Parameter(torch.empty(pairs, *heads))
+        self.v = nn.Parameter(torch.empty(pairs, *heads))
+        self.project = nn.ModuleList(  # W_kR
+            nn.Linear(config.d_model, config.heads * config.head_dim, bias=False) for _ in range(config.layers)
+        )
+
+    def vectors(self, count: int, rule: MemoryRule) -> Tensor:
+        """R [count, D]"""
+        table = sinusoids(super().vectors(count, rule), self.config.d_model).to(self.u)
+        return F.dropout(table, self.config.dropout, self.training)
+
+    def terms(self, layer: int, vectors: Tensor) -> Terms:
+        position = self.project[layer](vectors).unflatten(-1, (self.config.heads, self.config.head_dim))
+        pair = 0 if self.config.tie_biases else layer
+        return Terms(position=position, u=self.u[pair], v=self.v[pair])
+
+
+class ShawPositions(Positions):
+    """A learned vector and bias for every distance, head and layer (Shaw et al. 2018, as in the public code of Dai et al.)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        L, R, H, K = config.layers, config.context, config.heads, config.head_dim
+        self.u = nn.Parameter(torch.empty(L, H, K))
+        self.table = nn.Parameter(torch.empty(L, R, H, K))
+        self.table_bias = nn.Parameter(torch.zeros(L, R, H))
+
+    def terms(self, layer: int, vectors: Tensor) -> Terms:
+        rows = vectors.clamp(max=self.table.shape[1] - 1).to(self.table.device)
+        return Terms(position=self.table[layer, rows], bias=self.table_bias[layer, rows], u=self.u[layer])
+
+
+class LearnedPositions(Positions):
+    """One learned table, shared by all heads and layers (Sukhbaatar et al. 2019b, section 5.1)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.table = nn.Parameter(torch.empty(config.context, config.head_dim))
+
+    def terms(self, layer: int, vectors: Tensor) -> Terms:
+        rows = vectors.clamp(max=len(self.table) - 1).to(self.table.device)
+        return Terms(position=self.table[rows][:, None].expand(-1, self.heads, -1))
+
+
+class AbsolutePositions(Positions):
+    """Sinusoids added to the first layer's input (Vaswani et al. 2017, section 3.5); they start again every `context` tokens."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.context = config.context
+
+    def embed(self, layer: int, x: Tensor, position: Tensor) -> Tensor:
+        if layer:
+            return x
+        return x + sinusoids(torch.arange(self.context), x.shape[-1]).to(x)[position % self.context]
+
+
+class PerLayerPositions(Positions):
+    """Learned positions added to every layer's input (Al-Rfou et al. 2018); they start again every `context` tokens."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(config.layers, config.context, config.d_model))
+
+    def embed(self, layer: int, x: Tensor, position: Tensor) -> Tensor:
+        return x + self.table[layer, position % self.table.shape[1]]
+
+
+def make_positions(config: ModelConfig) -> Positions:
+    """The kind that the configuration names."""
+    kinds = {
+        "relative": RelativePositions, "shaw": ShawPositions, "learned": LearnedPositions,
+        "absolute": AbsolutePositions, "per-layer": PerLayerPositions,
+    }  # fmt: skip
+    return kinds[config.positions](config)
