@@ -49,34 +49,44 @@ def relative_attention(
     [H, N, K], seen by every query at no distance. Returns [B, T, H, K], zero where a query sees nothing.
     `dropout` falls on the weights.
     """
-    T, J, scale = query.shape[1], key.shape[1], query.shape[-1] ** -0.5
-    scores_BHTJ = torch.einsum("bthk,bjhk->bhtj", query if terms.u is None else query + terms.u, key)
-    if terms.position is not None:
-        asking = query if terms.v is None else query + terms.v
-        position_BHTJ = torch.einsum("bthk,jhk->bhtj", asking, terms.position.flip(0))
-        if terms.bias is not None:
-            position_BHTJ = position_BHTJ + terms.bias.flip(0).T[:, None]
-        scores_BHTJ = scores_BHTJ + shift(position_BHTJ)
-    scores = (scores_BHTJ * scale).masked_fill(~visible[:, None], float("-inf"))
-    if persistent is not None:
-        scores = torch.cat([scores, torch.einsum("bthk,hnk->bhtn", query, persistent[0]) * scale], dim=-1)
-    else:  # no row may be all -inf: its softmax, and its gradient, would be NaN
-        blind = ~visible.any(dim=-1)[:, None, :, None]
-        scores = scores.masked_fill(blind, 0.0)
-    weights = scores.softmax(dim=-1)
-    if persistent is None:
-        weights = weights.masked_fill(blind, 0.0)
-    if terms.gate is not None:
-        gate_HTJ = shift(terms.gate.flip(0).T[None, :, None].expand(1, -1, T, -1))[0]
-        gated = weights[..., :J] * gate_HTJ
-        weights = gated if persistent is None else torch.cat([gated, weights[..., J:]], dim=-1)
-        total = weights.sum(dim=-1, keepdim=True)
-        weights = weights / torch.where(total > 0, total, 1.0)  # a query that sees nothing keeps its zeros
-    weights = F.dropout(weights, dropout)
+    J, own = key.shape[1], None if persistent is None else persistent[0]
+    weights = F.dropout(attention_weights(query, key, visible=visible, terms=terms, persistent=own), dropout)
     answer = torch.einsum("bhtj,bjhk->bthk", weights[..., :J], value)
     if persistent is not None:
         answer = answer + torch.einsum("bhtn,hnk->bthk", weights[..., J:], persistent[1])
     return answer
+
+
+def attention_weights(
+    query: Tensor, key: Tensor, *, visible: Tensor, terms: Terms = NO_TERMS, persistent: Tensor | None = None
+) -> Tensor:
+    """The weights [B, H, T, J + N] of `relative_attention`, those of persistent keys [H, N, K] last."""
+    T, J, scale = query.shape[1], key.shape[1], query.shape[-1] ** -0.5
+    scores_BHTJ = torch.einsum("bthk,bjhk->bhtj", query if terms.u is None else query + terms.u, key)
+    if terms.position is not None:
+        scores_BHTJ = scores_BHTJ + position_scores(query, terms)
+    scores = (scores_BHTJ * scale).masked_fill(~visible[:, None], float("-inf"))
+    if persistent is not None:
+        scores = torch.cat([scores, torch.einsum("bthk,hnk->bhtn", query, persistent) * scale], dim=-1)
+        weights = scores.softmax(dim=-1)
+    else:  # no row may be all -inf: its softmax, and its gradient, would be NaN
+        blind = ~visible.any(dim=-1)[:, None, :, None]
+        weights = scores.masked_fill(blind, 0.0).softmax(dim=-1).masked_fill(blind, 0.0)
+    if terms.gate is None:
+        return weights
+    gate_HTJ = shift(terms.gate.flip(0).T[None, :, None].expand(1, -1, T, -1))[0]
+    weights = torch.cat([weights[..., :J] * gate_HTJ, weights[..., J:]], dim=-1)
+    total = weights.sum(dim=-1, keepdim=True)
+    return weights / torch.where(total > 0, total, 1.0)  # a query that sees nothing keeps its zeros
+
+
+def position_scores(query: Tensor, terms: Terms) -> Tensor:
+    """(q + v)·r(d) + bias(d) of every query and key, [B, H, T, J], before division by sqrt(K)."""
+    assert terms.position is not None
+    scores_BHTJ = torch.einsum("bthk,jhk->bhtj", query if terms.v is None else query + terms.v, terms.position.flip(0))
+    if terms.bias is not None:
+        scores_BHTJ = scores_BHTJ + terms.bias.flip(0).T[:, None]
+    return shift(scores_BHTJ)
 
 
 def shift(scores: Tensor) -> Tensor:
