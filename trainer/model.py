@@ -115,14 +115,21 @@ class LanguageModel(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal(0, 0.02) for every matrix, u and v, as in the public code; zero biases, unit norms."""
+        """Normal(0, 0.02) for every matrix, u and v, as in the public code; zero biases, unit norms.
+
+        Learned positions, persistent vectors, and embeddings that are neither scaled nor tied start with unit variance.
+        """
+        own = not self.config.vocabulary.scale and not self.config.vocabulary.tie_weights
         for name, parameter in self.named_parameters():
             if name.endswith("norm.weight"):
                 nn.init.ones_(parameter)
             elif "bias" in name:
                 nn.init.zeros_(parameter)
             else:
-                nn.init.normal_(parameter, std=0.02)
+                unit = (name == "positions.table" and self.config.positions == "learned") or (
+                    own and name.startswith("vocabulary.table")
+                )
+                nn.init.normal_(parameter, std=1.0 if unit else 0.02)
         for module in self.modules():
             if isinstance(module, PersistentVectors | AdaptiveSpan):
                 module.reset_parameters()
