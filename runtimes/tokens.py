@@ -28,6 +28,8 @@ def unknown_share(vocab: Vocab, tokens: np.ndarray) -> float | None:
 
 
 def _mapped_ids(path: Path, vocab: Vocab) -> np.ndarray:
+    if path.exists() and not path.is_file():  # a pipe would keep us waiting
+        raise TextError(f"{path} is not a file; expected a .npy file of token ids.")
     try:
         ids: np.ndarray = np.lib.format.open_memmap(path, mode="r")
     except (*NPZ_ERRORS, OSError) as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +60,13 @@ def test_damaged_files_of_ids_are_refused(tmp_path: Path) -> None:
         with pytest.raises(TextError, match=r"some\.npy could not be read as a \.npy file") as caught:
             read_tokens(path, ABC)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_ids_from_what_is_not_a_file_are_refused_at_once(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path / "some.npy")
+    with pytest.raises(TextError, match=r"some\.npy is not a file"):
+        read_tokens(tmp_path / "some.npy", ABC)
 
 
 def test_the_share_of_unknown_words() -> None:
