@@ -1,4 +1,4 @@
-"""The commands of the edge: check, eval, generate, info. They need no PyTorch; `xl_export.cli` adds the others."""
+"""The commands of the edge: check, generate, info; eval is in `cli_eval.py`. No PyTorch; `xl_export.cli` adds the others."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ import click
 
 from runtimes.describe import describe, describe_lines
 from runtimes.errors import UserError
-from runtimes.files import read_bytes
 from runtimes.generation import generate
 from runtimes.memory import load_memory, save_memory
 from runtimes.reference import check
 from runtimes.sampling import Sampler
-from runtimes.scoring import evaluate
 from runtimes.session import open_session
 
 
@@ -90,36 +88,6 @@ def check_command(path: Path, threads: int | None, as_json: bool) -> None:
     echo_json(report.to_json(), as_json)
     if not report.passed:
         raise SystemExit(1)
-
-
-@click.command("eval")
-@folder_argument
-@click.option("--text", required=True, type=click.Path(path_type=Path), help="The text to score, for example RUN/test.txt.")
-@click.option(
-    "--lanes", default=1, show_default=True, type=click.IntRange(min=1), help="Parts of the text to score side by side."
-)
-@click.option("--segment", type=click.IntRange(min=1), help="Tokens per step; the largest of the artefact by default.")
-@click.option("--no-memory", is_flag=True, help="Start every segment with empty memory, to see what memory is worth.")
-@threads_option
-@json_option
-def eval_command(
-    path: Path, text: Path, lanes: int, segment: int | None, no_memory: bool, threads: int | None, as_json: bool
-) -> None:
-    """Score a text with the artefact or run at PATH, segment by segment, memory carried along.
-
-    Every token but the first is predicted exactly once. Bits per token are bits per character or byte for
-    those vocabularies.
-    """
-    session = open_session(path, threads=threads)
-    tokens = session.vocab.encode(read_bytes(text))
-    score = evaluate(session, tokens, lanes=lanes, segment=segment, carry_memory=not no_memory)
-    click.echo(
-        f"bits per token  {score.bits_per_token:.4f}  ({score.nats_per_token:.4f} nats, perplexity {score.perplexity:.3f})"
-    )
-    click.echo(f"speed           {score.tokens:,} tokens in {score.seconds:.2f} s: {score.tokens_per_second:,.0f} tokens/s")
-    carried = "memory carried" if score.memory_carried else "memory cut to zero at every segment"
-    click.echo(f"settings        {score.rule}; scored in segments of {score.segment}, {score.lanes} lanes, {carried}")
-    echo_json(score.to_json(), as_json)
 
 
 @click.command("generate")
@@ -201,4 +169,4 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-COMMANDS: tuple[click.Command, ...] = (check_command, eval_command, generate_command, info_command)
+COMMANDS: tuple[click.Command, ...] = (check_command, generate_command, info_command)

@@ -88,6 +88,18 @@ def refuse_existing(path: Path, *, force: bool, marker: str) -> None:
         raise UserError(f"{path} holds other things than a folder to replace would (no {marker}); give another --out.")
 
 
+def refuse_unwritable(path: Path, *, option: str, suffixes: tuple[str, ...]) -> None:
+    """Raises UserError, before work is spent, where no file of one of these kinds can be written at `path`."""
+    if path.suffix not in suffixes:
+        raise UserError(f"{option} is {path}; expected a file name that ends in {' or '.join(suffixes)}.")
+    if path.is_dir():
+        raise UserError(f"{option} is {path}, which is a folder; give a file name.")
+    probe = _beside(path)
+    with writing(path):
+        probe.touch(exist_ok=False)
+        probe.unlink()
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turns an operating system error while writing `path` into one sentence."""

@@ -10,9 +10,11 @@ from typing import Any
 import click
 
 from runtimes.cli import COMMANDS, Group, echo_json, json_option
+from runtimes.cli_eval import eval_command
 from runtimes.errors import UserError, needs
 from runtimes.reference import check
 from runtimes.spec import load_spec
+from xl_export.cli_recl import recl_command
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -29,8 +31,8 @@ def main() -> None:
     """
 
 
-for edge_command in COMMANDS:
-    main.add_command(edge_command)
+for command in (*COMMANDS, eval_command, recl_command):
+    main.add_command(command)
 
 PACKAGES = ("torch", "safetensors", "tqdm", "onnx", "onnx_ir", "onnxruntime")  # that the steps here load when they run
 out_option = click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to write.")

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 from runtimes import generation
 from runtimes.spec import REFERENCE, VOCAB, WEIGHTS
-from xl_export.cli import main
+from tests.commands import last_line, refused, xl
 
-Invoke = Callable[..., Result]
 KINDS = ("ring", "shift", "hidden", "torch")
 
 
@@ -27,36 +25,13 @@ def folders(run: Path, artefacts: dict[str, Path]) -> dict[str, Path]:
 
 
 @pytest.fixture
-def xl() -> Invoke:
-    """`xl("check", path)` → the result of the command, in this process."""
-    return lambda *arguments: CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-@pytest.fixture
 def text_file(text: str, tmp_path: Path) -> Path:
     (tmp_path / "some.txt").write_text(text[:900], encoding="utf-8")
     return tmp_path / "some.txt"
 
 
-def last_line(result: Result) -> dict:
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout.splitlines()[-1])
-
-
-def refused(result: Result, *words: str) -> None:
-    """Exit code 2, nothing but one sentence on standard error, which holds the given words."""
-    assert result.exit_code == 2, (result.exit_code, result.output, result.exception)
-    assert isinstance(result.exception, SystemExit), result.exception
-    lines = result.stderr.splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("Error: ")
-    assert lines[0].endswith(".")
-    for word in words:
-        assert word in lines[0], lines[0]
-
-
 @pytest.mark.parametrize("form", ["ring", "shift", "hidden"])
-def test_check_passes_and_prints_its_figures(form: str, artefacts: dict[str, Path], xl: Invoke) -> None:
+def test_check_passes_and_prints_its_figures(form: str, artefacts: dict[str, Path]) -> None:
     result = xl("check", artefacts[form], "--json", "--threads", 1)
     figures = last_line(result)
     assert result.stdout.startswith("passed: ")
@@ -66,7 +41,7 @@ def test_check_passes_and_prints_its_figures(form: str, artefacts: dict[str, Pat
     assert figures["tokens"] > 100
 
 
-def test_check_of_a_wrong_artefact_fails_with_exit_code_1(artefact: Path, xl: Invoke, reseal: Callable[..., None]) -> None:
+def test_check_of_a_wrong_artefact_fails_with_exit_code_1(artefact: Path, reseal: Callable[..., None]) -> None:
     arrays = dict(np.load(artefact / REFERENCE))
     arrays["log_probs"][0, -1] += 0.01
     np.savez(artefact / REFERENCE, **arrays)
@@ -78,7 +53,7 @@ def test_check_of_a_wrong_artefact_fails_with_exit_code_1(artefact: Path, xl: In
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_eval_prints_its_figures_and_settings(kind: str, folders: dict[str, Path], text_file: Path, xl: Invoke) -> None:
+def test_eval_prints_its_figures_and_settings(kind: str, folders: dict[str, Path], text_file: Path) -> None:
     figures = last_line(xl("eval", folders[kind], "--text", text_file, "--lanes", 3, "--segment", 5, "--json"))
     assert set(figures) == {
         "tokens", "nats", "nats_per_token", "bits_per_token", "perplexity", "tokens_per_second", "lanes", "segment",
@@ -94,7 +69,7 @@ def test_eval_prints_its_figures_and_settings(kind: str, folders: dict[str, Path
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_generate_prints_prompt_and_continuation(kind: str, folders: dict[str, Path], xl: Invoke) -> None:
+def test_generate_prints_prompt_and_continuation(kind: str, folders: dict[str, Path]) -> None:
     first, second = (xl("generate", folders[kind], "--prompt", "The ", "--tokens", 40, "--seed", 5) for _ in range(2))
     assert first.exit_code == 0, first.output
     assert first.stdout.startswith("The ")
@@ -104,7 +79,7 @@ def test_generate_prints_prompt_and_continuation(kind: str, folders: dict[str, P
     assert batch.stdout.startswith("--- 0\n" + first.stdout + "--- 1\nA")
 
 
-def test_generate_continues_a_saved_stream(artefacts: dict[str, Path], xl: Invoke, tmp_path: Path) -> None:
+def test_generate_continues_a_saved_stream(artefacts: dict[str, Path], tmp_path: Path) -> None:
     options = ("--temperature", 0, "--prompt")
     whole = xl("generate", artefacts["ring"], *options, "The class", "--tokens", 31).stdout[9:-1]
     saved = tmp_path / "memory.npz"
@@ -114,7 +89,7 @@ def test_generate_continues_a_saved_stream(artefacts: dict[str, Path], xl: Invok
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_info_describes_model_rule_and_tensors(kind: str, folders: dict[str, Path], xl: Invoke) -> None:
+def test_info_describes_model_rule_and_tensors(kind: str, folders: dict[str, Path]) -> None:
     facts = last_line(xl("info", folders[kind], "--json"))
     assert facts["model"]["vocab_size"] > 50
     assert facts["rule"]["mem_len"] == 16
@@ -128,13 +103,13 @@ def test_info_describes_model_rule_and_tensors(kind: str, folders: dict[str, Pat
 
 
 @pytest.mark.parametrize("command", [("check",), ("eval", "--text", "some.txt"), ("generate", "--prompt", "a"), ("info",)])
-def test_a_folder_that_is_nothing_is_refused(command: tuple[str, ...], tmp_path: Path, xl: Invoke) -> None:
+def test_a_folder_that_is_nothing_is_refused(command: tuple[str, ...], tmp_path: Path) -> None:
     refused(xl(command[0], tmp_path / "absent", *command[1:]), "absent")
     refused(xl(command[0], tmp_path, *command[1:]), tmp_path.name)
     refused(xl(command[0], tmp_path / ("long" * 200), *command[1:]))
 
 
-def test_an_altered_artefact_is_refused_by_every_command(artefact: Path, text_file: Path, xl: Invoke) -> None:
+def test_an_altered_artefact_is_refused_by_every_command(artefact: Path, text_file: Path) -> None:
     data = (artefact / WEIGHTS).read_bytes()
     (artefact / WEIGHTS).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     for command in (("check",), ("eval", "--text", text_file), ("generate", "--prompt", "a"), ("info",)):
@@ -143,7 +118,7 @@ def test_an_altered_artefact_is_refused_by_every_command(artefact: Path, text_fi
     refused(xl("check", artefact), "missing")
 
 
-def test_a_run_cannot_be_checked(run: Path, xl: Invoke) -> None:
+def test_a_run_cannot_be_checked(run: Path) -> None:
     refused(xl("check", run), "is a run", "xl-export onnx")
 
 
@@ -156,17 +131,16 @@ def test_a_run_cannot_be_checked(run: Path, xl: Invoke) -> None:
         (b"caf\xe9 au lait", (), ("byte 3", "0xe9", "UTF-8")),
         ("ab一".encode(), (), ("'一'", "character 2")),
         (b"abc", ("--lanes", 3), ("lanes is 3", "1 to 2")),
-        (b"abc" * 9, ("--segment", 9), ("segment is 9", "1 to 8")),
     ],
 )
 def test_a_text_that_cannot_be_scored_is_refused(
-    kind: str, content: bytes, options: tuple, words: tuple, folders: dict[str, Path], tmp_path: Path, xl: Invoke
+    kind: str, content: bytes, options: tuple, words: tuple, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     (tmp_path / "some.txt").write_bytes(content)
     refused(xl("eval", folders[kind], "--text", tmp_path / "some.txt", *options), *words)
 
 
-def test_a_text_that_cannot_be_read_is_refused(artefacts: dict[str, Path], tmp_path: Path, xl: Invoke) -> None:
+def test_a_text_that_cannot_be_read_is_refused(artefacts: dict[str, Path], tmp_path: Path) -> None:
     refused(xl("eval", artefacts["ring"], "--text", tmp_path / "absent.txt"), "absent.txt", "No such file")
     refused(xl("eval", artefacts["ring"], "--text", tmp_path), "directory")
 
@@ -185,13 +159,11 @@ def test_a_text_that_cannot_be_read_is_refused(artefacts: dict[str, Path], tmp_p
         (("--prompt", "a", "--load-memory", "absent.npz"), ("absent.npz",)),
     ],
 )
-def test_generation_that_cannot_be_done_is_refused(
-    options: tuple, words: tuple[str, ...], artefacts: dict[str, Path], xl: Invoke
-) -> None:
+def test_generation_that_cannot_be_done_is_refused(options: tuple, words: tuple[str, ...], artefacts: dict[str, Path]) -> None:
     refused(xl("generate", artefacts["ring"], "--tokens", 3, *options), *words)
 
 
-def test_memory_of_another_artefact_is_refused(artefacts: dict[str, Path], xl: Invoke, tmp_path: Path) -> None:
+def test_memory_of_another_artefact_is_refused(artefacts: dict[str, Path], tmp_path: Path) -> None:
     saved = tmp_path / "memory.npz"
     assert xl("generate", artefacts["ring"], "--prompt", "a", "--tokens", 3, "--save-memory", saved).exit_code == 0
     refused(xl("generate", artefacts["shift"], "--prompt", "a", "--load-memory", saved), "memory of the artefact")
@@ -219,7 +191,7 @@ def test_an_output_that_cannot_show_a_character_ends_in_one_sentence(artefacts: 
     assert len(message.splitlines()) == 1
 
 
-def test_generate_shows_each_piece_as_it_comes(artefacts: dict[str, Path], xl: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_shows_each_piece_as_it_comes(artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []  # what standard output's reader has got when each token is drawn
     original = generation.Sampler.__call__
 

@@ -1,0 +1,34 @@
+"""Calling the commands in this process, as many tests do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from xl_export.cli import main
+
+
+def xl(*arguments: object) -> Result:
+    """`xl("check", path)` → the result of the command."""
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def last_line(result: Result) -> dict[str, Any]:
+    """The JSON document at the end of a command that succeeded."""
+    assert result.exit_code == 0, result.output
+    document: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return document
+
+
+def refused(result: Result, *words: str) -> None:
+    """Exit code 2, nothing but one sentence on standard error, which holds the given words."""
+    assert result.exit_code == 2, (result.exit_code, result.output, result.exception)
+    assert isinstance(result.exception, SystemExit), result.exception
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("Error: ")
+    assert lines[0].endswith(".")
+    for word in words:
+        assert word in lines[0], lines[0]
