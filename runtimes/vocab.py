@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,23 +36,41 @@ class Vocab(Protocol):
 
 
 class ByteVocab:
-    """The 256 byte values; any file is valid. Decoding joins bytes to UTF-8 characters as they complete."""
+    """Bytes, all 256 unless told otherwise. Decoding joins bytes to UTF-8 characters as they complete.
 
-    kind, size = "byte", 256
+    values: the byte of each token. skipped: bytes that encoding leaves out, as the project did where the model was trained.
+    """
+
+    kind = "byte"
+
+    def __init__(self, values: Sequence[int] = range(256), skipped: Sequence[int] = ()) -> None:
+        self.values, self.skipped, self.size = list(values), list(skipped), len(values)
+        self._ids = np.full(256, -1)
+        self._ids[self.values] = np.arange(self.size)
 
     def encode(self, text: str | bytes) -> np.ndarray:
         try:
             data = text.encode("utf-8") if isinstance(text, str) else text
         except UnicodeEncodeError as error:  # half of a surrogate pair, such as a byte of an argument that is not UTF-8
             raise TextError(f"{text[error.start]!r}, character {error.start} of the text, is not Unicode text.") from error
-        return np.frombuffer(data, np.uint8).astype(np.int64)
+        found = np.frombuffer(data, np.uint8)
+        if self.skipped:
+            found = found[~np.isin(found, self.skipped)]
+        ids = self._ids[found]
+        if len(ids) and ids.min() < 0:
+            raise TextError(
+                f"the text has the byte {found[int(np.argmin(ids))]}, which is not among the {self.size} bytes that this "
+                "model was trained on; remove it from the text."
+            )
+        return ids
 
     def decoder(self) -> Decoder:
         utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        return lambda token: utf8.decode(bytes([token]))
+        return lambda token: utf8.decode(bytes([self.values[token]]))
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind}
+        chosen = {} if self.values == list(range(256)) else {"values": self.values}
+        return {"kind": self.kind, **chosen, **({"skipped": self.skipped} if self.skipped else {})}
 
 
 class CharVocab:
@@ -89,13 +107,24 @@ class CharVocab:
 class WordVocab:
     """Words between white space; each newline is `<eos>` and every other word `<unk>`.
 
-    Decoding puts one blank between words, so the text comes back only up to white space.
+    unknown, end_of_line: other symbols for that; without the latter a newline is a blank. start_of_line: a symbol before
+    each line. lower_case: texts are lower-cased. Decoding puts one blank between words, so the text comes back only up to
+    white space.
     """
 
     kind = "word"
 
-    def __init__(self, symbols: list[str]) -> None:
+    def __init__(
+        self,
+        symbols: list[str],
+        *,
+        unknown: str = UNKNOWN,
+        end_of_line: str | None = END_OF_LINE,
+        start_of_line: str | None = None,
+        lower_case: bool = False,
+    ) -> None:
         self.symbols, self.size = symbols, len(symbols)
+        self.unknown, self.end_of_line, self.start_of_line, self.lower_case = unknown, end_of_line, start_of_line, lower_case
         self._ids = {symbol: i for i, symbol in enumerate(symbols)}
 
     @classmethod
@@ -108,31 +137,42 @@ class WordVocab:
         return cls([UNKNOWN, END_OF_LINE, *kept])
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        unknown = self._ids.get(UNKNOWN, -1)
-        words = list(_words(as_text(text)))
+        unknown = self._ids.get(self.unknown, -1)
+        text = as_text(text)
+        words = list(_words(text.lower() if self.lower_case else text, self.end_of_line, self.start_of_line))
         ids = np.fromiter((self._ids.get(word, unknown) for word in words), np.int64, len(words))
         if len(ids) and ids.min() < 0:
             at = int(np.argmin(ids))
             raise TextError(
                 f"{words[at]!r}, word {at} of the text, is not among the {self.size} words of this model, "
-                f"which has no {UNKNOWN}; remove it from the text."
+                f"which has no {self.unknown}; remove it from the text."
             )
         return ids
 
     def decoder(self) -> Decoder:
         at_line_start = True
+        begun = self.start_of_line is None
 
         def decode(token: int) -> str:
-            nonlocal at_line_start
-            word = "\n" if self.symbols[token] == END_OF_LINE else self.symbols[token]
+            nonlocal at_line_start, begun
+            symbol = self.symbols[token]
+            if not begun and symbol == self.start_of_line:
+                begun = True
+                return ""
+            word = "\n" if symbol == self.end_of_line else symbol
             blank = "" if at_line_start or word == "\n" else " "
             at_line_start = word == "\n"
+            begun = self.start_of_line is None or not at_line_start
             return blank + word
 
         return decode
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "symbols": self.symbols}
+        options = {name: value for name, value in vars(self).items() if name in WORD_OPTIONS and value != WORD_OPTIONS[name]}
+        return {"kind": self.kind, "symbols": self.symbols, **options}
+
+
+WORD_OPTIONS = {"unknown": UNKNOWN, "end_of_line": END_OF_LINE, "start_of_line": None, "lower_case": False}
 
 
 def decode(vocab: Vocab, tokens: Iterable[int]) -> str:
@@ -146,13 +186,26 @@ def load_vocab(path: Path) -> Vocab:
     data = read_json(path)
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind == "byte":
-        return ByteVocab()
+        values, skipped = (data.get(name, default) for name, default in (("values", [*range(256)]), ("skipped", [])))
+        lists = isinstance(values, list) and isinstance(skipped, list)
+        if not lists or not values or not all(type(x) is int and 0 <= x < 256 for x in (*values, *skipped)):
+            raise ArtefactError(f"{path} is not a byte vocabulary; expected values and skipped to be lists of bytes.")
+        if len(set(values)) != len(values):
+            raise ArtefactError(f"{path} is not a byte vocabulary; its values repeat.")
+        return ByteVocab(values, skipped)
     symbols = data.get("symbols") if kind in ("char", "word") else None
     if not isinstance(symbols, list) or not all(isinstance(symbol, str) and symbol for symbol in symbols):
         raise ArtefactError(f"{path} is not a vocabulary; expected kind byte, char or word, and a list of symbols.")
     if len(set(symbols)) != len(symbols) or (kind == "char" and any(len(symbol) != 1 for symbol in symbols)):
         raise ArtefactError(f"{path} is not a {kind} vocabulary; its symbols repeat or are longer than one character.")
-    return CharVocab(symbols) if kind == "char" else WordVocab(symbols)
+    if kind == "char":
+        return CharVocab(symbols)
+    options = {name: data[name] for name in WORD_OPTIONS if name in data}
+    for name, value in options.items():
+        kinds = {"unknown": (str,), "lower_case": (bool,)}.get(name, (str, type(None)))
+        if type(value) not in kinds:
+            raise ArtefactError(f"{path} is not a word vocabulary; its {name} is {value!r:.40}.")
+    return WordVocab(symbols, **options)
 
 
 def as_text(text: str | bytes) -> str:
@@ -168,8 +221,12 @@ def as_text(text: str | bytes) -> str:
         ) from error
 
 
-def _words(text: str) -> Iterable[str]:
-    for number, line in enumerate(text.split("\n")):
-        if number:
-            yield END_OF_LINE
-        yield from line.split()
+def _words(text: str, end_of_line: str | None = END_OF_LINE, start_of_line: str | None = None) -> Iterable[str]:
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        if number and end_of_line:
+            yield end_of_line
+        words = line.split()
+        if start_of_line and (words or number < len(lines) - 1):
+            yield start_of_line
+        yield from words
