@@ -14,6 +14,7 @@ from runtimes.cli_eval import eval_command
 from runtimes.errors import UserError, needs
 from runtimes.reference import check
 from runtimes.spec import load_spec
+from xl_export.cli_import import import_command
 from xl_export.cli_recl import recl_command
 
 
@@ -31,7 +32,7 @@ def main() -> None:
     """
 
 
-for command in (*COMMANDS, eval_command, recl_command):
+for command in (*COMMANDS, eval_command, import_command, recl_command):
     main.add_command(command)
 
 PACKAGES = ("torch", "safetensors", "tqdm", "onnx", "onnx_ir", "onnxruntime")  # that the steps here load when they run

@@ -1,0 +1,132 @@
+"""Tensors and numbers of a stranger's checkpoint, each looked at before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtimes.errors import ArtefactError
+from runtimes.rule import MAX_LENGTH
+
+
+class Tensors:
+    """The tensors of one checkpoint by their names there, taken one by one; what is left over at the end is an error.
+
+    where: the file, for messages. project: whose it should be. spell: the name in the file of a tensor that has another one here.
+    allow_nonfinite: whether NaN and infinity may pass.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Any],
+        *,
+        where: str,
+        project: str,
+        spell: Callable[[str], str] = str,
+        allow_nonfinite: bool = False,
+    ) -> None:
+        self.where, self.project, self.spell, self.allow_nonfinite = where, project, spell, allow_nonfinite
+        self._left = dict(tensors)
+        self.halved: set[str] = set()  # types other than float32 that were found
+        for name, tensor in self._left.items():
+            if not isinstance(name, str) or not isinstance(tensor, Tensor):
+                raise ArtefactError(f"{where}: {str(name)[:80]!r} is a {type(tensor).__name__}; expected a tensor of {project}.")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._left
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A tensor as float32, of exactly this shape; raises ArtefactError that names it where it is missing or another."""
+        tensor = self.peek(name, dimensions=len(shape))
+        del self._left[name]
+        if tuple(tensor.shape) != shape:
+            raise ArtefactError(f"{self.where}: {self.spell(name)} is {list(tensor.shape)}, expected {list(shape)} for a model of its sizes.")
+        if not tensor.is_floating_point():
+            raise ArtefactError(f"{self.where}: {self.spell(name)} is {tensor.dtype}; expected floating-point weights.")
+        if tensor.dtype != torch.float32:
+            self.halved.add(str(tensor.dtype).removeprefix("torch."))
+        tensor = tensor.detach().to(torch.float32)
+        if not self.allow_nonfinite and not bool(torch.isfinite(tensor).all()):
+            raise ArtefactError(
+                f"{self.where}: {self.spell(name)} holds NaN or infinite values; "
+                "import a checkpoint from before its loss diverged, or give --allow-nonfinite."
+            )
+        return tensor
+
+    def peek(self, name: str, *, dimensions: int) -> Tensor:
+        """A tensor to read sizes from."""
+        if name not in self._left:
+            raise ArtefactError(f"{self.where} lacks the tensor {self.spell(name)} of a {self.project} model.")
+        if self._left[name].dim() != dimensions:
+            raise ArtefactError(f"{self.where}: {self.spell(name)} is {list(self._left[name].shape)}, expected {dimensions} dimensions.")
+        tensor: Tensor = self._left[name]
+        return tensor
+
+    def drop(self, *names: str) -> None:
+        """Leaves out tensors that say nothing more: they may be absent."""
+        for name in names:
+            self._left.pop(name, None)
+
+    def count(self, prefix: str) -> int:
+        """How many numbered groups `prefix.0.…`, `prefix.1.…` there are, without a gap."""
+        numbers = {name[len(prefix) + 1 :].partition(".")[0] for name in self._left if name.startswith(prefix + ".")}
+        return next(i for i in range(len(numbers) + 1) if str(i) not in numbers)
+
+    def finish(self) -> None:
+        """Raises ArtefactError where a tensor was not taken."""
+        if self._left:
+            name = min(self._left)
+            raise ArtefactError(
+                f"{self.where} has the unexpected tensor {self.spell(name)[:120]} {list(self._left[name].shape)}; "
+                f"its sizes and options are not those of a {self.project} model that is known here."
+            )
+
+
+def whole(facts: Mapping[Any, Any], name: str, *, where: str, least: int = 0) -> int:
+    """A whole number that a checkpoint states of itself."""
+    value = facts.get(name)
+    if type(value) is not int or not least <= value <= MAX_LENGTH:
+        raise ArtefactError(f"{where}: {name} is {_short(value)}, expected a whole number from {least} to {MAX_LENGTH}.")
+    return value
+
+
+def truth(facts: Mapping[Any, Any], name: str, *, where: str) -> bool:
+    """A yes or no that a checkpoint states of itself."""
+    value = facts.get(name)
+    if type(value) is not bool:
+        raise ArtefactError(f"{where}: {name} is {_short(value)}, expected true or false.")
+    return value
+
+
+def truths(facts: Mapping[Any, Any], name: str, *, count: int, where: str) -> tuple[bool, ...]:
+    """As many of them, one for each cluster."""
+    value = facts.get(name)
+    if not isinstance(value, list | tuple) or len(value) != count or any(type(x) is not bool for x in value):
+        raise ArtefactError(f"{where}: {name} is {_short(value)}, expected true or false for each of {count} clusters.")
+    return tuple(value)
+
+
+def fraction(facts: Mapping[Any, Any], name: str, *, where: str) -> float:
+    """A number from 0 to below 1, such as a dropout."""
+    value = facts.get(name)
+    if type(value) not in (int, float) or not 0 <= float(value) < 1:  # type: ignore[arg-type]
+        raise ArtefactError(f"{where}: {name} is {_short(value)}, expected a number from 0 to below 1.")
+    return float(value)  # type: ignore[arg-type]
+
+
+def ascending(facts: Mapping[Any, Any], name: str, *, where: str) -> tuple[int, ...]:
+    """Whole numbers in ascending order, such as cutoffs."""
+    value = facts.get(name)
+    if not isinstance(value, list | tuple) or any(type(x) is not int or not 0 < x <= MAX_LENGTH for x in value):
+        raise ArtefactError(f"{where}: {name} is {_short(value)}, expected whole numbers.")
+    if list(value) != sorted(set(value)):
+        raise ArtefactError(f"{where}: {name} is {_short(value)}, expected numbers in ascending order.")
+    return tuple(value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if isinstance(value, bool | int | float | str | list | tuple | type(None)) else type(value).__name__
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,80 @@
+"""The formats that `xl-export import` reads, and how each is told from the others: by what is in the file, not by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from runtimes.errors import ArtefactError
+from runtimes.files import read_json, read_npz
+from xl_export.importers import adaptive_span, huggingface, kimiyoung, nvidia, ours, tensorflow
+from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes
+from xl_export.importers.pickles import read_pickle
+
+CONFIG = "config.json"
+IN_FOLDERS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt", "checkpoint.pt", "model.npz")  # the best, where there are two
+
+
+@dataclass(frozen=True)
+class Format:
+    """One project's checkpoints. files: what they look like."""
+
+    project: str
+    files: str
+    recognises: Callable[[Opened], bool]
+    read: Callable[[Opened, Wishes], Checkpoint]
+
+
+FORMATS = {
+    "kimiyoung": Format(kimiyoung.PROJECT, "model.pt, a pickled module", kimiyoung.recognises, kimiyoung.read),
+    "nvidia": Format(nvidia.PROJECT, "checkpoint_*.pt", nvidia.recognises, nvidia.read),
+    "huggingface": Format(huggingface.PROJECT, "a folder with config.json", huggingface.recognises, huggingface.read),
+    "adaptive-span": Format(adaptive_span.PROJECT, "checkpoint.pt", adaptive_span.recognises, adaptive_span.read),
+    "tensorflow": Format(tensorflow.PROJECT, "an .npz of its variables", tensorflow.recognises, tensorflow.read),
+    "xl-export": Format(ours.PROJECT, "a run", ours.recognises, ours.read),
+}
+
+
+def recognise(opened: Opened, wanted: str = "auto") -> str:
+    """The name of the format of what was opened; raises ArtefactError where it is none, or not the wanted one."""
+    found = next((name for name, known in FORMATS.items() if known.recognises(opened)), None)
+    if found is None:
+        known = "; ".join(f"{name}: {about.files}" for name, about in FORMATS.items())
+        raise ArtefactError(f"{opened.path} is of no format that is read here ({known}).")
+    if wanted not in ("auto", found):
+        raise ArtefactError(f"{opened.path} is a checkpoint of {FORMATS[found].project}; leave out --from {wanted}.")
+    return found
+
+
+def open_source(path: Path) -> Opened:
+    """What is in a file, or in the checkpoint file of a folder; raises UserError where it cannot be read."""
+    if path.is_dir():
+        return _open_folder(path)
+    if path.suffix in (".json", ".safetensors") or path.name == "pytorch_model.bin":
+        return _open_folder(path.parent)
+    if path.suffix == ".npz":
+        return Opened(path=path, content={name: _tensor(array) for name, array in read_npz(path).items()})
+    return Opened(path=path, content=read_pickle(path))
+
+
+def _open_folder(folder: Path) -> Opened:
+    if (folder / CONFIG).is_file():
+        opened = Opened(path=folder, content=read_json(folder / CONFIG))
+        if any(known.recognises(opened) for known in FORMATS.values()):
+            return opened
+    for name in IN_FOLDERS:
+        if (folder / name).is_file():
+            return open_source(folder / name)
+    raise ArtefactError(f"{folder} has no checkpoint by the names {', '.join(IN_FOLDERS)} and no {CONFIG} of one; name the file.")
+
+
+def _tensor(array: np.ndarray) -> Any:
+    """A tensor of numbers, in this machine's byte order; another array as it is."""
+    if array.dtype.kind not in "iuf" or array.dtype.itemsize > 8:
+        return array
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
