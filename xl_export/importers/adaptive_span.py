@@ -1,13 +1,13 @@
 """facebookresearch/adaptive-span: its checkpoints, plain and all-attention, and its corpus `corpus.pt` for the vocabulary.
 
-Semantics (measured with that code at 27b815f): a query sees the `attn_span` tokens before it and not itself; before the text there
-are vectors of zero, which are attended to; one table of positions for all layers and heads, the nearest distance last; LayerNorm
+Semantics (measured with that code at 27b815f): a query sees the `attn_span` tokens before it and not itself; before the text
+there are vectors of zero, which are attended to; one table of positions for all layers and heads, nearest last; LayerNorm
 after each sublayer; embeddings are not scaled, except adaptive ones; the head's column of tail cluster i counts from the end.
 Heads, span, layers and persistent vectors follow from the tensors. The ramp of the spans and the block size are not in the file.
 
 What differs: that code divides the weights of a head by their sum + 1e-8, after a softmax that it cuts off in steps of 64 tokens
-beyond the longest span (`trim`). Here they are divided by their sum. A head whose weights before that sum to s differs by 1e-8 / s
-of its answer.
+beyond the longest span (`trim`). Here they are divided by their sum. A head whose weights sum to s before that differs by a
+share of 1e-8 / s of its answer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     """The model in such a checkpoint; raises ArtefactError or ConfigError for what is missing, wrong or cannot be expressed."""
     where = opened.path
     state = {renamed(name): tensor for name, tensor in opened.content["model"].items()}
-    plain = not any(name in opened.content["model"] for name in ("module.in_emb.emb_layers.0.weight", "in_emb.emb_layers.0.weight"))
+    plain = any(name in opened.content["model"] for name in ("module.in_emb.weight", "in_emb.weight"))
     t = wishes.tensors(state, where=where, project=PROJECT, spell=partial(spelled, plain=plain))
     sizes = Sizes(t)
     settings = wishes.given.over(PROJECT, defaults(sizes))
@@ -123,7 +123,7 @@ def _block(t: Tensors, s: Sizes, config: ModelConfig, layer: int) -> dict[str, T
         block[f"{ours}span.share"] = _share(t, f"{theirs}attn.attn.{SPAN}.", s)
         alias = f"{theirs}attn.attn.persistent_memory.{SPAN}."
         if f"{alias}current_val" in t and not same(_share(t, alias, s), block[f"{ours}span.share"]):
-            raise ArtefactError(f"{t.where}: {t.spell(alias)}current_val is another name of the layer's spans and differs from them.")
+            raise ArtefactError(f"{t.where}: {t.spell(alias)}current_val is a second name of the layer's spans and differs.")
     return block
 
 
@@ -159,7 +159,7 @@ PLAIN = {
 
 
 def renamed(name: Any) -> Any:
-    """A name without the `module.` of distributed training, that of the vocabulary's tensors as `convert_vocabulary` knows them."""
+    """A name without the `module.` of distributed training, as `convert_vocabulary` knows it."""
     if not isinstance(name, str):
         return name
     name = name.removeprefix("module.")

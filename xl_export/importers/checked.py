@@ -43,7 +43,9 @@ class Tensors:
         tensor = self.peek(name, dimensions=len(shape))
         del self._left[name]
         if tuple(tensor.shape) != shape:
-            raise ArtefactError(f"{self.where}: {self.spell(name)} is {list(tensor.shape)}, expected {list(shape)} for a model of its sizes.")
+            raise ArtefactError(
+                f"{self.where}: {self.spell(name)} is {list(tensor.shape)}, expected {list(shape)} by the sizes of the model."
+            )
         if not tensor.is_floating_point():
             raise ArtefactError(f"{self.where}: {self.spell(name)} is {tensor.dtype}; expected floating-point weights.")
         if tensor.dtype != torch.float32:
@@ -61,7 +63,8 @@ class Tensors:
         if name not in self._left:
             raise ArtefactError(f"{self.where} lacks the tensor {self.spell(name)} of a {self.project} model.")
         if self._left[name].dim() != dimensions:
-            raise ArtefactError(f"{self.where}: {self.spell(name)} is {list(self._left[name].shape)}, expected {dimensions} dimensions.")
+            found = list(self._left[name].shape)
+            raise ArtefactError(f"{self.where}: {self.spell(name)} is {found}, expected {dimensions} dimensions.")
         tensor: Tensor = self._left[name]
         return tensor
 
@@ -89,7 +92,7 @@ def whole(facts: Mapping[Any, Any], name: str, *, where: str, least: int = 0) ->
     """A whole number that a checkpoint states of itself."""
     value = facts.get(name)
     if type(value) is not int or not least <= value <= MAX_LENGTH:
-        raise ArtefactError(f"{where}: {name} is {_short(value)}, expected a whole number from {least} to {MAX_LENGTH}.")
+        raise ArtefactError(f"{where}: {name} is {shown(value)}, expected a whole number from {least} to {MAX_LENGTH}.")
     return value
 
 
@@ -97,7 +100,7 @@ def truth(facts: Mapping[Any, Any], name: str, *, where: str) -> bool:
     """A yes or no that a checkpoint states of itself."""
     value = facts.get(name)
     if type(value) is not bool:
-        raise ArtefactError(f"{where}: {name} is {_short(value)}, expected true or false.")
+        raise ArtefactError(f"{where}: {name} is {shown(value)}, expected true or false.")
     return value
 
 
@@ -105,7 +108,7 @@ def truths(facts: Mapping[Any, Any], name: str, *, count: int, where: str) -> tu
     """As many of them, one for each cluster."""
     value = facts.get(name)
     if not isinstance(value, list | tuple) or len(value) != count or any(type(x) is not bool for x in value):
-        raise ArtefactError(f"{where}: {name} is {_short(value)}, expected true or false for each of {count} clusters.")
+        raise ArtefactError(f"{where}: {name} is {shown(value)}, expected true or false for each of {count} clusters.")
     return tuple(value)
 
 
@@ -113,7 +116,7 @@ def fraction(facts: Mapping[Any, Any], name: str, *, where: str) -> float:
     """A number from 0 to below 1, such as a dropout."""
     value = facts.get(name)
     if type(value) not in (int, float) or not 0 <= float(value) < 1:  # type: ignore[arg-type]
-        raise ArtefactError(f"{where}: {name} is {_short(value)}, expected a number from 0 to below 1.")
+        raise ArtefactError(f"{where}: {name} is {shown(value)}, expected a number from 0 to below 1.")
     return float(value)  # type: ignore[arg-type]
 
 
@@ -121,12 +124,13 @@ def ascending(facts: Mapping[Any, Any], name: str, *, where: str) -> tuple[int, 
     """Whole numbers in ascending order, such as cutoffs."""
     value = facts.get(name)
     if not isinstance(value, list | tuple) or any(type(x) is not int or not 0 < x <= MAX_LENGTH for x in value):
-        raise ArtefactError(f"{where}: {name} is {_short(value)}, expected whole numbers.")
+        raise ArtefactError(f"{where}: {name} is {shown(value)}, expected whole numbers.")
     if list(value) != sorted(set(value)):
-        raise ArtefactError(f"{where}: {name} is {_short(value)}, expected numbers in ascending order.")
+        raise ArtefactError(f"{where}: {name} is {shown(value)}, expected numbers in ascending order.")
     return tuple(value)
 
 
-def _short(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value of a stranger's file in a message, not too long."""
     text = repr(value) if isinstance(value, bool | int | float | str | list | tuple | type(None)) else type(value).__name__
     return text if len(text) <= 60 else text[:57] + "…"

@@ -37,9 +37,7 @@ class Wishes:
     vocab: Path | None = None
     allow_nonfinite: bool = False
 
-    def tensors(
-        self, tensors: Mapping[str, Any], *, where: Path, project: str, spell: Callable[[str], str] = str
-    ) -> Tensors:
+    def tensors(self, tensors: Mapping[str, Any], *, where: Path, project: str, spell: Callable[[str], str] = str) -> Tensors:
         return Tensors(tensors, where=str(where), project=project, spell=spell, allow_nonfinite=self.allow_nonfinite)
 
 
@@ -61,7 +59,7 @@ class Checkpoint:
     run: TrainConfig | None = None
 
     def train_config(self) -> TrainConfig:
-        """The configuration of a run with this model, which was not trained here: its text and recipe are left at their defaults."""
+        """The configuration of a run with this model. It was not trained here: text and recipe are left at their defaults."""
         if self.run is not None:
             return self.run
         kind = cast(Literal["byte", "char", "word"], self.vocab.kind)

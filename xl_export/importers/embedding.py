@@ -52,7 +52,7 @@ def convert_vocabulary(
         wanted, name = None if tie_projections is None else tie_projections[i], f"crit.out_projs.{i}"
         out = into if wanted is not False and name not in t else t.take(name, D, cluster.width)
         if wanted and not same(into, out):
-            raise ArtefactError(f"{t.where}: {t.spell(name)} is tied by the configuration and differs from the projection of the input.")
+            raise ArtefactError(f"{t.where}: {t.spell(name)} is tied by the configuration and differs from the input's.")
         ties.append(same(into, out) if wanted is None else wanted)
         if not ties[-1]:
             ours[f"vocabulary.output_projection.{i}"] = out

@@ -17,7 +17,8 @@ from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes
 from xl_export.importers.pickles import read_pickle
 
 CONFIG = "config.json"
-IN_FOLDERS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt", "checkpoint.pt", "model.npz")  # the best, where there are two
+# looked for in a folder, in this order
+IN_FOLDERS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt", "checkpoint.pt", "model.npz")
 
 
 @dataclass(frozen=True)

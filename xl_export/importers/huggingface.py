@@ -15,8 +15,8 @@ from runtimes.files import read_json
 from xl_export.importers.checked import ascending, fraction, truth, truths, whole
 from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside, notes_on
 from xl_export.importers.pickles import read_pickle
-from xl_export.importers.tensors import read_safetensors
 from xl_export.importers.settings import Setting, memory_rule
+from xl_export.importers.tensors import read_safetensors
 from xl_export.importers.transformer_xl import Facts, convert
 from xl_export.importers.vocabularies import read_vocabulary
 
@@ -86,12 +86,12 @@ def config_facts(config: dict[str, Any], path: Path) -> Facts:
 
 def defaults(config: dict[str, Any], path: Path) -> dict[str, Setting]:
     """`config.json` holds all but the segment; 128 was published with the model of WikiText-103."""
-    clamp_len = config["clamp_len"]
+    at = str(path)
     return {
-        "mem_len": Setting(whole(config, "mem_len", where=str(path)), CONFIG),
+        "mem_len": Setting(whole(config, "mem_len", where=at), CONFIG),
         "segment": Setting(128, "published for wt103 large"),
-        "mask": Setting("same-length" if truth(config, "same_length", where=str(path)) else "full", CONFIG),
-        "clamp_len": Setting(max(clamp_len, 0) if type(clamp_len) is int else whole(config, "clamp_len", where=str(path)), CONFIG),
+        "mask": Setting("same-length" if truth(config, "same_length", where=at) else "full", CONFIG),
+        "clamp_len": Setting(max(whole(config, "clamp_len", where=at, least=-1), 0), CONFIG),
     }
 
 

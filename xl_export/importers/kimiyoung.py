@@ -19,7 +19,7 @@ from torch import Tensor
 
 from runtimes.errors import ArtefactError, ConfigError
 from runtimes.rule import MemoryRule
-from xl_export.importers.checked import ascending, fraction, truth, whole
+from xl_export.importers.checked import ascending, fraction, shown, truth, whole
 from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside, notes_on
 from xl_export.importers.settings import Setting, memory_rule, published
 from xl_export.importers.transformer_xl import Facts, convert
@@ -45,11 +45,11 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     facts, rule = under_rule(facts, settings, state, where)
     tensors = wishes.tensors(dict(module_tensors(opened.content, where)), where=where, project=PROJECT)
     config, ours = convert(tensors, facts)
-    trained = ", ".join(f"{name} {state.get(name)}" for name in ("tgt_len", "ext_len", "mem_len", "clamp_len", "same_length"))
+    last = ", ".join(f"{name} {shown(state.get(name))}" for name in (*LENGTHS, "clamp_len", "same_length"))
     return Checkpoint(
         config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings,
         files={"model": where, "vocabulary": vocab_path},
-        notes=(f"attn_type {facts.attention_type}, last run with {trained}", *found.notes, *notes_on(tensors)),
+        notes=(f"attn_type {facts.attention_type}, last run with {last}", *found.notes, *notes_on(tensors)),
     )  # fmt: skip
 
 
@@ -58,7 +58,8 @@ def module_facts(module: Foreign, where: Path) -> tuple[Facts, dict[str, Any]]:
     state = _attributes(module, where, "the model")
     embedding = _attributes(_part(module, where, "word_emb"), where, "word_emb")
     layers = whole(state, "n_layer", where=str(where), least=1)
-    numbers = {name: whole(state, name, where=str(where), least=1) for name in ("n_token", "d_model", "n_head", "d_head", "d_embed")}
+    names = ("n_token", "d_model", "n_head", "d_head", "d_embed")
+    numbers = {name: whole(state, name, where=str(where), least=1) for name in names}
     ends = ascending(embedding, "cutoffs", where=str(where))
     if ends[-1:] != (numbers["n_token"],):
         raise ArtefactError(f"{where}: word_emb.cutoffs end at {ends[-1:]}, expected n_token, {numbers['n_token']}.")
@@ -82,7 +83,7 @@ def module_facts(module: Foreign, where: Path) -> tuple[Facts, dict[str, Any]]:
 
 
 def defaults(dataset: str | None, facts: Facts, state: dict[str, Any], where: Path) -> dict[str, Setting]:
-    """The evaluation that the project published for the data set and size, or the model's last lengths where it published none."""
+    """The evaluation that the project published for the data set and size; the model's last lengths where it published none."""
     large = facts.d_model >= 1024
     if facts.attention_type in (2, 3):
         segment = whole(state, "tgt_len", where=str(where), least=1) + whole(state, "ext_len", where=str(where))
@@ -99,12 +100,11 @@ def defaults(dataset: str | None, facts: Facts, state: dict[str, Any], where: Pa
         return published("wt103 base", segment=64, mem_len=640, clamp_len=400)
     if dataset == "lm1b":
         return published("lm1b", segment=32, mem_len=128, clamp_len=0)
-    clamp_len = state.get("clamp_len")
     return {
         "mem_len": Setting(whole(state, "mem_len", where=str(where)), "the file"),
         "segment": Setting(whole(state, "tgt_len", where=str(where), least=1), "the file"),
         "mask": Setting("same-length" if truth(state, "same_length", where=str(where)) else "full", "the file"),
-        "clamp_len": Setting(max(clamp_len, 0) if type(clamp_len) is int else 0, "the file"),
+        "clamp_len": Setting(max(whole(state, "clamp_len", where=str(where), least=-1), 0), "the file"),
     }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.errors import ArtefactError
-from xl_export.importers.checked import ascending, fraction, truth, truths, whole
+from xl_export.importers.checked import ascending, fraction, shown, truth, truths, whole
 from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, notes_on
 from xl_export.importers.settings import Setting, memory_rule, published
 from xl_export.importers.transformer_xl import Facts, convert
@@ -38,10 +38,11 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     state = content["model_state"]
     if not isinstance(state, dict):
         raise ArtefactError(f"{where}: model_state is a {type(state).__name__}, expected tensors by name.")
-    tensors = {renamed(name): tensor for name, tensor in state.items()}
-    tensors = wishes.tensors(tensors, where=where, project=PROJECT, spell=spelled)
+    named = {renamed(name): tensor for name, tensor in state.items()}
+    tensors = wishes.tensors(named, where=where, project=PROJECT, spell=spelled)
     config, ours = convert(tensors, facts)
-    lengths = ", ".join(f"{name} {content['model_config'].get(name)}" for name in ("tgt_len", "mem_len", "clamp_len", "same_length"))
+    names = ("tgt_len", "ext_len", "mem_len", "clamp_len", "same_length")
+    lengths = ", ".join(f"{name} {shown(content['model_config'].get(name))}" for name in names)
     files = {"model": where} if wishes.vocab is None else {"model": where, "vocabulary": wishes.vocab}
     return Checkpoint(
         config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings, files=files,
@@ -54,7 +55,8 @@ def config_facts(config: Any, where: Path) -> Facts:
     if not isinstance(config, dict):
         raise ArtefactError(f"{where}: model_config is a {type(config).__name__}, expected the arguments of a model.")
     at = f"{where}, model_config"
-    n = {name: whole(config, name, where=at, least=1) for name in ("n_token", "n_layer", "n_head", "d_model", "d_head", "div_val")}
+    names = ("n_token", "n_layer", "n_head", "d_model", "d_head", "div_val")
+    n = {name: whole(config, name, where=at, least=1) for name in names}
     kind, cutoffs = whole(config, "attn_type", where=at), ascending(config, "cutoffs", where=at)
     if kind:
         raise ArtefactError(f"{at}: attn_type is {kind}; of this project only 0 is known here.")

@@ -16,7 +16,7 @@ class Settings:
     """Lengths and mask in the words of the project that trained the model; null for what is not given.
 
     mem_len: its own `mem_len`, whatever its mask makes of that. segment: tokens of one step (`tgt_len`, `block_sz`). mask:
-    `same-length` (its flag `same_length`) or `full`. clamp_len: the largest distance with a position of its own, 0 or -1 for none.
+    `same-length` (its flag `same_length`) or `full`. clamp_len: the largest distance with a position of its own; 0 or -1: none.
     ramp: width of the soft edge of adaptive spans (`adapt_span_ramp`).
     """
 

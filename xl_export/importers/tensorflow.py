@@ -97,7 +97,7 @@ def renamed(variables: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def sizes(t: Tensors, *, plain: bool) -> Facts:
-    """What names and shapes say. plain: div_val 1, with one table for all clusters; these show in the biases of the output then."""
+    """What names and shapes say. plain: div_val 1, one table for all clusters, which show in the biases of the output then."""
     untied = "r_w_bias" not in t
     heads, head_dim = t.peek("layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", dimensions=2).shape
     counted = "crit.out_layers" if plain else "word_emb.emb_layers"

@@ -29,8 +29,8 @@ POSITIONS: dict[int, Position] = {0: "relative", 1: "shaw", 2: "absolute", 3: "p
 class Facts:
     """What such a checkpoint is, besides its tensors.
 
-    tie_weights, tie_projections (for each cluster): None to take as tied what is absent or equal. reversed_clusters: the head's column of tail
-    cluster i counts from the end. biases_in_layers: u and v for each layer. context: rows of sinusoids for type 2.
+    tie_weights, tie_projections (for each cluster): None to take as tied what is absent or equal. reversed_clusters: the head's
+    column of tail cluster i counts from the end. biases_in_layers: u and v for each layer. context: rows of sinusoids for type 2.
     """
 
     layers: int
@@ -109,7 +109,8 @@ def _positions(t: Tensors, facts: Facts, config: ModelConfig) -> dict[str, Tenso
     ours = {"positions.frequencies": t.take("pos_emb.inv_freq", D // 2)} if config.stored_frequencies else {}
     if facts.attention_type == 0:
         ours["positions.u"], ours["positions.v"] = (_head_biases(t, name, config) for name in ("r_w_bias", "r_r_bias"))
-        ours |= {f"positions.project.{l}.weight": t.take(f"layers.{l}.dec_attn.r_net.weight", H * K, D) for l in range(L)}
+        for layer in range(L):
+            ours[f"positions.project.{layer}.weight"] = t.take(f"layers.{layer}.dec_attn.r_net.weight", H * K, D)
     elif facts.attention_type == 1:  # their last row is the nearest
         ours["positions.u"] = t.take("r_w_bias", L, H, K)
         ours["positions.table"] = t.take("r_emb", L, R, H, K).flip(1)

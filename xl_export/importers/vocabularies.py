@@ -37,7 +37,7 @@ class Found:
 
 
 def read_vocabulary(path: Path, *, size: int) -> Found:
-    """The vocabulary in a file of any of the projects, or our own `vocab.json`; raises ArtefactError unless it has `size` symbols."""
+    """The vocabulary in a file of any of the projects, or in our `vocab.json`; raises ArtefactError if its size is another."""
     if path.suffix == ".json":
         return _sized(Found(load_vocab(path)), size, path)
     if path.suffix == ".txt":

@@ -35,7 +35,7 @@ def write_run(checkpoint: Checkpoint, out: Path, *, record: dict[str, Any], forc
 
 
 def import_record(checkpoint: Checkpoint, *, name: str, project: str) -> dict[str, Any]:
-    """Where a run came from and what was decided, as JSON: format, files with their hashes, settings with their origins, notes."""
+    """Where a run came from and what was decided: format, files with their hashes, settings with their origins, notes."""
     return {
         "format": name,
         "project": project,
