@@ -12,12 +12,13 @@ from typing import Any
 
 from runtimes.errors import ArtefactError
 from xl_export.importers.checked import ascending, fraction, shown, truth, truths, whole
-from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, notes_on
+from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside, notes_on
 from xl_export.importers.settings import Setting, memory_rule, published
 from xl_export.importers.transformer_xl import Facts, convert
 from xl_export.importers.vocabularies import read_vocabulary, vocabulary
 
 PROJECT = "NVIDIA DeepLearningExamples Transformer-XL"
+VOCABULARIES = ("cache.pt",)
 OUTPUT = re.compile(r"crit\.out_layers_(weight|bias)e?s\.(\d+)")
 
 
@@ -29,10 +30,12 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     """The model in such a checkpoint; raises ArtefactError or ConfigError for what is missing, wrong or cannot be expressed."""
     where, content = opened.path, opened.content
     facts = config_facts(content["model_config"], where)
-    if wishes.vocab is not None:
-        found = read_vocabulary(wishes.vocab, size=facts.vocab_size)
+    files = {"model": where}
+    if wishes.vocab is None and content.get("vocab") is not None:
+        found = vocabulary(content["vocab"], where=where, size=facts.vocab_size)
     else:
-        found = vocabulary(content.get("vocab"), where=where, size=facts.vocab_size)
+        files["vocabulary"] = beside(where, VOCABULARIES, wishes.vocab, what="vocabulary")
+        found = read_vocabulary(files["vocabulary"], size=facts.vocab_size)
     settings = wishes.given.over(PROJECT, defaults(facts))
     rule = memory_rule(settings, project=PROJECT, beyond_self=0, initial_memory="masked")
     state = content["model_state"]
@@ -43,7 +46,6 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     config, ours = convert(tensors, facts)
     names = ("tgt_len", "ext_len", "mem_len", "clamp_len", "same_length")
     lengths = ", ".join(f"{name} {shown(content['model_config'].get(name))}" for name in names)
-    files = {"model": where} if wishes.vocab is None else {"model": where, "vocabulary": wishes.vocab}
     return Checkpoint(
         config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings, files=files,
         notes=(f"attn_type {facts.attention_type}, trained with {lengths}", *found.notes, *notes_on(tensors)),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from runtimes.errors import ConfigError
-from runtimes.rule import MemoryRule
+from runtimes.rule import MAX_LENGTH, MemoryRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class Settings:
         least = {"mem_len": 0, "segment": 1, "clamp_len": -1, "ramp": 1}
         for name, value in least.items():
             given = getattr(self, name)
-            if given is not None and given < value:
-                raise ConfigError(f"{name} is {given}; expected at least {value}.")
+            if given is not None and not value <= given <= MAX_LENGTH:
+                raise ConfigError(f"{name} is {given}; expected {value} to {MAX_LENGTH}.")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,16 @@ import torch
 
 OUT = Path(__file__).parents[2] / "data" / "variants"
 SEGMENTS = (8, 8, 5, 8, 3)
-SIZES: dict[str, Any] = {"n_token": 60, "n_layer": 2, "n_head": 2, "d_model": 12, "d_head": 5, "d_inner": 14, "dropout": 0.1, "dropatt": 0.2}
+SIZES: dict[str, Any] = {
+    "n_token": 60,
+    "n_layer": 2,
+    "n_head": 2,
+    "d_model": 12,
+    "d_head": 5,
+    "d_inner": 14,
+    "dropout": 0.1,
+    "dropatt": 0.2,
+}
 CLUSTERS: dict[str, Any] = {"cutoffs": [10, 25], "div_val": 2}
 LENGTHS: dict[str, Any] = {"tgt_len": 8, "ext_len": 0, "mem_len": 4}
 KIMIYOUNG: dict[str, dict[str, Any]] = {  # of the model; `eval`: its lengths, mask and clamp afterwards
