@@ -115,7 +115,7 @@ def truths(facts: Mapping[Any, Any], name: str, *, count: int, where: str) -> tu
 def fraction(facts: Mapping[Any, Any], name: str, *, where: str) -> float:
     """A number from 0 to below 1, such as a dropout."""
     value = facts.get(name)
-    if type(value) not in (int, float) or not 0 <= float(value) < 1:  # type: ignore[arg-type]
+    if type(value) not in (int, float) or not 0 <= value < 1:  # type: ignore[operator]
         raise ArtefactError(f"{where}: {name} is {shown(value)}, expected a number from 0 to below 1.")
     return float(value)  # type: ignore[arg-type]
 

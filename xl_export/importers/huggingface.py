@@ -32,7 +32,7 @@ DEFAULTS: dict[str, Any] = {  # of TransfoXLConfig, for what an older config.jso
 
 
 def recognises(opened: Opened) -> bool:
-    return isinstance(opened.content, dict) and opened.content.get("model_type") == "transfo-xl"
+    return opened.path.is_dir() and isinstance(opened.content, dict) and opened.content.get("model_type") == "transfo-xl"
 
 
 def read(opened: Opened, wishes: Wishes) -> Checkpoint:
@@ -44,7 +44,9 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
     settings = wishes.given.over(PROJECT, defaults(described, config_file))
     rule = memory_rule(settings, project=PROJECT, beyond_self=-1, initial_memory="zeros")
-    weights = beside(folder, WEIGHTS, None, what="weights")
+    weights = next((path for name in WEIGHTS if (path := folder / name).is_file()), None)
+    if weights is None:
+        raise ArtefactError(f"{folder} has no {' or '.join(WEIGHTS)}; copy the whole folder that save_pretrained wrote.")
     state = read_safetensors(weights) if weights.suffix == ".safetensors" else read_pickle(weights)
     if not isinstance(state, dict):
         raise ArtefactError(f"{weights} is a {type(state).__name__}, expected tensors by name.")

@@ -15,7 +15,7 @@ PROJECT = "xl-export"
 
 
 def recognises(opened: Opened) -> bool:
-    return isinstance(opened.content, dict) and {"model", "evaluation"} <= set(opened.content)
+    return opened.path.is_dir() and isinstance(opened.content, dict) and {"model", "evaluation"} <= set(opened.content)
 
 
 def read(opened: Opened, wishes: Wishes) -> Checkpoint:

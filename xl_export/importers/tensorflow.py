@@ -124,7 +124,7 @@ def sizes(t: Tensors, *, plain: bool) -> Facts:
 def defaults(facts: Facts, dataset: str | None) -> dict[str, Setting]:
     """The evaluation of the project's scripts for the data set, or for what the kind of vocabulary and the size suggest."""
     large = facts.d_model >= 1024
-    if dataset == "lm1b" or facts.d_model == 1280:
+    if dataset == "lm1b" or facts.cutoffs[:1] == (60000,):
         return published("lm1b", segment=32, mem_len=128, clamp_len=0)
     if dataset in ("enwik8", "text8") or (dataset is None and not facts.cutoffs):
         if large:

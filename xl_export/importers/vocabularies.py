@@ -51,12 +51,12 @@ def vocabulary(content: Any, *, where: Path, size: int) -> Found:
     dataset, lower_case, symbols = None, False, facts
     if isinstance(facts, dict):
         dataset = facts.get("dataset")
-        inner = facts.get("vocab") or facts.get("_dictionary") or facts.get("dictionary") or facts
+        inner = next((facts[name] for name in ("vocab", "_dictionary") if name in facts), facts)
         inner = inner.state if isinstance(inner, Foreign) else inner
         inner = inner if isinstance(inner, dict) else {}
-        symbols = inner.get("idx2sym") or inner.get("idx2word")
+        symbols = inner.get("idx2sym", inner.get("idx2word"))
         lower_case = inner.get("lower_case") is True
-    if not isinstance(symbols, list) or not all(isinstance(symbol, str) and symbol for symbol in symbols):
+    if not isinstance(symbols, list) or not symbols or not all(isinstance(symbol, str) and symbol for symbol in symbols):
         raise ArtefactError(f"{where} is not a vocabulary; expected a corpus or vocabulary of the checkpoint's project.")
     if len(set(symbols)) != len(symbols):
         raise ArtefactError(f"{where} is not a vocabulary: its symbols repeat.")

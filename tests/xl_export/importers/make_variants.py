@@ -2,8 +2,9 @@
 
     python tests/xl_export/importers/make_variants.py KIMIYOUNG ADAPTIVE_SPAN
 
-The arguments are clones of kimiyoung/transformer-xl at 44781ed (the folder `pytorch/`, with the patches that `tests/data/README.md`
-names) and of facebookresearch/adaptive-span at 27b815f. Weights are random, tokens too; nothing of the programs is kept.
+The arguments are clones of kimiyoung/transformer-xl at 44781ed (the folder `pytorch/`, with the patches that
+`tests/data/README.md` names) and of facebookresearch/adaptive-span at 27b815f. Weights are random, tokens too; nothing of the
+programs is kept.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ from tests.architectures import ARCHITECTURES, RULE
 from tests.commands import last_line, refused, xl
 from tests.xl_export.importers.oracles import DATA, FOLDERS, NAMES
 from trainer.checkpoint import load_run
+from xl_export import cli_import
+from xl_export.importers import formats
 from xl_export.importers.pickles import read_pickle
 
 FORMATS = {
@@ -25,6 +27,10 @@ FORMATS = {
     "nvidia-wt103-base": "nvidia",
 }  # fmt: skip
 BYTES = DATA / "kimiyoung-enwik8"
+
+
+def test_the_command_offers_the_formats_that_there_are() -> None:
+    assert list(cli_import.NAMES) == list(formats.FORMATS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,11 +47,13 @@ def test_describe_recognises_each_format_and_writes_nothing(name: str, tmp_path:
 @pytest.mark.parametrize(
     ("file", "name"),
     [
-        ("kimiyoung-ptb-full-mask/model_legacy.pt", "kimiyoung"), ("adaptive-span-persistent/checkpoint_legacy.pt", "adaptive-span"),
-        ("nvidia-wt103-base/checkpoint_last.pt", "nvidia"), ("hf-wt103/pretrained/model.safetensors", "huggingface"),
+        ("kimiyoung-ptb-full-mask/model_legacy.pt", "kimiyoung"),
+        ("adaptive-span-persistent/checkpoint_legacy.pt", "adaptive-span"),
+        ("nvidia-wt103-base/checkpoint_last.pt", "nvidia"),
+        ("hf-wt103/pretrained/model.safetensors", "huggingface"),
         ("hf-wt103/pretrained/config.json", "huggingface"),
     ],
-)  # fmt: skip
+)
 def test_files_are_recognised_by_what_is_in_them(file: str, name: str, tmp_path: Path) -> None:
     source = DATA / file
     if source.suffix == ".pt":
@@ -118,6 +126,12 @@ def test_force_replaces_an_earlier_import_and_nothing_else(run: Path, tmp_path: 
     refused(xl("import", BYTES, "--out", run, "--force"), "no import.json")
 
 
+def test_a_pickle_that_poses_as_a_folders_configuration_is_no_format(tmp_path: Path) -> None:
+    for content in ({"model_type": "transfo-xl"}, {"model": {}, "evaluation": {}}, {"model_config": 0, "model_state": 0}):
+        torch.save(content, tmp_path / "model.pt")
+        assert xl("import", tmp_path / "model.pt", "--describe").exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -173,77 +187,96 @@ def test_what_cannot_be_expressed_here_is_named(variant: str, options: tuple[Any
 NVIDIA, SPAN = DATA / "nvidia-wt103-base" / "checkpoint_last.pt", DATA / "adaptive-span-persistent" / "checkpoint.pt"
 
 
-def nvidia(change: Callable[[dict[str, Any]], Any]) -> tuple[dict[str, Any], Path]:
+def nvidia(change: Callable[[dict[str, Any], dict[str, Any]], Any]) -> tuple[dict[str, Any], Path]:
+    """An NVIDIA checkpoint whose configuration and weights were altered, and the file of its vocabulary."""
     content = read_pickle(NVIDIA)
-    state = {"model_config": content["model_config"], "model_state": content["model_state"]}
-    change(state)
-    return state, NVIDIA.parent / "cache.pt"
-
-
-def span(change: Callable[[dict[str, Any]], Any]) -> tuple[dict[str, Any], Path]:
-    state = {"model": read_pickle(SPAN)["model"]}
-    change(state["model"])
-    return state, SPAN.parent / "corpus.pt"
+    change(content["model_config"], content["model_state"])
+    return {name: content[name] for name in ("model_config", "model_state")}, NVIDIA.parent / "cache.pt"
 
 
 def nan(state: dict[str, Any], name: str) -> None:
     state[name].view(-1)[1] = float("nan")
 
 
+def refuse(content: dict[str, Any], vocab: Path, folder: Path, words: list[str]) -> None:
+    torch.save(content, folder / "checkpoint.pt")
+    shutil.copyfile(vocab, folder / vocab.name)
+    refused(xl("import", folder / "checkpoint.pt", "--out", folder / "run"), *words)
+    assert not (folder / "run").exists()
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
 @pytest.mark.parametrize(
-    ("made", "words"),
+    ("change", "words"),
     [
-        (lambda: nvidia(lambda c: c["model_state"].pop("layers.1.dec_attn.r_net.weight")), ["lacks the tensor layers.1.dec_attn.r_net.weight"]),
-        (lambda: nvidia(lambda c: c["model_state"].pop("crit.out_layers_biases.0")), ["lacks the tensor crit.out_layers_biases.0"]),
-        (lambda: nvidia(lambda c: c["model_state"].update(extra=torch.zeros(3))), ["unexpected tensor extra [3]"]),
-        (lambda: nvidia(lambda c: c["model_state"].update(extra="x")), ["'extra' is a str"]),
-        (lambda: nvidia(lambda c: c["model_state"].update(r_w_bias=torch.zeros(10, 4))), ["r_w_bias is [10, 4], expected [4, 10]"]),
-        (lambda: nvidia(lambda c: c["model_state"].update(r_w_bias=torch.zeros(4, 10, dtype=torch.int64))), ["r_w_bias is torch.int64"]),
-        (lambda: nvidia(lambda c: nan(c["model_state"], "r_r_bias")), ["r_r_bias holds NaN or infinite values", "--allow-nonfinite"]),
-        (lambda: nvidia(lambda c: c["model_config"].update(n_layer=4)), ["lacks the tensor layers.3."]),
-        (lambda: nvidia(lambda c: c["model_config"].update(n_layer=2)), ["unexpected tensor layers.2."]),
-        (lambda: nvidia(lambda c: c["model_config"].update(n_layer=10**6)), ["model.layers is 1000000"]),
-        (lambda: nvidia(lambda c: c["model_config"].update(n_head="4")), ["n_head is '4'"]),
-        (lambda: nvidia(lambda c: c["model_config"].update(d_model=True)), ["d_model is True"]),
-        (lambda: nvidia(lambda c: c["model_config"].update(cutoffs=[5, 5])), ["cutoffs is [5, 5]"]),
-        (lambda: nvidia(lambda c: c["model_config"].update(cutoffs=[5, 600], tie_projs=[True] * 3)), ["cutoffs are [5, 600]"]),
-        (lambda: nvidia(lambda c: c["model_config"].update(tie_projs=[True])), ["tie_projs is [True]", "4 clusters"]),
-        (lambda: nvidia(lambda c: c["model_config"].update(tie_weight=False)), ["lacks the tensor crit.out_layers_weights.0"]),
-        (lambda: nvidia(lambda c: c["model_config"].update(attn_type=1)), ["attn_type is 1; of this project only 0"]),
-        (lambda: nvidia(lambda c: c["model_config"].update(dropout=float("nan"))), ["dropout is nan"]),
-        (lambda: nvidia(lambda c: c.update(model_config=3)), ["model_config is a int"]),
-        (lambda: nvidia(lambda c: c.update(model_state=[])), ["model_state is a list"]),
-        (lambda: nvidia(lambda c: c.update(vocab={"idx2sym": ["a"]})), ["has 1 symbols and the model 500"]),
-        (lambda: span(lambda s: s.pop("module.out_emb.bias")), ["lacks the tensor module.out_emb.bias"]),
-        (lambda: span(lambda s: s.pop("module.layers.3.norm1.bias")), ["lacks the tensor module.layers.3.norm1.bias"]),
-        (lambda: span(lambda s: s.update({"module.layers.0.norm2.bias": torch.zeros(40)})), ["unexpected tensor module.layers.0.norm2.bias"]),
-        (lambda: span(lambda s: s.update({"module.key_pe": torch.zeros(1, 7, 128)})), ["key_pe is [1, 7, 128]"]),
-        (lambda: span(lambda s: s.update({"module.key_pe": torch.zeros(128)})), ["module.key_pe is [128], expected 3 dimensions"]),
-        (lambda: span(lambda s: s["module.layers.0.attn.attn.adaptive_span._mask.current_val"].fill_(1.5)), ["spans outside 0 to 1"]),
-        (lambda: span(lambda s: s["module.layers.0.attn.attn.adaptive_span._mask.mask_template"].fill_(1.0)), ["mask_template is not -127"]),
-        (
-            lambda: span(lambda s: s.update({
-                "module.layers.1.attn.attn.persistent_memory.adaptive_span._mask.current_val": torch.zeros(4, 1, 1)
-            })),
-            ["second name of the layer's spans"],
-        ),
-        (lambda: span(lambda s: nan(s, "module.in_emb.weight")), ["module.in_emb.weight holds NaN"]),
+        (lambda c, w: w.pop("layers.1.dec_attn.r_net.weight"), ["lacks the tensor layers.1.dec_attn.r_net.weight"]),
+        (lambda c, w: w.pop("crit.out_layers_biases.0"), ["lacks the tensor crit.out_layers_biases.0"]),
+        (lambda c, w: w.update(extra=torch.zeros(3)), ["unexpected tensor extra [3]"]),
+        (lambda c, w: w.update(extra="x"), ["'extra' is a str"]),
+        (lambda c, w: w.update(r_w_bias=torch.zeros(10, 4)), ["r_w_bias is [10, 4], expected [4, 10]"]),
+        (lambda c, w: w.update(r_w_bias=torch.zeros(4, 10).long()), ["r_w_bias is torch.int64"]),
+        (lambda c, w: nan(w, "r_r_bias"), ["r_r_bias holds NaN or infinite values", "--allow-nonfinite"]),
+        (lambda c, w: c.update(n_layer=4), ["lacks the tensor layers.3."]),
+        (lambda c, w: c.update(n_layer=2), ["unexpected tensor layers.2."]),
+        (lambda c, w: c.update(n_layer=10**6), ["model.layers is 1000000"]),
+        (lambda c, w: c.update(n_head="4"), ["n_head is '4'"]),
+        (lambda c, w: c.update(d_model=True), ["d_model is True"]),
+        (lambda c, w: c.update(cutoffs=[5, 5]), ["cutoffs is [5, 5]"]),
+        (lambda c, w: c.update(cutoffs=[5, 600], tie_projs=[True] * 3), ["cutoffs are [5, 600]"]),
+        (lambda c, w: c.update(tie_projs=[True]), ["tie_projs is [True]", "4 clusters"]),
+        (lambda c, w: c.update(tie_weight=False), ["lacks the tensor crit.out_layers_weights.0"]),
+        (lambda c, w: c.update(attn_type=1), ["attn_type is 1; of this project only 0"]),
+        (lambda c, w: c.update(dropout=float("nan")), ["dropout is nan"]),
+        (lambda c, w: c.update(div_val=1 << 24), ["div_val 16777216 leaves the last cluster no width"]),
     ],
-)  # fmt: skip
+)
 def test_a_checkpoint_that_is_not_what_it_says_is_refused_by_name(
-    made: Callable[[], tuple[dict[str, Any], Path]], words: list[str], tmp_path: Path
+    change: Callable[[dict[str, Any], dict[str, Any]], Any], words: list[str], tmp_path: Path
 ) -> None:
-    content, vocab = made()
-    torch.save(content, tmp_path / "checkpoint.pt")
-    if "vocab" not in content:
-        shutil.copy(vocab, tmp_path)
-    refused(xl("import", tmp_path / "checkpoint.pt", "--out", tmp_path / "run"), *words)
-    assert not (tmp_path / "run").exists()
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    refuse(*nvidia(change), tmp_path, words)
+
+
+@pytest.mark.parametrize(
+    ("replaced", "words"),
+    [
+        ({"model_config": 3}, ["model_config is a int"]),
+        ({"model_state": []}, ["model_state is a list"]),
+        ({"vocab": {"idx2sym": ["a"]}}, ["has 1 symbols and the model 500"]),
+    ],
+)
+def test_a_checkpoint_of_other_parts_is_refused(replaced: dict[str, Any], words: list[str], tmp_path: Path) -> None:
+    content, vocab = nvidia(lambda c, w: None)
+    refuse(content | replaced, vocab, tmp_path, words)
+
+
+MASK = "module.layers.0.attn.attn.adaptive_span._mask."
+SECOND = "module.layers.1.attn.attn.persistent_memory.adaptive_span._mask."
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda w: w.pop("module.out_emb.bias"), ["lacks the tensor module.out_emb.bias"]),
+        (lambda w: w.pop("module.layers.3.norm1.bias"), ["lacks the tensor module.layers.3.norm1.bias"]),
+        (lambda w: w.update({"module.layers.0.norm2.bias": torch.zeros(40)}), ["unexpected tensor module.layers.0.norm2.bias"]),
+        (lambda w: w.update({"module.key_pe": torch.zeros(1, 7, 128)}), ["key_pe is [1, 7, 128]"]),
+        (lambda w: w.update({"module.key_pe": torch.zeros(128)}), ["module.key_pe is [128], expected 3 dimensions"]),
+        (lambda w: w[f"{MASK}current_val"].fill_(1.5), ["spans outside 0 to 1"]),
+        (lambda w: w[f"{MASK}mask_template"].fill_(1.0), ["mask_template is not -127"]),
+        (lambda w: w.update({f"{SECOND}current_val": torch.zeros(4, 1, 1)}), ["second name of the layer's spans"]),
+        (lambda w: nan(w, "module.in_emb.weight"), ["module.in_emb.weight holds NaN"]),
+    ],
+)
+def test_spans_that_are_not_what_they_say_are_refused_by_name(
+    change: Callable[[dict[str, Any]], Any], words: list[str], tmp_path: Path
+) -> None:
+    weights = read_pickle(SPAN)["model"]
+    change(weights)
+    refuse({"model": weights}, SPAN.parent / "corpus.pt", tmp_path, words)
 
 
 def test_weights_that_are_not_finite_are_taken_when_that_is_asked_for(tmp_path: Path) -> None:
-    content, vocab = nvidia(lambda c: nan(c["model_state"], "r_r_bias"))
+    content, vocab = nvidia(lambda c, w: nan(w, "r_r_bias"))
     torch.save(content, tmp_path / "checkpoint.pt")
     result = xl("import", tmp_path / "checkpoint.pt", "--out", tmp_path / "run", "--vocab", vocab, "--allow-nonfinite")
     assert result.exit_code == 0, result.output
@@ -251,7 +284,7 @@ def test_weights_that_are_not_finite_are_taken_when_that_is_asked_for(tmp_path: 
 
 
 def test_half_precision_becomes_float32_and_that_is_said(tmp_path: Path) -> None:
-    content, vocab = nvidia(lambda c: c.update(model_state={name: x.half() for name, x in c["model_state"].items()}))
+    content, vocab = nvidia(lambda c, w: w.update({name: x.half() for name, x in w.items()}))
     torch.save(content, tmp_path / "checkpoint.pt")
     result = xl("import", tmp_path / "checkpoint.pt", "--out", tmp_path / "run", "--vocab", vocab)
     assert "weights were float16 and are float32 now" in result.output

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from runtimes.errors import ArtefactError
 from runtimes.vocab import ByteVocab, CharVocab, Vocab, WordVocab, decode
@@ -83,7 +84,9 @@ def test_a_list_of_words_is_read_as_these_projects_read_it(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({}, "is not a vocabulary"), ([1], "is not a vocabulary"), (["a", ""], "is not a vocabulary"), ("ab", "is not a vocabulary"),
+        ({}, "is not a vocabulary"), ([1], "is not a vocabulary"), (["a", ""], "is not a vocabulary"),
+        ("ab", "is not a vocabulary"), (None, "is not a vocabulary"), ([], "is not a vocabulary"),
+        ({"vocab": torch.zeros(3)}, "is not a vocabulary"), ({"idx2sym": torch.zeros(3)}, "is not a vocabulary"),
         ({"idx2sym": {"a": 0}}, "is not a vocabulary"), ({"vocab": 3}, "is not a vocabulary"),
         (["a", "a"], "its symbols repeat"), (["a", "b", "c"], "has 3 symbols and the model 2"),
     ],
