@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 
 from torch import Tensor
 
-from xl_export.importers.names import called, named, shown
+from xl_export.importers.names import called, named
 from xl_export.importers.opcodes import Machine
 from xl_export.importers.tensors import Storages, fill
-from xl_export.importers.values import Named, PickleError
+from xl_export.importers.values import Named, PickleError, described, shown
 
 ZIP_MAGIC = b"PK\x03\x04"
 ZIP_ERRORS = (zipfile.BadZipFile, struct.error, EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError)
@@ -65,13 +65,13 @@ def read_stream(stream: BinaryIO, size: int) -> Any:
     storages = Storages(size)
     machine = _machine(stream, size, storages)
     content = machine.run()
-    if content != LEGACY_MAGIC:
+    if type(content) is not int or content != LEGACY_MAGIC:
         if storages.flat:
             raise ContainerError("is a bare pickle that mentions tensors' storages and holds none")
         return content
     protocol, system = machine.run(), machine.run()
-    if protocol != LEGACY_PROTOCOL:
-        raise ContainerError(f"is a PyTorch file of protocol {shown(repr(protocol))}; expected {LEGACY_PROTOCOL}")
+    if type(protocol) is not int or protocol != LEGACY_PROTOCOL:
+        raise ContainerError(f"is a PyTorch file of protocol {described(protocol)}; expected {LEGACY_PROTOCOL}")
     if type(system) is not dict or system.get("little_endian") is not True:
         raise ContainerError("does not say that its numbers are little-endian")
     content, keys = machine.run(), machine.run()

@@ -21,7 +21,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from xl_export.importers.values import Foreign, Named, PickleError, check_shape, checked_key, described
+from xl_export.importers.values import CONTAINERS, Foreign, Named, PickleError, check_shape, checked_key, described
 
 MAX_STEPS = 16_000_000  # the vocabulary of the One Billion Word corpus, 800,000 words with counts, takes six million
 MAX_CONTAINERS = 1_000_000
@@ -144,9 +144,10 @@ class Machine:
     def call(self, target: Any, args: Any, keywords: Any = None) -> None:
         if not isinstance(target, Named):
             raise PickleError(f"calls a {described(target)} as if it were a function")
-        if type(args) is not tuple or keywords:
+        if type(args) is not tuple or (keywords is not None and (type(keywords) is not dict or keywords)):
             raise PickleError(f"calls {target.name} with arguments that are not a plain tuple")
-        self.spend(len(args))
+        for argument in args:  # which the call may copy
+            self.spend(1 + _length(argument))
         self.push_container(self.called(target, args))
 
     def append(self, values: list[Any]) -> None:
@@ -186,6 +187,13 @@ class Machine:
                 target.state.update(part or {})
         else:
             target.state = state
+
+
+def _length(value: Any) -> int:
+    """What it costs to copy a value, where an element of a container costs 1."""
+    if type(value) in (str, bytes):
+        return len(value) // 8
+    return len(value) if type(value) in CONTAINERS and not isinstance(value, Foreign) else 0
 
 
 def _unknown(code: bytes) -> str:
