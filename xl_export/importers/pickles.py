@@ -1,6 +1,6 @@
 """Checkpoints and vocabularies of other projects as plain data: `read_pickle(path)`. Nothing that is in them is run.
 
-Which opcodes are followed is said in `opcodes.py`, which names in `names.py`, which containers in `containers.py`.
+How opcodes are followed is said in `machine.py`, which names in `names.py`, which containers in `containers.py`.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def run(scratch: Path, rng: np.random.Generator) -> None:
     for kind, what, data in (*other_mutants(rng), ("", "", zip_container(b"N."))):  # what is loaded when first used
         path = written(scratch, kind if kind != "whole" else what, data)
         outcome(path)
-    b"".decode("raw-unicode-escape")
+    b"a".decode("raw-unicode-escape")
 
     def hook(event: str, arguments: tuple) -> None:
         writes = event == "open" and isinstance(arguments[1], str) and not set(arguments[1]).isdisjoint("wax+")

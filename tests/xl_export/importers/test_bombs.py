@@ -11,7 +11,7 @@ import pytest
 
 from tests.xl_export.importers.forge import call, in_every_container, name, number, program, text
 from tests.xl_export.importers.test_refusals import refused
-from xl_export.importers import opcodes
+from xl_export.importers import machine
 from xl_export.importers.pickles import read_pickle
 
 DOUBLED = b")q\x00" + b"0h\x00h\x00\x86q\x00" * 60  # a tuple of 2^60 nodes in 300 bytes
@@ -73,7 +73,7 @@ def test_lengths_take_no_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("copied", ["collections.OrderedDict", "builtins.set", "builtins.list", "attributes", "latin1"])
 def test_copies_by_a_few_opcodes_are_counted(copied: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opcodes, "MAX_STEPS", 100_000)
+    monkeypatch.setattr(machine, "MAX_STEPS", 100_000)
     source = b"}(" + b"".join(number(value) + b"N" for value in range(1000)) + b"u"
     once = call("collections.OrderedDict", b"h\x00") + b"0"
     if copied in ("builtins.set", "builtins.list"):
@@ -88,7 +88,7 @@ def test_copies_by_a_few_opcodes_are_counted(copied: str, tmp_path: Path, monkey
 
 
 def test_what_is_remembered_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opcodes, "MAX_MEMO", 1000)
+    monkeypatch.setattr(machine, "MAX_MEMO", 1000)
     refused(tmp_path / "file", program(b"N" + b"\x94" * 1001), "remembers more than 1000")
 
 
@@ -98,9 +98,9 @@ def test_a_large_vocabulary_is_within_the_bounds(tmp_path: Path) -> None:
     for protocol in (2, 4):
         (tmp_path / "file").write_bytes(pickle.dumps(content, protocol))
         assert read_pickle(tmp_path / "file") == content
-    assert len(words) * 8 * 16 < opcodes.MAX_STEPS  # 16 times as many words, with their counts
+    assert len(words) * 8 * 16 < machine.MAX_STEPS  # 16 times as many words, with their counts
 
 
 def test_names_may_not_be_repeated_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opcodes, "MAX_STEPS", 1000)
+    monkeypatch.setattr(machine, "MAX_STEPS", 1000)
     refused(tmp_path / "file", program(b"(" + name("data.Corpus") * 1001 + b"t"), "1000 steps")
