@@ -18,10 +18,11 @@ from typing import Any, BinaryIO
 
 from torch import Tensor
 
-from xl_export.importers.names import called, named, shown
-from xl_export.importers.opcodes import Machine
+from xl_export.importers.machine import Machine
+from xl_export.importers.names import called, named
+from xl_export.importers.opcodes import run
 from xl_export.importers.tensors import Storages, fill
-from xl_export.importers.values import Named, PickleError
+from xl_export.importers.values import Named, PickleError, described, shown
 
 ZIP_MAGIC = b"PK\x03\x04"
 ZIP_ERRORS = (zipfile.BadZipFile, struct.error, EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError)
@@ -45,7 +46,7 @@ def read_zip(stream: BinaryIO, size: int) -> Any:
     with _damage(f"its {prefix}data.pkl"):
         pickle = archive.read(f"{prefix}data.pkl")
     storages = Storages(size)
-    content = _machine(io.BytesIO(pickle), len(pickle), storages).run()
+    content = run(_machine(io.BytesIO(pickle), len(pickle), storages))
     for key, flat in storages.flat.items():
         name = f"{prefix}data/{key}"
         if name not in members:
@@ -64,17 +65,17 @@ def read_stream(stream: BinaryIO, size: int) -> Any:
     """The content of PyTorch's legacy container or of a bare pickle, told apart by what the first pickle holds."""
     storages = Storages(size)
     machine = _machine(stream, size, storages)
-    content = machine.run()
-    if content != LEGACY_MAGIC:
+    content = run(machine)
+    if type(content) is not int or content != LEGACY_MAGIC:
         if storages.flat:
             raise ContainerError("is a bare pickle that mentions tensors' storages and holds none")
         return content
-    protocol, system = machine.run(), machine.run()
-    if protocol != LEGACY_PROTOCOL:
-        raise ContainerError(f"is a PyTorch file of protocol {shown(repr(protocol))}; expected {LEGACY_PROTOCOL}")
+    protocol, system = run(machine), run(machine)
+    if type(protocol) is not int or protocol != LEGACY_PROTOCOL:
+        raise ContainerError(f"is a PyTorch file of protocol {described(protocol)}; expected {LEGACY_PROTOCOL}")
     if type(system) is not dict or system.get("little_endian") is not True:
         raise ContainerError("does not say that its numbers are little-endian")
-    content, keys = machine.run(), machine.run()
+    content, keys = run(machine), run(machine)
     if type(keys) is not list or not all(type(key) is str for key in keys) or sorted(keys) != sorted(storages.flat):
         raise ContainerError("lists other storages than its pickle mentions")
     for key in keys:

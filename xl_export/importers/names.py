@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from xl_export.importers.tensors import DTYPES, Storages
-from xl_export.importers.values import Foreign, Named, PickleError, checked_key, described
+from xl_export.importers.values import Foreign, Named, PickleError, checked_key, shown
 
 # Packages whose classes occur in published checkpoints and vocabularies: an instance of one becomes a Foreign.
 FOREIGN_MODULES = re.compile(
@@ -35,6 +35,7 @@ FOREIGN_NAMES = {
     "numpy.core.multiarray._reconstruct": "numpy.ndarray",
     "numpy._core.multiarray._reconstruct": "numpy.ndarray",
 }
+MAX_NAME = 200
 NUMPY_SCALARS = frozenset({"f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "b1"})
 Call = Callable[[Storages, tuple[Any, ...]], Any]
 
@@ -42,7 +43,7 @@ Call = Callable[[Storages, tuple[Any, ...]], Any]
 def named(module: str, name: str) -> Named:
     """The global of that name; raises PickleError for all that is not in the tables."""
     full = f"{module}.{name}"
-    if full in CALLS or full in MENTIONED or full in FOREIGN_NAMES or is_foreign_class(module, name):
+    if full in CALLS or full in MENTIONED or full in FOREIGN_NAMES or (len(full) < MAX_NAME and is_foreign_class(module, name)):
         return Named(full)
     raise PickleError(f"calls {shown(full)}, which is neither plain data nor a class of a model that is known here")
 
@@ -62,11 +63,6 @@ def called(storages: Storages, target: Named, args: tuple[Any, ...]) -> Any:
     if target.name in MENTIONED:
         raise PickleError(f"calls {target.name}, which a checkpoint only mentions")
     return Foreign(FOREIGN_NAMES.get(target.name, target.name), args)
-
-
-def shown(name: str) -> str:
-    """A stranger's text, fit for a message: short, printable, one line."""
-    return "".join(letter if letter.isprintable() else "?" for letter in name[:100])
 
 
 def _tensor(storages: Storages, args: tuple[Any, ...]) -> Tensor:
@@ -121,9 +117,17 @@ def _device(_: Storages, args: tuple[Any, ...]) -> str:
 def _latin1(_: Storages, args: tuple[Any, ...]) -> bytes:
     """_codecs.encode(text, "latin1"): how protocol 2 writes bytes. No other codec is run."""
     text, codec = args
-    if type(text) is not str or codec not in ("latin1", "latin-1"):
-        raise PickleError(f"calls _codecs.encode for the codec {shown(str(codec))}, which is not read here")
+    if type(text) is not str or type(codec) is not str:
+        raise ValueError
+    if codec not in ("latin1", "latin-1"):
+        raise PickleError(f"calls _codecs.encode for the codec {shown(codec)}, which is not read here")
     return text.encode("latin-1")
+
+
+def _no_bytes(_: Storages, args: tuple[Any, ...]) -> bytes:
+    """bytes(): how protocol 2 writes those of length 0."""
+    () = args
+    return b""
 
 
 def _scalar(_: Storages, args: tuple[Any, ...]) -> Any:
@@ -131,10 +135,10 @@ def _scalar(_: Storages, args: tuple[Any, ...]) -> Any:
     dtype, data = args
     if not isinstance(dtype, Foreign) or dtype.name != "numpy.dtype" or type(data) is not bytes:
         raise ValueError
-    order = dtype.state[1] if type(dtype.state) is tuple and len(dtype.state) > 1 else "|"
-    if not dtype.args or dtype.args[0] not in NUMPY_SCALARS or order not in ("<", "|", "="):
-        raise PickleError(f"has a NumPy number of a type ({described(dtype.args[0]) if dtype.args else 'none'}) not read here")
-    (value,) = np.frombuffer(data, np.dtype("<" + dtype.args[0])).tolist()
+    kind, order = dtype.args[0] if dtype.args else None, dtype.state[1] if type(dtype.state) is tuple else None
+    if type(kind) is not str or type(order) is not str or kind not in NUMPY_SCALARS or order not in ("<", "|"):
+        raise PickleError("has a NumPy number of a type that is not read here")
+    (value,) = np.frombuffer(data, np.dtype("<" + kind)).tolist()
     return value
 
 
@@ -159,9 +163,8 @@ for _module in ("builtins", "__builtin__"):
         f"{_module}.list": lambda _, args: _sequence(args),
         f"{_module}.tuple": lambda _, args: tuple(_sequence(args)),
         f"{_module}.dict": _dict,
+        f"{_module}.bytes": _no_bytes,
     }
 # Types: of storages and tensors, and the factories of a defaultdict.
 MENTIONED = frozenset(DTYPES) | {str(dtype) for dtype in DTYPES.values()}
-MENTIONED |= {
-    f"{module}.{name}" for module in ("builtins", "__builtin__") for name in ("int", "float", "bool", "str", "bytes", "object")
-}
+MENTIONED |= {f"{module}.{name}" for module in ("builtins", "__builtin__") for name in ("int", "float", "bool", "str", "object")}

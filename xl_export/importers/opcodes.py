@@ -1,17 +1,6 @@
-"""The machine that pickles are written for, with nothing in it that could import or call.
+"""The opcodes of pickles, each as what it does to the machine: protocols 0 to 5, plain data only.
 
-A pickle is a program for a stack machine. `pickle.Unpickler` runs it with real classes: what keeps it safe is one
-overridden method, and still a short file can make it take gigabytes (a memo index, a length) or run for hours (a set of
-nested tuples, which hash in 2^n steps). This machine knows only data. A global becomes a `Named`, and where a pickle
-would call something, a function that the caller gives decides. Everything that it holds is bounded:
-
-- lengths are compared with what is left of the file before anything is read; whole numbers have at most 1 KiB;
-- every opcode, and every element that is copied, costs one of `MAX_STEPS`; every container one of `MAX_CONTAINERS`;
-- so a pickle takes at most some hundred bytes of memory for each of its own, and 1.5 GB in all;
-- keys and members of sets are short scalars;
-- nothing recurses, and what comes out holds no cycles and is not deep (`check_shape`).
-
-The opcodes are those of protocols 0 to 5 without the extension registry and the out-of-band buffers. Source: CPython's
+Not among them are the extension registry, out-of-band buffers and persistent ids as text. Source: CPython's
 `Lib/pickletools.py`.
 """
 
@@ -19,173 +8,27 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any
 
-from xl_export.importers.values import Foreign, Named, PickleError, check_shape, checked_key, described
+from xl_export.importers.machine import Machine
+from xl_export.importers.values import PickleError, check_shape, checked_key
 
-MAX_STEPS = 16_000_000  # the vocabulary of the One Billion Word corpus, 800,000 words with counts, takes six million
-MAX_CONTAINERS = 1_000_000
-MAX_MEMO = 4_000_000
-MAX_LINE = 1 << 16
 MAX_INT_BYTES = 1 << 10
 REFUSED = {b"P": "PERSID", b"\x82": "EXT1", b"\x83": "EXT2", b"\x84": "EXT4", b"\x97": "NEXT_BUFFER", b"\x98": "READONLY_BUFFER"}
 
 
-class Machine:
-    """Runs pickles, one after another, from `stream`, which has `size` bytes in all.
-
-    named(module, name): the global, or PickleError where it may not occur. called(target, args): what a call gives.
-    persistent(id): what a persistent id stands for.
-    """
-
-    def __init__(
-        self,
-        stream: BinaryIO,
-        size: int,
-        *,
-        named: Callable[[str, str], Named],
-        called: Callable[[Named, tuple[Any, ...]], Any],
-        persistent: Callable[[Any], Any],
-    ) -> None:
-        self.stream, self.size = stream, size
-        self.named, self.called, self.persistent = named, called, persistent
-        self.steps = self.containers = 0
-        self.stack: list[Any] = []
-        self.marks: list[list[Any]] = []
-        self.memo: dict[int, Any] = {}
-
-    def run(self) -> Any:
-        """The object that the next pickle makes; raises PickleError for anything that is not data."""
-        self.stack, self.marks, self.memo = [], [], {}
-        while (code := self.stream.read(1)) != b".":
-            operation = OPERATIONS.get(code)
-            if operation is None:
-                raise PickleError(_unknown(code))
-            self.spend(1)
-            operation(self)
-        result = self.pop()
-        check_shape(result)
-        return result
-
-    def spend(self, steps: int) -> None:
-        self.steps += steps
-        if self.steps > MAX_STEPS:
-            raise PickleError(f"takes more than {MAX_STEPS} steps")
-
-    def contain(self) -> None:
-        """Counts a container that is about to be made."""
-        self.containers += 1
-        if self.containers > MAX_CONTAINERS:
-            raise PickleError(f"makes more than {MAX_CONTAINERS} lists, tuples, dictionaries and objects")
-
-    def exact(self, count: int) -> bytes:
-        """The next `count` bytes, which are known to be there before memory is taken for them."""
-        if count > 256 and count > self.size - self.stream.tell():
-            raise PickleError(f"claims {count} bytes where its file has fewer")
-        data = self.stream.read(count)
-        if len(data) != count:
-            raise PickleError("ends in the middle")
-        return data
-
-    def number(self, layout: struct.Struct) -> Any:
-        return layout.unpack(self.exact(layout.size))[0]
-
-    def line(self) -> bytes:
-        """The bytes before the next line feed, in which protocol 0 writes."""
-        data = self.stream.readline(MAX_LINE)
-        if not data.endswith(b"\n"):
-            raise PickleError("ends in the middle of a line, or has one that is too long")
-        return data[:-1]
-
-    def push(self, value: Any) -> None:
-        self.stack.append(value)
-
-    def push_container(self, value: Any) -> None:
-        self.contain()
-        self.stack.append(value)
-
-    def pop(self) -> Any:
-        if not self.stack:
-            raise PickleError("takes more from its stack than is on it")
-        return self.stack.pop()
-
-    def top(self) -> Any:
-        if not self.stack:
-            raise PickleError("takes more from its stack than is on it")
-        return self.stack[-1]
-
-    def mark(self) -> None:
-        self.contain()
-        self.marks.append(self.stack)
-        self.stack = []
-
-    def group(self) -> list[Any]:
-        """What was pushed since the last mark, taken off the stack."""
-        if not self.marks:
-            raise PickleError("ends a group that it did not begin")
-        items, self.stack = self.stack, self.marks.pop()
-        return items
-
-    def remember(self, index: int) -> None:
-        if len(self.memo) >= MAX_MEMO:
-            raise PickleError(f"remembers more than {MAX_MEMO} objects")
-        self.memo[index] = self.top()
-
-    def recall(self, index: int) -> None:
-        if index not in self.memo:
-            raise PickleError(f"recalls object {index}, which it did not remember")
-        self.push(self.memo[index])
-
-    def global_(self, module: Any, name: Any) -> None:
-        if type(module) is not str or type(name) is not str:
-            raise PickleError("names a global by something that is not text")
-        self.push(self.named(module, name))
-
-    def call(self, target: Any, args: Any, keywords: Any = None) -> None:
-        if not isinstance(target, Named):
-            raise PickleError(f"calls a {described(target)} as if it were a function")
-        if type(args) is not tuple or keywords:
-            raise PickleError(f"calls {target.name} with arguments that are not a plain tuple")
-        self.spend(len(args))
-        self.push_container(self.called(target, args))
-
-    def append(self, values: list[Any]) -> None:
-        target = self.top()
-        target = target.items if isinstance(target, Foreign) else target
-        if type(target) is not list:
-            raise PickleError(f"appends to a {described(target)}")
-        target.extend(values)
-
-    def set_items(self, values: list[Any]) -> None:
-        target = self.top()
-        target = target.entries if isinstance(target, Foreign) else target
-        if type(target) is not dict:
-            raise PickleError(f"sets items of a {described(target)}")
-        if len(values) % 2:
-            raise PickleError("gives a key without a value")
-        for key, value in zip(values[::2], values[1::2], strict=True):
-            target[checked_key(key)] = value
-
-    def add(self, values: list[Any]) -> None:
-        target = self.top()
-        if type(target) is not set:
-            raise PickleError(f"adds members to a {described(target)}")
-        target.update([checked_key(value) for value in values])
-
-    def build(self, state: Any) -> None:
-        """Gives attributes to the object on top; those of a dictionary (`_metadata` of a state dict) are dropped."""
-        target = self.top()
-        if type(target) is dict:
-            return
-        if not isinstance(target, Foreign):
-            raise PickleError(f"gives attributes to a {described(target)}")
-        parts = state if type(state) is tuple and len(state) == 2 else (state,)  # (attributes, slots) or attributes
-        if type(target.state) is dict and all(part is None or type(part) is dict for part in parts):
-            for part in parts:
-                self.spend(len(part or ()))
-                target.state.update(part or {})
-        else:
-            target.state = state
+def run(machine: Machine) -> Any:
+    """The object that the machine's next pickle makes; raises PickleError for anything that is not data."""
+    machine.begin()
+    while (code := machine.stream.read(1)) != b".":
+        operation = OPERATIONS.get(code)
+        if operation is None:
+            raise PickleError(_unknown(code))
+        machine.spend(1)
+        operation(machine)
+    result = machine.pop()
+    check_shape(result)
+    return result
 
 
 def _unknown(code: bytes) -> str:
@@ -295,6 +138,12 @@ def _pop(machine: Machine) -> None:
         machine.group()
 
 
+def _dict(machine: Machine) -> None:
+    items = machine.group()
+    machine.push_container({})
+    machine.set_items(items)
+
+
 OPERATIONS: dict[bytes, Callable[[Machine], Any]] = {
     b"\x80": _protocol,
     b"\x95": lambda m: m.exact(8),  # FRAME: a hint for buffering
@@ -338,7 +187,7 @@ OPERATIONS: dict[bytes, Callable[[Machine], Any]] = {
     b"a": lambda m: m.append([m.pop()]),
     b"e": lambda m: m.append(m.group()),
     b"}": lambda m: m.push_container({}),
-    b"d": lambda m: _dict(m),
+    b"d": _dict,
     b"s": lambda m: m.set_items(_pair(m)),
     b"u": lambda m: m.set_items(m.group()),
     b"\x8f": lambda m: m.push_container(set()),
@@ -363,9 +212,3 @@ OPERATIONS: dict[bytes, Callable[[Machine], Any]] = {
     b"b": lambda m: m.build(m.pop()),
     b"Q": lambda m: m.push(m.persistent(m.pop())),
 }
-
-
-def _dict(machine: Machine) -> None:
-    items = machine.group()
-    machine.push_container({})
-    machine.set_items(items)

@@ -1,6 +1,6 @@
 """Checkpoints and vocabularies of other projects as plain data: `read_pickle(path)`. Nothing that is in them is run.
 
-Which opcodes are followed is said in `opcodes.py`, which names in `names.py`, which containers in `containers.py`.
+How opcodes are followed is said in `machine.py`, which names in `names.py`, which containers in `containers.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from xl_export.importers.containers import ZIP_MAGIC, ContainerError, read_strea
 from xl_export.importers.values import Foreign, Named, PickleError
 
 __all__ = ["CheckpointError", "Foreign", "Named", "read_pickle"]
-HINT = "in a place where it is trusted, save torch.load(...).state_dict() with torch.save, or copy it again"
+HINT = "copy it again, or save only the weights, torch.save(model.state_dict(), path), where it was made"
 
 
 class CheckpointError(UserError):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from runtimes.errors import ArtefactError, first_line
 from runtimes.files import read_npz
-from xl_export.importers.values import PickleError
+from xl_export.importers.values import PickleError, described, shown
 
 DTYPES = {
     "torch.DoubleStorage": torch.float64,
@@ -40,8 +40,9 @@ class Storages:
     """
 
     def __init__(self, budget: int) -> None:
-        self.budget, self.left, self.left_of_views = budget, budget, VIEWS * budget
+        self.left, self.left_of_views = budget, VIEWS * budget
         self.flat: dict[str, Tensor] = {}
+        self.tensors = 0
 
     def storage(self, key: Any, kind: str, count: Any) -> Tensor:
         """The storage `key`, [count] of the type that its class `torch.FloatStorage` tells; zeros until it is filled."""
@@ -49,20 +50,20 @@ class Storages:
         if dtype is None:
             raise PickleError(f"has a storage of the type {kind}, which is not read here")
         if type(key) is not str or type(count) is not int or count < 0:
-            raise PickleError(f"has a storage {str(key)[:40]!r} of {str(count)[:40]} elements")
+            raise PickleError(f"has a storage whose key is {described(key)} and whose number of elements is {described(count)}")
         if key not in self.flat:
             self.left -= count * dtype.itemsize
-            if self.left < 0:
-                raise PickleError(f"has a storage {key[:40]!r} of {count} elements, more than its file can hold")
+            if self.left < 0 or len(self.flat) >= MAX_TENSORS:
+                raise PickleError(f"has a storage {shown(key)} of {described(count)} elements, too many for its file")
             self.flat[key] = torch.zeros(count, dtype=dtype)
         flat = self.flat[key]
         if flat.dtype != dtype or len(flat) != count:
-            raise PickleError(f"describes its storage {key[:40]!r} in two ways")
+            raise PickleError(f"describes its storage {shown(key)} in two ways")
         return flat
 
     def view(self, flat: Any, offset: Any, shape: Any, strides: Any) -> Tensor:
         """A tensor over a storage. It never has more elements than the storage, and none outside of it."""
-        if not isinstance(flat, Tensor) or type(shape) is not tuple or type(strides) is not tuple:
+        if not isinstance(flat, Tensor) or flat.dim() != 1 or type(shape) is not tuple or type(strides) is not tuple:
             raise PickleError("makes a tensor of something else than a storage, a shape and strides")
         numbers = (offset, *shape, *strides)
         if any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers):
@@ -76,8 +77,9 @@ class Storages:
         if count > len(flat) or (count and last >= len(flat)) or offset > len(flat):
             raise PickleError(f"makes a tensor {list(shape)} of a storage of {len(flat)} elements")
         self.left_of_views -= count * flat.element_size()
-        if self.left_of_views < 0:
-            raise PickleError(f"makes tensors of more than {VIEWS} times the bytes of its file")
+        self.tensors += 1
+        if self.left_of_views < 0 or self.tensors > MAX_TENSORS:
+            raise PickleError(f"makes tensors of more than {VIEWS} times the bytes of its file, or more than {MAX_TENSORS}")
         return flat.as_strided(shape, strides, offset)
 
 
@@ -88,10 +90,10 @@ def fill(flat: Tensor, stream: Any, key: str) -> None:
     while done < len(target):
         count = stream.readinto(target[done : done + BLOCK])
         if not count:
-            raise PickleError(f"describes {flat.numel()} elements in storage {key[:40]!r}, and the file ends before them")
+            raise PickleError(f"describes {flat.numel()} elements in storage {shown(key)}, and the file ends before them")
         done += count
     if flat.dtype == torch.bool and done and target.max() > 1:
-        raise PickleError(f"has a storage {key[:40]!r} of booleans with other values than 0 and 1")
+        raise PickleError(f"has a storage {shown(key)} of booleans with other values than 0 and 1")
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -54,8 +54,15 @@ def checked_key(key: Any) -> Any:
     return key
 
 
+def shown(name: str) -> str:
+    """A stranger's text, fit for a message: short, printable, one line."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name[:100])
+
+
 def described(value: Any) -> str:
-    """The type of a value, for a message."""
+    """A whole number, the name of a class, or the type of any other value, which may be large: for a message."""
+    if type(value) is int and abs(value) < MAX_INT_KEY:
+        return str(value)
     return value.name if isinstance(value, (Foreign, Named)) else type(value).__name__
 
 
