@@ -131,6 +131,9 @@ def ascending(facts: Mapping[Any, Any], name: str, *, where: str) -> tuple[int, 
 
 
 def shown(value: Any) -> str:
-    """A value of a stranger's file in a message, not too long."""
-    text = repr(value) if isinstance(value, bool | int | float | str | list | tuple | type(None)) else type(value).__name__
+    """A value of a stranger's file in a message: on one line, not too long."""
+    if isinstance(value, list | tuple):
+        items = [repr(x)[:20] if isinstance(x, bool | int | float | str | type(None)) else type(x).__name__ for x in value[:6]]
+        return f"[{', '.join(items)}{', …' if len(value) > 6 else ''}]"
+    text = repr(value) if isinstance(value, bool | int | float | str | type(None)) else f"of the type {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "…"

@@ -70,8 +70,8 @@ def config_facts(config: dict[str, Any], path: Path) -> Facts:
     at = str(path)
     names = ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_embed", "div_val")
     n = {name: whole(config, name, where=at, least=1) for name in names}
-    if config["attn_type"] != 0:
-        raise ArtefactError(f"{at}: attn_type is {config['attn_type']!r:.40}; that library runs 0 alone.")
+    if kind := whole(config, "attn_type", where=at):
+        raise ArtefactError(f"{at}: attn_type is {kind}; that library runs 0 alone.")
     cutoffs = ascending(config, "cutoffs", where=at)
     share = truth(config, "proj_share_all_but_first", where=at)
     ties = config if "tie_projs" in config else {"tie_projs": [False] + [share] * len(cutoffs)}
