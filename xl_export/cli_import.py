@@ -68,7 +68,7 @@ def import_command(
     model = checkpoint.config
     click.echo(f"format      {name}: {record['project']}")
     for role, facts in record["files"].items():
-        click.echo(f"{role[:11]:<12}{facts['name']}, {facts['num_bytes']:,} bytes, SHA-256 {facts['sha256'][:16]}…")
+        click.echo(f"{role:<12}{facts['name']}, {facts['num_bytes']:,} bytes, SHA-256 {facts['sha256'][:16]}…")
     click.echo(
         f"sizes       {model.layers} layers, D {model.d_model}, H {model.heads}, K {model.head_dim}, "
         + (f"N {model.persistent}" if model.persistent else f"FF {model.d_ff}")

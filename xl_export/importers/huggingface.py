@@ -55,7 +55,7 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     config, ours = convert(tensors, facts)
     return Checkpoint(
         config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings,
-        files={"configuration": config_file, "model": weights, "vocabulary": vocab_path},
+        files={"config": config_file, "model": weights, "vocabulary": vocab_path},
         notes=(*found.notes, *notes_on(tensors)),
     )  # fmt: skip
 

@@ -35,5 +35,5 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     return Checkpoint(
         config=run.config.model, tensors={name: tensors.take(name, *tensor.shape) for name, tensor in state.items()},
         rule=rule, vocab=run.vocab, settings=settings, run=dataclasses.replace(run.config, evaluation=rule),
-        files={"configuration": opened.path / CONFIG, "model": opened.path / MODEL, "vocabulary": opened.path / VOCAB},
+        files={"config": opened.path / CONFIG, "model": opened.path / MODEL, "vocabulary": opened.path / VOCAB},
     )  # fmt: skip
