@@ -56,8 +56,7 @@ def read_zip(stream: BinaryIO, size: int) -> Any:
                 f"has {members[name].file_size} bytes in {shown(name)}; its pickle says {len(flat)} {flat.dtype}"
             )
         with _damage(f"its {shown(name)}"), archive.open(name) as data:
-            fill(flat, data, key)
-            data.read(1)  # there the CRC is checked
+            fill(flat, data, key)  # with its last byte the CRC is checked
     return content
 
 

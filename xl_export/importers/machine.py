@@ -7,7 +7,7 @@ would call something, a function that the caller gives decides. Everything that 
 
 - lengths are compared with what is left of the file before anything is read; whole numbers have at most 1 KiB;
 - every opcode, and every element that is copied, costs one of `MAX_STEPS`; every container one of `MAX_CONTAINERS`;
-- so a pickle takes at most some hundred bytes of memory for each of its own, and 1.5 GB in all;
+- so a pickle takes at most some hundred bytes of memory for each of its own, and 1.5 GB in all, beside the text in it;
 - keys and members of sets are short scalars;
 - nothing recurses, and what comes out holds no cycles and is not deep (`check_shape`).
 
@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from xl_export.importers.values import CONTAINERS, Foreign, Named, PickleError, checked_key, described
 
-MAX_STEPS = 16_000_000  # the vocabulary of the One Billion Word corpus, 800,000 words with counts, takes six million
+MAX_STEPS = 10_000_000  # the vocabulary of the One Billion Word corpus, 800,000 words with counts, takes six million
 MAX_CONTAINERS = 1_000_000
 MAX_MEMO = 4_000_000
 MAX_LINE = 1 << 16

@@ -106,7 +106,14 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_npz_tensors(path: Path) -> dict[str, Tensor]:
-    """Every array of an `.npz` file as a tensor; raises ArtefactError as `read_npz` does, and for types that are no numbers."""
+    """Every array of an `.npz` file as a tensor; raises ArtefactError as `read_npz` does, and for types that are no numbers.
+
+    A checkpoint of TensorFlow becomes such a file where TensorFlow is, by
+
+        reader = tf.train.load_checkpoint("model.ckpt")
+        names = reader.get_variable_to_shape_map()
+        np.savez("model.npz", **{name: reader.get_tensor(name) for name in names})
+    """
     tensors = {}
     for name, array in read_npz(path).items():
         try:

@@ -119,9 +119,9 @@ def test_safetensors_are_read_or_refused(tmp_path: Path) -> None:
 
 def test_npz_files_are_read_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "weights.npz"
-    np.savez(path, a=np.arange(6, dtype=np.float32).reshape(2, 3), b=np.int64(7))
+    np.savez(path, **{"layer_0/ff/kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.int64(7)})  # TensorFlow's names
     read = read_npz_tensors(path)
-    assert read["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert read["layer_0/ff/kernel"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert read["b"].item() == 7
     for odd in (np.array(["text"]), np.arange(3, dtype=">f4"), np.zeros(2, "V2")):
         np.savez(path, fine=np.zeros(1), odd=odd)
