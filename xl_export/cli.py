@@ -13,6 +13,7 @@ from runtimes.cli import COMMANDS, Group, echo_json, json_option
 from runtimes.errors import UserError, needs
 from runtimes.reference import check
 from runtimes.spec import load_spec
+from xl_export.cli_data import data
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -21,6 +22,7 @@ def main() -> None:
     """Take a language model with segment recurrence from text to a device that has no PyTorch.
 
     \b
+    xl-export data text8 --from text8.zip --out text8    corpus → dataset (optional)
     xl-export train --out run                    text → run
     xl-export onnx run --out artefact            run → artefact: ONNX graph, weights, proof
     xl-export check artefact                     the same numbers as PyTorch, on this device?
@@ -31,6 +33,7 @@ def main() -> None:
 
 for edge_command in COMMANDS:
     main.add_command(edge_command)
+main.add_command(data)
 
 PACKAGES = ("torch", "safetensors", "tqdm", "onnx", "onnx_ir", "onnxruntime")  # that the steps here load when they run
 out_option = click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to write.")
