@@ -54,9 +54,9 @@ def find_corpus(corpus: Corpus, source: Path, scratch: Path, *, unverified: bool
         published &= fact is None
         if fact and not unverified:
             raise UserError(
-                f"{' and '.join(sorted(parts[part])[:1])} in {source} is not the published {corpus.name}: expected "
+                f"{source} is not the published {corpus.name}: for {corpus.parts[part][0]} expected "
                 f"{say(fact, corpus.files[part])}, found {say(fact, found_print)}; give the published one, or --unverified "
-                "to take it as it is."
+                "to take this one as it is."
             )
     sources = {source.name: archive} if archive else prints
     return FoundCorpus(parts, published, {name: _facts(found_print) for name, found_print in sources.items()})

@@ -22,7 +22,7 @@ def main() -> None:
     """Take a language model with segment recurrence from text to a device that has no PyTorch.
 
     \b
-    xl-export data text8 --from text8.zip --out text8    corpus → dataset (optional)
+    xl-export data text8 --from zip --out text8  public corpus → dataset; any text will do without
     xl-export train --out run                    text → run
     xl-export onnx run --out artefact            run → artefact: ONNX graph, weights, proof
     xl-export check artefact                     the same numbers as PyTorch, on this device?

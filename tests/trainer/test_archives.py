@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from runtimes.errors import UserError
 from tests.corpus_files import make_folder, make_tar, make_zip
-from trainer.archives import Found, find_files, is_archive
+from trainer.archives import BLOCK, Found, _Forward, find_files, is_archive
 
 DATA = {"a/one.txt": b"first\n" * 500, "two.txt": b"second", "other.md": b"not wanted"}
 LIMIT = 1 << 20
@@ -202,6 +202,20 @@ def test_a_tar_header_with_an_absurd_size_is_refused_at_once(start: bytes, tmp_p
     (tmp_path / "in.tgz").write_bytes(gzip.compress(header() + start + bytes(4096)))
     with pytest.raises(UserError, match=r"^[^\n]* (damaged or no such archive|unpacks to more)[^\n]*$"):
         find(tmp_path / "in.tgz", tmp_path)
+
+
+def test_a_tar_is_read_forwards_in_small_pieces_up_to_the_limit() -> None:
+    stream = _Forward(io.BytesIO(bytes(4 * BLOCK)), Path("in.tar"), 2 * BLOCK)
+    assert stream.seek(100) == stream.tell() == 100
+    with pytest.raises(tarfile.ReadError, match="starts before the end"):
+        stream.seek(99)
+    for size in (-1, BLOCK + 1):
+        with pytest.raises(tarfile.ReadError, match="a header of"):
+            stream.read(size)
+    assert len(stream.read(BLOCK)) == BLOCK
+    with pytest.raises(UserError, match="unpacks to more than"):
+        stream.seek(1 << 60)
+    assert stream.tell() <= 3 * BLOCK
 
 
 def test_a_chain_of_long_names_is_refused(tmp_path: Path) -> None:

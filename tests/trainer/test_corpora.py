@@ -158,7 +158,7 @@ def test_any_words_come_back_however_the_file_is_cut_into_blocks(lines: list[str
 @pytest.mark.parametrize("name", list(CORPORA))
 def test_a_file_that_is_not_the_published_one_is_refused_without_unverified(name: str, prepared: Prepare, tmp_path: Path) -> None:
     source = make_source(tmp_path / "in", name, "tar.gz")
-    refused(prepared, name, source, rf"is not the published {name}: expected .*, found .* --unverified", unverified=False)
+    refused(prepared, name, source, rf"is not the published {name}: for .* expected .*, found .* --unverified", unverified=False)
     assert prepared(name, source).facts.published is False
 
 
@@ -190,6 +190,21 @@ def test_the_published_files_are_recognised(name: str, form: str, publish, prepa
     facts = prepared(name, source, unverified=False).facts
     assert facts.published
     assert set(facts.sources) == ({source.name} if form == "tar.gz" else set(CORPORA[name].parts))
+
+
+def test_an_archive_of_the_published_size_alone_is_not_trusted(
+    prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_source(tmp_path / "in", "penn-treebank", "tar.gz")
+    size = Fingerprint(num_bytes=source.stat().st_size)  # no hash of it is public
+    monkeypatch.setitem(CORPORA, "penn-treebank", dataclasses.replace(CORPORA["penn-treebank"], archive=size))
+    refused(
+        prepared,
+        "penn-treebank",
+        source,
+        "is not the published penn-treebank: for ptb.train.txt expected md5 f26c4b",
+        unverified=False,
+    )
 
 
 def test_a_missing_shard_is_refused(publish, prepared: Prepare, tmp_path: Path) -> None:
@@ -239,7 +254,10 @@ def test_a_bare_file_is_no_corpus_of_three_files(prepared: Prepare, tmp_path: Pa
     refused(prepared, "wikitext-103", source / "wiki.train.tokens", r"has no wiki\.valid\.tokens")
 
 
-def test_text_that_is_not_utf_8_is_refused_with_its_place(prepared: Prepare, tmp_path: Path) -> None:
+def test_text_that_is_not_utf_8_is_refused_with_its_place(
+    prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer.sources, "BLOCK", 4)
     source = make_tar(
         tmp_path / "in.tgz", PUBLISHED["penn-treebank"] | {"./simple-examples/data/ptb.train.txt": b"ab\n\n caf\xe9 \n"}
     )
