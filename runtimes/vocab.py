@@ -87,35 +87,36 @@ class CharVocab:
 
 
 class WordVocab:
-    """Words between white space; each newline is `<eos>` and every other word `<unk>`.
+    """Words between white space; each newline is `end_of_line` and every other word `unknown`.
 
     Decoding puts one blank between words, so the text comes back only up to white space.
     """
 
     kind = "word"
 
-    def __init__(self, symbols: list[str]) -> None:
+    def __init__(self, symbols: list[str], *, unknown: str = UNKNOWN, end_of_line: str = END_OF_LINE) -> None:
         self.symbols, self.size = symbols, len(symbols)
+        self.unknown, self.end_of_line = unknown, end_of_line
         self._ids = {symbol: i for i, symbol in enumerate(symbols)}
 
     @classmethod
     def build(cls, text: str, *, min_count: int = 1) -> WordVocab:
         """Most frequent word first (ties in order of appearance), as adaptive softmax needs it."""
-        counts = Counter(_words(text))
+        counts = Counter(text.split())
         counts.pop(UNKNOWN, None)
         counts.pop(END_OF_LINE, None)
         kept = [word for word, count in counts.most_common() if count >= min_count]
         return cls([UNKNOWN, END_OF_LINE, *kept])
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        unknown = self._ids.get(UNKNOWN, -1)
-        words = list(_words(as_text(text)))
+        unknown = self._ids.get(self.unknown, -1)
+        words = as_text(text).replace("\n", f" {self.end_of_line} ").split()
         ids = np.fromiter((self._ids.get(word, unknown) for word in words), np.int64, len(words))
         if len(ids) and ids.min() < 0:
             at = int(np.argmin(ids))
             raise TextError(
                 f"{words[at]!r}, word {at} of the text, is not among the {self.size} words of this model, "
-                f"which has no {UNKNOWN}; remove it from the text."
+                f"which has no {self.unknown}; remove it from the text."
             )
         return ids
 
@@ -124,7 +125,7 @@ class WordVocab:
 
         def decode(token: int) -> str:
             nonlocal at_line_start
-            word = "\n" if self.symbols[token] == END_OF_LINE else self.symbols[token]
+            word = "\n" if self.symbols[token] == self.end_of_line else self.symbols[token]
             blank = "" if at_line_start or word == "\n" else " "
             at_line_start = word == "\n"
             return blank + word
@@ -132,7 +133,9 @@ class WordVocab:
         return decode
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "symbols": self.symbols}
+        marks = {"unknown": self.unknown, "end_of_line": self.end_of_line}
+        usual = {"unknown": UNKNOWN, "end_of_line": END_OF_LINE}
+        return {"kind": self.kind, **({} if marks == usual else marks), "symbols": self.symbols}
 
 
 def decode(vocab: Vocab, tokens: Iterable[int]) -> str:
@@ -152,7 +155,12 @@ def load_vocab(path: Path) -> Vocab:
         raise ArtefactError(f"{path} is not a vocabulary; expected kind byte, char or word, and a list of symbols.")
     if len(set(symbols)) != len(symbols) or (kind == "char" and any(len(symbol) != 1 for symbol in symbols)):
         raise ArtefactError(f"{path} is not a {kind} vocabulary; its symbols repeat or are longer than one character.")
-    return CharVocab(symbols) if kind == "char" else WordVocab(symbols)
+    if kind == "char":
+        return CharVocab(symbols)
+    marks = {name: data[name] for name in ("unknown", "end_of_line") if name in data}
+    if not all(isinstance(mark, str) and mark.split() == [mark] for mark in marks.values()):
+        raise ArtefactError(f"{path} is not a word vocabulary; its marks {marks!r:.80} are not single words.")
+    return WordVocab(symbols, **marks)
 
 
 def as_text(text: str | bytes) -> str:
@@ -166,10 +174,3 @@ def as_text(text: str | bytes) -> str:
             f"byte {error.start} of the text (0x{text[error.start]:02x}) is not UTF-8; convert the text to UTF-8, "
             "or use a model with a byte vocabulary, which takes any file."
         ) from error
-
-
-def _words(text: str) -> Iterable[str]:
-    for number, line in enumerate(text.split("\n")):
-        if number:
-            yield END_OF_LINE
-        yield from line.split()

@@ -14,6 +14,7 @@ from runtimes.cli_eval import eval_command
 from runtimes.errors import UserError, needs
 from runtimes.reference import check
 from runtimes.spec import load_spec
+from xl_export.cli_data import data
 from xl_export.cli_recl import recl_command
 
 
@@ -23,6 +24,7 @@ def main() -> None:
     """Take a language model with segment recurrence from text to a device that has no PyTorch.
 
     \b
+    xl-export data text8 --from zip --out text8  public corpus → dataset; any text will do without
     xl-export train --out run                    text → run
     xl-export onnx run --out artefact            run → artefact: ONNX graph, weights, proof
     xl-export check artefact                     the same numbers as PyTorch, on this device?
@@ -31,7 +33,7 @@ def main() -> None:
     """
 
 
-for command in (*COMMANDS, eval_command, recl_command):
+for command in (*COMMANDS, eval_command, recl_command, data):
     main.add_command(command)
 
 PACKAGES = ("torch", "safetensors", "tqdm", "onnx", "onnx_ir", "onnxruntime")  # that the steps here load when they run
