@@ -17,13 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import trainer.loop as loop
+import trainer.validation as validation
 from runtimes.errors import TextError, UserError
 from runtimes.rule import MemoryRule
 from runtimes.scoring import Score, evaluate
 from trainer.checkpoint import load_run
 from trainer.config import TrainConfig
-from trainer.loop import Training, learning_rate, train
+from trainer.loop import train
+from trainer.schedule import learning_rate
+from trainer.state import Training
 from trainer.text import build_vocab, lanes, load_splits
 
 Make = Callable[..., TrainConfig]
@@ -101,7 +103,7 @@ def test_a_new_pass_does_not_see_the_memory_of_the_last_one(make_config: Make, i
         training, tokens_BN = started(make_config(batch=90, training=rule))
         for _ in range(4):
             training.advance(tokens_BN)
-        training.memory = [part + garbage for part in training.memory]
+        training.memories = [[tensor + garbage for tensor in memory] for memory in training.memories]
         losses.append((training.advance(tokens_BN), training.advance(tokens_BN)))
     assert losses[0] == losses[1]
 
@@ -109,12 +111,12 @@ def test_a_new_pass_does_not_see_the_memory_of_the_last_one(make_config: Make, i
 def test_memory_is_carried_from_step_to_step(make_config: Make) -> None:
     training, tokens_BN = started(make_config())
     training.advance(tokens_BN)
-    assert all(part.abs().max() > 0 for part in training.memory)
-    memory = [part.clone() for part in training.memory]
+    assert all(tensor.abs().max() > 0 for tensor in training.memories[0])
+    memory = [tensor.clone() for tensor in training.memories[0]]
     carried = training.advance(tokens_BN)
     other, _ = started(make_config())
     other.advance(tokens_BN)
-    other.memory = [part + 1 for part in memory]
+    other.memories = [[tensor + 1 for tensor in memory]]
     assert other.advance(tokens_BN) != carried
 
 
@@ -155,7 +157,7 @@ def test_validation_is_the_score_of_evaluate_and_equals_an_independent_computati
         calls.append(evaluate(*arguments, **options))
         return calls[-1]
 
-    monkeypatch.setattr(loop, "evaluate", spy)
+    monkeypatch.setattr(validation, "evaluate", spy)
     run = train(make_config(steps=20, validate_every=8, dropout=0.3), tmp_path / "run", progress=False)
     logged = metrics(run, "validation_bits_per_token")
     assert logged == [score.bits_per_token for score in calls]
@@ -203,7 +205,7 @@ def test_a_model_that_the_last_step_broke_is_not_saved(
     def broken(*arguments: Any, **options: Any) -> Score:
         return dataclasses.replace(evaluate(*arguments, **options), nats=math.nan)
 
-    monkeypatch.setattr(loop, "evaluate", broken)
+    monkeypatch.setattr(validation, "evaluate", broken)
     with pytest.raises(UserError, match="validation score became nan at step 4"):
         train(make_config(steps=4), tmp_path / "run", progress=False)
     assert "NaN" not in (tmp_path / "run/metrics.jsonl").read_text()

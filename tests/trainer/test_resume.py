@@ -16,20 +16,21 @@ import pytest
 import torch
 from safetensors import safe_open
 
-import trainer.loop as loop
+import trainer.snapshot as snapshot
 from runtimes.errors import ArtefactError, ConfigError, UserError
 from runtimes.files import write_json
 from runtimes.records import to_json
 from runtimes.rule import MemoryRule
 from trainer.config import TrainConfig
-from trainer.loop import Training, resume, train
+from trainer.loop import resume, train
+from trainer.state import Training
 
 Make = Callable[..., TrainConfig]
 
 
-def state(run: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def state(run: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     with safe_open(run / "training.safetensors", framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["facts"])  # noqa: SIM118
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -72,7 +73,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(make_config: Make, tmp_path: Pat
     config = make_config(dropout=0.2, attention_dropout=0.1)
     whole = train(config, tmp_path / "whole", progress=False)
     train_until(config, tmp_path / "stopped", stop)
-    assert state(tmp_path / "stopped")[1]["step"] == str(stop // 5 * 5)
+    assert state(tmp_path / "stopped")[1]["step"] == stop // 5 * 5
     torch.manual_seed(99)  # another process would not have this one's random state
     assert_same_run(resume(tmp_path / "stopped", progress=False), whole)
 
@@ -111,7 +112,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(make_config: Mak
         time.sleep(chance.random() * 0.03)
         process.kill()
         assert process.wait() == -signal.SIGKILL, "it had to be killed while training"
-        assert 0 < int(state(killed)[1]["step"]) < 300
+        assert 0 < state(killed)[1]["step"] < 300
         arguments = ["--resume", str(killed)]
     finished = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
@@ -150,12 +151,14 @@ def test_a_run_killed_in_the_middle_of_writing_a_file_resumes_to_the_same_bits(
     assert not list(killed.glob(".*")), "and resuming clears it away"
 
 
-@pytest.mark.parametrize("half", ["training.safetensors", "model.safetensors"])
-@pytest.mark.parametrize("number", [3, 5])  # of the checkpoints at steps 0, 5, 10, 15, 20
+@pytest.mark.parametrize(  # checkpoints are at steps 0, 5, 10, 15, 20; the first two and the best validations, 10 and 20, give a model
+    ("half", "number"),
+    [("training.safetensors", 3), ("training.safetensors", 5), ("model.safetensors", 3), ("model.safetensors", 4)],
+)
 def test_a_stop_between_the_files_of_a_checkpoint_leaves_one_that_resumes(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: str, number: int
 ) -> None:
-    whole, save = train(make_config(), tmp_path / "whole", progress=False), loop.save_tensors
+    whole, save = train(make_config(), tmp_path / "whole", progress=False), snapshot.save_tensors
     saves = []
 
     def stopping(path: Path, *arguments: Any) -> None:
@@ -164,7 +167,7 @@ def test_a_stop_between_the_files_of_a_checkpoint_leaves_one_that_resumes(
             raise KeyboardInterrupt
         save(path, *arguments)
 
-    monkeypatch.setattr(loop, "save_tensors", stopping)
+    monkeypatch.setattr(snapshot, "save_tensors", stopping)
     with pytest.raises(KeyboardInterrupt):
         train(make_config(), tmp_path / "stopped", progress=False)
     monkeypatch.undo()
@@ -194,7 +197,7 @@ def test_a_run_with_a_relative_text_resumes_from_another_folder(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     resume(tmp_path / "run", progress=False)
-    assert state(tmp_path / "run")[1]["step"] == "20"
+    assert state(tmp_path / "run")[1]["step"] == 20
 
 
 @pytest.mark.parametrize("damage", ["truncated", "emptied", "not safetensors", "another model's"])
