@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from runtimes.errors import ConfigError, UserError, first_line
+from runtimes.errors import ConfigError, UserError
 from runtimes.machine import memory_bytes
 
 # How long one process waits for another: longer than a validation, which the first one makes while the others wait.
@@ -63,11 +62,7 @@ class Ranks:
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """The module, or one that averages its gradients over all processes during the backward pass."""
-        if self.count == 1:
-            return module
-        # A parameter may have no part in a process's loss, as a rare-word cluster without a target; PyTorch warns where all had.
-        warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
-        return DistributedDataParallel(module, broadcast_buffers=False, find_unused_parameters=True)
+        return module if self.count == 1 else DistributedDataParallel(module)
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over all processes."""
@@ -156,7 +151,7 @@ def joined(device: str) -> Iterator[Ranks]:
     except BaseException as error:
         before = signal.SIG_IGN  # this process is ending already, and its own sentence is the one to read
         if isinstance(error, RuntimeError) and _is_of_the_connection(error):
-            raise UserError(f"another process of this run was lost ({first_line(error):.80}); {KEPT}.") from error
+            raise UserError(f"another process of this run was lost or does not answer; {KEPT}.") from error
         raise
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -151,7 +151,7 @@ def test_a_run_killed_in_the_middle_of_writing_a_file_resumes_to_the_same_bits(
     assert not list(killed.glob(".*")), "and resuming clears it away"
 
 
-@pytest.mark.parametrize(  # checkpoints are at steps 0, 5, 10, 15, 20; the first two and the best validations, 10 and 20, give a model
+@pytest.mark.parametrize(  # states are written at steps 0, 5, 10, 15 and 20, models at 0, 5, and the best validations, 10 and 20
     ("half", "number"),
     [("training.safetensors", 3), ("training.safetensors", 5), ("model.safetensors", 3), ("model.safetensors", 4)],
 )
