@@ -12,6 +12,7 @@ from trainer.config import TrainConfig
 from trainer.optimizer import make_optimizer, optimizer_tensors, set_rate_and_clip
 
 Make = Callable[..., TrainConfig]
+Gradients = list[tuple[list[float], list[list[float]]]]
 CLIP, RATE = 0.5, 0.1
 
 
@@ -25,7 +26,7 @@ class Two(nn.Module):
         self.unused = nn.Parameter(torch.tensor([5.0]))
 
 
-def stepped(config: TrainConfig, gradients: list[tuple[list[float], list[list[float]]]]) -> tuple[Two, list[float], dict[str, Tensor]]:
+def stepped(config: TrainConfig, gradients: Gradients) -> tuple[Two, list[float], dict[str, Tensor]]:
     model = Two()
     optimizer = make_optimizer(config, model)
     norms = []
@@ -36,7 +37,7 @@ def stepped(config: TrainConfig, gradients: list[tuple[list[float], list[list[fl
     return model, norms, optimizer_tensors(optimizer, model)
 
 
-GRADIENTS: list[tuple[list[float], list[list[float]]]] = [([0.3, 0.0], [[3.0, 4.0]]), ([-0.1, 0.2], [[0.0, 0.4]])]
+GRADIENTS: Gradients = [([0.3, 0.0], [[3.0, 4.0]]), ([-0.1, 0.2], [[0.0, 0.4]])]
 
 
 def test_adagrad_clips_the_step_of_each_tensor_and_sums_what_was_not_clipped(make_config: Make) -> None:

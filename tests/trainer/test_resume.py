@@ -16,12 +16,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
+import trainer.checkpoint as checkpoint
 import trainer.snapshot as snapshot
 from runtimes.errors import ArtefactError, ConfigError, UserError
 from runtimes.files import write_json
 from runtimes.records import to_json
 from runtimes.rule import MemoryRule
-from trainer.config import TrainConfig
+from trainer.config import Averaging, TrainConfig
 from trainer.loop import resume, train
 from trainer.state import Training
 
@@ -88,6 +89,14 @@ def test_a_stopped_run_resumes_to_the_same_bits(make_config: Make, tmp_path: Pat
         {"vocab": "byte"},
         {"vocab": "word"},
         {"batch": 90},  # wraps around after four steps
+        {"optimizer": "adagrad", "accumulate": 2, "schedule": "inverse-sqrt", "dropout": 0.1},
+        {"autocast": "bf16", "accumulate": 4},
+        {"autocast": "fp16"},
+        {"averaging": Averaging(start_step=5)},
+        {"averaging": Averaging(start_step=9)},
+        {"schedule": "plateau", "validate_every": 1, "averaging": Averaging(patience=0), "learning_rate": 0.3},
+        {"mem_len_schedule": ((3, 12), (7, 4), (9, 20)), "segment_schedule": ((5, 3), (8, 11))},
+        {"patience": 4, "validate_every": 1, "learning_rate": 0.3, "checkpoint_every": 3},
     ],
 )
 def test_every_kind_of_run_resumes(make_config: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -97,26 +106,43 @@ def test_every_kind_of_run_resumes(make_config: Make, tmp_path: Path, changes: d
     assert_same_run(resume(tmp_path / "stopped", progress=False), whole)
 
 
-def test_a_run_killed_at_random_moments_ends_with_the_same_bits(make_config: Make, tmp_path: Path) -> None:
-    """SIGKILL, three times, to real processes: no clean-up code runs, and files may be half written."""
-    config = make_config(steps=300, checkpoint_every=3, validate_every=50, dropout=0.1)
-    whole, killed = train(config, tmp_path / "whole", progress=False), tmp_path / "killed"
-    write_json(tmp_path / "config.json", to_json(config))
+def kill_and_resume(config: TrainConfig, folder: Path, *, kills: int) -> int:
+    """Trains `folder`/killed in real processes that SIGKILL ends so often, at random moments; returns how many were killed."""
+    write_json(folder / "config.json", to_json(config))
     command = [sys.executable, "-c", "from xl_export.cli import main; main()", "train"]
-    arguments = [str(tmp_path / "config.json"), "--out", str(killed)]
+    arguments, killed, done = [str(folder / "config.json"), "--out", str(folder / "killed")], folder / "killed", 0
     chance = random.Random(0)
-    for lines in (15, 80, 150):
+    for number in range(kills):
         process = subprocess.Popen([*command, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        lines = (number + 0.5) * config.steps / kills
         while process.poll() is None and not (killed.is_dir() and len((killed / "metrics.jsonl").read_bytes()) > lines * 130):
             time.sleep(0.002)
         time.sleep(chance.random() * 0.03)
         process.kill()
-        assert process.wait() == -signal.SIGKILL, "it had to be killed while training"
-        assert 0 < state(killed)[1]["step"] < 300
+        done += process.wait() == -signal.SIGKILL
         arguments = ["--resume", str(killed)]
     finished = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
-    assert_same_run(killed, whole)
+    return done
+
+
+def test_a_run_killed_at_random_moments_ends_with_the_same_bits(make_config: Make, tmp_path: Path) -> None:
+    """SIGKILL, three times, to real processes: no clean-up code runs, and files may be half written."""
+    config = make_config(steps=240, checkpoint_every=3, validate_every=20, dropout=0.1)
+    whole = train(config, tmp_path / "whole", progress=False)
+    assert kill_and_resume(config, tmp_path, kills=3) == 3, "they had to be killed while training"
+    assert_same_run(tmp_path / "killed", whole)
+
+
+@pytest.mark.slow
+def test_a_run_of_every_kind_killed_twenty_times_ends_with_the_same_bits(make_config: Make, tmp_path: Path) -> None:
+    config = make_config(
+        steps=2000, checkpoint_every=7, validate_every=50, dropout=0.1, accumulate=2, optimizer="adagrad", autocast="fp16",
+        averaging=Averaging(start_step=900), mem_len_schedule=((500, 12), (1500, 6)), segment_schedule=((1000, 5),),
+    )  # fmt: skip
+    whole = train(config, tmp_path / "whole", progress=False)
+    assert kill_and_resume(config, tmp_path, kills=20) == 20
+    assert_same_run(tmp_path / "killed", whole)
 
 
 HALF_WRITTEN = """
@@ -198,6 +224,61 @@ def test_a_run_with_a_relative_text_resumes_from_another_folder(
     monkeypatch.chdir(tmp_path / "elsewhere")
     resume(tmp_path / "run", progress=False)
     assert state(tmp_path / "run")[1]["step"] == 20
+
+
+def test_resuming_a_finished_run_says_so(make_config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(make_config(steps=4), tmp_path / "run", progress=False)
+    resume(run)
+    assert capsys.readouterr().out == f"{run} is finished already, at step 4 of 4; there is nothing to continue\n"
+
+
+def test_the_scale_of_the_loss_is_resumed(make_config: Make, tmp_path: Path) -> None:
+    train_until(make_config(autocast="fp16"), tmp_path / "run", 7)
+    tensors, facts = state(tmp_path / "run")
+    assert (facts["step"], facts["scale"], facts["scale_steps"]) == (5, 2.0**16, 5)
+    checkpoint.save_tensors(
+        tmp_path / "run/training.safetensors", tensors, {"facts": json.dumps(facts | {"scale": 2.0**9, "scale_steps": 1990})}
+    )
+    facts = state(resume(tmp_path / "run", progress=False))[1]
+    assert (facts["scale"], facts["scale_steps"]) == (2.0**10, 5), "it doubles after 2000 steps in range"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": -1}, {"step": 21}, {"step": "5"}, {"at": -1}, {"position": 1 << 60}, {"ranks": 0}, {"ranks": 1 << 60},
+        {"scale": 0.0}, {"scale_steps": 0.5}, {"validations": [{"step": 1}]}, {"validations": 3}, {"unknown": 1}, {"averaged": None}, None,
+    ],
+)  # fmt: skip
+def test_facts_that_are_none_are_refused(make_config: Make, tmp_path: Path, change: dict[str, Any] | None) -> None:
+    train_until(make_config(), tmp_path / "run", 7)
+    path = tmp_path / "run/training.safetensors"
+    tensors, facts = state(tmp_path / "run")
+    checkpoint.save_tensors(path, tensors, {"facts": "{" if change is None else json.dumps(facts | change)})
+    with pytest.raises(ArtefactError, match=r"training\.safetensors (does not say|was made at)") as caught:
+        resume(tmp_path / "run", progress=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_random_state_that_is_none_is_refused(make_config: Make, tmp_path: Path) -> None:
+    train_until(make_config(), tmp_path / "run", 7)
+    tensors, facts = state(tmp_path / "run")
+    tensors["random"] = torch.full_like(tensors["random"], 255)
+    checkpoint.save_tensors(tmp_path / "run/training.safetensors", tensors, {"facts": json.dumps(facts)})
+    with pytest.raises(ArtefactError, match=r"training\.safetensors holds a random state that is none"):
+        resume(tmp_path / "run", progress=False)
+
+
+def test_the_best_model_is_needed_to_go_on_where_it_is_older_than_the_checkpoint(make_config: Make, tmp_path: Path) -> None:
+    train_until(make_config(), tmp_path / "run", 17)
+    best = (tmp_path / "run/model.safetensors").read_bytes()
+    assert checkpoint.load_metadata(tmp_path / "run/model.safetensors") == {"step": "10"}
+    other = train(make_config(steps=4), tmp_path / "other", progress=False)
+    (tmp_path / "run/model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
+    with pytest.raises(ArtefactError, match=r"model\.safetensors is not of step 10, the best of this run"):
+        resume(tmp_path / "run", progress=False)
+    (tmp_path / "run/model.safetensors").write_bytes(best)
+    resume(tmp_path / "run", progress=False)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "emptied", "not safetensors", "another model's"])

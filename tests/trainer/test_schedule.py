@@ -48,7 +48,9 @@ def test_inverse_square_root_continues_the_warm_up(make_config: Make) -> None:
 
 
 def test_plateau(make_config: Make) -> None:
-    config = make_config(steps=12, learning_rate=0.4, schedule="plateau", plateau_decay=0.25, min_learning_rate=0.01, warmup_steps=2)
+    recipe = {"schedule": "plateau", "plateau_decay": 0.25, "min_learning_rate": 0.01, "warmup_steps": 2}
+    config = make_config(steps=12, learning_rate=0.4, **recipe)
+
     assert [learning_rate(config, 5, decays=n) for n in range(4)] == pytest.approx([0.4, 0.1, 0.025, 0.01])
     assert learning_rate(config, 0, decays=1) == pytest.approx(0.2)
 
@@ -59,13 +61,15 @@ def test_lengths_change_at_their_steps_and_nothing_else_does(make_config: Make) 
     assert lengths == [(8, 2), (8, 2), (16, 2), (16, 2), (4, 5), (4, 5)]
     assert training_rule(config, 11).mask == config.training.mask
     assert (config.longest.mem_len, config.longest.segment) == (16, 8)
-    assert training_rule(make_config(), 3) is make_config().training or training_rule(make_config(), 3) == make_config().training
+    assert training_rule(make_config(), 3) == make_config().training
 
 
 @pytest.mark.parametrize("schedule", [((3, 4), (3, 5)), ((5, 4), (2, 4)), ((-1, 4),), ((12, 4),), ((1,),), ((1, 2, 3),)])
 @pytest.mark.parametrize("name", ["mem_len_schedule", "segment_schedule"])
 def test_pairs_that_are_no_schedule_are_refused(make_config: Make, name: str, schedule: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"{name} is .*expected \[step, \w+\] pairs, steps ascending from 0 to below steps, 12\."):
+    with pytest.raises(
+        ConfigError, match=rf"{name} is .*expected \[step, \w+\] pairs, steps ascending from 0 to below steps, 12"
+    ):
         make_config(steps=12, **{name: schedule})
 
 
