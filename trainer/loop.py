@@ -16,16 +16,15 @@ import numpy as np
 from tqdm import tqdm
 
 from runtimes.errors import ArtefactError, ConfigError
-from runtimes.files import atomic_folder, read_bytes, read_json, refuse_existing, write_json
+from runtimes.files import atomic_folder, read_json, refuse_existing, write_json
 from runtimes.records import from_json, to_json
 from runtimes.spec import VOCAB
-from runtimes.vocab import Vocab
-from trainer.checkpoint import CONFIG, METRICS, MODEL, STATE, TEST, VALID, matching_vocab
+from trainer.checkpoint import CONFIG, METRICS, MODEL, STATE, TEST
 from trainer.config import TrainConfig
 from trainer.journal import Journal, check_tensorboard
-from trainer.parallel import joined
+from trainer.parallel import Ranks, joined
 from trainer.snapshot import facts_of, mend, restore, save, snapshot, write
-from trainer.source import Source, load_source, with_vocab_size
+from trainer.source import Source, load_source, reload_source, with_vocab_size
 from trainer.state import Training, refuse_infinite
 from trainer.validation import Validation, best, out_of_patience, validate
 
@@ -41,28 +40,8 @@ def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress
     out = Path(out)
     check_tensorboard(config.tensorboard)
     with joined(config.device) as ranks:
-        ranks.on_first(lambda: refuse_existing(out, force=force, marker=METRICS))
-        if config.text is not None:  # so that the run can be resumed from any folder
-            config = dataclasses.replace(config, text=str(Path(config.text).resolve()))
-        source = load_source(config)
-        config = with_vocab_size(config, source.vocab)
-        held_out = source.vocab.encode(source.splits.valid)
-        _check_held_out(config, held_out)
-        ranks.agree("configurations or texts", f"{config} {source.digest}")
-        training = Training.start(config, ranks)
-        tensors = snapshot(training)
-
-        def make_folder() -> None:
-            with atomic_folder(out, force=force, marker=METRICS) as folder:
-                write_json(folder / CONFIG, to_json(config))
-                write_json(folder / VOCAB, source.vocab.to_json())
-                (folder / VALID).write_bytes(source.splits.valid)
-                (folder / TEST).write_bytes(source.splits.test)
-                (folder / METRICS).touch()
-                write(training, tensors, folder, source.digest)
-
-        ranks.on_first(make_folder)
-        return _continue(training, out, source, held_out, progress=progress and ranks.is_first)
+        _start(config, out, ranks, force=force, progress=progress and ranks.is_first)
+    return out
 
 
 def resume(run: Path | str, *, progress: bool = True) -> Path:
@@ -76,15 +55,43 @@ def resume(run: Path | str, *, progress: bool = True) -> Path:
     config = from_json(TrainConfig, read_json(run / CONFIG), where=str(run / CONFIG))
     check_tensorboard(config.tensorboard)
     with joined(config.device) as ranks:
-        source = load_source(config, vocab=matching_vocab(run, config))
-        held_out = source.vocab.encode(read_bytes(run / VALID))
-        training = Training.start(config, ranks)
-        restore(training, run, source.digest)
-        ranks.agree("checkpoints or texts", f"{facts_of(training, source.digest)}")
-        ranks.on_first(lambda: _mend(training, run))
-        if training.finished and progress and ranks.is_first:
-            print(f"{run} is finished already, at step {training.step} of {config.steps}; there is nothing to continue")
-        return _continue(training, run, source, held_out, progress=progress and ranks.is_first)
+        _go_on(config, run, ranks, progress=progress and ranks.is_first)
+    return run
+
+
+def _start(config: TrainConfig, out: Path, ranks: Ranks, *, force: bool, progress: bool) -> None:
+    ranks.on_first(lambda: refuse_existing(out, force=force, marker=METRICS))
+    if config.text is not None:  # so that the run can be resumed from any folder
+        config = dataclasses.replace(config, text=str(Path(config.text).resolve()))
+    source = load_source(config)
+    config = with_vocab_size(config, source.vocab)
+    _check_held_out(config, source.valid)
+    ranks.agree("configurations or texts", f"{config} {source.digest}")
+    training = Training.start(config, ranks)
+    tensors = snapshot(training)
+
+    def make_folder() -> None:
+        with atomic_folder(out, force=force, marker=METRICS) as folder:
+            write_json(folder / CONFIG, to_json(config))
+            write_json(folder / VOCAB, source.vocab.to_json())
+            for name, text in source.texts.items():
+                (folder / name).write_bytes(text)
+            (folder / METRICS).touch()
+            write(training, tensors, folder, source.digest)
+
+    ranks.on_first(make_folder)
+    _continue(training, out, source, progress=progress)
+
+
+def _go_on(config: TrainConfig, run: Path, ranks: Ranks, *, progress: bool) -> None:
+    source = reload_source(config, run)
+    training = Training.start(config, ranks)
+    restore(training, run, source.digest)
+    ranks.agree("checkpoints or texts", f"{facts_of(training, source.digest)}")
+    ranks.on_first(lambda: _mend(training, run))
+    if training.finished and progress:
+        print(f"{run} is finished already, at step {training.step} of {config.steps}; there is nothing to continue")
+    _continue(training, run, source, progress=progress)
 
 
 def _mend(training: Training, run: Path) -> None:
@@ -105,14 +112,16 @@ def _check_held_out(config: TrainConfig, held_out: np.ndarray) -> None:
         )
 
 
-def _continue(training: Training, run: Path, source: Source, held_out: np.ndarray, *, progress: bool) -> Path:
-    config, ranks, validates = training.config, training.ranks, len(held_out) > 1
+def _continue(training: Training, run: Path, source: Source, *, progress: bool) -> None:
+    config, ranks, validates = training.config, training.ranks, len(source.valid) > 1
     journal = Journal(run, step=training.step, tensorboard=config.tensorboard) if ranks.is_first else None
     began, tokens = time.perf_counter(), 0
     hidden = None if progress else True
     with tqdm(total=config.steps, initial=training.step, unit="step", disable=hidden, dynamic_ncols=True) as bar:
         if progress and not validates:
-            bar.write(f"the held-out text has {len(held_out)} token(s), too few to validate: {MODEL} will be the last checkpoint")
+            bar.write(
+                f"the held-out text has {len(source.valid)} token(s), too few to validate: {MODEL} will be the last checkpoint"
+            )
         while not training.finished:
             rate, T = training.rate, training.rule.segment
             loss = training.advance(source.tokens)
@@ -128,19 +137,19 @@ def _continue(training: Training, run: Path, source: Source, held_out: np.ndarra
                 )
             is_best = False
             if validates and (step % config.validate_every == 0 or last):
-                is_best = _validate(training, source.vocab, held_out, journal)
+                is_best = _validate(training, source, journal)
                 if progress:
                     bar.write(_report(training))
             if is_best or step % config.checkpoint_every == 0 or training.finished:
                 save(training, run, source.digest)
     if journal:
         journal.close()
-    return run
 
 
-def _validate(training: Training, vocab: Vocab, held_out: np.ndarray, journal: Journal | None) -> bool:
+def _validate(training: Training, source: Source, journal: Journal | None) -> bool:
     """Scores the held-out text on the first process, for all; whether it is the best score so far."""
-    score = training.ranks.on_first(lambda: validate(training.weights, training.config, vocab, held_out).bits_per_token)
+    weights, config = training.weights, training.config
+    score = training.ranks.on_first(lambda: validate(weights, config, source.vocab, source.valid).bits_per_token)
     refuse_infinite("validation score", score, training.step, training.ranks)
     training.validations.append(Validation(step=training.step, bits_per_token=score))
     leader = best(training.validations)

@@ -5,6 +5,7 @@ Everything here is torch.distributed: gloo on the CPU, NCCL on GPUs. A process t
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -147,6 +148,7 @@ def joined(device: str) -> Iterator[Ranks]:
         dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
         yield Ranks(dist.get_rank(), count, place)
         dist.barrier()  # the first process may still be writing; who leaves earlier would look lost
+        gc.collect()  # a wrapped module holds its connections in a cycle, and their threads must not outlive Python
         dist.destroy_process_group()
     except BaseException as error:
         before = signal.SIG_IGN  # this process is ending already, and its own sentence is the one to read

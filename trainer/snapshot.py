@@ -101,7 +101,7 @@ def restore(training: Training, run: Path, text: str) -> None:
         scale = {"scale": facts.scale, "_growth_tracker": facts.scale_steps}
         training.scaler.load_state_dict(training.scaler.state_dict() | scale)
     if ranks.rank < facts.ranks:
-        _set_random_state(ranks.device, saved["random"][ranks.rank], path)
+        _set_random_state(ranks.device, saved["random"][ranks.rank].clone(), path)  # PyTorch reads the start of the storage
     else:  # one process more than there were
         torch.manual_seed(config.seed + ranks.rank + facts.step)
 

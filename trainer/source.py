@@ -1,38 +1,51 @@
-"""The text of a run as tokens: the one place that knows where training text comes from."""
+"""What a run reads: the one place that knows where tokens come from, for a new run and for one that is resumed."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
 from runtimes.errors import ConfigError
+from runtimes.files import read_bytes
 from runtimes.vocab import Vocab
+from trainer.checkpoint import TEST, VALID, matching_vocab
 from trainer.config import TrainConfig
-from trainer.text import Splits, build_vocab, lanes, load_splits
+from trainer.text import build_vocab, lanes, load_splits
 
 
 @dataclass(frozen=True)
 class Source:
-    """Vocabulary, training tokens in lanes [B, N], and the texts that are held out."""
+    """tokens: for training, in lanes [B, N]; valid: held out [N]. texts: files of held-out text that the run keeps, by name."""
 
     vocab: Vocab
     tokens: np.ndarray
-    splits: Splits
+    valid: np.ndarray
+    texts: dict[str, bytes]
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Identity of the training text, as tokens in lanes."""
-        return hashlib.sha256(self.tokens.tobytes()).hexdigest()
+        return hashlib.sha256(np.ascontiguousarray(self.tokens)).hexdigest()
 
 
-def load_source(config: TrainConfig, *, vocab: Vocab | None = None) -> Source:
-    """The text that a configuration names, in the tokens of `vocab`, or of one built from it for a new run."""
+def load_source(config: TrainConfig) -> Source:
+    """The text that the configuration of a new run names, and a vocabulary built from it."""
     splits = load_splits(config.text)
-    vocab = vocab or build_vocab(config.vocab, splits, min_count=config.min_count)
-    return Source(vocab, lanes(vocab.encode(splits.train), config.batch, config.longest.segment), splits)
+    vocab = build_vocab(config.vocab, splits, min_count=config.min_count)
+    texts = {VALID: splits.valid, TEST: splits.test}
+    return Source(vocab, _lanes(config, vocab.encode(splits.train)), vocab.encode(splits.valid), texts)
+
+
+def reload_source(config: TrainConfig, run: Path) -> Source:
+    """The text of a run again, in the tokens of the run's own vocabulary; what was held out is what the run kept."""
+    vocab = matching_vocab(run, config)
+    valid = vocab.encode(read_bytes(run / VALID))
+    return Source(vocab, _lanes(config, vocab.encode(load_splits(config.text).train)), valid, {})
 
 
 def with_vocab_size(config: TrainConfig, vocab: Vocab) -> TrainConfig:
@@ -43,3 +56,7 @@ def with_vocab_size(config: TrainConfig, vocab: Vocab) -> TrainConfig:
             "leave the key out, the text decides it."
         )
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab.size))
+
+
+def _lanes(config: TrainConfig, tokens: np.ndarray) -> np.ndarray:
+    return lanes(tokens, config.batch, config.longest.segment)

@@ -3,70 +3,22 @@
 from __future__ import annotations
 
 import json
-import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 
 import trainer.checkpoint as checkpoint
 import trainer.snapshot as snapshot
 from runtimes.errors import ArtefactError, ConfigError, UserError
-from runtimes.files import write_json
-from runtimes.records import to_json
 from runtimes.rule import MemoryRule
+from tests.runs import assert_same_run, state, train_until
 from trainer.config import Averaging, TrainConfig
 from trainer.loop import resume, train
-from trainer.state import Training
 
 Make = Callable[..., TrainConfig]
-
-
-def state(run: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    with safe_open(run / "training.safetensors", framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["facts"])  # noqa: SIM118
-
-
-def metrics(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in lines]
-
-
-def assert_same_run(run: Path, other: Path) -> None:
-    assert metrics(run) == metrics(other)
-    (tensors, facts), (other_tensors, other_facts) = state(run), state(other)
-    assert facts == other_facts
-    assert tensors.keys() == other_tensors.keys()
-    for name, tensor in tensors.items():
-        assert torch.equal(tensor, other_tensors[name]), name
-    for name in ("model.safetensors", "vocab.json", "config.json", "valid.txt", "test.txt"):
-        assert (run / name).read_bytes() == (other / name).read_bytes(), name
-
-
-def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Ctrl-C just before the given step."""
-    advance = Training.advance
-
-    def stopping(training: Training, *arguments: Any) -> float:
-        if training.step == step:
-            raise KeyboardInterrupt
-        return advance(training, *arguments)
-
-    monkeypatch.setattr(Training, "advance", stopping)
-
-
-def train_until(config: TrainConfig, out: Path, step: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, step)
-        with pytest.raises(KeyboardInterrupt):
-            train(config, out, progress=False)
 
 
 @pytest.mark.parametrize("stop", [0, 1, 4, 5, 6, 9, 19])
@@ -104,77 +56,6 @@ def test_every_kind_of_run_resumes(make_config: Make, tmp_path: Path, changes: d
     whole = train(config, tmp_path / "whole", progress=False)
     train_until(config, tmp_path / "stopped", 8)
     assert_same_run(resume(tmp_path / "stopped", progress=False), whole)
-
-
-def kill_and_resume(config: TrainConfig, folder: Path, *, kills: int) -> int:
-    """Trains `folder`/killed in real processes that SIGKILL ends so often, at random moments; returns how many were killed."""
-    write_json(folder / "config.json", to_json(config))
-    command = [sys.executable, "-c", "from xl_export.cli import main; main()", "train"]
-    arguments, killed, done = [str(folder / "config.json"), "--out", str(folder / "killed")], folder / "killed", 0
-    chance = random.Random(0)
-    for number in range(kills):
-        process = subprocess.Popen([*command, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        lines = (number + 0.5) * config.steps / kills
-        while process.poll() is None and not (killed.is_dir() and len((killed / "metrics.jsonl").read_bytes()) > lines * 130):
-            time.sleep(0.002)
-        time.sleep(chance.random() * 0.03)
-        process.kill()
-        done += process.wait() == -signal.SIGKILL
-        arguments = ["--resume", str(killed)]
-    finished = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr
-    return done
-
-
-def test_a_run_killed_at_random_moments_ends_with_the_same_bits(make_config: Make, tmp_path: Path) -> None:
-    """SIGKILL, three times, to real processes: no clean-up code runs, and files may be half written."""
-    config = make_config(steps=240, checkpoint_every=3, validate_every=20, dropout=0.1)
-    whole = train(config, tmp_path / "whole", progress=False)
-    assert kill_and_resume(config, tmp_path, kills=3) == 3, "they had to be killed while training"
-    assert_same_run(tmp_path / "killed", whole)
-
-
-@pytest.mark.slow
-def test_a_run_of_every_kind_killed_twenty_times_ends_with_the_same_bits(make_config: Make, tmp_path: Path) -> None:
-    config = make_config(
-        steps=2000, checkpoint_every=7, validate_every=50, dropout=0.1, accumulate=2, optimizer="adagrad", autocast="fp16",
-        averaging=Averaging(start_step=900), mem_len_schedule=((500, 12), (1500, 6)), segment_schedule=((1000, 5),),
-    )  # fmt: skip
-    whole = train(config, tmp_path / "whole", progress=False)
-    assert kill_and_resume(config, tmp_path, kills=20) == 20
-    assert_same_run(tmp_path / "killed", whole)
-
-
-HALF_WRITTEN = """
-import os, sys, signal
-import trainer.checkpoint as checkpoint
-from xl_export.cli import main
-
-name, number, save, seen = sys.argv.pop(1), int(sys.argv.pop(1)), checkpoint.save_file, []
-
-def half_written(tensors, path, metadata=None):
-    save(tensors, path, metadata)
-    seen.append(name in str(path))
-    if seen[-1] and sum(seen) == number:
-        os.truncate(path, os.path.getsize(path) // 2)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-checkpoint.save_file = half_written
-main()
-"""
-
-
-@pytest.mark.parametrize("name", ["training.safetensors", "model.safetensors"])
-def test_a_run_killed_in_the_middle_of_writing_a_file_resumes_to_the_same_bits(
-    make_config: Make, tmp_path: Path, name: str
-) -> None:
-    whole, killed = train(make_config(), tmp_path / "whole", progress=False), tmp_path / "killed"
-    write_json(tmp_path / "config.json", to_json(make_config()))
-    command = [sys.executable, "-c", HALF_WRITTEN, name, "3", "train", str(tmp_path / "config.json"), "--out", str(killed)]
-    assert subprocess.run(command, capture_output=True, check=False).returncode == -signal.SIGKILL
-    assert len(list(killed.glob(f".{name}.*"))) == 1, "the kill left its half-written file"
-    assert_same_run(resume(killed, progress=False), whole)
-    assert not list(killed.glob(".*")), "and resuming clears it away"
 
 
 @pytest.mark.parametrize(  # states are written at steps 0, 5, 10, 15 and 20, models at 0, 5, and the best validations, 10 and 20
@@ -247,7 +128,8 @@ def test_the_scale_of_the_loss_is_resumed(make_config: Make, tmp_path: Path) -> 
     "change",
     [
         {"step": -1}, {"step": 21}, {"step": "5"}, {"at": -1}, {"position": 1 << 60}, {"ranks": 0}, {"ranks": 1 << 60},
-        {"scale": 0.0}, {"scale_steps": 0.5}, {"validations": [{"step": 1}]}, {"validations": 3}, {"unknown": 1}, {"averaged": None}, None,
+        {"scale": 0.0}, {"scale_steps": 0.5}, {"validations": [{"step": 1}]}, {"validations": 3}, {"unknown": 1},
+        {"averaged": None}, None,
     ],
 )  # fmt: skip
 def test_facts_that_are_none_are_refused(make_config: Make, tmp_path: Path, change: dict[str, Any] | None) -> None:
