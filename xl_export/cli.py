@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,13 +50,15 @@ force_option = click.option("--force", is_flag=True, help="Replace the folder if
 @click.option("--vocab", type=click.Choice(["byte", "char", "word"]), help="What a token is.")
 @click.option("--steps", type=click.IntRange(min=1), help="Training steps.")
 @click.option("--seed", type=click.IntRange(min=0), help="Random seed.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="What trains.")
+@click.option("--tensorboard/--no-tensorboard", default=None, help="Metrics also as TensorBoard events, in RUN/tensorboard.")
 @force_option
 def train(config: str | None, out: Path | None, resume_run: Path | None, force: bool, **changes: Any) -> None:
     """Train a Transformer-XL: CONFIG is a JSON file, or the name of a built-in one (`demo` by default).
 
-    Options replace what the configuration says. The run folder holds model.safetensors, config.json,
-    vocab.json, metrics.jsonl and the held-out texts. A run that was stopped continues with --resume, bit for
-    bit as if it had not been.
+    Options replace what the configuration says. The run folder holds model.safetensors (the best weights by
+    validation), config.json, vocab.json, metrics.jsonl and the held-out texts. A run that was stopped continues
+    with --resume, bit for bit as if it had not been. Several processes: torchrun --nproc-per-node 2 -m xl_export train …
     """
     changes = {key: str(value) if key == "text" else value for key, value in changes.items() if value is not None}
     if (out is None) == (resume_run is None):
@@ -75,7 +78,8 @@ def train(config: str | None, out: Path | None, resume_run: Path | None, force: 
         settings = TrainConfig.load(config or "demo")
         settings = dataclasses.replace(settings.with_steps(changes.pop("steps", settings.steps)), **changes)
         run = _interruptible(lambda: start(settings, out, force=force), out)
-    click.echo(f"{run} is trained; next: xl-export onnx {run} --out artefact")
+    if os.environ.get("RANK", "0") == "0":  # the first process of torchrun speaks for all
+        click.echo(f"{run} is trained; next: xl-export onnx {run} --out artefact")
 
 
 @main.command()

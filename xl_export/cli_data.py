@@ -11,7 +11,7 @@ from runtimes.errors import UserError, needs
 from runtimes.files import refuse_existing
 from runtimes.records import to_json
 
-NAMES = ("enwik8", "text8", "wikitext-103", "one-billion-word", "penn-treebank")  # those of trainer.corpora
+NAMES = ("enwik8", "text8", "wikitext-103", "one-billion-word", "penn-treebank")  # those of trainer.data.corpora
 
 
 @click.command("data")
@@ -41,9 +41,9 @@ def data(name: str, source: Path, out: Path, fetch: bool, unverified: bool, forc
     Files are compared with the sizes and hashes that are public before they are used.
     """
     with needs("train", "tqdm"):
-        from trainer.dataset import DATA
-        from trainer.download import download
-        from trainer.prepare import prepare
+        from trainer.data.dataset import DATA
+        from trainer.data.download import download
+        from trainer.data.prepare import prepare
 
     refuse_existing(out, force=force, marker=DATA)
     if not source.exists() and not fetch:

@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.corpus_files import make_source
-from trainer.corpora import CORPORA
-from trainer.dataset import open_dataset
-from trainer.sources import fingerprint
+from trainer.data.corpora import CORPORA
+from trainer.data.dataset import open_dataset
+from trainer.data.published import fingerprint
 from xl_export.cli import main
 from xl_export.cli_data import NAMES
 
@@ -83,13 +83,13 @@ def test_an_existing_dataset_is_kept_unless_forced(tmp_path: Path) -> None:
 
 
 def test_a_download_that_is_there_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.download.download", lambda name, path: make_source(path.parent, name, "zip"))
+    monkeypatch.setattr("trainer.data.download.download", lambda name, path: make_source(path.parent, name, "zip"))
     for _ in range(2):
         result = run(
             "enwik8", "--from", tmp_path / "enwik8.zip", "--out", tmp_path / "out", "--download", "--unverified", "--force"
         )
         assert result.exit_code == 0, result.output
-        monkeypatch.setattr("trainer.download.download", lambda *_: pytest.fail("fetched again"))
+        monkeypatch.setattr("trainer.data.download.download", lambda *_: pytest.fail("fetched again"))
 
 
 def test_no_torch_is_needed(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from runtimes.errors import UserError
 from tests.corpus_files import make_folder, make_tar, make_zip
-from trainer.archives import BLOCK, Found, _Forward, find_files, is_archive
+from trainer.data.archives import BLOCK, Found, _Forward, find_files, is_archive
 
 DATA = {"a/one.txt": b"first\n" * 500, "two.txt": b"second", "other.md": b"not wanted"}
 LIMIT = 1 << 20

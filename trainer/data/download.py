@@ -8,8 +8,8 @@ from pathlib import Path
 
 from runtimes.errors import UserError, first_line
 from runtimes.files import atomic_file
-from trainer.corpora import CORPORA, Corpus
-from trainer.sources import BLOCK, fingerprint, progress_bar, say
+from trainer.data.corpora import CORPORA, Corpus
+from trainer.data.published import BLOCK, fingerprint, progress_bar, say
 
 TIMEOUT = 30  # seconds without a byte
 NETWORK_ERRORS = (OSError, http.client.HTTPException, ValueError)

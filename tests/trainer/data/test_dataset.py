@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes.errors import ArtefactError, ConfigError, UserError
+from runtimes.errors import ArtefactError, UserError
 from runtimes.files import write_json
-from tests.corpus_files import PTB, TEXT8, make_source
-from trainer.dataset import SPLITS, load_source, open_dataset, save_facts, smallest_dtype
-from trainer.prepare import prepare
+from tests.corpus_files import PTB, make_source
+from trainer.data.dataset import SPLITS, open_dataset, save_facts, smallest_dtype
+from trainer.data.prepare import prepare
 from trainer.text import lanes
 
 
@@ -68,22 +68,6 @@ def test_lanes_of_a_map_stay_a_map(dataset: Path) -> None:
     assert np.array_equal(tokens_BN.ravel(), train[: tokens_BN.size])
 
 
-def test_a_dataset_is_a_source(dataset: Path) -> None:
-    source = load_source(None, str(dataset), "char", 1)
-    assert source.vocab.kind == "word"  # the dataset's, whatever a configuration says
-    assert all(isinstance(getattr(source, split), np.memmap) for split in SPLITS)
-    with pytest.raises(ConfigError, match="give one of the two"):
-        load_source("text.txt", str(dataset), "char", 1)
-
-
-def test_a_text_and_the_built_in_corpus_are_sources(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_bytes(TEXT8)
-    vocab, train, valid, test = load_source(str(tmp_path / "text.txt"), None, "char", 1)
-    assert np.array_equal(np.concatenate([train, valid, test]), vocab.encode(TEXT8))
-    assert len(train) == len(TEXT8) * 90 // 100
-    assert load_source(None, None, "byte", 1).train.size > 100_000
-
-
 def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtefactError, match=r"is not a dataset: it has no data\.json; make one with `xl-export data"):
         open_dataset(tmp_path)
@@ -109,7 +93,7 @@ def test_an_altered_vocabulary_is_refused(dataset: Path) -> None:
 
 @pytest.mark.parametrize("at", [0, 5, -1])
 def test_an_id_outside_the_vocabulary_is_refused(at: int, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.dataset.CHECKED", 4)
+    monkeypatch.setattr("trainer.data.dataset.CHECKED", 4)
     ids = bytearray((dataset / "train.bin").read_bytes())
     ids[at] = open_dataset(dataset).vocab.size
     (dataset / "train.bin").write_bytes(ids)

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import trainer.corpora
-import trainer.prepare
-import trainer.sources
+import trainer.data.corpora
+import trainer.data.prepare
+import trainer.data.published
 from runtimes.errors import UserError
 from runtimes.vocab import WordVocab, decode
 from tests.corpus_files import ENWIK8, PTB, PUBLISHED, TEXT8, WIKI, make_folder, make_source, make_tar, make_zip
-from trainer.corpora import CORPORA, Fingerprint
-from trainer.dataset import SPLITS, Dataset, open_dataset
-from trainer.prepare import prepare
-from trainer.sources import fingerprint
+from trainer.data.corpora import CORPORA, Fingerprint
+from trainer.data.dataset import SPLITS, Dataset, open_dataset
+from trainer.data.prepare import prepare
+from trainer.data.published import fingerprint
 
 FORMS = ["folder", "zip", "tar", "tar.gz"]
 Prepare = Callable[..., Dataset]
@@ -147,7 +147,7 @@ def test_any_words_come_back_however_the_file_is_cut_into_blocks(lines: list[str
     folder, text = tmp_path_factory.mktemp("words"), "\n".join(lines) + "\n"
     source = make_folder(folder / "in", {f"ptb.{part}.txt": text.encode() for part in SPLITS})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.sources, "BLOCK", block)
+        patch.setattr(trainer.data.published, "BLOCK", block)
         facts = prepare("penn-treebank", source, folder / "out", unverified=True, progress=False)
     dataset = open_dataset(folder / "out")
     assert texts(dataset) == dict.fromkeys(SPLITS, text.replace("<eos>", "\n"))
@@ -257,7 +257,7 @@ def test_a_bare_file_is_no_corpus_of_three_files(prepared: Prepare, tmp_path: Pa
 def test_text_that_is_not_utf_8_is_refused_with_its_place(
     prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer.sources, "BLOCK", 4)
+    monkeypatch.setattr(trainer.data.published, "BLOCK", 4)
     source = make_tar(
         tmp_path / "in.tgz", PUBLISHED["penn-treebank"] | {"./simple-examples/data/ptb.train.txt": b"ab\n\n caf\xe9 \n"}
     )
@@ -267,9 +267,9 @@ def test_text_that_is_not_utf_8_is_refused_with_its_place(
 def test_an_endless_line_and_countless_words_are_refused(
     prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer.sources, "BLOCK", 64)
-    monkeypatch.setattr(trainer.prepare, "LONGEST_LINE", 1000)
-    monkeypatch.setattr(trainer.prepare, "MOST_WORDS", 50)
+    monkeypatch.setattr(trainer.data.published, "BLOCK", 64)
+    monkeypatch.setattr(trainer.data.prepare, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(trainer.data.prepare, "MOST_WORDS", 50)
     files = {f"ptb.{part}.txt": b"word " * 300 for part in SPLITS}
     refused(prepared, "penn-treebank", make_folder(tmp_path / "long", files), "a line of more than 1,000 bytes")
     files = {f"ptb.{part}.txt": "\n".join(map(str, range(200))).encode() for part in SPLITS}
@@ -313,4 +313,4 @@ def test_the_table_is_complete() -> None:
         for fact, length in (("md5", 32), ("sha1", 40), ("sha256", 64)):
             hashes = [getattr(file, fact) for file in (corpus.archive, *corpus.files.values())]
             assert all(h is None or (len(h) == length and int(h, 16)) for h in hashes)
-    assert [trainer.corpora.look_alike(PUBLISHED[name]) for name in CORPORA] == list(CORPORA)
+    assert [trainer.data.corpora.look_alike(PUBLISHED[name]) for name in CORPORA] == list(CORPORA)

@@ -12,8 +12,8 @@ from tqdm import tqdm
 
 from runtimes.errors import UserError
 from runtimes.spec import FileFacts
-from trainer.archives import find_files, is_archive
-from trainer.corpora import WHOLE, Corpus, Fingerprint, look_alike, same_as
+from trainer.data.archives import find_files, is_archive
+from trainer.data.corpora import WHOLE, Corpus, Fingerprint, look_alike, same_as
 
 BLOCK = 1 << 22  # bytes read together
 Files = dict[str, Path]  # by their names inside the source

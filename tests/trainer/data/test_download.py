@@ -12,9 +12,9 @@ import pytest
 
 from runtimes.errors import UserError
 from tests.corpus_files import PUBLISHED, make_zip
-from trainer.corpora import CORPORA
-from trainer.download import download
-from trainer.sources import fingerprint
+from trainer.data.corpora import CORPORA
+from trainer.data.download import download
+from trainer.data.published import fingerprint
 
 Serve = Callable[[dict[str, bytes]], str]
 

@@ -14,9 +14,9 @@ from runtimes.errors import TextError, UserError
 from runtimes.files import atomic_folder, refuse_existing, write_json
 from runtimes.spec import VOCAB, FileFacts, file_facts
 from runtimes.vocab import ByteVocab, CharVocab, WordVocab
-from trainer.corpora import CORPORA, WHOLE, Corpus
-from trainer.dataset import DATA, SPLITS, DatasetFacts, DType, save_facts, smallest_dtype
-from trainer.sources import Files, Tick, find_corpus, progress_bar, read_blocks
+from trainer.data.corpora import CORPORA, WHOLE, Corpus
+from trainer.data.dataset import DATA, SPLITS, DatasetFacts, DType, save_facts, smallest_dtype
+from trainer.data.published import Files, Tick, find_corpus, progress_bar, read_blocks
 
 LONGEST_LINE = 1 << 24  # bytes
 MOST_WORDS = 1 << 23  # different ones; One Billion Word has 2.4 million

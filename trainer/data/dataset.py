@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from runtimes.files import read_json, write_json
 from runtimes.records import from_json, to_json
 from runtimes.spec import MAX_SIZE, VOCAB, FileFacts, file_facts
 from runtimes.vocab import Vocab, load_vocab
-from trainer.text import build_vocab, load_splits
 
 SCHEMA, DATA = 1, "data.json"
 SPLITS = ("train", "valid", "test")
@@ -58,31 +57,6 @@ class Dataset:
     train: np.ndarray
     valid: np.ndarray
     test: np.ndarray
-
-
-class Source(NamedTuple):
-    """What a model is trained on: token ids [N] of any integer type, and the vocabulary they are of."""
-
-    vocab: Vocab
-    train: np.ndarray
-    valid: np.ndarray
-    test: np.ndarray
-
-
-def load_source(text: str | None, data: str | None, kind: Literal["byte", "char", "word"], min_count: int) -> Source:
-    """The tokens of a prepared dataset if `data` names one, else of a text file, or of the built-in corpus for None.
-
-    A dataset brings its own vocabulary and parts; a text is cut 90/5/5 and its vocabulary is built as `kind` and
-    `min_count` say. Raises ConfigError when both are given.
-    """
-    if data is not None:
-        if text is not None:
-            raise ConfigError(f"text is {text} and data is {data}; give one of the two.")
-        dataset = open_dataset(data)
-        return Source(dataset.vocab, dataset.train, dataset.valid, dataset.test)
-    splits = load_splits(text)
-    vocab = build_vocab(kind, splits, min_count=min_count)
-    return Source(vocab, *(vocab.encode(getattr(splits, split)) for split in SPLITS))
 
 
 def smallest_dtype(vocab_size: int) -> DType:
