@@ -114,11 +114,11 @@ class TrainConfig:
             raise ConfigError(f"averaging.start_step is {self.averaging.start_step}; expected below steps, {self.steps}.")
         if self.text is not None and self.data is not None:
             raise ConfigError(f"text is {self.text} and data is {self.data}; give one of the two.")
-        self.model.check_training_rule(self.longest)
         if self.training.include_self != self.evaluation.include_self:
             raise ConfigError("training and evaluation differ in include_self; give both the same.")
         self._check_schedule("mem_len", self.mem_len_schedule)
         self._check_schedule("segment", self.segment_schedule)
+        self.model.check_training_rule(self.longest)
 
     def _check_schedule(self, name: str, pairs: Schedule) -> None:
         steps = [pair[0] for pair in pairs]

@@ -47,6 +47,7 @@ force_option = click.option("--force", is_flag=True, help="Replace the folder if
 @click.option("--out", type=click.Path(path_type=Path), help="The run folder to write.")
 @click.option("--resume", "resume_run", type=click.Path(path_type=Path), help="Continue this run instead of starting one.")
 @click.option("--text", type=click.Path(path_type=Path), help="A UTF-8 text; the built-in English corpus by default.")
+@click.option("--data", "data_", type=click.Path(path_type=Path), help="A dataset that `xl-export data` prepared.")
 @click.option("--vocab", type=click.Choice(["byte", "char", "word"]), help="What a token is.")
 @click.option("--steps", type=click.IntRange(min=1), help="Training steps.")
 @click.option("--seed", type=click.IntRange(min=0), help="Random seed.")
@@ -54,13 +55,14 @@ force_option = click.option("--force", is_flag=True, help="Replace the folder if
 @click.option("--tensorboard/--no-tensorboard", default=None, help="Metrics also as TensorBoard events, in RUN/tensorboard.")
 @force_option
 def train(config: str | None, out: Path | None, resume_run: Path | None, force: bool, **changes: Any) -> None:
-    """Train a Transformer-XL: CONFIG is a JSON file, or the name of a built-in one (`demo` by default).
+    """Train a model: CONFIG is a JSON file, or the name of a built-in one (`demo` by default).
 
     Options replace what the configuration says. The run folder holds model.safetensors (the best weights by
     validation), config.json, vocab.json, metrics.jsonl and the held-out texts. A run that was stopped continues
     with --resume, bit for bit as if it had not been. Several processes: torchrun --nproc-per-node 2 -m xl_export train …
     """
-    changes = {key: str(value) if key == "text" else value for key, value in changes.items() if value is not None}
+    changes["data"] = changes.pop("data_")
+    changes = {key: str(value) if key in ("text", "data") else value for key, value in changes.items() if value is not None}
     if (out is None) == (resume_run is None):
         raise UserError("give either --out RUN to start a run, or --resume RUN to continue one.")
     if resume_run and (config or force):

@@ -117,7 +117,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(
 
     def spoiled(training: Training, *arguments: Any) -> float:
         if training.step == 7:
-            training.model.output_bias.data.fill_(math.nan)
+            training.model.vocabulary.output_bias["0"].data.fill_(math.nan)
         return advance(training, *arguments)
 
     monkeypatch.setattr(Training, "advance", spoiled)
