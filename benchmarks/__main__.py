@@ -82,6 +82,29 @@ def memory_forms_command(
     _report(result, memory_forms.table(rows, result.limits, ring_claim=claim), rows, as_json)
 
 
+@main.command("architectures")
+@click.option("--minutes", default=3.0, show_default=True, help="CPU minutes that each model trains for.")
+@click.option("--out", type=click.Path(path_type=Path), default="architectures", show_default=True, help="The runs' folder.")
+@click.option("--only", multiple=True, help="One of the models, by its name in the table; several may be given.")
+@click.option("--threads", type=int, help="CPU threads; all that this process may use by default.")
+@click.option(
+    "--history", type=click.Path(path_type=Path), help="Append here; benchmarks/history/architectures.jsonl by default."
+)
+@json_option
+def architectures_command(
+    minutes: float, out: Path, only: tuple[str, ...], threads: int | None, history: Path | None, as_json: bool
+) -> None:
+    """Six small models, each trained for the same CPU time: bits per character with and without what the papers add."""
+    threads = checked_threads(threads)
+    with needs("cpu,train", "onnxruntime", "torch", "safetensors", "tqdm"):
+        from benchmarks import architectures
+        from benchmarks.history import begin
+    architectures.chosen(only)
+    result = begin("architectures", architectures.described(), threads=threads, file=history)
+    rows = architectures.run(out, minutes=minutes, threads=threads, names=only, progress=_progress)
+    _report(result, architectures.table(rows), rows, as_json)
+
+
 def _report(result: Result, lines: list[str], rows: Sequence[Any], as_json: bool) -> None:
     """Prints a result, and appends it to its history."""
     for line in (result.title, *result.machine_lines, "", *lines, ""):
