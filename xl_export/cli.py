@@ -13,6 +13,7 @@ from runtimes.cli import COMMANDS, Group, echo_json, json_option
 from runtimes.errors import UserError, needs
 from runtimes.reference import check
 from runtimes.spec import load_spec
+from xl_export.cli_attention import attention_command, spans_command
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -31,6 +32,8 @@ def main() -> None:
 
 for edge_command in COMMANDS:
     main.add_command(edge_command)
+main.add_command(attention_command)
+main.add_command(spans_command)
 
 PACKAGES = ("torch", "safetensors", "tqdm", "onnx", "onnx_ir", "onnxruntime")  # that the steps here load when they run
 out_option = click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to write.")
