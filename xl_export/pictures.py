@@ -6,6 +6,7 @@ Arrays in, a file out: the numbers are those of `trainer/inspection.py`. Heads a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ WEIGHT = "mean weight (log scale); tinted: none"
 LABELLED_ROWS = 40  # heads that still have a label each
 STRIP = 96  # context tokens side by side in Figure 6, each with its label
 STRIPS = 8
+FONT, WORD = "DejaVu Sans Mono", 12  # of tokens, and the characters of one that are shown
 DECADES = 4  # that the colours of weights span
 NAMES = {
     "a": "(a)  content: q · k",
@@ -47,17 +49,15 @@ def draw_average(path: Path, average: np.ndarray, persistent: np.ndarray | None,
     """Figure 5: the mean weight of every distance [L, H, R], and the share of persistent vectors [L, H] beside it."""
     figure = new_figure(11, _height(average))
     _title(figure, f"Average attention of every head by distance\n{title}")
-    axes, *beside = np.atleast_1d(
-        figure.subplots(1, 2, width_ratios=[9, 1], sharey=True) if persistent is not None else figure.subplots()
-    )
-    colours = _log_colours([average])
-    image = _heads(axes, average, colours, _palette("Blues"))
-    _label_heads(axes, *average.shape[:2])
+    widths = [9] if persistent is None else [9, 1]
+    panels = figure.subplots(1, len(widths), width_ratios=widths, sharey=True, squeeze=False)[0]
+    image = _heads(panels[0], average, _log_colours([average]), _palette("Blues"))
+    _label_heads(panels[0], *average.shape[:2])
     if persistent is not None:
-        beside[0].barh(np.arange(persistent.size), persistent.ravel(), height=0.8, color=LINE)
-        beside[0].set(xlim=(0, 1), xlabel="share of\npersistent vectors")
-        _separate_layers(beside[0], *average.shape[:2])
-    figure.colorbar(image, ax=axes if persistent is None else [axes, *beside], label=WEIGHT, pad=0.02)
+        panels[1].barh(np.arange(persistent.size), persistent.ravel(), height=0.8, color=LINE)
+        panels[1].set(xlim=(0, 1), xlabel="share of\npersistent vectors")
+        _separate_layers(panels[1], *average.shape[:2])
+    _colour_bar(figure, image, panels, WEIGHT)
     figure.savefig(path, format="png", dpi=150)
 
 
@@ -70,7 +70,7 @@ def draw_terms(path: Path, terms: dict[str, np.ndarray], *, title: str) -> None:
         image = _heads(axes, values, colours, _palette("Blues"))
         axes.set_title(NAMES[name], fontsize=10)
     _label_heads(panels[0], *terms["a"].shape[:2])
-    figure.colorbar(image, ax=list(panels), label=WEIGHT, pad=0.01)
+    _colour_bar(figure, image, panels, WEIGHT)
     figure.savefig(path, format="png", dpi=150)
 
 
@@ -95,18 +95,21 @@ def draw_stretch(
     colours, grey, red = _log_colours([weights]), _palette("Greys", 0, 0.75), _palette("Reds", 0.3, 1, bad="none")
     panels = np.atleast_1d(figure.subplots(len(strips), 1))
     for axes, strip in zip(panels, strips, strict=True):
-        where = (strip.start - 0.5, strip.stop - 0.5, targets - 0.5, -0.5)
-        for grid, palette in ((highlights, red), (every, grey)):
-            part = np.ma.maximum(np.ma.masked_invalid(grid[:, strip.start : strip.stop]), colours.vmin)
-            order = 2 if palette is red else 1
-            image = axes.imshow(part, cmap=palette, norm=colours, extent=where, aspect="auto", zorder=order)
+        image = _strip(axes, every, strip, colours, grey)
+        _strip(axes, highlights, strip, colours, red)
         _write_symbols(axes, strip, symbols, targets, upright=not long)
-        begin = first - (R - 1) + strip.start
+        begin = first - (R - 1) + strip.start  # negative where zeros precede the text
         axes.set_title(f"context tokens {begin:,} to {begin + len(strip) - 1:,} of the text", fontsize=8, loc="left", color=LINE)
     figure.supylabel("target token", fontsize=9)
     figure.supxlabel("context token", fontsize=9)
-    figure.colorbar(image, ax=list(panels), label="weight (log scale)", pad=0.01)
+    _colour_bar(figure, image, panels, "weight (log scale); tinted: not seen")
     figure.savefig(path, format="png", dpi=100)
+
+
+def _strip(axes: Any, grid: np.ndarray, strip: range, colours: Any, palette: Any) -> Any:
+    part = np.ma.maximum(np.ma.masked_invalid(grid[:, strip.start : strip.stop]), colours.vmin)
+    where = (strip.start - 0.5, strip.stop - 0.5, len(grid) - 0.5, -0.5)
+    return axes.imshow(part, cmap=palette, norm=colours, extent=where, aspect="auto")
 
 
 def by_column(weights: np.ndarray) -> np.ndarray:
@@ -138,7 +141,7 @@ def draw_spans(
         if layer:
             axes.axvline(layer * H - 0.5, color=REACH, lw=0.6)
     axes.axhline(maximum, color=INK, lw=0.8, ls="--", label=f"maximum, {maximum:,}")
-    axes.set_yscale("symlog", linthresh=1)
+    axes.set_yscale("symlog", linthresh=1, linscale=0.4)
     axes.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=1, subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_ylim(-0.1, maximum * 1.5)
@@ -154,14 +157,20 @@ def draw_spans(
 
 
 def legible(text: str) -> str:
-    """A token as it can be read in a picture: white space as signs, what the font lacks by its code point."""
+    """A token as it can be read in a picture: white space as signs, what the font lacks by its code point, long words cut."""
+    signs, known = {" ": "␣", "\n": "↵", "\t": "→", "\r": "←"}, _characters()
+    shown = "".join(signs.get(c, c if c.isprintable() and ord(c) in known else f"{ord(c):X}") for c in text[:WORD])
+    return shown if len(shown) <= WORD and len(text) <= WORD else shown[: WORD - 1] + "…"
+
+
+@lru_cache(maxsize=1)
+def _characters() -> frozenset[int]:
+    """The code points that the font of tokens can show."""
     with needs("bench", "matplotlib"):
         from matplotlib.font_manager import findfont
         from matplotlib.ft2font import FT2Font
 
-    known = FT2Font(findfont("DejaVu Sans Mono")).get_charmap()
-    signs = {" ": "␣", "\n": "↵", "\t": "→", "\r": "←"}
-    return "".join(signs.get(c, c if c.isprintable() and ord(c) in known else f"{ord(c):X}") for c in text)
+    return frozenset(FT2Font(findfont(FONT)).get_charmap())
 
 
 def _heads(axes: Any, values: np.ndarray, colours: Any, palette: Any) -> Any:
@@ -190,10 +199,11 @@ def _label_heads(axes: Any, L: int, H: int) -> None:
 
 
 def _write_symbols(axes: Any, strip: range, symbols: Sequence[str], targets: int, *, upright: bool) -> None:
-    style = {"fontsize": 8, "family": "DejaVu Sans Mono", "parse_math": False}
+    style = {"fontsize": 8, "family": FONT, "parse_math": False}
     axes.set_xticks(list(strip), [symbols[column] for column in strip], rotation=0 if upright else 90, **style)
     axes.set_yticks(range(targets), list(symbols[-targets:]), **style)
     axes.tick_params(length=0, pad=2)
+    axes.set_facecolor(UNSEEN)
     axes.set_xlim(strip.start - 0.5, strip.start + STRIP - 0.5 if len(symbols) > STRIP else strip.stop - 0.5)
 
 
@@ -211,6 +221,11 @@ def _palette(name: str, start: float = 0.0, end: float = 1.0, *, bad: str = UNSE
     from matplotlib.colors import ListedColormap
 
     return ListedColormap(colormaps[name](np.linspace(start, end, 256))).with_extremes(bad=bad)
+
+
+def _colour_bar(figure: Any, image: Any, panels: Sequence[Any], label: str) -> None:
+    height = figure.get_figheight()
+    figure.colorbar(image, ax=list(panels), label=label, pad=0.01, aspect=6 * min(height, 10.0), shrink=min(1.0, 10 / height))
 
 
 def _height(*values: np.ndarray) -> float:
