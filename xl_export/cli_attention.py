@@ -31,9 +31,14 @@ PACKAGES = ("torch", "safetensors", "tqdm")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to write.")
 @click.option("--layer", type=click.IntRange(min=0), help="Of Figure 6, from 0; that which looks furthest back by default.")
 @click.option("--head", type=click.IntRange(min=0), help="Of Figure 6, from 0; that which looks furthest back by default.")
-@click.option("--at", type=click.IntRange(min=0), help=f"First of Figure 6's {ROWS} targets; near the end of TOKENS by default.")
+@click.option("--at", type=click.IntRange(min=0), help=f"First of Figure 6's {ROWS} targets; the last that are read by default.")
 @click.option(
-    "--tokens", "count", default=10_000, show_default=True, type=click.IntRange(min=1), help="Tokens of the text to average over."
+    "--tokens",
+    "count",
+    default=10_000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Tokens of the text to read; more if --at asks.",
 )
 @click.option("--force", is_flag=True, help="Replace the folder if it holds earlier pictures.")
 @threads_option
@@ -50,7 +55,7 @@ def attention_command(
     figure-7.png  terms (a), (b) and (d) of the score, the softmax of each alone; relative positions only
     attention.npz, attention.json: the numbers and the settings
 
-    Text and memory are those of the run's evaluation. Tokens that lack a whole memory before them are left out.
+    The memory is that of the run's evaluation. Tokens that lack a whole memory before them are left out of averages.
     """
     refuse_existing(out, force=force, marker=MARKER)
     pictures.new_figure(1, 1)  # before anything is computed: is there something to draw with?
@@ -96,41 +101,24 @@ def spans_command(run: Path, out: Path | None, as_json: bool) -> None:
     saved = {form: bytes_saved(opened.model.facts(), rule, form) for form in get_args(Form)}
     for line in span_lines(learned):
         click.echo(line)
-    click.echo(
-        f"an artefact with memory {rule.mem_len} saves "
-        + ", ".join(f"{n:,} bytes ({form})" for form, n in saved.items())
-        + " per stream"
-    )
+    forms = ", ".join(f"{num_bytes:,} bytes ({form})" for form, num_bytes in saved.items())
+    click.echo(f"an artefact with memory {rule.mem_len} saves {forms} per stream")
     if out:
+        title = f"at most {learned.maximum:,} tokens; {rule}"
         with atomic_file(out) as temporary:
-            pictures.draw_spans(
-                temporary,
-                learned.spans,
-                learned.reaches,
-                maximum=learned.maximum,
-                title=f"at most {learned.maximum:,} tokens; {rule}",
-            )
+            pictures.draw_spans(temporary, learned.spans, learned.reaches, maximum=learned.maximum, title=title)
         click.echo(f"drawn to {out}", err=True)
     echo_json({"maximum": learned.maximum, "spans": learned.spans, "reaches": learned.reaches, "bytes_saved": saved}, as_json)
 
 
 def span_lines(learned: LearnedSpans) -> list[str]:
     """A line for each layer: of every head the span in tokens and the longest distance that it gives any weight."""
-    width = max(
-        len(_span(z, reach)) for row in zip(learned.spans, learned.reaches, strict=True) for z, reach in zip(*row, strict=True)
-    )
-    heads = [f"head {head}" for head in range(len(learned.spans[0]))]
-    width = max(width, *map(len, heads))
-    lines = [f"span in tokens, of at most {learned.maximum}, and the longest reach after the arrow"]
-    lines.append("  ".join(["layer", *(f"{head:>{width}}" for head in heads)]))
-    for layer, (spans, reaches) in enumerate(zip(learned.spans, learned.reaches, strict=True)):
-        cells = (f"{_span(z, reach):>{width}}" for z, reach in zip(spans, reaches, strict=True))
-        lines.append("  ".join([f"{layer:>5}", *cells]))
-    return lines
-
-
-def _span(z: float, reach: int) -> str:
-    return f"{z:.1f} → {reach}"
+    rows = [["layer", *(f"head {head}" for head in range(len(learned.spans[0])))]]
+    for layer, heads in enumerate(zip(learned.spans, learned.reaches, strict=True)):
+        rows.append([str(layer), *(f"{span:.1f} → {reach}" for span, reach in zip(*heads, strict=True))])
+    width = max(len(cell) for row in rows for cell in row[1:])
+    table = ["  ".join([f"{row[0]:>5}", *(f"{cell:>{width}}" for cell in row[1:])]) for row in rows]
+    return [f"span in tokens, of at most {learned.maximum}, and the longest reach after the arrow", *table]
 
 
 def _open(folder: Path, threads: int | None) -> Run:
