@@ -16,7 +16,7 @@ from trainer.objective import segment_loss
 
 VOCABULARY = {"enwik8": 256, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "ptb": 10_000}
 CORPUS = {"table6": "wt103", "table7": "lm1b", "table10": "wt103", "figure2": "text8"}
-OURS = {"demo", "tiny"}
+OURS = {"all-attention-demo", "demo", "tiny"}
 
 # millions of parameters that the papers print, with the classifiers that Al-Rfou et al. use in training
 PUBLISHED = {
