@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.configs import checked_repeats, checked_threads, load_config, parse_lengths
+from benchmarks.configs import checked_minutes, checked_repeats, checked_threads, load_config, parse_lengths
 from runtimes.cli import Group, echo_json, json_option
 from runtimes.errors import needs
 
@@ -80,6 +80,29 @@ def memory_forms_command(
     rows = memory_forms.run(config, mem_len=mem_len, threads=threads, repeats=repeats, progress=_progress)
     result = result.remeasured()
     _report(result, memory_forms.table(rows, result.limits, ring_claim=claim), rows, as_json)
+
+
+@main.command("architectures")
+@click.option("--minutes", default=3.0, show_default=True, help="CPU minutes of all threads together that each model trains for.")
+@click.option("--out", type=click.Path(path_type=Path), default="architectures", show_default=True, help="The runs' folder.")
+@click.option("--only", multiple=True, help="One of the models, by its name in the table; several may be given.")
+@click.option("--threads", type=int, help="CPU threads; all that this process may use by default.")
+@click.option(
+    "--history", type=click.Path(path_type=Path), help="Append here; benchmarks/history/architectures.jsonl by default."
+)
+@json_option
+def architectures_command(
+    minutes: float, out: Path, only: tuple[str, ...], threads: int | None, history: Path | None, as_json: bool
+) -> None:
+    """Six small models, each trained for the same CPU time: bits per character with and without what the papers add."""
+    threads, minutes = checked_threads(threads), checked_minutes(minutes)
+    with needs("cpu,train", "onnxruntime", "torch", "safetensors", "tqdm"):
+        from benchmarks import architectures
+        from benchmarks.history import begin
+    architectures.chosen(only)
+    result = begin("architectures", architectures.described(), threads=threads, file=history, engine="torch")
+    rows = architectures.run(out, minutes=minutes, threads=threads, names=only, progress=_progress)
+    _report(result, architectures.table(rows), rows, as_json)
 
 
 def _report(result: Result, lines: list[str], rows: Sequence[Any], as_json: bool) -> None:

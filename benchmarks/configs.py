@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from runtimes.errors import ConfigError
@@ -86,3 +87,10 @@ def checked_repeats(repeats: int | None, default: int) -> int:
     if repeats is not None and not 1 <= repeats <= MOST_REPEATS:
         raise ConfigError(f"repeats is {repeats}; expected 1 to {MOST_REPEATS}.")
     return repeats or default
+
+
+def checked_minutes(minutes: float) -> float:
+    """CPU minutes to train for."""
+    if not 0 < minutes < math.inf:
+        raise ConfigError(f"minutes is {minutes}; expected a positive number of CPU minutes.")
+    return minutes

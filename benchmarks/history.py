@@ -20,7 +20,7 @@ HISTORY = Path(__file__).parent / "history"
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A result under way: all that its figures depend on, taken before the measuring began."""
+    """A result under way: all that its figures depend on, taken before the measuring began. engine: the package that computes."""
 
     case: str
     config: BenchmarkConfig
@@ -29,6 +29,7 @@ class Result:
     limits: Limits
     machine: dict[str, Any]
     versions: dict[str, str]
+    engine: str = "onnxruntime"
 
     @property
     def title(self) -> str:
@@ -45,7 +46,7 @@ class Result:
         return [
             *(["note: other jobs were using the CPUs; figures of such a run are not to be published"] if busy else []),
             f"machine: {machine['cpu']}, {machine['cpus']} CPUs, load {machine['load_average']:g} before; medians; "
-            f"onnxruntime {self.versions.get('onnxruntime', 'unknown')}",
+            f"{self.engine} {self.versions.get(self.engine, 'unknown')}",
             f"limits, best of before and after: memory read {limits.read_bytes / 1e9:.0f} GB/s, "
             f"fp32 matrix product {limits.multiply_adds / 1e9:.0f} G multiply-adds/s",
         ]
@@ -64,18 +65,20 @@ class Result:
         document = {
             "case": self.case, "time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "config": self.config.name,
             "model": to_json(self.config.model), "segment": self.config.segment, "threads": self.threads, "precision": "fp32",
-            "engine": "onnxruntime", "rows": rows, "limits": to_json(self.limits), "machine": self.machine,
+            "engine": self.engine, "rows": rows, "limits": to_json(self.limits), "machine": self.machine,
             "versions": self.versions, "commit": commit(),
         }  # fmt: skip
         append(self.file, document)
         return document
 
 
-def begin(case: str, config: BenchmarkConfig, *, threads: int, file: Path | None) -> Result:
+def begin(case: str, config: BenchmarkConfig, *, threads: int, file: Path | None, engine: str = "onnxruntime") -> Result:
     """Takes down the machine and its limits, and makes sure that the history file can be written before anything is measured."""
     file, machine = _writable(file or HISTORY / f"{case}.jsonl"), machine_facts()
     limits = measure_limits(threads)
-    return Result(case=case, config=config, threads=threads, file=file, limits=limits, machine=machine, versions=versions())
+    return Result(
+        case=case, config=config, threads=threads, file=file, limits=limits, machine=machine, versions=versions(), engine=engine
+    )  # fmt: skip
 
 
 def append(path: Path, document: dict[str, Any]) -> None:

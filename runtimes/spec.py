@@ -183,8 +183,7 @@ class Spec:
     @property
     def bytes_saved(self) -> int:
         """Bytes of memory that learned spans save each row, against every head remembering mem_len tokens."""
-        whole = state_tensors(dataclasses.replace(self.model, reaches=()), self.rule, self.form)
-        return sum(state.tensor().num_bytes(batch=1) for state in whole) + 8 - self.bytes_per_stream
+        return bytes_saved(self.model, self.rule, self.form)
 
 
 def head_groups(model: ModelFacts, rule: MemoryRule, form: Form) -> tuple[tuple[HeadGroup, ...], ...]:
@@ -227,6 +226,12 @@ def state_tensors(model: ModelFacts, rule: MemoryRule, form: Form) -> tuple[Stat
                 shape = ("batch", str(len(group.heads)), str(slots), str(model.head_dim))
             states += [StateFacts(past=past, present=present, dtype="float32", shape=shape) for past, present in names]
     return tuple(states)
+
+
+def bytes_saved(model: ModelFacts, rule: MemoryRule, form: Form) -> int:
+    """`Spec.bytes_saved` of an artefact in this form."""
+    whole, own = (state_tensors(facts, rule, form) for facts in (dataclasses.replace(model, reaches=()), model))
+    return sum(state.tensor().num_bytes(batch=1) for state in whole) - sum(s.tensor().num_bytes(batch=1) for s in own)
 
 
 def file_facts(path: Path) -> FileFacts:

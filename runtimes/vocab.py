@@ -105,7 +105,7 @@ class CharVocab:
 
 
 class WordVocab:
-    """Words between white space; each newline is `<eos>` and every other word `<unk>`.
+    """Words between white space; each newline is `end_of_line` and every other word `unknown`.
 
     unknown, end_of_line: other symbols for that; without the latter a newline is a blank. start_of_line: a symbol before
     each line. lower_case: texts are lower-cased. Decoding puts one blank between words, so the text comes back only up to
@@ -130,7 +130,7 @@ class WordVocab:
     @classmethod
     def build(cls, text: str, *, min_count: int = 1) -> WordVocab:
         """Most frequent word first (ties in order of appearance), as adaptive softmax needs it."""
-        counts = Counter(_words(text))
+        counts = Counter(text.split())
         counts.pop(UNKNOWN, None)
         counts.pop(END_OF_LINE, None)
         kept = [word for word, count in counts.most_common() if count >= min_count]
@@ -201,10 +201,11 @@ def load_vocab(path: Path) -> Vocab:
     if kind == "char":
         return CharVocab(symbols)
     options = {name: data[name] for name in WORD_OPTIONS if name in data}
-    for name, value in options.items():
-        kinds = {"unknown": (str,), "lower_case": (bool,)}.get(name, (str, type(None)))
-        if type(value) not in kinds:
-            raise ArtefactError(f"{path} is not a word vocabulary; its {name} is {value!r:.40}.")
+    marks = {name: mark for name, mark in options.items() if name != "lower_case" and (mark is not None or name == "unknown")}
+    if not all(isinstance(mark, str) and mark.split() == [mark] for mark in marks.values()):
+        raise ArtefactError(f"{path} is not a word vocabulary; its marks {marks!r:.80} are not single words.")
+    if not isinstance(options.get("lower_case", False), bool):
+        raise ArtefactError(f"{path} is not a word vocabulary; its lower_case is {options['lower_case']!r:.40}.")
     return WordVocab(symbols, **options)
 
 

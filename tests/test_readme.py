@@ -18,7 +18,7 @@ SHORTER = {  # what the test adds to a command, so that it takes seconds
     "python -m benchmarks sliding-window": "--attention-lengths 16,32 --repeats 3 --history history.jsonl",
     "python -m benchmarks memory-forms": "--config small --mem-len 64 --repeats 3 --history history.jsonl",
 }
-ELSEWHERE = ("git clone", "cd ", "make ", "pip install")  # set-up: run by continuous integration and test_edge_install
+ELSEWHERE = ("git clone", "cd ", "make ", "pip install", "torchrun")  # run by continuous integration and other tests
 
 
 def blocks(language: str) -> list[str]:

@@ -1,4 +1,8 @@
-"""A run on disk: `config.json`, `vocab.json`, `model.safetensors`; never a pickle."""
+"""A run on disk; never a pickle.
+
+`model.safetensors` is what everything downstream reads: the weights of the best validation so far, or the last ones while there
+was no validation. The last ones, with all else that resuming needs, are in `training.safetensors` (`trainer/snapshot.py`).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,8 @@ from runtimes.vocab import Vocab, load_vocab
 from trainer.config import TrainConfig
 from trainer.model import LanguageModel
 
-CONFIG, MODEL = "config.json", "model.safetensors"
+CONFIG, MODEL, STATE, METRICS = "config.json", "model.safetensors", "training.safetensors", "metrics.jsonl"
+VALID, TEST = "valid.txt", "test.txt"
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Run:
 
 
 def load_run(folder: Path) -> Run:
-    """The last checkpoint of a run; raises ArtefactError or ConfigError that name the file at fault."""
+    """The best checkpoint of a run; raises ArtefactError or ConfigError that name the file at fault."""
     if not (folder / CONFIG).is_file():
         raise ArtefactError(f"{folder} is not a run: it has no {CONFIG}; make one with `xl-export train --out RUN`.")
     config = from_json(TrainConfig, read_json(folder / CONFIG), where=str(folder / CONFIG))
@@ -73,6 +78,15 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, 
             save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary, metadata)
         except SafetensorError as error:  # how a full disk shows, here alone
             raise UserError(f"{path} could not be written: {error}; nothing was changed there.") from error
+
+
+def load_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file, without its tensors; raises ArtefactError where it is missing or damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise ArtefactError(f"{path} is missing or damaged ({error}); train again, or copy the run again.") from error
 
 
 def load_tensors(path: Path, *, expected: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from runtimes.errors import ArtefactError
 from trainer.model_config import ModelConfig, SpanConfig
 
 
@@ -38,6 +39,10 @@ class AdaptiveSpan(nn.Module):
             self.share.clamp_(0, 1)
 
     def reaches(self) -> tuple[int, ...]:
-        """The longest distance that each head gives any weight."""
+        """The longest distance that each head gives any weight; raises ArtefactError for spans that no training leaves."""
+        if not bool(((self.share >= 0) & (self.share <= 1)).all()):
+            raise ArtefactError(
+                "a learned span is not a share from 0 to 1 of the maximum; the run is damaged: train or copy it again."
+            )
         ends = (self.share.detach().double() * self.span.maximum + self.span.ramp + 1).tolist()
         return tuple(min(math.ceil(end) - 1, self.span.maximum) for end in ends)

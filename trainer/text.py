@@ -54,7 +54,8 @@ def lanes(tokens: np.ndarray, batch: int, segment: int) -> np.ndarray:
     """`batch` contiguous lanes [B, N] of a stream, for memory to be carried along (section 3.2).
 
     The remainder of fewer than `batch` tokens is left out, and so is, while training, the end of a lane that does
-    not fill a segment. Raises TextError when a lane would be shorter than one segment and its targets.
+    not fill a segment. It is a view: a mapped stream stays on disk. Raises TextError when a lane would be shorter
+    than one segment and its targets.
     """
     length = len(tokens) // batch
     if length < segment + 1:

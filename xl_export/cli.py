@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from runtimes.cli_eval import eval_command
 from runtimes.errors import UserError, needs
 from runtimes.reference import check
 from runtimes.spec import load_spec
+from xl_export.cli_attention import attention_command, spans_command
+from xl_export.cli_data import data
 from xl_export.cli_import import import_command
 from xl_export.cli_recl import recl_command
 
@@ -24,6 +27,7 @@ def main() -> None:
     """Take a language model with segment recurrence from text to a device that has no PyTorch.
 
     \b
+    xl-export data text8 --from zip --out text8  public corpus → dataset; any text will do without
     xl-export train --out run                    text → run
     xl-export onnx run --out artefact            run → artefact: ONNX graph, weights, proof
     xl-export check artefact                     the same numbers as PyTorch, on this device?
@@ -32,7 +36,7 @@ def main() -> None:
     """
 
 
-for command in (*COMMANDS, eval_command, import_command, recl_command):
+for command in (*COMMANDS, eval_command, import_command, recl_command, attention_command, spans_command, data):
     main.add_command(command)
 
 PACKAGES = ("torch", "safetensors", "tqdm", "onnx", "onnx_ir", "onnxruntime")  # that the steps here load when they run
@@ -45,18 +49,22 @@ force_option = click.option("--force", is_flag=True, help="Replace the folder if
 @click.option("--out", type=click.Path(path_type=Path), help="The run folder to write.")
 @click.option("--resume", "resume_run", type=click.Path(path_type=Path), help="Continue this run instead of starting one.")
 @click.option("--text", type=click.Path(path_type=Path), help="A UTF-8 text; the built-in English corpus by default.")
+@click.option("--data", "data_", type=click.Path(path_type=Path), help="A dataset that `xl-export data` prepared.")
 @click.option("--vocab", type=click.Choice(["byte", "char", "word"]), help="What a token is.")
 @click.option("--steps", type=click.IntRange(min=1), help="Training steps.")
 @click.option("--seed", type=click.IntRange(min=0), help="Random seed.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="What trains.")
+@click.option("--tensorboard/--no-tensorboard", default=None, help="Metrics also as TensorBoard events, in RUN/tensorboard.")
 @force_option
 def train(config: str | None, out: Path | None, resume_run: Path | None, force: bool, **changes: Any) -> None:
-    """Train a Transformer-XL: CONFIG is a JSON file, or the name of a built-in one (`demo` by default).
+    """Train a model: CONFIG is a JSON file, or the name of a built-in one (`demo` by default).
 
-    Options replace what the configuration says. The run folder holds model.safetensors, config.json,
-    vocab.json, metrics.jsonl and the held-out texts. A run that was stopped continues with --resume, bit for
-    bit as if it had not been.
+    Options replace what the configuration says. The run folder holds model.safetensors (the best weights by
+    validation), config.json, vocab.json, metrics.jsonl and the held-out texts. A run that was stopped continues
+    with --resume, bit for bit as if it had not been. Several processes: torchrun --nproc-per-node 2 -m xl_export train …
     """
-    changes = {key: str(value) if key == "text" else value for key, value in changes.items() if value is not None}
+    changes["data"] = changes.pop("data_")
+    changes = {key: str(value) if key in ("text", "data") else value for key, value in changes.items() if value is not None}
     if (out is None) == (resume_run is None):
         raise UserError("give either --out RUN to start a run, or --resume RUN to continue one.")
     if resume_run and (config or force):
@@ -74,7 +82,8 @@ def train(config: str | None, out: Path | None, resume_run: Path | None, force: 
         settings = TrainConfig.load(config or "demo")
         settings = dataclasses.replace(settings.with_steps(changes.pop("steps", settings.steps)), **changes)
         run = _interruptible(lambda: start(settings, out, force=force), out)
-    click.echo(f"{run} is trained; next: xl-export onnx {run} --out artefact")
+    if os.environ.get("RANK", "0") == "0":  # the first process of torchrun speaks for all
+        click.echo(f"{run} is trained; next: xl-export onnx {run} --out artefact")
 
 
 @main.command()

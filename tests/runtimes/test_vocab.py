@@ -156,3 +156,22 @@ def test_a_file_that_is_no_json_is_refused(content: bytes, tmp_path: Path) -> No
     (tmp_path / "vocab.json").write_bytes(content)
     with pytest.raises(ArtefactError, match="is not valid JSON"):
         load_vocab(tmp_path / "vocab.json")
+
+
+def test_words_may_have_other_marks_and_keep_them_in_their_file(tmp_path: Path) -> None:
+    vocab = WordVocab(["<S>", "<UNK>", "a"], unknown="<UNK>", end_of_line="<S>")
+    assert vocab.encode("a b\na <unk>").tolist() == [2, 1, 0, 2, 1]
+    assert decode(vocab, [0, 2, 1, 0, 2]) == "\na <UNK>\na"
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab.to_json()))
+    loaded = load_vocab(tmp_path / "vocab.json")
+    assert isinstance(loaded, WordVocab)
+    assert (loaded.unknown, loaded.end_of_line) == ("<UNK>", "<S>")
+    assert WordVocab(["a"]).to_json() == {"kind": "word", "symbols": ["a"]}  # as it was before there were others
+
+
+@pytest.mark.parametrize("name", ["unknown", "end_of_line", "start_of_line"])
+@pytest.mark.parametrize("mark", [1, "", " ", "two words", ["<S>"]])
+def test_marks_that_are_no_words_are_refused(name: str, mark: Any, tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text(json.dumps({"kind": "word", "symbols": ["a"], name: mark}))
+    with pytest.raises(ArtefactError, match=r"vocab\.json is not a word vocabulary; its marks"):
+        load_vocab(tmp_path / "vocab.json")

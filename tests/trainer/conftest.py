@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from runtimes.rule import MemoryRule
 from trainer.config import TrainConfig
 from trainer.model_config import ModelConfig
+from trainer.source import load_source, with_vocab_size
+from trainer.state import Training
 
 SENTENCE = "the memory of a segment is read by the next one and no gradient flows into it while rows keep their own place"
 
@@ -60,3 +63,14 @@ def make_config(text_file: Path) -> Callable[..., TrainConfig]:
         return TrainConfig(**settings | changes)
 
     return make
+
+
+@pytest.fixture
+def started() -> Callable[[TrainConfig], tuple[Training, np.ndarray]]:
+    """`started(config)`: step 0 of a run, without its folder, and its tokens in lanes."""
+
+    def start(config: TrainConfig) -> tuple[Training, np.ndarray]:
+        source = load_source(config)
+        return Training.start(with_vocab_size(config, source.vocab)), source.tokens
+
+    return start

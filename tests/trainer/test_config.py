@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from runtimes.errors import ArtefactError, ConfigError
 from runtimes.records import from_json, to_json
 from runtimes.rule import MemoryRule
-from trainer.config import BUILT_IN, TrainConfig
-from trainer.loop import Training
+from trainer.config import BUILT_IN, Averaging, TrainConfig
 from trainer.model_config import ModelConfig
+from trainer.state import Training
 
 GOOD: dict[str, Any] = {
     "model": {"layers": 2, "d_model": 16, "heads": 2, "head_dim": 8, "d_ff": 24},
@@ -30,7 +30,7 @@ def changed(key: str, value: Any) -> dict[str, Any]:
     *path, last = key.split(".")
     place = data
     for part in path:
-        place = place[part]
+        place = place.setdefault(part, {})
     place[last] = value
     return data
 
@@ -58,6 +58,7 @@ def test_json_round_trip_is_the_identity(
         ),
         training=MemoryRule(mem_len=mem_len, segment=7, mask=mask, clamp_len=clamp_len),
         evaluation=MemoryRule(mem_len=3, segment=2), vocab=vocab, text=text, seed=seed, learning_rate=learning_rate,
+        averaging=Averaging(start_step=seed % 100) if tied else None, mem_len_schedule=((1, mem_len), (5, 2)) if pre_norm else (),
     )  # fmt: skip
     assert load(json.loads(json.dumps(to_json(config)))) == config
 
@@ -66,7 +67,7 @@ def test_json_round_trip_is_the_identity(
 def test_every_built_in_configuration_loads_by_name(name: str) -> None:
     config = TrainConfig.load(name)
     assert config.text is None, "a built-in configuration must work on any machine"
-    assert load(to_json(config)) == config
+    assert load(json.loads(json.dumps(to_json(config)))) == config
 
 
 def test_the_demo_configuration_is_built_in() -> None:
@@ -100,6 +101,14 @@ def test_an_integer_is_good_enough_for_a_float() -> None:
         ("steps", -5), ("steps", 0), ("batch", 0), ("batch", -1), ("min_count", 0), ("log_every", 0), ("validate_every", 0),
         ("checkpoint_every", 0), ("warmup_steps", 1001), ("warmup_steps", -1), ("learning_rate", 0.0), ("learning_rate", -1.0),
         ("clip", 0.0), ("seed", -1), ("seed", 2**63), ("threads", -1), ("threads", 10**6),
+        ("accumulate", 0), ("accumulate", 3), ("min_learning_rate", -0.1), ("min_learning_rate", 1.0), ("plateau_decay", 1.0),
+        ("plateau_decay", 0.0), ("plateau_patience", -1), ("patience", -1), ("averaging", {}), ("averaging.start_step", 1000),
+        ("averaging.patience", -1), ("mem_len_schedule", [[0, 1, 2]]), ("segment_schedule", [[5, 8], [5, 9]]),
+        ("segment_schedule", [[5]]),
+        # choices that there are not
+        ("optimizer", "sgd"), ("schedule", "linear"), ("autocast", "fp8"), ("device", "tpu"), ("tensorboard", 1),
+        ("mem_len_schedule", 3), ("mem_len_schedule", [3]), ("mem_len_schedule", [["1", 2]]), ("averaging", 3),
+        # lengths
         ("training.segment", 0), ("training.mem_len", -1), ("evaluation.mem_len", 10**12), ("evaluation.clamp_len", 0),
     ],
 )  # fmt: skip

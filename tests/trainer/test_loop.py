@@ -17,30 +17,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import trainer.loop as loop
+import trainer.validation as validation
 from runtimes.errors import TextError, UserError
 from runtimes.rule import MemoryRule
 from runtimes.scoring import Score, evaluate
 from trainer.checkpoint import load_run
 from trainer.config import TrainConfig
-from trainer.loop import Training, learning_rate, train
-from trainer.text import build_vocab, lanes, load_splits
+from trainer.loop import train
+from trainer.schedule import learning_rate
+from trainer.state import Training
 
 Make = Callable[..., TrainConfig]
+Started = Callable[[TrainConfig], tuple[Training, np.ndarray]]
 GOLDEN = Path(__file__).with_name("golden_losses.json")
 
 
 def metrics(run: Path, key: str) -> list[float]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [line[key] for line in lines if key in line]
-
-
-def started(config: TrainConfig) -> tuple[Training, np.ndarray]:
-    """Step 0 of a run, without its folder, and its tokens in lanes."""
-    splits = load_splits(config.text)
-    vocab = build_vocab(config.vocab, splits, min_count=1)
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab.size))
-    return Training.start(config), lanes(vocab.encode(splits.train), config.batch, config.training.segment)
 
 
 def test_the_loss_falls_well_below_that_of_guessing(make_config: Make, tmp_path: Path) -> None:
@@ -72,7 +66,7 @@ def test_the_seed_decides_the_run(make_config: Make, tmp_path: Path) -> None:
 
 
 def test_lanes_are_read_in_order_and_wrap_around_with_positions_restarted(
-    make_config: Make, monkeypatch: pytest.MonkeyPatch
+    make_config: Make, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training, tokens_BN = started(make_config(batch=90, warmup_steps=0))
     passes = (tokens_BN.shape[1] - 1) // 8
@@ -94,41 +88,31 @@ def test_lanes_are_read_in_order_and_wrap_around_with_positions_restarted(
 
 
 @pytest.mark.parametrize("initial_memory", ["masked", "zeros"])
-def test_a_new_pass_does_not_see_the_memory_of_the_last_one(make_config: Make, initial_memory: str) -> None:
+def test_a_new_pass_does_not_see_the_memory_of_the_last_one(make_config: Make, started: Started, initial_memory: str) -> None:
     rule = MemoryRule(mem_len=8, segment=8, initial_memory=initial_memory)
     losses = []
     for garbage in (0.0, 1e3):
         training, tokens_BN = started(make_config(batch=90, training=rule))
         for _ in range(4):
             training.advance(tokens_BN)
-        training.memory = [part + garbage for part in training.memory]
+        training.memories = [[tensor + garbage for tensor in memory] for memory in training.memories]
         losses.append((training.advance(tokens_BN), training.advance(tokens_BN)))
     assert losses[0] == losses[1]
 
 
-def test_memory_is_carried_from_step_to_step(make_config: Make) -> None:
+def test_memory_is_carried_from_step_to_step(make_config: Make, started: Started) -> None:
     training, tokens_BN = started(make_config())
     training.advance(tokens_BN)
-    assert all(part.abs().max() > 0 for part in training.memory)
-    memory = [part.clone() for part in training.memory]
+    assert all(tensor.abs().max() > 0 for tensor in training.memories[0])
+    memory = [tensor.clone() for tensor in training.memories[0]]
     carried = training.advance(tokens_BN)
     other, _ = started(make_config())
     other.advance(tokens_BN)
-    other.memory = [part + 1 for part in memory]
+    other.memories = [[tensor + 1 for tensor in memory]]
     assert other.advance(tokens_BN) != carried
 
 
-def test_learning_rate_schedule_by_hand(make_config: Make) -> None:
-    config = make_config(steps=12, warmup_steps=4, learning_rate=0.4)
-    rates = [learning_rate(config, step) for step in range(12)]
-    assert rates[:5] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])  # warm-up ends, the cosine begins
-    assert rates[8] == pytest.approx(0.2)  # half-way down
-    assert rates[11] == pytest.approx(0.2 * (1 - 0.9238795325), abs=1e-9)  # cos(7 pi / 8)
-    assert learning_rate(make_config(steps=12, warmup_steps=0, learning_rate=0.4), 0) == 0.4
-    assert learning_rate(make_config(steps=12, warmup_steps=12, learning_rate=0.4), 11) == pytest.approx(0.4)
-
-
-def test_the_scheduled_rate_is_the_one_applied_and_logged(make_config: Make, tmp_path: Path) -> None:
+def test_the_scheduled_rate_is_the_one_applied_and_logged(make_config: Make, started: Started, tmp_path: Path) -> None:
     config = make_config(steps=4, warmup_steps=2, learning_rate=0.01)
     training, tokens_BN = started(config)
     before = training.model.vocabulary.output_bias["0"].detach().clone()
@@ -139,7 +123,7 @@ def test_the_scheduled_rate_is_the_one_applied_and_logged(make_config: Make, tmp
     assert logged == [learning_rate(config, step) for step in range(4)]
 
 
-def test_gradients_are_clipped_to_the_given_norm(make_config: Make) -> None:
+def test_gradients_are_clipped_to_the_given_norm(make_config: Make, started: Started) -> None:
     training, tokens_BN = started(make_config(clip=0.001))
     training.advance(tokens_BN)
     norm = math.sqrt(sum(parameter.grad.square().sum().item() for parameter in training.model.parameters()))
@@ -155,7 +139,7 @@ def test_validation_is_the_score_of_evaluate_and_equals_an_independent_computati
         calls.append(evaluate(*arguments, **options))
         return calls[-1]
 
-    monkeypatch.setattr(loop, "evaluate", spy)
+    monkeypatch.setattr(validation, "evaluate", spy)
     run = train(make_config(steps=20, validate_every=8, dropout=0.3), tmp_path / "run", progress=False)
     logged = metrics(run, "validation_bits_per_token")
     assert logged == [score.bits_per_token for score in calls]
@@ -189,7 +173,7 @@ def test_an_absurd_learning_rate_is_refused_at_its_step_and_the_last_checkpoint_
     assert all(parameter.isfinite().all() for parameter in load_run(tmp_path / "run").model.parameters())
 
 
-def test_a_gradient_that_is_not_finite_never_reaches_the_weights(make_config: Make) -> None:
+def test_a_gradient_that_is_not_finite_never_reaches_the_weights(make_config: Make, started: Started) -> None:
     training, tokens_BN = started(make_config())
     training.model.vocabulary.output_bias["0"].register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(UserError, match=r"gradient became (nan|inf) at step 1"):
@@ -203,7 +187,7 @@ def test_a_model_that_the_last_step_broke_is_not_saved(
     def broken(*arguments: Any, **options: Any) -> Score:
         return dataclasses.replace(evaluate(*arguments, **options), nats=math.nan)
 
-    monkeypatch.setattr(loop, "evaluate", broken)
+    monkeypatch.setattr(validation, "evaluate", broken)
     with pytest.raises(UserError, match="validation score became nan at step 4"):
         train(make_config(steps=4), tmp_path / "run", progress=False)
     assert "NaN" not in (tmp_path / "run/metrics.jsonl").read_text()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from runtimes.rule import MemoryRule
 from trainer.attention import Attention, relative_attention
-from trainer.model import LanguageModel
+from trainer.model import LanguageModel, drop
 from trainer.model_config import ModelConfig
 from trainer.naive import naive_attention
 
@@ -187,3 +187,14 @@ def test_dropout_acts_only_while_training() -> None:
     assert torch.equal(model(tokens, start, zero, rule)[0], build()(tokens, start, zero, rule)[0])
     model.train()
     assert not torch.equal(model(tokens, start, zero, rule)[0], model(tokens, start, zero, rule)[0])
+
+
+def test_variational_dropout_is_one_mask_for_all_positions_of_a_segment() -> None:
+    model = build(variational_dropout=True, dropout=0.5).train()
+    torch.manual_seed(0)
+    dropped = drop(torch.ones(3, 7, 50), 0.5, model.config, True)
+    assert all(torch.equal(dropped[:, 0], dropped[:, t]) for t in range(7))
+    assert not torch.equal(dropped[0], dropped[1])
+    assert set(dropped.unique().tolist()) == {0.0, 2.0}
+    plain = drop(torch.ones(3, 7, 50), 0.5, build(dropout=0.5).config, True)
+    assert not torch.equal(plain[:, 0], plain[:, 1])

@@ -3,68 +3,22 @@
 from __future__ import annotations
 
 import json
-import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 
-import trainer.loop as loop
+import trainer.checkpoint as checkpoint
+import trainer.snapshot as snapshot
 from runtimes.errors import ArtefactError, ConfigError, UserError
-from runtimes.files import write_json
-from runtimes.records import to_json
 from runtimes.rule import MemoryRule
-from trainer.config import TrainConfig
-from trainer.loop import Training, resume, train
+from tests.runs import assert_same_run, state, train_until
+from trainer.config import Averaging, TrainConfig
+from trainer.loop import resume, train
 
 Make = Callable[..., TrainConfig]
-
-
-def state(run: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    with safe_open(run / "training.safetensors", framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-
-
-def metrics(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in lines]
-
-
-def assert_same_run(run: Path, other: Path) -> None:
-    assert metrics(run) == metrics(other)
-    (tensors, facts), (other_tensors, other_facts) = state(run), state(other)
-    assert facts == other_facts
-    assert tensors.keys() == other_tensors.keys()
-    for name, tensor in tensors.items():
-        assert torch.equal(tensor, other_tensors[name]), name
-    for name in ("model.safetensors", "vocab.json", "config.json", "valid.txt", "test.txt"):
-        assert (run / name).read_bytes() == (other / name).read_bytes(), name
-
-
-def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Ctrl-C just before the given step."""
-    advance = Training.advance
-
-    def stopping(training: Training, *arguments: Any) -> float:
-        if training.step == step:
-            raise KeyboardInterrupt
-        return advance(training, *arguments)
-
-    monkeypatch.setattr(Training, "advance", stopping)
-
-
-def train_until(config: TrainConfig, out: Path, step: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, step)
-        with pytest.raises(KeyboardInterrupt):
-            train(config, out, progress=False)
 
 
 @pytest.mark.parametrize("stop", [0, 1, 4, 5, 6, 9, 19])
@@ -72,7 +26,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(make_config: Make, tmp_path: Pat
     config = make_config(dropout=0.2, attention_dropout=0.1)
     whole = train(config, tmp_path / "whole", progress=False)
     train_until(config, tmp_path / "stopped", stop)
-    assert state(tmp_path / "stopped")[1]["step"] == str(stop // 5 * 5)
+    assert state(tmp_path / "stopped")[1]["step"] == stop // 5 * 5
     torch.manual_seed(99)  # another process would not have this one's random state
     assert_same_run(resume(tmp_path / "stopped", progress=False), whole)
 
@@ -87,6 +41,14 @@ def test_a_stopped_run_resumes_to_the_same_bits(make_config: Make, tmp_path: Pat
         {"vocab": "byte"},
         {"vocab": "word"},
         {"batch": 90},  # wraps around after four steps
+        {"optimizer": "adagrad", "accumulate": 2, "schedule": "inverse-sqrt", "dropout": 0.1},
+        {"autocast": "bf16", "accumulate": 4},
+        {"autocast": "fp16"},
+        {"averaging": Averaging(start_step=5)},
+        {"averaging": Averaging(start_step=9)},
+        {"schedule": "plateau", "validate_every": 1, "averaging": Averaging(patience=0), "learning_rate": 0.3},
+        {"mem_len_schedule": ((3, 12), (7, 4), (9, 20)), "segment_schedule": ((5, 3), (8, 11))},
+        {"patience": 4, "validate_every": 1, "learning_rate": 0.3, "checkpoint_every": 3},
     ],
 )
 def test_every_kind_of_run_resumes(make_config: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -96,66 +58,14 @@ def test_every_kind_of_run_resumes(make_config: Make, tmp_path: Path, changes: d
     assert_same_run(resume(tmp_path / "stopped", progress=False), whole)
 
 
-def test_a_run_killed_at_random_moments_ends_with_the_same_bits(make_config: Make, tmp_path: Path) -> None:
-    """SIGKILL, three times, to real processes: no clean-up code runs, and files may be half written."""
-    config = make_config(steps=300, checkpoint_every=3, validate_every=50, dropout=0.1)
-    whole, killed = train(config, tmp_path / "whole", progress=False), tmp_path / "killed"
-    write_json(tmp_path / "config.json", to_json(config))
-    command = [sys.executable, "-c", "from xl_export.cli import main; main()", "train"]
-    arguments = [str(tmp_path / "config.json"), "--out", str(killed)]
-    chance = random.Random(0)
-    for lines in (15, 80, 150):
-        process = subprocess.Popen([*command, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None and not (killed.is_dir() and len((killed / "metrics.jsonl").read_bytes()) > lines * 130):
-            time.sleep(0.002)
-        time.sleep(chance.random() * 0.03)
-        process.kill()
-        assert process.wait() == -signal.SIGKILL, "it had to be killed while training"
-        assert 0 < int(state(killed)[1]["step"]) < 300
-        arguments = ["--resume", str(killed)]
-    finished = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr
-    assert_same_run(killed, whole)
-
-
-HALF_WRITTEN = """
-import os, sys, signal
-import trainer.checkpoint as checkpoint
-from xl_export.cli import main
-
-name, number, save, seen = sys.argv.pop(1), int(sys.argv.pop(1)), checkpoint.save_file, []
-
-def half_written(tensors, path, metadata=None):
-    save(tensors, path, metadata)
-    seen.append(name in str(path))
-    if seen[-1] and sum(seen) == number:
-        os.truncate(path, os.path.getsize(path) // 2)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-checkpoint.save_file = half_written
-main()
-"""
-
-
-@pytest.mark.parametrize("name", ["training.safetensors", "model.safetensors"])
-def test_a_run_killed_in_the_middle_of_writing_a_file_resumes_to_the_same_bits(
-    make_config: Make, tmp_path: Path, name: str
-) -> None:
-    whole, killed = train(make_config(), tmp_path / "whole", progress=False), tmp_path / "killed"
-    write_json(tmp_path / "config.json", to_json(make_config()))
-    command = [sys.executable, "-c", HALF_WRITTEN, name, "3", "train", str(tmp_path / "config.json"), "--out", str(killed)]
-    assert subprocess.run(command, capture_output=True, check=False).returncode == -signal.SIGKILL
-    assert len(list(killed.glob(f".{name}.*"))) == 1, "the kill left its half-written file"
-    assert_same_run(resume(killed, progress=False), whole)
-    assert not list(killed.glob(".*")), "and resuming clears it away"
-
-
-@pytest.mark.parametrize("half", ["training.safetensors", "model.safetensors"])
-@pytest.mark.parametrize("number", [3, 5])  # of the checkpoints at steps 0, 5, 10, 15, 20
+@pytest.mark.parametrize(  # states are written at steps 0, 5, 10, 15 and 20, models at 0, 5, and the best validations, 10 and 20
+    ("half", "number"),
+    [("training.safetensors", 3), ("training.safetensors", 5), ("model.safetensors", 3), ("model.safetensors", 4)],
+)
 def test_a_stop_between_the_files_of_a_checkpoint_leaves_one_that_resumes(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: str, number: int
 ) -> None:
-    whole, save = train(make_config(), tmp_path / "whole", progress=False), loop.save_tensors
+    whole, save = train(make_config(), tmp_path / "whole", progress=False), snapshot.save_tensors
     saves = []
 
     def stopping(path: Path, *arguments: Any) -> None:
@@ -164,7 +74,7 @@ def test_a_stop_between_the_files_of_a_checkpoint_leaves_one_that_resumes(
             raise KeyboardInterrupt
         save(path, *arguments)
 
-    monkeypatch.setattr(loop, "save_tensors", stopping)
+    monkeypatch.setattr(snapshot, "save_tensors", stopping)
     with pytest.raises(KeyboardInterrupt):
         train(make_config(), tmp_path / "stopped", progress=False)
     monkeypatch.undo()
@@ -194,7 +104,64 @@ def test_a_run_with_a_relative_text_resumes_from_another_folder(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     resume(tmp_path / "run", progress=False)
-    assert state(tmp_path / "run")[1]["step"] == "20"
+    assert state(tmp_path / "run")[1]["step"] == 20
+
+
+def test_resuming_a_finished_run_says_so(make_config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(make_config(steps=4), tmp_path / "run", progress=False)
+    resume(run)
+    assert capsys.readouterr().out == f"{run} is finished already, at step 4 of 4; there is nothing to continue\n"
+
+
+def test_the_scale_of_the_loss_is_resumed(make_config: Make, tmp_path: Path) -> None:
+    train_until(make_config(autocast="fp16"), tmp_path / "run", 7)
+    tensors, facts = state(tmp_path / "run")
+    assert facts["step"] == 5
+    assert facts["scale"] in (2.0**16, 2.0**15), "the first scale, or half of it after a step out of range"
+    checkpoint.save_tensors(
+        tmp_path / "run/training.safetensors", tensors, {"facts": json.dumps(facts | {"scale": 2.0**9, "scale_steps": 1990})}
+    )
+    facts = state(resume(tmp_path / "run", progress=False))[1]
+    assert (facts["scale"], facts["scale_steps"]) == (2.0**10, 5), "it doubles after 2000 steps in range"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": -1}, {"step": 21}, {"step": "5"}, {"at": -1}, {"position": 1 << 60}, {"ranks": 0}, {"ranks": 1 << 60},
+        {"scale": 0.0}, {"scale_steps": 0.5}, {"validations": [{"step": 1}]}, {"validations": 3}, {"unknown": 1},
+        {"averaged": None}, None,
+    ],
+)  # fmt: skip
+def test_facts_that_are_none_are_refused(make_config: Make, tmp_path: Path, change: dict[str, Any] | None) -> None:
+    train_until(make_config(), tmp_path / "run", 7)
+    path = tmp_path / "run/training.safetensors"
+    tensors, facts = state(tmp_path / "run")
+    checkpoint.save_tensors(path, tensors, {"facts": "{" if change is None else json.dumps(facts | change)})
+    with pytest.raises(ArtefactError, match=r"training\.safetensors (does not say|was made at)") as caught:
+        resume(tmp_path / "run", progress=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_random_state_that_is_none_is_refused(make_config: Make, tmp_path: Path) -> None:
+    train_until(make_config(), tmp_path / "run", 7)
+    tensors, facts = state(tmp_path / "run")
+    tensors["random"] = torch.full_like(tensors["random"], 255)
+    checkpoint.save_tensors(tmp_path / "run/training.safetensors", tensors, {"facts": json.dumps(facts)})
+    with pytest.raises(ArtefactError, match=r"training\.safetensors holds a random state that is none"):
+        resume(tmp_path / "run", progress=False)
+
+
+def test_the_best_model_is_needed_to_go_on_where_it_is_older_than_the_checkpoint(make_config: Make, tmp_path: Path) -> None:
+    train_until(make_config(), tmp_path / "run", 17)
+    best = (tmp_path / "run/model.safetensors").read_bytes()
+    assert checkpoint.load_metadata(tmp_path / "run/model.safetensors") == {"step": "10"}
+    other = train(make_config(steps=4), tmp_path / "other", progress=False)
+    (tmp_path / "run/model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
+    with pytest.raises(ArtefactError, match=r"model\.safetensors is not of step 10, the best of this run"):
+        resume(tmp_path / "run", progress=False)
+    (tmp_path / "run/model.safetensors").write_bytes(best)
+    resume(tmp_path / "run", progress=False)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "emptied", "not safetensors", "another model's"])

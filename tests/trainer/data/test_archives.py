@@ -1,0 +1,251 @@
+"""Files out of archives: whatever an archive promises, hides or lacks, the answer is the files or one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+import struct
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtimes.errors import UserError
+from tests.corpus_files import make_folder, make_tar, make_zip
+from trainer.data.archives import BLOCK, Found, _Forward, find_files, is_archive
+
+DATA = {"a/one.txt": b"first\n" * 500, "two.txt": b"second", "other.md": b"not wanted"}
+LIMIT = 1 << 20
+
+
+def find(source: Path, scratch: Path, *, limit: int = LIMIT) -> Found:
+    return find_files(source, lambda name: name.endswith(".txt"), scratch=scratch / "unpacked", limit=limit)
+
+
+def contents(found: Found) -> dict[str, bytes]:
+    return {name: path.read_bytes() for name, path in found.files.items()}
+
+
+def refused(source: Path, tmp_path: Path, match: str, *, limit: int = LIMIT) -> None:
+    with pytest.raises(UserError, match=match) as caught:
+        find(source, tmp_path, limit=limit)
+    assert str(caught.value).count("\n") == 0
+
+
+@pytest.fixture(params=["folder", "zip", "tar", "tar.gz"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    if request.param == "folder":
+        return make_folder(tmp_path / "in", DATA)
+    if request.param == "zip":
+        return make_zip(tmp_path / "in.zip", DATA)
+    return make_tar(tmp_path / f"in.{request.param}", DATA, mode="w" if request.param == "tar" else "w:gz")
+
+
+def test_the_wanted_files_are_found_and_all_names_told(source: Path, tmp_path: Path) -> None:
+    found = find(source, tmp_path)
+    assert contents(found) == {name: data for name, data in DATA.items() if name.endswith(".txt")}
+    assert sorted(found.names) == sorted(DATA)
+    assert is_archive(source) is not source.is_dir()
+
+
+def test_more_than_the_limit_is_refused(source: Path, tmp_path: Path) -> None:
+    refused(source, tmp_path, "expected", limit=2000)
+
+
+def test_a_bare_file_is_itself(tmp_path: Path) -> None:
+    path = tmp_path / "one.txt"
+    path.write_bytes(b"text")
+    assert find(path, tmp_path) == Found({"one.txt": path}, ["one.txt"])
+    assert not is_archive(path)
+
+
+@pytest.mark.parametrize("make", [make_zip, make_tar])
+def test_members_with_hostile_names_stay_in_the_scratch_folder(make, tmp_path: Path) -> None:
+    members = {"../../escape.txt": b"x", "/absolute.txt": b"y", "..\\back.txt": b"z"}
+    found = find(make(tmp_path / "in", members), tmp_path)
+    assert {path.parent for path in found.files.values()} == {tmp_path / "unpacked"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "unpacked"]
+    assert sorted(contents(found).values()) == [b"x", b"y", b"z"]
+
+
+def test_links_and_devices_in_a_tar_are_passed_over(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "in.tgz", "w:gz") as archive:
+        for name, kind in [("a.txt", tarfile.SYMTYPE), ("b.txt", tarfile.LNKTYPE), ("c.txt", tarfile.FIFOTYPE)]:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "/etc/passwd"
+            archive.addfile(info)
+    assert find(tmp_path / "in.tgz", tmp_path).files == {}
+
+
+def test_a_link_in_a_zip_is_passed_over(tmp_path: Path) -> None:
+    info = zipfile.ZipInfo("link.txt")
+    info.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(tmp_path / "in.zip", "w") as archive:
+        archive.writestr(info, "/etc/passwd")
+    assert find(tmp_path / "in.zip", tmp_path).files == {}
+
+
+def test_a_pipe_in_a_folder_is_passed_over(tmp_path: Path) -> None:
+    make_folder(tmp_path / "in", DATA)
+    os.mkfifo(tmp_path / "in/pipe.txt")
+    assert sorted(find(tmp_path / "in", tmp_path).files) == ["a/one.txt", "two.txt"]
+
+
+def test_a_zip_that_unpacks_to_too_much_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    bomb = make_zip(tmp_path / "bomb.zip", {f"{i}.txt": bytes(LIMIT // 2) for i in range(3)})
+    assert bomb.stat().st_size < 10_000
+    refused(bomb, tmp_path, "unpacks to more")
+    assert sum(path.stat().st_size for path in (tmp_path / "unpacked").iterdir()) <= LIMIT
+
+
+@pytest.mark.parametrize("name", ["big.txt", "skipped.bin"])
+def test_a_tar_bomb_is_refused_even_where_its_members_are_not_wanted(name: str, tmp_path: Path) -> None:
+    bomb = make_tar(tmp_path / "bomb.tgz", {name: bytes(2 * LIMIT), "last.txt": b"x"})
+    refused(bomb, tmp_path, "unpacks to more")
+
+
+def test_a_zip_member_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
+    path = make_zip(tmp_path / "in.zip", {"one.txt": b"x" * 1000})
+    data = path.read_bytes()
+    assert data.count(struct.pack("<I", 1000)) == 2  # in the member's header and in the directory
+    path.write_bytes(data.replace(struct.pack("<I", 1000), struct.pack("<I", 5000)))
+    refused(path, tmp_path, r"damaged or no such archive \(one.txt ends 4,000 bytes early\)|damaged")
+
+
+def test_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "in.zip", "w") as archive:
+        archive.writestr("one.txt", b"stored as it is")
+    data = (tmp_path / "in.zip").read_bytes()
+    (tmp_path / "in.zip").write_bytes(data.replace(b"stored as it is", b"altered as it is"[:15]))
+    refused(tmp_path / "in.zip", tmp_path, "Bad CRC-32")
+
+
+def test_an_encrypted_zip_is_refused(tmp_path: Path) -> None:
+    path = make_zip(tmp_path / "in.zip", {"one.txt": b"secret"})
+    data = bytearray(path.read_bytes())
+    data[6] |= 1  # the flag in the member's header, and in the directory
+    data[data.index(b"PK\1\2") + 8] |= 1
+    path.write_bytes(bytes(data))
+    refused(path, tmp_path, "is encrypted; give")
+
+
+def test_an_unusual_compression_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "in.zip", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("one.txt", b"text")
+    refused(tmp_path / "in.zip", tmp_path, "unusual way; unpack it")
+
+
+@pytest.mark.parametrize("make", [make_zip, make_tar])
+def test_a_name_that_is_there_twice_is_refused(make, tmp_path: Path) -> None:
+    path = make(tmp_path / "in", {"one.txt": b"a" * 600, "two.txt": b"b" * 600})
+    data = path.read_bytes()
+    if make is make_tar:
+        plain = gzip.decompress(data)
+        path.write_bytes(gzip.compress(plain[:1536] + plain))
+    else:
+        path.write_bytes(data.replace(b"two.txt", b"one.txt"))
+    refused(tmp_path / "in", tmp_path, "too many times")
+
+
+@pytest.mark.parametrize("form", ["zip", "tar", "tar.gz"])
+def test_an_archive_cut_anywhere_is_refused_or_lacks_files(form: str, tmp_path: Path) -> None:
+    members = {"one.txt": os.urandom(3000), "two.txt": os.urandom(3000)}
+    whole = make_zip(tmp_path / "in", members) if form == "zip" else make_tar(
+        tmp_path / "in", members, mode="w" if form == "tar" else "w:gz"
+    )  # fmt: skip
+    data = whole.read_bytes()
+    for number, length in enumerate(range(300, 6500, 620)):
+        (tmp_path / f"cut{number}").write_bytes(data[:length])
+        (tmp_path / str(number)).mkdir()
+        try:
+            found = find(tmp_path / f"cut{number}", tmp_path / str(number))
+        except UserError:
+            continue
+        assert form == "tar"  # its end is not marked where a member ends
+        assert contents(found).items() < members.items()
+
+
+def test_a_gzip_that_is_no_tar_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in.gz").write_bytes(gzip.compress(b"only a text\n" * 100))
+    refused(tmp_path / "in.gz", tmp_path, "damaged or no such archive")
+
+
+def header(**fields: bytes) -> bytes:
+    """A tar header of our own making, its checksum right."""
+    info = bytearray(tarfile.TarInfo("one.txt").tobuf(tarfile.USTAR_FORMAT))
+    places = {"size": 124, "typeflag": 156}
+    for name, value in fields.items():
+        info[places[name] : places[name] + len(value)] = value
+    info[148:156] = b" " * 8
+    info[148:156] = b"%06o\0 " % sum(info)
+    return bytes(info)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        header(size=b"\xff" * 12),  # minus one: leads backwards for ever
+        header(size=b"\xff" + b"\xff" * 9 + b"\xfc\x00"),  # minus 1024
+        header(size=b"77777777777\0"),  # 8 GiB
+        header(size=b"\x80" + b"\x7f" * 11),  # more than there is
+        header(size=b"77777777777\0", typeflag=b"x"),  # an extended header that would be read whole
+        header(size=b"77777777777\0", typeflag=b"L"),
+    ],
+)
+@pytest.mark.timeout(20)
+def test_a_tar_header_with_an_absurd_size_is_refused_at_once(start: bytes, tmp_path: Path) -> None:
+    (tmp_path / "in.tgz").write_bytes(gzip.compress(header() + start + bytes(4096)))
+    with pytest.raises(UserError, match=r"^[^\n]* (damaged or no such archive|unpacks to more)[^\n]*$"):
+        find(tmp_path / "in.tgz", tmp_path)
+
+
+def test_a_tar_is_read_forwards_in_small_pieces_up_to_the_limit() -> None:
+    stream = _Forward(io.BytesIO(bytes(4 * BLOCK)), Path("in.tar"), 2 * BLOCK)
+    assert stream.seek(100) == stream.tell() == 100
+    with pytest.raises(tarfile.ReadError, match="starts before the end"):
+        stream.seek(99)
+    for size in (-1, BLOCK + 1):
+        with pytest.raises(tarfile.ReadError, match="a header of"):
+            stream.read(size)
+    assert len(stream.read(BLOCK)) == BLOCK
+    with pytest.raises(UserError, match="unpacks to more than"):
+        stream.seek(1 << 60)
+    assert stream.tell() <= 3 * BLOCK
+
+
+def test_a_chain_of_long_names_is_refused(tmp_path: Path) -> None:
+    chain = (header(size=b"00000000001\0", typeflag=b"L") + b"a".ljust(512, b"\0")) * 3000
+    (tmp_path / "in.tgz").write_bytes(gzip.compress(header() + chain))
+    refused(tmp_path / "in.tgz", tmp_path, "damaged")
+
+
+def test_an_archive_with_countless_members_is_refused(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    with gzip.GzipFile(fileobj=stream, mode="wb", compresslevel=1) as packed:
+        packed.write(header(typeflag=b"5") * 100_001 + bytes(1024))
+    (tmp_path / "in.tgz").write_bytes(stream.getvalue())
+    refused(tmp_path / "in.tgz", tmp_path, "more than 100,000 members", limit=1 << 30)
+
+
+@pytest.mark.parametrize("path", ["missing", "/dev/zero"])
+def test_what_is_neither_file_nor_folder_is_refused(path: str, tmp_path: Path) -> None:
+    refused(Path(path), tmp_path, "neither a file nor a folder")
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(data=st.data(), form=st.sampled_from(["zip", "tar", "tar.gz"]))
+def test_a_mutated_archive_gives_files_or_one_sentence(data: st.DataObject, form: str, tmp_path_factory) -> None:
+    folder = tmp_path_factory.mktemp("mutated")
+    members = {"one.txt": b"first " * 40, "two.txt": b"second"}
+    path = make_zip(folder / "in", members) if form == "zip" else make_tar(folder / "in", members, mode="w")
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(gzip.compress(content) if form == "tar.gz" else content)
+    with contextlib.suppress(UserError):  # anything else is a failure
+        assert len(contents(find(path, folder))) <= 3

@@ -1,0 +1,316 @@
+"""Public corpora from the archives people have: parts, vocabularies, newlines, and every file that is not what it should be."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trainer.data.corpora
+import trainer.data.prepare
+import trainer.data.published
+from runtimes.errors import UserError
+from runtimes.vocab import WordVocab, decode
+from tests.corpus_files import ENWIK8, PTB, PUBLISHED, TEXT8, WIKI, make_folder, make_source, make_tar, make_zip
+from trainer.data.corpora import CORPORA, Fingerprint
+from trainer.data.dataset import SPLITS, Dataset, open_dataset
+from trainer.data.prepare import prepare
+from trainer.data.published import fingerprint
+
+FORMS = ["folder", "zip", "tar", "tar.gz"]
+Prepare = Callable[..., Dataset]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Prepare:
+    """`prepared(name, source)`: the dataset of small files, which are not the published ones."""
+
+    def make(name: str, source: Path, *, unverified: bool = True) -> Dataset:
+        before = sorted(tmp_path.rglob("*"))
+        try:
+            prepare(name, source, tmp_path / "out", force=True, unverified=unverified, progress=False)
+        except UserError:
+            assert sorted(tmp_path.rglob("*")) == before, "something was written"
+            raise
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+            "data.json", "test.bin", "train.bin", "valid.bin", "vocab.json",
+        ]  # fmt: skip
+        return open_dataset(tmp_path / "out")
+
+    return make
+
+
+def refused(prepared: Prepare, name: str, source: Path, match: str, *, unverified: bool = True) -> None:
+    with pytest.raises(UserError, match=match) as caught:
+        prepared(name, source, unverified=unverified)
+    assert "\n" not in str(caught.value)
+
+
+def texts(dataset: Dataset) -> dict[str, str]:
+    return {split: decode(dataset.vocab, getattr(dataset, split)) for split in SPLITS}
+
+
+@pytest.mark.parametrize("form", [*FORMS, "file"])
+def test_enwik8_is_its_bytes_with_their_newlines_cut_90_5_5(form: str, prepared: Prepare, tmp_path: Path) -> None:
+    (tmp_path / "enwik8-bare").write_bytes(ENWIK8)
+    source = tmp_path / "enwik8-bare" if form == "file" else make_source(tmp_path / "in", "enwik8", form)
+    dataset = prepared("enwik8", source)
+    parts = [np.asarray(getattr(dataset, split)).tobytes() for split in SPLITS]
+    assert b"".join(parts) == ENWIK8
+    assert parts[0].count(b"\n") > 10
+    assert [len(part) for part in parts] == [len(ENWIK8) * 90 // 100, *(len(part) for part in parts[1:])]
+    assert len(parts[0]) + len(parts[1]) == len(ENWIK8) * 95 // 100
+    assert (dataset.train.dtype, dataset.vocab.kind, dataset.vocab.size) == (np.uint8, "byte", 256)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_text8_has_27_characters(form: str, prepared: Prepare, tmp_path: Path) -> None:
+    dataset = prepared("text8", make_source(tmp_path / "in", "text8", form))
+    assert "".join(texts(dataset).values()) == TEXT8.decode()
+    assert (dataset.train.dtype, dataset.vocab.size) == (np.uint8, 27)
+    assert np.array_equal(dataset.train, dataset.vocab.encode(TEXT8[: len(dataset.train)]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("name", "parts"), [("wikitext-103", WIKI), ("penn-treebank", PTB)])
+def test_words_and_their_lines_come_back(
+    name: str, parts: dict[str, bytes], form: str, prepared: Prepare, tmp_path: Path
+) -> None:
+    dataset = prepared(name, make_source(tmp_path / "in", name, form))
+    for split, text in texts(dataset).items():
+        words = [" ".join(line.split()) for line in parts[split].decode().split("\n")]
+        if split != "train":  # what training did not have is unknown
+            assert isinstance(dataset.vocab, WordVocab)
+            known = dataset.vocab.symbols
+            words = [" ".join(word if word in known else "<unk>" for word in line.split()) for line in words]
+        assert text == "\n".join(words)
+    assert dataset.train.dtype == np.uint8
+
+
+def test_wikitext_words_are_by_frequency_after_eos_ties_in_order_of_appearance(prepared: Prepare, tmp_path: Path) -> None:
+    vocab = prepared("wikitext-103", make_source(tmp_path / "in", "wikitext-103", "zip")).vocab
+    assert isinstance(vocab, WordVocab)
+    assert vocab.symbols[:5] == ["<eos>", "the", "film", "=", "Robert"]
+    assert vocab.symbols.index("<unk>") == 6  # at its own frequency, as any word
+    assert vocab.encode("the lobster\n").tolist() == [1, vocab.symbols.index("<unk>"), 0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_billion_word_is_its_shards_in_order_with_a_boundary_around_each_sentence(
+    form: str, prepared: Prepare, tmp_path: Path
+) -> None:
+    dataset = prepared("one-billion-word", make_source(tmp_path / "in", "one-billion-word", form))
+    assert isinstance(dataset.vocab, WordVocab)
+    assert dataset.vocab.symbols == ["<S>", "<UNK>", ".", "The", "cat"]  # 7 words are seen less than three times
+    symbols = {split: " ".join(dataset.vocab.symbols[i] for i in getattr(dataset, split)) for split in SPLITS}
+    assert symbols["train"] == (
+        "<S> <UNK> The cat . cat <S> . <UNK> <S> "  # shard 1 before 2, whatever their order in the archive
+        "The cat <UNK> The <UNK> . <S> The <UNK> <UNK> <UNK> . <S> "
+        "cat . <S>"
+    )
+    assert symbols["test"] == "<S> The <UNK> cat . <S>"
+    assert symbols["valid"] == "<S> cat . <S> The . <S>"
+    assert decode(dataset.vocab, dataset.test) == "\nThe <UNK> cat .\n"
+
+
+@pytest.mark.parametrize("name", ["wikitext-103", "penn-treebank"])
+def test_the_names_that_the_public_script_leaves_are_known(name: str, prepared: Prepare, tmp_path: Path) -> None:
+    parts = WIKI if name == "wikitext-103" else PTB
+    source = make_folder(tmp_path / "in", {f"{part}.txt": data for part, data in parts.items()})
+    assert len(prepared(name, source).valid) == len(parts["valid"].split()) + parts["valid"].count(b"\n")
+
+
+def test_the_archive_is_found_in_the_folder_that_the_public_script_leaves(prepared: Prepare, tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "in", {"train.txt": b"60 109", "valid.txt": b"60", "test.txt": b"60"})
+    make_zip(source / "enwik8.zip", PUBLISHED["enwik8"])
+    assert len(prepared("enwik8", source).train) == len(ENWIK8) * 90 // 100
+
+
+def test_a_last_line_without_a_newline_is_ended(prepared: Prepare, tmp_path: Path) -> None:
+    files = {f"ptb.{part}.txt": b"a b\nc d" for part in SPLITS}
+    assert texts(prepared("penn-treebank", make_folder(tmp_path / "in", files)))["train"] == "a b\nc d\n"
+
+
+WORDS = st.text(st.characters(exclude_categories=["Cs", "Z", "Cc"]), min_size=1, max_size=4).filter(lambda w: w.split() == [w])
+LINES = st.lists(st.lists(WORDS, max_size=5).map(" ".join), min_size=2, max_size=8)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(lines=LINES, block=st.integers(1, 40))
+def test_any_words_come_back_however_the_file_is_cut_into_blocks(lines: list[str], block: int, tmp_path_factory) -> None:
+    folder, text = tmp_path_factory.mktemp("words"), "\n".join(lines) + "\n"
+    source = make_folder(folder / "in", {f"ptb.{part}.txt": text.encode() for part in SPLITS})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.data.published, "BLOCK", block)
+        facts = prepare("penn-treebank", source, folder / "out", unverified=True, progress=False)
+    dataset = open_dataset(folder / "out")
+    assert texts(dataset) == dict.fromkeys(SPLITS, text.replace("<eos>", "\n"))
+    assert np.array_equal(dataset.train, dataset.vocab.encode(text))
+    assert facts == dataset.facts
+
+
+@pytest.mark.parametrize("name", list(CORPORA))
+def test_a_file_that_is_not_the_published_one_is_refused_without_unverified(name: str, prepared: Prepare, tmp_path: Path) -> None:
+    source = make_source(tmp_path / "in", name, "tar.gz")
+    refused(prepared, name, source, rf"is not the published {name}: for .* expected .*, found .* --unverified", unverified=False)
+    assert prepared(name, source).facts.published is False
+
+
+@pytest.fixture
+def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path], None]:
+    """`publish(name, source)`: makes the table know a small archive, or its members, as the published ones."""
+
+    def known(name: str, source: Path) -> None:
+        corpus = CORPORA[name]
+        if source.is_file():
+            archive = dataclasses.replace(fingerprint({"": source}, progress=False), lines=None)
+            monkeypatch.setitem(CORPORA, name, dataclasses.replace(corpus, archive=archive))
+        else:
+            names = [path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()]
+            files = {part: {n: source / n for n in corpus.matching(part, names)} for part in corpus.parts}
+            prints = {part: fingerprint(members, progress=False) for part, members in files.items()}
+            if name == "one-billion-word":  # number of shards and lines alone are public
+                prints = {part: Fingerprint(num_files=p.num_files, lines=p.lines) for part, p in prints.items()}
+            monkeypatch.setitem(CORPORA, name, dataclasses.replace(corpus, files=prints))
+
+    return known
+
+
+@pytest.mark.parametrize("form", ["folder", "tar.gz"])
+@pytest.mark.parametrize("name", list(CORPORA))
+def test_the_published_files_are_recognised(name: str, form: str, publish, prepared: Prepare, tmp_path: Path) -> None:
+    source = make_source(tmp_path / "in", name, form)
+    publish(name, source)
+    facts = prepared(name, source, unverified=False).facts
+    assert facts.published
+    assert set(facts.sources) == ({source.name} if form == "tar.gz" else set(CORPORA[name].parts))
+
+
+def test_an_archive_of_the_published_size_alone_is_not_trusted(
+    prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_source(tmp_path / "in", "penn-treebank", "tar.gz")
+    size = Fingerprint(num_bytes=source.stat().st_size)  # no hash of it is public
+    monkeypatch.setitem(CORPORA, "penn-treebank", dataclasses.replace(CORPORA["penn-treebank"], archive=size))
+    refused(
+        prepared,
+        "penn-treebank",
+        source,
+        "is not the published penn-treebank: for ptb.train.txt expected md5 f26c4b",
+        unverified=False,
+    )
+
+
+def test_a_missing_shard_is_refused(publish, prepared: Prepare, tmp_path: Path) -> None:
+    source = make_source(tmp_path / "in", "one-billion-word", "folder")
+    publish("one-billion-word", source)
+    next(source.rglob("news.en-00010-of-00100")).unlink()
+    refused(prepared, "one-billion-word", source, "expected 3 files, found 2 files", unverified=False)
+
+
+@pytest.mark.parametrize("name", list(CORPORA))
+@pytest.mark.parametrize("given", list(CORPORA))
+def test_another_corpus_is_refused_by_its_members_and_named(given: str, name: str, prepared: Prepare, tmp_path: Path) -> None:
+    if given == name:
+        return
+    refused(prepared, name, make_source(tmp_path / "in", given, "tar.gz"), rf"which {name} needs; it looks like {given}\.")
+
+
+def test_another_corpus_is_refused_by_its_hash_even_unverified(publish, prepared: Prepare, tmp_path: Path) -> None:
+    source = make_source(tmp_path / "in", "text8", "folder")
+    publish("text8", source)
+    refused(prepared, "enwik8", source / "text8", r"text8 is text8, not enwik8; run `xl-export data text8 --from")
+
+
+def test_a_text_of_other_characters_is_not_text8(prepared: Prepare, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/text8").write_bytes(TEXT8 + b"An upper case letter")
+    refused(prepared, "text8", tmp_path / "in/text8", rf"byte {len(TEXT8)} of the file \(0x41\) is not among the 27 characters")
+
+
+@pytest.mark.parametrize(
+    ("names", "match"),
+    [
+        (["ptb.train.txt", "ptb.valid.txt"], r"has no ptb\.test\.txt, which penn-treebank needs; give the whole"),
+        (["a/ptb.train.txt", "b/ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"], "has both a/ptb.train.txt and b/ptb.train.txt"),
+        ([], r"has no ptb\.train\.txt"),
+    ],
+)
+def test_parts_that_are_missing_or_there_twice_are_refused(
+    names: list[str], match: str, prepared: Prepare, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    refused(prepared, "penn-treebank", make_folder(tmp_path / "in", dict.fromkeys(names, b"a b\n")), match)
+
+
+def test_a_bare_file_is_no_corpus_of_three_files(prepared: Prepare, tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "in", {"wiki.train.tokens": WIKI["train"]})
+    refused(prepared, "wikitext-103", source / "wiki.train.tokens", r"has no wiki\.valid\.tokens")
+
+
+def test_text_that_is_not_utf_8_is_refused_with_its_place(
+    prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer.data.published, "BLOCK", 4)
+    source = make_tar(
+        tmp_path / "in.tgz", PUBLISHED["penn-treebank"] | {"./simple-examples/data/ptb.train.txt": b"ab\n\n caf\xe9 \n"}
+    )
+    refused(prepared, "penn-treebank", source, r"ptb\.train\.txt: byte 8 \(0xe9\) is not UTF-8")
+
+
+def test_an_endless_line_and_countless_words_are_refused(
+    prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer.data.published, "BLOCK", 64)
+    monkeypatch.setattr(trainer.data.prepare, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(trainer.data.prepare, "MOST_WORDS", 50)
+    files = {f"ptb.{part}.txt": b"word " * 300 for part in SPLITS}
+    refused(prepared, "penn-treebank", make_folder(tmp_path / "long", files), "a line of more than 1,000 bytes")
+    files = {f"ptb.{part}.txt": "\n".join(map(str, range(200))).encode() for part in SPLITS}
+    refused(prepared, "penn-treebank", make_folder(tmp_path / "many", files), "more than 50 different words")
+
+
+def test_an_empty_part_is_refused(prepared: Prepare, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/enwik8").write_bytes(b"0123456789")
+    refused(prepared, "enwik8", tmp_path / "in/enwik8", "gives 0 tokens for the valid part, too few")
+
+
+def test_an_existing_folder_is_kept_unless_forced_and_a_dataset(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "in", "enwik8", "zip")
+    make_folder(tmp_path / "mine", {"notes.txt": b"keep"})
+    with pytest.raises(UserError, match=r"holds other things than a folder to replace would \(no data\.json\)"):
+        prepare("enwik8", source, tmp_path / "mine", force=True, unverified=True, progress=False)
+    first = prepare("enwik8", source, tmp_path / "out", unverified=True, progress=False)
+    with pytest.raises(UserError, match="exists already; give another --out, or --force"):
+        prepare("enwik8", source, tmp_path / "out", unverified=True, progress=False)
+    assert prepare("enwik8", source, tmp_path / "out", unverified=True, force=True, progress=False) == first
+
+
+def test_the_same_corpus_gives_the_same_dataset_from_every_form(tmp_path: Path) -> None:
+    identities = set()
+    for form in FORMS:
+        facts = prepare(
+            "one-billion-word", make_source(tmp_path / form, "one-billion-word", form), tmp_path / f"out-{form}",
+            unverified=True, progress=False,
+        )  # fmt: skip
+        identities.add(json.dumps({name: file.sha256 for name, file in facts.files.items()}))
+    assert len(identities) == 1
+
+
+def test_the_table_is_complete() -> None:
+    for name, corpus in CORPORA.items():
+        assert name == corpus.name
+        assert set(corpus.files) == set(corpus.parts)
+        assert all(url.rpartition("/")[2] == corpus.archive_name for url in corpus.urls)
+        assert all(file.differs(Fingerprint(num_files=None)) is None for file in corpus.files.values())
+        for fact, length in (("md5", 32), ("sha1", 40), ("sha256", 64)):
+            hashes = [getattr(file, fact) for file in (corpus.archive, *corpus.files.values())]
+            assert all(h is None or (len(h) == length and int(h, 16)) for h in hashes)
+    assert [trainer.data.corpora.look_alike(PUBLISHED[name]) for name in CORPORA] == list(CORPORA)

@@ -1,0 +1,156 @@
+"""Datasets: mapped, not loaded; what was altered is refused; one door to every kind of text."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtimes.errors import ArtefactError, UserError
+from runtimes.files import write_json
+from tests.corpus_files import PTB, make_source
+from trainer.data.dataset import SPLITS, open_dataset, save_facts, smallest_dtype
+from trainer.data.prepare import prepare
+from trainer.text import lanes
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    source = make_source(tmp_path / "in", "penn-treebank", "tar.gz")
+    prepare("penn-treebank", source, tmp_path / "ptb", unverified=True, progress=False)
+    return tmp_path / "ptb"
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_parts_are_read_only_maps_of_files(split: str, dataset: Path) -> None:
+    opened = open_dataset(dataset)
+    tokens = getattr(opened, split)
+    assert isinstance(tokens, np.memmap)
+    assert Path(str(tokens.filename)) == (dataset / f"{split}.bin").resolve()
+    assert not tokens.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        tokens[0] = 1
+    assert tokens.dtype == np.uint8
+    assert np.array_equal(tokens, opened.vocab.encode(PTB[split]))
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(27, "uint8"), (256, "uint8"), (257, "uint16"), (1 << 16, "uint16"), ((1 << 16) + 1, "int32")]
+)
+def test_ids_have_the_smallest_type(size: int, dtype: str) -> None:
+    assert smallest_dtype(size) == dtype
+
+
+@pytest.mark.parametrize("words", [300, 70_000])
+def test_larger_vocabularies_come_back(words: int, tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    text = " ".join(f"w{i}" for i in range(words)) + "\n"
+    for split in SPLITS:
+        (source / f"ptb.{split}.txt").write_text(text)
+    prepare("penn-treebank", source, tmp_path / "out", unverified=True, progress=False)
+    opened = open_dataset(tmp_path / "out")
+    assert opened.train.dtype == ("uint16" if words == 300 else "int32")
+    assert opened.facts.files["train.bin"].num_bytes == (words + 1) * opened.train.dtype.itemsize
+    assert np.array_equal(opened.test, [*range(1, words + 1), 0])
+
+
+def test_lanes_of_a_map_stay_a_map(dataset: Path) -> None:
+    train = open_dataset(dataset).train
+    tokens_BN = lanes(train, 2, 3)
+    assert isinstance(tokens_BN, np.memmap)
+    assert np.shares_memory(tokens_BN, train)
+    assert tokens_BN.dtype == np.uint8
+    assert np.array_equal(tokens_BN.ravel(), train[: tokens_BN.size])
+
+
+def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtefactError, match=r"is not a dataset: it has no data\.json; make one with `xl-export data"):
+        open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "valid.bin", "test.bin", "vocab.json"])
+def test_a_file_that_is_missing_or_of_another_size_is_refused(name: str, dataset: Path) -> None:
+    whole = (dataset / name).read_bytes()
+    (dataset / name).write_bytes(whole[:-1])
+    with pytest.raises(ArtefactError, match=rf"{name} has {len(whole) - 1} bytes, expected {len(whole)}; copy"):
+        open_dataset(dataset)
+    (dataset / name).unlink()
+    with pytest.raises(ArtefactError, match=f"{name} is missing; copy"):
+        open_dataset(dataset)
+
+
+def test_an_altered_vocabulary_is_refused(dataset: Path) -> None:
+    path = dataset / "vocab.json"
+    path.write_text(path.read_text().replace("banknote", "BANKNOTE"))
+    with pytest.raises(ArtefactError, match=r"vocab\.json was altered"):
+        open_dataset(dataset)
+
+
+@pytest.mark.parametrize("at", [0, 5, -1])
+def test_an_id_outside_the_vocabulary_is_refused(at: int, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.data.dataset.CHECKED", 4)
+    ids = bytearray((dataset / "train.bin").read_bytes())
+    ids[at] = open_dataset(dataset).vocab.size
+    (dataset / "train.bin").write_bytes(ids)
+    with pytest.raises(ArtefactError, match=r"train\.bin has ids that are not among the \d+ symbols"):
+        open_dataset(dataset)
+
+
+def test_a_negative_id_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for split in SPLITS:
+        (tmp_path / f"in/ptb.{split}.txt").write_text(" ".join(f"w{i}" for i in range(70_000)))
+    prepare("penn-treebank", tmp_path / "in", tmp_path / "out", unverified=True, progress=False)
+    data = (tmp_path / "out/test.bin").read_bytes()
+    (tmp_path / "out/test.bin").write_bytes(b"\xff" * 4 + data[4:])
+    with pytest.raises(ArtefactError, match=r"test\.bin has ids that are not among"):
+        open_dataset(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"corpus": "other"}, "was altered: its digest"),
+        ({"tokens": {"train": 3, "valid": 2, "test": 2}}, "was altered: its digest"),
+        ({"dtype": "float64"}, "expected one of uint8, uint16, int32"),
+        ({"surprise": 1}, "unknown key 'surprise'"),
+        ({"files": {"../escape": {"sha256": "", "num_bytes": 1}}}, "was altered"),
+    ],
+)
+def test_a_changed_record_is_refused(change: dict[str, Any], match: str, dataset: Path) -> None:
+    write_json(dataset / "data.json", json.loads((dataset / "data.json").read_text()) | change)
+    with pytest.raises(ArtefactError, match=match) as caught:
+        open_dataset(dataset)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"1", b"{}", b'{"digest": []}', b"\xff"])
+def test_a_record_that_is_none_is_refused(content: bytes, dataset: Path) -> None:
+    (dataset / "data.json").write_bytes(content)
+    with pytest.raises(UserError):
+        open_dataset(dataset)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": {"train": 10**15}}, {"vocab_size": 0}, {"vocab_size": 1 << 40}, {"schema": 2}, {"files": {}},
+        {"dtype": "int32"}, {"tokens": {"train": 0, "valid": 2, "test": 2}}, {"tokens": {"train": -5, "valid": 2, "test": 2}},
+    ],
+)  # fmt: skip
+def test_a_record_that_contradicts_itself_is_refused_though_its_digest_is_right(change: dict[str, Any], dataset: Path) -> None:
+    save_facts(dataset, dataclasses.replace(open_dataset(dataset).facts, **change))
+    with pytest.raises(ArtefactError, match="contradicts itself or has another schema"):
+        open_dataset(dataset)
+
+
+def test_another_vocabulary_of_the_recorded_hash_must_have_the_recorded_size(dataset: Path) -> None:
+    opened = open_dataset(dataset)
+    save_facts(dataset, dataclasses.replace(opened.facts, vocab_size=opened.vocab.size + 1))
+    with pytest.raises(ArtefactError, match=rf"has {opened.vocab.size} symbols and data\.json says {opened.vocab.size + 1}"):
+        open_dataset(dataset)

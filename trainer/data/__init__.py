@@ -1,0 +1,1 @@
+"""Public corpora: from the archives that people have to memory-mapped datasets."""

@@ -1,0 +1,128 @@
+"""A DATASET: a corpus as tokens in three memory-mapped parts, with its vocabulary; and one door to every kind of text.
+
+The folder holds `train.bin`, `valid.bin` and `test.bin` (ids, little-endian, of the smallest type that holds them),
+`vocab.json` as runs have it, and `data.json`: where it came from, sizes and hashes, and a digest over all of that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from runtimes.errors import ArtefactError, ConfigError
+from runtimes.files import read_json, write_json
+from runtimes.records import from_json, to_json
+from runtimes.spec import MAX_SIZE, VOCAB, FileFacts, file_facts
+from runtimes.vocab import Vocab, load_vocab
+
+SCHEMA, DATA = 1, "data.json"
+SPLITS = ("train", "valid", "test")
+CHECKED = 1 << 22  # ids looked at together
+DType = Literal["uint8", "uint16", "int32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetFacts:
+    """What `data.json` says. tokens: of each part. files: of this folder. sources: what it was prepared from.
+
+    published: whether the sources are, by size and hash, those that are public.
+    """
+
+    schema: int = SCHEMA
+    corpus: str
+    published: bool
+    dtype: DType
+    vocab_size: int
+    tokens: dict[str, int]
+    files: dict[str, FileFacts]
+    sources: dict[str, FileFacts] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 over all of it, file hashes included."""
+        return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A prepared corpus. The parts are read-only maps [N] of files: memory is taken only for what is read."""
+
+    facts: DatasetFacts
+    vocab: Vocab
+    train: np.ndarray
+    valid: np.ndarray
+    test: np.ndarray
+
+
+def smallest_dtype(vocab_size: int) -> DType:
+    """The type of one id."""
+    return "uint8" if vocab_size <= 1 << 8 else "uint16" if vocab_size <= 1 << 16 else "int32"
+
+
+def save_facts(folder: Path, facts: DatasetFacts) -> None:
+    """Writes `data.json` with its own digest."""
+    write_json(folder / DATA, {**to_json(facts), "digest": facts.identity})
+
+
+def open_dataset(path: Path | str) -> Dataset:
+    """The dataset in a folder, its token files mapped.
+
+    The digest, the size of every file, the hash of the vocabulary and the range of all ids are verified. Raises
+    ArtefactError that names the file at fault.
+    """
+    folder = Path(path)
+    if not (folder / DATA).is_file():
+        raise ArtefactError(f"{folder} is not a dataset: it has no {DATA}; make one with `xl-export data NAME --from PATH`.")
+    facts = _parse(read_json(folder / DATA), where=str(folder / DATA))
+    for name, expected in facts.files.items():
+        size = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if size != expected.num_bytes:
+            found = "is missing" if size is None else f"has {size:,} bytes, expected {expected.num_bytes:,}"
+            raise ArtefactError(f"{folder / name} {found}; copy the dataset again, or prepare it again.")
+    if file_facts(folder / VOCAB) != facts.files[VOCAB]:
+        raise ArtefactError(f"{folder / VOCAB} was altered: its SHA-256 is not the one in {DATA}; prepare the dataset again.")
+    vocab = load_vocab(folder / VOCAB)
+    if vocab.size != facts.vocab_size:
+        raise ArtefactError(f"{folder / VOCAB} has {vocab.size} symbols and {DATA} says {facts.vocab_size}; prepare it again.")
+    return Dataset(facts, vocab, *(_map(folder / f"{split}.bin", facts, split) for split in SPLITS))
+
+
+def _parse(data: object, *, where: str) -> DatasetFacts:
+    digest = data.pop("digest", None) if isinstance(data, dict) else None
+    try:
+        facts = from_json(DatasetFacts, data, where=where)
+    except ConfigError as error:
+        raise ArtefactError(
+            f"{str(error).rstrip('.')}; the dataset is damaged or of another version: prepare it again."
+        ) from error
+    if digest != facts.identity:
+        raise ArtefactError(f"{where} was altered: its digest does not match its content; prepare the dataset again.")
+    itemsize = np.dtype(facts.dtype).itemsize
+    consistent = (
+        facts.schema == SCHEMA
+        and 1 <= facts.vocab_size <= MAX_SIZE
+        and set(facts.tokens) == set(SPLITS)
+        and set(facts.files) == {VOCAB, *(f"{split}.bin" for split in SPLITS)}
+        and all(count > 1 and facts.files[f"{split}.bin"].num_bytes == count * itemsize for split, count in facts.tokens.items())
+    )
+    if not consistent:
+        raise ArtefactError(f"{where} contradicts itself or has another schema than {SCHEMA}; prepare the dataset again.")
+    return facts
+
+
+def _map(path: Path, facts: DatasetFacts, split: str) -> np.ndarray:
+    dtype = np.dtype(facts.dtype).newbyteorder("<")
+    ids = np.memmap(path, dtype=dtype, mode="r", shape=(facts.tokens[split],))
+    if facts.vocab_size <= np.iinfo(facts.dtype).max:  # else every value is an id
+        for start in range(0, len(ids), CHECKED):
+            block = ids[start : start + CHECKED]
+            if block.max() >= facts.vocab_size or block.min() < 0:
+                raise ArtefactError(
+                    f"{path} has ids that are not among the {facts.vocab_size} symbols; copy or prepare the dataset again."
+                )
+    return ids

@@ -1,0 +1,135 @@
+"""Where a corpus is in what was given, and whether it is the published one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from runtimes.errors import UserError
+from runtimes.spec import FileFacts
+from trainer.data.archives import find_files, is_archive
+from trainer.data.corpora import WHOLE, Corpus, Fingerprint, look_alike, same_as
+
+BLOCK = 1 << 22  # bytes read together
+Files = dict[str, Path]  # by their names inside the source
+Tick = Callable[[int], object]  # takes so many bytes done
+
+
+@dataclass(frozen=True)
+class FoundCorpus:
+    """The files of each part. published: they, or the archive, are those that are public. sources: hash and size."""
+
+    parts: dict[str, Files]
+    published: bool
+    sources: dict[str, FileFacts]
+
+
+def find_corpus(corpus: Corpus, source: Path, scratch: Path, *, unverified: bool, progress: bool) -> FoundCorpus:
+    """The files of `corpus` in a folder, archive or file, verified; members of an archive are unpacked to `scratch`.
+
+    Raises UserError where a part is missing or is not what was published (`unverified` lets the latter pass), and
+    where it is a file of another corpus.
+    """
+    if source.is_dir() and (source / corpus.archive_name).is_file() and not any(corpus.wants(p.name) for p in source.iterdir()):
+        source /= corpus.archive_name  # as the public script leaves enwik8 and text8
+    archive = None
+    if is_archive(source):
+        archive = fingerprint({source.name: source}, progress)
+        _refuse_other(corpus, archive, source)
+    with progress_bar("unpacking", progress) as tick:
+        found = find_files(source, corpus.wants, scratch=scratch, limit=corpus.max_bytes, tick=tick)
+    parts = _parts(corpus, source, found.files, found.names)
+    if archive and archive.differs(corpus.archive) is None and corpus.archive.hashed:
+        return FoundCorpus(parts, True, {source.name: _facts(archive)})
+    prints = {part: fingerprint(files, progress) for part, files in parts.items()}
+    published = True
+    for part, found_print in prints.items():
+        _refuse_other(corpus, found_print, source)
+        fact = found_print.differs(corpus.files[part])
+        published &= fact is None
+        if fact and not unverified:
+            raise UserError(
+                f"{source} is not the published {corpus.name}: for {corpus.parts[part][0]} expected "
+                f"{say(fact, corpus.files[part])}, found {say(fact, found_print)}; give the published one, or --unverified "
+                "to take this one as it is."
+            )
+    sources = {source.name: archive} if archive else prints
+    return FoundCorpus(parts, published, {name: _facts(found_print) for name, found_print in sources.items()})
+
+
+def _parts(corpus: Corpus, source: Path, files: Files, names: list[str]) -> dict[str, Files]:
+    """The files of each part by name, or a sentence on the part that is missing or there twice."""
+    if WHOLE in corpus.parts and names == [source.name] and source.is_file() and not is_archive(source):
+        return {WHOLE: {source.name: source}}  # the file itself, under whatever name
+    parts = {part: {name: files[name] for name in corpus.matching(part, files)} for part in corpus.parts}
+    for part, members in parts.items():
+        wanted = corpus.parts[part][0]
+        if not members:
+            other = look_alike(names)
+            hint = f"it looks like {other}" if other not in (None, corpus.name) else "give the whole archive or folder"
+            raise UserError(f"{source} has no {wanted}, which {corpus.name} needs; {hint}.")
+        if len(members) > 1 and "*" not in wanted:
+            first, second = sorted(members)[:2]
+            raise UserError(f"{source} has both {first} and {second}; give the folder or archive of {corpus.name} alone.")
+    return parts
+
+
+def _refuse_other(corpus: Corpus, found: Fingerprint, source: Path) -> None:
+    other = same_as(found)
+    if other not in (None, corpus.name):
+        raise UserError(f"{source} is {other}, not {corpus.name}; run `xl-export data {other} --from {source} --out DATASET`.")
+
+
+def fingerprint(files: Files, progress: bool) -> Fingerprint:
+    """All facts of some files put together."""
+    md5, sha1, sha256 = (hashlib.new(name, usedforsecurity=False) for name in ("md5", "sha1", "sha256"))
+    num_bytes = lines = 0
+    with progress_bar("verifying", progress) as tick:
+        for path in files.values():
+            for block in read_blocks(path, tick):
+                for digest in (md5, sha1, sha256):
+                    digest.update(block)
+                num_bytes += len(block)
+                lines += block.count(b"\n")
+    return Fingerprint(
+        num_files=len(files), num_bytes=num_bytes, lines=lines,
+        md5=md5.hexdigest(), sha1=sha1.hexdigest(), sha256=sha256.hexdigest(),
+    )  # fmt: skip
+
+
+def say(fact: str, of: Fingerprint) -> str:
+    """`num_bytes` of 5 as `5 bytes`, a hash with its name."""
+    value = getattr(of, fact)
+    return f"{fact} {value}" if isinstance(value, str) else f"{value:,} {fact.removeprefix('num_')}"
+
+
+def _facts(found: Fingerprint) -> FileFacts:
+    assert found.sha256 is not None
+    assert found.num_bytes is not None
+    return FileFacts(sha256=found.sha256, num_bytes=found.num_bytes)
+
+
+def read_blocks(path: Path, tick: Tick, *, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """The bytes of a file from `start` to `end`, a few megabytes at a time."""
+    left = (path.stat().st_size if end is None else end) - start
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(start)
+            while block := stream.read(min(BLOCK, left)):
+                left -= len(block)
+                tick(len(block))
+                yield block
+    except OSError as error:
+        raise UserError(f"{path} could not be read: {error.strerror or error}.") from error
+
+
+@contextmanager
+def progress_bar(what: str, shown: bool) -> Iterator[Tick]:
+    """Bytes done, on a terminal; gone when it ends."""
+    with tqdm(desc=what, unit="B", unit_scale=True, disable=None if shown else True, leave=False) as bar:
+        yield bar.update
