@@ -41,7 +41,7 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     state = content["model_state"]
     if not isinstance(state, dict):
         raise ArtefactError(f"{where}: model_state is a {type(state).__name__}, expected tensors by name.")
-    named = {renamed(name): tensor for name, tensor in state.items()}
+    named = ((renamed(name), tensor) for name, tensor in state.items())
     tensors = wishes.tensors(named, where=where, project=PROJECT, spell=spelled)
     config, ours = convert(tensors, facts)
     names = ("tgt_len", "ext_len", "mem_len", "clamp_len", "same_length")
