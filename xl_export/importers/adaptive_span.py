@@ -172,7 +172,7 @@ def renamed(name: Any) -> Any:
 
 def spelled(name: str, *, plain: bool) -> str:
     """The inverse of `renamed`, where the vocabulary is plain or has clusters."""
-    for theirs, known in (PLAIN if plain else CLUSTERS).items():
+    for theirs, known in (PLAIN | CLUSTERS if plain else CLUSTERS).items():
         if name.startswith(known):
             return f"module.{theirs}{name.removeprefix(known)}"
     return f"module.{name}"

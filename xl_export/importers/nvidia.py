@@ -1,7 +1,8 @@
 """NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL: `checkpoint_best.pt` and `checkpoint_last.pt`.
 
 A dictionary that holds arguments, model configuration, weights and vocabulary, beside the state of the training. Semantics
-(measured with that code at 729963d): as kimiyoung's, but `same_length` shows mem_len keys besides the token itself.
+(measured with that code at 729963d): as kimiyoung's, but `same_length` shows mem_len keys besides the token itself
+(in its TorchScript model mem_len with it: give one less there).
 """
 
 from __future__ import annotations

@@ -260,6 +260,10 @@ SECOND = "module.layers.1.attn.attn.persistent_memory.adaptive_span._mask."
     [
         (lambda w: w.pop("module.out_emb.bias"), ["lacks the tensor module.out_emb.bias"]),
         (lambda w: w.pop("module.out_emb.weight"), ["lacks the tensor module.out_emb.weight"]),
+        (
+            lambda w: w.update({"module.out_emb.cluster_proj.bias": torch.zeros(1)}),
+            ["unexpected tensor module.out_emb.cluster_proj.bias"],
+        ),
         (lambda w: w.update(key_pe=torch.zeros(1, 10, 128)), ["module.key_pe under two names"]),
         (lambda w: w.pop("module.layers.3.norm1.bias"), ["lacks the tensor module.layers.3.norm1.bias"]),
         (lambda w: w.update({"module.layers.0.norm2.bias": torch.zeros(40)}), ["unexpected tensor module.layers.0.norm2.bias"]),
