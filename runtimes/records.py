@@ -48,7 +48,7 @@ def _convert(hint: Any, value: Any, *, where: str) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         return from_json(typing.cast(type, hint), value, where=where)
-    if origin is types.UnionType:  # X | None is the only union in use
+    if origin in (types.UnionType, typing.Union):  # X | None is the only union in use; of a Literal it is a typing.Union
         inner = next(arg for arg in args if arg is not type(None))
         return None if value is None else _convert(inner, value, where=where)
     if origin is typing.Literal:

@@ -8,7 +8,7 @@ import numpy as np
 
 from runtimes.errors import TextError, first_line
 from runtimes.files import NPZ_ERRORS, read_bytes
-from runtimes.vocab import UNKNOWN, Vocab, WordVocab
+from runtimes.vocab import Vocab, WordVocab
 
 
 def read_tokens(path: Path, vocab: Vocab) -> np.ndarray:
@@ -22,9 +22,9 @@ def read_tokens(path: Path, vocab: Vocab) -> np.ndarray:
 
 def unknown_share(vocab: Vocab, tokens: np.ndarray) -> float | None:
     """The share of `tokens` that stand for a word outside the vocabulary; None where there is no such token."""
-    if not isinstance(vocab, WordVocab) or UNKNOWN not in vocab.symbols:
+    if not isinstance(vocab, WordVocab) or vocab.unknown not in vocab.symbols:
         return None
-    return float(np.mean(tokens == vocab.symbols.index(UNKNOWN)))
+    return float(np.mean(tokens == vocab.symbols.index(vocab.unknown)))
 
 
 def _mapped_ids(path: Path, vocab: Vocab) -> np.ndarray:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,23 +36,41 @@ class Vocab(Protocol):
 
 
 class ByteVocab:
-    """The 256 byte values; any file is valid. Decoding joins bytes to UTF-8 characters as they complete."""
+    """Bytes, all 256 unless told otherwise. Decoding joins bytes to UTF-8 characters as they complete.
 
-    kind, size = "byte", 256
+    values: the byte of each token. skipped: bytes that encoding leaves out, as the project did where the model was trained.
+    """
+
+    kind = "byte"
+
+    def __init__(self, values: Sequence[int] = range(256), skipped: Sequence[int] = ()) -> None:
+        self.values, self.skipped, self.size = list(values), list(skipped), len(values)
+        self._ids = np.full(256, -1)
+        self._ids[self.values] = np.arange(self.size)
 
     def encode(self, text: str | bytes) -> np.ndarray:
         try:
             data = text.encode("utf-8") if isinstance(text, str) else text
         except UnicodeEncodeError as error:  # half of a surrogate pair, such as a byte of an argument that is not UTF-8
             raise TextError(f"{text[error.start]!r}, character {error.start} of the text, is not Unicode text.") from error
-        return np.frombuffer(data, np.uint8).astype(np.int64)
+        found = np.frombuffer(data, np.uint8)
+        if self.skipped:
+            found = found[~np.isin(found, self.skipped)]
+        ids = self._ids[found]
+        if len(ids) and ids.min() < 0:
+            raise TextError(
+                f"the text has the byte {found[int(np.argmin(ids))]}, which is not among the {self.size} bytes that this "
+                "model was trained on; remove it from the text."
+            )
+        return ids
 
     def decoder(self) -> Decoder:
         utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        return lambda token: utf8.decode(bytes([token]))
+        return lambda token: utf8.decode(bytes([self.values[token]]))
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind}
+        chosen = {} if self.values == list(range(256)) else {"values": self.values}
+        return {"kind": self.kind, **chosen, **({"skipped": self.skipped} if self.skipped else {})}
 
 
 class CharVocab:
@@ -89,14 +107,24 @@ class CharVocab:
 class WordVocab:
     """Words between white space; each newline is `end_of_line` and every other word `unknown`.
 
-    Decoding puts one blank between words, so the text comes back only up to white space.
+    unknown, end_of_line: other symbols for that; without the latter a newline is a blank. start_of_line: a symbol before
+    each line. lower_case: texts are lower-cased. Decoding puts one blank between words, so the text comes back only up to
+    white space.
     """
 
     kind = "word"
 
-    def __init__(self, symbols: list[str], *, unknown: str = UNKNOWN, end_of_line: str = END_OF_LINE) -> None:
+    def __init__(
+        self,
+        symbols: list[str],
+        *,
+        unknown: str = UNKNOWN,
+        end_of_line: str | None = END_OF_LINE,
+        start_of_line: str | None = None,
+        lower_case: bool = False,
+    ) -> None:
         self.symbols, self.size = symbols, len(symbols)
-        self.unknown, self.end_of_line = unknown, end_of_line
+        self.unknown, self.end_of_line, self.start_of_line, self.lower_case = unknown, end_of_line, start_of_line, lower_case
         self._ids = {symbol: i for i, symbol in enumerate(symbols)}
 
     @classmethod
@@ -110,7 +138,8 @@ class WordVocab:
 
     def encode(self, text: str | bytes) -> np.ndarray:
         unknown = self._ids.get(self.unknown, -1)
-        words = as_text(text).replace("\n", f" {self.end_of_line} ").split()
+        text = as_text(text)
+        words = list(_words(text.lower() if self.lower_case else text, self.end_of_line, self.start_of_line))
         ids = np.fromiter((self._ids.get(word, unknown) for word in words), np.int64, len(words))
         if len(ids) and ids.min() < 0:
             at = int(np.argmin(ids))
@@ -122,20 +151,28 @@ class WordVocab:
 
     def decoder(self) -> Decoder:
         at_line_start = True
+        begun = self.start_of_line is None
 
         def decode(token: int) -> str:
-            nonlocal at_line_start
-            word = "\n" if self.symbols[token] == self.end_of_line else self.symbols[token]
+            nonlocal at_line_start, begun
+            symbol = self.symbols[token]
+            if not begun and symbol == self.start_of_line:
+                begun = True
+                return ""
+            word = "\n" if symbol == self.end_of_line else symbol
             blank = "" if at_line_start or word == "\n" else " "
             at_line_start = word == "\n"
+            begun = self.start_of_line is None or not at_line_start
             return blank + word
 
         return decode
 
     def to_json(self) -> dict[str, Any]:
-        marks = {"unknown": self.unknown, "end_of_line": self.end_of_line}
-        usual = {"unknown": UNKNOWN, "end_of_line": END_OF_LINE}
-        return {"kind": self.kind, **({} if marks == usual else marks), "symbols": self.symbols}
+        options = {name: value for name, value in vars(self).items() if name in WORD_OPTIONS and value != WORD_OPTIONS[name]}
+        return {"kind": self.kind, "symbols": self.symbols, **options}
+
+
+WORD_OPTIONS = {"unknown": UNKNOWN, "end_of_line": END_OF_LINE, "start_of_line": None, "lower_case": False}
 
 
 def decode(vocab: Vocab, tokens: Iterable[int]) -> str:
@@ -149,7 +186,13 @@ def load_vocab(path: Path) -> Vocab:
     data = read_json(path)
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind == "byte":
-        return ByteVocab()
+        values, skipped = (data.get(name, default) for name, default in (("values", [*range(256)]), ("skipped", [])))
+        lists = isinstance(values, list) and isinstance(skipped, list)
+        if not lists or not values or not all(type(x) is int and 0 <= x < 256 for x in (*values, *skipped)):
+            raise ArtefactError(f"{path} is not a byte vocabulary; expected values and skipped to be lists of bytes.")
+        if len(set(values)) != len(values):
+            raise ArtefactError(f"{path} is not a byte vocabulary; its values repeat.")
+        return ByteVocab(values, skipped)
     symbols = data.get("symbols") if kind in ("char", "word") else None
     if not isinstance(symbols, list) or not all(isinstance(symbol, str) and symbol for symbol in symbols):
         raise ArtefactError(f"{path} is not a vocabulary; expected kind byte, char or word, and a list of symbols.")
@@ -157,10 +200,13 @@ def load_vocab(path: Path) -> Vocab:
         raise ArtefactError(f"{path} is not a {kind} vocabulary; its symbols repeat or are longer than one character.")
     if kind == "char":
         return CharVocab(symbols)
-    marks = {name: data[name] for name in ("unknown", "end_of_line") if name in data}
+    options = {name: data[name] for name in WORD_OPTIONS if name in data}
+    marks = {name: mark for name, mark in options.items() if name != "lower_case" and (mark is not None or name == "unknown")}
     if not all(isinstance(mark, str) and mark.split() == [mark] for mark in marks.values()):
         raise ArtefactError(f"{path} is not a word vocabulary; its marks {marks!r:.80} are not single words.")
-    return WordVocab(symbols, **marks)
+    if not isinstance(options.get("lower_case", False), bool):
+        raise ArtefactError(f"{path} is not a word vocabulary; its lower_case is {options['lower_case']!r:.40}.")
+    return WordVocab(symbols, **options)
 
 
 def as_text(text: str | bytes) -> str:
@@ -174,3 +220,14 @@ def as_text(text: str | bytes) -> str:
             f"byte {error.start} of the text (0x{text[error.start]:02x}) is not UTF-8; convert the text to UTF-8, "
             "or use a model with a byte vocabulary, which takes any file."
         ) from error
+
+
+def _words(text: str, end_of_line: str | None = END_OF_LINE, start_of_line: str | None = None) -> Iterable[str]:
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        if number and end_of_line:
+            yield end_of_line
+        words = line.split()
+        if start_of_line and (words or number < len(lines) - 1):
+            yield start_of_line
+        yield from words

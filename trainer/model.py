@@ -45,12 +45,12 @@ class Block(nn.Module):
         self.key = nn.Linear(D, width, bias=False)  # W_kE
         self.value = nn.Linear(D, width, bias=False)  # W_v
         self.out = nn.Linear(width, D, bias=False)
-        self.attention_norm = nn.LayerNorm(D)
+        self.attention_norm = nn.LayerNorm(D, config.norm_epsilon)
         self.span = AdaptiveSpan(config) if config.span else None
         self.persistent = PersistentVectors(config) if config.persistent else None
         self.two_sublayers = config.sublayers in ("feed-forward", "ff-attn")
         if self.two_sublayers:
-            self.feed_forward_norm = nn.LayerNorm(D)
+            self.feed_forward_norm = nn.LayerNorm(D, config.norm_epsilon)
         if config.d_ff:
             self.expand = nn.Linear(D, config.d_ff)
             self.contract = nn.Linear(config.d_ff, D)
@@ -62,7 +62,8 @@ class Block(nn.Module):
             context = context.masked_fill(sight.before[:, :, None], 0.0)
         if self.config.pre_norm:
             context = self.attention_norm(context)
-            x = x + self._attention(context[:, -x.shape[1] :], context, terms, sight)
+            asking = context[:, -x.shape[1] :] if self.config.query_norm else x
+            x = x + self._attention(asking, context, terms, sight)
             return x + self._feed_forward(self.feed_forward_norm(x)) if self.two_sublayers else x
         x = self.attention_norm(x + self._attention(x, context, terms, sight))
         return self.feed_forward_norm(x + self._feed_forward(x)) if self.two_sublayers else x

@@ -20,13 +20,16 @@ class VocabularyConfig:
 
     cutoffs: first token of each tail cluster, ascending; none for a plain softmax. d_embed: width of the first
     cluster, 0 for d_model; cluster i is d_embed // div_val**i wide, and projected to d_model unless it has that
-    width and div_val is 1. tie_weights: input and output share their tables. tie_projections: for each cluster, whether
-    its input and output share the projection; empty for all. scale: embeddings are multiplied by sqrt(d_model).
+    width and div_val is 1. project_same_width: whether a cluster of that width is projected where div_val is not 1 (the
+    TensorFlow code of Dai et al. can leave it out). tie_weights: input and output share their tables. tie_projections: for
+    each cluster, whether its input and output share the projection; empty for all. scale: embeddings are multiplied by
+    sqrt(d_model).
     """
 
     cutoffs: tuple[int, ...] = ()
     d_embed: int = 0
     div_val: int = 1
+    project_same_width: bool = True
     tie_weights: bool = True
     tie_projections: tuple[bool, ...] = ()
     scale: bool = True
@@ -96,8 +99,11 @@ class ModelConfig:
     head), `learned` (Sukhbaatar et al. 2019b: one learned table for all heads and layers), `absolute` (Vaswani et
     al. 2017: sinusoids added to the input) or `per-layer` (Al-Rfou et al. 2018: learned, added to every layer's input).
     context: rows of a learned table or of absolute positions; longer distances use the last row, absolute
-    positions start again. tie_biases: one u and v for all layers, or one pair for each. pre_norm: LayerNorm before
-    each sublayer instead of after it.
+    positions start again. from_segment_end: positions of the last two kinds count back from the last token of the segment that
+    is fed, as in the public code, and beyond `context` use the last row. stored_frequencies: those of sinusoids are a tensor
+    of the checkpoint, `positions.frequencies`, instead of computed. tie_biases: one u and v for all layers, or one pair for
+    each. pre_norm: LayerNorm before each sublayer instead of after it. query_norm: under pre_norm, queries are made of
+    normalised inputs too. norm_epsilon: of every LayerNorm.
 
     sublayers: attention and `feed-forward`; or persistent vectors instead of the latter (Sukhbaatar et al. 2019b):
     `all-attention`, and the variants of its Figure 2, `attn-split` (a softmax of their own), `head-split` (half of the
@@ -116,8 +122,12 @@ class ModelConfig:
     d_ff: int = 0
     positions: Position = "relative"
     context: int = 0
+    from_segment_end: bool = False
+    stored_frequencies: bool = False
     tie_biases: bool = True
     pre_norm: bool = False
+    query_norm: bool = True
+    norm_epsilon: float = 1e-5
     sublayers: Sublayers = "feed-forward"
     persistent: int = 0
     span: SpanConfig | None = None
@@ -143,6 +153,12 @@ class ModelConfig:
         if (self.positions == "relative") != (self.context == 0) or not 0 <= self.context <= MAX_LENGTH:
             expected = "0" if self.positions == "relative" else f"1 to {MAX_LENGTH} rows"
             raise ConfigError(f"model.context is {self.context}; {self.positions} positions take {expected}.")
+        if self.from_segment_end and self.positions not in ("absolute", "per-layer"):
+            raise ConfigError(f"model.from_segment_end is true and positions {self.positions}; expected absolute or per-layer.")
+        if self.stored_frequencies and self.positions not in ("relative", "absolute"):
+            raise ConfigError(f"model.stored_frequencies is true; {self.positions} positions have no sinusoids.")
+        if not 0 < self.norm_epsilon < 1:
+            raise ConfigError(f"model.norm_epsilon is {self.norm_epsilon}; expected a small positive number, as 1e-5.")
         if self.span and self.positions in ("learned", "shaw") and self.context <= self.span.maximum:
             raise ConfigError(
                 f"model.span.maximum is {self.span.maximum}, beyond the {self.context} rows of model.context; "
@@ -156,7 +172,7 @@ class ModelConfig:
             raise ConfigError(f"model.vocabulary.div_val {self.vocabulary.div_val} leaves the last cluster no width.")
         if self.vocab_size and self.vocabulary.cutoffs and self.vocabulary.cutoffs[-1] >= self.vocab_size:
             raise ConfigError(
-                f"cutoffs are {list(self.vocabulary.cutoffs)} and the vocabulary has {self.vocab_size} tokens; "
+                f"cutoffs are {list(self.vocabulary.cutoffs)!s:.80} and the vocabulary has {self.vocab_size} tokens; "
                 "expected cutoffs below that: leave out the last ones, or lower min_count."
             )
 
@@ -180,7 +196,7 @@ class ModelConfig:
                 first=first,
                 last=last,
                 width=widest // v.div_val**i,
-                projected=v.div_val > 1 or widest != self.d_model,
+                projected=widest // v.div_val**i != self.d_model or (v.div_val > 1 and v.project_same_width),
                 tied_projection=not v.tie_projections or v.tie_projections[i],
             )
             for i, (first, last) in enumerate(itertools.pairwise(ends))

@@ -11,18 +11,36 @@ from trainer.attention import Terms
 from trainer.model_config import ModelConfig
 
 
-def sinusoids(distances: Tensor, d_model: int) -> Tensor:
-    """Position vectors R, float64 [N, D], of distances [N]: [sin(d f), cos(d f)] with f = 10000^(-2i/D).
+def frequencies(d_model: int) -> Tensor:
+    """10000^(-2i/D), float64 [D/2]."""
+    return 10000.0 ** -(torch.arange(0, d_model, 2, dtype=torch.float64, device="cpu") / d_model)
+
+
+def sinusoids(distances: Tensor, d_model: int, stored: Tensor | None = None) -> Tensor:
+    """Position vectors R, float64 [N, D], of distances [N]: [sin(d f), cos(d f)] with the frequencies above, or `stored` ones.
 
     The halves are not interleaved, as in the public code.
     """
-    exponents = torch.arange(0, d_model, 2, dtype=torch.float64) / d_model
-    angles = distances.double().cpu()[:, None] * 10000.0**-exponents
+    f = frequencies(d_model) if stored is None else stored.double().cpu()
+    angles = distances.double().cpu()[:, None] * f
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
 class Positions(nn.Module):
     """No positions at all; each kind below says what it adds."""
+
+    frequencies: Tensor | None
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("frequencies", frequencies(config.d_model).float() if config.stored_frequencies else None)
+
+    def rows(self, position: Tensor) -> Tensor:
+        """Rows of a table of absolute positions for stream positions int64 [B, T]."""
+        if self.config.from_segment_end:
+            return torch.arange(position.shape[1] - 1, -1, -1, device=position.device).clamp(max=self.config.context - 1)
+        return position % self.config.context
 
     def vectors(self, count: int, rule: MemoryRule) -> Tensor:
         """What the terms of all layers share: the row of each distance 0 … count - 1, int64 [count], clamped."""
@@ -41,8 +59,7 @@ class RelativePositions(Positions):
     """W_kR R_d, u and v (Dai et al. 2019, section 3.3)."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         pairs, heads = 1 if config.tie_biases else config.layers, (config.heads, config.head_dim)
         self.u = nn.Parameter(torch.empty(pairs, *heads))
         self.v = nn.Parameter(torch.empty(pairs, *heads))
@@ -52,7 +69,7 @@ class RelativePositions(Positions):
 
     def vectors(self, count: int, rule: MemoryRule) -> Tensor:
         """R [count, D]"""
-        table = sinusoids(super().vectors(count, rule), self.config.d_model).to(self.u)
+        table = sinusoids(super().vectors(count, rule), self.config.d_model, self.frequencies).to(self.u)
         return F.dropout(table, self.config.dropout, self.training)
 
     def terms(self, layer: int, vectors: Tensor) -> Terms:
@@ -65,7 +82,7 @@ class ShawPositions(Positions):
     """A learned vector and bias for every distance, head and layer (Shaw et al. 2018, as in the public code of Dai et al.)."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         L, R, H, K = config.layers, config.context, config.heads, config.head_dim
         self.u = nn.Parameter(torch.empty(L, H, K))
         self.table = nn.Parameter(torch.empty(L, R, H, K))
@@ -80,7 +97,7 @@ class LearnedPositions(Positions):
     """One learned table, shared by all heads and layers (Sukhbaatar et al. 2019b, section 5.1)."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         self.heads = config.heads
         self.table = nn.Parameter(torch.empty(config.context, config.head_dim))
 
@@ -92,25 +109,21 @@ class LearnedPositions(Positions):
 class AbsolutePositions(Positions):
     """Sinusoids added to the first layer's input (Vaswani et al. 2017, section 3.5); they start again every `context` tokens."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.context = config.context
-
     def embed(self, layer: int, x: Tensor, position: Tensor) -> Tensor:
         if layer:
             return x
-        return x + sinusoids(torch.arange(self.context), x.shape[-1]).to(x)[position % self.context]
+        return x + sinusoids(torch.arange(self.config.context), x.shape[-1], self.frequencies).to(x)[self.rows(position)]
 
 
 class PerLayerPositions(Positions):
     """Learned positions added to every layer's input (Al-Rfou et al. 2018); they start again every `context` tokens."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         self.table = nn.Parameter(torch.empty(config.layers, config.context, config.d_model))
 
     def embed(self, layer: int, x: Tensor, position: Tensor) -> Tensor:
-        return x + self.table[layer, position % self.table.shape[1]]
+        return x + self.table[layer, self.rows(position)]
 
 
 def make_positions(config: ModelConfig) -> Positions:

@@ -17,6 +17,7 @@ from runtimes.reference import check
 from runtimes.spec import load_spec
 from xl_export.cli_attention import attention_command, spans_command
 from xl_export.cli_data import data
+from xl_export.cli_import import import_command
 from xl_export.cli_recl import recl_command
 
 
@@ -35,7 +36,7 @@ def main() -> None:
     """
 
 
-for command in (*COMMANDS, eval_command, recl_command, attention_command, spans_command, data):
+for command in (*COMMANDS, eval_command, import_command, recl_command, attention_command, spans_command, data):
     main.add_command(command)
 
 PACKAGES = ("torch", "safetensors", "tqdm", "onnx", "onnx_ir", "onnxruntime")  # that the steps here load when they run

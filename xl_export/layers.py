@@ -15,8 +15,8 @@ Weights = Mapping[str, np.ndarray]  # the names of trainer.model.LanguageModel's
 class Layers:
     """Writes parts of a model into one graph; `op` is its pen."""
 
-    def __init__(self, weights: Weights, *, heads: int, head_dim: int) -> None:
-        self.weights, self.heads, self.head_dim, self.op = weights, heads, head_dim, Ops()
+    def __init__(self, weights: Weights, *, heads: int, head_dim: int, norm_epsilon: float = 1e-5) -> None:
+        self.weights, self.heads, self.head_dim, self.norm_epsilon, self.op = weights, heads, head_dim, norm_epsilon, Ops()
 
     def weight(self, name: str, *, transpose: bool = False) -> ir.Value:
         array = self.weights[name]
@@ -30,7 +30,8 @@ class Layers:
         return matrix * np.float32(self.head_dim**-0.5) if kind == "query" else matrix
 
     def norm(self, name: str, x: ir.Value) -> ir.Value:
-        return self.op.LayerNormalization(x, self.weight(name + ".weight"), self.weight(name + ".bias"), axis=-1, epsilon=1e-5)
+        scale, shift = self.weight(name + ".weight"), self.weight(name + ".bias")
+        return self.op.LayerNormalization(x, scale, shift, axis=-1, epsilon=self.norm_epsilon)
 
     def feed_forward(self, layer: int, x: ir.Value) -> ir.Value:
         op, name = self.op, f"blocks.{layer}."

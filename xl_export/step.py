@@ -50,7 +50,7 @@ class Group:
 
 class _StepGraph(Layers):
     def __init__(self, spec: Spec, config: ModelConfig, weights: Weights) -> None:
-        super().__init__(weights, heads=config.heads, head_dim=config.head_dim)
+        super().__init__(weights, heads=config.heads, head_dim=config.head_dim, norm_epsilon=config.norm_epsilon)
         self.spec, self.config, self.rule = spec, config, spec.rule
         self.inputs = {fact.name: graph_input(fact) for fact in spec.inputs}
         self.sights: dict[int, Sight] = {}
@@ -70,14 +70,22 @@ class _StepGraph(Layers):
         return op.model(list(self.inputs.values()), [*head, *present], self.spec.outputs, opset=self.spec.opset)
 
     def positioned(self, layer: int, x: ir.Value) -> ir.Value:
-        """A layer's input with absolute positions added, where the model has them; they start again every `context` tokens."""
+        """A layer's input with absolute positions added, where the model has them.
+
+        They start again every `context` tokens, or count back from the last token of the segment.
+        """
         op, config = self.op, self.config
         if config.positions == "absolute" and layer == 0:
-            table = op.constant(sinusoids(config.context, config.d_model).astype(np.float32), "positions")
+            vectors = sinusoids(config.context, config.d_model, self.weights.get("positions.frequencies"))
+            table = op.constant(vectors.astype(np.float32), "positions")
         elif config.positions == "per-layer":
             table = op.constant(self.weights["positions.table"][layer], f"positions.{layer}")
         else:
             return x
+        if config.from_segment_end:
+            one, length = op.constant(np.array(1)), op.Squeeze(op.Shape(self.inputs["input_ids"], start=1))
+            back = op.Range(op.Sub(length, one), op.constant(np.array(-1)), op.constant(np.array(-1)))
+            return op.Add(x, op.Gather(table, op.Min(back, op.constant(np.array(config.context - 1)))))
         return op.Add(x, op.Gather(table, op.Mod(self.inputs["position_ids"], op.constant(np.array(config.context)))))
 
     def named(self, layer: int, groups: Sequence[HeadGroup]) -> list[Group]:
@@ -164,12 +172,17 @@ class _StepGraph(Layers):
 
     def from_input(self, layer: int, x: ir.Value, order: list[int], others: list[int]) -> tuple[ir.Value, ...]:
         """Queries [B, H, T, K], and the segment's own keys and values for the heads that look at the context."""
+        op, asking = self.op, x
         if self.config.pre_norm:
             x = self.norm(f"blocks.{layer}.attention_norm", x)
         matrices = [self.projection(layer, "query", [*order, *others])]
         matrices += [self.projection(layer, kind, order) for kind in ("key", "value")]
-        packed = self.op.MatMul(x, self.op.constant(np.concatenate(matrices, axis=1), f"blocks.{layer}.query_key_value"))
-        return tuple(self.split_heads(y) for y in self.op.split(packed, [m.shape[1] for m in matrices], axis=2))
+        if self.config.pre_norm and not self.config.query_norm:
+            query = op.MatMul(asking, op.constant(matrices.pop(0), f"blocks.{layer}.query"))
+            packed = op.MatMul(x, op.constant(np.concatenate(matrices, axis=1), f"blocks.{layer}.key_value"))
+            return tuple(self.split_heads(y) for y in (query, *op.split(packed, [m.shape[1] for m in matrices], axis=2)))
+        packed = op.MatMul(x, op.constant(np.concatenate(matrices, axis=1), f"blocks.{layer}.query_key_value"))
+        return tuple(self.split_heads(y) for y in op.split(packed, [m.shape[1] for m in matrices], axis=2))
 
     def from_hidden(
         self, group: Group, x: ir.Value, order: list[int], others: list[int], present: list[ir.Value]
@@ -182,7 +195,8 @@ class _StepGraph(Layers):
             before = op.Squeeze(group.sight.before, op.constant(np.array([1])))
             context = op.Where(before, op.constant(np.float32(0)), context)
         if self.config.pre_norm:
-            context, x = self.norm(name + "attention_norm", context), self.norm(name + "attention_norm", x)
+            context = self.norm(name + "attention_norm", context)
+            x = self.norm(name + "attention_norm", x) if self.config.query_norm else x
         matrices = [self.projection(group.layer, kind, order) for kind in ("key", "value")]
         packed = op.MatMul(context, op.constant(np.concatenate(matrices, axis=1), name + "key_value"))
         query = op.MatMul(x, op.constant(self.projection(group.layer, "query", [*order, *others]), name + "query"))

@@ -11,9 +11,10 @@ from trainer.model_config import ModelConfig
 from xl_export.layers import Weights
 
 
-def sinusoids(count: int, d_model: int) -> np.ndarray:
-    """Position vectors of 0 … count - 1, float64 [count, D]: sines, then cosines."""
-    angles = np.arange(count)[:, None] * 10000.0 ** -(np.arange(0, d_model, 2) / d_model)
+def sinusoids(count: int, d_model: int, stored: np.ndarray | None = None) -> np.ndarray:
+    """Position vectors of 0 … count - 1, float64 [count, D]: sines, then cosines; `stored`: frequencies of the checkpoint."""
+    frequencies = 10000.0 ** -(np.arange(0, d_model, 2) / d_model) if stored is None else stored.astype(np.float64)
+    angles = np.arange(count)[:, None] * frequencies
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
@@ -33,7 +34,7 @@ def position_table(
     if rule.clamp_len is not None:
         rows = np.minimum(rows, rule.clamp_len)
     if config.positions == "relative":
-        vectors = sinusoids(int(rows.max()) + 1, config.d_model).astype(np.float32)[rows]
+        vectors = sinusoids(int(rows.max()) + 1, config.d_model, weights.get("positions.frequencies")).astype(np.float32)[rows]
         table = (vectors @ weights[f"positions.project.{layer}.weight"].T).reshape(len(rows), config.heads, config.head_dim)
         return np.ascontiguousarray(table.transpose(1, 2, 0)[list(heads)])
     if config.positions in ("shaw", "learned"):

@@ -93,12 +93,37 @@ def test_bytes_that_are_not_utf_8_are_refused_by_characters_and_words_alone() ->
     assert ByteVocab().encode(b"caf\xe9").tolist() == [99, 97, 102, 233]
 
 
+def test_chosen_bytes_are_numbered_and_skipped_as_told() -> None:
+    vocab = ByteVocab([98, 195, 169, 97], skipped=[10])
+    assert vocab.encode("a\nb\né").tolist() == [3, 0, 1, 2]
+    assert decode(vocab, [3, 0, 1, 2]) == "abé"
+    assert vocab.size == 4
+    with pytest.raises(TextError, match="byte 99, which is not among the 4 bytes"):
+        vocab.encode("abc")
+
+
+def test_lines_can_begin_and_end_with_symbols_of_the_vocabulary() -> None:
+    vocab = WordVocab(["<S>", "<UNK>", "a", "b"], unknown="<UNK>", end_of_line="<S>", start_of_line="<S>", lower_case=True)
+    ids = vocab.encode("A b\n\nc A")
+    assert ids.tolist() == [0, 2, 3, 0, 0, 0, 0, 1, 2]
+    assert decode(vocab, ids) == "a b\n\n<UNK> a"
+    assert vocab.encode("a\n").tolist() == [0, 2, 0]
+    assert WordVocab(["a", "b"], end_of_line=None).encode("a\nb\n").tolist() == [0, 1]
+
+
 def test_half_a_surrogate_pair_is_refused_by_bytes() -> None:
     with pytest.raises(TextError, match="character 1 of the text, is not Unicode text"):
         ByteVocab().encode("a\udcff")
 
 
-@pytest.mark.parametrize("vocab", [ByteVocab(), CharVocab.build("a—\né\u2028"), WordVocab.build("a é\n é")])
+@pytest.mark.parametrize(
+    "vocab",
+    [
+        ByteVocab(), ByteVocab([32, 101, 10], skipped=[13]), CharVocab.build("a—\né\u2028"), WordVocab.build("a é\n é"),
+        WordVocab(["<S>", "<UNK>", "a"], unknown="<UNK>", end_of_line="<S>", start_of_line="<S>", lower_case=True),
+        WordVocab(["a"], end_of_line=None),
+    ],
+)  # fmt: skip
 def test_a_vocabulary_comes_back_from_its_file(vocab: Vocab, tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps(vocab.to_json()))
     loaded = load_vocab(tmp_path / "vocab.json")
@@ -114,6 +139,9 @@ def test_a_vocabulary_comes_back_from_its_file(vocab: Vocab, tmp_path: Path) -> 
         {"kind": {}, "symbols": ["a"]}, {"kind": "char", "symbols": "ab"}, {"kind": "char", "symbols": {"a": 0}},
         {"kind": "char", "symbols": ["a", 1]}, {"kind": "char", "symbols": ["a", None]}, {"kind": "char", "symbols": ["a", ""]},
         {"kind": "char", "symbols": ["a", "a"]}, {"kind": "char", "symbols": ["ab"]}, {"kind": "word", "symbols": ["a", ["b"]]},
+        {"kind": "byte", "values": [1, 1]}, {"kind": "byte", "values": [256]}, {"kind": "byte", "values": "a"},
+        {"kind": "byte", "values": []}, {"kind": "byte", "skipped": 10}, {"kind": "byte", "skipped": [True]},
+        {"kind": "word", "symbols": ["a"], "unknown": None}, {"kind": "word", "symbols": ["a"], "lower_case": 1},
         {"kind": "word", "symbols": ["a", "a"]}, {"kind": "word", "symbols": ["a", ""]}, {"symbols": ["a"]},
     ],
 )  # fmt: skip
@@ -141,8 +169,9 @@ def test_words_may_have_other_marks_and_keep_them_in_their_file(tmp_path: Path) 
     assert WordVocab(["a"]).to_json() == {"kind": "word", "symbols": ["a"]}  # as it was before there were others
 
 
-@pytest.mark.parametrize("mark", [1, "", " ", "two words", None, ["<S>"]])
-def test_marks_that_are_no_words_are_refused(mark: Any, tmp_path: Path) -> None:
-    (tmp_path / "vocab.json").write_text(json.dumps({"kind": "word", "symbols": ["a"], "end_of_line": mark}))
+@pytest.mark.parametrize("name", ["unknown", "end_of_line", "start_of_line"])
+@pytest.mark.parametrize("mark", [1, "", " ", "two words", ["<S>"]])
+def test_marks_that_are_no_words_are_refused(name: str, mark: Any, tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text(json.dumps({"kind": "word", "symbols": ["a"], name: mark}))
     with pytest.raises(ArtefactError, match=r"vocab\.json is not a word vocabulary; its marks"):
         load_vocab(tmp_path / "vocab.json")

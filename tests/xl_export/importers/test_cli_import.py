@@ -1,0 +1,300 @@
+"""`xl-export import`: what it recognises, prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from runtimes.rule import MemoryRule
+from tests.architectures import ARCHITECTURES, RULE
+from tests.commands import last_line, refused, xl
+from tests.xl_export.importers.oracles import DATA, FOLDERS, NAMES
+from trainer.checkpoint import load_run
+from xl_export import cli_import
+from xl_export.importers import formats
+from xl_export.importers.pickles import read_pickle
+
+FORMATS = {
+    "kimiyoung-enwik8": "kimiyoung", "kimiyoung-wt103-large": "kimiyoung", "kimiyoung-ptb-full-mask": "kimiyoung",
+    "adaptive-span-enwik8": "adaptive-span", "adaptive-span-persistent": "adaptive-span", "hf-wt103": "huggingface",
+    "nvidia-wt103-base": "nvidia",
+}  # fmt: skip
+BYTES = DATA / "kimiyoung-enwik8"
+
+
+def test_the_command_offers_the_formats_that_there_are() -> None:
+    assert list(cli_import.NAMES) == list(formats.FORMATS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_describe_recognises_each_format_and_writes_nothing(name: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(FOLDERS.get(name, DATA / name), tmp_path / "source")
+    before = sorted(tmp_path.rglob("*"))
+    result = xl("import", folder, "--describe", "--json")
+    assert last_line(result)["format"] == FORMATS[name]
+    for word in ("format ", "sizes ", "tokens ", "setting ", "here "):
+        assert word in result.output
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("kimiyoung-ptb-full-mask/model_legacy.pt", "kimiyoung"),
+        ("adaptive-span-persistent/checkpoint_legacy.pt", "adaptive-span"),
+        ("nvidia-wt103-base/checkpoint_last.pt", "nvidia"),
+        ("hf-wt103/pretrained/model.safetensors", "huggingface"),
+        ("hf-wt103/pretrained/config.json", "huggingface"),
+    ],
+)
+def test_files_are_recognised_by_what_is_in_them(file: str, name: str, tmp_path: Path) -> None:
+    source = DATA / file
+    if source.suffix == ".pt":
+        source = shutil.copy(source, tmp_path / "whatever.bin")
+        shutil.copy(next(path for path in (DATA / file).parent.glob("c*.pt") if path.stem in ("cache", "corpus")), tmp_path)
+    assert last_line(xl("import", source, "--describe", "--json"))["format"] == name
+
+
+def test_the_older_container_holds_the_same_model(tmp_path: Path) -> None:
+    folder = DATA / "kimiyoung-ptb-full-mask"
+    for name in ("model", "model_legacy"):
+        assert xl("import", folder / f"{name}.pt", "--out", tmp_path / name).exit_code == 0
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "model_legacy"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_what_was_published_is_the_default_and_is_shown(tmp_path: Path) -> None:
+    result = xl("import", BYTES, "--out", tmp_path / "run")
+    assert "mem_len 2100 (published for enwik8 base)" in result.output
+    rule = load_run(tmp_path / "run").config.evaluation
+    assert rule == MemoryRule(mem_len=2099, segment=80, clamp_len=820)
+    record = json.loads((tmp_path / "run" / "import.json").read_text())
+    assert record["files"]["model"]["sha256"][:8] in result.output
+    assert record["settings"]["segment"] == {"value": 80, "origin": "published for enwik8 base"}
+
+
+def test_options_go_before_the_settings_file_and_that_before_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text('{"mem_len": 30, "segment": 7, "mask": "full"}')
+    options = ("--settings", tmp_path / "settings.json", "--mem-len", 20, "--clamp-len", -1)
+    record = last_line(xl("import", BYTES, "--describe", "--json", *options))
+    assert record["settings"] == {
+        "mem_len": {"value": 20, "origin": "option"},
+        "segment": {"value": 7, "origin": str(tmp_path / "settings.json")},
+        "mask": {"value": "full", "origin": str(tmp_path / "settings.json")},
+        "clamp_len": {"value": 0, "origin": "option"},
+    }
+    assert record["rule"]["mem_len"] == 20  # the full mask counts memory alone
+    assert record["rule"]["clamp_len"] is None
+
+
+def test_the_rest_of_the_pipeline_takes_an_imported_run(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the value of an expression\n" * 4)
+    assert xl("import", BYTES, "--out", tmp_path / "run", "--mem-len", 20, "--segment", 8, "--clamp-len", 0).exit_code == 0
+    assert xl("onnx", tmp_path / "run", "--out", tmp_path / "artefact").exit_code == 0
+    scores = [last_line(xl("eval", tmp_path / name, "--text", tmp_path / "text.txt", "--json")) for name in ("run", "artefact")]
+    assert scores[0]["bits_per_token"] == pytest.approx(scores[1]["bits_per_token"], abs=1e-4)
+    assert xl("generate", tmp_path / "artefact", "--prompt", "the ", "--tokens", 5).exit_code == 0
+    refused(xl("train", "--resume", tmp_path / "run"), "cannot be resumed", "training.safetensors")
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_run_of_ours_comes_back_identical(name: str, make_run: Callable[..., Path], tmp_path: Path) -> None:
+    options: dict[str, Any] = dict(ARCHITECTURES[name])
+    run = make_run(**{"rule": RULE} | options)
+    assert xl("import", run, "--out", tmp_path / "copy").exit_code == 0
+    for file in ("config.json", "vocab.json", "model.safetensors"):
+        assert (tmp_path / "copy" / file).read_bytes() == (run / file).read_bytes(), file
+
+
+def test_the_rule_of_a_run_of_ours_can_be_given(run: Path, tmp_path: Path) -> None:
+    assert xl("import", run, "--out", tmp_path / "copy", "--mem-len", 5, "--clamp-len", 3).exit_code == 0
+    assert load_run(tmp_path / "copy").config.evaluation == MemoryRule(mem_len=5, segment=8, clamp_len=3)
+
+
+def test_force_replaces_an_earlier_import_and_nothing_else(run: Path, tmp_path: Path) -> None:
+    assert xl("import", BYTES, "--out", tmp_path / "run").exit_code == 0
+    refused(xl("import", BYTES, "--out", tmp_path / "run"), "exists already", "--force")
+    assert xl("import", BYTES, "--out", tmp_path / "run", "--force", "--segment", 5).exit_code == 0
+    assert load_run(tmp_path / "run").config.evaluation.segment == 5
+    refused(xl("import", BYTES, "--out", run, "--force"), "no import.json")
+
+
+def test_a_pickle_that_poses_as_a_folders_configuration_is_no_format(tmp_path: Path) -> None:
+    for content in ({"model_type": "transfo-xl"}, {"model": {}, "evaluation": {}}, {"model_config": 0, "model_state": 0}):
+        torch.save(content, tmp_path / "model.pt")
+        assert xl("import", tmp_path / "model.pt", "--describe").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((BYTES,), ["either --out RUN", "--describe"]),
+        ((BYTES, "--describe", "--out", "x"), ["either --out RUN"]),
+        ((BYTES / "missing.pt", "--describe"), ["missing.pt is not a file"]),
+        ((DATA, "--describe"), ["has no checkpoint by the names model.pt"]),
+        ((BYTES / "cache.pt", "--describe"), ["cache.pt is of no format", "kimiyoung: model.pt"]),
+        ((BYTES / "expected.npz", "--describe"), ["is of no format"]),
+        ((BYTES, "--describe", "--from", "nvidia"), ["is a checkpoint of kimiyoung/transformer-xl", "leave out --from nvidia"]),
+        ((BYTES, "--describe", "--ramp", 32), ["ramp was given (option)", "takes mem_len, segment, mask, clamp_len alone"]),
+        ((BYTES, "--describe", "--mem-len", 0), ["mem_len is 0 with a same-length mask", "--mask full"]),
+        ((BYTES, "--describe", "--vocab", BYTES / "model.pt"), ["model.pt is not a vocabulary"]),
+        ((BYTES, "--describe", "--vocab", DATA / "kimiyoung-wt103-large" / "cache.pt"), ["has 500 symbols and the model 83"]),
+        ((DATA / "adaptive-span-enwik8", "--describe", "--mem-len", 5), ["mem_len was given", "takes segment, ramp alone"]),
+        ((DATA / "variants/kimiyoung-shaw", "--describe"), ["has no cache.pt", "--vocab FILE"]),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_sentence(arguments: tuple[Any, ...], words: list[str]) -> None:
+    refused(xl("import", *arguments), *words)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("{", ["is not valid JSON"]), ('{"tgt_len": 3}', ["unknown key 'tgt_len'", "segment"]),
+        ('{"mask": "none"}', ["expected one of same-length, full"]), ('{"segment": 0}', ["segment is 0"]),
+        ('{"mem_len": 99999999999}', ["mem_len is 99999999999"]), ('{"ramp": 0}', ["ramp is 0"]),
+    ],
+)  # fmt: skip
+def test_settings_that_are_none_are_refused(settings: str, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text(settings)
+    refused(xl("import", BYTES, "--describe", "--settings", tmp_path / "settings.json"), *words)
+
+
+@pytest.mark.parametrize(
+    ("variant", "options", "words"),
+    [
+        ("kimiyoung-absolute", ("--mem-len", 4), ["attn_type 2 with memory adds its positions", "--mem-len 0 --mask full"]),
+        ("kimiyoung-per-layer", ("--mem-len", 4), ["attn_type 3 with memory adds its positions"]),
+        ("kimiyoung-per-layer", ("--mask", "same-length"), ["attn_type 3 with memory"]),
+        ("kimiyoung-per-layer", ("--segment", 13), ["segment is 13 and this model has 12 positions"]),
+        ("kimiyoung-per-layer", ("--clamp-len", 3), ["clamp_len was given"]),
+        ("kimiyoung-shaw", ("--clamp-len", 1), ["clamp_len 1 leaves an attn_type 1 model one vector"]),
+    ],
+)
+def test_what_cannot_be_expressed_here_is_named(variant: str, options: tuple[Any, ...], words: list[str]) -> None:
+    folder = DATA / "variants" / variant
+    refused(xl("import", folder, "--vocab", folder / "vocab.txt", "--describe", *options), *words)
+
+
+# Checkpoints that are plain dictionaries, altered in one place.
+NVIDIA, SPAN = DATA / "nvidia-wt103-base" / "checkpoint_last.pt", DATA / "adaptive-span-persistent" / "checkpoint.pt"
+
+
+def nvidia(change: Callable[[dict[str, Any], dict[str, Any]], Any]) -> tuple[dict[str, Any], Path]:
+    """An NVIDIA checkpoint whose configuration and weights were altered, and the file of its vocabulary."""
+    content = read_pickle(NVIDIA)
+    change(content["model_config"], content["model_state"])
+    return {name: content[name] for name in ("model_config", "model_state")}, NVIDIA.parent / "cache.pt"
+
+
+def nan(state: dict[str, Any], name: str) -> None:
+    state[name].view(-1)[1] = float("nan")
+
+
+def refuse(content: dict[str, Any], vocab: Path, folder: Path, words: list[str]) -> None:
+    torch.save(content, folder / "checkpoint.pt")
+    shutil.copyfile(vocab, folder / vocab.name)
+    refused(xl("import", folder / "checkpoint.pt", "--out", folder / "run"), *words)
+    assert not (folder / "run").exists()
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c, w: w.pop("layers.1.dec_attn.r_net.weight"), ["lacks the tensor layers.1.dec_attn.r_net.weight"]),
+        (lambda c, w: w.pop("crit.out_layers_biases.0"), ["lacks the tensor crit.out_layers_biases.0"]),
+        (lambda c, w: w.update(extra=torch.zeros(3)), ["unexpected tensor extra [3]"]),
+        (lambda c, w: w.update({"a\n\x1b[31m": torch.zeros(3)}), ["unexpected tensor a??[31m [3]"]),
+        (lambda c, w: w.update({"crit.out_layers.0.bias": torch.zeros(3)}), ["crit.out_layers_biases.0 under two names"]),
+        (lambda c, w: w.update(extra="x"), ["'extra' is a str"]),
+        (lambda c, w: w.update(r_w_bias=torch.zeros(10, 4)), ["r_w_bias is [10, 4], expected [4, 10]"]),
+        (lambda c, w: w.update(r_w_bias=torch.zeros(4, 10).long()), ["r_w_bias is torch.int64"]),
+        (lambda c, w: nan(w, "r_r_bias"), ["r_r_bias holds NaN or infinite values", "--allow-nonfinite"]),
+        (lambda c, w: c.update(n_layer=4), ["lacks the tensor layers.3."]),
+        (lambda c, w: c.update(n_layer=2), ["unexpected tensor layers.2."]),
+        (lambda c, w: c.update(n_layer=10**6), ["checkpoint.pt is of no model", "model.layers is 1000000"]),
+        (lambda c, w: c.update(n_head="4"), ["n_head is '4'"]),
+        (lambda c, w: c.update(d_model=True), ["d_model is True"]),
+        (lambda c, w: c.update(cutoffs=[5, 5]), ["cutoffs is [5, 5]"]),
+        (lambda c, w: c.update(cutoffs=[5, 600], tie_projs=[True] * 3), ["cutoffs are [5, 600]"]),
+        (lambda c, w: c.update(tie_projs=[True]), ["tie_projs is [True]", "4 clusters"]),
+        (lambda c, w: c.update(tie_weight=False), ["lacks the tensor crit.out_layers_weights.0"]),
+        (lambda c, w: c.update(attn_type=1), ["attn_type is 1; of this project only 0"]),
+        (lambda c, w: c.update(dropout=float("nan")), ["dropout is nan"]),
+        (lambda c, w: c.update(div_val=1 << 24), ["div_val 16777216 leaves the last cluster no width"]),
+    ],
+)
+def test_a_checkpoint_that_is_not_what_it_says_is_refused_by_name(
+    change: Callable[[dict[str, Any], dict[str, Any]], Any], words: list[str], tmp_path: Path
+) -> None:
+    refuse(*nvidia(change), tmp_path, words)
+
+
+@pytest.mark.parametrize(
+    ("replaced", "words"),
+    [
+        ({"model_config": 3}, ["model_config is a int"]),
+        ({"model_state": []}, ["model_state is a list"]),
+        ({"vocab": {"idx2sym": ["a"]}}, ["has 1 symbols and the model 500"]),
+    ],
+)
+def test_a_checkpoint_of_other_parts_is_refused(replaced: dict[str, Any], words: list[str], tmp_path: Path) -> None:
+    content, vocab = nvidia(lambda c, w: None)
+    refuse(content | replaced, vocab, tmp_path, words)
+
+
+MASK = "module.layers.0.attn.attn.adaptive_span._mask."
+SECOND = "module.layers.1.attn.attn.persistent_memory.adaptive_span._mask."
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda w: w.pop("module.out_emb.bias"), ["lacks the tensor module.out_emb.bias"]),
+        (lambda w: w.pop("module.out_emb.weight"), ["lacks the tensor module.out_emb.weight"]),
+        (
+            lambda w: w.update({"module.out_emb.cluster_proj.bias": torch.zeros(1)}),
+            ["unexpected tensor module.out_emb.cluster_proj.bias"],
+        ),
+        (lambda w: w.update(key_pe=torch.zeros(1, 10, 128)), ["module.key_pe under two names"]),
+        (lambda w: w.pop("module.layers.3.norm1.bias"), ["lacks the tensor module.layers.3.norm1.bias"]),
+        (lambda w: w.update({"module.layers.0.norm2.bias": torch.zeros(40)}), ["unexpected tensor module.layers.0.norm2.bias"]),
+        (lambda w: w.update({"module.key_pe": torch.zeros(1, 7, 128)}), ["key_pe is [1, 7, 128]"]),
+        (lambda w: w.update({"module.key_pe": torch.zeros(128)}), ["module.key_pe is [128], expected 3 dimensions"]),
+        (lambda w: w[f"{MASK}current_val"].fill_(1.5), ["spans outside 0 to 1"]),
+        (lambda w: w[f"{MASK}mask_template"].fill_(1.0), ["mask_template is not -127"]),
+        (lambda w: w.update({f"{SECOND}current_val": torch.zeros(4, 1, 1)}), ["second name of the layer's spans"]),
+        (lambda w: nan(w, "module.in_emb.weight"), ["module.in_emb.weight holds NaN"]),
+    ],
+)
+def test_spans_that_are_not_what_they_say_are_refused_by_name(
+    change: Callable[[dict[str, Any]], Any], words: list[str], tmp_path: Path
+) -> None:
+    weights = read_pickle(SPAN)["model"]
+    change(weights)
+    refuse({"model": weights}, SPAN.parent / "corpus.pt", tmp_path, words)
+
+
+def test_weights_that_are_not_finite_are_taken_when_that_is_asked_for(tmp_path: Path) -> None:
+    content, vocab = nvidia(lambda c, w: nan(w, "r_r_bias"))
+    torch.save(content, tmp_path / "checkpoint.pt")
+    result = xl("import", tmp_path / "checkpoint.pt", "--out", tmp_path / "run", "--vocab", vocab, "--allow-nonfinite")
+    assert result.exit_code == 0, result.output
+    assert torch.isnan(load_run(tmp_path / "run").model.state_dict()["positions.v"]).sum() == 1
+
+
+def test_half_precision_becomes_float32_and_that_is_said(tmp_path: Path) -> None:
+    content, vocab = nvidia(lambda c, w: w.update({name: x.half() for name, x in w.items()}))
+    torch.save(content, tmp_path / "checkpoint.pt")
+    result = xl("import", tmp_path / "checkpoint.pt", "--out", tmp_path / "run", "--vocab", vocab)
+    assert "weights were float16 and are float32 now" in result.output
+    expected = content["model_state"]["r_w_bias"].float()
+    assert torch.equal(load_run(tmp_path / "run").model.state_dict()["positions.u"][0], expected)

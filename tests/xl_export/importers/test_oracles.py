@@ -1,0 +1,84 @@
+"""What other projects compute, imported models compute: per token, in PyTorch and on ONNX Runtime, cut as theirs was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runtimes import open_session
+from tests.xl_export.importers.oracles import ROUNDING, Case, nll, oracle_cases, variant_cases
+from trainer.checkpoint import load_run
+from xl_export.artefact import export
+
+CASES = oracle_cases()
+WIDER = {"adaptive-span-enwik8": 5e-6, "adaptive-span-persistent": 5e-7}  # nats: theirs adds 1e-8 to the sum of a head's weights
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Every oracle under every evaluation, imported."""
+    folder = tmp_path_factory.mktemp("imported")
+    return {str(case): case.imported(folder / str(case)) for case in CASES}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_pytorch_gives_every_token_the_oracles_likelihood(case: Case, runs: dict[str, Path]) -> None:
+    session, expected = open_session(runs[str(case)]), case.expected()
+    assert np.abs(nll(session, expected) - expected["nll"]).max() < ROUNDING
+    if session.rule.segment >= expected["segments_b"].max():
+        assert np.abs(nll(session, expected, "segments_b") - expected["nll_b"]).max() < ROUNDING
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_double_precision_meets_the_oracles_own(case: Case, runs: dict[str, Path]) -> None:
+    run, expected = load_run(runs[str(case)]), case.expected()
+    model, rule = run.model.double().eval(), run.config.evaluation
+    tokens, targets = (torch.from_numpy(expected[name]) for name in ("tokens", "targets"))
+    for kind in ("segments", "segments_b"):
+        memory, pieces, at = [m.double() for m in model.start(len(tokens), rule)], [], 0
+        for length in expected[kind].tolist():
+            places = torch.full((len(tokens),), at)
+            with torch.no_grad():
+                outputs, memory = model.layers(tokens[:, at : at + length], memory, places, rule)
+                wanted = targets[:, at : at + length].flatten()
+                pieces.append(-model.vocabulary.log_prob(outputs[-1].flatten(0, 1), wanted).view(len(tokens), -1))
+            at += length
+        found = torch.cat(pieces, dim=1).numpy()
+        if kind == "segments":
+            assert np.abs(found - expected["nll_f64"]).max() < WIDER.get(case.name, 1e-9)
+            last = model.vocabulary.logits(outputs[-1][:, -1]).log_softmax(-1).detach().numpy()
+            assert np.abs(last - expected["logprobs_last"]).max() < ROUNDING
+            _compare_memories(memory, expected)
+        else:
+            assert np.abs(found - expected["nll_b"]).max() < ROUNDING
+
+
+def _compare_memories(memory: list[torch.Tensor], expected: dict[str, np.ndarray]) -> None:
+    """The inputs of the first and the last layer that are left; theirs are [M, B, D] or [B, M, D] and may reach further back."""
+    for mine, name in ((memory[0], "mems_last_layer0"), (memory[-1], "mems_last_layerN")):
+        theirs = expected.get(name)
+        if theirs is None or not theirs.size:
+            continue
+        theirs = theirs if theirs.shape[0] == len(mine) and theirs.shape[1] != len(mine) else theirs.transpose(1, 0, 2)
+        count = min(mine.shape[1], theirs.shape[1])
+        assert count
+        assert np.abs(mine.numpy()[:, -count:] - theirs[:, -count:]).max() < ROUNDING * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("form", ["ring", "shift"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_artefacts_give_every_token_the_oracles_likelihood(case: Case, form: str, runs: dict[str, Path], tmp_path: Path) -> None:
+    session = open_session(export(runs[str(case)], tmp_path / "artefact", memory=form))  # type: ignore[arg-type]
+    expected = case.expected()
+    assert np.abs(nll(session, expected) - expected["nll"]).max() < ROUNDING
+
+
+@pytest.mark.parametrize("case", variant_cases(), ids=str)
+def test_options_that_no_oracle_has(case: Case, tmp_path: Path) -> None:
+    run, expected = case.imported(tmp_path / "run"), case.expected()
+    assert np.abs(nll(open_session(run), expected) - expected["nll"]).max() < ROUNDING
+    artefact = export(run, tmp_path / "artefact", memory="ring")
+    assert np.abs(nll(open_session(artefact), expected) - expected["nll"]).max() < ROUNDING

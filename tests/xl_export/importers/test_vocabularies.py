@@ -1,0 +1,108 @@
+"""Vocabularies of other projects: the same ids for the same text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtimes.errors import ArtefactError
+from runtimes.vocab import ByteVocab, CharVocab, Vocab, WordVocab, decode
+from tests.xl_export.importers.oracles import DATA, NAMES
+from xl_export.importers.pickles import read_pickle
+from xl_export.importers.vocabularies import read_vocabulary, translated, vocabulary
+
+FILES = {
+    "kimiyoung-enwik8": "cache.pt", "kimiyoung-wt103-large": "cache.pt", "kimiyoung-ptb-full-mask": "cache.pt",
+    "nvidia-wt103-base": "cache.pt", "adaptive-span-enwik8": "corpus.pt", "adaptive-span-persistent": "corpus.pt",
+    "hf-wt103": "pretrained/vocab.pkl",
+}  # fmt: skip
+
+
+def symbol_of(vocab: Vocab, token: int) -> str:
+    """The symbol that the project has for one of our tokens."""
+    if isinstance(vocab, ByteVocab):
+        return "<eos>" if vocab.values[token] == 10 else str(vocab.values[token])
+    assert isinstance(vocab, WordVocab)
+    return vocab.symbols[token]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ids_mean_what_they_mean_in_the_oracle(name: str) -> None:
+    facts = json.loads((DATA / name / "config.json").read_text())
+    probe = facts["vocab_probe"]
+    vocab = read_vocabulary(DATA / name / FILES[name], size=probe["size"]).vocab
+    assert [symbol_of(vocab, token) for token in probe["ids"]] == probe["symbols"]
+    assert vocab.size == probe["size"]
+
+
+@pytest.mark.parametrize("name", ["kimiyoung-enwik8", "adaptive-span-enwik8", "kimiyoung-wt103-large", "kimiyoung-ptb-full-mask"])
+def test_a_text_gets_the_ids_that_the_projects_own_corpus_has(name: str) -> None:
+    """The test split as its project stored it, decoded to text and encoded again by our vocabulary."""
+    corpus = read_pickle(DATA / name / FILES[name]).state
+    size = json.loads((DATA / name / "config.json").read_text())["vocab_probe"]["size"]
+    vocab = read_vocabulary(DATA / name / FILES[name], size=size).vocab
+    ids = corpus["test"].tolist()
+    assert vocab.encode(decode(vocab, ids)).tolist() == ids
+
+
+def test_newlines_of_bytes_are_an_end_of_line_or_nothing() -> None:
+    with_lines = translated(["104", "<eos>", "105"], lower_case=True).vocab
+    assert with_lines.encode(b"hi\ni\n").tolist() == [0, 2, 1, 2, 1]
+    assert decode(with_lines, [0, 2, 1]) == "hi\n"
+    without = translated(["104", "105"], lower_case=True).vocab
+    assert without.encode(b"hi\ni\n").tolist() == [0, 1, 1]
+
+
+def test_characters_have_a_blank_for_the_underscore() -> None:
+    vocab = translated(["_", "a", "b", "<eos>"], lower_case=True).vocab
+    assert isinstance(vocab, CharVocab)
+    assert vocab.encode("a b\n").tolist() == [1, 0, 2, 3]
+
+
+def test_symbols_that_would_become_one_character_or_no_byte_are_words() -> None:
+    for symbols in (["_", " "], ["<eos>", "\n"], ["1" * 5000, "2"], ["256", "2"]):
+        assert isinstance(translated(symbols, lower_case=False).vocab, WordVocab)
+
+
+def test_words_keep_their_case_unless_the_project_did_not() -> None:
+    assert translated(["<eos>", "<unk>", "the"], lower_case=True).vocab.encode("The cat\n").tolist() == [2, 1, 0]
+    assert translated(["<eos>", "<unk>", "the"], lower_case=False).vocab.encode("The\n").tolist() == [1, 0]
+
+
+def test_the_billion_word_benchmark_has_a_symbol_on_both_sides_of_a_line() -> None:
+    vocab = translated(["<S>", "<UNK>", "the"], lower_case=False).vocab
+    assert vocab.encode("the cat\nthe\n").tolist() == [0, 2, 1, 0, 0, 2, 0]
+    assert decode(vocab, [0, 2, 1, 0, 0, 2, 0]) == "the <UNK>\nthe\n"
+
+
+def test_a_list_of_words_is_read_as_these_projects_read_it(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("<UNK> 12\n the 3\n<S>\n")
+    vocab = read_vocabulary(tmp_path / "vocab.txt", size=3).vocab
+    assert isinstance(vocab, WordVocab)
+    assert vocab.symbols == ["<UNK>", "the", "<S>"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({}, "is not a vocabulary"), ([1], "is not a vocabulary"), (["a", ""], "is not a vocabulary"),
+        ("ab", "is not a vocabulary"), (None, "is not a vocabulary"), ([], "is not a vocabulary"),
+        ({"vocab": torch.zeros(3)}, "is not a vocabulary"), ({"idx2sym": torch.zeros(3)}, "is not a vocabulary"),
+        ({"idx2sym": {"a": 0}}, "is not a vocabulary"), ({"vocab": 3}, "is not a vocabulary"),
+        (["a", "a"], "its symbols repeat"), (["a", "\ud800"], "is not Unicode"),
+        (["a", "b", "c"], "has 3 symbols and the model 2"),
+    ],
+)  # fmt: skip
+def test_what_is_no_vocabulary_of_the_model_is_refused(content: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ArtefactError, match=words):
+        vocabulary(content, where=tmp_path / "cache.pt", size=2)
+
+
+def test_a_list_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_bytes(b"\xff\n")
+    with pytest.raises(ArtefactError, match="is not UTF-8"):
+        read_vocabulary(tmp_path / "vocab.txt", size=1)

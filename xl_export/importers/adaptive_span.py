@@ -1,0 +1,178 @@
+"""facebookresearch/adaptive-span: its checkpoints, plain and all-attention, and its corpus `corpus.pt` for the vocabulary.
+
+Semantics (measured with that code at 27b815f): a query sees the `attn_span` tokens before it and not itself; before the text
+there are vectors of zero, which are attended to; one table of positions for all layers and heads, nearest last; LayerNorm
+after each sublayer; embeddings are not scaled, except adaptive ones; the head's column of tail cluster i counts from the end.
+Heads, span, layers and persistent vectors follow from the tensors. The ramp of the spans and the block size are not in the file.
+
+What differs: that code divides the weights of a head by their sum + 1e-8, after a softmax that it cuts off in steps of 64 tokens
+beyond the longest span (`trim`). Here they are divided by their sum. A head whose weights sum to s before that differs by a
+share of 1e-8 / s of its answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtimes.errors import ArtefactError
+from runtimes.rule import MAX_LENGTH, MemoryRule
+from trainer.model_config import ModelConfig, SpanConfig, VocabularyConfig
+from xl_export.importers.checked import Tensors, sizes_of
+from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside, notes_on
+from xl_export.importers.embedding import convert_vocabulary, same
+from xl_export.importers.settings import Setting
+from xl_export.importers.vocabularies import read_vocabulary
+
+PROJECT = "facebookresearch/adaptive-span"
+VOCABULARIES = ("corpus.pt", "corpus_sorted.pt")
+SPAN = "adaptive_span._mask"
+DIFFERS = "weights are divided by their sum, where that code adds 1e-8 to it: below 1e-5 nats in what was measured"
+
+
+def recognises(opened: Opened) -> bool:
+    state = opened.content.get("model") if isinstance(opened.content, dict) else None
+    return isinstance(state, dict) and any(name in state for name in ("module.key_pe", "key_pe"))
+
+
+def read(opened: Opened, wishes: Wishes) -> Checkpoint:
+    """The model in such a checkpoint; raises ArtefactError or ConfigError for what is missing, wrong or cannot be expressed."""
+    where = opened.path
+    state = ((renamed(name), tensor) for name, tensor in opened.content["model"].items())
+    plain = any(name in opened.content["model"] for name in ("module.in_emb.weight", "in_emb.weight"))
+    t = wishes.tensors(state, where=where, project=PROJECT, spell=partial(spelled, plain=plain))
+    sizes = Sizes(t)
+    settings = wishes.given.over(PROJECT, defaults(sizes))
+    config, ours = convert(t, sizes, ramp=settings["ramp"].value if sizes.adaptive_span else 0)
+    vocab_path = beside(where, VOCABULARIES, wishes.vocab, what="vocabulary")
+    found = read_vocabulary(vocab_path, size=config.vocab_size)
+    rule = MemoryRule(mem_len=sizes.span, segment=settings["segment"].value, include_self=False, initial_memory="zeros")
+    return Checkpoint(
+        config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings,
+        files={"model": where, "vocabulary": vocab_path}, notes=(*found.notes, *notes_on(t), *([DIFFERS] if config.span else [])),
+    )  # fmt: skip
+
+
+class Sizes:
+    """What the shapes of the tensors say; raises ArtefactError where they contradict each other."""
+
+    def __init__(self, t: Tensors) -> None:
+        _, self.head_dim, self.span = t.peek("key_pe", dimensions=3).shape
+        self.d_model = t.peek("layers.0.attn.proj_query.weight", dimensions=2).shape[0]
+        if not 0 < self.head_dim <= self.d_model or self.d_model % self.head_dim or not 0 < self.span < MAX_LENGTH:
+            raise ArtefactError(
+                f"{t.where}: key_pe is {list(t.peek('key_pe', dimensions=3).shape)}, expected [1, K, span] with K a part of the "
+                f"{self.d_model} of layers.0.attn.proj_query.weight."
+            )
+        self.heads, self.layers = self.d_model // self.head_dim, t.count("layers")
+        self.adaptive_span = f"layers.0.attn.attn.{SPAN}.current_val" in t
+        self.persistent = 0
+        if "layers.0.attn.attn.persistent_memory.key" in t:
+            self.persistent = t.peek("layers.0.attn.attn.persistent_memory.key", dimensions=3).shape[2]
+        clusters = t.count("word_emb.emb_layers")
+        shapes = [t.peek(f"word_emb.emb_layers.{i}.weight", dimensions=2).shape for i in range(max(clusters, 1))]
+        ends = list(itertools.accumulate(shape[0] for shape in shapes))
+        self.vocab_size, self.cutoffs = ends[-1], tuple(ends[:-1])
+        self.div_val = shapes[0][1] // max(shapes[1][1], 1) if self.cutoffs else 1
+
+
+def convert(t: Tensors, sizes: Sizes, *, ramp: int) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Configuration and tensors of our model; every tensor of the checkpoint finds its place, or ArtefactError names it."""
+    s = sizes
+    with sizes_of(t.where):
+        config = ModelConfig(
+            layers=s.layers, d_model=s.d_model, heads=s.heads, head_dim=s.head_dim, vocab_size=s.vocab_size,
+            d_ff=0 if s.persistent else t.peek("layers.0.ff.fc1.weight", dimensions=2).shape[0],
+            positions="learned", context=s.span + 1,
+            sublayers="all-attention" if s.persistent else "feed-forward", persistent=s.persistent,
+            span=SpanConfig(maximum=s.span, ramp=ramp) if s.adaptive_span else None,
+            vocabulary=VocabularyConfig(cutoffs=s.cutoffs, div_val=s.div_val, scale=bool(s.cutoffs)),
+        )  # fmt: skip
+    config, ours = convert_vocabulary(t, config, reversed_clusters=True)
+    by_distance = t.take("key_pe", 1, s.head_dim, s.span)[0].T.flip(0)  # the nearest first, which is distance 1
+    ours["positions.table"] = torch.cat([torch.zeros(1, s.head_dim), by_distance])
+    for layer in range(s.layers):
+        ours |= _block(t, s, config, layer)
+    t.finish()
+    return config, ours
+
+
+def _block(t: Tensors, s: Sizes, config: ModelConfig, layer: int) -> dict[str, Tensor]:
+    D, H, K, N = s.d_model, s.heads, s.head_dim, s.persistent
+    theirs, ours = f"layers.{layer}.", f"blocks.{layer}."
+    block = {
+        f"{ours}{mine}.weight": t.take(f"{theirs}attn.proj_{name}.weight", D, D)
+        for mine, name in (("query", "query"), ("key", "key"), ("value", "val"), ("out", "out"))
+    }
+    norms = {"attention_norm": "norm1"} | ({} if N else {"feed_forward_norm": "norm2"})
+    for mine, name in norms.items():
+        block |= {f"{ours}{mine}.{kind}": t.take(f"{theirs}{name}.{kind}", D) for kind in ("weight", "bias")}
+    if N:
+        memory = f"{theirs}attn.attn.persistent_memory."
+        block[f"{ours}persistent.key"] = t.take(f"{memory}key", H, K, N).transpose(1, 2)
+        block[f"{ours}persistent.value"] = t.take(f"{memory}val", H, N, K)
+    else:
+        block[f"{ours}expand.weight"] = t.take(f"{theirs}ff.fc1.weight", config.d_ff, D)
+        block[f"{ours}expand.bias"] = t.take(f"{theirs}ff.fc1.bias", config.d_ff)
+        block[f"{ours}contract.weight"] = t.take(f"{theirs}ff.fc2.weight", D, config.d_ff)
+        block[f"{ours}contract.bias"] = t.take(f"{theirs}ff.fc2.bias", D)
+    if config.span:
+        block[f"{ours}span.share"] = _share(t, f"{theirs}attn.attn.{SPAN}.", s)
+        alias = f"{theirs}attn.attn.persistent_memory.{SPAN}."
+        if f"{alias}current_val" in t and not same(_share(t, alias, s), block[f"{ours}span.share"]):
+            raise ArtefactError(f"{t.where}: {t.spell(alias)}current_val is a second name of the layer's spans and differs.")
+    return block
+
+
+def _share(t: Tensors, mask: str, s: Sizes) -> Tensor:
+    """Spans [H] as a share of the longest."""
+    template = t.take(f"{mask}mask_template", s.span)
+    if not torch.allclose(template, torch.arange(1.0 - s.span, 1.0), rtol=0, atol=0.01):
+        raise ArtefactError(f"{t.where}: {t.spell(mask)}mask_template is not {1 - s.span} … 0, as this project makes it.")
+    share = t.take(f"{mask}current_val", s.heads, 1, 1).flatten()
+    if not bool(((share >= 0) & (share <= 1)).all()):
+        raise ArtefactError(f"{t.where}: {t.spell(mask)}current_val has spans outside 0 to 1, where this project keeps them.")
+    return share
+
+
+def defaults(sizes: Sizes) -> dict[str, Setting]:
+    """The block size and ramp of the project's scripts; scores depend on the second alone."""
+    segment = Setting(256, "published for wiki103") if sizes.cutoffs else Setting(512, "published for enwik8 and text8")
+    return {"segment": segment} | ({"ramp": Setting(32, "published for all")} if sizes.adaptive_span else {})
+
+
+CLUSTERS = {  # theirs, and the prefix that kimiyoung's names have for the same
+    "in_emb.emb_layers.": "word_emb.emb_layers.",
+    "in_emb.emb_projs.": "word_emb.emb_projs.",
+    "out_emb.out_layers.": "crit.out_layers.",
+    "out_emb.out_projs.": "crit.out_projs.",
+    "out_emb.cluster_proj.": "crit.cluster_",
+}
+PLAIN = {
+    "in_emb.weight": "word_emb.emb_layers.0.weight",
+    "out_emb.weight": "crit.out_layers.0.weight",
+    "out_emb.bias": "crit.out_layers.0.bias",
+}
+
+
+def renamed(name: Any) -> Any:
+    """A name without the `module.` of distributed training, as `convert_vocabulary` knows it."""
+    if not isinstance(name, str):
+        return name
+    name = name.removeprefix("module.")
+    for theirs, known in (PLAIN | CLUSTERS).items():
+        if name.startswith(theirs):
+            return known + name.removeprefix(theirs)
+    return name
+
+
+def spelled(name: str, *, plain: bool) -> str:
+    """The inverse of `renamed`, where the vocabulary is plain or has clusters."""
+    for theirs, known in (PLAIN | CLUSTERS if plain else CLUSTERS).items():
+        if name.startswith(known):
+            return f"module.{theirs}{name.removeprefix(known)}"
+    return f"module.{name}"

@@ -1,0 +1,154 @@
+"""Tensors and numbers of a stranger's checkpoint, each looked at before it is used."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtimes.errors import ArtefactError, ConfigError
+from runtimes.rule import MAX_LENGTH
+from xl_export.importers import values
+
+
+class Tensors:
+    """The tensors of one checkpoint by their names there, taken one by one; what is left over at the end is an error.
+
+    tensors: pairs of a name and a tensor, whose names were translated: two that became one are refused.
+    where: the file, for messages. project: whose it should be. spell: the name in the file of a tensor that has another one here.
+    allow_nonfinite: whether NaN and infinity may pass.
+    """
+
+    def __init__(
+        self,
+        tensors: Iterable[tuple[Any, Any]],
+        *,
+        where: str,
+        project: str,
+        spell: Callable[[str], str] = str,
+        allow_nonfinite: bool = False,
+    ) -> None:
+        self.where, self.project, self.spell, self.allow_nonfinite = where, project, spell, allow_nonfinite
+        self._left: dict[str, Tensor] = {}
+        self.halved: set[str] = set()  # types other than float32 that were found
+        for name, tensor in tensors:
+            if not isinstance(name, str) or not isinstance(tensor, Tensor):
+                raise ArtefactError(f"{where}: {str(name)[:80]!r} is a {type(tensor).__name__}; expected a tensor of {project}.")
+            if name in self._left:
+                raise ArtefactError(f"{where} has the tensor {values.shown(spell(name))} under two names; expected one.")
+            self._left[name] = tensor
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._left
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A tensor as float32, of exactly this shape; raises ArtefactError that names it where it is missing or another."""
+        tensor = self.peek(name, dimensions=len(shape))
+        del self._left[name]
+        if tuple(tensor.shape) != shape:
+            raise ArtefactError(
+                f"{self.where}: {self.spell(name)} is {list(tensor.shape)}, expected {list(shape)} by the sizes of the model."
+            )
+        if not tensor.is_floating_point():
+            raise ArtefactError(f"{self.where}: {self.spell(name)} is {tensor.dtype}; expected floating-point weights.")
+        if tensor.dtype != torch.float32:
+            self.halved.add(str(tensor.dtype).removeprefix("torch."))
+        tensor = tensor.detach().to(torch.float32)
+        if not self.allow_nonfinite and not bool(torch.isfinite(tensor).all()):
+            raise ArtefactError(
+                f"{self.where}: {self.spell(name)} holds NaN or infinite values; "
+                "import a checkpoint from before its loss diverged, or give --allow-nonfinite."
+            )
+        return tensor
+
+    def peek(self, name: str, *, dimensions: int) -> Tensor:
+        """A tensor to read sizes from."""
+        if name not in self._left:
+            raise ArtefactError(f"{self.where} lacks the tensor {self.spell(name)} of a {self.project} model.")
+        if self._left[name].dim() != dimensions:
+            found = list(self._left[name].shape)
+            raise ArtefactError(f"{self.where}: {self.spell(name)} is {found}, expected {dimensions} dimensions.")
+        tensor: Tensor = self._left[name]
+        return tensor
+
+    def drop(self, *names: str) -> None:
+        """Leaves out tensors that say nothing more: they may be absent."""
+        for name in names:
+            self._left.pop(name, None)
+
+    def count(self, prefix: str) -> int:
+        """How many numbered groups `prefix.0.…`, `prefix.1.…` there are, without a gap."""
+        numbers = {name[len(prefix) + 1 :].partition(".")[0] for name in self._left if name.startswith(prefix + ".")}
+        return next(i for i in range(len(numbers) + 1) if str(i) not in numbers)
+
+    def finish(self) -> None:
+        """Raises ArtefactError where a tensor was not taken."""
+        if self._left:
+            name = min(self._left)
+            raise ArtefactError(
+                f"{self.where} has the unexpected tensor {values.shown(self.spell(name))} {list(self._left[name].shape)}; "
+                f"its sizes and options are not those of a {self.project} model that is known here."
+            )
+
+
+@contextlib.contextmanager
+def sizes_of(where: str) -> Iterator[None]:
+    """Names the file where the sizes that it states or shows are of no model."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ArtefactError(f"{where} is of no model that is known here: {error}") from error
+
+
+def whole(facts: Mapping[Any, Any], name: str, *, where: str, least: int = 0) -> int:
+    """A whole number that a checkpoint states of itself."""
+    value = facts.get(name)
+    if type(value) is not int or not least <= value <= MAX_LENGTH:
+        raise ArtefactError(f"{where}: {name} is {shown(value)}, expected a whole number from {least} to {MAX_LENGTH}.")
+    return value
+
+
+def truth(facts: Mapping[Any, Any], name: str, *, where: str) -> bool:
+    """A yes or no that a checkpoint states of itself."""
+    value = facts.get(name)
+    if type(value) is not bool:
+        raise ArtefactError(f"{where}: {name} is {shown(value)}, expected true or false.")
+    return value
+
+
+def truths(facts: Mapping[Any, Any], name: str, *, count: int, where: str) -> tuple[bool, ...]:
+    """As many of them, one for each cluster."""
+    value = facts.get(name)
+    if not isinstance(value, list | tuple) or len(value) != count or any(type(x) is not bool for x in value):
+        raise ArtefactError(f"{where}: {name} is {shown(value)}, expected true or false for each of {count} clusters.")
+    return tuple(value)
+
+
+def fraction(facts: Mapping[Any, Any], name: str, *, where: str) -> float:
+    """A number from 0 to below 1, such as a dropout."""
+    value = facts.get(name)
+    if type(value) not in (int, float) or not 0 <= value < 1:  # type: ignore[operator]
+        raise ArtefactError(f"{where}: {name} is {shown(value)}, expected a number from 0 to below 1.")
+    return float(value)  # type: ignore[arg-type]
+
+
+def ascending(facts: Mapping[Any, Any], name: str, *, where: str) -> tuple[int, ...]:
+    """Whole numbers in ascending order, such as cutoffs."""
+    value = facts.get(name)
+    if not isinstance(value, list | tuple) or any(type(x) is not int or not 0 < x <= MAX_LENGTH for x in value):
+        raise ArtefactError(f"{where}: {name} is {shown(value)}, expected whole numbers.")
+    if list(value) != sorted(set(value)):
+        raise ArtefactError(f"{where}: {name} is {shown(value)}, expected numbers in ascending order.")
+    return tuple(value)
+
+
+def shown(value: Any) -> str:
+    """A value of a stranger's file in a message: on one line, not too long."""
+    if isinstance(value, list | tuple):
+        items = [repr(x)[:20] if isinstance(x, bool | int | float | str | type(None)) else type(x).__name__ for x in value[:6]]
+        return f"[{', '.join(items)}{', …' if len(value) > 6 else ''}]"
+    text = repr(value) if isinstance(value, bool | int | float | str | type(None)) else f"of the type {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,88 @@
+"""Embedding and output layer of foreign checkpoints, all of which are kimiyoung's in this: tables, projections, clusters.
+
+With div_val 1 there is one table for all clusters. Names: see `transformer_xl`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from runtimes.errors import ArtefactError
+from trainer.model_config import ModelConfig
+from xl_export.importers.checked import Tensors
+
+
+def convert_vocabulary(
+    t: Tensors,
+    config: ModelConfig,
+    *,
+    reversed_clusters: bool,
+    tie_weights: bool | None = None,
+    tie_projections: tuple[bool, ...] | None = None,
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Our tensors of both, and the configuration with what they tie.
+
+    config: the model's, whose clusters are known. reversed_clusters: the head's column of tail cluster i counts from the end.
+    tie_weights, tie_projections (for each cluster): what is tied may be absent; None to take as tied what is equal. Raises
+    ArtefactError.
+    """
+    clusters, D = config.clusters, config.d_model
+    tables = _tables(t, "word_emb.emb_layers.{}.weight", config)
+    ours = {f"vocabulary.table.{i}": table for i, table in enumerate(tables)}
+    output = tables
+    if "crit.out_layers.0.weight" in t or not tie_weights:
+        output = _tables(t, "crit.out_layers.{}.weight", config)
+    tied = tie_weights is not False and all(same(*pair) for pair in zip(tables, output, strict=True))
+    if tie_weights and not tied:
+        raise ArtefactError(f"{t.where}: the output tables are tied by the configuration and differ from those of the input.")
+    if not tied:
+        ours |= {f"vocabulary.output_table.{i}": table for i, table in enumerate(output)}
+    ours |= {f"vocabulary.output_bias.{i}": bias for i, bias in enumerate(_biases(t, config))}
+
+    ties = []
+    for i, cluster in enumerate(clusters):
+        if not cluster.projected:
+            ties.append(True)
+            continue
+        shared = config.vocabulary.div_val == 1 and i > 0  # one input projection, but an output projection for each cluster
+        into = ours["vocabulary.projection.0"] if shared else t.take(f"word_emb.emb_projs.{i}", D, cluster.width)
+        ours[f"vocabulary.projection.{i}"] = into
+        wanted, name = None if tie_projections is None else tie_projections[i], f"crit.out_projs.{i}"
+        out = into if wanted and name not in t else t.take(name, D, cluster.width)
+        if wanted and not same(into, out):
+            raise ArtefactError(f"{t.where}: {t.spell(name)} is tied by the configuration and differs from the input's.")
+        ties.append(same(into, out) if wanted is None else wanted)
+        if not ties[-1]:
+            ours[f"vocabulary.output_projection.{i}"] = out
+
+    if tails := len(clusters) - 1:
+        weight, bias = t.take("crit.cluster_weight", tails, clusters[0].width), t.take("crit.cluster_bias", tails)
+        ours["vocabulary.cluster_table"] = weight.flip(0) if reversed_clusters else weight
+        ours["vocabulary.cluster_bias"] = bias.flip(0) if reversed_clusters else bias
+    vocabulary = dataclasses.replace(config.vocabulary, tie_weights=tied, tie_projections=tuple(ties))
+    return dataclasses.replace(config, vocabulary=vocabulary), ours
+
+
+def _tables(t: Tensors, name: str, config: ModelConfig) -> list[Tensor]:
+    """The tables of all clusters; with div_val 1 they are parts of one."""
+    if config.vocabulary.div_val == 1:
+        whole = t.take(name.format(0), config.vocab_size, config.clusters[0].width)
+        return [whole[c.first : c.last] for c in config.clusters]
+    return [t.take(name.format(i), c.last - c.first, c.width) for i, c in enumerate(config.clusters)]
+
+
+def _biases(t: Tensors, config: ModelConfig) -> list[Tensor]:
+    """The output biases of all clusters; with div_val 1 they are parts of one, but in TensorFlow's code."""
+    name = "crit.out_layers.{}.bias"
+    if config.vocabulary.div_val == 1 and name.format(1) not in t:
+        whole = t.take(name.format(0), config.vocab_size)
+        return [whole[c.first : c.last] for c in config.clusters]
+    return [t.take(name.format(i), c.last - c.first) for i, c in enumerate(config.clusters)]
+
+
+def same(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors hold the same values, as tied ones do in a file that lists them twice."""
+    return first is second or (first.shape == second.shape and torch.equal(first, second))

@@ -1,0 +1,78 @@
+"""The formats that `xl-export import` reads, and how each is told from the others: by what is in the file, not by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtimes.errors import ArtefactError
+from runtimes.files import read_json
+from xl_export.importers import adaptive_span, huggingface, kimiyoung, nvidia, ours, tensorflow
+from xl_export.importers.checked import shown
+from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes
+from xl_export.importers.pickles import read_pickle
+from xl_export.importers.tensors import read_npz_tensors
+
+CONFIG = "config.json"
+# looked for in a folder, in this order
+IN_FOLDERS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt", "checkpoint.pt", "model.npz")
+
+
+@dataclass(frozen=True)
+class Format:
+    """One project's checkpoints. files: what they look like."""
+
+    project: str
+    files: str
+    recognises: Callable[[Opened], bool]
+    read: Callable[[Opened, Wishes], Checkpoint]
+
+
+FORMATS = {
+    "kimiyoung": Format(kimiyoung.PROJECT, "model.pt, a pickled module", kimiyoung.recognises, kimiyoung.read),
+    "nvidia": Format(nvidia.PROJECT, "checkpoint_*.pt", nvidia.recognises, nvidia.read),
+    "huggingface": Format(huggingface.PROJECT, "a folder with config.json", huggingface.recognises, huggingface.read),
+    "adaptive-span": Format(adaptive_span.PROJECT, "checkpoint.pt", adaptive_span.recognises, adaptive_span.read),
+    "tensorflow": Format(tensorflow.PROJECT, "an .npz of its variables", tensorflow.recognises, tensorflow.read),
+    "xl-export": Format(ours.PROJECT, "a run", ours.recognises, ours.read),
+}
+
+
+def recognise(opened: Opened, wanted: str = "auto") -> str:
+    """The name of the format of what was opened; raises ArtefactError where it is none, or not the wanted one."""
+    found = next((name for name, known in FORMATS.items() if known.recognises(opened)), None)
+    if found is None:
+        known = "; ".join(f"{name}: {about.files}" for name, about in FORMATS.items())
+        raise ArtefactError(f"{opened.path} is of no format that is read here ({known}).")
+    if wanted not in ("auto", found):
+        raise ArtefactError(f"{opened.path} is a checkpoint of {FORMATS[found].project}; leave out --from {wanted}.")
+    return found
+
+
+def open_source(path: Path) -> Opened:
+    """What is in a file, or in the checkpoint file of a folder; raises UserError where it cannot be read."""
+    if path.is_dir():
+        return _open_folder(path)
+    if path.is_file() and (path.suffix in (".json", ".safetensors") or path.name in huggingface.WEIGHTS):
+        weights = next((name for name in huggingface.WEIGHTS if (path.parent / name).is_file()), CONFIG)
+        if path.name not in (CONFIG, weights):
+            raise ArtefactError(f"{path} is a file of a folder of which {CONFIG} and {weights} are read; name the folder.")
+        return _open_folder(path.parent)
+    if path.suffix == ".npz":
+        return Opened(path=path, content=read_npz_tensors(path))
+    return Opened(path=path, content=read_pickle(path))
+
+
+def _open_folder(folder: Path) -> Opened:
+    found = f" and no {CONFIG} of one; name the file"
+    if (folder / CONFIG).is_file():
+        opened = Opened(path=folder, content=read_json(folder / CONFIG))
+        if any(known.recognises(opened) for known in FORMATS.values()):
+            return opened
+        kind = opened.content.get("model_type") if isinstance(opened.content, dict) else None
+        found = f"; its {CONFIG} has the model_type {shown(kind)}, expected transfo-xl"
+    for name in IN_FOLDERS:
+        if (folder / name).is_file():
+            return open_source(folder / name)
+    raise ArtefactError(f"{folder} has no checkpoint by the names {', '.join(IN_FOLDERS)}{found}.")

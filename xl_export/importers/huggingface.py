@@ -1,0 +1,101 @@
+"""Hugging Face TransfoXL folders: `config.json`, `model.safetensors` or `pytorch_model.bin`, `vocab.pkl`, `.bin` or `.txt`.
+
+Semantics (measured with transformers 4.37.2, the last release that runs them): memory is mem_len vectors of zeros at first, and
+they are attended to; `same_length` shows mem_len keys, the token itself among them; the head's columns are in the order of the
+clusters; u and v are those of each layer with `untie_r`. Tied tensors are left out of the file and follow from `config.json`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from runtimes.errors import ArtefactError
+from xl_export.importers.checked import ascending, fraction, truth, truths, whole
+from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside, notes_on
+from xl_export.importers.pickles import read_pickle
+from xl_export.importers.settings import Setting, memory_rule
+from xl_export.importers.tensors import read_safetensors
+from xl_export.importers.transformer_xl import Facts, convert
+from xl_export.importers.vocabularies import read_vocabulary
+
+PROJECT = "Hugging Face TransfoXL"
+CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
+VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
+DEFAULTS: dict[str, Any] = {  # of TransfoXLConfig, for what an older config.json leaves out
+    "vocab_size": 267735, "cutoffs": [20000, 40000, 200000], "d_model": 1024, "d_embed": 1024, "n_head": 16, "d_head": 64,
+    "div_val": 4, "pre_lnorm": False, "n_layer": 18, "mem_len": 1600, "clamp_len": 1000, "same_length": True, "attn_type": 0,
+    "proj_share_all_but_first": True, "untie_r": True, "dropout": 0.1, "dropatt": 0.0, "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def recognises(opened: Opened) -> bool:
+    return opened.path.is_dir() and isinstance(opened.content, dict) and opened.content.get("model_type") == "transfo-xl"
+
+
+def read(opened: Opened, wishes: Wishes) -> Checkpoint:
+    """The model in such a folder; raises ArtefactError or ConfigError for what is missing, wrong or cannot be expressed."""
+    folder, config_file = opened.path, opened.path / CONFIG
+    described = DEFAULTS | {"vocab_size": opened.content.get("n_token", DEFAULTS["vocab_size"])} | opened.content
+    facts = config_facts(described, config_file)
+    vocab_path = beside(folder, VOCABULARIES, wishes.vocab, what="vocabulary")
+    found = read_vocabulary(vocab_path, size=facts.vocab_size)
+    settings = wishes.given.over(PROJECT, defaults(described, config_file))
+    rule = memory_rule(settings, project=PROJECT, beyond_self=-1, initial_memory="zeros")
+    weights = next((path for name in WEIGHTS if (path := folder / name).is_file()), None)
+    if weights is None:
+        raise ArtefactError(f"{folder} has no {' or '.join(WEIGHTS)}; copy the whole folder that save_pretrained wrote.")
+    state = read_safetensors(weights) if weights.suffix == ".safetensors" else read_pickle(weights)
+    if not isinstance(state, dict):
+        raise ArtefactError(f"{weights} is a {type(state).__name__}, expected tensors by name.")
+    named = ((renamed(name), tensor) for name, tensor in state.items())
+    tensors = wishes.tensors(named, where=weights, project=PROJECT, spell=spelled)
+    config, ours = convert(tensors, facts)
+    return Checkpoint(
+        config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings,
+        files={"config": config_file, "model": weights, "vocabulary": vocab_path},
+        notes=(*found.notes, *notes_on(tensors)),
+    )  # fmt: skip
+
+
+def config_facts(config: dict[str, Any], path: Path) -> Facts:
+    """What `config.json` says."""
+    at = str(path)
+    names = ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_embed", "div_val")
+    n = {name: whole(config, name, where=at, least=1) for name in names}
+    if kind := whole(config, "attn_type", where=at):
+        raise ArtefactError(f"{at}: attn_type is {kind}; that library runs 0 alone.")
+    cutoffs = ascending(config, "cutoffs", where=at)
+    share = truth(config, "proj_share_all_but_first", where=at)
+    ties = config if "tie_projs" in config else {"tie_projs": [False] + [share] * len(cutoffs)}
+    return Facts(
+        layers=n["n_layer"], d_model=n["d_model"], heads=n["n_head"], head_dim=n["d_head"], vocab_size=n["vocab_size"],
+        d_embed=n["d_embed"], div_val=n["div_val"], cutoffs=cutoffs, reversed_clusters=False,
+        biases_in_layers=truth(config, "untie_r", where=at), pre_norm=truth(config, "pre_lnorm", where=at),
+        tie_weights=truth(config, "tie_word_embeddings", where=at),
+        tie_projections=truths(ties, "tie_projs", count=len(cutoffs) + 1, where=at),
+        norm_epsilon=fraction(config, "layer_norm_epsilon", where=at),
+        dropout=fraction(config, "dropout", where=at), attention_dropout=fraction(config, "dropatt", where=at),
+    )  # fmt: skip
+
+
+def defaults(config: dict[str, Any], path: Path) -> dict[str, Setting]:
+    """`config.json` holds all but the segment; 128 was published with the model of WikiText-103."""
+    at = str(path)
+    return {
+        "mem_len": Setting(whole(config, "mem_len", where=at), CONFIG),
+        "segment": Setting(128, "published for wt103 large"),
+        "mask": Setting("same-length" if truth(config, "same_length", where=at) else "full", CONFIG),
+        "clamp_len": Setting(max(whole(config, "clamp_len", where=at, least=-1), 0), CONFIG),
+    }
+
+
+def renamed(name: Any) -> Any:
+    """The name of a tensor in kimiyoung's code."""
+    return name.removeprefix("transformer.") if isinstance(name, str) else name
+
+
+def spelled(name: str) -> str:
+    """The name in the file of a tensor of kimiyoung's."""
+    return name if name.startswith("crit.") else f"transformer.{name}"

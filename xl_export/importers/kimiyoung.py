@@ -1,0 +1,175 @@
+"""kimiyoung/transformer-xl, PyTorch: the pickled module `model.pt`, and its corpus `cache.pt` for the vocabulary.
+
+Semantics (measured with that code at 44781ed): memory is empty at first and nothing is seen before the text; `same_length` shows
+mem_len keys, the token itself among them; distances are clamped to clamp_len (attn_type 1: to its nearest clamp_len vectors); the
+head's column of tail cluster i counts from the end. What `eval.py` is told, memory, segment, clamp and mask, is not in the file.
+
+attn_types 2 and 3 count positions back from the end of each segment. With memory, type 2 stops at the first segment, and type 3
+adds positions to the same memory again at every segment, which no memory here does: they are imported for mem_len 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from runtimes.errors import ArtefactError, ConfigError
+from runtimes.rule import MemoryRule
+from xl_export.importers import values
+from xl_export.importers.checked import ascending, fraction, shown, truth, whole
+from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside, notes_on
+from xl_export.importers.settings import Setting, memory_rule, published
+from xl_export.importers.transformer_xl import Facts, convert
+from xl_export.importers.values import Foreign
+from xl_export.importers.vocabularies import read_vocabulary
+
+PROJECT = "kimiyoung/transformer-xl"
+MODEL, VOCABULARIES = "model.pt", ("cache.pt",)
+MAX_PARTS = 1_000_000
+
+
+def recognises(opened: Opened) -> bool:
+    return isinstance(opened.content, Foreign) and opened.content.name.endswith(".MemTransformerLM")
+
+
+def read(opened: Opened, wishes: Wishes) -> Checkpoint:
+    """The model in a pickled module; raises ArtefactError or ConfigError for what is missing, wrong or cannot be expressed."""
+    where = opened.path
+    facts, state = module_facts(opened.content, where)
+    vocab_path = beside(where, VOCABULARIES, wishes.vocab, what="vocabulary")
+    found = read_vocabulary(vocab_path, size=facts.vocab_size)
+    settings = wishes.given.over(PROJECT, defaults(found.dataset, facts, state, where))
+    facts, rule = under_rule(facts, settings, state, where)
+    tensors = wishes.tensors(module_tensors(opened.content, where), where=where, project=PROJECT)
+    config, ours = convert(tensors, facts)
+    last = ", ".join(f"{name} {shown(state.get(name))}" for name in (*LENGTHS, "clamp_len", "same_length"))
+    return Checkpoint(
+        config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings,
+        files={"model": where, "vocabulary": vocab_path},
+        notes=(f"attn_type {facts.attention_type}, last run with {last}", *found.notes, *notes_on(tensors)),
+    )  # fmt: skip
+
+
+def module_facts(module: Foreign, where: Path) -> tuple[Facts, dict[str, Any]]:
+    """What the module says of itself, and all its attributes."""
+    state = _attributes(module, where, "the model")
+    embedding = _attributes(_part(module, where, "word_emb"), where, "word_emb")
+    layers = whole(state, "n_layer", where=str(where), least=1)
+    names = ("n_token", "d_model", "n_head", "d_head", "d_embed")
+    numbers = {name: whole(state, name, where=str(where), least=1) for name in names}
+    ends = ascending(embedding, "cutoffs", where=str(where))
+    if ends[-1:] != (numbers["n_token"],):
+        raise ArtefactError(f"{where}: word_emb.cutoffs end at {ends[-1:]}, expected n_token, {numbers['n_token']}.")
+    norms, orders = set(), set()
+    for layer in range(layers):
+        for name in ("dec_attn", "pos_ff"):
+            path = ("layers", str(layer), name)
+            orders.add(truth(_attributes(_part(module, where, *path), where, name), "pre_lnorm", where=str(where)))
+            norms.add(fraction(_attributes(_part(module, where, *path, "layer_norm"), where, name), "eps", where=str(where)))
+    if len(norms) != 1 or len(orders) != 1:
+        raise ArtefactError(f"{where}: its layers have different LayerNorms; expected one epsilon and one order for all.")
+    attention = _part(module, where, "layers", "0", "dec_attn", "dropatt")
+    return Facts(
+        layers=layers, d_model=numbers["d_model"], heads=numbers["n_head"], head_dim=numbers["d_head"],
+        vocab_size=numbers["n_token"], d_embed=numbers["d_embed"], div_val=whole(embedding, "div_val", where=str(where), least=1),
+        cutoffs=ends[:-1], reversed_clusters=True, attention_type=whole(state, "attn_type", where=str(where)),
+        pre_norm=orders.pop(), norm_epsilon=norms.pop(),
+        dropout=fraction(_attributes(_part(module, where, "drop"), where, "drop"), "p", where=str(where)),
+        attention_dropout=fraction(_attributes(attention, where, "dropatt"), "p", where=str(where)),
+    ), state  # fmt: skip
+
+
+def defaults(dataset: str | None, facts: Facts, state: dict[str, Any], where: Path) -> dict[str, Setting]:
+    """The evaluation that the project published for the data set and size; the model's last lengths where it published none."""
+    large = facts.d_model >= 1024
+    if facts.attention_type in (2, 3):
+        segment = whole(state, "tgt_len", where=str(where), least=1) + whole(state, "ext_len", where=str(where))
+        chosen = {"mem_len": Setting(0, "the only one that can be expressed"), "segment": Setting(segment, "the file")}
+        chosen["mask"] = Setting("full", "the only one that can be expressed")
+        return chosen | ({"clamp_len": Setting(0, "none")} if facts.attention_type == 2 else {})
+    if dataset in ("enwik8", "text8"):
+        if large:
+            return published(f"{dataset} large", segment=128, mem_len=3800, clamp_len=1000)
+        return published(f"{dataset} base", segment=80, mem_len=2100, clamp_len=820)
+    if dataset == "wt103":
+        if large:
+            return published("wt103 large", segment=128, mem_len=1600, clamp_len=1000)
+        return published("wt103 base", segment=64, mem_len=640, clamp_len=400)
+    if dataset == "lm1b":
+        return published("lm1b", segment=32, mem_len=128, clamp_len=0)
+    return {
+        "mem_len": Setting(whole(state, "mem_len", where=str(where)), "the file"),
+        "segment": Setting(whole(state, "tgt_len", where=str(where), least=1), "the file"),
+        "mask": Setting("same-length" if truth(state, "same_length", where=str(where)) else "full", "the file"),
+        "clamp_len": Setting(max(whole(state, "clamp_len", where=str(where), least=-1), 0), "the file"),
+    }
+
+
+def under_rule(facts: Facts, settings: dict[str, Setting], state: dict[str, Any], where: Path) -> tuple[Facts, MemoryRule]:
+    """The memory rule of the settings, and the facts that depend on them; raises ConfigError where it cannot be expressed."""
+    kind, clamp_len, segment = facts.attention_type, settings.get("clamp_len", Setting(0, "")).value, settings["segment"].value
+    if kind in (2, 3):
+        if settings["mem_len"].value or settings["mask"].value != "full":
+            raise ConfigError(
+                f"attn_type {kind} with memory adds its positions to remembered states, which has no equal here; "
+                "give --mem-len 0 --mask full, as the project evaluates such models."
+            )
+        if kind == 3 and segment > (rows := _rows(state, where)):
+            raise ConfigError(f"segment is {segment} and this model has {rows} positions; give --segment {rows} or less.")
+        context = (clamp_len + 1) if clamp_len else max(segment, sum(whole(state, n, where=str(where)) for n in LENGTHS))
+        return dataclasses.replace(facts, context=context), MemoryRule(mem_len=0, segment=segment, mask="full")
+    rule = memory_rule(settings, project=PROJECT, beyond_self=-1, initial_memory="masked")
+    if kind == 1 and rule.clamp_len is not None:  # the nearest clamp_len vectors, of which the first is for distance 0
+        if rule.clamp_len == 1:
+            raise ConfigError("clamp_len 1 leaves an attn_type 1 model one vector for all distances; give --clamp-len 2 or more.")
+        rule = dataclasses.replace(rule, clamp_len=rule.clamp_len - 1)
+    return facts, rule
+
+
+LENGTHS = ("tgt_len", "ext_len", "mem_len")
+
+
+def _rows(state: dict[str, Any], where: Path) -> int:
+    parameters = state.get("_parameters")
+    table = parameters.get("r_emb") if isinstance(parameters, dict) else None
+    if not isinstance(table, Tensor) or table.dim() != 4:
+        raise ArtefactError(f"{where} lacks the tensor r_emb of a {PROJECT} model of attn_type 3.")
+    return int(table.shape[1])
+
+
+def module_tensors(module: Foreign, where: Path, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Names and tensors of a pickled module's state dict."""
+    todo, seen = [(prefix, module)], 0
+    while todo:
+        prefix, module = todo.pop()
+        state = _attributes(module, where, what := values.shown(prefix) or "the model")
+        for kind in ("_parameters", "_buffers", "_modules"):
+            parts = state.get(kind, {})
+            seen += len(parts) if isinstance(parts, dict) else MAX_PARTS
+            if seen >= MAX_PARTS:
+                raise ArtefactError(f"{where}: {what} is not a module as PyTorch pickles it.")
+            for name, part in parts.items():
+                if kind == "_modules" and isinstance(part, Foreign):
+                    todo.append((f"{prefix}{name}.", part))
+                elif part is not None:
+                    yield f"{prefix}{name}", part
+
+
+def _part(module: Foreign, where: Path, *path: str) -> Foreign:
+    for i, name in enumerate(path):
+        modules = _attributes(module, where, ".".join(path[:i]) or "the model").get("_modules")
+        part = modules.get(name) if isinstance(modules, dict) else None
+        if not isinstance(part, Foreign):
+            raise ArtefactError(f"{where} lacks the module {'.'.join(path[: i + 1])} of a {PROJECT} model.")
+        module = part
+    return module
+
+
+def _attributes(module: Foreign, where: Path, what: str) -> dict[str, Any]:
+    if not isinstance(module.state, dict):
+        raise ArtefactError(f"{where}: {what} is not a module as PyTorch pickles it.")
+    return module.state

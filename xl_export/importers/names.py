@@ -1,0 +1,170 @@
+"""The names that may occur in a pickle, and what a call of each gives: plain data, or a Foreign that remembers the call.
+
+A name is only ever compared with the tables here, so one that is allowed is still not imported. All others are refused,
+whether the pickle calls them or only mentions them: a real unpickler would import them, which runs their module.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from xl_export.importers.tensors import DTYPES, Storages
+from xl_export.importers.values import Foreign, Named, PickleError, checked_key, shown
+
+# Packages whose classes occur in published checkpoints and vocabularies: an instance of one becomes a Foreign.
+FOREIGN_MODULES = re.compile(
+    r"mem_transformer|proj_adaptive_softmax|data_utils|vocabulary|data|argparse"
+    r"|utils(\.\w+)*|torch\.nn\.(modules|parallel)(\.\w+)*|(transformers|tokenizers|sacremoses)(\.\w+)*",
+    re.ASCII,
+)
+CLASS_NAME = re.compile(r"_*[A-Z]\w*", re.ASCII)  # no function of those packages, and no path through attributes
+# A path through one of these is no class of a model: `utils.subprocess`, `Popen`.
+DANGEROUS = frozenset(
+    {"os", "posix", "nt", "sys", "io", "subprocess", "builtins", "importlib", "runpy", "shutil", "ctypes", "pty", "socket", "pip"}
+    | {"multiprocessing", "threading", "asyncio", "pickle", "marshal", "types", "functools", "operator", "inspect", "webbrowser"}
+)
+FOREIGN_NAMES = {
+    "re._compile": "re._compile",
+    "numpy.ndarray": "numpy.ndarray",
+    "numpy.dtype": "numpy.dtype",
+    "numpy.core.multiarray._reconstruct": "numpy.ndarray",
+    "numpy._core.multiarray._reconstruct": "numpy.ndarray",
+}
+MAX_NAME = 200
+NUMPY_SCALARS = frozenset({"f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "b1"})
+Call = Callable[[Storages, tuple[Any, ...]], Any]
+
+
+def named(module: str, name: str) -> Named:
+    """The global of that name; raises PickleError for all that is not in the tables."""
+    full = f"{module}.{name}"
+    if full in CALLS or full in MENTIONED or full in FOREIGN_NAMES or (len(full) < MAX_NAME and is_foreign_class(module, name)):
+        return Named(full)
+    raise PickleError(f"calls {shown(full)}, which is neither plain data nor a class of a model that is known here")
+
+
+def is_foreign_class(module: str, name: str) -> bool:
+    """Whether a global is a class of one of the packages that are known and not imported."""
+    return bool(FOREIGN_MODULES.fullmatch(module) and CLASS_NAME.fullmatch(name) and DANGEROUS.isdisjoint(module.split(".")))
+
+
+def called(storages: Storages, target: Named, args: tuple[Any, ...]) -> Any:
+    """What a call, or an instance made without its constructor, is here."""
+    if target.name in CALLS:
+        try:
+            return CALLS[target.name](storages, args)
+        except (TypeError, ValueError) as error:  # arguments of another number or type than the function takes
+            raise PickleError(f"calls {target.name} with {len(args)} arguments that it does not take") from error
+    if target.name in MENTIONED:
+        raise PickleError(f"calls {target.name}, which a checkpoint only mentions")
+    return Foreign(FOREIGN_NAMES.get(target.name, target.name), args)
+
+
+def _tensor(storages: Storages, args: tuple[Any, ...]) -> Tensor:
+    """_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks[, metadata]), and its older form of four."""
+    flat, offset, shape, strides, *_ = args
+    return storages.view(flat, offset, shape, strides)
+
+
+def _parameter(_: Storages, args: tuple[Any, ...]) -> Tensor:
+    """_rebuild_parameter(tensor, requires_grad, hooks), and the class itself of PyTorch 0.4: the tensor alone."""
+    if not args or not isinstance(args[0], Tensor):
+        raise ValueError
+    return args[0]
+
+
+def _dict(_: Storages, args: tuple[Any, ...]) -> dict[Any, Any]:
+    """OrderedDict([[key, value], …]), Counter({…}), dict(…)."""
+    (content,) = args or ((),)
+    if type(content) is dict:
+        return dict(content)
+    if type(content) not in (list, tuple) or any(type(pair) not in (list, tuple) or len(pair) != 2 for pair in content):
+        raise ValueError
+    return {checked_key(key): value for key, value in content}
+
+
+def _default_dict(storages: Storages, args: tuple[Any, ...]) -> dict[Any, Any]:
+    """defaultdict(factory[, content]); what is missing stays missing."""
+    return _dict(storages, args[1:])
+
+
+def _members(args: tuple[Any, ...]) -> list[Any]:
+    (content,) = args or ((),)
+    if type(content) not in (list, tuple, set, frozenset):
+        raise ValueError
+    return [checked_key(value) for value in content]
+
+
+def _sequence(args: tuple[Any, ...]) -> list[Any]:
+    (content,) = args or ((),)
+    if type(content) not in (list, tuple):
+        raise ValueError
+    return list(content)
+
+
+def _device(_: Storages, args: tuple[Any, ...]) -> str:
+    kind, *index = args
+    if type(kind) is not str or len(index) > 1 or any(type(number) is not int for number in index):
+        raise ValueError
+    return ":".join([kind, *map(str, index)])
+
+
+def _latin1(_: Storages, args: tuple[Any, ...]) -> bytes:
+    """_codecs.encode(text, "latin1"): how protocol 2 writes bytes. No other codec is run."""
+    text, codec = args
+    if type(text) is not str or type(codec) is not str:
+        raise ValueError
+    if codec not in ("latin1", "latin-1"):
+        raise PickleError(f"calls _codecs.encode for the codec {shown(codec)}, which is not read here")
+    return text.encode("latin-1")
+
+
+def _no_bytes(_: Storages, args: tuple[Any, ...]) -> bytes:
+    """bytes(): how protocol 2 writes those of length 0."""
+    () = args
+    return b""
+
+
+def _scalar(_: Storages, args: tuple[Any, ...]) -> Any:
+    """numpy's scalar(dtype, bytes), as a plain number."""
+    dtype, data = args
+    if not isinstance(dtype, Foreign) or dtype.name != "numpy.dtype" or type(data) is not bytes:
+        raise ValueError
+    kind, order = dtype.args[0] if dtype.args else None, dtype.state[1:2] if type(dtype.state) is tuple else ()
+    if type(kind) is not str or kind not in NUMPY_SCALARS or order not in (("<",), ("|",)):
+        raise PickleError("has a NumPy number of a type that is not read here")
+    (value,) = np.frombuffer(data, np.dtype("<" + kind)).tolist()
+    return value
+
+
+CALLS: dict[str, Call] = {
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch.nn.parameter.Parameter": _parameter,
+    "torch.Size": lambda _, args: tuple(_sequence(args)),
+    "torch.device": _device,
+    "collections.OrderedDict": _dict,
+    "collections.Counter": _dict,
+    "collections.defaultdict": _default_dict,
+    "_codecs.encode": _latin1,
+    "numpy.core.multiarray.scalar": _scalar,
+    "numpy._core.multiarray.scalar": _scalar,
+}
+for _module in ("builtins", "__builtin__"):
+    CALLS |= {
+        f"{_module}.set": lambda _, args: set(_members(args)),
+        f"{_module}.frozenset": lambda _, args: frozenset(_members(args)),
+        f"{_module}.list": lambda _, args: _sequence(args),
+        f"{_module}.tuple": lambda _, args: tuple(_sequence(args)),
+        f"{_module}.dict": _dict,
+        f"{_module}.bytes": _no_bytes,
+    }
+# Types: of storages and tensors, and the factories of a defaultdict.
+MENTIONED = frozenset(DTYPES) | {str(dtype) for dtype in DTYPES.values()}
+MENTIONED |= {f"{module}.{name}" for module in ("builtins", "__builtin__") for name in ("int", "float", "bool", "str", "object")}

@@ -1,0 +1,46 @@
+"""Checkpoints and vocabularies of other projects as plain data: `read_pickle(path)`. Nothing that is in them is run.
+
+How opcodes are followed is said in `machine.py`, which names in `names.py`, which containers in `containers.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from runtimes.errors import UserError
+from xl_export.importers.containers import ZIP_MAGIC, ContainerError, read_stream, read_zip
+from xl_export.importers.values import Foreign, Named, PickleError
+
+__all__ = ["CheckpointError", "Foreign", "Named", "read_pickle"]
+HINT = "copy it again, or save only the weights, torch.save(model.state_dict(), path), where it was made"
+
+
+class CheckpointError(UserError):
+    """A checkpoint or vocabulary of another project is damaged, of an unknown form, or would run code."""
+
+
+def read_pickle(path: Path) -> Any:
+    """The content of a PyTorch checkpoint (zip or legacy container) or of a bare pickle, without running any of it.
+
+    It consists of dict, list, tuple, set, frozenset, str, bytes, int, float, bool, None, of CPU tensors (which share
+    memory where those in the file do; parameters are plain tensors), of Foreign for instances of foreign classes, and of
+    Named where a class itself is a value. It has no cycles and is at most 200 levels deep.
+
+    Raises CheckpointError, which names the file and, where there is one, the name that is not allowed. Memory is bounded
+    by a small multiple of the file.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"{path} is not a file; expected a checkpoint or a vocabulary.")
+    try:
+        with open(path, "rb") as stream:
+            size = path.stat().st_size
+            magic = stream.read(len(ZIP_MAGIC))
+            stream.seek(0)
+            return read_zip(stream, size) if magic == ZIP_MAGIC else read_stream(stream, size)
+    except PickleError as error:
+        raise CheckpointError(f"{path} was not read, and nothing in it was run: the pickle {error}; {HINT}.") from error
+    except ContainerError as error:
+        raise CheckpointError(f"{path} {error}; copy it again, or save it again with torch.save.") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} could not be read: {error.strerror or error}.") from error

@@ -1,0 +1,159 @@
+"""The TensorFlow checkpoints of the original release (kimiyoung/transformer-xl, `tf/`), as an `.npz` of their variables by name.
+
+Where TensorFlow is installed, three lines write it:
+
+    import numpy, tensorflow
+    variables = tensorflow.train.load_checkpoint("model.ckpt-0")
+    numpy.savez("model.npz", **{n: variables.get_tensor(n) for n in variables.get_variable_to_shape_map() if "/Adam" not in n})
+
+Semantics (read from that code at 44781ed): memory is mem_len vectors of zeros at first, and they are attended to; `same_length`
+shows mem_len keys besides the token itself; the head's columns are in the order of the clusters; u and v are those of each layer
+with `untie_r`; input and output always share their tables, the projections where the output has none of its own; LayerNorm
+has epsilon 1e-12. Sizes, cutoffs and options follow from the names and shapes of the variables.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from xl_export.importers.checked import Tensors
+from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside, notes_on
+from xl_export.importers.settings import Setting, memory_rule, published
+from xl_export.importers.transformer_xl import Facts, convert
+from xl_export.importers.vocabularies import read_vocabulary
+
+PROJECT = "TensorFlow Transformer-XL"
+VOCABULARIES = ("cache.pkl", "vocab.txt", "vocab.json")
+NORM_EPSILON = 1e-12  # of tf.contrib.layers.layer_norm
+OTHERS = re.compile(r"global_step|beta[12]_power(_\d+)?|.*/Adam(_\d+)?")  # of the optimiser
+NAMES = {  # kimiyoung's names for the variables below `transformer/`; kernels are [in, out] and are turned around
+    "adaptive_embed/cutoff_{}/lookup_table": "word_emb.emb_layers.{}.weight",
+    "adaptive_embed/cutoff_{}/proj_W": "word_emb.emb_projs.{}",
+    "adaptive_embed/lookup_table": "word_emb.emb_layers.0.weight",
+    "adaptive_embed/proj_W": "word_emb.emb_projs.0",
+    "adaptive_softmax/cutoff_{}/b": "crit.out_layers.{}.bias",
+    "adaptive_softmax/cutoff_{}/proj": "crit.out_projs.{}",
+    "adaptive_softmax/cutoff_0/cluster_W": "crit.cluster_weight",
+    "adaptive_softmax/cutoff_0/cluster_b": "crit.cluster_bias",
+    "adaptive_softmax/bias": "crit.out_layers.0.bias",
+    "layer_{}/rel_attn/qkv/kernel": "layers.{}.dec_attn.qkv_net.weight",
+    "layer_{}/rel_attn/r/kernel": "layers.{}.dec_attn.r_net.weight",
+    "layer_{}/rel_attn/o/kernel": "layers.{}.dec_attn.o_net.weight",
+    "layer_{}/rel_attn/LayerNorm/gamma": "layers.{}.dec_attn.layer_norm.weight",
+    "layer_{}/rel_attn/LayerNorm/beta": "layers.{}.dec_attn.layer_norm.bias",
+    "layer_{}/ff/layer_1/kernel": "layers.{}.pos_ff.CoreNet.0.weight",
+    "layer_{}/ff/layer_1/bias": "layers.{}.pos_ff.CoreNet.0.bias",
+    "layer_{}/ff/layer_2/kernel": "layers.{}.pos_ff.CoreNet.3.weight",
+    "layer_{}/ff/layer_2/bias": "layers.{}.pos_ff.CoreNet.3.bias",
+    "layer_{}/ff/LayerNorm/gamma": "layers.{}.pos_ff.layer_norm.weight",
+    "layer_{}/ff/LayerNorm/beta": "layers.{}.pos_ff.layer_norm.bias",
+    "r_w_bias": "r_w_bias",
+    "r_r_bias": "r_r_bias",
+}
+TURNED = ("/kernel", "/proj_W", "/proj")
+SCOPE = "transformer/"
+
+
+def recognises(opened: Opened) -> bool:
+    return isinstance(opened.content, dict) and any(str(name).startswith(SCOPE + "layer_0/") for name in opened.content)
+
+
+def read(opened: Opened, wishes: Wishes) -> Checkpoint:
+    """The model in such variables; raises ArtefactError or ConfigError for what is missing, wrong or cannot be expressed."""
+    where = opened.path
+    plain = SCOPE + "adaptive_embed/lookup_table" in opened.content
+    t = wishes.tensors(renamed(opened.content), where=where, project=PROJECT, spell=partial(spelled, plain=plain))
+    facts = sizes(t, plain=plain)
+    vocab_path = beside(where, VOCABULARIES, wishes.vocab, what="vocabulary")
+    found = read_vocabulary(vocab_path, size=facts.vocab_size)
+    settings = wishes.given.over(PROJECT, defaults(facts, found.dataset))
+    rule = memory_rule(settings, project=PROJECT, beyond_self=0, initial_memory="zeros")
+    config, ours = convert(t, facts)
+    return Checkpoint(
+        config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings,
+        files={"model": where, "vocabulary": vocab_path}, notes=(*found.notes, *notes_on(t)),
+    )  # fmt: skip
+
+
+def renamed(variables: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """The variables as kimiyoung's PyTorch code has them; what it has no name for keeps its own."""
+    layers = sum(str(name).endswith("/rel_attn/o/kernel") for name in variables)
+    for name, variable in variables.items():
+        if OTHERS.fullmatch(str(name)):
+            continue
+        known = _translated(str(name).removeprefix(SCOPE), NAMES) if str(name).startswith(SCOPE) else None
+        if (
+            known in ("r_w_bias", "r_r_bias") and isinstance(variable, Tensor) and variable.dim() == 3 and len(variable) == layers
+        ):  # untie_r
+            yield from ((f"layers.{layer}.dec_attn.{known}", pair) for layer, pair in enumerate(variable))
+        elif known is not None and str(name).endswith(TURNED) and isinstance(variable, Tensor) and variable.dim() == 2:
+            yield known, variable.T
+        else:
+            yield known or name, variable
+
+
+def sizes(t: Tensors, *, plain: bool) -> Facts:
+    """What names and shapes say. plain: div_val 1, one table for all clusters, which show in the biases of the output then."""
+    untied = "r_w_bias" not in t
+    heads, head_dim = t.peek("layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", dimensions=2).shape
+    counted = "crit.out_layers" if plain else "word_emb.emb_layers"
+    kind, dimensions = ("bias", 1) if plain else ("weight", 2)
+    parts = [t.peek(f"{counted}.{i}.{kind}", dimensions=dimensions).shape for i in range(max(t.count(counted), 1))]
+    ends = list(itertools.accumulate(part[0] for part in parts))
+    d_embed = t.peek("word_emb.emb_layers.0.weight", dimensions=2).shape[1]
+    return Facts(
+        layers=t.count("layers"),
+        d_model=t.peek("layers.0.dec_attn.o_net.weight", dimensions=2).shape[0],
+        heads=heads,
+        head_dim=head_dim,
+        vocab_size=ends[-1],
+        d_embed=d_embed,
+        div_val=1 if plain or len(parts) == 1 else max(d_embed // max(parts[1][1], 1), 1),
+        cutoffs=tuple(ends[:-1]),
+        reversed_clusters=False,
+        tie_weights=True,
+        tie_projections=tuple(f"crit.out_projs.{i}" not in t for i in range(len(parts))),
+        biases_in_layers=untied,
+        project_same_width=plain or "word_emb.emb_projs.0" in t,
+        norm_epsilon=NORM_EPSILON,
+    )
+
+
+def defaults(facts: Facts, dataset: str | None) -> dict[str, Setting]:
+    """The evaluation of the project's scripts for the data set, or for what the kind of vocabulary and the size suggest."""
+    large = facts.d_model >= 1024
+    if dataset == "lm1b" or facts.cutoffs[:1] == (60000,):
+        return published("lm1b", segment=32, mem_len=128, clamp_len=0)
+    if dataset in ("enwik8", "text8") or (dataset is None and not facts.cutoffs):
+        if large:
+            return published("enwik8 and text8 large", segment=128, mem_len=3800, clamp_len=1000)
+        return published("enwik8 and text8 base", segment=80, mem_len=2100, clamp_len=820)
+    if large:
+        return published("wt103 large", segment=128, mem_len=1600, clamp_len=1000)
+    return published("wt103 base", segment=64, mem_len=640, clamp_len=400)
+
+
+def spelled(name: str, *, plain: bool) -> str:
+    """The variable of a tensor, where the vocabulary has one table or one for each cluster."""
+    table = {known: theirs for theirs, known in NAMES.items() if plain or "cutoff" in theirs or known not in AMBIGUOUS}
+    if match := re.fullmatch(r"layers\.\d+\.dec_attn\.(r_[wr]_bias)", name):
+        return SCOPE + match[1]
+    theirs = _translated(name, table)
+    return name if theirs is None else SCOPE + theirs
+
+
+def _translated(name: str, table: dict[str, str]) -> str | None:
+    """The name that a table of patterns gives, the number in it kept."""
+    for pattern, other in table.items():
+        if match := re.fullmatch(re.escape(pattern).replace(r"\{\}", r"(\d{1,6})"), name):
+            return other.format(*match.groups())
+    return None
+
+
+AMBIGUOUS = ("word_emb.emb_layers.0.weight", "word_emb.emb_projs.0", "crit.out_layers.0.bias")

@@ -1,0 +1,158 @@
+"""The Transformer-XL of kimiyoung's PyTorch code in our names: NVIDIA's, Hugging Face's and TensorFlow's are told in its terms.
+
+Its tensors, for layer l and cluster i of width d_i = d_embed // div_val**i (with div_val 1 there is one table for all):
+
+    word_emb.emb_layers.i.weight [n_i, d_i]      word_emb.emb_projs.i [D, d_i]       r_w_bias, r_r_bias [H, K]
+    crit.out_layers.i.{weight,bias} [n_i, d_i]   crit.out_projs.i [D, d_i]           pos_emb.inv_freq [D / 2]
+    crit.cluster_{weight,bias} [tails, d_embed]  layers.l.dec_attn.{qkv_net,r_net,o_net,layer_norm}, layers.l.pos_ff.…
+
+Attention types: 0 is the paper's; 1 has learned vectors by distance (`shaw`); 2 adds sinusoids to the input and 3 learned vectors
+to every layer's, both counted back from the last token of the segment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtimes.errors import ArtefactError
+from trainer.model_config import ModelConfig, Position, VocabularyConfig
+from xl_export.importers.checked import Tensors, sizes_of
+from xl_export.importers.embedding import convert_vocabulary, same
+
+POSITIONS: dict[int, Position] = {0: "relative", 1: "shaw", 2: "absolute", 3: "per-layer"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What such a checkpoint is, besides its tensors.
+
+    tie_weights, tie_projections (for each cluster): what is tied may be absent; None to take as tied what is equal.
+    reversed_clusters: the head's column of tail cluster i counts from the end. biases_in_layers: u and v for each layer.
+    context: rows of sinusoids for type 2.
+    """
+
+    layers: int
+    d_model: int
+    heads: int
+    head_dim: int
+    vocab_size: int
+    d_embed: int
+    div_val: int
+    cutoffs: tuple[int, ...]
+    reversed_clusters: bool
+    attention_type: int = 0
+    pre_norm: bool = False
+    biases_in_layers: bool = False
+    project_same_width: bool = True
+    tie_weights: bool | None = None
+    tie_projections: tuple[bool, ...] | None = None
+    norm_epsilon: float = 1e-5
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    context: int = 0
+
+
+def convert(t: Tensors, facts: Facts) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Configuration and tensors of our model; every tensor of the checkpoint finds its place, or ArtefactError names it."""
+    config = _config(t, facts)
+    config, ours = convert_vocabulary(
+        t, config, reversed_clusters=facts.reversed_clusters, tie_weights=facts.tie_weights, tie_projections=facts.tie_projections
+    )
+    ours |= _positions(t, facts, config)
+    for layer in range(config.layers):
+        ours |= _block(t, facts, layer, config.d_ff)
+    t.finish()
+    return config, ours
+
+
+def _config(t: Tensors, facts: Facts) -> ModelConfig:
+    """All but what is tied. Its checks stand between the checkpoint's sizes and every loop over them."""
+    kind = facts.attention_type
+    if kind not in POSITIONS:
+        raise ArtefactError(f"{t.where}: attn_type is {kind}; expected 0, 1, 2 or 3.")
+    if kind == 3 and facts.heads * facts.head_dim != facts.d_model:
+        raise ArtefactError(
+            f"{t.where}: attn_type 3 adds {facts.heads} heads of {facts.head_dim} to inputs of width {facts.d_model}; "
+            "expected the same width."
+        )
+    learned = t.peek("r_emb", dimensions=4).shape[1] if kind in (1, 3) else 0
+    with sizes_of(t.where):
+        return ModelConfig(
+            layers=facts.layers,
+            d_model=facts.d_model,
+            heads=facts.heads,
+            head_dim=facts.head_dim,
+            d_ff=t.peek("layers.0.pos_ff.CoreNet.0.weight", dimensions=2).shape[0],
+            positions=POSITIONS[kind],
+            context=facts.context if kind == 2 else learned,
+            from_segment_end=kind in (2, 3),
+            stored_frequencies="pos_emb.inv_freq" in t,
+            tie_biases=not facts.biases_in_layers,
+            pre_norm=facts.pre_norm,
+            query_norm=kind in (0, 1) or not facts.pre_norm,
+            norm_epsilon=facts.norm_epsilon,
+            dropout=facts.dropout,
+            attention_dropout=facts.attention_dropout,
+            vocab_size=facts.vocab_size,
+            vocabulary=VocabularyConfig(
+                cutoffs=facts.cutoffs,
+                d_embed=facts.d_embed,
+                div_val=facts.div_val,
+                project_same_width=facts.project_same_width,
+            ),
+        )
+
+
+def _positions(t: Tensors, facts: Facts, config: ModelConfig) -> dict[str, Tensor]:
+    L, D, H, K, R = config.layers, config.d_model, config.heads, config.head_dim, config.context
+    ours = {"positions.frequencies": t.take("pos_emb.inv_freq", D // 2)} if config.stored_frequencies else {}
+    if facts.attention_type == 0:
+        ours["positions.u"], ours["positions.v"] = (_head_biases(t, name, config) for name in ("r_w_bias", "r_r_bias"))
+        for layer in range(L):
+            ours[f"positions.project.{layer}.weight"] = t.take(f"layers.{layer}.dec_attn.r_net.weight", H * K, D)
+    elif facts.attention_type == 1:  # their last row is the nearest
+        ours["positions.u"] = t.take("r_w_bias", L, H, K)
+        ours["positions.table"] = t.take("r_emb", L, R, H, K).flip(1)
+        ours["positions.table_bias"] = t.take("r_bias", L, R, H).flip(1)
+    elif facts.attention_type == 3:
+        ours["positions.table"] = t.take("r_emb", L, R, H, K).flip(1).reshape(L, R, D)
+    return ours
+
+
+def _head_biases(t: Tensors, name: str, config: ModelConfig) -> Tensor:
+    """u or v: one pair for each layer, or one for all that may be listed again in the layers."""
+    size = (config.heads, config.head_dim)
+    places = [f"layers.{layer}.dec_attn.{name}" for layer in range(config.layers)]
+    if not config.tie_biases:
+        return torch.stack([t.take(place, *size) for place in places])
+    found = [t.take(place, *size) for place in (name, *places) if place in t] or [t.take(name, *size)]
+    if not all(same(found[0], other) for other in found):
+        raise ArtefactError(f"{t.where}: {name} is one for all layers by the configuration, and differs between them.")
+    return found[0][None]
+
+
+def _block(t: Tensors, facts: Facts, layer: int, d_ff: int) -> dict[str, Tensor]:
+    D, width = facts.d_model, facts.heads * facts.head_dim
+    theirs, ours = f"layers.{layer}.", f"blocks.{layer}."
+    if facts.attention_type in (0, 1):
+        query, key, value = t.take(f"{theirs}dec_attn.qkv_net.weight", 3 * width, D).chunk(3)
+    else:
+        query = t.take(f"{theirs}dec_attn.q_net.weight", width, D)
+        key, value = t.take(f"{theirs}dec_attn.kv_net.weight", 2 * width, D).chunk(2)
+    return {
+        f"{ours}query.weight": query,
+        f"{ours}key.weight": key,
+        f"{ours}value.weight": value,
+        f"{ours}out.weight": t.take(f"{theirs}dec_attn.o_net.weight", D, width),
+        f"{ours}attention_norm.weight": t.take(f"{theirs}dec_attn.layer_norm.weight", D),
+        f"{ours}attention_norm.bias": t.take(f"{theirs}dec_attn.layer_norm.bias", D),
+        f"{ours}expand.weight": t.take(f"{theirs}pos_ff.CoreNet.0.weight", d_ff, D),
+        f"{ours}expand.bias": t.take(f"{theirs}pos_ff.CoreNet.0.bias", d_ff),
+        f"{ours}contract.weight": t.take(f"{theirs}pos_ff.CoreNet.3.weight", D, d_ff),
+        f"{ours}contract.bias": t.take(f"{theirs}pos_ff.CoreNet.3.bias", D),
+        f"{ours}feed_forward_norm.weight": t.take(f"{theirs}pos_ff.layer_norm.weight", D),
+        f"{ours}feed_forward_norm.bias": t.take(f"{theirs}pos_ff.layer_norm.bias", D),
+    }

@@ -1,0 +1,47 @@
+"""A foreign model as a run: a folder that `onnx`, `eval` and `generate` take like one that was trained here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runtimes.files import atomic_folder, write_json
+from runtimes.machine import package_versions
+from runtimes.records import to_json
+from runtimes.spec import VOCAB, file_facts
+from trainer.checkpoint import CONFIG, MODEL, save_tensors
+from trainer.model import LanguageModel
+from xl_export.importers.checkpoint import Checkpoint
+
+IMPORT = "import.json"
+
+
+def write_run(checkpoint: Checkpoint, out: Path, *, record: dict[str, Any], force: bool = False) -> None:
+    """Writes the folder `out`, whole or not at all: configuration, vocabulary, weights, and `record` as `import.json`.
+
+    `force` replaces an earlier import and nothing else.
+    """
+    config = checkpoint.train_config()
+    with torch.device("meta"):
+        expected = {name: tensor.shape for name, tensor in LanguageModel(config.model).state_dict().items()}
+    assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == expected, "a reader left something out"
+    with atomic_folder(out, force=force, marker=IMPORT) as folder:
+        write_json(folder / CONFIG, to_json(config))
+        write_json(folder / VOCAB, checkpoint.vocab.to_json())
+        save_tensors(folder / MODEL, {name: tensor.clone() for name, tensor in checkpoint.tensors.items()})
+        write_json(folder / IMPORT, record)
+
+
+def import_record(checkpoint: Checkpoint, *, name: str, project: str) -> dict[str, Any]:
+    """Where a run came from and what was decided: format, files with their hashes, settings with their origins, notes."""
+    return {
+        "format": name,
+        "project": project,
+        "files": {role: {"name": path.name, **to_json(file_facts(path))} for role, path in checkpoint.files.items()},
+        "settings": {key: {"value": setting.value, "origin": setting.origin} for key, setting in checkpoint.settings.items()},
+        "rule": to_json(checkpoint.rule),
+        "notes": list(checkpoint.notes),
+        "producer": package_versions(),
+    }
