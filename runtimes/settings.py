@@ -75,9 +75,10 @@ def under(session: Session, rule: MemoryRule) -> Session:
             "or export with a larger --segment."
         )
     name = "mem_len" if rule.mem_len != own.mem_len else "clamp_len"
-    option, wanted = f"--{name.replace('_', '-')}", getattr(rule, name)
+    option, wanted, fixed = f"--{name.replace('_', '-')}", getattr(rule, name), getattr(own, name)
+    given = "none" if wanted is None else wanted
     raise StreamError(
-        f"{option} is {wanted} and this artefact was exported with {getattr(own, name)}, which is fixed there: "
+        f"{option} is {given} and this artefact was exported with {'none' if fixed is None else fixed}, which is fixed there: "
         f"export again with {option} {wanted or 0}, or give the run that it was made from."
     )
 

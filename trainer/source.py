@@ -66,7 +66,7 @@ def with_vocab_size(config: TrainConfig, vocab: Vocab) -> TrainConfig:
     """The configuration with the size of the text's vocabulary; raises ConfigError where it asks for another."""
     if config.model.vocab_size not in (0, vocab.size):
         raise ConfigError(
-            f"model.vocab_size is {config.model.vocab_size} and the text has {vocab.size} symbols; "
+            f"model.vocab_size is {config.model.vocab_size} and the text has {vocab.size} symbol{'s' * (vocab.size != 1)}; "
             "leave the key out, the text decides it."
         )
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab.size))

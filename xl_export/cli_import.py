@@ -9,8 +9,7 @@ import click
 
 from runtimes.cli import echo_json, json_option
 from runtimes.errors import UserError, needs
-from runtimes.files import read_json, refuse_existing
-from runtimes.records import from_json
+from runtimes.files import refuse_existing
 
 NAMES = ("kimiyoung", "nvidia", "huggingface", "adaptive-span", "tensorflow", "xl-export")  # importers/formats.py, without torch
 
@@ -21,7 +20,7 @@ NAMES = ("kimiyoung", "nvidia", "huggingface", "adaptive-span", "tensorflow", "x
 @click.option("--describe", is_flag=True, help="Print what SOURCE is and write nothing.")
 @click.option("--from", "wanted", type=click.Choice(["auto", *NAMES]), default="auto", show_default=True, help="Its format.")
 @click.option("--vocab", type=click.Path(path_type=Path), help="The vocabulary's file; the one beside SOURCE by default.")
-@click.option("--settings", type=click.Path(path_type=Path), help="A JSON file with any of the five settings below.")
+@click.option("--settings", type=click.Path(path_type=Path), help="A JSON file with any of the next five, also by the project's own names.")
 @click.option("--mem-len", type=click.IntRange(min=0), help="The project's mem_len.")
 @click.option("--segment", type=click.IntRange(min=1), help="Tokens of one step: its tgt_len or block_sz.")
 @click.option("--mask", type=click.Choice(["same-length", "full"]), help="With or without its same_length.")
@@ -41,8 +40,16 @@ def import_command(
     nvidia         checkpoint_*.pt of DeepLearningExamples
     huggingface    a TransfoXL folder
     adaptive-span  checkpoint.pt of facebookresearch/adaptive-span, with corpus.pt
-    tensorflow     an .npz of the original release's variables (xl_export/importers/tensorflow.py)
+    tensorflow     an .npz of the original release's variables
     xl-export      a run
+
+    A TensorFlow checkpoint becomes an .npz where TensorFlow is installed:
+
+    \b
+    import numpy, tensorflow
+    variables = tensorflow.train.load_checkpoint("model.ckpt-0")
+    numpy.savez("model.npz", **{n: variables.get_tensor(n) for n in
+                variables.get_variable_to_shape_map() if "/Adam" not in n})
 
     How a model is evaluated is mostly not in its file. Settings are in the project's own words and mean what they mean
     there; those that are not given are what the project published, and all are printed. Nothing in SOURCE is executed.
@@ -54,11 +61,11 @@ def import_command(
     with needs("train", "torch", "safetensors", "tqdm"):
         from xl_export.importers.checkpoint import Wishes
         from xl_export.importers.formats import FORMATS, open_source, recognise
-        from xl_export.importers.settings import Given, Settings
+        from xl_export.importers.settings import Given, Settings, read_settings
         from xl_export.importers.write import import_record, write_run
     given = [("option", Settings(**flags))]
     if settings is not None:
-        given.append((str(settings), from_json(Settings, read_json(settings), where=str(settings))))
+        given.append((str(settings), read_settings(settings)))
     opened = open_source(source)
     name = recognise(opened, wanted)
     checkpoint = FORMATS[name].read(opened, Wishes(given=Given(*given), vocab=vocab, allow_nonfinite=allow_nonfinite))
@@ -82,5 +89,8 @@ def import_command(
     for note in checkpoint.notes:
         click.echo(f"note        {note}")
     if out is not None:
-        click.echo(f"{out} is imported; next: xl-export onnx {out} --out artefact")
-    echo_json({**record, "model": model.parameters}, as_json)
+        following = f"; next: xl-export onnx {out} --out artefact" if checkpoint.finite else ""
+        click.echo(f"{out} is imported{following}")
+    sizes = {name: getattr(model, name) for name in ("layers", "d_model", "heads", "head_dim", "d_ff", "persistent", "vocab_size")}
+    document = {"run": None if out is None else str(out), **record, "sizes": sizes, "parameters": model.parameters}
+    echo_json(document, as_json)

@@ -80,7 +80,7 @@ def test_the_rule_of_an_artefact_is_fixed(artefacts: dict[str, Path]) -> None:
     assert under(own, own.rule) is own
     cases = [
         ({"mem_lens": (4,)}, "--mem-len is 4.*exported with 16"),
-        ({"clamp_lens": (4,)}, "--clamp-len is 4.*exported with None"),
+        ({"clamp_lens": (4,)}, "--clamp-len is 4.*exported with none"),
     ]
     for given, message in cases:
         with pytest.raises(StreamError, match=f"{message}.*export again"):

@@ -23,7 +23,7 @@ from runtimes.errors import ArtefactError
 from runtimes.rule import MAX_LENGTH, MemoryRule
 from trainer.model_config import ModelConfig, SpanConfig, VocabularyConfig
 from xl_export.importers.checked import Tensors, sizes_of
-from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside, notes_on
+from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside
 from xl_export.importers.embedding import convert_vocabulary, same
 from xl_export.importers.settings import Setting
 from xl_export.importers.vocabularies import read_vocabulary
@@ -53,7 +53,7 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     rule = MemoryRule(mem_len=sizes.span, segment=settings["segment"].value, include_self=False, initial_memory="zeros")
     return Checkpoint(
         config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings,
-        files={"model": where, "vocabulary": vocab_path}, notes=(*found.notes, *notes_on(t), *([DIFFERS] if config.span else [])),
+        files={"model": where, "vocabulary": vocab_path}, notes=(*found.notes, *wishes.notes_on(t, config, settings), *([DIFFERS] if config.span else [])),
     )  # fmt: skip
 
 

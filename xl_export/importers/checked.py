@@ -34,6 +34,7 @@ class Tensors:
         self.where, self.project, self.spell, self.allow_nonfinite = where, project, spell, allow_nonfinite
         self._left: dict[str, Tensor] = {}
         self.halved: set[str] = set()  # types other than float32 that were found
+        self.nonfinite: list[str] = []  # names of tensors that hold NaN or infinity, where these may pass
         for name, tensor in tensors:
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
                 raise ArtefactError(f"{where}: {str(name)[:80]!r} is a {type(tensor).__name__}; expected a tensor of {project}.")
@@ -57,11 +58,13 @@ class Tensors:
         if tensor.dtype != torch.float32:
             self.halved.add(str(tensor.dtype).removeprefix("torch."))
         tensor = tensor.detach().to(torch.float32)
-        if not self.allow_nonfinite and not bool(torch.isfinite(tensor).all()):
-            raise ArtefactError(
-                f"{self.where}: {self.spell(name)} holds NaN or infinite values; "
-                "import a checkpoint from before its loss diverged, or give --allow-nonfinite."
-            )
+        if not bool(torch.isfinite(tensor).all()):
+            self.nonfinite.append(values.shown(self.spell(name)))
+            if not self.allow_nonfinite:
+                raise ArtefactError(
+                    f"{self.where}: {self.spell(name)} holds NaN or infinite values; "
+                    "import a checkpoint from before its loss diverged, or give --allow-nonfinite."
+                )
         return tensor
 
     def peek(self, name: str, *, dimensions: int) -> Tensor:

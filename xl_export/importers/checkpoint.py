@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import torch
 from torch import Tensor
 
 from runtimes.errors import ArtefactError
@@ -15,7 +16,7 @@ from runtimes.vocab import Vocab
 from trainer.config import TrainConfig
 from trainer.model_config import ModelConfig
 from xl_export.importers.checked import Tensors
-from xl_export.importers.settings import Given, Setting
+from xl_export.importers.settings import Given, Setting, size_notes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,15 @@ class Wishes:
     ) -> Tensors:
         return Tensors(tensors, where=str(where), project=project, spell=spell, allow_nonfinite=self.allow_nonfinite)
 
+    def notes_on(self, tensors: Tensors, config: ModelConfig, settings: Mapping[str, Setting]) -> tuple[str, ...]:
+        """What must be said of the tensors that were taken, of the vocabulary and of the settings."""
+        notes = [f"weights were {kind} and are float32 now" for kind in sorted(tensors.halved)]
+        if tensors.nonfinite:
+            notes.append(f"{tensors.nonfinite[0]} holds NaN or infinite values: `xl-export onnx` refuses this run")
+        if self.vocab is not None:
+            notes.append("the vocabulary was given: only its size could be checked")
+        return (*notes, *size_notes(settings, layers=config.layers, d_model=config.d_model))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
@@ -59,6 +69,11 @@ class Checkpoint:
     files: dict[str, Path]
     notes: tuple[str, ...] = ()
     run: TrainConfig | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether every weight is a number."""
+        return all(bool(torch.isfinite(tensor).all()) for tensor in self.tensors.values())
 
     def train_config(self) -> TrainConfig:
         """The configuration of a run with this model. It was not trained here: text and recipe are left at their defaults."""
@@ -79,8 +94,3 @@ def beside(path: Path, names: tuple[str, ...], wanted: Path | None, *, what: str
     raise ArtefactError(
         f"{folder} has no {' or '.join(names)}, in which this project keeps its {what}; give the file with --vocab FILE."
     )
-
-
-def notes_on(tensors: Tensors) -> tuple[str, ...]:
-    """What must be said of the tensors that were taken."""
-    return tuple(f"weights were {kind} and are float32 now" for kind in sorted(tensors.halved))

@@ -35,15 +35,15 @@ class ContainerError(Exception):
 
 def read_zip(stream: BinaryIO, size: int) -> Any:
     """The content of PyTorch's zip container; every member that is used is checked against its CRC."""
-    with _damage("it"):
+    with _damage():
         archive = zipfile.ZipFile(stream)
     members = _members(archive, size)
     prefix = _prefix(members)
-    with _damage(f"its {prefix}byteorder"):
+    with _damage(f"{prefix}byteorder: "):
         order = archive.read(f"{prefix}byteorder") if f"{prefix}byteorder" in members else b"little"
     if order != b"little":
         raise ContainerError(f"has numbers in the byte order {shown(repr(order))}; expected little")
-    with _damage(f"its {prefix}data.pkl"):
+    with _damage(f"{prefix}data.pkl: "):
         pickle = archive.read(f"{prefix}data.pkl")
     storages = Storages(size)
     content = run(_machine(io.BytesIO(pickle), len(pickle), storages))
@@ -55,7 +55,7 @@ def read_zip(stream: BinaryIO, size: int) -> Any:
             raise ContainerError(
                 f"has {members[name].file_size} bytes in {shown(name)}; its pickle says {len(flat)} {flat.dtype}"
             )
-        with _damage(f"its {shown(name)}"), archive.open(name) as data:
+        with _damage(f"{name}: "), archive.open(name) as data:
             fill(flat, data, key)  # with its last byte the CRC is checked
     return content
 
@@ -129,9 +129,9 @@ def _prefix(members: dict[str, zipfile.ZipInfo]) -> str:
 
 
 @contextlib.contextmanager
-def _damage(what: str) -> Iterator[None]:
+def _damage(what: str = "") -> Iterator[None]:
     """Turns all that `zipfile` raises for a damaged archive into one reason (an encrypted member is a RuntimeError)."""
     try:
         yield
     except ZIP_ERRORS as error:
-        raise ContainerError(f"is a damaged zip archive ({shown(what)}: {shown(str(error)) or type(error).__name__})") from error
+        raise ContainerError(f"is a damaged zip archive ({shown(what + str(error)) or type(error).__name__})") from error

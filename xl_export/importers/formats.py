@@ -6,8 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from runtimes.errors import ArtefactError
 from runtimes.files import read_json
+from runtimes.spec import SPEC
 from xl_export.importers import adaptive_span, huggingface, kimiyoung, nvidia, ours, tensorflow
 from xl_export.importers.checked import shown
 from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes
@@ -43,6 +46,13 @@ def recognise(opened: Opened, wanted: str = "auto") -> str:
     """The name of the format of what was opened; raises ArtefactError where it is none, or not the wanted one."""
     found = next((name for name, known in FORMATS.items() if known.recognises(opened)), None)
     if found is None:
+        content = opened.content
+        tensors = isinstance(content, dict) and content and all(isinstance(value, Tensor) for value in content.values())
+        if tensors and opened.path.suffix != ".npz":
+            raise ArtefactError(
+                f"{opened.path} holds only tensors, and the sizes and options of the model are missing; "
+                "give the checkpoint that the project itself wrote."
+            )
         known = "; ".join(f"{name}: {about.files}" for name, about in FORMATS.items())
         raise ArtefactError(f"{opened.path} is of no format that is read here ({known}).")
     if wanted not in ("auto", found):
@@ -52,8 +62,15 @@ def recognise(opened: Opened, wanted: str = "auto") -> str:
 
 def open_source(path: Path) -> Opened:
     """What is in a file, or in the checkpoint file of a folder; raises UserError where it cannot be read."""
+    if tensorflow.is_checkpoint(path):
+        raise ArtefactError(
+            f"{path} is a TensorFlow checkpoint; make an .npz of it where TensorFlow is installed (three lines in "
+            "`xl-export import --help`) and import that."
+        )
     if path.is_dir():
         return _open_folder(path)
+    if not path.exists():
+        raise ArtefactError(f"{path} does not exist; give the file or folder of a checkpoint.")
     if path.is_file() and (path.suffix in (".json", ".safetensors") or path.name in huggingface.WEIGHTS):
         weights = next((name for name in huggingface.WEIGHTS if (path.parent / name).is_file()), CONFIG)
         if path.name not in (CONFIG, weights):
@@ -65,6 +82,8 @@ def open_source(path: Path) -> Opened:
 
 
 def _open_folder(folder: Path) -> Opened:
+    if (folder / SPEC).is_file():
+        raise ArtefactError(f"{folder} is an artefact; give the run that it was made of.")
     found = f" and no {CONFIG} of one; name the file"
     if (folder / CONFIG).is_file():
         opened = Opened(path=folder, content=read_json(folder / CONFIG))
@@ -75,4 +94,6 @@ def _open_folder(folder: Path) -> Opened:
     for name in IN_FOLDERS:
         if (folder / name).is_file():
             return open_source(folder / name)
+    if not (folder / CONFIG).is_file() and (weights := next(filter(lambda name: (folder / name).is_file(), huggingface.WEIGHTS), None)):
+        raise ArtefactError(f"{folder} has {weights} and no {CONFIG}; copy the whole folder that save_pretrained wrote.")
     raise ArtefactError(f"{folder} has no checkpoint by the names {', '.join(IN_FOLDERS)}{found}.")

@@ -12,7 +12,7 @@ from typing import Any
 
 from runtimes.errors import ArtefactError
 from xl_export.importers.checked import ascending, fraction, truth, truths, whole
-from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside, notes_on
+from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside
 from xl_export.importers.pickles import read_pickle
 from xl_export.importers.settings import Setting, memory_rule
 from xl_export.importers.tensors import read_safetensors
@@ -55,7 +55,7 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     return Checkpoint(
         config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings,
         files={"config": config_file, "model": weights, "vocabulary": vocab_path},
-        notes=(*found.notes, *notes_on(tensors)),
+        notes=(*found.notes, *wishes.notes_on(tensors, config, settings)),
     )  # fmt: skip
 
 

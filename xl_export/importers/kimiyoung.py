@@ -21,7 +21,7 @@ from runtimes.errors import ArtefactError, ConfigError
 from runtimes.rule import MemoryRule
 from xl_export.importers import values
 from xl_export.importers.checked import ascending, fraction, shown, truth, whole
-from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside, notes_on
+from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside
 from xl_export.importers.settings import Setting, memory_rule, published
 from xl_export.importers.transformer_xl import Facts, convert
 from xl_export.importers.values import Foreign
@@ -50,7 +50,7 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     return Checkpoint(
         config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings,
         files={"model": where, "vocabulary": vocab_path},
-        notes=(f"attn_type {facts.attention_type}, last run with {last}", *found.notes, *notes_on(tensors)),
+        notes=(f"attn_type {facts.attention_type}, last run with {last}", *found.notes, *wishes.notes_on(tensors, config, settings)),
     )  # fmt: skip
 
 

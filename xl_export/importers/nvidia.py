@@ -13,7 +13,7 @@ from typing import Any
 
 from runtimes.errors import ArtefactError
 from xl_export.importers.checked import ascending, fraction, shown, truth, truths, whole
-from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside, notes_on
+from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside
 from xl_export.importers.settings import Setting, memory_rule, published
 from xl_export.importers.transformer_xl import Facts, convert
 from xl_export.importers.vocabularies import read_vocabulary, vocabulary
@@ -49,7 +49,7 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     lengths = ", ".join(f"{name} {shown(content['model_config'].get(name))}" for name in names)
     return Checkpoint(
         config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings, files=files,
-        notes=(f"attn_type {facts.attention_type}, trained with {lengths}", *found.notes, *notes_on(tensors)),
+        notes=(f"attn_type {facts.attention_type}, trained with {lengths}", *found.notes, *wishes.notes_on(tensors, config, settings)),
     )  # fmt: skip
 
 

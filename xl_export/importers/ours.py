@@ -32,8 +32,9 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     rule = dataclasses.replace(rule, **changed | {"clamp_len": changed["clamp_len"] or None})
     state = run.model.state_dict()
     tensors = wishes.tensors(state.items(), where=opened.path / MODEL, project=PROJECT)
+    taken = {name: tensors.take(name, *tensor.shape) for name, tensor in state.items()}
     return Checkpoint(
-        config=run.config.model, tensors={name: tensors.take(name, *tensor.shape) for name, tensor in state.items()},
+        config=run.config.model, tensors=taken, notes=wishes.notes_on(tensors, run.config.model, settings),
         rule=rule, vocab=run.vocab, settings=settings, run=dataclasses.replace(run.config, evaluation=rule),
         files={"config": opened.path / CONFIG, "model": opened.path / MODEL, "vocabulary": opened.path / VOCAB},
     )  # fmt: skip

@@ -13,7 +13,7 @@ from xl_export.importers.containers import ZIP_MAGIC, ContainerError, read_strea
 from xl_export.importers.values import Foreign, Named, PickleError
 
 __all__ = ["CheckpointError", "Foreign", "Named", "read_pickle"]
-HINT = "copy it again, or save only the weights, torch.save(model.state_dict(), path), where it was made"
+SAMPLE = 1 << 12  # bytes that tell a text from a pickle
 
 
 class CheckpointError(UserError):
@@ -30,17 +30,35 @@ def read_pickle(path: Path) -> Any:
     Raises CheckpointError, which names the file and, where there is one, the name that is not allowed. Memory is bounded
     by a small multiple of the file.
     """
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; give a checkpoint or a vocabulary.")
     if not path.is_file():
         raise CheckpointError(f"{path} is not a file; expected a checkpoint or a vocabulary.")
     try:
         with open(path, "rb") as stream:
             size = path.stat().st_size
+            if size == 0:
+                raise CheckpointError(f"{path} is empty; copy it again.")
             magic = stream.read(len(ZIP_MAGIC))
             stream.seek(0)
             return read_zip(stream, size) if magic == ZIP_MAGIC else read_stream(stream, size)
     except PickleError as error:
-        raise CheckpointError(f"{path} was not read, and nothing in it was run: the pickle {error}; {HINT}.") from error
+        if _is_text(path):
+            raise CheckpointError(f"{path} is a text, not a checkpoint or vocabulary that torch.save or pickle wrote.") from error
+        raise CheckpointError(
+            f"{path} was not read, and nothing in it was run: the pickle {error}; copy it again, or give another checkpoint."
+        ) from error
     except ContainerError as error:
         raise CheckpointError(f"{path} {error}; copy it again, or save it again with torch.save.") from error
     except OSError as error:
         raise CheckpointError(f"{path} could not be read: {error.strerror or error}.") from error
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a file that is no pickle looks like a text: no control characters, and no STOP at its end."""
+    with open(path, "rb") as stream:
+        head = stream.read(SAMPLE)
+        stream.seek(-1, 2)
+        last = stream.read(1)
+    control = set(range(32)) - set(b"\t\n\f\r")
+    return last != b"." and head[0] != 0x80 and control.isdisjoint(head)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from runtimes.errors import ConfigError
+from runtimes.files import read_json
+from runtimes.records import from_json
 from runtimes.rule import MAX_LENGTH, MemoryRule
 
 
@@ -32,6 +35,43 @@ class Settings:
             given = getattr(self, name)
             if given is not None and not value <= given <= MAX_LENGTH:
                 raise ConfigError(f"{name} is {given}; expected {value} to {MAX_LENGTH}.")
+
+
+# the words of the projects' own command lines
+WORDS = {
+    "tgt_len": "segment", "eval_tgt_len": "segment", "block_sz": "segment", "same_length": "mask", "adapt_span_ramp": "ramp",
+}  # fmt: skip
+
+
+def read_settings(path: Path) -> Settings:
+    """The settings in a JSON file, by our names or the projects' words for them (`WORDS`).
+
+    `same_length` is true or false. A `clamp_len` of null is none, as `eval --json` and config.json write it; any other null
+    is not given. Raises ConfigError for an unknown key, and for two words that give one setting different values.
+    """
+    data = read_json(path)
+    if not isinstance(data, dict):
+        return from_json(Settings, data, where=str(path))  # which refuses it
+    chosen: dict[str, Any] = {}
+    said: dict[str, str] = {}
+    for word, value in data.items():
+        name = WORDS.get(word, word)
+        if word == "same_length" and value is not None:
+            if type(value) is not bool:
+                raise ConfigError(f"{path}: same_length is {value!r:.40}; expected true or false.")
+            value = "same-length" if value else "full"
+        elif word == "clamp_len" and value is None:
+            value = 0
+        if value is None and word in WORDS:
+            continue
+        if name in chosen and chosen[name] != value:
+            raise ConfigError(f"{path}: {said[name]} is {data[said[name]]!r:.40} and {word} {data[word]!r:.40}; give one of them.")
+        chosen[name], said[name] = value, word
+    unknown = sorted(set(chosen) - {field.name for field in dataclasses.fields(Settings)})
+    if unknown:
+        names = ", ".join([field.name for field in dataclasses.fields(Settings)] + list(WORDS))
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r:.40}; the known keys are {names}.")
+    return from_json(Settings, chosen, where=str(path))
 
 
 @dataclass(frozen=True)
@@ -87,8 +127,30 @@ def memory_rule(
     )
 
 
+SIZES = {  # layers and d_model of what was published
+    "enwik8 base": (12, 512), "text8 base": (12, 512), "enwik8 and text8 base": (12, 512),
+    "enwik8 large": (24, 1024), "text8 large": (24, 1024), "enwik8 and text8 large": (24, 1024),
+    "wt103 base": (16, 410), "wt103 large": (18, 1024),
+}  # fmt: skip
+PUBLISHED = "published for "
+
+
+def size_notes(settings: Mapping[str, Setting], *, layers: int, d_model: int) -> list[str]:
+    """A sentence where settings were published for a model of other sizes."""
+    models: dict[str, list[str]] = {}
+    for name, setting in settings.items():
+        if setting.origin.startswith(PUBLISHED):
+            models.setdefault(setting.origin.removeprefix(PUBLISHED), []).append(f"--{name.replace('_', '-')}")
+    return [
+        f"sizes differ from the published {model} ({SIZES[model][0]} layers, D {SIZES[model][1]}): "
+        f"give {', '.join(options)} if it was evaluated otherwise"
+        for model, options in models.items()
+        if SIZES.get(model, (layers, d_model)) != (layers, d_model)
+    ]
+
+
 def published(name: str, *, segment: int, mem_len: int, clamp_len: int) -> dict[str, Setting]:
     """The evaluation that a project published for its model `name`."""
-    origin = f"published for {name}"
+    origin = f"{PUBLISHED}{name}"
     values = {"mem_len": mem_len, "segment": segment, "mask": "same-length", "clamp_len": clamp_len}
     return {key: Setting(value, origin) for key, value in values.items()}

@@ -18,12 +18,13 @@ import itertools
 import re
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from xl_export.importers.checked import Tensors
-from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside, notes_on
+from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside
 from xl_export.importers.settings import Setting, memory_rule, published
 from xl_export.importers.transformer_xl import Facts, convert
 from xl_export.importers.vocabularies import read_vocabulary
@@ -31,6 +32,7 @@ from xl_export.importers.vocabularies import read_vocabulary
 PROJECT = "TensorFlow Transformer-XL"
 VOCABULARIES = ("cache.pkl", "vocab.txt", "vocab.json")
 NORM_EPSILON = 1e-12  # of tf.contrib.layers.layer_norm
+FILES = re.compile(r"checkpoint|.*\.ckpt.*\.(index|meta|data-\d+-of-\d+)")
 OTHERS = re.compile(r"global_step|beta[12]_power(_\d+)?|.*/Adam(_\d+)?")  # of the optimiser
 NAMES = {  # kimiyoung's names for the variables below `transformer/`; kernels are [in, out] and are turned around
     "adaptive_embed/cutoff_{}/lookup_table": "word_emb.emb_layers.{}.weight",
@@ -64,6 +66,13 @@ def recognises(opened: Opened) -> bool:
     return isinstance(opened.content, dict) and any(str(name).startswith(SCOPE + "layer_0/") for name in opened.content)
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path is what TensorFlow itself writes: a folder of it, one of its files, or the beginning of their names."""
+    if path.is_dir():
+        return any(path.glob("*.ckpt*.index")) or any(path.glob("*.ckpt*.data-*"))
+    return bool(FILES.fullmatch(path.name)) or path.with_name(path.name + ".index").is_file()
+
+
 def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     """The model in such variables; raises ArtefactError or ConfigError for what is missing, wrong or cannot be expressed."""
     where = opened.path
@@ -77,7 +86,7 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     config, ours = convert(t, facts)
     return Checkpoint(
         config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings,
-        files={"model": where, "vocabulary": vocab_path}, notes=(*found.notes, *notes_on(t)),
+        files={"model": where, "vocabulary": vocab_path}, notes=(*found.notes, *wishes.notes_on(t, config, settings)),
     )  # fmt: skip
 
 

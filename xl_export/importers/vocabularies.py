@@ -96,7 +96,8 @@ def translated(symbols: list[str], *, lower_case: bool) -> Found:
 def _sized(found: Found, size: int, where: Path) -> Found:
     if found.vocab.size != size:
         raise ArtefactError(
-            f"{where} has {found.vocab.size} symbols and the model {size}; give the vocabulary it was trained with, --vocab FILE."
+            f"{where} has {found.vocab.size} symbol{'s' * (found.vocab.size != 1)} and the model {size}; "
+            "give the vocabulary it was trained with, --vocab FILE."
         )
     return found
 

@@ -137,7 +137,7 @@ def test_a_pickle_that_poses_as_a_folders_configuration_is_no_format(tmp_path: P
     [
         ((BYTES,), ["either --out RUN", "--describe"]),
         ((BYTES, "--describe", "--out", "x"), ["either --out RUN"]),
-        ((BYTES / "missing.pt", "--describe"), ["missing.pt is not a file"]),
+        ((BYTES / "missing.pt", "--describe"), ["missing.pt does not exist"]),
         ((DATA, "--describe"), ["has no checkpoint by the names model.pt"]),
         ((BYTES / "cache.pt", "--describe"), ["cache.pt is of no format", "kimiyoung: model.pt"]),
         ((BYTES / "expected.npz", "--describe"), ["is of no format"]),
@@ -155,10 +155,80 @@ def test_what_cannot_be_meant_is_refused_in_one_sentence(arguments: tuple[Any, .
 
 
 @pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"clamp_len": None}, {"clamp_len": None}),
+        ({"clamp_len": None, "mem_len": None}, {"clamp_len": None, "mem_len": 2099}),
+        ({"tgt_len": 7, "same_length": False, "mem_len": 9}, {"segment": 7, "mask": "full", "mem_len": 9}),
+        ({"eval_tgt_len": 7, "tgt_len": 7, "same_length": True, "mask": "same-length"}, {"segment": 7, "mask": "same-length"}),
+        ({"block_sz": 6, "tgt_len": None}, {"segment": 6}),
+    ],
+)
+def test_settings_are_taken_by_our_names_or_theirs(settings: dict[str, Any], rule: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    document = last_line(xl("import", BYTES, "--describe", "--json", "--settings", tmp_path / "settings.json"))
+    assert {name: document["rule"][name] for name in rule} == rule
+
+
+def test_the_ramp_is_taken_by_its_projects_word(tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text('{"adapt_span_ramp": 5}')
+    options = ("--describe", "--json", "--settings", tmp_path / "settings.json")
+    assert last_line(xl("import", DATA / "adaptive-span-enwik8", *options))["settings"]["ramp"]["value"] == 5
+
+
+def test_notes_say_what_could_not_be_known() -> None:
+    sizes = "sizes differ from the published enwik8 base (12 layers, D 512)"
+    assert f"{sizes}: give --mem-len, --segment, --mask, --clamp-len if" in xl("import", BYTES, "--describe").output
+    lengths = ("--mem-len", 5, "--segment", 6, "--mask", "full", "--clamp-len", 0)
+    assert "sizes differ" not in xl("import", BYTES, "--describe", *lengths).output
+    only = "only its size could be checked"
+    assert only not in xl("import", BYTES, "--describe").output
+    assert only in xl("import", BYTES, "--describe", "--vocab", BYTES / "cache.pt").output
+
+
+def test_the_json_document_has_sizes_and_the_run(tmp_path: Path) -> None:
+    document = last_line(xl("import", BYTES, "--out", tmp_path / "run", "--json"))
+    assert (document["run"], document["parameters"], "model" in document) == (str(tmp_path / "run"), 68_619, False)
+    assert document["sizes"] == {
+        "layers": 4, "d_model": 40, "heads": 4, "head_dim": 12, "d_ff": 80, "persistent": 0, "vocab_size": 83,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("files", "source", "words"),
+    [
+        ({"model.pt": b""}, "", ["model.pt is empty"]),
+        ({"model.pt": b"Some notes on the model\n"}, "model.pt", ["model.pt is a text, not a checkpoint"]),
+        ({}, "none", ["none does not exist"]),
+        ({"model.ckpt-0.index": b"0", "model.ckpt-0.meta": b"0"}, "", ["is a TensorFlow checkpoint; make an .npz of it"]),
+        ({"model.ckpt-0.index": b"0"}, "model.ckpt-0", ["is a TensorFlow checkpoint"]),
+        ({"model.ckpt-0.data-00000-of-00001": b"0"}, "model.ckpt-0.data-00000-of-00001", ["is a TensorFlow checkpoint"]),
+        ({"checkpoint": b"model_checkpoint_path"}, "checkpoint", ["is a TensorFlow checkpoint"]),
+        ({"pytorch_model.bin": b"0"}, "", ["has pytorch_model.bin and no config.json"]),
+        ({"model.safetensors": b"0"}, "model.safetensors", ["has model.safetensors and no config.json"]),
+    ],
+)
+def test_what_is_no_checkpoint_is_called_what_it_is(files: dict[str, bytes], source: str, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    for name, content in files.items():
+        (tmp_path / "source" / name).write_bytes(content)
+    refused(xl("import", tmp_path / "source" / source, "--describe"), *words)
+
+
+def test_an_artefact_and_bare_weights_are_called_so(artefacts: dict[str, Path], tmp_path: Path) -> None:
+    refused(xl("import", artefacts["ring"], "--describe"), "is an artefact; give the run that it was made of")
+    torch.save({"layers.0.weight": torch.zeros(2)}, tmp_path / "model.pt")
+    refused(xl("import", tmp_path / "model.pt", "--describe"), "holds only tensors", "sizes and options of the model are missing")
+
+
+@pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ("{", ["is not valid JSON"]), ('{"tgt_len": 3}', ["unknown key 'tgt_len'", "segment"]),
+        ("{", ["is not valid JSON"]), ('{"attn_span": 3}', ["unknown key 'attn_span'", "segment", "tgt_len"]),
         ('{"mask": "none"}', ["expected one of same-length, full"]), ('{"segment": 0}', ["segment is 0"]),
+        ('{"tgt_len": 3, "segment": 4}', ["tgt_len is 3 and segment 4; give one of them"]), ("[]", ["expected a JSON object"]),
+        ('{"same_length": true, "mask": "full"}', ["same_length is True and mask 'full'"]), ('{"same_length": 1}', ["true or false"]),
+        ('{"block_sz": "3"}', ["'segment'", "expected int"]),
         ('{"mem_len": 99999999999}', ["mem_len is 99999999999"]), ('{"ramp": 0}', ["ramp is 0"]),
     ],
 )  # fmt: skip
@@ -243,7 +313,7 @@ def test_a_checkpoint_that_is_not_what_it_says_is_refused_by_name(
     [
         ({"model_config": 3}, ["model_config is a int"]),
         ({"model_state": []}, ["model_state is a list"]),
-        ({"vocab": {"idx2sym": ["a"]}}, ["has 1 symbols and the model 500"]),
+        ({"vocab": {"idx2sym": ["a"]}}, ["has 1 symbol and the model 500"]),
     ],
 )
 def test_a_checkpoint_of_other_parts_is_refused(replaced: dict[str, Any], words: list[str], tmp_path: Path) -> None:
