@@ -73,7 +73,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Last line of
 @threads_option
 @json_option
 def check_command(path: Path, threads: int | None, as_json: bool) -> None:
-    """Prove that the artefact at PATH computes on this machine what the trained model computes.
+    """Prove that the artefact at PATH computes what was trained.
 
     Replays the tokens in its reference.npz and compares every log-probability with the answers that PyTorch
     gave at export. Exit code 0 when all are within the tolerance of its precision, 1 when not, 2 when the
@@ -115,9 +115,10 @@ def generate_command(
     load_from: Path | None,
     threads: int | None,
 ) -> None:
-    """Continue a text with the artefact or run at PATH; the text streams to standard output as it comes.
+    """Continue a text with the artefact or run at PATH.
 
-    Every token costs the same, however long the text grows. The default sampling is the paper's, top-k 40.
+    The text streams to standard output as it comes. Every token costs the same, however long the text grows. The
+    default sampling is the paper's, top-k 40.
     """
     if save_to and (save_to.is_dir() or not save_to.parent.is_dir()):
         raise UserError(f"{save_to} cannot be a file to save memory in; give a file name in a folder that exists.")
@@ -125,13 +126,14 @@ def generate_command(
     session = open_session(path, threads=threads)
     memory = load_memory(load_from, session) if load_from else session.start(len(prompts)) if save_to else None
     pieces = generate(session, prompts, max_tokens=max_tokens, sampler=sampler, seed=seed, stop=stop, memory=memory)
-    if len(prompts) == 1:
-        click.echo(prompts[0], nl=False)
+    shown = [prompt.rstrip(" ") if session.vocab.kind == "word" else prompt for prompt in prompts]  # words bring their blank
+    if len(shown) == 1:
+        click.echo(shown[0], nl=False)
         for piece in pieces:
             click.echo(piece.text, nl=False)
         click.echo()
     else:
-        texts = list(prompts)
+        texts = shown
         for piece in pieces:
             texts[piece.row] += piece.text
         for row, text in enumerate(texts):

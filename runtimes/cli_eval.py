@@ -21,7 +21,10 @@ from runtimes.tokens import read_tokens, unknown_share
 from runtimes.vocab import Vocab
 
 text_option = click.option(
-    "--text", required=True, type=click.Path(path_type=Path), help="The text, such as RUN/test.txt, or token ids in a .npy file."
+    "--text",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The text, such as RUN/test.txt, token ids in a .npy file, or a prepared dataset for its test part.",
 )
 
 
@@ -34,6 +37,7 @@ text_option = click.option(
 @click.option("--clamp-len", metavar="N,N,…", help="Largest distance with a position of its own, for a run; 0 for no clamp.")
 @click.option("--no-memory", is_flag=True, help="Start every segment with empty memory, to see what memory is worth.")
 @click.option("--losses", type=click.Path(path_type=Path), help="Write what each token costs to this .npz or .csv file.")
+@click.option("--force", is_flag=True, help="Replace the file of --losses if it exists.")
 @threads_option
 @json_option
 def eval_command(
@@ -45,20 +49,24 @@ def eval_command(
     clamp_len: str | None,
     no_memory: bool,
     losses: Path | None,
+    force: bool,
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Score a text with the artefact or run at PATH, segment by segment, memory carried along.
+    """Score a text with the artefact or run at PATH.
 
-    Every token but the first is predicted exactly once. A byte counts as a character, as in papers on enwik8.
-    Several values of --mem-len, --segment or --clamp-len (64,128,256, or 100:1000:100 for first, last and step)
-    make a sweep over all their combinations. An artefact's memory and clamp are fixed when it is exported.
+    It is read segment by segment, memory carried along. Every token but the first is predicted exactly once. A byte
+    counts as a character, as in papers on enwik8. Several values of --mem-len, --segment or --clamp-len (64,128,256, or
+    100:1000:100 for first, last and step) make a sweep over all their combinations. An artefact's memory and clamp are
+    fixed when it is exported.
     """
     mem_lens = parse_values(mem_len, "--mem-len") if mem_len else None
     segments = parse_values(segment, "--segment", least=1) if segment else None
     clamp_lens = parse_values(clamp_len, "--clamp-len") if clamp_len else None
     if losses:
         refuse_unwritable(losses, option="--losses", suffixes=SUFFIXES)
+        if losses.exists() and not force:
+            raise UserError(f"{losses} exists already; give another --losses, or --force to replace it.")
     own = open_session(path, threads=threads)
     pairs = sweep(own.rule, mem_lens=mem_lens, segments=segments, clamp_lens=clamp_lens)
     if losses and len(pairs) > 1:

@@ -53,13 +53,14 @@ class ByteVocab:
             data = text.encode("utf-8") if isinstance(text, str) else text
         except UnicodeEncodeError as error:  # half of a surrogate pair, such as a byte of an argument that is not UTF-8
             raise TextError(f"{text[error.start]!r}, character {error.start} of the text, is not Unicode text.") from error
-        found = np.frombuffer(data, np.uint8)
+        everything = found = np.frombuffer(data, np.uint8)
         if self.skipped:
             found = found[~np.isin(found, self.skipped)]
         ids = self._ids[found]
         if len(ids) and ids.min() < 0:
+            at = int(np.flatnonzero((self._ids[everything] < 0) & ~np.isin(everything, self.skipped))[0])
             raise TextError(
-                f"the text has the byte {found[int(np.argmin(ids))]}, which is not among the {self.size} bytes that this "
+                f"the text has the byte {everything[at]} at byte {at}, which is not among the {self.size} bytes that this "
                 "model was trained on; remove it from the text."
             )
         return ids
@@ -210,9 +211,11 @@ def load_vocab(path: Path) -> Vocab:
 
 
 def as_text(text: str | bytes) -> str:
-    """`text` itself, or bytes decoded as UTF-8; raises TextError where they are not UTF-8."""
+    """`text` itself, or bytes decoded as UTF-8; raises TextError where they are not UTF-8 or hold a NUL, as no text does."""
     if isinstance(text, str):
         return text
+    if (at := text.find(b"\0")) >= 0:
+        raise TextError(f"byte {at} of the text is NUL, so it is no text; give a text, or use a model with a byte vocabulary.")
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,7 @@ from runtimes.rule import MemoryRule
 from trainer.model_config import ModelConfig
 
 BUILT_IN = Path(__file__).parent / "configs"
+Corpus = Literal["enwik8", "text8", "wikitext-103", "one-billion-word", "penn-treebank"]  # those of trainer.data.corpora
 Schedule = tuple[tuple[int, int], ...]  # [step, value] pairs
 
 
@@ -42,7 +44,8 @@ class TrainConfig:
 
     vocab: tokens are bytes, characters or words (of at least `min_count` occurrences).
     text: path of a text file; null for the built-in corpus. data: folder of a prepared dataset, which
-    brings its own vocabulary; null for none. batch: lanes (B), each a contiguous part of the text.
+    brings its own vocabulary; null for none. corpus: the public corpus that the recipe is for, of which `data` must then
+    be, unless `text` is given; null for any. batch: lanes (B), each a contiguous part of the text.
     training, evaluation: memory rules while training and for every score afterwards. mem_len_schedule,
     segment_schedule: [step, value] pairs in ascending order; from that step on `training` has this mem_len or segment.
 
@@ -64,6 +67,7 @@ class TrainConfig:
     evaluation: MemoryRule
     mem_len_schedule: Schedule = ()
     segment_schedule: Schedule = ()
+    corpus: Corpus | None = None
     vocab: Literal["byte", "char", "word"] = "char"
     min_count: int = 1
     text: str | None = None
@@ -167,6 +171,9 @@ class TrainConfig:
         if not path.is_file():
             path = Path(name)
         if not path.is_file():
-            known = ", ".join(sorted(file.stem for file in BUILT_IN.glob("*.json")))
-            raise ConfigError(f"{name} is neither a file nor a built-in configuration; the built-in ones are {known}.")
+            near = ", ".join(difflib.get_close_matches(str(name), [file.stem for file in BUILT_IN.glob("*.json")], n=3, cutoff=0))
+            raise ConfigError(
+                f"{name} is neither a file nor a built-in configuration, of which the nearest are {near}; "
+                "`xl-export train --list` shows all."
+            )
         return from_json(cls, read_json(path), where=str(path))

@@ -204,7 +204,7 @@ class LearnedSpans:
 def learned_spans(model: LanguageModel) -> LearnedSpans:
     """The adaptive spans of a model; raises ConfigError where it has none."""
     if model.config.span is None:
-        raise ConfigError("the model has no adaptive spans; give a run whose configuration has model.span.")
+        raise ConfigError("the model has no learned spans; give a run whose configuration has model.span.")
     H, maximum = model.facts().context_heads, model.config.span.maximum
     return LearnedSpans(
         maximum=maximum,

@@ -116,6 +116,11 @@ def _check_held_out(config: TrainConfig, held_out: np.ndarray) -> None:
 
 def _continue(training: Training, run: Path, source: Source, *, progress: bool) -> None:
     config, ranks, validates = training.config, training.ranks, len(source.valid) > 1
+    if progress and not training.finished:
+        print(
+            f"training on {source.name}: {source.tokens.size:,} tokens, vocabulary {source.vocab.size:,}, "
+            f"{config.model.parameters:,} parameters, {ranks.device}"
+        )
     journal = Journal(run, step=training.step, tensorboard=config.tensorboard) if ranks.is_first else None
     began, tokens = time.perf_counter(), 0
     hidden = None if progress else True

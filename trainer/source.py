@@ -13,6 +13,7 @@ import numpy as np
 
 from runtimes.errors import ConfigError
 from runtimes.files import read_bytes
+from runtimes.tokens import side_bytes, side_file
 from runtimes.vocab import Vocab
 from trainer.checkpoint import TEST, VALID, matching_vocab
 from trainer.config import TrainConfig
@@ -24,8 +25,11 @@ TEST_IDS = "test.npy"  # the test part of a dataset, as token ids that `xl-expor
 
 @dataclass(frozen=True)
 class Source:
-    """tokens: for training, in lanes [B, N]; valid: held out [N]. files: of held-out text that the run keeps, by name."""
+    """name: of the text or corpus, for people. tokens: for training, in lanes [B, N]; valid: held out [N].
+    files: of held-out text that the run keeps, by name.
+    """
 
+    name: str
     vocab: Vocab
     tokens: np.ndarray
     valid: np.ndarray
@@ -41,11 +45,23 @@ def load_source(config: TrainConfig) -> Source:
     """The text or dataset that the configuration of a new run names, with the vocabulary built from it or found there."""
     if config.data is not None:
         dataset = open_dataset(config.data)
-        return Source(dataset.vocab, _lanes(config, dataset.train), dataset.valid, {TEST_IDS: _npy(dataset.test)})
+        if config.corpus not in (None, dataset.facts.corpus):
+            raise ConfigError(
+                f"{config.data} is {dataset.facts.corpus} and the configuration is for {config.corpus}; give a dataset of that, "
+                "or another configuration."
+            )
+        files = {TEST_IDS: _npy(dataset.test), side_file(TEST_IDS): side_bytes(dataset.vocab)}
+        return Source(dataset.facts.corpus, dataset.vocab, _lanes(config, dataset.train), dataset.valid, files)
+    if config.corpus is not None and config.text is None:
+        raise ConfigError(
+            f"the configuration is for {config.corpus}; prepare it with "
+            f"`xl-export data {config.corpus} --from PATH --out DATASET` and give --data DATASET, or "
+            "train it on a text of yours with --text FILE."
+        )
     splits = load_splits(config.text)
     vocab = build_vocab(config.vocab, splits, min_count=config.min_count)
     files = {VALID: splits.valid, TEST: splits.test}
-    return Source(vocab, _lanes(config, vocab.encode(splits.train)), vocab.encode(splits.valid), files)
+    return Source(_name(config), vocab, _lanes(config, vocab.encode(splits.train)), vocab.encode(splits.valid), files)
 
 
 def reload_source(config: TrainConfig, run: Path) -> Source:
@@ -57,9 +73,9 @@ def reload_source(config: TrainConfig, run: Path) -> Source:
             raise ConfigError(
                 f"{config.data} has another vocabulary than {run}; give the run its dataset back, or start a new run."
             )
-        return Source(vocab, _lanes(config, dataset.train), dataset.valid, {})
+        return Source(dataset.facts.corpus, vocab, _lanes(config, dataset.train), dataset.valid, {})
     valid = vocab.encode(read_bytes(run / VALID))
-    return Source(vocab, _lanes(config, vocab.encode(load_splits(config.text).train)), valid, {})
+    return Source(_name(config), vocab, _lanes(config, vocab.encode(load_splits(config.text).train)), valid, {})
 
 
 def with_vocab_size(config: TrainConfig, vocab: Vocab) -> TrainConfig:
@@ -70,6 +86,10 @@ def with_vocab_size(config: TrainConfig, vocab: Vocab) -> TrainConfig:
             "leave the key out, the text decides it."
         )
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab.size))
+
+
+def _name(config: TrainConfig) -> str:
+    return config.text or "the built-in text"
 
 
 def _lanes(config: TrainConfig, tokens: np.ndarray) -> np.ndarray:

@@ -29,6 +29,7 @@ def main() -> None:
     \b
     xl-export data text8 --from zip --out text8  public corpus → dataset; any text will do without
     xl-export train --out run                    text → run
+    xl-export import model.pt --out run          checkpoint of another project → run
     xl-export onnx run --out artefact            run → artefact: ONNX graph, weights, proof
     xl-export check artefact                     the same numbers as PyTorch, on this device?
     xl-export eval artefact --text run/test.txt  bits per token, with memory
@@ -48,6 +49,7 @@ force_option = click.option("--force", is_flag=True, help="Replace the folder if
 @click.argument("config", required=False)
 @click.option("--out", type=click.Path(path_type=Path), help="The run folder to write.")
 @click.option("--resume", "resume_run", type=click.Path(path_type=Path), help="Continue this run instead of starting one.")
+@click.option("--list", "list_", is_flag=True, help="Print the built-in configurations and end.")
 @click.option("--text", type=click.Path(path_type=Path), help="A UTF-8 text; the built-in English corpus by default.")
 @click.option("--data", "data_", type=click.Path(path_type=Path), help="A dataset that `xl-export data` prepared.")
 @click.option("--vocab", type=click.Choice(["byte", "char", "word"]), help="What a token is.")
@@ -56,13 +58,19 @@ force_option = click.option("--force", is_flag=True, help="Replace the folder if
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="What trains.")
 @click.option("--tensorboard/--no-tensorboard", default=None, help="Metrics also as TensorBoard events, in RUN/tensorboard.")
 @force_option
-def train(config: str | None, out: Path | None, resume_run: Path | None, force: bool, **changes: Any) -> None:
-    """Train a model: CONFIG is a JSON file, or the name of a built-in one (`demo` by default).
+def train(config: str | None, out: Path | None, resume_run: Path | None, list_: bool, force: bool, **changes: Any) -> None:
+    """Train a model, or continue training one.
 
-    Options replace what the configuration says. The run folder holds model.safetensors (the best weights by
-    validation), config.json, vocab.json, metrics.jsonl and the held-out texts. A run that was stopped continues
-    with --resume, bit for bit as if it had not been. Several processes: torchrun --nproc-per-node 2 -m xl_export train …
+    CONFIG is a JSON file, or the name of a built-in configuration: `demo` by default; `--list` shows all. Options
+    replace what the configuration says. The run folder holds model.safetensors (the best weights by validation),
+    config.json, vocab.json, metrics.jsonl and the held-out texts. A run that was stopped continues with --resume, bit
+    for bit as if it had not been. Several processes: torchrun --nproc-per-node 2 -m xl_export train …
     """
+    if list_:
+        with needs("train", *PACKAGES):
+            from trainer.catalogue import catalogue
+        click.echo("\n".join(catalogue()))
+        return
     changes["data"] = changes.pop("data_")
     changes = {key: str(value) if key in ("text", "data") else value for key, value in changes.items() if value is not None}
     if (out is None) == (resume_run is None):
@@ -108,10 +116,11 @@ def train(config: str | None, out: Path | None, resume_run: Path | None, force: 
 )
 @force_option
 def onnx(run: Path, out: Path, memory: str, force: bool, **changes: Any) -> None:
-    """Export RUN to an artefact: a folder that runs with NumPy and ONNX Runtime alone.
+    """Export RUN to an artefact, a folder that needs no PyTorch.
 
-    The graph is compared with PyTorch at several shapes, and over chained segments through several wraps of
-    the memory, before the folder appears. Rules that are not given are those that the run was evaluated with.
+    It runs with NumPy and ONNX Runtime alone. The graph is compared with PyTorch at several shapes, and over chained
+    segments through several wraps of the memory, before the folder appears. Rules that are not given are those that the
+    run was evaluated with.
     """
     with needs("cpu,export", *PACKAGES):
         from trainer.checkpoint import load_run
@@ -136,10 +145,10 @@ def onnx(run: Path, out: Path, memory: str, force: bool, **changes: Any) -> None
 @force_option
 @json_option
 def demo(out: Path, steps: int | None, force: bool, as_json: bool) -> None:
-    """The whole path in one command, on a built-in corpus, in a few minutes on two cores.
+    """The whole path in one command, in a few minutes on two cores.
 
-    Trains a small character model, exports it, checks it, scores it with and without memory in PyTorch and in
-    ONNX Runtime, generates text, and measures it against a sliding window.
+    On a built-in corpus: trains a small character model, exports it, checks it, scores it with and without memory in
+    PyTorch and in ONNX Runtime, generates text, and measures it against a sliding window.
     """
     with needs("cpu,train,export", *PACKAGES):
         from xl_export.demo import run_demo

@@ -47,7 +47,9 @@ def attention_command(
     run: Path, text: Path, out: Path, layer: int | None, head: int | None, at: int | None, count: int, force: bool,
     threads: int | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Draw what the heads of RUN attend to in a text, as Dai et al. 2019, Appendix D.
+    """Draw what the heads of RUN attend to in a text.
+
+    The pictures are those of Dai et al. 2019, Appendix D.
 
     \b
     figure-5.png  the average weight of every head by distance
@@ -91,7 +93,10 @@ def attention_command(
 @click.option("--out", type=click.Path(path_type=Path), help="Draw the spans into this PNG file.")
 @json_option
 def spans_command(run: Path, out: Path | None, as_json: bool) -> None:
-    """Print how far back every head of RUN has learned to look (Sukhbaatar et al. 2019a), and the memory that this saves."""
+    """Print how far back the heads of RUN have learned to look.
+
+    The adaptive spans of Sukhbaatar et al. 2019a, and the memory that they save.
+    """
     if out:
         pictures.check_picture(out)
     opened = _open(run, None)
@@ -124,7 +129,7 @@ def span_lines(learned: LearnedSpans) -> list[str]:
 def _open(folder: Path, threads: int | None) -> Run:
     if (folder / SPEC).is_file():
         raise UserError(
-            f"{folder} is an artefact, whose graph keeps its attention to itself; give the run that it was exported from."
+            f"{folder} is an artefact, which does not tell what its heads look at; give the run that it was exported from."
         )
     with needs("train", *PACKAGES):
         import torch

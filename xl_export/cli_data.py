@@ -12,10 +12,11 @@ from runtimes.files import refuse_existing
 from runtimes.records import to_json
 
 NAMES = ("enwik8", "text8", "wikitext-103", "one-billion-word", "penn-treebank")  # those of trainer.data.corpora
+SHORT = {"wt103": "wikitext-103", "lm1b": "one-billion-word", "ptb": "penn-treebank"}
 
 
 @click.command("data")
-@click.argument("name", type=click.Choice(NAMES))
+@click.argument("name", type=click.Choice([*NAMES, *SHORT]))
 @click.option(
     "--from",
     "source",
@@ -29,7 +30,9 @@ NAMES = ("enwik8", "text8", "wikitext-103", "one-billion-word", "penn-treebank")
 @click.option("--force", is_flag=True, help="Replace the folder if it holds an earlier dataset.")
 @json_option
 def data(name: str, source: Path, out: Path, fetch: bool, unverified: bool, force: bool, as_json: bool) -> None:
-    """Prepare a public corpus for training: its standard parts and vocabulary, as memory-mapped tokens.
+    """Prepare a public corpus as a dataset to train on.
+
+    It has the standard parts and vocabulary, as memory-mapped tokens.
 
     \b
     enwik8            bytes, newlines among them     90/5/5 million
@@ -38,8 +41,10 @@ def data(name: str, source: Path, out: Path, fetch: bool, unverified: bool, forc
     one-billion-word  words seen three times or more sentences between <S>; test is held-out shard 0, validation 1
     penn-treebank     10,000 words                   ptb.train.txt, ptb.valid.txt, ptb.test.txt
 
-    Files are compared with the sizes and hashes that are public before they are used.
+    wt103, lm1b and ptb are short for the last three. Files are compared with the sizes and hashes that are public before
+    they are used.
     """
+    name = SHORT.get(name, name)
     with needs("train", "tqdm"):
         from trainer.data.dataset import DATA
         from trainer.data.download import download

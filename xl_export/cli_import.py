@@ -20,7 +20,7 @@ NAMES = ("kimiyoung", "nvidia", "huggingface", "adaptive-span", "tensorflow", "x
 @click.option("--describe", is_flag=True, help="Print what SOURCE is and write nothing.")
 @click.option("--from", "wanted", type=click.Choice(["auto", *NAMES]), default="auto", show_default=True, help="Its format.")
 @click.option("--vocab", type=click.Path(path_type=Path), help="The vocabulary's file; the one beside SOURCE by default.")
-@click.option("--settings", type=click.Path(path_type=Path), help="A JSON file with any of the next five, also by the project's own names.")
+@click.option("--settings", type=click.Path(path_type=Path), help="A JSON file of the next five, or the project's words.")
 @click.option("--mem-len", type=click.IntRange(min=0), help="The project's mem_len.")
 @click.option("--segment", type=click.IntRange(min=1), help="Tokens of one step: its tgt_len or block_sz.")
 @click.option("--mask", type=click.Choice(["same-length", "full"]), help="With or without its same_length.")
@@ -33,7 +33,7 @@ def import_command(
     source: Path, out: Path | None, describe: bool, wanted: str, vocab: Path | None, settings: Path | None,
     allow_nonfinite: bool, force: bool, as_json: bool, **flags: Any,
 ) -> None:  # fmt: skip
-    """Make a run of the checkpoint SOURCE, a file or folder of another project.
+    """Make a run of SOURCE, a checkpoint of another project.
 
     \b
     kimiyoung      model.pt of kimiyoung/transformer-xl, with cache.pt
@@ -91,6 +91,8 @@ def import_command(
     if out is not None:
         following = f"; next: xl-export onnx {out} --out artefact" if checkpoint.finite else ""
         click.echo(f"{out} is imported{following}")
-    sizes = {name: getattr(model, name) for name in ("layers", "d_model", "heads", "head_dim", "d_ff", "persistent", "vocab_size")}
+    sizes = {
+        name: getattr(model, name) for name in ("layers", "d_model", "heads", "head_dim", "d_ff", "persistent", "vocab_size")
+    }
     document = {"run": None if out is None else str(out), **record, "sizes": sizes, "parameters": model.parameters}
     echo_json(document, as_json)

@@ -5,6 +5,7 @@ Arrays in, a file out: the numbers are those of `trainer/inspection.py`. Heads a
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -234,4 +235,6 @@ def _height(*values: np.ndarray) -> float:
 
 
 def _title(figure: Any, text: str) -> None:
-    figure.suptitle(text, fontsize=11, parse_math=False)
+    width = int(11 * figure.get_figwidth())  # characters that fit
+    lines = (textwrap.fill(line, width) for line in text.split("\n"))
+    figure.suptitle("\n".join(lines), fontsize=11, parse_math=False)

@@ -191,7 +191,7 @@ def test_spans_prints_a_table_and_what_an_artefact_saves(span_run: Path, tmp_pat
 
 
 def test_spans_that_cannot_be_shown_are_refused(run: Path, span_run: Path, tmp_path: Path) -> None:
-    assert_refused(call("spans", run), "the model has no adaptive spans")
+    assert_refused(call("spans", run), "the model has no learned spans")
     assert_refused(call("spans", span_run, "--out", tmp_path / "spans.jpg"), "ends in .png")
     damaged = tmp_path / "damaged"
     shutil.copytree(span_run, damaged)

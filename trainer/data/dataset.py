@@ -18,9 +18,10 @@ from runtimes.errors import ArtefactError, ConfigError
 from runtimes.files import read_json, write_json
 from runtimes.records import from_json, to_json
 from runtimes.spec import MAX_SIZE, VOCAB, FileFacts, file_facts
+from runtimes.tokens import DATA as DATA
 from runtimes.vocab import Vocab, load_vocab
 
-SCHEMA, DATA = 1, "data.json"
+SCHEMA = 1
 SPLITS = ("train", "valid", "test")
 CHECKED = 1 << 22  # ids looked at together
 DType = Literal["uint8", "uint16", "int32"]

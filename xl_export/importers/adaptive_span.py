@@ -53,7 +53,8 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     rule = MemoryRule(mem_len=sizes.span, segment=settings["segment"].value, include_self=False, initial_memory="zeros")
     return Checkpoint(
         config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings,
-        files={"model": where, "vocabulary": vocab_path}, notes=(*found.notes, *wishes.notes_on(t, config, settings), *([DIFFERS] if config.span else [])),
+        files={"model": where, "vocabulary": vocab_path},
+        notes=(*found.notes, *wishes.notes_on(t, config, settings), *([DIFFERS] if config.span else [])),
     )  # fmt: skip
 
 

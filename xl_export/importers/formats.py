@@ -94,6 +94,7 @@ def _open_folder(folder: Path) -> Opened:
     for name in IN_FOLDERS:
         if (folder / name).is_file():
             return open_source(folder / name)
-    if not (folder / CONFIG).is_file() and (weights := next(filter(lambda name: (folder / name).is_file(), huggingface.WEIGHTS), None)):
+    weights = next((name for name in huggingface.WEIGHTS if (folder / name).is_file()), None)
+    if weights and not (folder / CONFIG).is_file():
         raise ArtefactError(f"{folder} has {weights} and no {CONFIG}; copy the whole folder that save_pretrained wrote.")
     raise ArtefactError(f"{folder} has no checkpoint by the names {', '.join(IN_FOLDERS)}{found}.")

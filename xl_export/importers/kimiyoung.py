@@ -47,10 +47,11 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     tensors = wishes.tensors(module_tensors(opened.content, where), where=where, project=PROJECT)
     config, ours = convert(tensors, facts)
     last = ", ".join(f"{name} {shown(state.get(name))}" for name in (*LENGTHS, "clamp_len", "same_length"))
+    notes = wishes.notes_on(tensors, config, settings)
     return Checkpoint(
         config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings,
         files={"model": where, "vocabulary": vocab_path},
-        notes=(f"attn_type {facts.attention_type}, last run with {last}", *found.notes, *wishes.notes_on(tensors, config, settings)),
+        notes=(f"attn_type {facts.attention_type}, last run with {last}", *found.notes, *notes),
     )  # fmt: skip
 
 

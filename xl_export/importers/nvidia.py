@@ -47,9 +47,10 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     config, ours = convert(tensors, facts)
     names = ("tgt_len", "ext_len", "mem_len", "clamp_len", "same_length")
     lengths = ", ".join(f"{name} {shown(content['model_config'].get(name))}" for name in names)
+    notes = wishes.notes_on(tensors, config, settings)
     return Checkpoint(
         config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings, files=files,
-        notes=(f"attn_type {facts.attention_type}, trained with {lengths}", *found.notes, *wishes.notes_on(tensors, config, settings)),
+        notes=(f"attn_type {facts.attention_type}, trained with {lengths}", *found.notes, *notes),
     )  # fmt: skip
 
 

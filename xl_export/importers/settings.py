@@ -55,7 +55,7 @@ def read_settings(path: Path) -> Settings:
     chosen: dict[str, Any] = {}
     said: dict[str, str] = {}
     for word, value in data.items():
-        name = WORDS.get(word, word)
+        name: str = WORDS.get(word, word)
         if word == "same_length" and value is not None:
             if type(value) is not bool:
                 raise ConfigError(f"{path}: same_length is {value!r:.40}; expected true or false.")
@@ -65,7 +65,9 @@ def read_settings(path: Path) -> Settings:
         if value is None and word in WORDS:
             continue
         if name in chosen and chosen[name] != value:
-            raise ConfigError(f"{path}: {said[name]} is {data[said[name]]!r:.40} and {word} {data[word]!r:.40}; give one of them.")
+            raise ConfigError(
+                f"{path}: {said[name]} is {data[said[name]]!r:.40} and {word} {data[word]!r:.40}; give one of them."
+            )
         chosen[name], said[name] = value, word
     unknown = sorted(set(chosen) - {field.name for field in dataclasses.fields(Settings)})
     if unknown:

@@ -208,7 +208,9 @@ def test_the_json_document_has_sizes_and_the_run(tmp_path: Path) -> None:
         ({"model.safetensors": b"0"}, "model.safetensors", ["has model.safetensors and no config.json"]),
     ],
 )
-def test_what_is_no_checkpoint_is_called_what_it_is(files: dict[str, bytes], source: str, words: list[str], tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_called_what_it_is(
+    files: dict[str, bytes], source: str, words: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "source").mkdir()
     for name, content in files.items():
         (tmp_path / "source" / name).write_bytes(content)
@@ -227,7 +229,8 @@ def test_an_artefact_and_bare_weights_are_called_so(artefacts: dict[str, Path], 
         ("{", ["is not valid JSON"]), ('{"attn_span": 3}', ["unknown key 'attn_span'", "segment", "tgt_len"]),
         ('{"mask": "none"}', ["expected one of same-length, full"]), ('{"segment": 0}', ["segment is 0"]),
         ('{"tgt_len": 3, "segment": 4}', ["tgt_len is 3 and segment 4; give one of them"]), ("[]", ["expected a JSON object"]),
-        ('{"same_length": true, "mask": "full"}', ["same_length is True and mask 'full'"]), ('{"same_length": 1}', ["true or false"]),
+        ('{"same_length": true, "mask": "full"}', ["same_length is True and mask 'full'"]),
+        ('{"same_length": 1}', ["expected true or false"]),
         ('{"block_sz": "3"}', ["'segment'", "expected int"]),
         ('{"mem_len": 99999999999}', ["mem_len is 99999999999"]), ('{"ramp": 0}', ["ramp is 0"]),
     ],
