@@ -138,6 +138,10 @@ class WordVocab:
         return cls([UNKNOWN, END_OF_LINE, *kept])
 
     def encode(self, text: str | bytes) -> np.ndarray:
+        if isinstance(text, bytes) and (at := text.find(b"\0")) >= 0:  # all else in such a file would be unknown words
+            raise TextError(
+                f"byte {at} of the text is NUL, so it is no text; give a text, or use a model with a byte vocabulary."
+            )
         unknown = self._ids.get(self.unknown, -1)
         text = as_text(text)
         words = list(_words(text.lower() if self.lower_case else text, self.end_of_line, self.start_of_line))
@@ -211,11 +215,9 @@ def load_vocab(path: Path) -> Vocab:
 
 
 def as_text(text: str | bytes) -> str:
-    """`text` itself, or bytes decoded as UTF-8; raises TextError where they are not UTF-8 or hold a NUL, as no text does."""
+    """`text` itself, or bytes decoded as UTF-8; raises TextError where they are not UTF-8."""
     if isinstance(text, str):
         return text
-    if (at := text.find(b"\0")) >= 0:
-        raise TextError(f"byte {at} of the text is NUL, so it is no text; give a text, or use a model with a byte vocabulary.")
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:

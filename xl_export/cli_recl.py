@@ -46,11 +46,11 @@ def recl_command(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Relative effective context length of the runs and artefacts at PATHS, compared as one group.
+    """Measure the relative effective context length of PATHS.
 
-    How many tokens back a model still finds what lowers the group's best perplexity by 1% or more, at the
-    hardest share r of the positions (Dai et al. 2019, section 4.3 and Appendix C). A model that still gains at
-    the last length has at least that.
+    These are runs and artefacts, compared as one group. How many tokens back a model still finds what lowers the
+    group's best perplexity by 1% or more, at the hardest share r of the positions (Dai et al. 2019, section 4.3 and
+    Appendix C). A model that still gains at the last length has at least that.
     """
     contexts = _ascending(lengths)
     if not all(0 < r <= 1 for r in shares):

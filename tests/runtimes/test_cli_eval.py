@@ -109,6 +109,15 @@ def test_losses_are_written_with_their_settings(kind: str, run: Path, artefacts:
     assert len((tmp_path / "losses.csv").read_text(encoding="utf-8").split("\n")) == 1 + 1 + 399 + 1
 
 
+def test_losses_are_replaced_only_when_that_is_asked_for(run: Path, text_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "losses.csv").write_text("mine")
+    options = ("--text", text_file, "--losses", tmp_path / "losses.csv")
+    refused(xl("eval", run, *options), "losses.csv exists already", "--force")
+    assert (tmp_path / "losses.csv").read_text() == "mine"
+    assert xl("eval", run, *options, "--force").exit_code == 0
+    assert (tmp_path / "losses.csv").read_text() != "mine"
+
+
 def test_losses_that_cannot_be_written_are_refused_before_the_text_is_read(run: Path, tmp_path: Path) -> None:
     (tmp_path / "folder.csv").mkdir()
     for name, words in (

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from runtimes.errors import TextError, UserError
-from runtimes.tokens import read_tokens, unknown_share
-from runtimes.vocab import ByteVocab, CharVocab, WordVocab
+from runtimes.files import write_json
+from runtimes.tokens import read_tokens, side_bytes, unknown_share
+from runtimes.vocab import ByteVocab, CharVocab, Vocab, WordVocab
 
 ABC = CharVocab(["a", "b", "c"])
 
@@ -67,6 +68,54 @@ def test_ids_from_what_is_not_a_file_are_refused_at_once(make: Callable[[Path], 
     make(tmp_path / "some.npy")
     with pytest.raises(TextError, match=r"some\.npy is not a file"):
         read_tokens(tmp_path / "some.npy", ABC)
+
+
+def test_ids_of_another_vocabulary_are_refused_where_a_file_beside_them_tells(tmp_path: Path) -> None:
+    np.save(tmp_path / "some.npy", np.array([2, 0, 1]))
+    (tmp_path / "some.json").write_bytes(side_bytes(ABC))
+    assert read_tokens(tmp_path / "some.npy", ABC).tolist() == [2, 0, 1]
+    with pytest.raises(TextError, match=r"ids of another vocabulary than the model's, by .*some\.json"):
+        read_tokens(tmp_path / "some.npy", CharVocab(["a", "c", "b"]))
+    (tmp_path / "some.json").write_text('{"mine": 3}')
+    assert read_tokens(tmp_path / "some.npy", CharVocab(["a", "c", "b"])).tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("facts", "ids", "words"),
+    [
+        ({"dtype": "uint8"}, b"\0\1\2", None),
+        ({"dtype": "uint8"}, b"\0\3", "the token id 3, outside"),
+        ({"dtype": "uint8"}, b"", "damaged dataset"),
+        ({"dtype": "uint16"}, b"\0\1\2", "damaged dataset"),
+        ({"dtype": "object"}, b"\0\1", "damaged dataset"),
+        ([], b"\0\1", "damaged dataset"),
+    ],
+)
+def test_a_dataset_gives_its_test_part(facts: object, ids: bytes, words: str | None, tmp_path: Path) -> None:
+    write_json(tmp_path / "data.json", facts)
+    write_json(tmp_path / "vocab.json", ABC.to_json())
+    (tmp_path / "test.bin").write_bytes(ids)
+    if words is None:
+        assert read_tokens(tmp_path, ABC).tolist() == [0, 1, 2]
+        return
+    with pytest.raises(TextError, match=words):
+        read_tokens(tmp_path, ABC)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "words"),
+    [(ABC, r"'\\x00', character 3 of the text"), (WordVocab(["<unk>", "a"]), "byte 3 of the text is NUL, so it is no text")],
+)
+def test_what_holds_nul_is_no_text(vocab: Vocab, words: str, tmp_path: Path) -> None:
+    (tmp_path / "some.txt").write_bytes(b"abc\0a")
+    with pytest.raises(TextError, match=words):
+        read_tokens(tmp_path / "some.txt", vocab)
+    assert len(read_tokens(tmp_path / "some.txt", ByteVocab())) == 5
+
+
+def test_a_byte_that_a_vocabulary_lacks_is_given_with_its_place() -> None:
+    with pytest.raises(TextError, match="the byte 99 at byte 4, which is not among the 2 bytes"):
+        ByteVocab([97, 98], skipped=[10]).encode("ab\nac")
 
 
 def test_the_share_of_unknown_words() -> None:

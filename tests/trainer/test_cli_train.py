@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,11 @@ from click.testing import CliRunner, Result
 
 from runtimes.files import write_json
 from runtimes.records import to_json
+from runtimes.rule import MemoryRule
+from tests.commands import last_line, refused, xl
+from tests.corpus_files import make_source
 from trainer.config import BUILT_IN, TrainConfig
+from trainer.data.prepare import prepare
 from xl_export.cli import main
 
 Make = Callable[..., TrainConfig]
@@ -97,10 +102,68 @@ def test_resume_of_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
     assert_refused(train("--resume", tmp_path / "none"), "cannot be resumed", "training.safetensors")
 
 
-def test_an_unknown_configuration_lists_the_known_ones(tmp_path: Path) -> None:
-    result = train("dmeo", "--out", tmp_path / "run")
-    assert_refused(result, "dmeo", *(path.stem for path in BUILT_IN.glob("*.json")))
+def test_an_unknown_configuration_is_refused_and_the_list_has_each_once(tmp_path: Path) -> None:
+    assert_refused(train("wt103-bas", "--out", tmp_path / "run"), "wt103-bas is neither", "wt103-base", "--list")
     assert not (tmp_path / "run").exists()
+    result = train("--list")
+    listed = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("  ")]
+    assert sorted(listed) == sorted(path.stem for path in BUILT_IN.glob("*.json"))
+
+
+def test_training_says_what_it_trains_on(config: str, tmp_path: Path) -> None:
+    first = train(config, "--out", tmp_path / "run").stdout.splitlines()[0]
+    assert first.startswith(f"training on {tmp_path / 'text.txt'}: ")
+    assert re.search(r": [\d,]+ tokens, vocabulary \d+, [\d,]+ parameters, cpu$", first)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    source = make_source(tmp_path / "in", "penn-treebank", "tar.gz")
+    prepare("penn-treebank", source, tmp_path / "ptb", unverified=True, progress=False)
+    return tmp_path / "ptb"
+
+
+@pytest.fixture
+def small(make_config: Make, tmp_path: Path) -> Make:
+    """`small(corpus)` → a configuration for that corpus which fits the smallest text."""
+
+    def make(corpus: str | None) -> str:
+        rule = MemoryRule(mem_len=4, segment=2)
+        settings = make_config(steps=2, batch=1, text=None, vocab="word", corpus=corpus, training=rule, evaluation=rule)
+        write_json(tmp_path / "small.json", to_json(settings))
+        return str(tmp_path / "small.json")
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["wt103-base", "enwik8-base", "ptb", "lm1b-base", "figure2-ff-attn"])
+def test_a_published_configuration_wants_its_corpus(name: str, dataset: Path, tmp_path: Path) -> None:
+    corpus = TrainConfig.load(name).corpus
+    without = train(name, "--out", tmp_path / "run")
+    assert_refused(without, f"the configuration is for {corpus}", f"xl-export data {corpus}", "--data DATASET", "--text FILE")
+    if corpus != "penn-treebank":
+        other = train(name, "--data", dataset, "--out", tmp_path / "run")
+        assert_refused(other, f"{dataset} is penn-treebank and the configuration is for {corpus}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_configuration_takes_its_corpus_or_a_text(small: Make, dataset: Path, tmp_path: Path) -> None:
+    for number, corpus in enumerate(("penn-treebank", None)):
+        result = train(small(corpus), "--data", dataset, "--out", tmp_path / f"run{number}")
+        assert result.exit_code == 0, result.output
+        assert result.stdout.startswith("training on penn-treebank: ")
+    result = train(small("wikitext-103"), "--text", tmp_path / "text.txt", "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+
+
+def test_a_run_on_a_dataset_scores_the_datasets_test_part_and_its_own(
+    small: Make, dataset: Path, run: Path, tmp_path: Path
+) -> None:
+    assert train(small("penn-treebank"), "--data", dataset, "--out", tmp_path / "run").exit_code == 0
+    scores = [last_line(xl("eval", tmp_path / "run", "--text", text, "--json")) for text in (dataset, tmp_path / "run/test.npy")]
+    assert scores[0]["nats_per_token"] == scores[1]["nats_per_token"]
+    refused(xl("eval", run, "--text", dataset), "another vocabulary than the model")
+    refused(xl("eval", run, "--text", tmp_path / "run/test.npy"), "ids of another vocabulary", "test.json")
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,8 @@ def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
         TrainConfig.load(tmp_path / "mine.json")
 
 
-def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"dmeo is neither a file nor a built-in configuration; .*\bdemo\b"):
+def test_an_unknown_name_gives_the_nearest_ones() -> None:
+    nearest = r"of which the nearest are (\S+, ){2}\S+; `xl-export train --list` shows all\.$"
+    with pytest.raises(ConfigError, match=rf"dmeo is neither a file nor a built-in configuration, {nearest}") as caught:
         TrainConfig.load("dmeo")
+    assert " demo," in str(caught.value)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from typing import Any
 
 import pytest
 import torch
 
 from runtimes.rule import MemoryRule
-from trainer.config import BUILT_IN, TrainConfig
+from trainer.config import BUILT_IN, Corpus, TrainConfig
+from trainer.data.corpora import CORPORA
 from trainer.model import LanguageModel, parameter_shapes
 from trainer.model_config import ModelConfig, SpanConfig, VocabularyConfig
 from trainer.objective import segment_loss
 
 VOCABULARY = {"enwik8": 256, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "ptb": 10_000}
+NAMES_OF_CORPORA = {
+    "enwik8": "enwik8", "text8": "text8", "wt103": "wikitext-103", "lm1b": "one-billion-word", "ptb": "penn-treebank",
+}  # fmt: skip
 CORPUS = {"table6": "wt103", "table7": "lm1b", "table10": "wt103", "figure2": "text8"}
 OURS = {"all-attention-demo", "demo", "tiny"}
 
@@ -32,11 +37,14 @@ DEVIATIONS = {"wt103-large": (285.2, 257), "ptb": (26.4, 24), "lm1b-large": (841
 NAMES = sorted(path.stem for path in BUILT_IN.glob("*.json") if path.stem not in OURS)
 
 
+def corpus_of(name: str) -> str:
+    corpus = next((corpus for prefix, corpus in CORPUS.items() if name.startswith(prefix)), None)
+    return corpus or next(corpus for corpus in VOCABULARY if corpus in name)
+
+
 def model_of(name: str) -> ModelConfig:
     """The configuration's model with the vocabulary of its corpus."""
-    corpus = next((corpus for prefix, corpus in CORPUS.items() if name.startswith(prefix)), None)
-    corpus = corpus or next(corpus for corpus in VOCABULARY if corpus in name)
-    size = VOCABULARY[corpus]
+    size = VOCABULARY[corpus_of(name)]
     if name.startswith("al-rfou"):
         size = 256  # theirs has all bytes, whatever the corpus
     return dataclasses.replace(TrainConfig.load(name).model, vocab_size=size)
@@ -100,6 +108,12 @@ def test_the_rows_of_the_ablations_are_all_there() -> None:
     rows = {"table6": 10, "table7": 3, "table10": 4, "figure2": 4}
     for table, count in rows.items():
         assert sum(name.startswith(f"{table}-") for name in NAMES) == count, table
+
+
+def test_each_names_its_corpus() -> None:
+    assert set(typing.get_args(Corpus)) == set(CORPORA)
+    for name in NAMES:
+        assert TrainConfig.load(name).corpus == NAMES_OF_CORPORA[corpus_of(name)], name
 
 
 def test_rules_fit_the_models() -> None:

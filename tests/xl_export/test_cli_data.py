@@ -18,7 +18,7 @@ from trainer.data.corpora import CORPORA
 from trainer.data.dataset import open_dataset
 from trainer.data.published import fingerprint
 from xl_export.cli import main
-from xl_export.cli_data import NAMES
+from xl_export.cli_data import NAMES, SHORT
 
 
 def run(*arguments: str | Path) -> Result:
@@ -52,6 +52,14 @@ def test_a_small_corpus_becomes_a_dataset(name: str, tmp_path: Path) -> None:
     assert (facts["dataset"], facts["identity"]) == (str(tmp_path / "out"), dataset.facts.identity)
     assert facts["tokens"] == {split: len(getattr(dataset, split)) for split in ("train", "valid", "test")}
     assert facts["published"] is False
+
+
+@pytest.mark.parametrize(("short", "name"), SHORT.items())
+def test_short_names_are_taken(short: str, name: str, tmp_path: Path) -> None:
+    source = make_source(tmp_path / "in", name, "tar.gz")
+    result = run(short, "--from", source, "--out", tmp_path / "out", "--unverified")
+    assert result.exit_code == 0, result.output
+    assert open_dataset(tmp_path / "out").facts.corpus == name
 
 
 def test_the_published_file_needs_no_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def read_settings(path: Path) -> Settings:
     chosen: dict[str, Any] = {}
     said: dict[str, str] = {}
     for word, value in data.items():
-        name: str = WORDS.get(word, word)
+        name = WORDS.get(word) or word
         if word == "same_length" and value is not None:
             if type(value) is not bool:
                 raise ConfigError(f"{path}: same_length is {value!r:.40}; expected true or false.")

@@ -361,6 +361,8 @@ def test_weights_that_are_not_finite_are_taken_when_that_is_asked_for(tmp_path: 
     torch.save(content, tmp_path / "checkpoint.pt")
     result = xl("import", tmp_path / "checkpoint.pt", "--out", tmp_path / "run", "--vocab", vocab, "--allow-nonfinite")
     assert result.exit_code == 0, result.output
+    assert "r_r_bias holds NaN or infinite values: `xl-export onnx` refuses this run" in result.output
+    assert "next:" not in result.output
     assert torch.isnan(load_run(tmp_path / "run").model.state_dict()["positions.v"]).sum() == 1
 
 
