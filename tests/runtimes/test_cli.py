@@ -202,3 +202,8 @@ def test_generate_shows_each_piece_as_it_comes(artefacts: dict[str, Path], monke
     monkeypatch.setattr(generation.Sampler, "__call__", spy)
     result = xl("generate", artefacts["ring"], "--prompt", "The ", "--tokens", 6)
     assert shown == [result.stdout[: 4 + count] for count in range(6)]
+
+
+def test_summaries_of_the_commands_are_whole_sentences() -> None:
+    listed = xl("--help").stdout.split("Commands:")[1]
+    assert "..." not in listed

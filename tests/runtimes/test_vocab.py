@@ -98,7 +98,7 @@ def test_chosen_bytes_are_numbered_and_skipped_as_told() -> None:
     assert vocab.encode("a\nb\né").tolist() == [3, 0, 1, 2]
     assert decode(vocab, [3, 0, 1, 2]) == "abé"
     assert vocab.size == 4
-    with pytest.raises(TextError, match="byte 99, which is not among the 4 bytes"):
+    with pytest.raises(TextError, match="byte 99 at byte 2, which is not among the 4 bytes"):
         vocab.encode("abc")
 
 

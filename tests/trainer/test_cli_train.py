@@ -162,6 +162,9 @@ def test_a_run_on_a_dataset_scores_the_datasets_test_part_and_its_own(
     assert train(small("penn-treebank"), "--data", dataset, "--out", tmp_path / "run").exit_code == 0
     scores = [last_line(xl("eval", tmp_path / "run", "--text", text, "--json")) for text in (dataset, tmp_path / "run/test.npy")]
     assert scores[0]["nats_per_token"] == scores[1]["nats_per_token"]
+    said = xl("generate", tmp_path / "run", "--prompt", "N years ", "--tokens", 3).stdout
+    assert said.startswith("N years")
+    assert "  " not in said
     refused(xl("eval", run, "--text", dataset), "another vocabulary than the model")
     refused(xl("eval", run, "--text", tmp_path / "run/test.npy"), "ids of another vocabulary", "test.json")
 

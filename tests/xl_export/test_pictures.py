@@ -9,6 +9,7 @@ import pytest
 from matplotlib import image
 
 from runtimes.errors import MissingPackageError, UserError
+from runtimes.rule import MemoryRule
 from xl_export import pictures
 
 
@@ -128,3 +129,15 @@ def test_what_cannot_become_a_picture_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'xl-export\[bench\]'"):
         pictures.check_picture(tmp_path / "spans.png")
+
+
+@pytest.mark.parametrize("width", [9, 16])
+def test_long_titles_stay_inside_the_picture(width: float) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = pictures.new_figure(width, 5)
+    rule = MemoryRule(mem_len=128, segment=64, clamp_len=1000)
+    pictures._title(figure, f"Learned attention span of every head\nat most 128 tokens; {rule}; {'and so on ' * 12}")
+    FigureCanvasAgg(figure).draw()
+    box = figure._suptitle.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
