@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,12 @@ class Ops:
         inputs = [x, self.constant(np.array(sizes, np.int64))]
         return list(self._tape.op_multi_out("Split", inputs, {"axis": axis}, num_outputs=len(sizes)))
 
+    def custom(
+        self, domain: str, op_type: str, inputs: Sequence[ir.Value | None], attributes: dict[str, int], *, outputs: int
+    ) -> list[ir.Value]:
+        """The outputs of an operator that is not standard."""
+        return list(self._tape.op_multi_out(op_type, inputs, attributes, num_outputs=outputs, domain=domain))
+
     def constant(self, array: Any, name: str | None = None) -> ir.Value:
         """An initializer, stored once however often it is asked for: by its name, or by its content."""
         array = np.asarray(array, order="C")
@@ -40,12 +47,15 @@ class Ops:
         assert self._constants[key].shape == array.shape, f"two constants of shapes other than {array.shape} are called {name}"
         return self._constants[key]
 
-    def model(self, inputs: list[ir.Value], outputs: list[ir.Value], facts: tuple[TensorFacts, ...], *, opset: int) -> ir.Model:
+    def model(
+        self, inputs: list[ir.Value], outputs: list[ir.Value], facts: tuple[TensorFacts, ...], *, opset: int,
+        domains: Mapping[str, int] = MappingProxyType({}),
+    ) -> ir.Model:  # fmt: skip
         """The finished model; `facts` give the outputs their names, types and shapes."""
         for value, fact in zip(outputs, facts, strict=True):
             value.name, value.dtype, value.shape = fact.name, TYPES[fact.dtype], _shape(fact)
         graph = ir.Graph(
-            inputs, outputs, nodes=self._tape.nodes, initializers=self._tape.initializers, opset_imports={"": opset}, name="step"
+            inputs, outputs, nodes=self._tape.nodes, initializers=self._tape.initializers, opset_imports={"": opset, **domains}, name="step"
         )
         return ir.Model(graph, ir_version=IR_VERSION, producer_name="xl-export")
 

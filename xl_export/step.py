@@ -13,7 +13,7 @@ Standard ONNX operators only.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +34,7 @@ OPSETS: dict[Form, int] = {"ring": 24, "shift": 23, "hidden": 23}  # Attention i
 
 def step_graph(spec: Spec, config: ModelConfig, weights: Weights) -> ir.Model:
     """The ONNX model of one step for a trained model's weights, under the spec's rule and form."""
-    return _StepGraph(spec, config, weights).build()
+    return StepGraph(spec, config, weights).build()
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,11 @@ class Group:
     sight: Sight
 
 
-class _StepGraph(Layers):
+class StepGraph(Layers):
+    """Writes the graph; what is public here is what `fused.py` puts something else in place of."""
+
+    domains: Mapping[str, int] = {}  # operator sets beyond the standard one
+
     def __init__(self, spec: Spec, config: ModelConfig, weights: Weights) -> None:
         super().__init__(weights, heads=config.heads, head_dim=config.head_dim, norm_epsilon=config.norm_epsilon)
         self.spec, self.config, self.rule = spec, config, spec.rule
@@ -67,7 +71,7 @@ class _StepGraph(Layers):
             head = list(selected(self, self.config, x, self.inputs["targets"], self.inputs["logit_rows"]))
         else:
             head = [all_logits(self, self.config, x)]
-        return op.model(list(self.inputs.values()), [*head, *present], self.spec.outputs, opset=self.spec.opset)
+        return op.model(list(self.inputs.values()), [*head, *present], self.spec.outputs, opset=self.spec.opset, domains=self.domains)
 
     def positioned(self, layer: int, x: ir.Value) -> ir.Value:
         """A layer's input with absolute positions added, where the model has them.
@@ -141,8 +145,12 @@ class _StepGraph(Layers):
         elif config.sublayers == "single-head":
             whole = op.Unsqueeze(self.join_heads(query), op.constant(np.array([1])))
             joined = op.Add(joined, self.join_heads(attend_persistent(self, config, layer, whole, order)))
-        columns = self.weights[f"blocks.{layer}.out.weight"].T.reshape(self.heads, self.head_dim, -1)[[*order, *others]]
-        return op.MatMul(joined, op.constant(columns.reshape(-1, config.d_model), f"blocks.{layer}.out"))
+        return op.MatMul(joined, self.output_projection(layer, [*order, *others]))
+
+    def output_projection(self, layer: int, order: Sequence[int]) -> ir.Value:
+        """W of the heads' answers [H·K, D], the heads in this order."""
+        columns = self.weights[f"blocks.{layer}.out.weight"].T.reshape(self.heads, self.head_dim, -1)[list(order)]
+        return self.op.constant(columns.reshape(-1, self.config.d_model), f"blocks.{layer}.out")
 
     def context_attention(self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value) -> ir.Value:
         """Answers [B, h, T, K] of one group's heads to keys and values [B, h, J, K]."""
@@ -172,17 +180,23 @@ class _StepGraph(Layers):
 
     def from_input(self, layer: int, x: ir.Value, order: list[int], others: list[int]) -> tuple[ir.Value, ...]:
         """Queries [B, H, T, K], and the segment's own keys and values for the heads that look at the context."""
-        op, asking = self.op, x
+        packed = self.projected(layer, x, order, others)
+        pieces = [y for x, widths in packed for y in (self.op.split(x, widths, axis=2) if len(widths) > 1 else [x])]
+        return tuple(self.split_heads(piece) for piece in pieces)
+
+    def projected(self, layer: int, x: ir.Value, order: list[int], others: list[int]) -> list[tuple[ir.Value, list[int]]]:
+        """Queries, keys and values side by side in as few products as there can be, each with the widths of its parts."""
+        op, asking, name = self.op, x, f"blocks.{layer}."
         if self.config.pre_norm:
-            x = self.norm(f"blocks.{layer}.attention_norm", x)
+            x = self.norm(name + "attention_norm", x)
         matrices = [self.projection(layer, "query", [*order, *others])]
         matrices += [self.projection(layer, kind, order) for kind in ("key", "value")]
+        widths = [matrix.shape[1] for matrix in matrices]
         if self.config.pre_norm and not self.config.query_norm:
-            query = op.MatMul(asking, op.constant(matrices.pop(0), f"blocks.{layer}.query"))
-            packed = op.MatMul(x, op.constant(np.concatenate(matrices, axis=1), f"blocks.{layer}.key_value"))
-            return tuple(self.split_heads(y) for y in (query, *op.split(packed, [m.shape[1] for m in matrices], axis=2)))
-        packed = op.MatMul(x, op.constant(np.concatenate(matrices, axis=1), f"blocks.{layer}.query_key_value"))
-        return tuple(self.split_heads(y) for y in op.split(packed, [m.shape[1] for m in matrices], axis=2))
+            query = op.MatMul(asking, op.constant(matrices.pop(0), name + "query"))
+            packed = op.MatMul(x, op.constant(np.concatenate(matrices, axis=1), name + "key_value"))
+            return [(query, widths[:1]), (packed, widths[1:])]
+        return [(op.MatMul(x, op.constant(np.concatenate(matrices, axis=1), name + "query_key_value")), widths)]
 
     def from_hidden(
         self, group: Group, x: ir.Value, order: list[int], others: list[int], present: list[ir.Value]
