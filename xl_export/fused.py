@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from runtimes.rule import MemoryRule
-from runtimes.spec import Form, ModelFacts, Spec
+from runtimes.spec import Spec
 from trainer.model_config import ModelConfig
 from xl_export.layers import Weights
 from xl_export.step import Group, StepGraph
@@ -19,10 +18,10 @@ from xl_export.tables import bias_table, position_table, query_bias
 DOMAIN = "xl_export"
 
 
-def takes(model: ModelFacts, rule: MemoryRule, form: Form) -> bool:
+def takes(spec: Spec) -> bool:
     """Whether the operator computes what this artefact's layers do."""
-    by_distance = model.positions in ("relative", "shaw", "learned") and model.sublayers == "feed-forward"
-    return form == "ring" and rule.initial_memory == "masked" and by_distance
+    by_distance = spec.model.positions in ("relative", "shaw", "learned") and spec.model.sublayers == "feed-forward"
+    return spec.form == "ring" and spec.precision == "fp32" and spec.rule.initial_memory == "masked" and by_distance
 
 
 def fused_step_graph(spec: Spec, config: ModelConfig, weights: Weights) -> ir.Model:

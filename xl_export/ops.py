@@ -70,5 +70,14 @@ def save_model(model: ir.Model, folder: Path) -> None:
     ir.save(model, folder / GRAPH, external_data=WEIGHTS, size_threshold_bytes=1024, alignment=4096, align_threshold=4096)
 
 
+def save_graph(model: ir.Model, path: Path, *, weights_of: Path) -> None:
+    """Writes another graph over the weights of one that `save_model` wrote: large tensors of equal names are in its file."""
+    stored = ir.load(weights_of).graph.initializers
+    for name, value in model.graph.initializers.items():
+        if name in stored and isinstance(stored[name].const_value, ir.ExternalTensor):
+            value.const_value = stored[name].const_value
+    ir.save(model, path)
+
+
 def _shape(fact: TensorFacts) -> ir.Shape:
     return ir.Shape([int(size) if size.isdigit() else size for size in fact.shape])

@@ -45,7 +45,6 @@ class Group:
     name: str
     heads: Sequence[int]
     rule: MemoryRule
-    sight: Sight
 
 
 class StepGraph(Layers):
@@ -93,16 +92,20 @@ class StepGraph(Layers):
         return op.Add(x, op.Gather(table, op.Mod(self.inputs["position_ids"], op.constant(np.array(config.context)))))
 
     def named(self, layer: int, groups: Sequence[HeadGroup]) -> list[Group]:
-        """The layer's groups of heads with their names, rules and what they see."""
+        """The layer's groups of heads with their names and rules."""
         named = []
         for number, group in enumerate(groups):
             rule = dataclasses.replace(self.rule, mem_len=group.mem_len)
-            if group.mem_len not in self.sights:
-                rows = table_rows(self.config, rule)
-                self.sights[group.mem_len] = make_sight(self.op, self.inputs, rule, self.spec.form, rows)
             name = f"{layer}" if len(groups) == 1 else f"{layer}.{number}"
-            named.append(Group(layer, name, group.heads, rule, self.sights[group.mem_len]))
+            named.append(Group(layer, name, group.heads, rule))
         return named
+
+    def sight(self, group: Group) -> Sight:
+        """What the group sees, once for all groups that remember as much."""
+        if group.rule.mem_len not in self.sights:
+            rows = table_rows(self.config, group.rule)
+            self.sights[group.rule.mem_len] = make_sight(self.op, self.inputs, group.rule, self.spec.form, rows)
+        return self.sights[group.rule.mem_len]
 
     def block(self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]) -> ir.Value:
         """One layer on x [B, T, D]; appends its memory outputs to `present`."""
@@ -158,7 +161,7 @@ class StepGraph(Layers):
         u, v = (query_bias(*arguments, kind, group.layer, group.heads) for kind in ("u", "v"))
         table = position_table(*arguments, group.rule, group.layer, group.heads)
         bias = bias_table(*arguments, group.rule, group.layer, group.heads)
-        name, sight = f"blocks.{group.name}.", group.sight
+        name, sight = f"blocks.{group.name}.", self.sight(group)
         scores = None
         if table is not None:
             asking = query if v is None else op.Add(query, op.constant(v, name + "v"))
@@ -167,12 +170,12 @@ class StepGraph(Layers):
             bias_table_ = op.constant(bias, name + "bias_table")
             scores = bias_table_ if scores is None else op.Add(scores, bias_table_)
         if scores is None:
-            bias_BHTJ = op.Where(sight.visible, op.constant(np.float32(0)), op.constant(np.float32(-np.inf)))
+            bias_BHTJ = sight.mask
         else:
             row = sight.row_of(len(group.heads))
             if table is None:
                 scores = op.Expand(scores, op.Concat(op.Shape(query, start=0, end=3), op.constant(np.array([1])), axis=0))
-            bias_BHTJ = op.Where(sight.visible, op.GatherElements(scores, row, axis=3), op.constant(np.float32(-np.inf)))
+            bias_BHTJ = op.Add(op.GatherElements(scores, row, axis=3), sight.mask)
         content = query if u is None else op.Add(query, op.constant(u, name + "u"))
         if self.config.sublayers == "all-attention":
             return context_and_persistent(self, group.layer, group.heads, query, content, key, value, bias_BHTJ)
@@ -205,8 +208,8 @@ class StepGraph(Layers):
         op, name = self.op, f"blocks.{group.layer}."
         context = op.Concat(self.inputs[f"past_hidden.{group.layer}"], x, axis=1)
         present.append(self.last_of(context, group.rule.mem_len, axis=1))
-        if group.sight.before is not None:
-            before = op.Squeeze(group.sight.before, op.constant(np.array([1])))
+        if (sight := self.sight(group)).before is not None:
+            before = op.Squeeze(sight.before, op.constant(np.array([1])))
             context = op.Where(before, op.constant(np.float32(0)), context)
         if self.config.pre_norm:
             context = self.norm(name + "attention_norm", context)
@@ -218,7 +221,7 @@ class StepGraph(Layers):
 
     def remembered(self, group: Group, kind: str, new: ir.Value, present: list[ir.Value]) -> ir.Value:
         """Keys or values of memory and segment: written into the ring, or shifted by a segment."""
-        op, sight = self.op, group.sight
+        op, sight = self.op, self.sight(group)
         past = self.inputs[f"past_key_values.{group.name}.{kind}"]
         if self.spec.form == "ring":
             kept = op.TensorScatter(past, new, sight.write_at, axis=2, mode="circular")

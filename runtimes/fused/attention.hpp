@@ -77,13 +77,13 @@ inline void pack_columns(const float* const* rows, int64_t width, float* packed)
 
 /// The answers of queries first … first + count - 1 (count <= BLOCK) of one head.
 inline void attend_block(const Head& head, const Rule& rule, int64_t first, int64_t count, Scratch& scratch) {
-  const int64_t width = head.width, padded = (width + LANES - 1) / LANES * LANES, half = BLOCK, wide = 2 * BLOCK;
-  float* at = scratch.take(BLOCK * (2 * width + 2 * width + wide + BLOCK + 2 * padded) + 4 * BLOCK);
+  const int64_t width = head.width, padded = (width + LANES - 1) / LANES * LANES, wide = 4 * BLOCK;
+  float* at = scratch.take(BLOCK * (2 * width + 2 * width + wide + BLOCK + 2 * padded) + (LANES + 2) * BLOCK);
   auto next = [&at](int64_t floats) { return std::exchange(at, at + floats); };
   float *packed_keys = next(width * BLOCK), *packed_rows = next(width * BLOCK), *by_distance = next(BLOCK * wide);
   float *scores = next(BLOCK * BLOCK), *packed_values = next(BLOCK * padded), *answers = next(BLOCK * padded);
   float *content = next(BLOCK * width), *asking = next(BLOCK * width);
-  float *most = next(BLOCK), *total = next(BLOCK), *bias = next(BLOCK);
+  float *most = next(BLOCK), *total = next(BLOCK * LANES), *bias = next(BLOCK);
 
   int64_t seen[BLOCK], begin = INT64_MAX, reach = 0;  // the furthest distance of each query; the earliest time; all of them
   for (int64_t t = 0; t < count; ++t) {
@@ -95,14 +95,17 @@ inline void attend_block(const Head& head, const Rule& rule, int64_t first, int6
     seen[t] = head.furthest(rule, first + t);
     begin = std::min(begin, t - seen[t]);
     reach = std::max(reach, seen[t]);
-    most[t] = NONE, total[t] = 0;
+    most[t] = NONE;
+    store(total + t * LANES, vec{});
   }
   std::memset(answers, 0, BLOCK * padded * sizeof(float));
   const int64_t end = count - rule.nearest;  // times from here on are seen by no query
   const float* rows[BLOCK];
   Ahead ahead;
 
-  // by_distance [count, 2 BLOCK]: column c holds the score of distance `top` - c, so that key i of query t is at BLOCK - 1 - t + i
+  // by_distance [count, wide]: from its column `base`, column c holds the score of distance `top` - c, so that key i of query t
+  // is at BLOCK - 1 - t + i. The next block of keys is BLOCK columns further, and only its last half is new.
+  int64_t base = 0;
   auto score_distances = [&](int64_t top, int64_t column) {
     if (top - column - BLOCK + 1 > reach || top - column < rule.nearest) return;
     for (int i = 0; i < BLOCK; ++i) {
@@ -117,7 +120,7 @@ inline void attend_block(const Head& head, const Rule& rule, int64_t first, int6
       for (int64_t t = 0; t < count; t += TILE_ROWS) {
         ahead.step(5);
         tile_of(std::min<int64_t>(TILE_ROWS, count - t), TILE_VECTORS)(asking + t * width, width, packed_rows + i, BLOCK, width,
-                by_distance + t * wide + column + i, wide, head.bias ? bias + i : nullptr, 0);
+                by_distance + t * wide + base + column + i, wide, head.bias ? bias + i : nullptr, 0);
       }
     }
   };
@@ -133,65 +136,77 @@ inline void attend_block(const Head& head, const Rule& rule, int64_t first, int6
     }
     if (start == begin) {
       score_distances(top, 0);
+    } else if (base + 3 * BLOCK <= wide) {
+      base += BLOCK;
     } else {
-      for (int64_t t = 0; t < count; ++t) std::memcpy(by_distance + t * wide, by_distance + t * wide + half, half * sizeof(float));
+      for (float* row = by_distance; row < by_distance + count * wide; row += wide)
+        std::memcpy(row, row + base + BLOCK, BLOCK * sizeof(float));
+      base = 0;
     }
-    score_distances(top, half);
+    score_distances(top, BLOCK);
+    const int64_t slot = head.slot(first + start);
     for (int64_t i = 0; i < BLOCK; ++i) {
-      const int64_t slot = head.slot(first + start + std::min(i, keys - 1));
-      rows[i] = head.keys + slot * width;
-      float* value = packed_values + i * padded;
-      std::memcpy(value, head.values + slot * width, width * sizeof(float));
-      for (int64_t k = width; k < padded; ++k) value[k] = 0;
+      const int64_t at = slot + std::min(i, keys - 1);
+      rows[i] = head.keys + (at < head.slots ? at : at - head.slots) * width;
     }
     pack_columns(rows, width, packed_keys);
+    const float* values = head.values + slot * width;
+    if (slot + BLOCK > head.slots || padded != width) {  // the ring ends within the block, or rows need zeros behind them
+      for (int64_t i = 0; i < BLOCK; ++i) {
+        float* value = packed_values + i * padded;
+        std::memcpy(value, head.values + (rows[i] - head.keys), width * sizeof(float));
+        std::fill(value + width, value + padded, 0.0f);
+      }
+      values = packed_values;
+    }
     for (int64_t t = 0; t < count; t += TILE_ROWS) {
       const int64_t size = std::min<int64_t>(TILE_ROWS, count - t);
-      int64_t from = BLOCK, to = 0;  // keys of this block that any of these queries sees
-      for (int64_t r = t; r < t + size; ++r) {
-        from = std::min(from, std::max<int64_t>(r - start - seen[r], 0));
-        to = std::max(to, std::min(r - start - rule.nearest + 1, keys));
-      }
+      const int64_t last = t + size - 1;  // what a query sees begins and ends no earlier than for the query before it
+      const int64_t from = std::max<int64_t>(t - start - seen[t], 0), to = std::min(last - start - rule.nearest + 1, keys);
       if (from >= to) continue;
       constexpr int64_t step = TILE_VECTORS * LANES;
       for (int64_t i = from / step * step; i < to; i += step) {
         ahead.step(5);
         tile_of(size, TILE_VECTORS)(content + t * width, width, packed_keys + i, BLOCK, width, scores + t * BLOCK + i, BLOCK,
-                                    by_distance + t * wide + BLOCK - 1 - t + i, wide - 1);
+                                    by_distance + t * wide + base + BLOCK - 1 - t + i, wide - 1);
       }
       const int64_t low = from / LANES * LANES, high = (to + LANES - 1) / LANES * LANES;
-      for (int64_t r = t; r < t + size; ++r) {
+      const bool all_seen = last - start - seen[last] <= low && std::min(t - start - rule.nearest + 1, keys) >= high;
+      for (int64_t r = t; r <= last; ++r) {
         float* score = scores + r * BLOCK;
-        const int64_t mine = std::max(low, std::min(r - start - seen[r], high));
-        for (int64_t i = low; i < mine; ++i) score[i] = -INFINITY;
-        for (int64_t i = std::max(low, std::min(r - start - rule.nearest + 1, keys)); i < high; ++i) score[i] = -INFINITY;
+        if (!all_seen) {
+          const int64_t begins = std::clamp(r - start - seen[r], low, high);
+          const int64_t ends = std::clamp(std::min(r - start - rule.nearest + 1, keys), begins, high);
+          std::fill(score + low, score + begins, -INFINITY);
+          std::fill(score + ends, score + high, -INFINITY);
+        }
         vec top_score = load(score + low);
         for (int64_t i = low + LANES; i < high; i += LANES) top_score = larger(top_score, load(score + i));
         const float highest = std::max(most[r], largest(top_score));
-        vec sum_of = vec{};
+        vec sum_of = load(total + r * LANES);
+        if (highest > most[r]) {
+          const float factor = std::exp(most[r] - highest);
+          for (int64_t k = 0; k < padded; k += LANES) store(answers + r * padded + k, load(answers + r * padded + k) * factor);
+          sum_of *= factor;
+          most[r] = highest;
+        }
         for (int64_t i = low; i < high; i += LANES) {
           const vec weight = exp_of(load(score + i) - highest);
           store(score + i, weight);
           sum_of += weight;
         }
-        if (highest > most[r]) {
-          const float factor = std::exp(most[r] - highest);
-          for (int64_t k = 0; k < padded; k += LANES) store(answers + r * padded + k, load(answers + r * padded + k) * factor);
-          total[r] *= factor;
-          most[r] = highest;
-        }
-        total[r] += sum(sum_of);
+        store(total + r * LANES, sum_of);
       }
       for (int64_t k = 0; k < padded; k += TILE_VECTORS * LANES) {
         ahead.step(10);
         const int vectors = static_cast<int>(std::min<int64_t>(TILE_VECTORS, (padded - k) / LANES));
-        tile_of(size, vectors)(scores + t * BLOCK + low, BLOCK, packed_values + low * padded + k, padded, high - low,
+        tile_of(size, vectors)(scores + t * BLOCK + low, BLOCK, values + low * padded + k, padded, high - low,
                                answers + t * padded + k, padded, answers + t * padded + k, padded);
       }
     }
   }
   for (int64_t t = 0; t < count; ++t) {
-    const float factor = total[t] > 0 ? 1 / total[t] : 0;
+    const float whole = sum(load(total + t * LANES)), factor = whole > 0 ? 1 / whole : 0;
     for (int64_t k = 0; k < width; ++k) head.out[(first + t) * head.out_pitch + k] = answers[t * padded + k] * factor;
   }
 }

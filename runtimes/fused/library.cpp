@@ -18,6 +18,8 @@
 
 namespace {
 
+constexpr int64_t MOST = 1 << 24;  // of any size; so no product of two overflows
+
 struct Failure {
   ort::Status* status;
 };
@@ -36,7 +38,8 @@ struct Kernel {
                             {"value_at", &value_at}})
       check(api.attribute(info, name, to));
     rule.full = full != 0;
-    expect(heads > 0 && rule.mem_len >= 0 && rule.nearest >= 0 && query_at >= 0 && key_at >= 0 && value_at >= 0);
+    for (int64_t x : {heads, rule.mem_len, rule.nearest, query_at, key_at, value_at}) expect(0 <= x && x <= MOST);
+    expect(heads > 0);
   }
 
   void compute(ort::Context* context) const {
@@ -45,7 +48,7 @@ struct Kernel {
     Tensor u = input(context, 6, 3), v = input(context, 7, 3), bias = input(context, 8, 3);
     const int64_t batch = query.sizes[0], length = query.sizes[1], slots = keys.sizes[2], width = keys.sizes[3];
     const int64_t rows = table.sizes[1], pitch = query.sizes[2], fresh_pitch = fresh.sizes[2], whole = heads * width;
-    expect(batch > 0 && length > 0 && width > 0 && rows > 0);
+    for (int64_t x : {batch, length, width, rows, slots, pitch, fresh_pitch}) expect(0 < x && x <= MOST);
     expect(keys.sizes == std::vector<int64_t>({batch, heads, slots, width}) && values.sizes == keys.sizes);
     expect(table.sizes == std::vector<int64_t>({heads, rows, width}) && fresh.sizes[0] == batch && fresh.sizes[1] == length);
     expect(positions.sizes == std::vector<int64_t>({batch, length}) && length <= slots);

@@ -56,16 +56,22 @@ inline vec sums(vec (&x)[LANES]) {
   return x[0];
 }
 
+inline ivec turn_index(int by) {
+  ivec index{};
+  for (int i = 0; i < LANES; ++i) index[i] = i ^ by;
+  return index;
+}
+
 inline float sum(vec x) {
-  float total = 0;
-  for (int i = 0; i < LANES; ++i) total += x[i];
-  return total;
+#pragma GCC unroll 4
+  for (int by = LANES / 2; by >= 1; by /= 2) x += __builtin_shuffle(x, turn_index(by));
+  return x[0];
 }
 
 inline float largest(vec x) {
-  float most = x[0];
-  for (int i = 1; i < LANES; ++i) most = x[i] > most ? x[i] : most;
-  return most;
+#pragma GCC unroll 4
+  for (int by = LANES / 2; by >= 1; by /= 2) x = larger(x, __builtin_shuffle(x, turn_index(by)));
+  return x[0];
 }
 
 /// e^x for x <= 0 to about 1e-7, and 0 below -87.
