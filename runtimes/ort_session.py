@@ -25,9 +25,7 @@ class OrtSession(FromLogits):
     library: of the fused operator, where the graph has it.
     """
 
-    def __init__(
-        self, spec: Spec, vocab: Vocab, graph: Path, *, threads: int | None = None, library: Path | None = None
-    ) -> None:
+    def __init__(self, spec: Spec, vocab: Vocab, graph: Path, *, threads: int | None = None, library: Path | None = None) -> None:
         self.spec, self.vocab = spec, vocab
         self.identity, self.rule = spec.identity, spec.rule
         self.state: tuple[TensorFacts, ...] = tuple(state.tensor() for state in spec.state)

@@ -1,12 +1,14 @@
 """The step graph for one kernel: each layer's ring write, position scores, mask, softmax and values as one operator.
 
-`RelativeAttention` of the library in `runtimes/fused/` does in the cache what the standard operators do in memory. It serves
+`RelativeAttention` of the library in `runtimes/kernel/` does in the cache what the standard operators do in memory. It serves
 ring memory that is masked before a text begins, and models whose scores depend on distance.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import onnx_ir as ir
 
 from runtimes.spec import Spec
@@ -30,7 +32,7 @@ def fused_step_graph(spec: Spec, config: ModelConfig, weights: Weights) -> ir.Mo
 
 
 class _FusedStepGraph(StepGraph):
-    domains = {DOMAIN: 1}
+    domains: Mapping[str, int] = MappingProxyType({DOMAIN: 1})
 
     def attention(self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]) -> ir.Value:
         op, config = self.op, self.config
@@ -47,13 +49,13 @@ class _FusedStepGraph(StepGraph):
             name, before = f"blocks.{group.name}.", order.index(group.heads[0]) * config.head_dim
             inputs = [
                 query, context, *(self.inputs[f"past_key_values.{group.name}.{kind}"] for kind in ("key", "value")),
-                op.constant(np.ascontiguousarray(table.transpose(0, 2, 1)), name + "position_rows"), self.inputs["position_ids"],
+                op.constant(table, name + "position_table"), self.inputs["position_ids"],
                 *(None if x is None else op.constant(x, name + kind) for x, kind in ((u, "u"), (v, "v"), (bias, "bias_table"))),
             ]  # fmt: skip
             attributes = {
-                "heads": len(group.heads), "mem_len": group.rule.mem_len, "nearest": group.rule.nearest,
-                "full": int(group.rule.mask == "full"), "query_at": before, "key_at": key_at + before,
-                "value_at": key_at + len(order) * config.head_dim + before,
+                "heads": len(group.heads), "head_dim": config.head_dim, "mem_len": group.rule.mem_len,
+                "nearest": group.rule.nearest, "full": int(group.rule.mask == "full"), "query_at": before,
+                "key_at": key_at + before, "value_at": key_at + len(order) * config.head_dim + before,
             }  # fmt: skip
             answer, *kept = op.custom(DOMAIN, "RelativeAttention", inputs, attributes, outputs=3)
             answers.append(answer)

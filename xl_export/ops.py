@@ -55,7 +55,12 @@ class Ops:
         for value, fact in zip(outputs, facts, strict=True):
             value.name, value.dtype, value.shape = fact.name, TYPES[fact.dtype], _shape(fact)
         graph = ir.Graph(
-            inputs, outputs, nodes=self._tape.nodes, initializers=self._tape.initializers, opset_imports={"": opset, **domains}, name="step"
+            inputs,
+            outputs,
+            nodes=self._tape.nodes,
+            initializers=self._tape.initializers,
+            opset_imports={"": opset, **domains},
+            name="step",
         )
         return ir.Model(graph, ir_version=IR_VERSION, producer_name="xl-export")
 

@@ -17,7 +17,8 @@ from xl_export.ops import Ops
 class Sight:
     """J: key columns; S for the ring, M + T for the other forms.
 
-    mask float [B, 1, T, J]: 0 where the mask rule lets a query see a key, else minus infinity. row int64 [B, 1, T, J]: table row of each query and key.
+    mask float [B, 1, T, J]: 0 where the mask rule lets a query see a key, else minus infinity.
+    row int64 [B, 1, T, J]: table row of each query and key.
     before bool [B, 1, J, 1]: keys of zero initial memory; None where that is masked instead.
     write_at int64 [B]: first ring slot to write; None for the other forms.
     """

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
@@ -50,7 +51,7 @@ class Group:
 class StepGraph(Layers):
     """Writes the graph; what is public here is what `fused.py` puts something else in place of."""
 
-    domains: Mapping[str, int] = {}  # operator sets beyond the standard one
+    domains: Mapping[str, int] = MappingProxyType({})  # operator sets beyond the standard one
 
     def __init__(self, spec: Spec, config: ModelConfig, weights: Weights) -> None:
         super().__init__(weights, heads=config.heads, head_dim=config.head_dim, norm_epsilon=config.norm_epsilon)
@@ -70,7 +71,9 @@ class StepGraph(Layers):
             head = list(selected(self, self.config, x, self.inputs["targets"], self.inputs["logit_rows"]))
         else:
             head = [all_logits(self, self.config, x)]
-        return op.model(list(self.inputs.values()), [*head, *present], self.spec.outputs, opset=self.spec.opset, domains=self.domains)
+        return op.model(
+            list(self.inputs.values()), [*head, *present], self.spec.outputs, opset=self.spec.opset, domains=self.domains
+        )
 
     def positioned(self, layer: int, x: ir.Value) -> ir.Value:
         """A layer's input with absolute positions added, where the model has them.

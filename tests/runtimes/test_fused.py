@@ -14,14 +14,14 @@ from runtimes import check, fused, open_session
 from runtimes.errors import ArtefactError, ConfigError, MissingPackageError, UserError
 from runtimes.ort_session import OrtSession
 from runtimes.rule import MemoryRule
-from runtimes.spec import FUSED, GRAPH, SPEC, WEIGHTS, load_spec
+from runtimes.spec import FUSED, GRAPH, WEIGHTS, load_spec
 from tests.architectures import ARCHITECTURES
 from tests.streams import feed, rows
 from xl_export.artefact import export
 
 SERVED = [  # of tests.architectures; another kernel would have to be written for the rest
-    "transformer-xl", "transformer-xl-untied-pre-norm", "adaptive-softmax", "adaptive-softmax-untied", "shaw", "adaptive-span-masked",
-    "adaptive-span-full",
+    "transformer-xl", "transformer-xl-untied-pre-norm", "adaptive-softmax", "adaptive-softmax-untied", "shaw",
+    "adaptive-span-masked", "adaptive-span-full",
 ]  # fmt: skip
 
 
@@ -118,7 +118,8 @@ def test_it_is_refused_where_it_cannot_be(artefacts: dict[str, Path], monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("attribute", "value"), [("heads", 3), ("mem_len", 1 << 40), ("mem_len", 17), ("query_at", 25), ("key_at", -1), ("value_at", 1 << 62)]
+    ("attribute", "value"),
+    [("heads", 3), ("mem_len", 1 << 40), ("mem_len", 17), ("query_at", 25), ("key_at", -1), ("value_at", 1 << 62)],
 )
 def test_a_graph_that_would_read_elsewhere_is_refused(
     attribute: str, value: int, artefacts: dict[str, Path], reseal: Callable[..., None], tmp_path: Path
@@ -130,7 +131,10 @@ def test_a_graph_that_would_read_elsewhere_is_refused(
     next(a for a in node.attribute if a.name == attribute).i = value
     onnx.save(model, folder / FUSED)
     reseal(folder, FUSED)
-    with pytest.raises(ArtefactError, match="could not (be loaded|run)"):
-        session = OrtSession.open(folder, kernel="fused")
-        session.step(np.zeros((1, 8), np.int64), session.start(1))
-    assert (folder / SPEC).is_file()
+    with pytest.raises(ArtefactError, match=r"could not (be loaded|run)"):
+        one_step(folder)
+
+
+def one_step(folder: Path) -> None:
+    session = OrtSession.open(folder, kernel="fused")
+    session.step(np.zeros((1, 8), np.int64), session.start(1))

@@ -62,6 +62,8 @@ inline ivec turn_index(int by) {
   return index;
 }
 
+inline vec reversed(vec x) { return __builtin_shuffle(x, turn_index(LANES - 1)); }
+
 inline float sum(vec x) {
 #pragma GCC unroll 4
   for (int by = LANES / 2; by >= 1; by /= 2) x += __builtin_shuffle(x, turn_index(by));
@@ -74,36 +76,19 @@ inline float largest(vec x) {
   return x[0];
 }
 
-/// e^x for x <= 0 to about 1e-7, and 0 below -87.
+/// e^x for x <= 0 to about 1e-7 of itself where that matters: 2^n · 2^r with |r| <= 1/2; never less than 2^-126.
 inline vec exp_of(vec x) {
-  const vec rounder = all(12582912.0f), safe = larger(x, all(-87.0f));
-  const vec shifted = safe * 1.44269504f + rounder;
-  const vec n = shifted - rounder;
-  const vec r = safe - n * 0.693359375f - n * -2.12194440e-4f;
-  vec y = all(1.9875691500e-4f);
-  y = y * r + 1.3981999507e-3f;
-  y = y * r + 8.3334519073e-3f;
-  y = y * r + 4.1665795894e-2f;
-  y = y * r + 1.6666665459e-1f;
-  y = y * r + 5.0000001201e-1f;
-  y = y * r * r + r + 1.0f;
-  const ivec exponent = (ivec)shifted << 23;  // the low bits of the rounded sum are n
-  const vec result = (vec)((ivec)y + exponent);
-  return x > all(-87.0f) ? result : vec{};
+  const vec rounder = all(12582912.0f), power = larger(x * 1.44269504f, all(-126.0f));
+  const vec shifted = power + rounder, r = power - (shifted - rounder);
+  vec y = all(1.5403530e-4f);
+  y = y * r + 1.3333558e-3f;
+  y = y * r + 9.6181291e-3f;
+  y = y * r + 5.5504109e-2f;
+  y = y * r + 2.4022651e-1f;
+  y = y * r + 6.9314718e-1f;
+  y = y * r + 1.0f;
+  return (vec)((ivec)y + ((ivec)shifted << 23));  // the low bits of the rounded sum are n
 }
-
-/// Prefetches three runs of memory a few lines at a time, while something else is computed.
-struct Ahead {
-  const char *at[3] = {}, *end[3] = {};
-  void run(int which, const float* first, int64_t floats) {
-    at[which] = reinterpret_cast<const char*>(first);
-    end[which] = reinterpret_cast<const char*>(first + floats);
-  }
-  void step(int lines) {
-    for (int which = 0; which < 3; ++which)
-      for (int i = 0; i < lines && at[which] < end[which]; ++i, at[which] += 64) __builtin_prefetch(at[which], 0, 2);
-  }
-};
 
 /// C [ROWS, NV vectors] = init + A [ROWS, depth] · B [depth, NV vectors]; init's rows are `init_pitch` apart, and null is zero.
 template <int ROWS, int NV>

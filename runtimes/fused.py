@@ -16,7 +16,7 @@ from pathlib import Path
 from runtimes.errors import MissingPackageError, UserError
 from runtimes.files import atomic_file, writing
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent / "kernel"
 SOURCES = ("library.cpp", "attention.hpp", "vectors.hpp", "ort.hpp")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fwrapv", "-shared", "-fPIC", "-w")
 CPUINFO = Path("/proc/cpuinfo")

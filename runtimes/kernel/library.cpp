@@ -2,12 +2,12 @@
 //
 // inputs   0 query   float [B, T, …]  each token's row holds the heads' queries side by side, from column `query_at`
 //          1 context float [B, T, …]  likewise the new keys and values, from `key_at` and `value_at`
-//          2 keys    float [B, h, S, K]  the ring; 3 values: the same
-//          4 table   float [h, R, K]  r(d) by distance; longer distances use the last row
+//          2 keys    float [B, h, S, K]  the ring; 3 values: the same; without both the segment is all there is
+//          4 table   float [h, K, R]  r(d) by distance, longer distances use the last row; optional
 //          5 positions int64 [B, T]   of the tokens; they follow one another
 //          6 u, 7 v  float [h, 1, K]; 8 bias float [h, 1, R]: optional
 // outputs  0 answers float [B, T, h·K]; 1 keys, 2 values: the ring with the new tokens, bound to the same buffers as the inputs
-// attributes: heads, mem_len, nearest, full, query_at, key_at, value_at
+// attributes: heads, head_dim, mem_len, nearest, full, query_at, key_at, value_at
 
 #include <exception>
 #include <string>
@@ -35,10 +35,10 @@ struct Kernel {
     int64_t full = 0;
     for (auto [name, to] : {std::pair<const char*, int64_t*>{"heads", &heads}, {"mem_len", &rule.mem_len},
                             {"nearest", &rule.nearest}, {"full", &full}, {"query_at", &query_at}, {"key_at", &key_at},
-                            {"value_at", &value_at}})
+                            {"value_at", &value_at}, {"head_dim", &head_dim}})
       check(api.attribute(info, name, to));
     rule.full = full != 0;
-    for (int64_t x : {heads, rule.mem_len, rule.nearest, query_at, key_at, value_at}) expect(0 <= x && x <= MOST);
+    for (int64_t x : {heads, rule.mem_len, rule.nearest, query_at, key_at, value_at, head_dim}) expect(0 <= x && x <= MOST);
     expect(heads > 0);
   }
 
@@ -46,17 +46,22 @@ struct Kernel {
     Tensor query = input(context, 0, 3), fresh = input(context, 1, 3), keys = input(context, 2, 4), values = input(context, 3, 4);
     Tensor table = input(context, 4, 3), positions = input(context, 5, 2);
     Tensor u = input(context, 6, 3), v = input(context, 7, 3), bias = input(context, 8, 3);
-    const int64_t batch = query.sizes[0], length = query.sizes[1], slots = keys.sizes[2], width = keys.sizes[3];
-    const int64_t rows = table.sizes[1], pitch = query.sizes[2], fresh_pitch = fresh.sizes[2], whole = heads * width;
+    const int64_t batch = query.sizes[0], length = query.sizes[1], pitch = query.sizes[2], fresh_pitch = fresh.sizes[2];
+    const int64_t slots = keys.data ? keys.sizes[2] : length, width = head_dim;
+    const int64_t rows = table.data ? table.sizes[2] : 1, whole = heads * width;
     for (int64_t x : {batch, length, width, rows, slots, pitch, fresh_pitch}) expect(0 < x && x <= MOST);
-    expect(keys.sizes == std::vector<int64_t>({batch, heads, slots, width}) && values.sizes == keys.sizes);
-    expect(table.sizes == std::vector<int64_t>({heads, rows, width}) && fresh.sizes[0] == batch && fresh.sizes[1] == length);
-    expect(positions.sizes == std::vector<int64_t>({batch, length}) && length <= slots);
-    expect(rule.mem_len + length <= slots && query_at + whole <= pitch && std::max(key_at, value_at) + whole <= fresh_pitch);
+    expect(values.sizes == keys.sizes);
+    expect(!keys.data || keys.sizes == std::vector<int64_t>({batch, heads, slots, width}));
+    expect(table.data ? table.sizes == std::vector<int64_t>({heads, width, rows}) : !bias.data);
+    expect(fresh.sizes[0] == batch && fresh.sizes[1] == length);
+    expect(positions.sizes == std::vector<int64_t>({batch, length}));
+    expect((keys.data ? rule.mem_len : 0) + length <= slots);
+    expect(query_at + whole <= pitch && std::max(key_at, value_at) + whole <= fresh_pitch);
     for (const Tensor* pair : {&u, &v}) expect(!pair->data || pair->sizes == std::vector<int64_t>({heads, 1, width}));
     expect(!bias.data || bias.sizes == std::vector<int64_t>({heads, 1, rows}));
     float* answers = output(context, 0, {batch, length, whole});
-    float* ring[2] = {output(context, 1, keys.sizes), output(context, 2, values.sizes)};
+    float* ring[2] = {};
+    if (keys.data) ring[0] = output(context, 1, keys.sizes), ring[1] = output(context, 2, values.sizes);
     const Tensor* past[2] = {&keys, &values};
     const int64_t start[2] = {key_at, value_at};
 
@@ -66,13 +71,15 @@ struct Kernel {
       head.query = query.floats() + b * length * pitch + query_at + h * width;
       head.u = u.data ? u.floats() + h * width : nullptr;
       head.v = v.data ? v.floats() + h * width : nullptr;
-      head.keys = ring[0] + (b * heads + h) * slots * width;
-      head.values = ring[1] + (b * heads + h) * slots * width;
-      head.table = table.floats() + h * rows * width;
+      const float* segment = fresh.floats() + b * length * fresh_pitch + h * width;
+      head.keys = ring[0] ? ring[0] + (b * heads + h) * slots * width : segment + key_at;
+      head.values = ring[1] ? ring[1] + (b * heads + h) * slots * width : segment + value_at;
+      head.ring_pitch = ring[0] ? width : fresh_pitch;
+      head.table = table.data ? table.floats() + h * rows * width : nullptr;
       head.bias = bias.data ? bias.floats() + h * rows : nullptr;
       head.out = answers + b * length * whole + h * width;
       head.query_pitch = pitch, head.out_pitch = whole, head.width = width, head.slots = slots, head.rows = rows;
-      head.position = static_cast<const int64_t*>(positions.data)[b * length], head.length = length;
+      head.position = ring[0] ? static_cast<const int64_t*>(positions.data)[b * length] : 0, head.length = length;
       return head;
     };
     auto write = [&](int64_t b, int64_t h, const xl::Head& head) {  // a head's new keys and values into its ring
@@ -85,13 +92,13 @@ struct Kernel {
                       width * sizeof(float));
       }
     };
-    if (blocks > 1)  // several tasks read what is written
+    if (ring[0] && blocks > 1)  // several tasks read what is written
       parallel(context, heads * batch, [&](int64_t i) { write(i % batch, i / batch, head_of(i % batch, i / batch)); });
     parallel(context, heads * batch * blocks, [&](int64_t i) {
       static thread_local xl::Scratch scratch;
       const int64_t b = i % batch, h = i / batch % heads, first = i / batch / heads * xl::BLOCK;
       const xl::Head head = head_of(b, h);
-      if (blocks == 1) write(b, h, head);
+      if (ring[0] && blocks == 1) write(b, h, head);
       xl::attend(head, rule, first, std::min<int64_t>(xl::BLOCK, length - first), scratch);
     });
   }
@@ -99,7 +106,7 @@ struct Kernel {
   ort::Api api;
 
  private:
-  int64_t heads = 0, query_at = 0, key_at = 0, value_at = 0;
+  int64_t heads = 0, head_dim = 0, query_at = 0, key_at = 0, value_at = 0;
   xl::Rule rule{};
 
   void check(ort::Status* status) const {
@@ -178,8 +185,8 @@ const ort::CustomOp OPERATOR = [] {
   op.output_type = [](const ort::CustomOp*, size_t) { return ort::FLOAT; };
   op.output_count = [](const ort::CustomOp*) -> size_t { return 3; };
   op.destroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
-  op.input_characteristic = [](const ort::CustomOp*, size_t i) { return i >= 6 ? 1 : 0; };
-  op.output_characteristic = [](const ort::CustomOp*, size_t) { return 0; };
+  op.input_characteristic = [](const ort::CustomOp*, size_t i) { return i == 2 || i == 3 || i == 4 || i >= 6 ? 1 : 0; };
+  op.output_characteristic = [](const ort::CustomOp*, size_t i) { return i > 0 ? 1 : 0; };
   op.input_memory_type = [](const ort::CustomOp*, size_t) { return 0; };
   op.variadic_input_min = op.variadic_output_min = [](const ort::CustomOp*) { return 1; };
   op.variadic_input_same = op.variadic_output_same = [](const ort::CustomOp*) { return 1; };
