@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 
 from runtimes import check, fused, open_session
+from runtimes.cli import kernel_command
 from runtimes.errors import ArtefactError, ConfigError, MissingPackageError, UserError
 from runtimes.ort_session import OrtSession
 from runtimes.rule import MemoryRule
@@ -90,6 +92,12 @@ def test_a_built_kernel_is_used_and_checked(artefacts: dict[str, Path]) -> None:
     assert "RelativeAttention" in by_name
     assert not by_name & {"Attention", "TensorScatter", "GatherElements"}
     assert open_session(artefacts["ring"]).kernel == "fused"  # type: ignore[attr-defined]
+
+
+def test_the_command_says_where_it_is(library: Path) -> None:
+    ended = CliRunner().invoke(kernel_command)
+    assert ended.exit_code == 0
+    assert ended.output == f"the fused kernel is {library}\n"
 
 
 def test_both_graphs_read_one_file_of_weights(artefacts: dict[str, Path]) -> None:
