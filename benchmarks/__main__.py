@@ -14,6 +14,7 @@ from runtimes.errors import needs
 
 if TYPE_CHECKING:
     from benchmarks.history import Result
+    from runtimes.ort_session import Kernel
 
 OPTIONS = (
     click.option("--config", "config_name", default="small", show_default=True, help="Sizes: small, or enwik8-base (minutes)."),
@@ -22,6 +23,10 @@ OPTIONS = (
     click.option("--history", type=click.Path(path_type=Path), help="Append here; benchmarks/history/CASE.jsonl by default."),
     json_option,
 )
+kernel_option = click.option(
+    "--kernel", type=click.Choice(["standard", "fused"]), default="standard", show_default=True,
+    help="Standard operators, or the fused one (built first, if it is not there).",
+)  # fmt: skip
 
 
 def case_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -38,10 +43,11 @@ def main() -> None:
 
 @main.command("sliding-window")
 @case_options
+@kernel_option
 @click.option("--attention-lengths", help="Such as 64,128,256; the configuration's own by default.")
 @click.option("--plot", "plot_to", type=click.Path(path_type=Path), help="Draw the result into this PNG file.")
 def sliding_window_command(
-    config_name: str, threads: int | None, repeats: int | None, history: Path | None, as_json: bool,
+    config_name: str, threads: int | None, repeats: int | None, history: Path | None, as_json: bool, kernel: Kernel,
     attention_lengths: str | None, plot_to: Path | None,
 ) -> None:  # fmt: skip
     """Segments with memory against recomputing a window for every token."""
@@ -55,7 +61,9 @@ def sliding_window_command(
     if plot_to:
         check_plot(plot_to)
     result = begin("sliding-window", config, threads=threads, file=history)
-    rows = sliding_window.run(config, attention_lengths=lengths, threads=threads, repeats=repeats, progress=_progress)
+    rows = sliding_window.run(
+        config, attention_lengths=lengths, threads=threads, repeats=repeats, kernel=kernel, progress=_progress
+    )
     result = result.remeasured()
     _report(result, sliding_window.table(rows, result.limits), rows, as_json)
     if plot_to:
@@ -65,10 +73,12 @@ def sliding_window_command(
 
 @main.command("memory-forms")
 @case_options
+@kernel_option
 @click.option("--mem-len", type=int, help="Tokens remembered (M); the configuration's own by default.")
 def memory_forms_command(
-    config_name: str, threads: int | None, repeats: int | None, history: Path | None, as_json: bool, mem_len: int | None
-) -> None:
+    config_name: str, threads: int | None, repeats: int | None, history: Path | None, as_json: bool, kernel: Kernel,
+    mem_len: int | None,
+) -> None:  # fmt: skip
     """One token with full memory in the forms ring, shift and hidden."""
     config, threads = load_config(config_name), checked_threads(threads)
     repeats = checked_repeats(repeats, config.token_repeats)
@@ -77,9 +87,28 @@ def memory_forms_command(
         from benchmarks import memory_forms
         from benchmarks.history import begin
     result = begin("memory-forms", config, threads=threads, file=history)
-    rows = memory_forms.run(config, mem_len=mem_len, threads=threads, repeats=repeats, progress=_progress)
+    rows = memory_forms.run(config, mem_len=mem_len, threads=threads, repeats=repeats, kernel=kernel, progress=_progress)
     result = result.remeasured()
     _report(result, memory_forms.table(rows, result.limits, ring_claim=claim), rows, as_json)
+
+
+@main.command("streams")
+@case_options
+@kernel_option
+@click.option("--mem-len", type=int, default=800, show_default=True, help="Tokens remembered (M).")
+def streams_command(
+    config_name: str, threads: int | None, repeats: int | None, history: Path | None, as_json: bool, kernel: Kernel, mem_len: int
+) -> None:
+    """One token each for 1, 8 and 32 independent streams in one batch."""
+    config, threads = load_config(config_name), checked_threads(threads)
+    repeats = checked_repeats(repeats, config.token_repeats)
+    with needs("cpu,export", "onnxruntime", "onnx_ir", "torch", "safetensors", "tqdm"):
+        from benchmarks import streams
+        from benchmarks.history import begin
+    result = begin("streams", config, threads=threads, file=history)
+    rows = streams.run(config, mem_len=mem_len, threads=threads, repeats=repeats, kernel=kernel, progress=_progress)
+    result = result.remeasured()
+    _report(result, streams.table(rows, result.limits), rows, as_json)
 
 
 @main.command("architectures")

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from runtimes import fused
 from runtimes.describe import describe, describe_lines
 from runtimes.errors import UserError
 from runtimes.generation import generate
@@ -169,4 +170,14 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-COMMANDS: tuple[click.Command, ...] = (check_command, generate_command, info_command)
+@click.command("kernel")
+def kernel_command() -> None:
+    """Build the fused attention operator for this machine's processor, with GCC (g++, or what $CXX names).
+
+    Built once, it is used by every command, for every artefact that has a graph for it; `info` says which have. Its file
+    is in the user's cache; without it the standard operators compute the same.
+    """
+    click.echo(f"the fused kernel is {fused.build()}")
+
+
+COMMANDS: tuple[click.Command, ...] = (check_command, generate_command, info_command, kernel_command)

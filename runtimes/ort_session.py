@@ -7,33 +7,45 @@ from typing import Any, Literal
 
 import numpy as np
 
-from runtimes.errors import ArtefactError, MissingPackageError, first_line
+from runtimes import fused
+from runtimes.errors import ArtefactError, ConfigError, MissingPackageError, first_line
 from runtimes.machine import available_cpus
 from runtimes.memory import Memory
 from runtimes.session import FromLogits, checked_targets, checked_tokens, new_memory
-from runtimes.spec import GRAPH, VOCAB, Form, Spec, TensorFacts, load_spec
+from runtimes.spec import FUSED, GRAPH, VOCAB, Form, Spec, TensorFacts, load_spec
 from runtimes.vocab import Vocab, load_vocab
 
+Kernel = Literal["auto", "standard", "fused"]
 OLDEST: dict[Form, tuple[int, int]] = {"ring": (1, 25), "shift": (1, 23), "hidden": (1, 23)}  # releases that run each form
 
 
 class OrtSession(FromLogits):
-    """The session protocol (see `runtimes.session.Session`) over one artefact's step graph."""
+    """The session protocol (see `runtimes.session.Session`) over one artefact's step graph.
 
-    def __init__(self, spec: Spec, vocab: Vocab, graph: Path, *, threads: int | None = None) -> None:
+    library: of the fused operator, where the graph has it.
+    """
+
+    def __init__(self, spec: Spec, vocab: Vocab, graph: Path, *, threads: int | None = None, library: Path | None = None) -> None:
         self.spec, self.vocab = spec, vocab
         self.identity, self.rule = spec.identity, spec.rule
         self.state: tuple[TensorFacts, ...] = tuple(state.tensor() for state in spec.state)
         if vocab.size != spec.model.vocab_size:
             raise ArtefactError(f"{VOCAB} has {vocab.size} symbols and the model {spec.model.vocab_size}; export it again.")
+        self.kernel: Kernel = "fused" if library else "standard"
         self._ort = _import_onnxruntime(spec.form)
-        self._session = self._load(graph, threads)
+        self._session = self._load(graph, threads, library)
 
     @classmethod
-    def open(cls, folder: Path, *, threads: int | None = None) -> OrtSession:
-        """Verifies every hash of the artefact, then loads it."""
+    def open(cls, folder: Path, *, threads: int | None = None, kernel: Kernel = "auto") -> OrtSession:
+        """Verifies every hash of the artefact, then loads it.
+
+        kernel: `auto` takes the fused operator where the artefact has a graph for it and `xl-export kernel` has built it
+        on this machine, and the standard operators otherwise. Raises ConfigError where `fused` is asked for and cannot be.
+        """
         spec = load_spec(folder)
-        return cls(spec, load_vocab(folder / VOCAB), folder / GRAPH, threads=threads)
+        library = chosen_library(spec, kernel)
+        graph = folder / (FUSED if library else GRAPH)
+        return cls(spec, load_vocab(folder / VOCAB), graph, threads=threads, library=library)
 
     def start(self, batch: int) -> Memory:
         return new_memory(self, batch)
@@ -89,11 +101,13 @@ class OrtSession(FromLogits):
             memory.binding = bound = _Bound(self._session, self._ort, self.spec, memory)
         return bound
 
-    def _load(self, graph: Path, threads: int | None) -> Any:
+    def _load(self, graph: Path, threads: int | None, library: Path | None) -> Any:
         options = self._ort.SessionOptions()
         options.log_severity_level = 4  # nothing: errors are raised, and device discovery warns on machines without a GPU
         options.intra_op_num_threads = threads or available_cpus()
         try:
+            if library:
+                options.register_custom_ops_library(str(library))
             session = self._ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"], enable_fallback=0)
             _verify_signature(session, self.spec, graph)
             return session
@@ -143,6 +157,17 @@ class _Bound:
             io.bind_ortvalue_input(state.past, ort.OrtValue.ortvalue_from_numpy(past[state.past]))
             io.bind_ortvalue_output(state.present, ort.OrtValue.ortvalue_from_numpy(present[state.past]))
         return io
+
+
+def chosen_library(spec: Spec, kernel: Kernel = "auto") -> Path | None:
+    """The fused operator's library where an artefact runs with it on this machine: see `OrtSession.open`."""
+    if kernel == "standard":
+        return None
+    library = fused.built() if FUSED in spec.files else None
+    if kernel == "fused" and library is None:
+        missing = "is not built on this machine" if FUSED in spec.files else "does not serve this artefact's model and memory"
+        raise ConfigError(f"the fused kernel {missing}; build it with `xl-export kernel`, or use the standard operators.")
+    return library
 
 
 def _import_onnxruntime(form: Form) -> Any:

@@ -26,6 +26,7 @@ from runtimes.rule import MemoryRule
 
 SCHEMA = 1
 SPEC, GRAPH, WEIGHTS, VOCAB, REFERENCE = "spec.json", "step.onnx", "weights.bin", "vocab.json", "reference.npz"
+FUSED = "fused.onnx"  # the same step for the fused operator, over the same weights; absent where it does not serve
 MAX_SIZE = 1 << 24  # of any one dimension; absurd sizes become a sentence instead of an allocation
 FILE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # a plain name: no folder, no "..", nothing a file system refuses
 MAX_LAYERS = 4096

@@ -15,13 +15,13 @@ from runtimes.machine import memory_bytes, package_versions
 from runtimes.ort_session import OrtSession
 from runtimes.reference import save_reference
 from runtimes.rule import MemoryRule
-from runtimes.spec import GRAPH, REFERENCE, SPEC, VOCAB, Form, Spec, Target, file_facts, save_spec, state_tensors
+from runtimes.spec import FUSED, GRAPH, REFERENCE, SPEC, VOCAB, Form, Spec, Target, file_facts, save_spec, state_tensors
 from runtimes.torch_session import TorchSession
 from trainer.checkpoint import Run, load_run
 from trainer.model_config import ModelConfig
-from xl_export import genai
+from xl_export import fused, genai
 from xl_export.layers import Weights
-from xl_export.ops import save_model
+from xl_export.ops import save_graph, save_model
 from xl_export.step import OPSETS, step_graph
 from xl_export.validate import ROWS, validate
 
@@ -49,6 +49,8 @@ def export(
     weights = finite_weights(trained)
     with atomic_folder(out, force=force, marker=SPEC) as folder:
         save_model(write_graph(spec, trained.config.model, weights, attention), folder)
+        if fused.takes(spec):
+            save_graph(fused.fused_step_graph(spec, trained.config.model, weights), folder / FUSED, weights_of=folder / GRAPH)
         exported = OrtSession(spec, trained.vocab, folder / GRAPH)
         torch = TorchSession(trained.model.eval(), trained.vocab, spec.rule, identity=trained.sha256)
         save_reference(folder / REFERENCE, validate(exported, torch, tolerance=spec.tolerance))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 
@@ -16,8 +17,10 @@ from benchmarks.__main__ import main
 from benchmarks.configs import CONFIGS
 from benchmarks.measure import Timing
 from runtimes.errors import ArtefactError, ConfigError
+from runtimes.ort_session import OrtSession
 from runtimes.rule import MemoryRule
 
+NEEDS_GCC = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here to build the kernel with")
 BAD = [
     (["--config", "huge"], "huge is not a benchmark configuration"),
     (["--attention-lengths", "0"], "attention length is 0"),
@@ -33,6 +36,39 @@ BAD = [
 
 def call(*arguments):
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("kernel", ["standard", pytest.param("fused", marks=NEEDS_GCC)])
+def test_streams(kernel, tiny, tmp_path):
+    history = tmp_path / "history.jsonl"
+    result = call("streams", "--config", "tiny", "--threads", 1, "--history", history, "--mem-len", 12, "--kernel", kernel)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(history.read_text())["rows"]
+    assert [(row["streams"], row["kernel"]) for row in rows] == [(1, kernel), (8, kernel), (32, kernel)]
+    assert rows[1]["num_bytes"] < 8 * rows[0]["num_bytes"]
+    assert rows[1]["tokens_per_second"] == pytest.approx(8000 / rows[1]["step"]["median"])
+
+
+@NEEDS_GCC
+@pytest.mark.parametrize("case", ["sliding-window", "memory-forms"])
+def test_the_fused_kernel_is_measured_where_it_is_asked_for(case, tiny, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(OrtSession, "open", recording(OrtSession.open, opened))
+    history = tmp_path / "history.jsonl"
+    result = call(case, "--config", "tiny", "--threads", 1, "--history", history, "--kernel", "fused")
+    assert result.exit_code == 0, result.output
+    row = json.loads(history.read_text())["rows"][0]
+    assert row["kernel"] == "fused"
+    assert "fused" in opened
+
+
+def recording(open_session, opened):
+    def recorded(folder, *, threads=None, kernel="auto"):
+        session = open_session(folder, threads=threads, kernel=kernel)
+        opened.append(session.kernel)
+        return session
+
+    return recorded
 
 
 def test_sliding_window(tiny, tmp_path):
