@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from runtimes.precision import Measured, sentence
 from runtimes.records import to_json
 from runtimes.session import open_session
 from runtimes.spec import SPEC, Spec, TensorFacts, load_spec
@@ -39,6 +40,8 @@ def _describe_artefact(spec: Spec) -> dict[str, Any]:
         "bytes_per_stream": spec.bytes_per_stream,
         "bytes_saved_by_spans": spec.bytes_saved,
         "precision": spec.precision,
+        "memory_precision": spec.memory_precision,
+        "measured": None if spec.measured is None else to_json(spec.measured),
         "tolerance": spec.tolerance,
         "opset": spec.opset,
         "inputs": [_tensor(tensor) for tensor in spec.inputs],
@@ -68,8 +71,11 @@ def describe_lines(facts: dict[str, Any]) -> list[str]:
     if facts["kind"] == "run":
         return [*lines, f"vocabulary  {facts['vocabulary']}"]
     saved = f", {facts['bytes_saved_by_spans']:,} saved by learned spans" if model["reaches"] else ""
-    lines.append(f"memory      {facts['memory_form']}, {facts['bytes_per_stream']:,} bytes per stream{saved}")
+    half = " in fp16" if facts["memory_precision"] == "fp16" else ""
+    lines.append(f"memory      {facts['memory_form']}{half}, {facts['bytes_per_stream']:,} bytes per stream{saved}")
     lines.append(f"precision   {facts['precision']}, check within {facts['tolerance']:g} nats, opset {facts['opset']}")
+    if facts["measured"]:
+        lines.append(f"            {sentence(facts['precision'], Measured(**facts['measured']))}")
     lines += [
         f"file        {name}, {file['num_bytes']:,} bytes, sha256 {file['sha256']}" for name, file in facts["files"].items()
     ]

@@ -18,6 +18,7 @@ from runtimes.errors import ArtefactError
 from runtimes.files import read_npz
 from runtimes.logits import log_sum_exp
 from runtimes.ort_session import OrtSession
+from runtimes.precision import QUANTISED
 from runtimes.session import Session, open_session
 from runtimes.spec import REFERENCE, Spec
 
@@ -36,13 +37,24 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckReport:
-    """Whether this device computes what the trained model computes. Differences are in log-probability (nats)."""
+    """Whether this device computes what the trained model computes. Differences are in log-probability (nats).
+
+    against: whose answers they are compared with: PyTorch's, or with quantised weights those of the machine that exported.
+    """
 
     passed: bool
     max_difference: float
     tolerance: float
     tokens: int
     seconds: float
+    against: str
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"{self.tokens} log-probabilities differ from {self.against} by at most {self.max_difference:.2e} nats "
+            f"(tolerance {self.tolerance:g})"
+        )
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.__dict__)
@@ -65,8 +77,9 @@ def check(artefact: Path | str, *, threads: int | None = None) -> CheckReport:
     worst = float(np.max(differences))  # a NaN anywhere makes it NaN, which is not within any tolerance
     tolerance = session.spec.tolerance
     return CheckReport(
-        passed=worst <= tolerance, max_difference=worst, tolerance=tolerance, tokens=log_probs.size, seconds=seconds
-    )
+        passed=worst <= tolerance, max_difference=worst, tolerance=tolerance, tokens=log_probs.size, seconds=seconds,
+        against="the exporting machine" if session.spec.precision in QUANTISED else "PyTorch",
+    )  # fmt: skip
 
 
 def replay(session: Session, tokens: np.ndarray, segments: Iterable[int], restarts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

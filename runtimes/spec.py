@@ -21,6 +21,7 @@ import numpy as np
 
 from runtimes.errors import ArtefactError, ConfigError
 from runtimes.files import read_json, sha256, write_json
+from runtimes.precision import TOLERANCES, Float, Measured, MemoryPrecision, Precision
 from runtimes.records import from_json, to_json
 from runtimes.rule import MemoryRule
 
@@ -31,12 +32,9 @@ MAX_SIZE = 1 << 24  # of any one dimension; absurd sizes become a sentence inste
 FILE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # a plain name: no folder, no "..", nothing a file system refuses
 MAX_LAYERS = 4096
 GROUP_STEP = 64  # tokens; heads whose reach differs by less share their memory tensors
-TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2}  # nats, by precision
 SELECTIVE_FROM = 8192  # tokens; larger vocabularies have a graph that computes its output layer only where asked to
 Form = Literal["ring", "shift", "hidden"]
-Precision = Literal["fp32", "fp16"]
 Target = Literal["onnxruntime", "tensorrt"]
-Float = Literal["float32", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +134,9 @@ class FileFacts:
 class Spec:
     """The contract of one artefact; `identity` names it in everything derived from it.
 
-    target: whose rules the graph is written for. With `tensorrt` the memory has the type of the precision.
+    target: whose rules the graph is written for; with `tensorrt` the memory has the type of the precision. precision: of
+    the weights. memory_precision: of the memory tensors. measured: what these cost; None for fp32, and where no text was
+    at hand.
     """
 
     schema: int = SCHEMA
@@ -149,17 +149,25 @@ class Spec:
     producer: dict[str, str]  # package: version
     source: dict[str, str]  # of the trained model: checkpoint hash
     target: Target = "onnxruntime"
+    memory_precision: MemoryPrecision = "fp32"
+    measured: Measured | None = None
     files: dict[str, FileFacts] = field(default_factory=dict)
 
     @property
     def state_dtype(self) -> Float:
         """The type of the memory tensors."""
-        return "float16" if self.target == "tensorrt" and self.precision == "fp16" else "float32"
+        half = self.memory_precision == "fp16" or (self.target == "tensorrt" and self.precision == "fp16")
+        return "float16" if half else "float32"
+
+    @property
+    def lossy(self) -> bool:
+        """Whether weights or memory are stored in fewer bits than they were trained in."""
+        return (self.precision, self.memory_precision) != ("fp32", "fp32")
 
     @property
     def tolerance(self) -> float:
-        """The largest difference in log-probability from PyTorch, in nats, that `check` lets pass: ours, not the file's."""
-        return TOLERANCES[self.precision]
+        """The largest difference in log-probability from the reference, in nats, that `check` lets pass: ours, not the file's."""
+        return max(TOLERANCES[precision] for precision in (self.precision, self.memory_precision))
 
     @property
     def identity(self) -> str:

@@ -13,6 +13,7 @@ import click
 from runtimes.cli import COMMANDS, Group, echo_json, json_option
 from runtimes.cli_eval import eval_command
 from runtimes.errors import UserError, needs
+from runtimes.precision import sentence
 from runtimes.reference import check
 from runtimes.spec import load_spec
 from xl_export.cli_attention import attention_command, spans_command
@@ -112,8 +113,22 @@ def train(config: str | None, out: Path | None, resume_run: Path | None, force: 
     "--attention", type=click.Choice(["plugin", "native"]),
     help="For tensorrt: one node that our fused kernel takes (the default), or the engine's own kernels for standard operators.",
 )  # fmt: skip
+@click.option(
+    "--precision", type=click.Choice(["fp32", "fp16", "int8", "int4"]),
+    help="Of the weights: fp16 is a smaller file; int8 and int4 are faster too, and lose a little; fp32 by default.",
+)  # fmt: skip
+@click.option(
+    "--memory-precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True,
+    help="Of the memory tensors: fp16 halves what a stream takes, and costs time on a CPU.",
+)  # fmt: skip
+@click.option(
+    "--text", type=click.Path(path_type=Path), help="Held-out text to measure a precision on; the run's own test text by default."
+)
 @force_option
-def onnx(run: Path, out: Path, memory: str | None, target: str, attention: str | None, force: bool, **changes: Any) -> None:
+def onnx(
+    run: Path, out: Path, memory: str | None, target: str, attention: str | None, precision: str | None, memory_precision: str,
+    text: Path | None, force: bool, **changes: Any,
+) -> None:  # fmt: skip
     """Export RUN to an artefact: a folder that runs with NumPy and ONNX Runtime alone.
 
     The graph is compared with PyTorch at several shapes, and over chained segments through several wraps of
@@ -129,12 +144,16 @@ def onnx(run: Path, out: Path, memory: str | None, target: str, attention: str |
     if attention and target != "tensorrt":
         raise UserError("--attention is for --target tensorrt; leave it out, or give both.")
     rule = dataclasses.replace(rule, **given)
-    export(run, out, memory=memory, rule=rule, target=target, attention=attention or "plugin", force=force)  # type: ignore[arg-type]
+    export(
+        run, out, memory=memory, rule=rule, target=target, attention=attention or "plugin", precision=precision,  # type: ignore[arg-type]
+        memory_precision=memory_precision, text=text, force=force,  # type: ignore[arg-type]
+    )  # fmt: skip
     report, spec = check(out), load_spec(out)
-    click.echo(
-        f"{out} is ready: {spec.form} memory, {spec.rule}; {report.tokens} log-probabilities differ from "
-        f"PyTorch by at most {report.max_difference:.2e} nats (tolerance {report.tolerance:g})"
-    )
+    click.echo(f"{out} is ready: {spec.form} memory, {spec.rule}; {report.sentence}")
+    if spec.measured is not None:
+        click.echo(sentence(spec.precision, spec.measured))
+    elif spec.lossy:
+        click.echo(f"{spec.precision} is not measured: {run} kept no test text; give one with --text FILE")
 
 
 @main.command()

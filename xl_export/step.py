@@ -209,8 +209,9 @@ class StepGraph(Layers):
     ) -> tuple[ir.Value, ...]:
         """The same from the paper's own memory: layer inputs, whose keys and values are computed again each step."""
         op, name = self.op, f"blocks.{group.layer}."
-        context = op.Concat(self.inputs[f"past_hidden.{group.layer}"], x, axis=1)
+        context = op.Concat(self.inputs[f"past_hidden.{group.layer}"], self.to_memory(x), axis=1)
         present.append(self.last_of(context, group.rule.mem_len, axis=1))
+        context = self.from_memory(context)
         if (sight := self.sight(group)).before is not None:
             before = op.Squeeze(sight.before, op.constant(np.array([1])))
             context = op.Where(before, op.constant(np.float32(0)), context)
@@ -226,15 +227,25 @@ class StepGraph(Layers):
         """Keys or values of memory and segment: written into the ring, or shifted by a segment."""
         op, sight = self.op, self.sight(group)
         past = self.inputs[f"past_key_values.{group.name}.{kind}"]
+        new = self.to_memory(new)
         if self.spec.form == "ring":
             kept = op.TensorScatter(past, new, sight.write_at, axis=2, mode="circular")
             present.append(kept)
         else:
             kept = op.Concat(past, new, axis=2)
             present.append(self.last_of(kept, group.rule.mem_len, axis=2))
+        kept = self.from_memory(kept)
         if sight.before is not None:
             kept = op.Where(sight.before, op.constant(self.initial(group, kind)), kept)
         return kept
+
+    def to_memory(self, x: ir.Value) -> ir.Value:
+        """x in the type of the memory tensors."""
+        return self.op.Cast(x, to=int(ir.DataType.FLOAT16)) if self.spec.state_dtype == "float16" else x
+
+    def from_memory(self, x: ir.Value) -> ir.Value:
+        """x from memory in float32, that everything is computed in."""
+        return self.op.Cast(x, to=int(ir.DataType.FLOAT)) if self.spec.state_dtype == "float16" else x
 
     def initial(self, group: Group, kind: str) -> np.ndarray:
         """Key or value [h, 1, K] of a hidden state of zero: zero, or W·beta behind a LayerNorm."""

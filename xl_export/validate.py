@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -9,6 +10,8 @@ from tqdm import tqdm
 
 from runtimes.errors import ArtefactError
 from runtimes.logits import log_sum_exp
+from runtimes.ort_session import OrtSession
+from runtimes.precision import QUANTISED
 from runtimes.reference import Reference, replay
 from runtimes.rule import MemoryRule
 from runtimes.session import Session
@@ -43,6 +46,23 @@ def validate(exported: Session, torch: Session, *, tolerance: float, seed: int =
             mine, theirs, tolerance=tolerance, what=f"two streams of {tokens.shape[1] - 1} tokens in {len(segments)} segments"
         )
     return Reference(tokens=tokens, segments=segments, restarts=restarts, log_probs=log_probs.astype(np.float32), last=last)
+
+
+def check_again(lowered: OrtSession, reference: Reference) -> Reference:
+    """The reference of the same model in a lower precision: PyTorch's, or the graph's own answers where weights are quantised.
+
+    Raises ArtefactError when answers are not finite, or differ from PyTorch's by more than the precision's tolerance.
+    """
+    shown = _shown(reference.segments.tolist(), f"answers in {lowered.spec.precision}")
+    log_probs, last = replay(lowered, reference.tokens, shown, reference.restarts)
+    if lowered.spec.precision in QUANTISED:
+        worst = np.array([np.abs(log_probs).max(), np.abs(last).max()])
+        if not np.isfinite(worst).all():
+            raise ArtefactError(f"in {lowered.spec.precision} the graph gives probabilities that are not finite; take more bits.")
+        return dataclasses.replace(reference, log_probs=log_probs.astype(np.float32), last=last)
+    for mine, theirs in ((log_probs, reference.log_probs), (last, reference.last)):
+        _compare(mine, theirs, tolerance=lowered.spec.tolerance, what=f"{log_probs.size} tokens in {lowered.spec.precision}")
+    return reference
 
 
 def chained_segments(rule: MemoryRule) -> np.ndarray:
