@@ -23,7 +23,8 @@ DOMAIN = "xl_export"
 def takes(spec: Spec) -> bool:
     """Whether the operator computes what this artefact's layers do."""
     by_distance = spec.model.positions in ("relative", "shaw", "learned") and spec.model.sublayers == "feed-forward"
-    return spec.form == "ring" and spec.precision == "fp32" and spec.rule.initial_memory == "masked" and by_distance
+    served = spec.form == "ring" and spec.state_dtype == "float32" and spec.target == "onnxruntime"
+    return served and spec.rule.initial_memory == "masked" and by_distance
 
 
 def fused_step_graph(spec: Spec, config: ModelConfig, weights: Weights) -> ir.Model:
