@@ -14,7 +14,7 @@ from runtimes.ort_session import OrtSession
 from runtimes.reference import save_reference
 from runtimes.rule import MemoryRule
 from runtimes.spec import GRAPH, REFERENCE, SPEC, VOCAB, Form, Spec, file_facts, save_spec, state_tensors
-from runtimes.torch_session import TorchSession
+from runtimes.torch_session import ProjectedTorchSession
 from trainer.checkpoint import Run, load_run
 from xl_export import genai
 from xl_export.layers import Weights
@@ -42,7 +42,7 @@ def export(
     with atomic_folder(out, force=force, marker=SPEC) as folder:
         save_model(step_graph(spec, trained.config.model, weights), folder)
         exported = OrtSession(spec, trained.vocab, folder / GRAPH)
-        torch = TorchSession(trained.model.eval(), trained.vocab, spec.rule, identity=trained.sha256)
+        torch = ProjectedTorchSession(trained.model.eval(), trained.vocab, spec.rule, identity=trained.sha256)
         save_reference(folder / REFERENCE, validate(exported, torch, tolerance=spec.tolerance))
         write_json(folder / VOCAB, trained.vocab.to_json())
         if genai.takes(spec):
