@@ -1,4 +1,4 @@
-"""`python -m benchmarks CASE`, end to end at a tiny size."""
+"""`python -m benchmarks list`, `run` and `compare`, end to end at a tiny size."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ BAD = [
     (["--repeats", "0"], "repeats is 0"),
     (["--plot", "result.pdf"], "ends in .png"),
     (["--plot", "no/such/folder/result.png"], "is not a folder"),
+    (["--csv", "result.txt"], "ends in .csv"),
+    (["--mem-len", "5"], "sliding-window takes no --mem-len"),
+    (["--only", "all-attention"], "sliding-window takes no --only"),
+    (["nothing"], "nothing is not a case; give one of decode, "),
+    (["batch", "--plot", "result.png"], "--plot draws one case, and there are pictures of decode, latency, sliding-window"),
 ]
 
 
@@ -37,7 +42,7 @@ def call(*arguments):
 
 def test_sliding_window(tiny, tmp_path):
     history, picture = tmp_path / "new" / "history.jsonl", tmp_path / "result.png"
-    options = ("sliding-window", "--config", "tiny", "--threads", 1, "--history", history, "--json")
+    options = ("run", "sliding-window", "--config", "tiny", "--threads", 1, "--history", history, "--json")
     result = call(*options, "--attention-lengths", "20,8", "--plot", picture)
     assert result.exit_code == 0, result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -61,7 +66,7 @@ def test_sliding_window(tiny, tmp_path):
 
 def test_memory_forms(tiny, tmp_path):
     history = tmp_path / "history.jsonl"
-    result = call("memory-forms", "--config", "tiny", "--threads", 1, "--history", history)
+    result = call("memory-forms", "--config", "tiny", "--threads", 1, "--history", history)  # a name alone runs the case
     assert result.exit_code == 0, result.output
     assert "claim: hidden takes at least 1e-09 times as long as ring: holds" in result.stdout
     rows = json.loads(history.read_text())["rows"]
@@ -78,7 +83,9 @@ CLAIMS = [(12, 6, "MISSED, 6.0 times"), (12, 8, "holds, 8.0 times"), (5, 8, None
 def test_the_claim_is_judged_only_where_it_was_made(mem_len, hidden, verdict, tiny, tmp_path, monkeypatch):
     monkeypatch.setitem(CONFIGS, "tiny", dataclasses.replace(tiny, ring_claim=7.0))
     monkeypatch.setattr(memory_forms, "run", lambda *_, **__: [form_row("ring", 1), form_row("hidden", hidden)])
-    result = call("memory-forms", "--config", "tiny", "--threads", 1, "--mem-len", mem_len, "--history", tmp_path / "h.jsonl")
+    result = call(
+        "run", "memory-forms", "--config", "tiny", "--threads", 1, "--mem-len", mem_len, "--history", tmp_path / "h.jsonl"
+    )
     assert result.exit_code == 0, result.output
     assert ("claim: " in result.stdout) == (verdict is not None)
     assert verdict is None or verdict in result.stdout
@@ -87,7 +94,7 @@ def test_the_claim_is_judged_only_where_it_was_made(mem_len, hidden, verdict, ti
 @pytest.mark.parametrize(("options", "sentence"), BAD)
 def test_bad_input_is_one_sentence(options, sentence, tmp_path):
     history = tmp_path / "history.jsonl"
-    result = call("sliding-window", "--history", history, *options)
+    result = call("run", "sliding-window", "--history", history, *options)
     assert result.exit_code == 2
     assert not result.stdout
     assert not history.exists()
