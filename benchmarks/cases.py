@@ -32,9 +32,20 @@ class Case:
         return "benchmarks." + self.name.replace("-", "_")
 
 
+STEP = ("mem_len", "batch", "tokens")
 CASES = {
     case.name: case
     for case in (
+        Case(
+            name="decode", what="one token against memory length: ONNX Runtime and PyTorch, with the same memory",
+            keys=STEP, takes=("config", "repeats", "attention_lengths"), plots=True,
+        ),
+        Case(name="segment", what="a whole segment, per token: ONNX Runtime and PyTorch", keys=STEP),
+        Case(name="batch", what="one token of 1, 8 and 32 independent streams: ONNX Runtime and PyTorch", keys=STEP),
+        Case(
+            name="latency", what="1,000 consecutive tokens: percentiles and jitter, against a cache that grows", keys=("side",),
+            takes=("config", "repeats", "mem_len"), claims=("latency_claim",), plots=True,
+        ),
         Case(
             name="sliding-window", what="segments with memory against a window recomputed for each token (Table 9)",
             keys=("attention_length",), takes=("config", "repeats", "attention_lengths"), plots=True,
@@ -43,6 +54,9 @@ CASES = {
             name="memory-forms", what="one token in the three forms of memory", keys=("form", "mem_len"),
             takes=("config", "repeats", "mem_len"), claims=("ring_claim",),
         ),
+        Case(name="load", what="from opening to the first token, and resident memory: artefact and run", keys=("side",)),
+        Case(name="export", what="time and peak memory of an export, validation included", keys=("form",), takes=("config",)),
+        Case(name="training", what="a training step with memory and without", keys=("mem_len",), engine="torch"),
         Case(
             name="architectures", what="six small models trained for the same CPU time: bits per character",
             keys=("name",), takes=("minutes", "out", "names"), engine="torch",

@@ -1,0 +1,17 @@
+"""One token of each of several independent streams with full memory: what serving them together saves."""
+
+from __future__ import annotations
+
+from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
+from benchmarks.steps import Progress, Row, measure_steps, table
+
+__all__ = ["Row", "run", "table"]
+
+
+def run(
+    config: BenchmarkConfig, *, threads: int | None = None, repeats: int | None = None, progress: Progress = lambda line: None
+) -> list[Row]:
+    """A row for each number of streams; what is None is the configuration's own."""
+    threads, repeats = checked_threads(threads), checked_repeats(repeats, config.repeats)
+    steps = [(batch, 1) for batch in config.streams]
+    return measure_steps(config, config.mem_len, steps, threads=threads, repeats=repeats, progress=progress)
