@@ -34,8 +34,8 @@ class OrtSession(FromLogits):
     def open(cls, folder: Path, *, threads: int | None = None) -> OrtSession:
         """Verifies every hash of the artefact and loads it.
 
-        The graph is verified before it is loaded. The weights, which are plain numbers and most of the bytes, are hashed while ONNX
-        Runtime reads them; no session is returned before their hash is known to be right.
+        The graph is verified before it is loaded. The weights, which are plain numbers and most of the bytes, are hashed while
+        ONNX Runtime reads them; no session is returned before their hash is known to be right.
         """
         spec = load_spec(folder, hash_later=(WEIGHTS,))
         with ThreadPoolExecutor(1) as pool:
