@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ from runtimes.errors import ArtefactError, MissingPackageError, first_line
 from runtimes.machine import available_cpus
 from runtimes.memory import Memory
 from runtimes.session import FromLogits, checked_targets, checked_tokens, new_memory
-from runtimes.spec import GRAPH, VOCAB, WEIGHTS, Form, Spec, TensorFacts, load_spec, verify_hash
+from runtimes.spec import GRAPH, VOCAB, Form, Spec, TensorFacts, load_spec
 from runtimes.vocab import Vocab, load_vocab
 
 OLDEST: dict[Form, tuple[int, int]] = {"ring": (1, 25), "shift": (1, 23), "hidden": (1, 23)}  # releases that run each form
@@ -32,18 +31,9 @@ class OrtSession(FromLogits):
 
     @classmethod
     def open(cls, folder: Path, *, threads: int | None = None) -> OrtSession:
-        """Verifies every hash of the artefact and loads it.
-
-        The graph is verified before it is loaded. The weights, which are plain numbers and most of the bytes, are hashed while
-        ONNX Runtime reads them; no session is returned before their hash is known to be right.
-        """
-        spec = load_spec(folder, hash_later=(WEIGHTS,))
-        with ThreadPoolExecutor(1) as pool:
-            weights = pool.submit(verify_hash, folder, spec, WEIGHTS)
-            try:
-                return cls(spec, load_vocab(folder / VOCAB), folder / GRAPH, threads=threads)
-            finally:
-                weights.result()  # damage is said to be damage, whatever loading made of it
+        """Verifies every hash of the artefact, then loads it."""
+        spec = load_spec(folder)
+        return cls(spec, load_vocab(folder / VOCAB), folder / GRAPH, threads=threads)
 
     def start(self, batch: int) -> Memory:
         return new_memory(self, batch)

@@ -244,11 +244,11 @@ def save_spec(folder: Path, spec: Spec) -> None:
     write_json(folder / SPEC, {**to_json(spec), "digest": spec.identity})
 
 
-def load_spec(folder: Path, *, hash_later: tuple[str, ...] = ()) -> Spec:
+def load_spec(folder: Path) -> Spec:
     """The verified spec of an artefact folder.
 
-    Schema, digest, sizes and the hash of every file are checked before anything else is read; the hashes of files named in
-    hash_later are left to `verify_hash`. Raises ArtefactError that names the file and says how to mend it.
+    Schema, digest, sizes and the hash of every file are checked before anything else is read. Raises
+    ArtefactError that names the file and says how to mend it.
     """
     path = folder / SPEC
     if not path.is_file():
@@ -261,9 +261,7 @@ def load_spec(folder: Path, *, hash_later: tuple[str, ...] = ()) -> Spec:
         )
     spec = parse_spec(data, where=str(path))
     for name, facts in spec.files.items():
-        _verify_size(folder / name, facts)
-        if name not in hash_later:
-            verify_hash(folder, spec, name)
+        _verify_file(folder / name, facts)
     return spec
 
 
@@ -288,18 +286,13 @@ def parse_spec(data: Any, *, where: str) -> Spec:
     return spec
 
 
-def _verify_size(path: Path, facts: FileFacts) -> None:
+def _verify_file(path: Path, facts: FileFacts) -> None:
     if not path.is_file():
         raise ArtefactError(f"{path} is missing; copy the whole folder, or export the artefact again.")
     size = path.stat().st_size
     if size != facts.num_bytes:
         raise ArtefactError(f"{path} has {size} bytes, expected {facts.num_bytes}; copy it again, or export the artefact again.")
-
-
-def verify_hash(folder: Path, spec: Spec, name: str) -> None:
-    """Raises ArtefactError where a file of the artefact is not what was exported."""
-    path = folder / name
-    if sha256(path) != spec.files[name].sha256:
+    if sha256(path) != facts.sha256:
         raise ArtefactError(
             f"{path} was altered: its SHA-256 is not the one in {SPEC}; copy it again, or export the artefact again."
         )
