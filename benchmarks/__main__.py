@@ -69,7 +69,7 @@ def run_command(
         _check_plot(plot_to, chosen)
     if csv_to:
         check_csv(csv_to)
-    documents = [_measure(case, given, threads, history, plot_to, as_json) for case in chosen]
+    documents = [_measure(case, given, threads, history, plot_to, as_json) for case in chosen if not _skipped(case)]
     if csv_to:
         write_csv(csv_to, documents)
         click.echo(f"written to {csv_to}", err=True)
@@ -104,6 +104,17 @@ def _check_plot(path: Path, chosen: list[Case]) -> None:
     from benchmarks.plot import check_plot
 
     check_plot(path)
+
+
+def _skipped(case: Case) -> bool:
+    """Whether the case cannot be measured on this machine; says why."""
+    if not case.may_skip:
+        return False
+    with needs("cpu,export", *PACKAGES):
+        reason = import_module(case.module).unavailable()
+    if reason:
+        click.echo(f"{case.name} is skipped: {reason}")
+    return reason is not None
 
 
 def _measure(

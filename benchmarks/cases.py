@@ -16,7 +16,8 @@ class Case:
     """name: of the case; its module has underscores. what: one line about it. keys: the fields of a row that name it.
 
     takes: what `run` may be given besides threads. claims: figures of a `BenchmarkConfig` that `table` judges, at that
-    configuration's own sizes only. plots: whether `benchmarks.plot` has a picture of it. engine: the package that computes.
+    configuration's own sizes only. plots: whether `benchmarks.plot` has a picture of it. may_skip: whether the module has
+    `unavailable`, which says why this machine cannot measure it. engine: the package that computes.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Case:
     takes: tuple[str, ...] = ("config", "repeats")
     claims: tuple[str, ...] = ()
     plots: bool = False
+    may_skip: bool = False
     engine: str = "onnxruntime"
 
     @property
@@ -45,6 +47,10 @@ CASES = {
         Case(
             name="latency", what="1,000 consecutive tokens: percentiles and jitter, against a cache that grows", keys=("side",),
             takes=("config", "repeats", "mem_len"), claims=("latency_claim",), plots=True,
+        ),
+        Case(
+            name="gpu", what="one token and one segment on an NVIDIA GPU: CUDA provider and PyTorch (not run yet by anybody)",
+            keys=("tokens", "mem_len"), may_skip=True,
         ),
         Case(
             name="sliding-window", what="segments with memory against a window recomputed for each token (Table 9)",

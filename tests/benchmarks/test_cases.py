@@ -160,3 +160,19 @@ def test_decode_is_drawn(tiny: BenchmarkConfig, tmp_path: Path) -> None:
 
 def test_module_names_follow_from_case_names() -> None:
     assert cases.find_case("sliding-window").module == "benchmarks.sliding_window"
+
+
+def test_a_machine_without_a_gpu_skips_its_case_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
+    result = call("run", "gpu", "--history", tmp_path / "history.jsonl")
+    assert result.exit_code == 0, result.output
+    assert "gpu is skipped: onnxruntime" in result.stdout
+    assert "has no CUDAExecutionProvider here; install 'xl-export[gpu]'" in result.stdout
+    assert not (tmp_path / "history.jsonl").exists()
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_answers_of_the_cpu(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+    (document,) = measured(tmp_path, "gpu")
+    assert [row["tokens"] for row in document["rows"]] == [1, 8]
+    assert all(row["difference"] < 1e-3 for row in document["rows"])
