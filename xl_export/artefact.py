@@ -55,11 +55,12 @@ def export(
 def refuse_if_too_large(spec: Spec) -> None:
     """Raises ConfigError where validating the graph takes more memory than this machine has."""
     model, rule = spec.model, spec.rule
+    width = model.heads * model.head_dim
     scores = ROWS * model.heads * rule.segment * rule.slots
     logits = ROWS * rule.segment * model.vocab_size
-    hidden = ROWS * model.layers * rule.slots * model.d_model
-    table = model.layers * rule.position_rows * model.heads * model.head_dim
-    needed = 8 * model.parameters + 2 * ROWS * spec.bytes_per_stream + 4 * (4 * scores + 4 * logits + 2 * hidden + table)
+    kept = 2 * ROWS * model.layers * rule.slots * width  # keys and values in PyTorch, of one segment and of the one before
+    tables = model.layers * (rule.position_rows + rule.slots) * width
+    needed = 8 * model.parameters + 2 * ROWS * spec.bytes_per_stream + 4 * (4 * scores + 4 * logits + 2 * kept + tables)
     if needed > memory_bytes():
         raise ConfigError(
             f"exporting with {rule} takes about {needed / 2**30:,.0f} GiB and this machine has {memory_bytes() / 2**30:.0f}; "
