@@ -1,11 +1,13 @@
 """Consecutive tokens one by one: percentiles and jitter, with memory of a fixed length and with a cache that grows.
 
 The claim is that no token costs more than three times the median once warm, because the cost is constant. Both sides begin with
-as many tokens as the memory holds, so they begin alike.
+as many tokens as the memory holds, so they begin alike; they take turns of a hundred tokens.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +28,8 @@ from runtimes.rule import MemoryRule
 
 WARM = 20  # untimed tokens before the timed ones
 CHECKED = 32  # tokens of the growing side that are compared with PyTorch before anything is timed, and one after all
-PART = 100  # tokens whose median is kept in the history
+PART = 100  # tokens of one turn, whose median is kept in the history
+SETTLE = 3  # untimed tokens before each turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +82,8 @@ def run(
     threads, tokens = checked_threads(threads), checked_repeats(repeats, config.consecutive)
     rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
     weights, draw = random_weights(config.model), np.random.default_rng(0)
-    stream = draw.integers(0, config.model.vocab_size, rule.slots + WARM + tokens + 1).tolist()
+    untimed = rule.slots + WARM + SETTLE * math.ceil(tokens / PART)
+    stream = draw.integers(0, config.model.vocab_size, untimed + tokens + 1).tolist()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         progress("exporting, with comparison against PyTorch; building the growing cache and comparing it as well")
@@ -92,10 +96,10 @@ def run(
         def fixed(token: int) -> None:
             session.step(np.array([[token]]), memory)
 
-        progress(f"{rule.slots + WARM} tokens before, then {tokens} timed, with memory {rule.mem_len}")
-        ours = consecutive(fixed, stream[:-1], tokens)
-        progress(f"{tokens} timed tokens with a cache that grows")
-        theirs = consecutive(growing.next_logits, stream[CHECKED:-1], tokens)
+        progress(
+            f"{rule.slots + WARM} tokens before, then {tokens} timed on each side, {PART} in turn, with memory {rule.mem_len}"
+        )
+        ours, theirs = in_turns([(fixed, stream[:-1]), (growing.next_logits, stream[CHECKED:-1])], tokens)
         difference = max(difference, check_growing(growing.next_logits(stream[-1])[None], truth[-1:]))
     facts = {"mem_len": rule.mem_len, "num_bytes": step_bytes(config.model, rule, "ring")}
     return [
@@ -104,17 +108,28 @@ def run(
     ]
 
 
-def consecutive(feed: Callable[[int], object], stream: Sequence[int], count: int) -> tuple[float, ...]:
-    """Milliseconds of each of the last `count` tokens of a stream; those before them are fed untimed."""
-    before = len(stream) - count
-    for token in stream[:before]:
-        feed(token)
-    durations = []
-    for token in stream[before:]:
-        began = time.perf_counter()
-        feed(token)
-        durations.append((time.perf_counter() - began) * 1e3)
-    return tuple(durations)
+def in_turns(sides: Sequence[tuple[Callable[[int], object], Sequence[int]]], count: int) -> list[tuple[float, ...]]:
+    """Milliseconds of each of the last `count` tokens of every side's stream, those before them fed untimed.
+
+    Sides take turns of `PART` consecutive tokens, so that a machine that slows down slows all of them; some untimed ones come
+    before each turn.
+    """
+    turns = [range(min(PART, count - at)) for at in range(0, count, PART)]
+    streams = [iter(tokens) for _, tokens in sides]
+    found: list[list[float]] = [[] for _ in sides]
+    for (feed, tokens), stream in zip(sides, streams, strict=True):
+        for token in itertools.islice(stream, len(tokens) - count - SETTLE * len(turns)):
+            feed(token)
+    for turn in turns:
+        for (feed, _), stream, durations in zip(sides, streams, found, strict=True):
+            for token in itertools.islice(stream, SETTLE):
+                feed(token)
+            for _ in turn:
+                token = next(stream)
+                began = time.perf_counter()
+                feed(token)
+                durations.append((time.perf_counter() - began) * 1e3)
+    return [tuple(durations) for durations in found]
 
 
 def table(rows: Sequence[Row], limits: Limits, *, latency_claim: float | None = None) -> list[str]:

@@ -84,6 +84,16 @@ def test_latency_has_percentiles_of_consecutive_tokens_on_both_sides(tiny: Bench
     assert document["rows"][1]["difference"] < 1e-4
 
 
+def test_sides_take_turns_of_consecutive_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency, "PART", 4)
+    fed: list[tuple[str, int]] = []
+    sides = [(lambda token, name=name: fed.append((name, token)), list(range(20))) for name in "ab"]
+    times = latency.in_turns(sides, 6)
+    assert [len(durations) for durations in times] == [6, 6]
+    assert [token for name, token in fed if name == "a"] == list(range(20))
+    assert "".join(name for name, _ in fed) == "a" * 8 + "b" * 8 + ("a" * 7 + "b" * 7) + ("a" * 5 + "b" * 5)
+
+
 def test_the_claim_of_latency_is_judged_by_the_slowest_token() -> None:
     from benchmarks.measure import Limits
 
@@ -109,7 +119,7 @@ def test_the_growing_cache_equals_pytorch_at_every_length(tiny: BenchmarkConfig,
 def test_a_wrong_growing_cache_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     table = growing.position_table
     monkeypatch.setattr(growing, "position_table", lambda *which: np.roll(table(*which), 1, axis=2))
-    monkeypatch.setattr(latency, "consecutive", lambda *_: pytest.fail("timed in spite of a wrong answer"))
+    monkeypatch.setattr(latency, "in_turns", lambda *_: pytest.fail("timed in spite of a wrong answer"))
     with pytest.raises(ArtefactError, match="the growing cache differs"):
         latency.run(tiny, threads=1)
 
