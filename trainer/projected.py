@@ -1,14 +1,12 @@
 """The model with keys and values for memory in place of hidden states: each token's are computed once, not in every segment.
 
 For inference alone: no dropout, no gradients. The answers are those of `LanguageModel.layers`, which projects M remembered
-hidden states for the T tokens of a segment and is tested against the papers; this form is tested against that one. Its attention
-is that of `trainer/attention.py` with half of the passes over the scores, which are most of what a long memory costs.
+hidden states for the T tokens of a segment and is tested against the papers; this form is tested against that one.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,18 +17,13 @@ from trainer.model import Block, LanguageModel, Sight, look
 
 
 class ProjectedModel:
-    """Steps of a model under one rule; the position vectors of all layers and distances are computed at the start."""
+    """Steps of a model under one rule; the terms of all distances are computed at the start."""
 
     def __init__(self, model: LanguageModel, rule: MemoryRule) -> None:
         self.model, self.rule = model, rule
         with torch.inference_mode():
             vectors = model.positions.vectors(rule.slots, rule)
-            self.terms, self.tables = [], []
-            for layer in range(len(model.blocks)):
-                terms = model.positions.terms(layer, vectors)
-                table = None if terms.position is None else terms.position.flip(0).transpose(0, 1).contiguous()
-                self.terms.append(replace(terms, position=None))
-                self.tables.append(table)
+            self.terms = [model.positions.terms(layer, vectors) for layer in range(len(model.blocks))]
 
     def step(self, tokens: Tensor, memory: list[Tensor], positions: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The last layer's output [B, T, D] and the memory after the segment.
@@ -43,67 +36,12 @@ class ProjectedModel:
             sight = look(T, positions, self.rule, relative_attention)
             x, after = self.model.embed(tokens), []
             for layer, block in enumerate(self.model.blocks):
-                assert isinstance(block, Block)
                 x = self.model.positions.embed(layer, x, sight.positions)
                 past = memory[2 * layer : 2 * layer + 2]
-                mine = replace(sight, attention=partial(attention_by_table, table=self.tables[layer]))
-                x, kept = _block(block, x, past, self.terms[layer], mine)
+                assert isinstance(block, Block)
+                x, kept = _block(block, x, past, _nearest(self.terms[layer], self.rule.mem_len + T), sight)
                 after += [array[:, :, T:] for array in kept]
             return self.model.last([x]), after
-
-
-def attention_by_table(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    table: Tensor | None,
-    visible: Tensor,
-    terms: Terms,
-    persistent: tuple[Tensor, Tensor] | None = None,
-    dropout: float = 0.0,
-) -> Tensor:
-    """`relative_attention` with the position vectors as a table [H, S, K] of these heads and perhaps more, the nearest last.
-
-    The soft span mask that multiplies after the softmax and normalises again is its logarithm added before it.
-    """
-    assert not dropout, "this attention is for inference"
-    J, scale = key.shape[1], query.shape[-1] ** -0.5
-    query, key, value = (x.transpose(1, 2) for x in (query * scale, key, value))
-    content, asking = (query if pair is None else query + pair[:, None] * scale for pair in (terms.u, terms.v))
-    scores_BHTJ = content @ key.transpose(2, 3)
-    by_distance = _by_distance(asking, J, scale, table, terms)
-    if by_distance is not None:
-        scores_BHTJ += _shifted(by_distance)
-    scores_BHTJ.masked_fill_(~visible[:, None], float("-inf"))
-    if persistent is not None:
-        scores = torch.cat([scores_BHTJ, query @ persistent[0].transpose(1, 2)], dim=-1)
-        weights = scores.softmax(dim=-1)
-        return (weights[..., :J] @ value + weights[..., J:] @ persistent[1]).transpose(1, 2)
-    weights = scores_BHTJ.softmax(dim=-1)
-    if terms.gate is not None or not bool(visible.any(dim=-1).all()):
-        weights = weights.nan_to_num(nan=0.0)  # a query that sees nothing has the answer zero
-    return (weights @ value).transpose(1, 2)
-
-
-def _by_distance(asking: Tensor, J: int, scale: float, table: Tensor | None, terms: Terms) -> Tensor | None:
-    """What its distance adds to each score, [B, H, T, J], that of distance J - 1 first; None where that is nothing."""
-    B, H, T, _ = asking.shape
-    scores = None if table is None else asking @ table[:H, -J:].transpose(1, 2)
-    for column in (
-        None if terms.bias is None else terms.bias[:J] * scale,
-        None if terms.gate is None else terms.gate[:J].log(),
-    ):
-        if column is not None:
-            row = column.flip(0).T[:, None]  # [H, 1, J]
-            scores = row.expand(B, H, T, J).contiguous() if scores is None else scores.add_(row)
-    return scores
-
-
-def _shifted(scores: Tensor) -> Tensor:
-    """`trainer.attention.shift` as a view: row i begins T - 1 - i columns later; what follows its last key belongs to no key."""
-    B, H, T, J = scores.shape
-    return scores.as_strided((B, H, T, J), (H * T * J, T * J, J - 1, 1), T - 1)
 
 
 def _block(block: Block, x: Tensor, past: list[Tensor], terms: Terms, sight: Sight) -> tuple[Tensor, list[Tensor]]:
@@ -121,3 +59,9 @@ def _block(block: Block, x: Tensor, past: list[Tensor], terms: Terms, sight: Sig
         key, value = (torch.where(before, empty, array) for empty, array in zip(blank, kept, strict=True))
     query = block.heads(block.query(asking))
     return block.rest(x, block.attend(query, key.transpose(1, 2), value.transpose(1, 2), terms, sight)), kept
+
+
+def _nearest(terms: Terms, count: int) -> Terms:
+    """The terms of distances 0 … count - 1."""
+    tables = {"position": terms.position, "bias": terms.bias}
+    return replace(terms, **{name: table[:count] for name, table in tables.items() if table is not None})

@@ -51,18 +51,20 @@ def validate(exported: Session, torch: Session, *, tolerance: float, seed: int =
 def chained_segments(rule: MemoryRule) -> np.ndarray:
     """Lengths T, 1, 7, T, T, 3, … int64 that together pass the ring's end: see `WRAPS` and `ENOUGH`.
 
-    None ends where the ring does, so that some are written across its end, unless T is 1 or there is no memory.
+    Once these have been through, only whole segments fill a ring that is longer, until its end is near. None ends where the
+    ring does, so that some are written across its end, unless T is 1 or there is no memory.
     """
     T, S = rule.segment, rule.slots
     pattern = [min(length, T) for length in (T, 1, 7, T, T, 3, T)]
     wanted = max(S + sum(pattern), min(WRAPS * S, ENOUGH))
     lengths: list[int] = []
-    for length in itertools.cycle(pattern):
-        if sum(lengths) > wanted:
-            return np.array(lengths)
-        at_the_end = 1 < T < S and (sum(lengths) + length) % S == 0
+    following, total = itertools.cycle(pattern), 0
+    while total <= wanted:
+        length = T if sum(pattern) <= total < S - T else next(following)
+        at_the_end = 1 < T < S and (total + length) % S == 0
         lengths += ([T, length] if length < T else [T - 1, T]) if at_the_end else [length]
-    raise AssertionError("a cycle does not end")
+        total = sum(lengths)
+    return np.array(lengths)
 
 
 def _far_on(session: Session, memory: Memory) -> np.ndarray:
