@@ -35,6 +35,7 @@ GROUP_STEP = 64  # tokens; heads whose reach differs by less share their memory 
 SELECTIVE_FROM = 8192  # tokens; larger vocabularies have a graph that computes its output layer only where asked to
 Form = Literal["ring", "shift", "hidden"]
 Target = Literal["onnxruntime", "tensorrt"]
+LATER: dict[str, Any] = {"target": "onnxruntime", "memory_precision": "fp32", "measured": None}  # fields added to schema 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +173,14 @@ class Spec:
     @property
     def identity(self) -> str:
         """SHA-256 over the whole contract, file hashes included."""
-        return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """The contract as it is written and hashed.
+
+        A field of `LATER` is there only where it says something, so that artefacts from before it load and keep their identity.
+        """
+        return {name: value for name, value in to_json(self).items() if name not in LATER or value != LATER[name]}
 
     @property
     def inputs(self) -> tuple[TensorFacts, ...]:
@@ -262,7 +270,7 @@ def file_facts(path: Path) -> FileFacts:
 
 def save_spec(folder: Path, spec: Spec) -> None:
     """Writes `spec.json` with its own digest."""
-    write_json(folder / SPEC, {**to_json(spec), "digest": spec.identity})
+    write_json(folder / SPEC, {**spec.to_json(), "digest": spec.identity})
 
 
 def load_spec(folder: Path) -> Spec:

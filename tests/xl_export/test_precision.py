@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,13 @@ import pytest
 from click.testing import CliRunner
 
 from runtimes import open_session
-from runtimes.errors import ConfigError, TextError
+from runtimes.errors import ArtefactError, ConfigError, TextError
 from runtimes.logits import log_sum_exp
 from runtimes.ort_session import OrtSession
 from runtimes.precision import LIMITS, Measured, Precision, sentence
 from runtimes.reference import check
 from runtimes.rule import MemoryRule
-from runtimes.spec import GRAPH, WEIGHTS, load_spec
+from runtimes.spec import GRAPH, SPEC, WEIGHTS, load_spec, parse_spec
 from tests.architectures import ARCHITECTURES
 from tests.streams import feed, rows
 from trainer.checkpoint import load_run
@@ -236,16 +238,14 @@ def test_a_preset_that_misses_its_limit_says_so(precision: Precision) -> None:
     assert "within the limit" in sentence(precision, dataclasses.replace(measured, bits_per_token=1.9))
 
 
-def test_an_older_artefact_has_no_word_of_precision_and_loads(artefacts: dict[str, Path]) -> None:
-    import json
-
-    from runtimes.records import from_json
-    from runtimes.spec import SPEC, Spec
-
-    data = json.loads((artefacts["ring"] / SPEC).read_text())
-    for name in ("digest", "measured", "memory_precision", "target"):
-        data.pop(name)
-    assert from_json(Spec, data, where="spec.json").memory_precision == "fp32"
+def test_an_fp32_artefact_is_written_as_before_there_were_presets(artefacts: dict[str, Path]) -> None:
+    """So one from then loads, under the identity that saved streams name, and what is added to it is noticed."""
+    facts = json.loads((artefacts["ring"] / SPEC).read_text())
+    assert not {"measured", "memory_precision", "target"} & set(facts)
+    hashed = json.dumps({name: value for name, value in facts.items() if name != "digest"}, sort_keys=True)
+    assert facts["digest"] == hashlib.sha256(hashed.encode()).hexdigest() == load_spec(artefacts["ring"]).identity
+    with pytest.raises(ArtefactError, match="was altered"):
+        parse_spec({**facts, "memory_precision": "fp16"}, where="older")
 
 
 def test_vocabularies_of_a_narrow_embedding_keep_their_tables(make_run: Callable[..., Path], tmp_path: Path) -> None:
