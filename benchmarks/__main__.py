@@ -91,6 +91,25 @@ def compare_command(before: str, after: str, history: Path | None, as_json: bool
     echo_json(report.to_json(), as_json)
 
 
+@main.command("kernel")
+@click.option("--history", type=click.Path(path_type=Path), help="Append here; benchmarks/history/kernel.jsonl by default.")
+@json_option
+def kernel_command(history: Path | None, as_json: bool) -> None:
+    """TensorRT's attention kernel against PyTorch's forms of the same attention, on this machine's GPU."""
+    with needs("export,tensorrt", "torch", "triton"):
+        from benchmarks import kernel
+        from benchmarks.history import HISTORY, append
+    kernel.refuse_without_gpu()
+    file = history or HISTORY / "kernel.jsonl"
+    rows = kernel.run(progress=lambda line: click.echo(line, err=True))
+    for line in kernel.table(rows):
+        click.echo(line)
+    document = kernel.document(rows)
+    append(file, document)
+    click.echo(f"appended to {file}")
+    echo_json(document, as_json)
+
+
 def _checked(name: str, value: Any) -> Any:
     checks: dict[str, Callable[[Any], Any]] = {
         "config": load_config, "repeats": lambda given: checked_repeats(given, 1), "minutes": checked_minutes,
