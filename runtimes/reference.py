@@ -17,7 +17,6 @@ import numpy as np
 from runtimes.errors import ArtefactError
 from runtimes.files import read_npz
 from runtimes.logits import log_sum_exp
-from runtimes.memory import Memory
 from runtimes.ort_session import OrtSession
 from runtimes.precision import QUANTISED
 from runtimes.session import Session, open_session
@@ -85,14 +84,6 @@ def check(artefact: Path | str, *, threads: int | None = None) -> CheckReport:
 
 def replay(session: Session, tokens: np.ndarray, segments: Iterable[int], restarts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """log p of each next token [B, N], and of every symbol after the last one [B, V], over chained segments."""
-    log_probs, last, _ = replay_on(session, tokens, segments, restarts)
-    return log_probs, last
-
-
-def replay_on(
-    session: Session, tokens: np.ndarray, segments: Iterable[int], restarts: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, Memory]:
-    """What `replay` gives, and the memory after it, to go on with."""
     memory = session.start(len(tokens))
     pieces, at = [], 0
     for length, restart in zip(segments, restarts, strict=True):
@@ -103,7 +94,7 @@ def replay_on(
         at += length
     assert before is not None, "the segments do not end with the tokens"
     last, _ = session.predict(piece, before)
-    return np.concatenate(pieces, axis=1), last - log_sum_exp(last)[:, None], memory
+    return np.concatenate(pieces, axis=1), last - log_sum_exp(last)[:, None]
 
 
 def save_reference(path: Path, reference: Reference) -> None:
