@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,12 @@ def _resident() -> dict[str, int | None]:
     return {**found}
 
 
-if __name__ == "__main__":
-    _, what, threads, *arguments = sys.argv
+def main(arguments: Sequence[object]) -> str:
+    """The report of WHAT, the number of threads, and further arguments, as one line of JSON."""
+    what, threads, *others = map(str, arguments)
     report = measure_open if what == "open" else measure_export
-    print(json.dumps(report(int(threads), *arguments)))
+    return json.dumps(report(int(threads), *others))
+
+
+if __name__ == "__main__":
+    print(main(sys.argv[1:]))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from benchmarks import cases, growing, latency, steps
+from benchmarks import cases, child, export, growing, latency, load, steps
 from benchmarks.__main__ import main
 from benchmarks.cases import CASES
 from benchmarks.configs import BenchmarkConfig
@@ -135,15 +135,23 @@ def test_a_wrong_artefact_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytes
             import_module(CASES[name].module).run(tiny, threads=1)
 
 
-def test_load_and_export_are_measured_in_processes_of_their_own(tiny: BenchmarkConfig, tmp_path: Path) -> None:
-    (load,) = measured(tmp_path, "load", "--repeats", 1)
-    _, export = measured(tmp_path, "export")
-    assert [row["side"] for row in load["rows"]] == ["artefact", "run in PyTorch"]
-    assert [row["form"] for row in export["rows"]] == ["ring", "shift"]
-    for row in load["rows"]:
+@pytest.fixture(params=["here", pytest.param("processes", marks=pytest.mark.slow)])
+def children(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where load and export do what they measure: in processes of their own as they should, or quickly in this one."""
+    if request.param == "here":
+        for case in (load, export):
+            monkeypatch.setattr(case, "in_child", lambda what, *given, threads: json.loads(child.main([what, threads, *given])))
+
+
+def test_load_and_export_measure_both_sides(tiny: BenchmarkConfig, tmp_path: Path, children: None) -> None:
+    (opened,) = measured(tmp_path, "load", "--repeats", 1)
+    _, exported = measured(tmp_path, "export")
+    assert [row["side"] for row in opened["rows"]] == ["artefact", "run in PyTorch"]
+    assert [row["form"] for row in exported["rows"]] == ["ring", "shift"]
+    for row in opened["rows"]:
         assert row["open"]["median"] > 0
         assert row["resident_bytes"] > row["needed_bytes"]
-    for row in export["rows"]:
+    for row in exported["rows"]:
         assert row["peak_bytes"] > row["weight_bytes"]
 
 
