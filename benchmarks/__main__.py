@@ -111,6 +111,32 @@ def streams_command(
     _report(result, streams.table(rows, result.limits), rows, as_json)
 
 
+@main.command("precision")
+@case_options
+@kernel_option
+@click.option("--mem-len", type=int, default=800, show_default=True, help="Tokens remembered (M); a run's own with --run.")
+@click.option("--run", "trained", type=click.Path(path_type=Path), help="A trained run instead of random weights: quality too.")
+def precision_command(
+    config_name: str, threads: int | None, repeats: int | None, history: Path | None, as_json: bool, kernel: Kernel,
+    mem_len: int, trained: Path | None,
+) -> None:  # fmt: skip
+    """Each precision of weights and memory: one token's time, size, and with a trained run what it loses."""
+    threads = checked_threads(threads)
+    with needs("cpu,export", "onnxruntime", "onnx_ir", "torch", "safetensors", "tqdm"):
+        from benchmarks import precision
+        from benchmarks.history import begin
+    config = precision.size_of(trained) if trained else load_config(config_name)
+    repeats = checked_repeats(repeats, config.token_repeats)
+    result = begin("precision", config, threads=threads, file=history, precision="each precision")
+    rows = precision.run(
+        config, trained=trained, mem_len=None if trained else mem_len, threads=threads, repeats=repeats, kernel=kernel,
+        progress=_progress,
+    )  # fmt: skip
+    result = result.remeasured()
+    claims = (config.name, mem_len) == ("enwik8-base", 800) and not trained
+    _report(result, precision.table(rows, result.limits, claims=claims), rows, as_json)
+
+
 @main.command("architectures")
 @click.option("--minutes", default=3.0, show_default=True, help="CPU minutes of all threads together that each model trains for.")
 @click.option("--out", type=click.Path(path_type=Path), default="architectures", show_default=True, help="The runs' folder.")

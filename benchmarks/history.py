@@ -30,13 +30,14 @@ class Result:
     machine: dict[str, Any]
     versions: dict[str, str]
     engine: str = "onnxruntime"
+    precision: str = "fp32"
 
     @property
     def title(self) -> str:
         m = self.config.model
         return (
             f"{self.case}, {self.config.name}: {m.layers} layers, D {m.d_model}, H {m.heads}, K {m.head_dim}, FF {m.d_ff}, "
-            f"segment {self.config.segment}, {self.threads} threads, fp32"
+            f"segment {self.config.segment}, {self.threads} threads, {self.precision}"
         )
 
     @property
@@ -64,20 +65,23 @@ class Result:
         """Appends the rows with all they depend on to the history file, and returns that document."""
         document = {
             "case": self.case, "time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "config": self.config.name,
-            "model": to_json(self.config.model), "segment": self.config.segment, "threads": self.threads, "precision": "fp32",
-            "engine": self.engine, "rows": rows, "limits": to_json(self.limits), "machine": self.machine,
-            "versions": self.versions, "commit": commit(),
+            "model": to_json(self.config.model), "segment": self.config.segment, "threads": self.threads,
+            "precision": self.precision, "engine": self.engine, "rows": rows, "limits": to_json(self.limits),
+            "machine": self.machine, "versions": self.versions, "commit": commit(),
         }  # fmt: skip
         append(self.file, document)
         return document
 
 
-def begin(case: str, config: BenchmarkConfig, *, threads: int, file: Path | None, engine: str = "onnxruntime") -> Result:
+def begin(
+    case: str, config: BenchmarkConfig, *, threads: int, file: Path | None, engine: str = "onnxruntime", precision: str = "fp32"
+) -> Result:
     """Takes down the machine and its limits, and makes sure that the history file can be written before anything is measured."""
     file, machine = _writable(file or HISTORY / f"{case}.jsonl"), machine_facts()
     limits = measure_limits(threads)
     return Result(
-        case=case, config=config, threads=threads, file=file, limits=limits, machine=machine, versions=versions(), engine=engine
+        case=case, config=config, threads=threads, file=file, limits=limits, machine=machine, versions=versions(), engine=engine,
+        precision=precision,
     )  # fmt: skip
 
 
