@@ -228,19 +228,21 @@ def test_the_fused_kernel_passes_the_check_of_quantised_weights(
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_the_check_of_quantised_weights_finds_wrong_scales(
-    precision: Precision, calm_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: Precision, make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tolerances let the rounding of activations differ and no more: scales of one layer's keys 20 % too large are found."""
-    folder = export(calm_run("transformer-xl"), tmp_path / "artefact", precision=precision)
+    """Its tolerances let the rounding of activations differ and no more: scales that are a tenth too large are found."""
+    folder = export(make_run(**SIZES), tmp_path / "artefact", precision=precision)
     model = ir.load(folder / GRAPH)
-    scales = model.graph.initializers["blocks.0.query_key_value.columns.scales"]
-    array = np.array(scales.const_value.numpy())  # type: ignore[union-attr]
-    scales.const_value = ir.tensor(np.float32(1.2) * array, name=scales.name)
-    ir.save(model, tmp_path / "wrong.onnx")
+    for name, value in model.graph.initializers.items():
+        if ".scales" in name:
+            array = value.const_value.numpy()  # type: ignore[union-attr]
+            value.const_value = ir.tensor((1.1 * array).astype(array.dtype), name=name)
+    ir.save(model, folder / "wrong.onnx")  # beside the weights that it shares
     spec = load_spec(folder)
-    wrong = OrtSession(spec, load_vocab(folder / VOCAB), tmp_path / "wrong.onnx")
+    wrong = OrtSession(spec, load_vocab(folder / VOCAB), folder / "wrong.onnx")
     monkeypatch.setattr("runtimes.reference.open_session", lambda *arguments, **options: wrong)
-    assert not check(folder).passed
+    report = check(folder)
+    assert not report.passed, report.sentence
 
 
 def test_engines_take_one_precision(run: Path, tmp_path: Path) -> None:
