@@ -245,6 +245,13 @@ def test_the_check_of_quantised_weights_finds_wrong_scales(
     assert not report.passed, report.sentence
 
 
+@pytest.mark.parametrize(("name", "value"), [("precision", "int3"), ("memory_precision", "int8"), ("memory_precision", "int4")])
+def test_precisions_that_there_are_not_are_refused(name: str, value: str, run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is '{value}'; expected one of fp32, fp16"):
+        export(run, tmp_path / "artefact", **{name: value})  # type: ignore[arg-type]
+    assert not (tmp_path / "artefact").exists()
+
+
 def test_engines_take_one_precision(run: Path, tmp_path: Path) -> None:
     for options in ({"precision": "int8"}, {"memory_precision": "fp16"}):
         with pytest.raises(ConfigError, match="--target tensorrt has weights and memory in fp16"):
