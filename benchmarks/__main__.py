@@ -49,6 +49,9 @@ def list_command() -> None:
 @click.option(
     "--kernel", type=click.Choice(["standard", "fused"]), help="Operators of ONNX Runtime, or the fused one, built first."
 )
+@click.option(
+    "--run", "trained", type=click.Path(path_type=Path), help="precision: a trained run for random weights: quality too."
+)
 @click.option("--minutes", type=float, help="architectures: CPU minutes of all threads together for each model; 3 by default.")
 @click.option("--out", type=click.Path(path_type=Path), help="architectures: the runs' folder.")
 @click.option("--only", "names", multiple=True, help="architectures: one of the models; several may be given.")
@@ -147,6 +150,8 @@ def _measure(
         module = import_module(case.module)
         from benchmarks.history import begin
     given = dict(given)
+    if "trained" in given:
+        given["config"] = module.size_of(given["trained"])
     config = given.pop("config", load_config(SMALL)) if "config" in case.takes else module.described()
     others = {name: value for name, value in given.items() if value != getattr(config, name, None) and name != "repeats"}
     claims = {} if others else {name: getattr(config, name) for name in case.claims}

@@ -63,7 +63,7 @@ CASES = {
         ),
         Case(
             name="precision", what="one token with weights in fp32, fp16, int8 and int4, and memory in fp16",
-            keys=("precision", "memory_precision", "mem_len", "kernel"), takes=STEPS,
+            keys=("precision", "memory_precision", "mem_len", "kernel"), takes=(*STEPS, "trained"),
         ),
         Case(name="load", what="from opening to the first token, and resident memory: artefact and run", keys=("side",)),
         Case(name="export", what="time and peak memory of an export, validation included", keys=("form",), takes=("config",)),
@@ -87,5 +87,5 @@ def refuse_foreign_options(case: Case, given: dict[str, object]) -> None:
     """Raises ConfigError for an option that the case has no use for."""
     for option in given:
         if option not in case.takes:
-            flag = {"names": "only"}.get(option, option).replace("_", "-")
+            flag = {"names": "only", "trained": "run"}.get(option, option).replace("_", "-")
             raise ConfigError(f"{case.name} takes no --{flag}; leave it out, or measure the cases in runs of their own.")

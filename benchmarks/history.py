@@ -37,7 +37,7 @@ class Result:
         m = self.config.model
         return (
             f"{self.case}, {self.config.name}: {m.layers} layers, D {m.d_model}, H {m.heads}, K {m.head_dim}, FF {m.d_ff}, "
-            f"segment {self.config.segment}, {self.threads} threads, fp32"
+            f"segment {self.config.segment}, {self.threads} threads"
         )
 
     @property

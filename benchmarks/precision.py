@@ -1,6 +1,7 @@
-"""The precision presets beside one another: what one token with full memory costs in each, and how large the artefact is.
+"""What fewer bits gain and lose: each precision of weights and memory, the time of one token with full memory, size and quality.
 
-Weights are random here, so quality is not measured: every export below fp32 measures that on the run's own text.
+A trained run measures its quality itself when it is exported, on its own test text. Random weights of a named size say how
+fast a precision is and nothing about what it loses.
 """
 
 from __future__ import annotations
@@ -17,22 +18,29 @@ from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.kernels import open_checked
 from benchmarks.measure import Limits, Timing, take_turns
 from benchmarks.models import random_weights, write_run
-from benchmarks.steps import Progress, filled
+from runtimes.memory import Memory
 from runtimes.ort_session import Kernel, OrtSession
-from runtimes.precision import PRECISIONS, MemoryPrecision, Precision
+from runtimes.precision import LIMITS, Measured, MemoryPrecision, Precision
 from runtimes.records import to_json
 from runtimes.rule import MemoryRule
-from runtimes.spec import GRAPH, WEIGHTS
+from runtimes.spec import FUSED, GRAPH, WEIGHTS
+from trainer.checkpoint import load_run
 from xl_export import export
 
-PRESETS: tuple[tuple[Precision, MemoryPrecision], ...] = (*((name, "fp32") for name in PRECISIONS), ("fp32", "fp16"))
+PRECISIONS: tuple[tuple[Precision, MemoryPrecision], ...] = (
+    ("fp32", "fp32"), ("fp16", "fp32"), ("int8", "fp32"), ("int4", "fp32"), ("fp32", "fp16"), ("int8", "fp16"), ("int4", "fp16"),
+)  # fmt: skip
+HEADER = (
+    "weights  memory  kernel    ms per token  at least  times fp32  MB on disk  MB a stream  "
+    "bits a token  lost     KL, nats  agreement"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One preset. token: the time of one. faster: than fp32. num_bytes: of graph and weights. bytes_per_stream: of memory.
+    """One precision in the ring. read_bytes: that a token cannot avoid reading. speed_up: against fp32 weights and memory.
 
-    tolerance: that its answers were held to, against PyTorch's in fp32 or the same weights' own, nats.
+    num_bytes: of graph and weights. measured: on the run's test text; None for random weights, and for fp32.
     """
 
     precision: Precision
@@ -40,63 +48,91 @@ class Row:
     mem_len: int
     kernel: Kernel
     token: Timing
-    faster: float
+    speed_up: float
+    read_bytes: int
     num_bytes: int
     bytes_per_stream: int
-    tolerance: float
+    measured: Measured | None
 
     def to_json(self) -> dict[str, Any]:
         return to_json(self)
 
 
+def size_of(run: Path) -> BenchmarkConfig:
+    """A trained run as a size to measure at: its own model and evaluation rule."""
+    config = load_run(run).config
+    rule = config.evaluation
+    return BenchmarkConfig(
+        name=run.resolve().name, model=config.model, segment=rule.segment, attention_lengths=(max(rule.mem_len, 1),), repeats=1,
+        mem_len=rule.mem_len, token_repeats=100,
+    )  # fmt: skip
+
+
 def run(
-    config: BenchmarkConfig,
-    *,
-    mem_len: int | None = None,
-    threads: int | None = None,
-    repeats: int | None = None,
-    kernel: Kernel = "standard",
-    progress: Progress = lambda line: None,
-) -> list[Row]:
-    """A row for each preset, timed in turns; what is None is the configuration's own."""
+    config: BenchmarkConfig, *, trained: Path | None = None, mem_len: int | None = None, threads: int | None = None,
+    repeats: int | None = None, kernel: Kernel = "standard", progress: Callable[[str], None] = lambda line: None,
+) -> list[Row]:  # fmt: skip
+    """Exports a trained run, or random weights of a size, in each precision, then times a token of each in turns.
+
+    kernel: `fused` for the precisions that it serves.
+    """
     threads, repeats = checked_threads(threads), checked_repeats(repeats, config.token_repeats)
     rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
-    sessions: dict[str, OrtSession] = {}
     with tempfile.TemporaryDirectory() as folder:
-        source = write_run(Path(folder) / "run", config.model, rule, random_weights(config.model))
-        sizes = {}
-        for preset in PRESETS:
-            name = " ".join(preset)
-            progress(f"weights {preset[0]}, memory {preset[1]}: exporting, with comparison against PyTorch")
-            out = export(source, Path(folder) / name.replace(" ", "-"), precision=preset[0], memory_precision=preset[1])
-            # the fused operator has memory in fp32
-            sessions[name] = open_checked(out, threads=threads, kernel=kernel if preset[1] == "fp32" else "standard")
-            sizes[name] = sum((out / file).stat().st_size for file in (GRAPH, WEIGHTS))
+        source = trained or write_run(Path(folder) / "run", config.model, rule, random_weights(config.model))
+        sessions, sizes = [], []
+        for precision, memory in PRECISIONS:
+            progress(f"{precision} weights, {memory} memory: exporting")
+            artefact = export(
+                source, Path(folder) / f"{precision}-{memory}", rule=rule, precision=precision, memory_precision=memory
+            )
+            served: Kernel = kernel if (artefact / FUSED).is_file() else "standard"
+            sessions.append(open_checked(artefact, threads=threads, kernel=served))
+            sizes.append(sum((artefact / name).stat().st_size for name in (GRAPH, WEIGHTS)))
         progress(f"timing {repeats} tokens of each")
-        times = take_turns({name: _one_token(session) for name, session in sessions.items()}, repeats=repeats)
-    exact = times["fp32 fp32"].median
+        sides = {str(at): _one_token(session) for at, session in enumerate(sessions)}
+        times = list(take_turns(sides, repeats=repeats).values())
     return [
         Row(
             precision=session.spec.precision, memory_precision=session.spec.memory_precision, mem_len=rule.mem_len,
-            kernel=session.kernel, token=times[name], faster=exact / times[name].median, num_bytes=sizes[name],
-            bytes_per_stream=session.spec.bytes_per_stream, tolerance=session.spec.tolerance,
+            kernel=session.kernel, token=token, speed_up=times[0].median / token.median, read_bytes=_read_bytes(session, size),
+            num_bytes=size, bytes_per_stream=session.spec.bytes_per_stream, measured=session.spec.measured,
         )
-        for name, session in sessions.items()
+        for session, token, size in zip(sessions, times, sizes, strict=True)
     ]  # fmt: skip
 
 
+def _read_bytes(session: OrtSession, num_bytes: int) -> int:
+    """Weights as they are stored and the memory that is visible; a table by distance counts as it is stored, too."""
+    rule = session.rule
+    return num_bytes + session.spec.bytes_per_stream * (rule.mem_len + 1) // rule.slots
+
+
 def _one_token(session: OrtSession) -> Callable[[], Any]:
-    memory, token = filled(session, 1), np.zeros((1, 1), np.int64)
-    return lambda: session.predict(token, memory)
+    """One token of a stream that is well beyond its beginning; the numbers in its memory are random."""
+    draw, memory, token = np.random.default_rng(0), session.start(1), np.zeros((1, 1), np.int64)
+    _fill(memory, draw)
+    memory.positions[:] = 3 * session.rule.slots
+    return lambda: session.step(token, memory)
+
+
+def _fill(memory: Memory, draw: np.random.Generator) -> None:
+    for array in memory.tensors.values():
+        array[:] = draw.standard_normal(array.shape, np.float32)
 
 
 def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text; the least time is that of reading the artefact and a stream's memory."""
-    lines = ["weights  memory  kernel    ms per token  at least  times faster  artefact, MB  stream, MB"]
+    """The rows as text, the least time by the machine's measured read rate."""
+    lines = [HEADER]
     for row in rows:
-        least = limits.read_milliseconds(row.num_bytes + row.bytes_per_stream)
+        quality = "-             -        -         -"
+        if (m := row.measured) is not None:
+            quality = f"{m.bits_per_token:<12.4f}  {m.bits_lost:<+7.4f}  {m.kl_nats:<8.2g}  {m.agreement:.1%}"
+            limit = LIMITS[row.precision] or LIMITS["fp16"]
+            quality += f"  BEYOND its limit of {limit}" if m.bits_lost > limit else ""
         lines.append(
-            f"{row.precision:7}  {row.memory_precision:6}  {row.kernel:8}  {row.token.median:<12.3g}  {least:<8.3g}  "
-            f"{row.faster:<12.2f}  {row.num_bytes / 1e6:<12,.1f}  {row.bytes_per_stream / 1e6:,.1f}"
+            f"{row.precision:7}  {row.memory_precision:6}  {row.kernel:8}  {row.token.median:<12.3g}  "
+            f"{limits.read_milliseconds(row.read_bytes):<8.3g}  {row.speed_up:<10.2f}  {row.num_bytes / 1e6:<10.4g}  "
+            f"{row.bytes_per_stream / 1e6:<11.4g}  {quality}"
         )
     return lines

@@ -12,9 +12,11 @@ MemoryPrecision = Literal["fp32", "fp16"]
 Float = Literal["float32", "float16"]  # of the memory tensors
 QUANTISED: tuple[Precision, ...] = ("int8", "int4")
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-# Largest difference in log-probability, nats, that `check` lets pass: from PyTorch with fp32 and fp16; with int8 and int4
-# from the machine that exported, since rounding to so few values differs between processors by more than arithmetic does.
-TOLERANCES: dict[Precision, float] = {"fp32": 1e-4, "fp16": 2e-2, "int8": 5e-2, "int4": 5e-2}
+# Largest difference in log-probability, nats, that `check` lets pass: from PyTorch with fp32 and fp16; with int8 and int4 from
+# the machine that exported. There activations are rounded to int8 too, so that another order of additions (another processor,
+# the fused kernel) moves some by a whole step: measured 0.054 at most and 0.004 in the mean. A wrong scale moves the mean.
+TOLERANCES: dict[Precision, float] = {"fp32": 1e-4, "fp16": 2e-2, "int8": 0.5, "int4": 0.5}
+MEAN_TOLERANCES: dict[Precision, float] = {"fp32": 1e-4, "fp16": 2e-2, "int8": 2e-2, "int4": 2e-2}  # of the mean difference
 LIMITS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.002, "int8": 0.01, "int4": 0.05}  # bits per token above fp32
 
 

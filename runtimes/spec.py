@@ -21,7 +21,7 @@ import numpy as np
 
 from runtimes.errors import ArtefactError, ConfigError
 from runtimes.files import read_json, sha256, write_json
-from runtimes.precision import TOLERANCES, Float, Measured, MemoryPrecision, Precision
+from runtimes.precision import MEAN_TOLERANCES, TOLERANCES, Float, Measured, MemoryPrecision, Precision
 from runtimes.records import from_json, to_json
 from runtimes.rule import MemoryRule
 
@@ -169,6 +169,11 @@ class Spec:
     def tolerance(self) -> float:
         """The largest difference in log-probability from the reference, in nats, that `check` lets pass: ours, not the file's."""
         return max(TOLERANCES[precision] for precision in (self.precision, self.memory_precision))
+
+    @property
+    def mean_tolerance(self) -> float:
+        """The same of the mean difference; tighter where `tolerance` must leave room for single values."""
+        return max(MEAN_TOLERANCES[precision] for precision in (self.precision, self.memory_precision))
 
     @property
     def identity(self) -> str:

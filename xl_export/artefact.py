@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -78,6 +78,12 @@ def export(
 
 def precision_for(target: Target, precision: Precision | None, memory_precision: MemoryPrecision) -> Precision:
     """The precision of the weights for a target; raises ConfigError where the two do not go together."""
+    for name, given, known in (
+        ("precision", precision or "fp32", Precision),
+        ("memory_precision", memory_precision, MemoryPrecision),
+    ):
+        if given not in get_args(known):
+            raise ConfigError(f"{name} is {given!r:.20}; expected one of {', '.join(get_args(known))}.")
     if target == "tensorrt" and (precision not in (None, "fp16") or memory_precision != "fp32"):
         raise ConfigError("--target tensorrt has weights and memory in fp16; leave out --precision and --memory-precision.")
     return precision or ("fp16" if target == "tensorrt" else "fp32")

@@ -149,7 +149,8 @@ def onnx(
         memory_precision=memory_precision, text=text, force=force,  # type: ignore[arg-type]
     )  # fmt: skip
     report, spec = check(out), load_spec(out)
-    click.echo(f"{out} is ready: {spec.form} memory, {spec.rule}; {report.sentence}")
+    verdict = "is ready" if report.passed else "is written, but its check FAILED on this machine"
+    click.echo(f"{out} {verdict}: {spec.form} memory, {spec.rule}; {report.sentence}")
     if spec.measured is not None:
         click.echo(sentence(spec.precision, spec.measured))
     elif spec.lossy:

@@ -16,6 +16,7 @@ from benchmarks import memory_forms, sliding_window, vanilla
 from benchmarks.__main__ import main
 from benchmarks.configs import CONFIGS
 from benchmarks.measure import Timing
+from benchmarks.precision import PRECISIONS
 from runtimes.errors import ArtefactError, ConfigError
 from runtimes.ort_session import OrtSession
 from runtimes.rule import MemoryRule
@@ -53,6 +54,34 @@ def test_steps_are_measured_with_either_kernel(case, kernel, tiny, tmp_path):
     assert {row["kernel"] for row in rows} == {kernel}
     if case == "batch":
         assert rows[1]["num_bytes"] < rows[1]["batch"] * rows[0]["num_bytes"]
+
+
+@pytest.mark.parametrize("kernel", ["standard", pytest.param("fused", marks=NEEDS_GCC)])
+def test_precision(kernel, tiny, tmp_path):
+    history = tmp_path / "history.jsonl"
+    result = call("precision", "--config", "tiny", "--threads", 1, "--history", history, "--mem-len", 12, "--kernel", kernel)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(history.read_text())["rows"]
+    assert [(row["precision"], row["memory_precision"]) for row in rows] == list(PRECISIONS)
+    assert [row["kernel"] for row in rows] == [kernel] * 4 + ["standard"] * 3
+    assert rows[0]["speed_up"] == 1
+    assert rows[4]["bytes_per_stream"] - 8 == (rows[0]["bytes_per_stream"] - 8) // 2
+    assert all(row["measured"] is None for row in rows)
+    assert "claim" not in result.output
+
+
+def test_precision_of_a_trained_run(make_run, text, tiny, tmp_path):
+    run, history = make_run(), tmp_path / "history.jsonl"
+    (run / "test.txt").write_text(text[:200], encoding="utf-8")
+    result = call("precision", "--run", run, "--threads", 1, "--repeats", 3, "--history", history)
+    assert result.exit_code == 0, result.output
+    document = json.loads(history.read_text())
+    assert document["config"] == run.name
+    rows = document["rows"]
+    assert [row["measured"] is None for row in rows] == [True] + [False] * 6
+    assert rows[3]["measured"]["tokens"] == 199
+    assert rows[3]["mem_len"] == 16
+    assert f"{rows[3]['measured']['bits_per_token']:.4f}" in result.output
 
 
 @NEEDS_GCC
@@ -206,16 +235,3 @@ def test_table_9_stands_beside_its_lengths():
 def test_help_is_cheap():
     code = "import sys, benchmarks.__main__; sys.exit(sorted({'torch', 'onnx_ir', 'matplotlib'} & set(sys.modules)) or 0)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr == ""
-
-
-def test_precision_presets(tiny, tmp_path):
-    history = tmp_path / "history.jsonl"
-    result = call("precision", "--config", "tiny", "--threads", 1, "--history", history)
-    assert result.exit_code == 0, result.output
-    rows = json.loads(history.read_text())["rows"]
-    assert [(row["precision"], row["memory_precision"]) for row in rows] == [
-        ("fp32", "fp32"), ("fp16", "fp32"), ("int8", "fp32"), ("int4", "fp32"), ("fp32", "fp16"),
-    ]  # fmt: skip
-    assert rows[0]["faster"] == 1
-    assert rows[1]["num_bytes"] < rows[0]["num_bytes"]
-    assert rows[4]["bytes_per_stream"] < rows[0]["bytes_per_stream"]

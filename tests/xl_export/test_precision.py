@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ import onnx_ir as ir
 import pytest
 from click.testing import CliRunner
 
-from runtimes import open_session
+from runtimes import fused, open_session
 from runtimes.errors import ArtefactError, ConfigError, TextError
 from runtimes.logits import log_sum_exp
 from runtimes.ort_session import OrtSession
 from runtimes.precision import LIMITS, Measured, Precision, sentence
 from runtimes.reference import check
 from runtimes.rule import MemoryRule
-from runtimes.spec import GRAPH, SPEC, WEIGHTS, load_spec, parse_spec
+from runtimes.spec import GRAPH, SPEC, VOCAB, WEIGHTS, load_spec, parse_spec
+from runtimes.vocab import load_vocab
 from tests.architectures import ARCHITECTURES
 from tests.streams import feed, rows
 from trainer.checkpoint import load_run
@@ -206,6 +208,48 @@ def test_a_run_without_text_of_its_own_is_measured_on_what_is_given(make_run: Ca
     with pytest.raises(TextError, match=r"text\.txt has 1 token\(s\); measuring needs at least 2"):
         export(run, tmp_path / "short", precision="int8", text=text)
     assert not (tmp_path / "short").exists()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here to build the kernel with")
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_the_fused_kernel_passes_the_check_of_quantised_weights(
+    precision: Precision, calm_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = export(calm_run("transformer-xl"), tmp_path / "artefact", precision=precision)
+    assert check(folder).max_difference < 1e-5  # the very same operators
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fused.build()
+    session = open_session(folder)
+    assert isinstance(session, OrtSession)
+    assert session.kernel == "fused"
+    report = check(folder)
+    assert report.passed, report.sentence
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_the_check_of_quantised_weights_finds_wrong_scales(
+    precision: Precision, make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tolerances let the rounding of activations differ and no more: scales that are a tenth too large are found."""
+    folder = export(make_run(**SIZES), tmp_path / "artefact", precision=precision)
+    model = ir.load(folder / GRAPH)
+    for name, value in model.graph.initializers.items():
+        if ".scales" in name:
+            array = value.const_value.numpy()  # type: ignore[union-attr]
+            value.const_value = ir.tensor((1.1 * array).astype(array.dtype), name=name)
+    ir.save(model, folder / "wrong.onnx")  # beside the weights that it shares
+    spec = load_spec(folder)
+    wrong = OrtSession(spec, load_vocab(folder / VOCAB), folder / "wrong.onnx")
+    monkeypatch.setattr("runtimes.reference.open_session", lambda *arguments, **options: wrong)
+    report = check(folder)
+    assert not report.passed, report.sentence
+
+
+@pytest.mark.parametrize(("name", "value"), [("precision", "int3"), ("memory_precision", "int8"), ("memory_precision", "int4")])
+def test_precisions_that_there_are_not_are_refused(name: str, value: str, run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is '{value}'; expected one of fp32, fp16"):
+        export(run, tmp_path / "artefact", **{name: value})  # type: ignore[arg-type]
+    assert not (tmp_path / "artefact").exists()
 
 
 def test_engines_take_one_precision(run: Path, tmp_path: Path) -> None:
