@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import memory_forms, sliding_window, vanilla
+from benchmarks import kernels, memory_forms, sliding_window, vanilla
 from benchmarks.__main__ import main
 from benchmarks.configs import CONFIGS
 from benchmarks.measure import Timing
 from benchmarks.precision import PRECISIONS
 from runtimes.errors import ArtefactError, ConfigError
 from runtimes.ort_session import OrtSession
+from runtimes.reference import CheckReport
 from runtimes.rule import MemoryRule
 
 NEEDS_GCC = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here to build the kernel with")
@@ -190,10 +191,21 @@ def test_a_wrong_window_is_not_timed(tiny, monkeypatch):
         sliding_window.run(tiny, threads=1)
 
 
+@NEEDS_GCC
+def test_a_wrong_kernel_is_not_timed(tiny, monkeypatch):
+    wrong = CheckReport(
+        passed=False, max_difference=1.0, tolerance=1e-4, mean_difference=1.0, mean_tolerance=1e-4, tokens=9, seconds=0.0,
+        against="PyTorch",
+    )  # fmt: skip
+    monkeypatch.setattr(kernels, "check", lambda artefact, **_: wrong)
+    monkeypatch.setattr(sliding_window, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
+    with pytest.raises(ArtefactError, match="the fused kernel differs from PyTorch by 1 nats"):
+        sliding_window.run(tiny, threads=1, kernel="fused")
+
+
 def test_forms_that_disagree_are_not_timed(tiny, monkeypatch):
     monkeypatch.setattr(memory_forms, "write_artefact", lambda folder, model, rule, weights, form: form)
-    answers = {form: Answers(tiny, 0.0 if form == "ring" else 1.0) for form in memory_forms.FORMS}
-    monkeypatch.setattr(memory_forms, "open_checked", lambda form, threads, kernel: answers[form])
+    monkeypatch.setattr(memory_forms, "open_checked", lambda form, **_: Answers(tiny, 0.0 if form == "ring" else 1.0))
     monkeypatch.setattr(memory_forms, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
     with pytest.raises(ArtefactError, match="the shift form differs from the ring"):
         memory_forms.run("tiny", threads=1)
