@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,13 @@ class Result:
     machine: dict[str, Any]
     versions: dict[str, str]
     engine: str = "onnxruntime"
-    precision: str = "fp32"
 
     @property
     def title(self) -> str:
         m = self.config.model
         return (
             f"{self.case}, {self.config.name}: {m.layers} layers, D {m.d_model}, H {m.heads}, K {m.head_dim}, FF {m.d_ff}, "
-            f"segment {self.config.segment}, {self.threads} threads, {self.precision}"
+            f"segment {self.config.segment}, {self.threads} threads"
         )
 
     @property
@@ -65,24 +65,27 @@ class Result:
         """Appends the rows with all they depend on to the history file, and returns that document."""
         document = {
             "case": self.case, "time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "config": self.config.name,
-            "model": to_json(self.config.model), "segment": self.config.segment, "threads": self.threads,
-            "precision": self.precision, "engine": self.engine, "rows": rows, "limits": to_json(self.limits),
-            "machine": self.machine, "versions": self.versions, "commit": commit(),
+            "model": to_json(self.config.model), "segment": self.config.segment, "threads": self.threads, "precision": "fp32",
+            "engine": self.engine, "rows": rows, "limits": to_json(self.limits), "machine": self.machine,
+            "versions": self.versions, "commit": commit(),
         }  # fmt: skip
         append(self.file, document)
         return document
 
 
-def begin(
-    case: str, config: BenchmarkConfig, *, threads: int, file: Path | None, engine: str = "onnxruntime", precision: str = "fp32"
-) -> Result:
+def begin(case: str, config: BenchmarkConfig, *, threads: int, file: Path | None, engine: str = "onnxruntime") -> Result:
     """Takes down the machine and its limits, and makes sure that the history file can be written before anything is measured."""
-    file, machine = _writable(file or HISTORY / f"{case}.jsonl"), machine_facts()
+    file, machine = _writable(file or HISTORY / f"{case}.jsonl"), _machine_at_first()
     limits = measure_limits(threads)
     return Result(
-        case=case, config=config, threads=threads, file=file, limits=limits, machine=machine, versions=versions(), engine=engine,
-        precision=precision,
+        case=case, config=config, threads=threads, file=file, limits=limits, machine=machine, versions=versions(), engine=engine
     )  # fmt: skip
+
+
+@cache
+def _machine_at_first() -> dict[str, Any]:
+    """The machine before the first case of this process: how busy it is after that is this process's own doing."""
+    return machine_facts()
 
 
 def append(path: Path, document: dict[str, Any]) -> None:

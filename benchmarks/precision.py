@@ -31,7 +31,6 @@ from xl_export import export
 PRECISIONS: tuple[tuple[Precision, MemoryPrecision], ...] = (
     ("fp32", "fp32"), ("fp16", "fp32"), ("int8", "fp32"), ("int4", "fp32"), ("fp32", "fp16"), ("int8", "fp16"), ("int4", "fp16"),
 )  # fmt: skip
-SPEED_UPS: dict[Precision, float] = {"int8": 1.7, "int4": 2.0}  # against fp32, claimed at enwik8-base with M 800
 HEADER = (
     "weights  memory  kernel    ms per token  at least  times fp32  MB on disk  MB a stream  "
     "bits a token  lost     KL, nats  agreement"
@@ -125,8 +124,8 @@ def _fill(memory: Memory, draw: np.random.Generator) -> None:
         array[:] = draw.standard_normal(array.shape, np.float32)
 
 
-def table(rows: Sequence[Row], limits: Limits, *, claims: bool = False) -> list[str]:
-    """The rows as text, the least time by the machine's measured read rate, and the verdict on what is claimed."""
+def table(rows: Sequence[Row], limits: Limits) -> list[str]:
+    """The rows as text, the least time by the machine's measured read rate."""
     lines = [HEADER]
     for row in rows:
         quality = "-             -        -         -"
@@ -139,8 +138,4 @@ def table(rows: Sequence[Row], limits: Limits, *, claims: bool = False) -> list[
             f"{limits.read_milliseconds(row.read_bytes):<8.3g}  {row.speed_up:<10.2f}  {row.num_bytes / 1e6:<10.4g}  "
             f"{row.bytes_per_stream / 1e6:<11.4g}  {quality}"
         )
-    for precision, factor in SPEED_UPS.items() if claims else ():
-        best = max(row.speed_up for row in rows if row.precision == precision)
-        verdict = "holds" if best >= factor else "MISSED"
-        lines.append(f"claim: {precision} is at least {factor:g} times as fast as fp32: {verdict}, {best:.2f} times")
     return lines

@@ -12,6 +12,7 @@ import pytest
 from runtimes import Session, open_session
 from runtimes.errors import StreamError
 from runtimes.logits import log_sum_exp
+from runtimes.torch_session import ProjectedTorchSession
 from tests.architectures import ARCHITECTURES
 from tests.streams import feed, rows
 
@@ -19,8 +20,13 @@ KINDS = ("torch", "ring", "shift", "hidden")
 OTHERS = ("adaptive-softmax", "all-attention-groups")  # a selective output layer; persistent vectors, spans, groups of heads
 
 
-@pytest.fixture(params=[*KINDS, *(f"{name} {kind}" for name in OTHERS for kind in KINDS)])
+@pytest.fixture(params=[*KINDS, "projected", *(f"{name} {kind}" for name in OTHERS for kind in KINDS)])
 def session(request: pytest.FixtureRequest, run: Path, artefacts: dict[str, Path], others: dict[str, Path]) -> Session:
+    if request.param == "projected":  # PyTorch with keys and values for memory, which no folder opens as
+        from trainer.checkpoint import load_run
+
+        trained = load_run(run)
+        return ProjectedTorchSession(trained.model.eval(), trained.vocab, trained.config.evaluation, identity=trained.sha256)
     if request.param in others:
         return open_session(others[request.param])
     return open_session(run if request.param == "torch" else artefacts[request.param])

@@ -17,7 +17,7 @@ from runtimes.precision import MemoryPrecision, Precision
 from runtimes.reference import save_reference
 from runtimes.rule import MemoryRule
 from runtimes.spec import FUSED, GRAPH, REFERENCE, SPEC, VOCAB, Form, Spec, Target, file_facts, save_spec, state_tensors
-from runtimes.torch_session import TorchSession
+from runtimes.torch_session import ProjectedTorchSession
 from trainer.checkpoint import Run, load_run
 from xl_export import fused, genai
 from xl_export.layers import Weights
@@ -54,7 +54,7 @@ def export(
     spec = make_spec(trained, rule or trained.config.evaluation, form, target, precision, memory_precision)
     refuse_if_too_large(spec)
     tokens = held_out(Path(run), trained.vocab, text) if spec.lossy else None
-    torch = TorchSession(trained.model.eval(), trained.vocab, spec.rule, identity=trained.sha256)
+    torch = ProjectedTorchSession(trained.model.eval(), trained.vocab, spec.rule, identity=trained.sha256)
     with atomic_folder(out, force=force, marker=SPEC) as folder, tempfile.TemporaryDirectory() as beside:
         exact = spec
         if spec.lossy:  # the same artefact in fp32: what is validated, and what the precision is measured against
@@ -115,11 +115,12 @@ def write_graphs(spec: Spec, run: Run, folder: Path, attention: Attention) -> Or
 def refuse_if_too_large(spec: Spec) -> None:
     """Raises ConfigError where validating the graph takes more memory than this machine has."""
     model, rule = spec.model, spec.rule
+    width = model.heads * model.head_dim
     scores = ROWS * model.heads * rule.segment * rule.slots
     logits = ROWS * rule.segment * model.vocab_size
-    hidden = ROWS * model.layers * rule.slots * model.d_model
-    table = model.layers * rule.position_rows * model.heads * model.head_dim
-    needed = 8 * model.parameters + 2 * ROWS * spec.bytes_per_stream + 4 * (4 * scores + 4 * logits + 2 * hidden + table)
+    kept = 2 * ROWS * model.layers * rule.slots * width  # keys and values in PyTorch, of one segment and of the one before
+    tables = model.layers * (rule.position_rows + rule.slots) * width
+    needed = 8 * model.parameters + 2 * ROWS * spec.bytes_per_stream + 4 * (4 * scores + 4 * logits + 2 * kept + tables)
     if needed > memory_bytes():
         raise ConfigError(
             f"exporting with {rule} takes about {needed / 2**30:,.0f} GiB and this machine has {memory_bytes() / 2**30:.0f}; "

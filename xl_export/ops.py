@@ -27,17 +27,13 @@ class Ops:
         """`op.Name(*inputs, **attributes)` for the standard operator Name, with one output."""
         return lambda *inputs, **attributes: self._tape.op(op_type, inputs, attributes or None)
 
-    def call(self, domain: str, op_type: str, inputs: Sequence[ir.Value], attributes: Mapping[str, int | str]) -> ir.Value:
-        """A node of an operator that is not a standard one, with one output."""
-        return self._tape.op(op_type, inputs, attributes, domain=domain)
-
     def split(self, x: ir.Value, sizes: list[int], *, axis: int) -> list[ir.Value]:
         """`x` cut along an axis into pieces of the given sizes."""
         inputs = [x, self.constant(np.array(sizes, np.int64))]
         return list(self._tape.op_multi_out("Split", inputs, {"axis": axis}, num_outputs=len(sizes)))
 
     def custom(
-        self, domain: str, op_type: str, inputs: Sequence[ir.Value | None], attributes: dict[str, int], *, outputs: int
+        self, domain: str, op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, int | str], *, outputs: int
     ) -> list[ir.Value]:
         """The outputs of an operator that is not standard."""
         return list(self._tape.op_multi_out(op_type, inputs, attributes, num_outputs=outputs, domain=domain))

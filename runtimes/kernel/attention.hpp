@@ -227,9 +227,6 @@ inline void attend_block(const Head& head, const Rule& rule, int64_t first, int6
   }
 }
 
-/// The answer of the only query of a step. width must be a multiple of LANES, at most MAX_VECTORS of them.
-constexpr int MAX_VECTORS = 8;
-
 /// asking · r(d) + bias(d) for every row of the table, which is read once from its beginning to its end.
 template <int NV>
 inline const float* score_table(const Head& head, const vec (&asking)[NV], Scratch& scratch) {
@@ -242,12 +239,14 @@ inline const float* score_table(const Head& head, const vec (&asking)[NV], Scrat
     const float* q = queries + k;
     int64_t d = 0;
     for (; d + LANES <= head.rows; d += LANES)
-      store(by_distance + d, load(by_distance + d) + (q[0] * load(a + d) + q[1] * load(b + d)) + (q[2] * load(c + d) + q[3] * load(e + d)));
+      store(by_distance + d, load(by_distance + d) + (q[0] * load(a + d) + q[1] * load(b + d)) +
+                                 (q[2] * load(c + d) + q[3] * load(e + d)));
     for (; d < head.rows; ++d) by_distance[d] += q[0] * a[d] + q[1] * b[d] + q[2] * c[d] + q[3] * e[d];
   }
   return by_distance;
 }
 
+/// The answer of the only query of a step, its width being NV vectors.
 template <int NV>
 inline void attend_token(const Head& head, const Rule& rule, Scratch& scratch) {
   constexpr int STEP = 16 * LANES;

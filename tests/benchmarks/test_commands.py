@@ -1,4 +1,4 @@
-"""`python -m benchmarks CASE`, end to end at a tiny size."""
+"""`python -m benchmarks list`, `run` and `compare`, end to end at a tiny size."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ BAD = [
     (["--repeats", "0"], "repeats is 0"),
     (["--plot", "result.pdf"], "ends in .png"),
     (["--plot", "no/such/folder/result.png"], "is not a folder"),
+    (["--csv", "result.txt"], "ends in .csv"),
+    (["--mem-len", "5"], "sliding-window takes no --mem-len"),
+    (["--only", "all-attention"], "sliding-window takes no --only"),
+    (["nothing"], "nothing is not a case; give one of decode, "),
+    (["batch", "--plot", "result.png"], "--plot draws one case, and there are pictures of decode, latency, sliding-window"),
 ]
 
 
@@ -40,14 +45,15 @@ def call(*arguments):
 
 
 @pytest.mark.parametrize("kernel", ["standard", pytest.param("fused", marks=NEEDS_GCC)])
-def test_streams(kernel, tiny, tmp_path):
+@pytest.mark.parametrize("case", ["decode", "segment", "batch"])
+def test_steps_are_measured_with_either_kernel(case, kernel, tiny, tmp_path):
     history = tmp_path / "history.jsonl"
-    result = call("streams", "--config", "tiny", "--threads", 1, "--history", history, "--mem-len", 12, "--kernel", kernel)
+    result = call(case, "--config", "tiny", "--threads", 1, "--history", history, "--kernel", kernel)
     assert result.exit_code == 0, result.output
     rows = json.loads(history.read_text())["rows"]
-    assert [(row["streams"], row["kernel"]) for row in rows] == [(1, kernel), (8, kernel), (32, kernel)]
-    assert rows[1]["num_bytes"] < 8 * rows[0]["num_bytes"]
-    assert rows[1]["tokens_per_second"] == pytest.approx(8000 / rows[1]["step"]["median"])
+    assert {row["kernel"] for row in rows} == {kernel}
+    if case == "batch":
+        assert rows[1]["num_bytes"] < rows[1]["batch"] * rows[0]["num_bytes"]
 
 
 @pytest.mark.parametrize("kernel", ["standard", pytest.param("fused", marks=NEEDS_GCC)])
@@ -102,7 +108,7 @@ def recording(open_session, opened):
 
 def test_sliding_window(tiny, tmp_path):
     history, picture = tmp_path / "new" / "history.jsonl", tmp_path / "result.png"
-    options = ("sliding-window", "--config", "tiny", "--threads", 1, "--history", history, "--json")
+    options = ("run", "sliding-window", "--config", "tiny", "--threads", 1, "--history", history, "--json")
     result = call(*options, "--attention-lengths", "20,8", "--plot", picture)
     assert result.exit_code == 0, result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -126,7 +132,7 @@ def test_sliding_window(tiny, tmp_path):
 
 def test_memory_forms(tiny, tmp_path):
     history = tmp_path / "history.jsonl"
-    result = call("memory-forms", "--config", "tiny", "--threads", 1, "--history", history)
+    result = call("memory-forms", "--config", "tiny", "--threads", 1, "--history", history)  # a name alone runs the case
     assert result.exit_code == 0, result.output
     assert "claim: hidden takes at least 1e-09 times as long as ring: holds" in result.stdout
     rows = json.loads(history.read_text())["rows"]
@@ -143,7 +149,9 @@ CLAIMS = [(12, 6, "MISSED, 6.0 times"), (12, 8, "holds, 8.0 times"), (5, 8, None
 def test_the_claim_is_judged_only_where_it_was_made(mem_len, hidden, verdict, tiny, tmp_path, monkeypatch):
     monkeypatch.setitem(CONFIGS, "tiny", dataclasses.replace(tiny, ring_claim=7.0))
     monkeypatch.setattr(memory_forms, "run", lambda *_, **__: [form_row("ring", 1), form_row("hidden", hidden)])
-    result = call("memory-forms", "--config", "tiny", "--threads", 1, "--mem-len", mem_len, "--history", tmp_path / "h.jsonl")
+    result = call(
+        "run", "memory-forms", "--config", "tiny", "--threads", 1, "--mem-len", mem_len, "--history", tmp_path / "h.jsonl"
+    )
     assert result.exit_code == 0, result.output
     assert ("claim: " in result.stdout) == (verdict is not None)
     assert verdict is None or verdict in result.stdout
@@ -152,7 +160,7 @@ def test_the_claim_is_judged_only_where_it_was_made(mem_len, hidden, verdict, ti
 @pytest.mark.parametrize(("options", "sentence"), BAD)
 def test_bad_input_is_one_sentence(options, sentence, tmp_path):
     history = tmp_path / "history.jsonl"
-    result = call("sliding-window", "--history", history, *options)
+    result = call("run", "sliding-window", "--history", history, *options)
     assert result.exit_code == 2
     assert not result.stdout
     assert not history.exists()
@@ -184,7 +192,8 @@ def test_a_wrong_window_is_not_timed(tiny, monkeypatch):
 
 def test_forms_that_disagree_are_not_timed(tiny, monkeypatch):
     monkeypatch.setattr(memory_forms, "write_artefact", lambda folder, model, rule, weights, form: form)
-    monkeypatch.setattr(memory_forms, "open_session", lambda form, threads: Answers(tiny, 0.0 if form == "ring" else 1.0))
+    answers = {form: Answers(tiny, 0.0 if form == "ring" else 1.0) for form in memory_forms.FORMS}
+    monkeypatch.setattr(memory_forms, "open_checked", lambda form, threads, kernel: answers[form])
     monkeypatch.setattr(memory_forms, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
     with pytest.raises(ArtefactError, match="the shift form differs from the ring"):
         memory_forms.run("tiny", threads=1)
