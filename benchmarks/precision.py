@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.kernels import open_checked
@@ -23,7 +24,7 @@ from runtimes.ort_session import Kernel, OrtSession
 from runtimes.precision import LIMITS, Measured, MemoryPrecision, Precision
 from runtimes.records import to_json
 from runtimes.rule import MemoryRule
-from runtimes.spec import FUSED, GRAPH, WEIGHTS
+from runtimes.spec import FUSED, GRAPH, WEIGHTS, Spec
 from trainer.checkpoint import load_run
 from xl_export import export
 
@@ -80,7 +81,7 @@ def run(
     rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
     with tempfile.TemporaryDirectory() as folder:
         source = trained or write_run(Path(folder) / "run", config.model, rule, random_weights(config.model))
-        sessions, sizes = [], []
+        sessions, sizes, read = [], [], []
         for precision, memory in PRECISIONS:
             progress(f"{precision} weights, {memory} memory: exporting")
             artefact = export(
@@ -89,23 +90,25 @@ def run(
             served: Kernel = kernel if (artefact / FUSED).is_file() else "standard"
             sessions.append(open_checked(artefact, threads=threads, kernel=served))
             sizes.append(sum((artefact / name).stat().st_size for name in (GRAPH, WEIGHTS)))
+            read.append(_read_bytes(sessions[-1].spec, artefact / GRAPH))
         progress(f"timing {repeats} tokens of each")
         sides = {str(at): _one_token(session) for at, session in enumerate(sessions)}
         times = list(take_turns(sides, repeats=repeats).values())
     return [
         Row(
             precision=session.spec.precision, memory_precision=session.spec.memory_precision, mem_len=rule.mem_len,
-            kernel=session.kernel, token=token, speed_up=times[0].median / token.median, read_bytes=_read_bytes(session, size),
+            kernel=session.kernel, token=token, speed_up=times[0].median / token.median, read_bytes=read_bytes,
             num_bytes=size, bytes_per_stream=session.spec.bytes_per_stream, measured=session.spec.measured,
         )
-        for session, token, size in zip(sessions, times, sizes, strict=True)
+        for session, token, size, read_bytes in zip(sessions, times, sizes, read, strict=True)
     ]  # fmt: skip
 
 
-def _read_bytes(session: OrtSession, num_bytes: int) -> int:
-    """Weights as they are stored and the memory that is visible; a table by distance counts as it is stored, too."""
-    rule = session.rule
-    return num_bytes + session.spec.bytes_per_stream * (rule.mem_len + 1) // rule.slots
+def _read_bytes(spec: Spec, graph: Path) -> int:
+    """Weights and tables as they are once loaded, where float16 is widened, and the memory that is visible."""
+    stored = [value.const_value for value in ir.load(graph).graph.initializers.values()]
+    widths = [tensor.nbytes * (2 if tensor.dtype == ir.DataType.FLOAT16 else 1) for tensor in stored if tensor is not None]
+    return sum(widths) + spec.bytes_per_stream * (spec.rule.mem_len + 1) // spec.rule.slots
 
 
 def _one_token(session: OrtSession) -> Callable[[], Any]:
