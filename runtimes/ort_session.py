@@ -104,6 +104,7 @@ class OrtSession(FromLogits):
     def _load(self, graph: Path, threads: int | None, library: Path | None) -> Any:
         options = self._ort.SessionOptions()
         options.log_severity_level = 4  # nothing: errors are raised, and device discovery warns on machines without a GPU
+        self._ort.set_default_logger_severity(4)  # its allocator writes to the logger of the whole process
         options.intra_op_num_threads = threads or available_cpus()
         try:
             if library:
