@@ -81,8 +81,8 @@ def tensorrt_command(artefact: Path, out: Path, compute_capability: str | None, 
     size = facts.files[PLAN].num_bytes / 2**20
     click.echo(
         f"{out} is ready: {NAMES[facts.flavour]} {facts.version}, {size:,.1f} MiB in {facts.seconds:.1f} s, for compute "
-        f"capability {', '.join(facts.compute_capabilities)}, {where}; {facts.attention} attention, {facts.plugin_layers} plugin layers of "
-        f"{sum(facts.layers.values())} layers; check it on the device: xl-export check {out}"
+        f"capability {', '.join(facts.compute_capabilities)}, {where}; {facts.attention} attention, {facts.plugin_layers} "
+        f"plugin layers of {sum(facts.layers.values())} layers; check it on the device: xl-export check {out}"
     )
     click.echo(f"the same with NVIDIA's tool: {trtexec_command(artefact, load_spec(artefact), options, facts.profiles)}")
     echo_json(to_json(facts), as_json)

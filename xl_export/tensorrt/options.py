@@ -42,9 +42,7 @@ class BuildOptions:
         name = NAMES[self.flavour]
         if self.flavour == "rtx":
             if self.attention == "plugin":
-                raise ConfigError(
-                    f"{name} takes no plugins from Python; give --attention native, or --flavour tensorrt."
-                )
+                raise ConfigError(f"{name} takes no plugins from Python; give --attention native, or --flavour tensorrt.")
             if not self.compute_capabilities or not set(self.compute_capabilities) <= set(TARGETS):
                 raise ConfigError(
                     f"--compute-capability is {','.join(self.compute_capabilities) or 'not given'}; {name} builds for some of "
