@@ -124,20 +124,20 @@ class TrtSession(GraphSession):
         profile, trt = self.facts.profiles[index], self._trt
         token = profile.name == "token"
         if self.facts.flavour == "rtx":  # it compiles for this GPU now, and captures by itself
-            config = self._engine.create_runtime_config()
+            runtime_config = self._engine.create_runtime_config()
             if token:
-                config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
-            made = self._engine.create_execution_context(config)
+                runtime_config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            context = self._engine.create_execution_context(runtime_config)
         else:
-            made = self._engine.create_execution_context()
-        if made is None:
+            context = self._engine.create_execution_context()
+        if context is None:
             raise StreamError(
                 f"the GPU has no room for the {profile.name} profile ({self._log.last_error()}); use a smaller --batch."
             )
-        if not made.set_optimization_profile_async(index, self.cuda.stream):
+        if not context.set_optimization_profile_async(index, self.cuda.stream):
             raise ArtefactError(f"{self.folder / PLAN} has no profile {index} ({self._log.last_error()}); build it again.")
         self.cuda.synchronize()
-        return _Context(made, profile, self._log, captured=token and self.facts.flavour == "tensorrt")
+        return _Context(context, profile, self._log, captured=token and self.facts.flavour == "tensorrt")
 
 
 class _Context:
