@@ -27,7 +27,7 @@ from runtimes.spec import GRAPH, file_facts, load_spec
 
 GPU = Gpu(name="Fake RTX", compute_capability="8.9")
 PROFILES = (
-    Profile(name="segment", batch=(1, 1, 8), tokens=(1, 8, 8)),
+    Profile(name="segment", batch=(1, 1, 16), tokens=(1, 8, 8)),
     Profile(name="token", batch=(1, 1, 2), tokens=(1, 1, 1)),
 )
 
