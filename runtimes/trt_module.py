@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from importlib import import_module
 from typing import Any
 
@@ -29,8 +30,17 @@ def load_tensorrt(flavour: Flavour) -> Any:
     return trt
 
 
-def make_log(trt: Any) -> Any:
-    """A TensorRT logger that keeps errors and warnings as text, in `errors` and `warnings`, instead of printing them."""
+def fresh_log(trt: Any) -> Any:
+    """The process's logger, emptied: it keeps errors and warnings as text, in `errors` and `warnings`, and prints nothing."""
+    log = _make_log(trt)
+    log.errors.clear()
+    log.warnings.clear()
+    return log
+
+
+@functools.cache
+def _make_log(trt: Any) -> Any:
+    """TensorRT knows one logger in a process, the first that it is given."""
 
     class Log(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:

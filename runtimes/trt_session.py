@@ -17,7 +17,7 @@ from runtimes.errors import ArtefactError, StreamError
 from runtimes.graph_session import GraphSession, LogitsOf
 from runtimes.memory import Memory
 from runtimes.spec import VOCAB, Spec, TensorFacts
-from runtimes.trt_module import load_tensorrt, make_log
+from runtimes.trt_module import load_tensorrt, fresh_log
 from runtimes.vocab import Vocab, load_vocab
 
 
@@ -32,7 +32,7 @@ class TrtSession(GraphSession):
         self._trt = load_tensorrt(facts.flavour)
         self.cuda = Cuda()
         refuse_elsewhere(facts, folder, version=self._trt.__version__, gpu=self.cuda.gpu)
-        self._log = make_log(self._trt)
+        self._log = fresh_log(self._trt)
         self._runtime = self._trt.Runtime(self._log)
         self._engine = self._load(folder / PLAN)
         self._verify_signature()

@@ -13,7 +13,7 @@ from runtimes.errors import ArtefactError, ConfigError, UserError
 from runtimes.files import atomic_file, atomic_folder, read_bytes, refuse_existing
 from runtimes.machine import package_versions
 from runtimes.spec import Spec, file_facts, load_spec
-from runtimes.trt_module import load_tensorrt, make_log
+from runtimes.trt_module import load_tensorrt, fresh_log
 from xl_export.tensorrt.network import Parsed, parse
 from xl_export.tensorrt.options import BuildOptions
 from xl_export.tensorrt.progress import make_monitor
@@ -32,7 +32,7 @@ def build(artefact: Path | str, out: Path | str, options: BuildOptions, *, force
     profiles = options.profiles(spec.rule)
     trt = load_tensorrt(options.flavour)
     gpu = Cuda().gpu if options.flavour == "tensorrt" else None
-    log = make_log(trt)
+    log = fresh_log(trt)
     if options.attention == "plugin":
         from xl_export.tensorrt.plugin import refuse_unfit, register_plugin
 

@@ -87,6 +87,7 @@ def parser_errors(parser: Any) -> str:
     found = []
     for index in range(parser.num_errors):
         error = parser.get_error(index)
-        where = f"node {error.node} {error.node_operator} ({error.node_name})" if error.node_operator else "the graph"
-        found.append(f"{where}: {' '.join(error.desc.split()).rstrip('.')}")
+        operator = error.node_operator()
+        where = f"node {error.node()} {operator} ({error.node_name()})" if operator else "the graph"
+        found.append(f"{where}: {' '.join(error.desc().split()).rstrip('.')}")
     return "; ".join(found)
