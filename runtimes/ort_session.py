@@ -126,7 +126,7 @@ def _import_onnxruntime(form: Form) -> Any:
 
 def _verify_signature(session: Any, spec: Spec, graph: Path) -> None:
     """The loaded graph must have exactly the tensors that the spec promises: buffers are sized by the spec."""
-    kinds = {"tensor(int64)": "int64", "tensor(float)": "float32"}
+    kinds = {"tensor(int64)": "int64", "tensor(float)": "float32", "tensor(float16)": "float16"}
     for what, promised, found in (
         ("inputs", spec.inputs, session.get_inputs()),
         ("outputs", spec.outputs, session.get_outputs()),

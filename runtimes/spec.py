@@ -30,9 +30,12 @@ MAX_SIZE = 1 << 24  # of any one dimension; absurd sizes become a sentence inste
 FILE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # a plain name: no folder, no "..", nothing a file system refuses
 MAX_LAYERS = 4096
 GROUP_STEP = 64  # tokens; heads whose reach differs by less share their memory tensors
-TOLERANCES = {"fp32": 1e-4}  # nats, by precision
+TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2}  # nats, by precision
 SELECTIVE_FROM = 8192  # tokens; larger vocabularies have a graph that computes its output layer only where asked to
 Form = Literal["ring", "shift", "hidden"]
+Precision = Literal["fp32", "fp16"]
+Target = Literal["onnxruntime", "tensorrt"]
+Float = Literal["float32", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +100,7 @@ class TensorFacts:
     """One graph input or output: `shape` has sizes, and names for the axes that vary."""
 
     name: str
-    dtype: Literal["int64", "float32"]
+    dtype: Literal["int64", "float32", "float16"]
     shape: tuple[str, ...]  # of decimal numbers and of the names "batch", "segment" and "rows"
 
     def sizes(self, **axes: int) -> tuple[int, ...]:
@@ -115,7 +118,7 @@ class StateFacts:
 
     past: str
     present: str
-    dtype: Literal["float32"]
+    dtype: Float
     shape: tuple[str, ...]
 
     def tensor(self) -> TensorFacts:
@@ -130,18 +133,27 @@ class FileFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """The contract of one artefact; `identity` names it in everything derived from it."""
+    """The contract of one artefact; `identity` names it in everything derived from it.
+
+    target: whose rules the graph is written for. With `tensorrt` the memory has the type of the precision.
+    """
 
     schema: int = SCHEMA
     model: ModelFacts
     rule: MemoryRule
     form: Form
-    precision: Literal["fp32"]
+    precision: Precision
     opset: int
     state: tuple[StateFacts, ...]
     producer: dict[str, str]  # package: version
     source: dict[str, str]  # of the trained model: checkpoint hash
+    target: Target = "onnxruntime"
     files: dict[str, FileFacts] = field(default_factory=dict)
+
+    @property
+    def state_dtype(self) -> Float:
+        """The type of the memory tensors."""
+        return "float16" if self.target == "tensorrt" and self.precision == "fp16" else "float32"
 
     @property
     def tolerance(self) -> float:
@@ -183,7 +195,7 @@ class Spec:
     @property
     def bytes_saved(self) -> int:
         """Bytes of memory that learned spans save each row, against every head remembering mem_len tokens."""
-        return bytes_saved(self.model, self.rule, self.form)
+        return bytes_saved(self.model, self.rule, self.form, self.state_dtype)
 
 
 def head_groups(model: ModelFacts, rule: MemoryRule, form: Form) -> tuple[tuple[HeadGroup, ...], ...]:
@@ -206,7 +218,7 @@ def head_groups(model: ModelFacts, rule: MemoryRule, form: Form) -> tuple[tuple[
     return tuple(layers)
 
 
-def state_tensors(model: ModelFacts, rule: MemoryRule, form: Form) -> tuple[StateFacts, ...]:
+def state_tensors(model: ModelFacts, rule: MemoryRule, form: Form, dtype: Float = "float32") -> tuple[StateFacts, ...]:
     """The memory tensors of a form, layer by layer; M and S are those of the layer's or the head group's own reach.
 
     ring: keys and values [B, H, S, K]; shift: keys and values [B, H, M, K]; hidden: layer inputs [B, M, D].
@@ -224,13 +236,13 @@ def state_tensors(model: ModelFacts, rule: MemoryRule, form: Form) -> tuple[Stat
                 where = f"{layer}" if len(groups) == 1 else f"{layer}.{number}"
                 names = [(f"past_key_values.{where}.{kind}", f"present.{where}.{kind}") for kind in ("key", "value")]
                 shape = ("batch", str(len(group.heads)), str(slots), str(model.head_dim))
-            states += [StateFacts(past=past, present=present, dtype="float32", shape=shape) for past, present in names]
+            states += [StateFacts(past=past, present=present, dtype=dtype, shape=shape) for past, present in names]
     return tuple(states)
 
 
-def bytes_saved(model: ModelFacts, rule: MemoryRule, form: Form) -> int:
+def bytes_saved(model: ModelFacts, rule: MemoryRule, form: Form, dtype: Float = "float32") -> int:
     """`Spec.bytes_saved` of an artefact in this form."""
-    whole, own = (state_tensors(facts, rule, form) for facts in (dataclasses.replace(model, reaches=()), model))
+    whole, own = (state_tensors(facts, rule, form, dtype) for facts in (dataclasses.replace(model, reaches=()), model))
     return sum(state.tensor().num_bytes(batch=1) for state in whole) - sum(s.tensor().num_bytes(batch=1) for s in own)
 
 
@@ -276,7 +288,7 @@ def parse_spec(data: Any, *, where: str) -> Spec:
         ) from error
     if digest != spec.identity:
         raise ArtefactError(f"{where} was altered: its digest does not match its content; export the artefact again.")
-    if spec.schema != SCHEMA or spec.state != state_tensors(spec.model, spec.rule, spec.form):
+    if spec.schema != SCHEMA or spec.state != state_tensors(spec.model, spec.rule, spec.form, spec.state_dtype):
         raise ArtefactError(f"{where} contradicts itself: schema or memory tensors do not follow from its model; export again.")
     for name in (GRAPH, WEIGHTS, VOCAB, REFERENCE):
         if name not in spec.files:

@@ -94,9 +94,7 @@ def train(config: str | None, out: Path | None, resume_run: Path | None, force: 
 @click.option(
     "--memory",
     type=click.Choice(["ring", "shift", "hidden"]),
-    default="ring",
-    show_default=True,
-    help="Memory tensors: keys and values in a ring written in place (fastest), the same shifted by concatenation "
+    help="Memory tensors: keys and values in a ring written in place (fastest, the default), the same shifted by concatenation "
     "(TensorRT, older opsets), or the paper's hidden states (slow, for parity).",
 )
 @click.option("--mem-len", type=click.IntRange(min=0), help="Tokens remembered (M); the run's own by default.")
@@ -108,8 +106,16 @@ def train(config: str | None, out: Path | None, resume_run: Path | None, force: 
 @click.option(
     "--initial-memory", type=click.Choice(["masked", "zeros"]), help="What precedes a text: nothing, or zeros that are seen."
 )
+@click.option(
+    "--target", type=click.Choice(["onnxruntime", "tensorrt"]), default="onnxruntime", show_default=True,
+    help="What the graph is for: tensorrt has shift memory and float16; ONNX Runtime runs it too.",
+)  # fmt: skip
+@click.option(
+    "--attention", type=click.Choice(["plugin", "native"]),
+    help="For tensorrt: one node that our fused kernel takes (the default), or the engine's own kernels for standard operators.",
+)  # fmt: skip
 @force_option
-def onnx(run: Path, out: Path, memory: str, force: bool, **changes: Any) -> None:
+def onnx(run: Path, out: Path, memory: str | None, target: str, attention: str | None, force: bool, **changes: Any) -> None:
     """Export RUN to an artefact: a folder that runs with NumPy and ONNX Runtime alone.
 
     The graph is compared with PyTorch at several shapes, and over chained segments through several wraps of
@@ -122,10 +128,13 @@ def onnx(run: Path, out: Path, memory: str, force: bool, **changes: Any) -> None
     given = {key: value for key, value in changes.items() if value is not None}
     if given.get("clamp_len") == 0:
         given["clamp_len"] = None
-    export(run, out, memory=memory, rule=dataclasses.replace(rule, **given), force=force)  # type: ignore[arg-type]
-    report = check(out)
+    if attention and target != "tensorrt":
+        raise UserError("--attention is for --target tensorrt; leave it out, or give both.")
+    rule = dataclasses.replace(rule, **given)
+    export(run, out, memory=memory, rule=rule, target=target, attention=attention or "plugin", force=force)  # type: ignore[arg-type]
+    report, spec = check(out), load_spec(out)
     click.echo(
-        f"{out} is ready: {memory} memory, {load_spec(out).rule}; {report.tokens} log-probabilities differ from "
+        f"{out} is ready: {spec.form} memory, {spec.rule}; {report.tokens} log-probabilities differ from "
         f"PyTorch by at most {report.max_difference:.2e} nats (tolerance {report.tolerance:g})"
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import onnx_ir as ir
 from runtimes.spec import GRAPH, WEIGHTS, TensorFacts
 
 IR_VERSION = 10  # the oldest that external data and these opsets need; every runtime in use reads it
-TYPES = {"int64": ir.DataType.INT64, "float32": ir.DataType.FLOAT}
+TYPES = {"int64": ir.DataType.INT64, "float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16}
 
 
 class Ops:
@@ -25,6 +25,10 @@ class Ops:
     def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
         """`op.Name(*inputs, **attributes)` for the standard operator Name, with one output."""
         return lambda *inputs, **attributes: self._tape.op(op_type, inputs, attributes or None)
+
+    def call(self, domain: str, op_type: str, inputs: Sequence[ir.Value], attributes: Mapping[str, int | str]) -> ir.Value:
+        """A node of an operator that is not a standard one, with one output."""
+        return self._tape.op(op_type, inputs, attributes, domain=domain)
 
     def split(self, x: ir.Value, sizes: list[int], *, axis: int) -> list[ir.Value]:
         """`x` cut along an axis into pieces of the given sizes."""

@@ -34,7 +34,7 @@ OPSETS: dict[Form, int] = {"ring": 24, "shift": 23, "hidden": 23}  # Attention i
 
 def step_graph(spec: Spec, config: ModelConfig, weights: Weights) -> ir.Model:
     """The ONNX model of one step for a trained model's weights, under the spec's rule and form."""
-    return _StepGraph(spec, config, weights).build()
+    return StepGraph(spec, config, weights).build()
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class Group:
     sight: Sight
 
 
-class _StepGraph(Layers):
+class StepGraph(Layers):
+    """Writes the step; another kind of attention is another `context_attention`."""
+
     def __init__(self, spec: Spec, config: ModelConfig, weights: Weights) -> None:
         super().__init__(weights, heads=config.heads, head_dim=config.head_dim, norm_epsilon=config.norm_epsilon)
         self.spec, self.config, self.rule = spec, config, spec.rule

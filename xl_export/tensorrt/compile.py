@@ -83,7 +83,7 @@ def constants(tactic: Tactic, sizes: Sizes, attributes: Attributes) -> dict[str,
     """The compile-time arguments of the kernels in `kernel.py`."""
     if sizes.head_dim > MAX_HEAD_DIM:
         raise ConfigError(
-            f"heads are {sizes.head_dim} wide, and the attention kernel takes up to {MAX_HEAD_DIM}; export with --attention native."
+            f"heads are {sizes.head_dim} wide and the kernel takes {MAX_HEAD_DIM} at most; export with --attention native."
         )
     return {
         "H": sizes.heads, "K": sizes.head_dim, "R": sizes.table_rows, "BIAS_R": sizes.bias_rows, "N": sizes.persistent_rows,
@@ -110,7 +110,7 @@ def compile_kernel(
     if compute_capability not in PTX_VERSIONS:
         known = ", ".join(map(str, PTX_VERSIONS))
         raise ConfigError(
-            f"compute capability {compute_capability} is not one that the kernel compiles for; expected one of {known}."
+            f"the kernel is not compiled for compute capability {compute_capability}; expected one of {known}."
         )
     function = getattr(kernel, tactic.kernel)
     fixed = constants(tactic, sizes, attributes)

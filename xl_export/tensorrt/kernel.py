@@ -1,4 +1,4 @@
-"""`xl::RelativeAttention` on the GPU, in Triton: two kernels of one contract (`operator.py`), neither with a score matrix in memory.
+"""`xl::RelativeAttention` on the GPU, in Triton: two kernels of one contract (`operator.py`), without a score matrix in memory.
 
 Both go through the keys a tile at a time with the running maximum and sum of Milakov and Gimelshein (2018), float32, and skip
 the tiles that nobody in them can see. Position scores need no shift: a key's distance says which row of the table it meets.
@@ -28,7 +28,7 @@ def segment_attention(
 
     A tile of BLOCK_T queries and BLOCK_J keys has distances d0 - e, where e = j - i runs from -BLOCK_T + 1 to BLOCK_J - 1.
     Their position scores are two products by row of the table: `near` for e ≥ 0, in columns e, and `far` for e < 0, in columns
-    e + BLOCK_J. The far one is the near one of the tile before. Key j of query i is then in column (j - i) mod BLOCK_J of its row.
+    e + BLOCK_J, which is the `near` of the tile before. Key j of query i is then in column (j - i) mod BLOCK_J of its row.
     """
     row = tl.program_id(0)
     h = row % H
