@@ -17,7 +17,7 @@ from runtimes.errors import ArtefactError, StreamError
 from runtimes.graph_session import GraphSession, LogitsOf
 from runtimes.memory import Memory
 from runtimes.spec import VOCAB, Spec, TensorFacts
-from runtimes.trt_module import load_tensorrt, fresh_log
+from runtimes.trt_module import fresh_log, load_tensorrt
 from runtimes.vocab import Vocab, load_vocab
 
 

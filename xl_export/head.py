@@ -7,8 +7,6 @@ computed for the targets inside it alone, so no [T, V] array ever exists.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import onnx_ir as ir
 
@@ -45,62 +43,34 @@ def all_logits(layers: Layers, config: ModelConfig, hidden: ir.Value) -> ir.Valu
     return op.Concat(*parts, axis=-1)
 
 
-Scorer = Callable[[Layers, ModelConfig, ir.Value, ir.Value], ir.Value]
-
-
 def selected(
-    layers: Layers, config: ModelConfig, hidden: ir.Value, targets: ir.Value, logit_rows: ir.Value, score: Scorer | None = None
+    layers: Layers, config: ModelConfig, hidden: ir.Value, targets: ir.Value, logit_rows: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Logits [rows, V] of the chosen positions of hidden [B, T, D], and log p of the wanted targets [B, T], 0 elsewhere.
-
-    score: how the latter are computed, `score_wanted` unless the engine needs `score_everywhere`.
-    """
+    """Logits [rows, V] of the chosen positions of hidden [B, T, D], and log p of the wanted targets [B, T], 0 elsewhere."""
     op = layers.op
     flat = op.Reshape(hidden, op.constant(np.array([-1, config.d_model])))
     logits = all_logits(layers, config, op.Gather(flat, logit_rows))
-    scores = (score or score_wanted)(layers, config, flat, op.Reshape(targets, op.constant(np.array([-1]))))
-    return logits, op.Reshape(scores, op.Shape(targets))
-
-
-def score_wanted(layers: Layers, config: ModelConfig, hidden: ir.Value, targets: ir.Value) -> ir.Value:
-    """log p(target) [N] of hidden [N, D], 0 where a target is -1; each cluster's logits for the targets inside it alone."""
-    op = layers.op
-    at = _where(layers, op.GreaterOrEqual(targets, _int(layers, 0)))
-    scores = _log_probs(layers, config, op.Gather(hidden, at), op.Gather(targets, at))
-    nothing = op.Expand(op.constant(np.float32(0)), op.Shape(targets))
-    return op.ScatterElements(nothing, at, scores, axis=0)
-
-
-def score_everywhere(layers: Layers, config: ModelConfig, hidden: ir.Value, targets: ir.Value) -> ir.Value:
-    """The same with every cluster computed for every row: no size depends on the targets, as TensorRT wants it."""
-    op, clusters, zero = layers.op, config.clusters, _int(layers, 0)
-    log_probs = _chosen(layers, _head(layers, config, hidden), op.Max(_column(layers, config, targets), zero))
-    for i, cluster in enumerate(clusters[1:], start=1):
-        column = op.Clip(op.Sub(targets, _int(layers, cluster.first)), zero, _int(layers, cluster.last - cluster.first - 1))
-        within = op.Add(log_probs, _chosen(layers, _logits(layers, config, i, hidden), column))
-        log_probs = op.Where(_inside(layers, targets, cluster), within, log_probs)
-    return op.Where(op.GreaterOrEqual(targets, zero), log_probs, op.constant(np.float32(0)))
+    wanted = op.Reshape(targets, op.constant(np.array([-1])))
+    at = _where(layers, op.GreaterOrEqual(wanted, _int(layers, 0)))
+    scores = _log_probs(layers, config, op.Gather(flat, at), op.Gather(wanted, at))
+    nothing = op.Expand(op.constant(np.float32(0)), op.Shape(wanted))
+    return logits, op.Reshape(op.ScatterElements(nothing, at, scores, axis=0), op.Shape(targets))
 
 
 def _log_probs(layers: Layers, config: ModelConfig, hidden: ir.Value, targets: ir.Value) -> ir.Value:
     """log p(target) [N] of hidden [N, D], targets in the vocabulary."""
     op, clusters = layers.op, config.clusters
-    log_probs = _chosen(layers, _head(layers, config, hidden), _column(layers, config, targets))
+    column = targets
+    for i, cluster in enumerate(clusters[1:]):
+        tail = op.GreaterOrEqual(targets, _int(layers, cluster.first))
+        column = op.Where(tail, _int(layers, clusters[0].last + i), column)
+    log_probs = _chosen(layers, _head(layers, config, hidden), column)
     for i, cluster in enumerate(clusters[1:], start=1):
         at = _where(layers, _inside(layers, targets, cluster))
         within = op.Sub(op.Gather(targets, at), _int(layers, cluster.first))
         scores = _chosen(layers, _logits(layers, config, i, op.Gather(hidden, at)), within)
         log_probs = op.ScatterElements(log_probs, at, scores, axis=0, reduction="add")
     return log_probs
-
-
-def _column(layers: Layers, config: ModelConfig, targets: ir.Value) -> ir.Value:
-    """Where targets [N] are in the head: their own column, or that of their cluster."""
-    op, clusters, column = layers.op, config.clusters, targets
-    for i, cluster in enumerate(clusters[1:]):
-        tail = op.GreaterOrEqual(targets, _int(layers, cluster.first))
-        column = op.Where(tail, _int(layers, clusters[0].last + i), column)
-    return column
 
 
 def _chosen(layers: Layers, logits: ir.Value, column: ir.Value) -> ir.Value:

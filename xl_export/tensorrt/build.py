@@ -13,7 +13,7 @@ from runtimes.errors import ArtefactError, ConfigError, UserError
 from runtimes.files import atomic_file, atomic_folder, read_bytes, refuse_existing
 from runtimes.machine import package_versions
 from runtimes.spec import Spec, file_facts, load_spec
-from runtimes.trt_module import load_tensorrt, fresh_log
+from runtimes.trt_module import fresh_log, load_tensorrt
 from xl_export.tensorrt.network import Parsed, parse
 from xl_export.tensorrt.options import BuildOptions
 from xl_export.tensorrt.progress import make_monitor

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from runtimes.engine import Profile
@@ -103,20 +105,18 @@ def test_options_reach_the_configuration(graphs: Callable) -> None:
     assert config.get_flag(trt.BuilderFlag.TF32)  # float16 products are what they are
     assert config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 64 << 20
     assert [config.get_compute_capability(at).name for at in range(config.num_compute_capabilities)] == ["SM89", "SM120"]
-    import dataclasses
-
     configure(trt, config, dataclasses.replace(spec, precision="fp32"), OPTIONS)
     assert not config.get_flag(trt.BuilderFlag.TF32)
     assert not config.get_flag(trt.BuilderFlag.REFIT)
 
 
 def test_every_node_that_cannot_be_parsed_is_named(tmp_path: Path) -> None:
-    import onnx
-
     text = """<ir_version: 10, opset_import: ["" : 23, "other" : 1]>
     step (float[2] x) => (float[2] y) { a = other.First (x) \n b = other.Second (a) \n y = Add (a, b) }"""
     onnx.save(onnx.parser.parse_model(text), tmp_path / "step.onnx")
-    with pytest.raises(ArtefactError, match=r"step\.onnx cannot be parsed by TensorRT-RTX .*node \d First .*node \d Second .*\.$"):
+    with pytest.raises(
+        ArtefactError, match=r"step\.onnx cannot be parsed by TensorRT-RTX .*node \d First .*node \d Second .*\.$"
+    ):
         parsed_network(tmp_path)
 
 
@@ -128,9 +128,7 @@ def test_a_plugin_is_not_looked_for_where_the_graph_has_none(graphs: Callable) -
 
 def test_shapes_that_the_network_cannot_have_are_refused_with_tensorrts_reason(graphs: Callable) -> None:
     spec, folder = graphs("transformer-xl", "native")
-    broken = spec.state[0].__class__(**{**vars(spec.state[0]), "shape": ("batch", "2", "16", "17")})
-    import dataclasses
-
+    broken = dataclasses.replace(spec.state[0], shape=("batch", "2", "16", "17"))
     wrong = dataclasses.replace(spec, state=(broken, *spec.state[1:]))
     profiles = (Profile(name="segment", batch=(1, 1, 1), tokens=(1, 8, 8)),)
     with pytest.raises(ArtefactError, match=r"could not build the engine \(.+\); give smaller --batch"):
