@@ -175,7 +175,7 @@ def rebuild_command(folder: Path, facts: EngineFacts, *, here: Gpu | None = None
     if facts.flavour == "rtx":
         words.append(f"--compute-capability {here.compute_capability if here else ','.join(facts.compute_capabilities)}")
     words += [f"--batch {_colons(segment.batch)}", f"--token-batch {_colons(token.batch)}", f"--tokens {segment.tokens[1]}"]
-    words += [f"--hardware {facts.hardware}"] if facts.hardware != "same-gpu" else []
+    words += [f"--hardware {facts.hardware}"] if facts.flavour == "tensorrt" and facts.hardware != "same-gpu" else []
     words += [name for name, wanted in (("--version-compatible", facts.version_compatible), ("--refit", facts.refit)) if wanted]
     return f"`{' '.join([*words, '--force'])}`"
 

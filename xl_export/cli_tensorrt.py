@@ -67,8 +67,8 @@ class Sizes(click.ParamType):
 def tensorrt_command(artefact: Path, out: Path, compute_capability: str | None, force: bool, as_json: bool, **given: Any) -> None:
     """Build the engine of ARTEFACT: a folder that runs on NVIDIA GPUs with TensorRT, NumPy and no PyTorch.
 
-    The artefact needs --memory shift. The engine has two optimisation profiles, for segments and for single tokens. Prints
-    what was built, and the equivalent line for NVIDIA's trtexec.
+    The artefact is one that `xl-export onnx --target tensorrt` wrote; others with shift memory do too. The engine has two
+    optimisation profiles, for segments and for single tokens. Prints what was built, and the line for NVIDIA's own tool.
     """
     with needs("tensorrt,export", "onnx", "tqdm"):
         from xl_export.tensorrt.build import build

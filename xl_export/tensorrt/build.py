@@ -62,7 +62,7 @@ def refuse_form(spec: Spec, artefact: Path) -> None:
     if spec.form == "ring":
         raise ConfigError(
             f"{artefact} has ring memory, whose circular TensorScatter TensorRT lacks; "
-            "export it with `xl-export onnx --memory shift`."
+            "export it with `xl-export onnx --target tensorrt`."
         )
 
 

@@ -109,9 +109,7 @@ def compile_kernel(
 
     if compute_capability not in PTX_VERSIONS:
         known = ", ".join(map(str, PTX_VERSIONS))
-        raise ConfigError(
-            f"the kernel is not compiled for compute capability {compute_capability}; expected one of {known}."
-        )
+        raise ConfigError(f"the kernel is not compiled for compute capability {compute_capability}; expected one of {known}.")
     function = getattr(kernel, tactic.kernel)
     fixed = constants(tactic, sizes, attributes)
     signature, aligned = _signature(function.arg_names, fixed, _POINTERS[dtype])

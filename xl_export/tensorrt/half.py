@@ -106,7 +106,9 @@ class _Rewriting:
             with np.errstate(over="ignore"):
                 array = array.astype(np.float16)
             if np.isinf(array).sum() != np.isinf(value.const_value.numpy()).sum():
-                raise ArtefactError(f"{name} holds values beyond 65504, the range of float16; export it without --target tensorrt.")
+                raise ArtefactError(
+                    f"{name} holds values beyond 65504, the range of float16; export it without --target tensorrt."
+                )
         twice = any((value, other) in self.same for other in (HALF, SINGLE))
         return self.tape.initializer(ir.tensor(array, name=f"{name}.{array.dtype}" if twice else name))
 
