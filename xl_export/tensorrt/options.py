@@ -53,10 +53,8 @@ class BuildOptions:
                     "--hardware, --timing-cache and --version-compatible are not for "
                     f"{name}, which compiles on the device; leave them out."
                 )
-            if self.refit and len(self.compute_capabilities) > 1:
-                raise ConfigError(
-                    f"--refit works with one --compute-capability in {name}; build an engine for each, or leave it out."
-                )
+            if self.refit:
+                raise ConfigError(f"--refit needs a GPU while {name} builds, and this builds ahead of time; leave it out.")
         elif self.compute_capabilities:
             raise ConfigError(
                 f"--compute-capability is for --flavour rtx; {name} builds for the GPU of this machine: leave it out."

@@ -97,17 +97,17 @@ def test_the_profiles_are_those_that_were_asked_for(graphs: Callable) -> None:
 def test_options_reach_the_configuration(graphs: Callable) -> None:
     spec, folder = graphs("transformer-xl", "native")
     config = parsed_network(folder).builder.create_builder_config()
-    options = BuildOptions(
-        flavour="rtx", compute_capabilities=("8.9", "12.0"), refit=True, workspace_mib=64, optimization_level=2
-    )
+    options = BuildOptions(flavour="rtx", compute_capabilities=("8.9", "12.0"), workspace_mib=64, optimization_level=2)
     configure(trt, config, spec, options)
-    assert config.get_flag(trt.BuilderFlag.REFIT)
     assert config.get_flag(trt.BuilderFlag.TF32)  # float16 products are what they are
     assert config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 64 << 20
     assert [config.get_compute_capability(at).name for at in range(config.num_compute_capabilities)] == ["SM89", "SM120"]
-    configure(trt, config, dataclasses.replace(spec, precision="fp32"), OPTIONS)
+    single = dataclasses.replace(spec, precision="fp32")
+    configure(trt, config, single, BuildOptions(refit=True, version_compatible=True, hardware="ampere-plus"))
     assert not config.get_flag(trt.BuilderFlag.TF32)
-    assert not config.get_flag(trt.BuilderFlag.REFIT)
+    assert config.get_flag(trt.BuilderFlag.REFIT)
+    assert config.get_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+    assert config.hardware_compatibility_level == trt.HardwareCompatibilityLevel.AMPERE_PLUS
 
 
 def test_every_node_that_cannot_be_parsed_is_named(tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ def test_an_engine_is_replaced_only_with_force(built: tuple[Path, str], artefact
     assert xl("tensorrt", artefacts["shift"], "--out", out, *RTX).exit_code == 0
     first = load_engine(out)[0].identity
     refused(xl("tensorrt", artefacts["shift"], "--out", out, *RTX), "exists already")
-    document = last_line(xl("tensorrt", artefacts["shift"], "--out", out, *RTX[:3], "8.9", "--refit", "--force", "--json"))
-    assert document["refit"] is True
+    document = last_line(xl("tensorrt", artefacts["shift"], "--out", out, *RTX, "--batch", 1, "--force", "--json"))
+    assert document["profiles"][0]["batch"] == [1, 1, 1]
     assert load_engine(out)[0].identity != first
     assert [path.name for path in tmp_path.iterdir()] == ["engine"]
     refused(xl("tensorrt", artefacts["shift"], "--out", artefacts["ring"], *RTX, "--force"), f"no {BUILD}")
@@ -96,7 +96,7 @@ def test_an_engine_is_replaced_only_with_force(built: tuple[Path, str], artefact
         (("--flavour", "rtx"), ("--compute-capability is not given", "such as 8.6,8.9,12.0")),
         (("--flavour", "rtx", "--compute-capability", "9.0"), ("is 9.0", "7.5, 8.0, 8.6")),
         ((*RTX, "--attention", "plugin"), ("takes no plugins from Python", "--attention native")),
-        ((*RTX, "--refit"), ("--refit works with one --compute-capability",)),
+        ((*RTX, "--refit"), ("--refit needs a GPU while",)),
         ((*RTX, "--version-compatible"), ("--version-compatible", "leave them out")),
         ((*RTX, "--hardware", "ampere-plus"), ("--hardware", "leave them out")),
         (("--compute-capability", "8.6"), ("is for --flavour rtx",)),
