@@ -36,7 +36,8 @@ def export(
 
     memory: the form of the memory tensors; ring when None, or shift for TensorRT, which takes no other. rule: what the artefact
     remembers and sees; the run's own evaluation rule when None. target: `tensorrt` for a graph in float16 that TensorRT builds
-    engines from, and ONNX Runtime runs too; attention: there, one node that our plugin takes, or TensorRT's own kernels. The graph is validated against PyTorch before the folder appears, and its
+    engines from, and ONNX Runtime runs too; attention: there, one node that our plugin takes, or TensorRT's own kernels.
+    The graph is validated against PyTorch before the folder appears, and its
     answers become `reference.npz`. Raises UserError when `out` exists (unless it is an artefact and `force`), when the run is
     damaged, or when validation fails; `out` is then as it was.
     """
@@ -104,7 +105,7 @@ def make_spec(run: Run, rule: MemoryRule, form: Form, target: Target) -> Spec:
     """The contract of a run's artefact, but for the hashes of files not yet written."""
     facts = run.model.facts()
     spec = Spec(
-        model=facts, rule=rule, form=form, precision="fp16" if target == "tensorrt" else "fp32", opset=OPSETS[form], target=target,
-        state=(), producer=package_versions(), source={"model.safetensors": run.sha256},
+        model=facts, rule=rule, form=form, precision="fp16" if target == "tensorrt" else "fp32", opset=OPSETS[form],
+        state=(), target=target, producer=package_versions(), source={"model.safetensors": run.sha256},
     )  # fmt: skip
     return dataclasses.replace(spec, state=state_tensors(facts, rule, form, spec.state_dtype))

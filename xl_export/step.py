@@ -49,7 +49,7 @@ class Group:
 
 
 class StepGraph(Layers):
-    """Writes the step; another kind of attention is another `context_attention`."""
+    """Writes the step; what a target does otherwise is a method of its own here."""
 
     def __init__(self, spec: Spec, config: ModelConfig, weights: Weights) -> None:
         super().__init__(weights, heads=config.heads, head_dim=config.head_dim, norm_epsilon=config.norm_epsilon)
@@ -65,11 +65,12 @@ class StepGraph(Layers):
             x = self.block(layer, self.positioned(layer, x), self.named(layer, groups), present)
         if self.spec.form == "ring":  # past and present are bound to one buffer: right only where nothing else reads the past
             assert all(len(self.inputs[state.past].uses()) == 1 for state in self.spec.state), "a ring tensor has two readers"
-        if self.spec.model.selective:
-            head = list(selected(self, self.config, x, self.inputs["targets"], self.inputs["logit_rows"]))
-        else:
-            head = [all_logits(self, self.config, x)]
+        head = self.selected(x) if self.spec.model.selective else [all_logits(self, self.config, x)]
         return op.model(list(self.inputs.values()), [*head, *present], self.spec.outputs, opset=self.spec.opset)
+
+    def selected(self, x: ir.Value) -> list[ir.Value]:
+        """Logits of the chosen rows, and the log-probabilities of the wanted targets."""
+        return list(selected(self, self.config, x, self.inputs["targets"], self.inputs["logit_rows"]))
 
     def positioned(self, layer: int, x: ir.Value) -> ir.Value:
         """A layer's input with absolute positions added, where the model has them.

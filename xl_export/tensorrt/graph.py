@@ -17,9 +17,11 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from runtimes.spec import Spec, state_tensors
 from trainer.model_config import ModelConfig
 from xl_export.artefact import Attention
+from xl_export.head import selected_densely
 from xl_export.layers import Weights
+from xl_export.ops import TYPES
 from xl_export.persistent import persistent_tables
-from xl_export.step import Group, StepGraph, step_graph
+from xl_export.step import Group, StepGraph
 from xl_export.tables import bias_table, position_table, query_bias
 from xl_export.tensorrt.half import to_half
 from xl_export.tensorrt.operator import DOMAIN, NAME, VERSION, Attributes, function_body
@@ -28,19 +30,25 @@ from xl_export.tensorrt.operator import DOMAIN, NAME, VERSION, Attributes, funct
 def tensorrt_graph(spec: Spec, config: ModelConfig, weights: Weights, *, attention: Attention) -> ir.Model:
     """The ONNX model of one step for TensorRT, in the spec's precision."""
     single = dataclasses.replace(spec, precision="fp32", state=state_tensors(spec.model, spec.rule, spec.form))
-    if attention == "native":
-        model = step_graph(single, config, weights)
-        return to_half(model, spec) if spec.precision == "fp16" else model
-    model = _OperatorStep(single, config, weights).build()
+    model = (_EngineStep if attention == "native" else _OperatorStep)(single, config, weights).build()
     model.graph.opset_imports[DOMAIN] = VERSION
     RemoveUnusedNodesPass()(model)  # distances and masks, which the operator works out by itself
-    model = to_half(model, spec) if spec.precision == "fp16" else model
-    body = ir.from_proto(function_body(spec.opset))
-    model.functions[body.identifier()] = body
+    if spec.precision == "fp16":
+        model = to_half(model, {fact.name: TYPES[fact.dtype] for fact in (*spec.inputs, *spec.outputs)})
+    if attention == "plugin":
+        body = ir.serde.deserialize_function(function_body(spec.opset))
+        model.functions[body.identifier()] = body
     return model
 
 
-class _OperatorStep(StepGraph):
+class _EngineStep(StepGraph):
+    """The step in shapes that depend on nothing but batch, segment and rows."""
+
+    def selected(self, x: ir.Value) -> list[ir.Value]:
+        return list(selected_densely(self, self.config, x, self.inputs["targets"], self.inputs["logit_rows"]))
+
+
+class _OperatorStep(_EngineStep):
     """The step with one node per layer and group of heads for what they give to the context."""
 
     def context_attention(self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value) -> ir.Value:

@@ -5,13 +5,13 @@ The result is strongly typed, as TensorRT wants it: no operator has inputs of bo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
 from runtimes.errors import ArtefactError
-from runtimes.spec import Spec
-from xl_export.ops import TYPES
 
 HALF, SINGLE = ir.DataType.FLOAT16, ir.DataType.FLOAT
 PRODUCTS = {"MatMul", "Gemm", "Attention", "RelativeAttention"}  # what GPUs do in float16, with sums in float32
@@ -19,22 +19,21 @@ STATISTICS = {"LayerNormalization", "Softmax"}  # float32 inside; what comes out
 LOG_PROBABILITIES = {"LogSoftmax", "ReduceLogSumExp"}  # float32, and so is what is computed from them
 
 
-def to_half(model: ir.Model, spec: Spec) -> ir.Model:
-    """The same step in float16; the types of its inputs and outputs are those that the spec promises.
+def to_half(model: ir.Model, promised: Mapping[str, ir.DataType]) -> ir.Model:
+    """The same graph in float16; its inputs and outputs have the promised types, by name.
 
     Products take and give float16. Statistics are computed in float32. Log-probabilities, and what is computed from them, stay
     float32. Everything else has the type of what it is given, constants following.
     Raises ArtefactError where a weight is beyond the range of float16.
     """
-    facts = {fact.name: TYPES[fact.dtype] for fact in (*spec.inputs, *spec.outputs)}
-    return _Rewriting(ShapeInferencePass()(model).model, facts).result()
+    return _Rewriting(ShapeInferencePass()(model).model, promised).result()
 
 
 class _Rewriting:
     """`same`: the new graph's values for those of the old one, by old value and new type."""
 
-    def __init__(self, model: ir.Model, facts: dict[str, ir.DataType]) -> None:
-        self.model, self.facts, self.tape = model, facts, ir.tape.Tape()
+    def __init__(self, model: ir.Model, promised: Mapping[str, ir.DataType]) -> None:
+        self.model, self.promised, self.tape = model, promised, ir.tape.Tape()
         self.same: dict[tuple[ir.Value, ir.DataType | None], ir.Value] = {}
         self.kind: dict[ir.Value, ir.DataType | None] = {}  # of old values, in the new graph; constants have none yet
 
@@ -42,14 +41,14 @@ class _Rewriting:
         graph = self.model.graph
         inputs = []
         for value in graph.inputs:
-            new = ir.val(value.name, dtype=self.facts[value.name or ""], shape=value.shape)
+            new = ir.val(value.name, dtype=self.promised[value.name or ""], shape=value.shape)
             self.know(value, new)
             inputs.append(new)
         for node in graph:
             self.rewrite(node)
         outputs = []
         for value in graph.outputs:
-            new = self.of(value, self.facts[value.name or ""])
+            new = self.of(value, self.promised[value.name or ""])
             new.name, new.shape = value.name, value.shape
             outputs.append(new)
         new_graph = ir.Graph(
@@ -60,25 +59,21 @@ class _Rewriting:
 
     def rewrite(self, node: ir.Node) -> None:
         """Records a node with inputs of one type."""
-        floats = [value for value in node.inputs if _is_float(value)]
+        given = {self.kind.get(value) for value in node.inputs if value is not None and _is_float(value)}
         if node.op_type in STATISTICS | LOG_PROBABILITIES:
             kind = SINGLE
         elif node.op_type in PRODUCTS:
             kind = HALF
         else:
-            kind = SINGLE if any(self.kind.get(value) == SINGLE for value in floats) else HALF
+            kind = SINGLE if SINGLE in given else HALF
         inputs = [self.of(value, kind) if value is not None else None for value in node.inputs]
-        attributes = dict(node.attributes)
-        if node.op_type == "Attention":
-            attributes["softmax_precision"] = ir.AttrInt64("softmax_precision", SINGLE.value)
         results = self.tape.op_multi_out(
-            node.op_type, inputs, num_outputs=len(node.outputs), attributes=attributes, domain=node.domain
+            node.op_type, inputs, num_outputs=len(node.outputs), attributes=node.attributes, domain=node.domain
         )
         for old, new in zip(node.outputs, results, strict=True):
-            new.dtype, new.shape = kind if _is_float(old) else old.dtype, old.shape
-            if node.op_type in STATISTICS:
-                new = self.converted(new, HALF)
-            self.know(old, new)
+            assert old.dtype is not None, f"the type of {node.op_type}'s output is not known"
+            new.dtype, new.shape = (kind if _is_float(old) else old.dtype), old.shape
+            self.know(old, self.converted(new, HALF) if node.op_type in STATISTICS else new)
 
     def know(self, old: ir.Value, new: ir.Value) -> None:
         self.same[old, new.dtype], self.kind[old] = new, new.dtype
