@@ -84,5 +84,5 @@ def tensorrt_command(artefact: Path, out: Path, compute_capability: str | None, 
         f"capability {', '.join(facts.compute_capabilities)}, {where}; {facts.attention} attention, {facts.plugin_layers} "
         f"plugin layers of {sum(facts.layers.values())} layers; check it on the device: xl-export check {out}"
     )
-    click.echo(f"the same with NVIDIA's tool: {trtexec_command(artefact, load_spec(artefact), options, facts.profiles)}")
+    click.echo(f"the same with NVIDIA's tool: {trtexec_command(artefact, load_spec(artefact), options, facts)}")
     echo_json(to_json(facts), as_json)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from pathlib import Path
 
-from runtimes.engine import PLAN, Profile
+from runtimes.engine import PLAN, EngineFacts, Profile
 from runtimes.spec import GRAPH, Spec
 from xl_export.tensorrt.options import BuildOptions
 
@@ -13,16 +14,20 @@ TOOLS = {"tensorrt": "trtexec", "rtx": "tensorrt_rtx"}
 LEVELS = {"same-capability": "sameComputeCapability", "ampere-plus": "ampere+"}
 
 
-def trtexec_command(artefact: Path, spec: Spec, options: BuildOptions, profiles: tuple[Profile, ...]) -> str:
+def trtexec_command(artefact: Path, spec: Spec, options: BuildOptions, facts: EngineFacts) -> str:
     """The line that builds the same plan from the artefact's graph with native attention.
 
+    Where the graph has ONNX's own Attention the token profile reaches to 2 tokens: the tool cannot mark it decomposable, and
+    TensorRT has a fused kernel for one to two tokens, none for exactly one.
     The plugin is not in it: its kernel is registered from Python while the engine is built. The plan that was built with it
     needs no Python any more, and `trtexec --loadEngine` times it.
     """
     words = [TOOLS[options.flavour], f"--onnx={artefact / GRAPH}", f"--saveEngine={PLAN}"]
     if options.flavour == "tensorrt":
         words.append("--stronglyTyped")
-    for index, profile in enumerate(profiles):
+    for index, profile in enumerate(facts.profiles):
+        if profile.name == "token" and "ATTENTION_INPUT" in facts.layers:
+            profile = dataclasses.replace(profile, tokens=(1, 1, 2))
         words.append(f"--profile={index}")
         words += [f"--{which}Shapes={shapes(spec, profile, at)}" for at, which in enumerate(("min", "opt", "max"))]
     if spec.precision == "fp32":

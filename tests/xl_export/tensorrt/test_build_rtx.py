@@ -103,11 +103,10 @@ def test_options_reach_the_configuration(graphs: Callable) -> None:
     assert config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 64 << 20
     assert [config.get_compute_capability(at).name for at in range(config.num_compute_capabilities)] == ["SM89", "SM120"]
     single = dataclasses.replace(spec, precision="fp32")
-    configure(trt, config, single, BuildOptions(refit=True, version_compatible=True, hardware="ampere-plus"))
+    configure(trt, config, single, BuildOptions(refit=True, version_compatible=True))
     assert not config.get_flag(trt.BuilderFlag.TF32)
     assert config.get_flag(trt.BuilderFlag.REFIT)
     assert config.get_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
-    assert config.hardware_compatibility_level == trt.HardwareCompatibilityLevel.AMPERE_PLUS
 
 
 def test_every_node_that_cannot_be_parsed_is_named(tmp_path: Path) -> None:

@@ -58,7 +58,10 @@ def test_the_command_says_what_was_built_and_the_same_for_nvidias_tool(
     assert words[:3] == ["tensorrt_rtx", f"--onnx={artefacts['shift'] / 'step.onnx'}", "--saveEngine=step.plan"]
     assert words.count("--profile=0") == words.count("--profile=1") == 1
     most = [word for word in words if word.startswith("--maxShapes=input_ids:")]
-    assert [word.split(",")[0] for word in most] == ["--maxShapes=input_ids:4x8", "--maxShapes=input_ids:2x1"]
+    assert [word.split(",")[0] for word in most] == [
+        "--maxShapes=input_ids:4x8",
+        "--maxShapes=input_ids:2x2",
+    ]  # see trtexec_command
     assert {"--noTF32", "--computeCapabilities=8.6,12.0"} <= set(words)
 
 
@@ -156,13 +159,15 @@ def test_the_progress_of_a_build_has_phases_that_all_end(artefacts: dict[str, Pa
 
 
 def test_the_line_for_trtexec_has_every_option(artefacts: dict[str, Path], tmp_path: Path) -> None:
+    facts, _ = load_engine(fake_gpu.make_engine(artefacts["shift"], tmp_path / "engine"))
     spec = load_spec(artefacts["shift"])
     options = BuildOptions(
         hardware="ampere-plus", version_compatible=True, refit=True, workspace_mib=512, optimization_level=4,
         timing_cache=tmp_path / "cache",
     )  # fmt: skip
-    words = shlex.split(trtexec_command(artefacts["shift"], spec, options, options.profiles(spec.rule)))
+    words = shlex.split(trtexec_command(artefacts["shift"], spec, options, facts))
     assert words[0] == "trtexec"
+    assert any(word.startswith("--maxShapes=input_ids:2x1,") for word in words)
     assert {
         "--stronglyTyped", "--refit", "--versionCompatible", "--hardwareCompatibilityLevel=ampere+",
         "--builderOptimizationLevel=4", "--memPoolSize=workspace:512M", f"--timingCacheFile={tmp_path / 'cache'}", "--noTF32",
