@@ -30,6 +30,7 @@ PROFILES = (
     Profile(name="segment", batch=(1, 1, 16), tokens=(1, 8, 8)),
     Profile(name="token", batch=(1, 1, 2), tokens=(1, 1, 1)),
 )
+KINDS = {"tensor(int64)": np.int64, "tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
 class FakeCuda:
@@ -129,7 +130,7 @@ class FakeTensorRT:
         )
 
     def nptype(self, dtype: str) -> type:
-        return {"tensor(int64)": np.int64, "tensor(float)": np.float32}[dtype]
+        return KINDS[dtype]
 
 
 class _Engine:
@@ -209,8 +210,7 @@ class _Context:
 
     def _compute(self, addresses: dict[str, int], shapes: dict[str, tuple[int, ...]], changes: int) -> None:
         assert changes == self.changes, "a graph is launched that was captured under other shapes"
-        kinds = {"tensor(int64)": np.int64, "tensor(float)": np.float32}
-        feed = {name: _view(addresses[name], shape, kinds[self.engine.get_tensor_dtype(name)]) for name, shape in shapes.items()}
+        feed = {name: _view(addresses[name], shape, KINDS[self.engine.get_tensor_dtype(name)]) for name, shape in shapes.items()}
         names = [node.name for node in self.engine.ort.get_outputs()]
         for name, array in zip(names, self.engine.ort.run(names, feed), strict=True):
             _view(addresses[name], array.shape, array.dtype)[...] = array

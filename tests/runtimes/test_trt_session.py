@@ -10,6 +10,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from runtimes.session import Session
 from runtimes.spec import file_facts
 from tests.fake_gpu import FakeCuda, install, make_engine
 from tests.streams import feed, rows
+from xl_export.artefact import export
 
 
 @pytest.fixture
@@ -43,6 +45,16 @@ def test_an_engine_says_what_its_artefact_says(session: Session, artefacts: dict
     mine, _ = feed(session, batch, cuts)
     theirs, _ = feed(open_session(artefacts["shift"]), batch, cuts)
     assert np.abs(mine - theirs).max() < 1e-6
+
+
+@pytest.mark.parametrize("attention", ["native", "plugin"])
+def test_memory_in_float16_is_carried_too(cuda: FakeCuda, run: Path, tmp_path: Path, attention: Any) -> None:
+    artefact = export(run, tmp_path / "artefact", target="tensorrt", attention=attention)
+    engine = make_engine(artefact, tmp_path / "engine")
+    assert {array.dtype.name for array in open_session(engine).start(1).tensors.values()} == {"float16"}
+    mine, theirs = check(engine), check(artefact)
+    assert mine.passed
+    assert mine.max_difference == theirs.max_difference
 
 
 def test_check_passes_on_an_engine(engine: Path) -> None:

@@ -16,7 +16,7 @@ from tests.fake_gpu import FakeCuda, FakeTensorRT, _Context, _Engine
 from tests.xl_export.tensorrt.bindings import needs_bindings
 
 RUNTIMES, EXPORT = Path(runtimes.__file__).parent, Path(xl_export.__file__).parent / "tensorrt"
-SOURCES = [*sorted(RUNTIMES.glob("trt_*.py")), *sorted(EXPORT.glob("*.py"))]
+SOURCES = [*sorted(RUNTIMES.glob("trt_*.py")), *(EXPORT / f"{name}.py" for name in ("build", "network", "plugin", "progress"))]
 # What our names for TensorRT's objects are instances of.
 OBJECTS = {
     "builder": "Builder", "config": "IBuilderConfig", "network": "INetworkDefinition", "parser": "OnnxParser",

@@ -1,4 +1,4 @@
-"""Engines on a real GPU: the numbers of the artefact, from TensorRT. Nothing of this runs where there is none (`pytest -m gpu`)."""
+"""Engines on a real GPU say what their artefacts say (`pytest -m gpu`). Nothing of this runs where there is none."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from runtimes import check, evaluate, load_memory, open_session, save_memory
 from runtimes.cuda_memory import Cuda
 from runtimes.engine import Attention, Flavour
+from runtimes.errors import UserError
 from tests.architectures import ARCHITECTURES
 from tests.streams import feed, rows
 from xl_export.artefact import export
@@ -31,11 +32,15 @@ def pair(request: pytest.FixtureRequest, make_run: Callable[..., Path], tmp_path
     package = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}[flavour]
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
+    try:
+        gpu = Cuda().gpu
+    except UserError as error:
+        pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("gpu")
     run = make_run(**{"head_dim": 16, **ARCHITECTURES[name]})
     wanted: Attention = "plugin" if attention == "plugin" else "native"
     artefact = export(run, folder / "artefact", target="tensorrt", attention=wanted)
-    here = (Cuda().gpu.compute_capability,) if flavour == "rtx" else ()
+    here = (gpu.compute_capability,) if flavour == "rtx" else ()
     facts = build(
         artefact,
         folder / "engine",
