@@ -105,6 +105,25 @@ def architectures_command(
     _report(result, architectures.table(rows), rows, as_json)
 
 
+@main.command("kernel")
+@click.option("--history", type=click.Path(path_type=Path), help="Append here; benchmarks/history/kernel.jsonl by default.")
+@json_option
+def kernel_command(history: Path | None, as_json: bool) -> None:
+    """Our attention kernel against PyTorch's forms of the same attention, on this machine's GPU."""
+    with needs("export,tensorrt", "torch", "triton"):
+        from benchmarks import kernel
+        from benchmarks.history import HISTORY, append
+    kernel.refuse_without_gpu()
+    file = history or HISTORY / "kernel.jsonl"
+    rows = kernel.run(progress=_progress)
+    for line in kernel.table(rows):
+        click.echo(line)
+    document = kernel.document(rows)
+    append(file, document)
+    click.echo(f"appended to {file}")
+    echo_json(document, as_json)
+
+
 def _report(result: Result, lines: list[str], rows: Sequence[Any], as_json: bool) -> None:
     """Prints a result, and appends it to its history."""
     for line in (result.title, *result.machine_lines, "", *lines, ""):
