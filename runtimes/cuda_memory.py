@@ -68,10 +68,11 @@ class Cuda:
         self._ask(self._cuda.cudaStreamSynchronize(self.stream))
 
     def capture(self, queue: Callable[[], None]) -> Graph:
-        """What `queue` queues on the stream, as a graph that is launched as one: it is not run now."""
-        self._ask(
-            self._cuda.cudaStreamBeginCapture(self.stream, self._cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal)
-        )
+        """What `queue` queues on the stream, as a graph that is launched as one: it is not run now.
+
+        Relaxed, since Python may free an array of another stream meanwhile, which the other modes take for an error.
+        """
+        self._ask(self._cuda.cudaStreamBeginCapture(self.stream, self._cuda.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed))
         try:
             queue()
         finally:

@@ -38,7 +38,7 @@ class FakeCuda:
 
     cudaError_t = enum.Enum("cudaError_t", ["cudaSuccess", "cudaErrorMemoryAllocation", "cudaErrorNoDevice"])
     cudaMemcpyKind = enum.Enum("cudaMemcpyKind", ["cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost"])
-    cudaStreamCaptureMode = enum.Enum("cudaStreamCaptureMode", ["cudaStreamCaptureModeThreadLocal"])
+    cudaStreamCaptureMode = enum.Enum("cudaStreamCaptureMode", ["cudaStreamCaptureModeRelaxed"])
 
     def __init__(self) -> None:
         self.memory: dict[int, Any] = {}
