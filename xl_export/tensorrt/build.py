@@ -69,8 +69,9 @@ def refuse_form(spec: Spec, artefact: Path) -> None:
 def serialize(trt: Any, log: Any, parsed: Parsed, spec: Spec, profiles: tuple[Profile, ...], options: BuildOptions) -> memoryview:
     """The plan of a parsed network; raises ArtefactError with TensorRT's own reason where there is none."""
     config = parsed.builder.create_builder_config()
-    for profile in profiles:
-        config.add_optimization_profile(optimization_profile(parsed.builder, spec, profile))
+    for index, profile in enumerate(profiles):
+        taken = config.add_optimization_profile(optimization_profile(parsed.builder, spec, profile))
+        assert taken == index, f"TensorRT refused the {profile.name} profile: {log.last_error()}"
     configure(trt, config, spec, options)
     cache = read_timing_cache(config, options.timing_cache) if options.timing_cache else None
     monitor = make_monitor(trt)
