@@ -26,7 +26,8 @@ Attention = Literal["native", "plugin"]
 Hardware = Literal["same-gpu", "same-capability", "ampere-plus"]
 PACKAGES: dict[Flavour, str] = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
 NAMES: dict[Flavour, str] = {"tensorrt": "TensorRT", "rtx": "TensorRT-RTX"}
-CAPABILITY = re.compile(r"\d{1,2}\.\d")
+CAPABILITY = re.compile(r"\d{1,2}\.\d", re.ASCII)
+WORD = re.compile(r"[\w.+-]{1,64}", re.ASCII)  # what is printed as it is must be no more than this
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +136,11 @@ def _parse(data: Any, *, where: str) -> EngineFacts:
             "`xl-export tensorrt`."
         ) from error
     names = [profile.name for profile in facts.profiles]
-    kinds = all(CAPABILITY.fullmatch(capability) for capability in facts.compute_capabilities)
-    if digest != facts.identity or facts.schema != SCHEMA or names != ["segment", "token"] or not kinds:
+    plain = all(CAPABILITY.fullmatch(capability) for capability in facts.compute_capabilities) and bool(
+        facts.compute_capabilities
+    )
+    plain = plain and all(WORD.fullmatch(word) for word in (facts.version, *facts.layers))
+    if digest != facts.identity or facts.schema != SCHEMA or names != ["segment", "token"] or not plain:
         raise ArtefactError(
             f"{where} was altered: its digest does not match its content; build the engine again with `xl-export tensorrt`."
         )
