@@ -70,7 +70,7 @@ def tensorrt_command(artefact: Path, out: Path, compute_capability: str | None, 
     The artefact is one that `xl-export onnx --target tensorrt` wrote; others with shift memory do too. The engine has two
     optimisation profiles, for segments and for single tokens. Prints what was built, and the line for NVIDIA's own tool.
     """
-    with needs("tensorrt,export", "onnx", "tqdm"):
+    with needs("tensorrt", "onnx", "tqdm"):
         from xl_export.tensorrt.build import build
         from xl_export.tensorrt.options import BuildOptions
         from xl_export.tensorrt.trtexec import trtexec_command

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -132,6 +133,16 @@ def test_a_missing_tensorrt_is_named_with_the_command_that_installs_it(
     options = RTX if flavour == "rtx" else ()
     refused(xl("tensorrt", artefacts["shift"], "--out", tmp_path / "engine", *options), "is not installed", advice)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_needs_neither_pytorch_nor_onnx_runtime(artefacts: dict[str, Path], tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
+    block = "import sys\nfor name in ('torch', 'onnxruntime', 'onnx_ir', 'trainer', 'safetensors'): sys.modules[name] = None\n"
+    command = [sys.executable, "-c", block + "from xl_export.cli import main; main()", "tensorrt"]
+    arguments = [str(artefacts["shift"]), "--out", str(tmp_path / "engine"), *RTX]
+    ended = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
 
 
 def test_an_interrupted_build_leaves_nothing(artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
