@@ -31,7 +31,7 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
     """The network of an artefact's `step.onnx`. Its types are the graph's: networks are strongly typed.
 
     Raises ArtefactError with every node that this TensorRT cannot take, ConfigError where the graph has no attention that
-    the plugin could take, and asserts that each one it should take was taken.
+    the plugin could take; ArtefactError too where it did not take every one of them.
     """
     graph = folder / GRAPH
     model = onnx.load(graph, load_external_data=False)
@@ -42,23 +42,24 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
             "or give --attention native."
         )
     builder = trt.Builder(log)
-    flag = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
-    flags = 0 if flag is None else 1 << int(flag)
-    if attention == "plugin":
-        flags |= 1 << int(trt.NetworkDefinitionCreationFlag.PREFER_AOT_PYTHON_PLUGINS)
-    network = builder.create_network(flags)
+    kinds = trt.NetworkDefinitionCreationFlag
+    wanted = [getattr(kinds, flag, None) for flag in ("STRONGLY_TYPED", "PREFER_AOT_PYTHON_PLUGINS")]
+    network = builder.create_network(sum(1 << int(flag) for flag in wanted if flag is not None))
     parser = trt.OnnxParser(network, log)
     if not parser.parse(model.SerializeToString(), str(graph.resolve())):  # the path finds the weights beside it
         raise ArtefactError(f"{graph} cannot be parsed by {name} {trt.__version__}: {parser_errors(parser) or log.last_error()}.")
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     make_decomposable(trt, layers)
-    kinds = Counter(layer.type.name for layer in layers)
-    taken = kinds["PLUGIN_V3"]
+    counted = Counter(layer.type.name for layer in layers)
+    taken = counted["PLUGIN_V3"]
     expected = relative if attention == "plugin" else 0
-    assert taken == expected, f"the plugin took {taken} attentions of {expected}"
+    if taken != expected:
+        raise ArtefactError(
+            f"{name} {trt.__version__} took the plugin for {taken} of {expected} attentions; give --attention native, and report this."
+        )
     types = Counter(layer.get_output(0).dtype.name for layer in layers if layer.num_outputs)
     return Parsed(
-        builder=builder, network=network, parser=parser, layers=dict(kinds), types=dict(types), plugin_layers=taken
+        builder=builder, network=network, parser=parser, layers=dict(counted), types=dict(types), plugin_layers=taken
     )  # fmt: skip
 
 

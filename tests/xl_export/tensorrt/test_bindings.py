@@ -27,7 +27,6 @@ RTX_ONLY = {
     "ComputeCapability", "CudaGraphStrategy", "CudaGraphStrategy.WHOLE_GRAPH_CAPTURE", "IRuntimeConfig.cuda_graph_strategy",
     "IBuilderConfig.num_compute_capabilities", "IBuilderConfig.set_compute_capability",
 }  # fmt: skip
-TRT_ONLY = {"NetworkDefinitionCreationFlag.PREFER_AOT_PYTHON_PLUGINS"}
 
 
 def chains(tree: ast.AST) -> Iterator[list[str]]:
@@ -97,7 +96,7 @@ def test_every_name_exists_in_tensorrt_rtx() -> None:
             at = getattr(at, part, None)
         if at is None:
             missing.append(name)
-    assert set(missing) == TRT_ONLY
+    assert missing == []
 
 
 @needs_bindings
