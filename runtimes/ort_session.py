@@ -54,6 +54,7 @@ class OrtSession(GraphSession):
     def _load(self, graph: Path, threads: int | None) -> Any:
         options = self._ort.SessionOptions()
         options.log_severity_level = 4  # nothing: errors are raised, and device discovery warns on machines without a GPU
+        self._ort.set_default_logger_severity(4)  # its allocator writes to the logger of the whole process
         options.intra_op_num_threads = threads or available_cpus()
         try:
             session = self._ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"], enable_fallback=0)
