@@ -55,7 +55,8 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
     expected = relative if attention == "plugin" else 0
     if taken != expected:
         raise ArtefactError(
-            f"{name} {trt.__version__} took the plugin for {taken} of {expected} attentions; give --attention native, and report this."
+            f"{name} {trt.__version__} took the plugin for {taken} of {expected} attentions; give --attention native, "
+            "and report this."
         )
     types = Counter(layer.get_output(0).dtype.name for layer in layers if layer.num_outputs)
     return Parsed(
