@@ -26,6 +26,11 @@ trt = pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed 
 OPTIONS = BuildOptions(flavour="rtx", compute_capabilities=("8.6",), batch=(1, 2, 4))
 PRODUCTS = {"MATRIX_MULTIPLY", "ATTENTION_INPUT", "ATTENTION_OUTPUT"}
 STATISTICS = {"NORMALIZATION", "SOFTMAX"}
+BODIES_BUILT = (
+    "transformer-xl",
+    "adaptive-softmax",
+    "all-attention-groups",
+)  # the others are parsed: building takes a second each
 GRAPHS = [(name, attention) for name in ARCHITECTURES for attention in ("native", "plugin")]
 
 
@@ -71,6 +76,8 @@ def test_the_graph_of_every_architecture_becomes_a_plan(graphs: Callable, name: 
     assert parsed.layers.get("ATTENTION_INPUT", 0) == (len(spec.state) // 2 if fused else 0)
     assert sum(parsed.layers.values()) == network.num_layers
 
+    if attention == "plugin" and name not in BODIES_BUILT:
+        return
     plan = serialize(trt, fresh_log(trt), parsed, spec, OPTIONS.profiles(spec.rule), OPTIONS)
     assert plan.nbytes > 10_000
 
