@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from runtimes.engine import BUILD, NAMES, load_engine
 from runtimes.precision import Measured, sentence
 from runtimes.records import to_json
 from runtimes.session import open_session
@@ -13,10 +14,15 @@ from runtimes.torch_session import TorchSession
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """Model, rule, memory, precision, hashes and tensors of an artefact; model and rule of a run.
+    """Model, rule, memory, precision, hashes and tensors of an artefact or engine; model and rule of a run.
 
-    An artefact is described from its verified spec alone, so this needs neither ONNX Runtime nor PyTorch.
+    Artefacts and engines are described from their verified files alone, so this needs none of ONNX Runtime, TensorRT, PyTorch.
     """
+    if (folder / BUILD).is_file():
+        engine, spec = load_engine(folder)
+        files = {name: to_json(facts) for name, facts in engine.files.items()}
+        about = _describe_artefact(spec) | {"kind": "engine", "identity": engine.identity, "files": files}
+        return about | {"engine": to_json(engine), "producer": spec.producer | engine.producer}
     if (folder / SPEC).is_file():
         return _describe_artefact(load_spec(folder))
     session = open_session(folder)
@@ -76,6 +82,7 @@ def describe_lines(facts: dict[str, Any]) -> list[str]:
     lines.append(f"precision   {facts['precision']}, check within {facts['tolerance']:g} nats, opset {facts['opset']}")
     if facts["measured"]:
         lines.append(f"            {sentence(facts['precision'], Measured(**facts['measured']))}")
+    lines += _engine_lines(facts["engine"]) if facts["kind"] == "engine" else []
     lines += [
         f"file        {name}, {file['num_bytes']:,} bytes, sha256 {file['sha256']}" for name, file in facts["files"].items()
     ]
@@ -83,3 +90,16 @@ def describe_lines(facts: dict[str, Any]) -> list[str]:
         lines += [f"{kind:<12}{tensor['name']}  {tensor['dtype']} {tensor['shape']}" for tensor in facts[kind]]
     made = [f"{name} {version}" for name, version in facts["producer"].items()]
     return [*lines, "made with   " + ", ".join(text for text in made if text.isprintable())]
+
+
+def _engine_lines(engine: dict[str, Any]) -> list[str]:
+    tuned = f"tuned on {engine['gpu']['name']!r:.80}" if engine["gpu"] else "built ahead of time"
+    lines = [
+        f"engine      {NAMES[engine['flavour']]} {engine['version']!s:.40}, {engine['attention']} attention, {tuned}",
+        f"runs on     compute capability {', '.join(engine['compute_capabilities'])}, hardware {engine['hardware']}",
+    ]
+    for profile in engine["profiles"]:
+        batch, tokens = (":".join(map(str, profile[axis])) for axis in ("batch", "tokens"))
+        lines.append(f"profile     {profile['name']}, batch {batch}, tokens {tokens} (least:usual:most)")
+    counted = [f"{count} {kind.lower()}" for kind, count in sorted(engine["layers"].items(), key=lambda item: -item[1])]
+    return [*lines, f"layers      {', '.join(counted)}", f"plugin      {engine['plugin_layers']} layers"]

@@ -16,8 +16,8 @@ import numpy as np
 
 from runtimes.errors import ArtefactError
 from runtimes.files import read_npz
+from runtimes.graph_session import GraphSession
 from runtimes.logits import log_sum_exp
-from runtimes.ort_session import OrtSession
 from runtimes.precision import QUANTISED
 from runtimes.session import Session, open_session
 from runtimes.spec import REFERENCE, Spec
@@ -65,13 +65,13 @@ class CheckReport:
 
 
 def check(artefact: Path | str, *, threads: int | None = None) -> CheckReport:
-    """Replays an artefact's reference on this very device and compares every log-probability.
+    """Replays the reference of an artefact or engine on this very device and compares every log-probability.
 
     Raises ArtefactError for a folder that is damaged, or that holds no reference, such as a run.
     """
     folder = Path(artefact)
     session = open_session(folder, threads=threads)
-    if not isinstance(session, OrtSession):
+    if not isinstance(session, GraphSession):
         raise ArtefactError(f"{folder} is a run, the reference itself; check the artefact that `xl-export onnx` makes of it.")
     reference = load_reference(folder / REFERENCE, session.spec)
     began = time.perf_counter()

@@ -295,7 +295,7 @@ def load_spec(folder: Path) -> Spec:
         )
     spec = parse_spec(data, where=str(path))
     for name, facts in spec.files.items():
-        _verify_file(folder / name, facts)
+        verify_file(folder / name, facts, record=SPEC, again="export the artefact again")
     return spec
 
 
@@ -320,13 +320,12 @@ def parse_spec(data: Any, *, where: str) -> Spec:
     return spec
 
 
-def _verify_file(path: Path, facts: FileFacts) -> None:
+def verify_file(path: Path, facts: FileFacts, *, record: str, again: str) -> None:
+    """Raises ArtefactError where a file is not the one that `record` lists; `again`: how to make it again."""
     if not path.is_file():
-        raise ArtefactError(f"{path} is missing; copy the whole folder, or export the artefact again.")
+        raise ArtefactError(f"{path} is missing; copy the whole folder, or {again}.")
     size = path.stat().st_size
     if size != facts.num_bytes:
-        raise ArtefactError(f"{path} has {size} bytes, expected {facts.num_bytes}; copy it again, or export the artefact again.")
+        raise ArtefactError(f"{path} has {size} bytes, expected {facts.num_bytes}; copy it again, or {again}.")
     if sha256(path) != facts.sha256:
-        raise ArtefactError(
-            f"{path} was altered: its SHA-256 is not the one in {SPEC}; copy it again, or export the artefact again."
-        )
+        raise ArtefactError(f"{path} was altered: its SHA-256 is not the one in {record}; copy it again, or {again}.")

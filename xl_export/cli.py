@@ -20,6 +20,7 @@ from xl_export.cli_attention import attention_command, spans_command
 from xl_export.cli_data import data
 from xl_export.cli_import import import_command
 from xl_export.cli_recl import recl_command
+from xl_export.cli_tensorrt import tensorrt_command
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -32,12 +33,13 @@ def main() -> None:
     xl-export train --out run                    text → run
     xl-export onnx run --out artefact            run → artefact: ONNX graph, weights, proof
     xl-export check artefact                     the same numbers as PyTorch, on this device?
+    xl-export tensorrt artefact --out engine     artefact → TensorRT engine, for NVIDIA GPUs
     xl-export eval artefact --text run/test.txt  bits per token, with memory
     xl-export generate artefact --prompt "The "  text, at the same cost for every token
     """
 
 
-for command in (*COMMANDS, eval_command, import_command, recl_command, attention_command, spans_command, data):
+for command in (*COMMANDS, eval_command, import_command, recl_command, attention_command, spans_command, data, tensorrt_command):
     main.add_command(command)
 
 PACKAGES = ("torch", "safetensors", "tqdm", "onnx", "onnx_ir", "onnxruntime")  # that the steps here load when they run
