@@ -23,12 +23,12 @@ OTHERS = ("adaptive-softmax", "all-attention-groups")  # a selective output laye
 
 @pytest.fixture(params=[*KINDS, "projected", *(f"{name} {kind}" for name in OTHERS for kind in KINDS)])
 def session(request: pytest.FixtureRequest, run: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Session:
+    fake_gpu.install(monkeypatch)
     if request.param == "projected":  # PyTorch with keys and values for memory, which no folder opens as
         from trainer.checkpoint import load_run
 
         trained = load_run(run)
         return ProjectedTorchSession(trained.model.eval(), trained.vocab, trained.config.evaluation, identity=trained.sha256)
-    fake_gpu.install(monkeypatch)
     return open_session(folders[request.param])
 
 
