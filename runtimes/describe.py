@@ -49,6 +49,7 @@ def _describe_artefact(spec: Spec) -> dict[str, Any]:
         "memory_precision": spec.memory_precision,
         "measured": None if spec.measured is None else to_json(spec.measured),
         "tolerance": spec.tolerance,
+        "mean_tolerance": spec.mean_tolerance,
         "opset": spec.opset,
         "inputs": [_tensor(tensor) for tensor in spec.inputs],
         "outputs": [_tensor(tensor) for tensor in spec.outputs],
@@ -79,7 +80,8 @@ def describe_lines(facts: dict[str, Any]) -> list[str]:
     saved = f", {facts['bytes_saved_by_spans']:,} saved by learned spans" if model["reaches"] else ""
     half = " in fp16" if facts["memory_precision"] == "fp16" else ""
     lines.append(f"memory      {facts['memory_form']}{half}, {facts['bytes_per_stream']:,} bytes per stream{saved}")
-    lines.append(f"precision   {facts['precision']}, check within {facts['tolerance']:g} nats, opset {facts['opset']}")
+    mean = f" and {facts['mean_tolerance']:g} in the mean" if facts["mean_tolerance"] < facts["tolerance"] else ""
+    lines.append(f"precision   {facts['precision']}, check within {facts['tolerance']:g} nats{mean}, opset {facts['opset']}")
     if facts["measured"]:
         lines.append(f"            {sentence(facts['precision'], Measured(**facts['measured']))}")
     lines += _engine_lines(facts["engine"]) if facts["kind"] == "engine" else []
