@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/xl-export demo --out demo --force
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4
 
 lint: $(READY)
 	$(BIN)/ruff check .

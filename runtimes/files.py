@@ -136,8 +136,8 @@ def read_json(path: Path) -> Any:
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """Every array of an `.npz` file.
 
-    Raises ArtefactError for a damaged archive, for pickled objects, and for headers that promise more
-    data than the archive holds; nothing is allocated before that is known.
+    Raises ArtefactError for a damaged archive, for pickled objects, for a name that is there twice, and for headers that
+    promise more data than the archive holds; nothing is allocated before that is known.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -145,6 +145,8 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
             claimed, held = sum(member.file_size for member in members), max(path.stat().st_size, 1 << 20)
             if claimed > 64 * held:
                 raise ValueError(f"it claims {claimed} bytes from {held}")
+            if len({member.filename.removesuffix(".npy") for member in members}) < len(members):
+                raise ValueError("it has two arrays of one name")
             for member in members:
                 _check_npy_size(archive, member)
         with np.load(path, allow_pickle=False) as arrays:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 from runtimes.rule import MemoryRule
 
 RULE = MemoryRule(mem_len=16, segment=8)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a background job, whose programs would inherit it: some tests send it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

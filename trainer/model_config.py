@@ -172,7 +172,7 @@ class ModelConfig:
             raise ConfigError(f"model.vocabulary.div_val {self.vocabulary.div_val} leaves the last cluster no width.")
         if self.vocab_size and self.vocabulary.cutoffs and self.vocabulary.cutoffs[-1] >= self.vocab_size:
             raise ConfigError(
-                f"cutoffs are {list(self.vocabulary.cutoffs)} and the vocabulary has {self.vocab_size} tokens; "
+                f"cutoffs are {list(self.vocabulary.cutoffs)!s:.80} and the vocabulary has {self.vocab_size} tokens; "
                 "expected cutoffs below that: leave out the last ones, or lower min_count."
             )
 

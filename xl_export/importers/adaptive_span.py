@@ -22,7 +22,7 @@ from torch import Tensor
 from runtimes.errors import ArtefactError
 from runtimes.rule import MAX_LENGTH, MemoryRule
 from trainer.model_config import ModelConfig, SpanConfig, VocabularyConfig
-from xl_export.importers.checked import Tensors
+from xl_export.importers.checked import Tensors, sizes_of
 from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside, notes_on
 from xl_export.importers.embedding import convert_vocabulary, same
 from xl_export.importers.settings import Setting
@@ -42,7 +42,7 @@ def recognises(opened: Opened) -> bool:
 def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     """The model in such a checkpoint; raises ArtefactError or ConfigError for what is missing, wrong or cannot be expressed."""
     where = opened.path
-    state = {renamed(name): tensor for name, tensor in opened.content["model"].items()}
+    state = ((renamed(name), tensor) for name, tensor in opened.content["model"].items())
     plain = any(name in opened.content["model"] for name in ("module.in_emb.weight", "in_emb.weight"))
     t = wishes.tensors(state, where=where, project=PROJECT, spell=partial(spelled, plain=plain))
     sizes = Sizes(t)
@@ -83,14 +83,15 @@ class Sizes:
 def convert(t: Tensors, sizes: Sizes, *, ramp: int) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Configuration and tensors of our model; every tensor of the checkpoint finds its place, or ArtefactError names it."""
     s = sizes
-    config = ModelConfig(
-        layers=s.layers, d_model=s.d_model, heads=s.heads, head_dim=s.head_dim, vocab_size=s.vocab_size,
-        d_ff=0 if s.persistent else t.peek("layers.0.ff.fc1.weight", dimensions=2).shape[0],
-        positions="learned", context=s.span + 1,
-        sublayers="all-attention" if s.persistent else "feed-forward", persistent=s.persistent,
-        span=SpanConfig(maximum=s.span, ramp=ramp) if s.adaptive_span else None,
-        vocabulary=VocabularyConfig(cutoffs=s.cutoffs, div_val=s.div_val, scale=bool(s.cutoffs)),
-    )  # fmt: skip
+    with sizes_of(t.where):
+        config = ModelConfig(
+            layers=s.layers, d_model=s.d_model, heads=s.heads, head_dim=s.head_dim, vocab_size=s.vocab_size,
+            d_ff=0 if s.persistent else t.peek("layers.0.ff.fc1.weight", dimensions=2).shape[0],
+            positions="learned", context=s.span + 1,
+            sublayers="all-attention" if s.persistent else "feed-forward", persistent=s.persistent,
+            span=SpanConfig(maximum=s.span, ramp=ramp) if s.adaptive_span else None,
+            vocabulary=VocabularyConfig(cutoffs=s.cutoffs, div_val=s.div_val, scale=bool(s.cutoffs)),
+        )  # fmt: skip
     config, ours = convert_vocabulary(t, config, reversed_clusters=True)
     by_distance = t.take("key_pe", 1, s.head_dim, s.span)[0].T.flip(0)  # the nearest first, which is distance 1
     ours["positions.table"] = torch.cat([torch.zeros(1, s.head_dim), by_distance])
@@ -171,7 +172,7 @@ def renamed(name: Any) -> Any:
 
 def spelled(name: str, *, plain: bool) -> str:
     """The inverse of `renamed`, where the vocabulary is plain or has clusters."""
-    for theirs, known in (PLAIN if plain else CLUSTERS).items():
+    for theirs, known in (PLAIN | CLUSTERS if plain else CLUSTERS).items():
         if name.startswith(known):
             return f"module.{theirs}{name.removeprefix(known)}"
     return f"module.{name}"

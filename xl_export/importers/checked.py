@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from runtimes.errors import ArtefactError
+from runtimes.errors import ArtefactError, ConfigError
 from runtimes.rule import MAX_LENGTH
+from xl_export.importers import values
 
 
 class Tensors:
     """The tensors of one checkpoint by their names there, taken one by one; what is left over at the end is an error.
 
+    tensors: pairs of a name and a tensor, whose names were translated: two that became one are refused.
     where: the file, for messages. project: whose it should be. spell: the name in the file of a tensor that has another one here.
     allow_nonfinite: whether NaN and infinity may pass.
     """
 
     def __init__(
         self,
-        tensors: Mapping[str, Any],
+        tensors: Iterable[tuple[Any, Any]],
         *,
         where: str,
         project: str,
@@ -29,11 +32,14 @@ class Tensors:
         allow_nonfinite: bool = False,
     ) -> None:
         self.where, self.project, self.spell, self.allow_nonfinite = where, project, spell, allow_nonfinite
-        self._left = dict(tensors)
+        self._left: dict[str, Tensor] = {}
         self.halved: set[str] = set()  # types other than float32 that were found
-        for name, tensor in self._left.items():
+        for name, tensor in tensors:
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
                 raise ArtefactError(f"{where}: {str(name)[:80]!r} is a {type(tensor).__name__}; expected a tensor of {project}.")
+            if name in self._left:
+                raise ArtefactError(f"{where} has the tensor {values.shown(spell(name))} under two names; expected one.")
+            self._left[name] = tensor
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
@@ -83,9 +89,18 @@ class Tensors:
         if self._left:
             name = min(self._left)
             raise ArtefactError(
-                f"{self.where} has the unexpected tensor {self.spell(name)[:120]} {list(self._left[name].shape)}; "
+                f"{self.where} has the unexpected tensor {values.shown(self.spell(name))} {list(self._left[name].shape)}; "
                 f"its sizes and options are not those of a {self.project} model that is known here."
             )
+
+
+@contextlib.contextmanager
+def sizes_of(where: str) -> Iterator[None]:
+    """Names the file where the sizes that it states or shows are of no model."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ArtefactError(f"{where} is of no model that is known here: {error}") from error
 
 
 def whole(facts: Mapping[Any, Any], name: str, *, where: str, least: int = 0) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -37,7 +37,9 @@ class Wishes:
     vocab: Path | None = None
     allow_nonfinite: bool = False
 
-    def tensors(self, tensors: Mapping[str, Any], *, where: Path, project: str, spell: Callable[[str], str] = str) -> Tensors:
+    def tensors(
+        self, tensors: Iterable[tuple[Any, Any]], *, where: Path, project: str, spell: Callable[[str], str] = str
+    ) -> Tensors:
         return Tensors(tensors, where=str(where), project=project, spell=spell, allow_nonfinite=self.allow_nonfinite)
 
 

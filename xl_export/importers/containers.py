@@ -134,4 +134,4 @@ def _damage(what: str) -> Iterator[None]:
     try:
         yield
     except ZIP_ERRORS as error:
-        raise ContainerError(f"is a damaged zip archive ({what}: {shown(str(error)) or type(error).__name__})") from error
+        raise ContainerError(f"is a damaged zip archive ({shown(what)}: {shown(str(error)) or type(error).__name__})") from error

@@ -26,13 +26,14 @@ def convert_vocabulary(
     """Our tensors of both, and the configuration with what they tie.
 
     config: the model's, whose clusters are known. reversed_clusters: the head's column of tail cluster i counts from the end.
-    tie_weights, tie_projections (for each cluster): None to take as tied what is absent or equal. Raises ArtefactError.
+    tie_weights, tie_projections (for each cluster): what is tied may be absent; None to take as tied what is equal. Raises
+    ArtefactError.
     """
     clusters, D = config.clusters, config.d_model
     tables = _tables(t, "word_emb.emb_layers.{}.weight", config)
     ours = {f"vocabulary.table.{i}": table for i, table in enumerate(tables)}
     output = tables
-    if "crit.out_layers.0.weight" in t or tie_weights is False:
+    if "crit.out_layers.0.weight" in t or not tie_weights:
         output = _tables(t, "crit.out_layers.{}.weight", config)
     tied = tie_weights is not False and all(same(*pair) for pair in zip(tables, output, strict=True))
     if tie_weights and not tied:
@@ -50,7 +51,7 @@ def convert_vocabulary(
         into = ours["vocabulary.projection.0"] if shared else t.take(f"word_emb.emb_projs.{i}", D, cluster.width)
         ours[f"vocabulary.projection.{i}"] = into
         wanted, name = None if tie_projections is None else tie_projections[i], f"crit.out_projs.{i}"
-        out = into if wanted is not False and name not in t else t.take(name, D, cluster.width)
+        out = into if wanted and name not in t else t.take(name, D, cluster.width)
         if wanted and not same(into, out):
             raise ArtefactError(f"{t.where}: {t.spell(name)} is tied by the configuration and differs from the input's.")
         ties.append(same(into, out) if wanted is None else wanted)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
 
 from runtimes.errors import ArtefactError
-from runtimes.files import read_json, read_npz
+from runtimes.files import read_json
 from xl_export.importers import adaptive_span, huggingface, kimiyoung, nvidia, ours, tensorflow
+from xl_export.importers.checked import shown
 from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes
 from xl_export.importers.pickles import read_pickle
+from xl_export.importers.tensors import read_npz_tensors
 
 CONFIG = "config.json"
 # looked for in a folder, in this order
@@ -56,26 +54,25 @@ def open_source(path: Path) -> Opened:
     """What is in a file, or in the checkpoint file of a folder; raises UserError where it cannot be read."""
     if path.is_dir():
         return _open_folder(path)
-    if path.suffix in (".json", ".safetensors") or path.name == "pytorch_model.bin":
+    if path.is_file() and (path.suffix in (".json", ".safetensors") or path.name in huggingface.WEIGHTS):
+        weights = next((name for name in huggingface.WEIGHTS if (path.parent / name).is_file()), CONFIG)
+        if path.name not in (CONFIG, weights):
+            raise ArtefactError(f"{path} is a file of a folder of which {CONFIG} and {weights} are read; name the folder.")
         return _open_folder(path.parent)
     if path.suffix == ".npz":
-        return Opened(path=path, content={name: _tensor(array) for name, array in read_npz(path).items()})
+        return Opened(path=path, content=read_npz_tensors(path))
     return Opened(path=path, content=read_pickle(path))
 
 
 def _open_folder(folder: Path) -> Opened:
+    found = f" and no {CONFIG} of one; name the file"
     if (folder / CONFIG).is_file():
         opened = Opened(path=folder, content=read_json(folder / CONFIG))
         if any(known.recognises(opened) for known in FORMATS.values()):
             return opened
+        kind = opened.content.get("model_type") if isinstance(opened.content, dict) else None
+        found = f"; its {CONFIG} has the model_type {shown(kind)}, expected transfo-xl"
     for name in IN_FOLDERS:
         if (folder / name).is_file():
             return open_source(folder / name)
-    raise ArtefactError(f"{folder} has no checkpoint by the names {', '.join(IN_FOLDERS)} and no {CONFIG} of one; name the file.")
-
-
-def _tensor(array: np.ndarray) -> Any:
-    """A tensor of numbers, in this machine's byte order; another array as it is."""
-    if array.dtype.kind not in "iuf" or array.dtype.itemsize > 8:
-        return array
-    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    raise ArtefactError(f"{folder} has no checkpoint by the names {', '.join(IN_FOLDERS)}{found}.")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.errors import ArtefactError
-from runtimes.files import read_json
 from xl_export.importers.checked import ascending, fraction, truth, truths, whole
 from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside, notes_on
 from xl_export.importers.pickles import read_pickle
@@ -50,19 +49,14 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     state = read_safetensors(weights) if weights.suffix == ".safetensors" else read_pickle(weights)
     if not isinstance(state, dict):
         raise ArtefactError(f"{weights} is a {type(state).__name__}, expected tensors by name.")
-    state = {name.removeprefix("transformer.") if isinstance(name, str) else name: tensor for name, tensor in state.items()}
-    tensors = wishes.tensors(state, where=weights, project=PROJECT, spell=spelled)
+    named = ((renamed(name), tensor) for name, tensor in state.items())
+    tensors = wishes.tensors(named, where=weights, project=PROJECT, spell=spelled)
     config, ours = convert(tensors, facts)
     return Checkpoint(
         config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings,
         files={"config": config_file, "model": weights, "vocabulary": vocab_path},
         notes=(*found.notes, *notes_on(tensors)),
     )  # fmt: skip
-
-
-def open_folder(folder: Path) -> Opened:
-    """The folder with its parsed `config.json`."""
-    return Opened(path=folder, content=read_json(folder / CONFIG))
 
 
 def config_facts(config: dict[str, Any], path: Path) -> Facts:
@@ -95,6 +89,11 @@ def defaults(config: dict[str, Any], path: Path) -> dict[str, Setting]:
         "mask": Setting("same-length" if truth(config, "same_length", where=at) else "full", CONFIG),
         "clamp_len": Setting(max(whole(config, "clamp_len", where=at, least=-1), 0), CONFIG),
     }
+
+
+def renamed(name: Any) -> Any:
+    """The name of a tensor in kimiyoung's code."""
+    return name.removeprefix("transformer.") if isinstance(name, str) else name
 
 
 def spelled(name: str) -> str:

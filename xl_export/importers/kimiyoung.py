@@ -19,6 +19,7 @@ from torch import Tensor
 
 from runtimes.errors import ArtefactError, ConfigError
 from runtimes.rule import MemoryRule
+from xl_export.importers import values
 from xl_export.importers.checked import ascending, fraction, shown, truth, whole
 from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside, notes_on
 from xl_export.importers.settings import Setting, memory_rule, published
@@ -43,7 +44,7 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
     settings = wishes.given.over(PROJECT, defaults(found.dataset, facts, state, where))
     facts, rule = under_rule(facts, settings, state, where)
-    tensors = wishes.tensors(dict(module_tensors(opened.content, where)), where=where, project=PROJECT)
+    tensors = wishes.tensors(module_tensors(opened.content, where), where=where, project=PROJECT)
     config, ours = convert(tensors, facts)
     last = ", ".join(f"{name} {shown(state.get(name))}" for name in (*LENGTHS, "clamp_len", "same_length"))
     return Checkpoint(
@@ -145,12 +146,12 @@ def module_tensors(module: Foreign, where: Path, prefix: str = "") -> Iterator[t
     todo, seen = [(prefix, module)], 0
     while todo:
         prefix, module = todo.pop()
-        state = _attributes(module, where, prefix or "the model")
+        state = _attributes(module, where, what := values.shown(prefix) or "the model")
         for kind in ("_parameters", "_buffers", "_modules"):
             parts = state.get(kind, {})
             seen += len(parts) if isinstance(parts, dict) else MAX_PARTS
             if seen >= MAX_PARTS:
-                raise ArtefactError(f"{where}: {prefix or 'the model'} is not a module as PyTorch pickles it.")
+                raise ArtefactError(f"{where}: {what} is not a module as PyTorch pickles it.")
             for name, part in parts.items():
                 if kind == "_modules" and isinstance(part, Foreign):
                     todo.append((f"{prefix}{name}.", part))

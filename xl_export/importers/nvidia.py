@@ -1,7 +1,8 @@
 """NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL: `checkpoint_best.pt` and `checkpoint_last.pt`.
 
 A dictionary that holds arguments, model configuration, weights and vocabulary, beside the state of the training. Semantics
-(measured with that code at 729963d): as kimiyoung's, but `same_length` shows mem_len keys besides the token itself.
+(measured with that code at 729963d): as kimiyoung's, but `same_length` shows mem_len keys besides the token itself
+(in its TorchScript model mem_len with it: give one less there).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     state = content["model_state"]
     if not isinstance(state, dict):
         raise ArtefactError(f"{where}: model_state is a {type(state).__name__}, expected tensors by name.")
-    named = {renamed(name): tensor for name, tensor in state.items()}
+    named = ((renamed(name), tensor) for name, tensor in state.items())
     tensors = wishes.tensors(named, where=where, project=PROJECT, spell=spelled)
     config, ours = convert(tensors, facts)
     names = ("tgt_len", "ext_len", "mem_len", "clamp_len", "same_length")

@@ -31,7 +31,7 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     changed = {name: setting.value for name, setting in settings.items()}
     rule = dataclasses.replace(rule, **changed | {"clamp_len": changed["clamp_len"] or None})
     state = run.model.state_dict()
-    tensors = wishes.tensors(state, where=opened.path / MODEL, project=PROJECT)
+    tensors = wishes.tensors(state.items(), where=opened.path / MODEL, project=PROJECT)
     return Checkpoint(
         config=run.config.model, tensors={name: tensors.take(name, *tensor.shape) for name, tensor in state.items()},
         rule=rule, vocab=run.vocab, settings=settings, run=dataclasses.replace(run.config, evaluation=rule),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -80,20 +81,21 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     )  # fmt: skip
 
 
-def renamed(variables: dict[Any, Any]) -> dict[Any, Any]:
+def renamed(variables: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
     """The variables as kimiyoung's PyTorch code has them; what it has no name for keeps its own."""
-    tensors: dict[Any, Any] = {}
+    layers = sum(str(name).endswith("/rel_attn/o/kernel") for name in variables)
     for name, variable in variables.items():
         if OTHERS.fullmatch(str(name)):
             continue
         known = _translated(str(name).removeprefix(SCOPE), NAMES) if str(name).startswith(SCOPE) else None
-        if known in ("r_w_bias", "r_r_bias") and isinstance(variable, Tensor) and variable.dim() == 3:  # untie_r
-            tensors |= {f"layers.{layer}.dec_attn.{known}": pair for layer, pair in enumerate(variable)}
+        if (
+            known in ("r_w_bias", "r_r_bias") and isinstance(variable, Tensor) and variable.dim() == 3 and len(variable) == layers
+        ):  # untie_r
+            yield from ((f"layers.{layer}.dec_attn.{known}", pair) for layer, pair in enumerate(variable))
         elif known is not None and str(name).endswith(TURNED) and isinstance(variable, Tensor) and variable.dim() == 2:
-            tensors[known] = variable.T
+            yield known, variable.T
         else:
-            tensors[known or name] = variable
-    return tensors
+            yield known or name, variable
 
 
 def sizes(t: Tensors, *, plain: bool) -> Facts:
@@ -115,6 +117,8 @@ def sizes(t: Tensors, *, plain: bool) -> Facts:
         div_val=1 if plain or len(parts) == 1 else max(d_embed // max(parts[1][1], 1), 1),
         cutoffs=tuple(ends[:-1]),
         reversed_clusters=False,
+        tie_weights=True,
+        tie_projections=tuple(f"crit.out_projs.{i}" not in t for i in range(len(parts))),
         biases_in_layers=untied,
         project_same_width=plain or "word_emb.emb_projs.0" in t,
         norm_epsilon=NORM_EPSILON,

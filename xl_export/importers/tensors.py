@@ -119,5 +119,7 @@ def read_npz_tensors(path: Path) -> dict[str, Tensor]:
         try:
             tensors[name] = torch.from_numpy(array)
         except (TypeError, ValueError) as error:
-            raise ArtefactError(f"{path}: {name} is of the type {array.dtype}; expected little-endian numbers.") from error
+            raise ArtefactError(
+                f"{path}: {shown(name)} is of the type {shown(str(array.dtype))}; expected little-endian numbers."
+            ) from error
     return tensors

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from runtimes.errors import ArtefactError
 from trainer.model_config import ModelConfig, Position, VocabularyConfig
-from xl_export.importers.checked import Tensors
+from xl_export.importers.checked import Tensors, sizes_of
 from xl_export.importers.embedding import convert_vocabulary, same
 
 POSITIONS: dict[int, Position] = {0: "relative", 1: "shaw", 2: "absolute", 3: "per-layer"}
@@ -29,8 +29,9 @@ POSITIONS: dict[int, Position] = {0: "relative", 1: "shaw", 2: "absolute", 3: "p
 class Facts:
     """What such a checkpoint is, besides its tensors.
 
-    tie_weights, tie_projections (for each cluster): None to take as tied what is absent or equal. reversed_clusters: the head's
-    column of tail cluster i counts from the end. biases_in_layers: u and v for each layer. context: rows of sinusoids for type 2.
+    tie_weights, tie_projections (for each cluster): what is tied may be absent; None to take as tied what is equal.
+    reversed_clusters: the head's column of tail cluster i counts from the end. biases_in_layers: u and v for each layer.
+    context: rows of sinusoids for type 2.
     """
 
     layers: int
@@ -78,30 +79,31 @@ def _config(t: Tensors, facts: Facts) -> ModelConfig:
             "expected the same width."
         )
     learned = t.peek("r_emb", dimensions=4).shape[1] if kind in (1, 3) else 0
-    return ModelConfig(
-        layers=facts.layers,
-        d_model=facts.d_model,
-        heads=facts.heads,
-        head_dim=facts.head_dim,
-        d_ff=t.peek("layers.0.pos_ff.CoreNet.0.weight", dimensions=2).shape[0],
-        positions=POSITIONS[kind],
-        context=facts.context if kind == 2 else learned,
-        from_segment_end=kind in (2, 3),
-        stored_frequencies="pos_emb.inv_freq" in t,
-        tie_biases=not facts.biases_in_layers,
-        pre_norm=facts.pre_norm,
-        query_norm=kind in (0, 1) or not facts.pre_norm,
-        norm_epsilon=facts.norm_epsilon,
-        dropout=facts.dropout,
-        attention_dropout=facts.attention_dropout,
-        vocab_size=facts.vocab_size,
-        vocabulary=VocabularyConfig(
-            cutoffs=facts.cutoffs,
-            d_embed=facts.d_embed,
-            div_val=facts.div_val,
-            project_same_width=facts.project_same_width,
-        ),
-    )
+    with sizes_of(t.where):
+        return ModelConfig(
+            layers=facts.layers,
+            d_model=facts.d_model,
+            heads=facts.heads,
+            head_dim=facts.head_dim,
+            d_ff=t.peek("layers.0.pos_ff.CoreNet.0.weight", dimensions=2).shape[0],
+            positions=POSITIONS[kind],
+            context=facts.context if kind == 2 else learned,
+            from_segment_end=kind in (2, 3),
+            stored_frequencies="pos_emb.inv_freq" in t,
+            tie_biases=not facts.biases_in_layers,
+            pre_norm=facts.pre_norm,
+            query_norm=kind in (0, 1) or not facts.pre_norm,
+            norm_epsilon=facts.norm_epsilon,
+            dropout=facts.dropout,
+            attention_dropout=facts.attention_dropout,
+            vocab_size=facts.vocab_size,
+            vocabulary=VocabularyConfig(
+                cutoffs=facts.cutoffs,
+                d_embed=facts.d_embed,
+                div_val=facts.div_val,
+                project_same_width=facts.project_same_width,
+            ),
+        )
 
 
 def _positions(t: Tensors, facts: Facts, config: ModelConfig) -> dict[str, Tensor]:

@@ -60,6 +60,8 @@ def vocabulary(content: Any, *, where: Path, size: int) -> Found:
         raise ArtefactError(f"{where} is not a vocabulary; expected a corpus or vocabulary of the checkpoint's project.")
     if len(set(symbols)) != len(symbols):
         raise ArtefactError(f"{where} is not a vocabulary: its symbols repeat.")
+    if broken := next((symbol for symbol in symbols if any("\ud800" <= letter <= "\udfff" for letter in symbol)), None):
+        raise ArtefactError(f"{where} is not a vocabulary: its symbol {broken[:20]!a} is not Unicode text.")
     found = translated(symbols, lower_case=lower_case)
     return _sized(Found(found.vocab, dataset if isinstance(dataset, str) else None, found.notes), size, where)
 
@@ -67,7 +69,9 @@ def vocabulary(content: Any, *, where: Path, size: int) -> Found:
 def translated(symbols: list[str], *, lower_case: bool) -> Found:
     """Our vocabulary of the symbols of another project, in their order."""
     others = [symbol for symbol in symbols if symbol != END_OF_LINE]
-    if others and all(symbol.isascii() and symbol.isdecimal() and str(int(symbol)) == symbol for symbol in others):
+    if others and all(
+        symbol.isascii() and symbol.isdecimal() and len(symbol) < 4 and str(int(symbol)) == symbol for symbol in others
+    ):
         values = [10 if symbol == END_OF_LINE else int(symbol) for symbol in symbols]
         if max(values) < 256 and len(set(values)) == len(values):
             if 10 in values:
@@ -75,7 +79,8 @@ def translated(symbols: list[str], *, lower_case: bool) -> Found:
             return Found(ByteVocab(values, skipped=[10]), notes=("newlines of a text are left out, as their data code does",))
     if others and all(len(symbol) == 1 for symbol in others):
         characters = ["\n" if symbol == END_OF_LINE else " " if symbol == "_" else symbol for symbol in symbols]
-        return Found(CharVocab(characters), notes=("a blank is their _",) if "_" in symbols else ())
+        if len(set(characters)) == len(characters):
+            return Found(CharVocab(characters), notes=("a blank is their _",) if "_" in symbols else ())
     sentence = SENTENCE in symbols and END_OF_LINE not in symbols
     ends = SENTENCE if sentence else END_OF_LINE if END_OF_LINE in symbols else None
     vocab = WordVocab(

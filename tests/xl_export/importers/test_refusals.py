@@ -160,6 +160,7 @@ def test_every_slot_of_a_reduction_is_looked_at(tmp_path: Path) -> None:
         (call("torch._utils._rebuild_parameter", b"K\x01"), "torch._utils._rebuild_parameter"),
         (call("torch._utils._rebuild_tensor_v2", b"N"), "torch._utils._rebuild_tensor_v2"),
         (call("numpy.core.multiarray.scalar", b"N", b"N"), "numpy.core.multiarray.scalar"),
+        (call("numpy.core.multiarray.scalar", call("numpy.dtype", text("f8")) + b")b", b"C\x01\0"), "a NumPy number of a type"),
         (text("a") + text("b") + b"a", "appends to a str"),
         (b"]K\x01K\x02s", "sets items of a list"),
         (b"]K\x01b", "attributes to a list"),

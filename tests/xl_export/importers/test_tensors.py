@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,10 @@ def test_npz_files_are_read_or_refused(tmp_path: Path) -> None:
         np.savez(path, fine=np.zeros(1), odd=odd)
         with pytest.raises(ArtefactError, match="odd is of the type"):
             read_npz_tensors(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("fine", archive.read("fine.npy"))
+    with pytest.raises(ArtefactError, match="two arrays of one name"):
+        read_npz_tensors(path)
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(ArtefactError, match=r"weights\.npz"):
         read_npz_tensors(path)

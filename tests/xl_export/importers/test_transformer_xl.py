@@ -95,14 +95,29 @@ def test_one_pair_of_biases_may_be_listed_in_every_layer(folder: Path, tmp_path:
         ({"cutoffs": [61, 151, 340]}, ["word_emb.emb_layers.2.weight is [190, 4], expected [189, 4]"]),
         ({"vocab_size": 501}, ["has 500 symbols and the model 501"]),
         ({"layer_norm_epsilon": "x"}, ["layer_norm_epsilon is 'x'"]),
+        ({"n_layer": 5000}, ["model.safetensors is of no model", "model.layers is 5000"]),
         ({"n_layer": 0}, ["n_layer is 0"]),
-        ({"model_type": "gpt2"}, ["has no checkpoint by the names"]),
+        ({"model_type": "gpt2"}, ["has no checkpoint by the names", "config.json has the model_type 'gpt2'"]),
         ({"mem_len": None, "clamp_len": [1]}, ["clamp_len is [1]"]),
     ],
 )
 def test_a_folder_that_contradicts_itself_is_refused(changes: dict[str, Any], words: list[str], folder: Path) -> None:
     configure(folder, **changes)
     refused(xl("import", folder, "--describe"), *words)
+
+
+def test_only_the_file_that_is_named_is_read(folder: Path) -> None:
+    """Files that the folder's reader would pass over for another are refused."""
+    for name in ("other.safetensors", "pytorch_model.bin", "generation_config.json"):
+        shutil.copyfile(folder / "model.safetensors", folder / name)
+        refused(xl("import", folder / name, "--describe"), name, "config.json and model.safetensors are read; name the folder")
+    assert xl("import", folder / "model.safetensors", "--describe").exit_code == 0
+
+
+def test_two_names_of_one_tensor_are_refused(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"r_w_bias": torch.ones(1), "transformer.r_w_bias": torch.ones(2)}, folder / "model.safetensors")
+    refused(xl("import", folder, "--describe"), "has the tensor transformer.r_w_bias under two names")
 
 
 def test_a_folder_without_weights_or_vocabulary_is_refused(folder: Path) -> None:
@@ -216,7 +231,12 @@ def test_the_first_cluster_of_the_billion_word_models_has_no_projection(tmp_path
         ),
         (lambda v: v.pop("transformer/r_w_bias"), ["lacks the tensor transformer/r_w_bias"]),
         (lambda v: v.update({"transformer/more": np.zeros(2)}), ["unexpected tensor transformer/more [2]"]),
-        (lambda v: v.update({"transformer/more": np.array(["x"])}), ["'transformer/more' is a ndarray"]),
+        (lambda v: v.update({"transformer/more": np.array(["x"])}), ["transformer/more is of the type <U1"]),
+        (lambda v: v.update({"transformer/adaptive_softmax/bias": np.zeros(500)}), ["cutoff_0/b under two names"]),
+        (
+            lambda v: v.update({"transformer/r_w_bias": np.zeros((1 << 40, 0, 0))}),
+            ["transformer/r_w_bias is [1099511627776, 0, 0]"],
+        ),
         (lambda v: v.update({"transformer/layer_0/rel_attn/o/kernel": np.zeros((3, 64))}), ["rel_attn/o/kernel is [64, 3]"]),
     ],
 )
@@ -263,6 +283,7 @@ def part(found: Foreign, *path: str) -> dict[str, Any]:
         (lambda m: part(m, "layers", "1", "pos_ff", "layer_norm").update(eps=1e-3), "its layers have different LayerNorms"),
         (lambda m: part(m, "crit")["_parameters"].pop("cluster_bias"), "lacks the tensor crit.cluster_bias"),
         (lambda m: part(m, "crit")["_parameters"].update(cluster_bias=3), "'crit.cluster_bias' is a int"),
+        (lambda m: part(m, "crit", "out_projs")["_parameters"].pop("1"), "lacks the tensor crit.out_projs.1"),
         (
             lambda m: part(m, "crit")["_modules"]["out_layers"].state["_modules"].pop("2"),
             "lacks the tensor crit.out_layers.2.weight",

@@ -63,6 +63,11 @@ def test_characters_have_a_blank_for_the_underscore() -> None:
     assert vocab.encode("a b\n").tolist() == [1, 0, 2, 3]
 
 
+def test_symbols_that_would_become_one_character_or_no_byte_are_words() -> None:
+    for symbols in (["_", " "], ["<eos>", "\n"], ["1" * 5000, "2"], ["256", "2"]):
+        assert isinstance(translated(symbols, lower_case=False).vocab, WordVocab)
+
+
 def test_words_keep_their_case_unless_the_project_did_not() -> None:
     assert translated(["<eos>", "<unk>", "the"], lower_case=True).vocab.encode("The cat\n").tolist() == [2, 1, 0]
     assert translated(["<eos>", "<unk>", "the"], lower_case=False).vocab.encode("The\n").tolist() == [1, 0]
@@ -88,7 +93,8 @@ def test_a_list_of_words_is_read_as_these_projects_read_it(tmp_path: Path) -> No
         ("ab", "is not a vocabulary"), (None, "is not a vocabulary"), ([], "is not a vocabulary"),
         ({"vocab": torch.zeros(3)}, "is not a vocabulary"), ({"idx2sym": torch.zeros(3)}, "is not a vocabulary"),
         ({"idx2sym": {"a": 0}}, "is not a vocabulary"), ({"vocab": 3}, "is not a vocabulary"),
-        (["a", "a"], "its symbols repeat"), (["a", "b", "c"], "has 3 symbols and the model 2"),
+        (["a", "a"], "its symbols repeat"), (["a", "\ud800"], "is not Unicode"),
+        (["a", "b", "c"], "has 3 symbols and the model 2"),
     ],
 )  # fmt: skip
 def test_what_is_no_vocabulary_of_the_model_is_refused(content: Any, words: str, tmp_path: Path) -> None:
