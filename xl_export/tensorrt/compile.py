@@ -16,6 +16,7 @@ from xl_export.tensorrt.operator import INPUTS, Attributes
 MAX_HEAD_DIM = 128
 # Compute capability: the oldest PTX version that has it, since an older driver or TensorRT does not take the compiler's own.
 PTX_VERSIONS = {75: 84, 80: 84, 86: 84, 87: 84, 89: 84, 90: 84, 100: 86, 103: 88, 110: 90, 120: 87, 121: 88}
+GRANTED = 48 * 1024  # bytes of shared memory that a block gets on every GPU without being asked for more
 Type = Literal["float16", "float32"]
 _POINTERS = {"float16": "*fp16", "float32": "*fp32"}
 
@@ -122,6 +123,11 @@ def compile_kernel(
         "ptx_version": PTX_VERSIONS[compute_capability],
     }  # fmt: skip
     compiled = triton.compile(source, target=GPUTarget("cuda", compute_capability, 32), options=options)
+    if compiled.metadata.shared > GRANTED:
+        raise ConfigError(
+            f"{tactic} takes {compiled.metadata.shared} bytes of shared memory in {dtype}, more than the {GRANTED} that every "
+            "GPU grants; export with --target tensorrt, which is float16."
+        )
     return Kernel(
         name=tactic.kernel, ptx=_without_hidden(compiled.asm["ptx"], tactic.kernel, arguments=len(INPUTS) + 3),
         threads=32 * tactic.warps, shared_bytes=compiled.metadata.shared, block_t=tactic.block_t,

@@ -31,8 +31,9 @@ def tensorrt_graph(spec: Spec, config: ModelConfig, weights: Weights, *, attenti
     """The ONNX model of one step for TensorRT, in the spec's precision."""
     single = dataclasses.replace(spec, precision="fp32", state=state_tensors(spec.model, spec.rule, spec.form))
     model = (_EngineStep if attention == "native" else _OperatorStep)(single, config, weights).build()
-    model.graph.opset_imports[DOMAIN] = VERSION
-    RemoveUnusedNodesPass()(model)  # distances and masks, which the operator works out by itself
+    if attention == "plugin":
+        model.graph.opset_imports[DOMAIN] = VERSION
+        RemoveUnusedNodesPass()(model)  # distances and masks, which the operator works out by itself
     if spec.precision == "fp16":
         model = to_half(model, {fact.name: TYPES[fact.dtype] for fact in (*spec.inputs, *spec.outputs)})
     if attention == "plugin":

@@ -11,14 +11,13 @@ import pytest
 
 from runtimes import UserError
 from tests.xl_export.tensorrt.cases import CASES
-from xl_export.tensorrt.compile import PTX_VERSIONS, Kernel, Sizes, Tactic, compile_kernel, tactics
+from xl_export.tensorrt.compile import GRANTED, PTX_VERSIONS, Kernel, Sizes, Tactic, compile_kernel, tactics
 from xl_export.tensorrt.operator import INPUTS, Attributes
 
 triton = pytest.importorskip("triton")
 
 ATTRIBUTES = Attributes(full_mask=0, nearest=0, initial_masked=1, persistent=0)
 BASE = Sizes(heads=8, head_dim=64, table_heads=8, table_rows=1601, bias_heads=1, bias_rows=1, persistent_rows=1)
-GRANTED = 48 * 1024  # bytes of shared memory that every GPU gives without being asked for more
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,3 +88,8 @@ def test_what_cannot_be_compiled_is_refused(change: dict[str, int], compute_capa
     sizes = Sizes(**{**BASE.__dict__, **change})
     with pytest.raises(UserError, match=message):
         compile_kernel(tactics(64)[0], sizes, ATTRIBUTES, compute_capability=compute_capability)
+
+
+def test_a_kernel_that_needs_more_shared_memory_than_granted_is_refused() -> None:
+    with pytest.raises(UserError, match=r"more than the 49152 that every GPU grants"):
+        compile_kernel(tactics(64)[-1], BASE, ATTRIBUTES, compute_capability=86, dtype="float32")
