@@ -1,121 +1,175 @@
-"""`python -m benchmarks CASE`: checks, measures, prints, and appends the result to the history. Cases live in their own files."""
+"""`python -m benchmarks list | run CASE… | compare A B`: correctness first, then every side in the same run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from benchmarks.cases import CASES, Case, find_case, refuse_foreign_options
+from benchmarks.compare import compare, find_results
 from benchmarks.configs import checked_minutes, checked_repeats, checked_threads, load_config, parse_lengths
+from benchmarks.csv_file import check_csv, write_csv
 from runtimes.cli import Group, echo_json, json_option
-from runtimes.errors import needs
+from runtimes.errors import ConfigError, needs
 
-if TYPE_CHECKING:
-    from benchmarks.history import Result
-
-OPTIONS = (
-    click.option("--config", "config_name", default="small", show_default=True, help="Sizes: small, or enwik8-base (minutes)."),
-    click.option("--threads", type=int, help="CPU threads of both sides; all that this process may use by default."),
-    click.option("--repeats", type=int, help="Timed calls of each side; the configuration's own by default."),
-    click.option("--history", type=click.Path(path_type=Path), help="Append here; benchmarks/history/CASE.jsonl by default."),
-    json_option,
-)
+PACKAGES = ("onnxruntime", "onnx_ir", "torch", "safetensors", "tqdm")
+SMALL = "small"
 
 
-def case_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that every case has."""
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
+class Cases(Group):
+    """A case's name alone runs it."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        return super().resolve_command(ctx, ["run", *args] if args and args[0] in CASES else args)
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Cases, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Measure what this project claims: correctness first, then both sides in the same run."""
 
 
-@main.command("sliding-window")
-@case_options
+@main.command("list")
+def list_command() -> None:
+    """The cases, a line each."""
+    for case in CASES.values():
+        click.echo(f"{case.name:<16}{case.what}")
+
+
+@main.command("run")
+@click.argument("cases", nargs=-1, required=True, metavar="CASE...")
+@click.option("--config", help=f"Sizes: {SMALL} (default), enwik8-base (minutes), or enwik8-large.")
+@click.option("--threads", type=int, help="CPU threads of every side; all that this process may use by default.")
+@click.option("--repeats", type=int, help="Timed calls of each side; the case's or configuration's own by default.")
 @click.option("--attention-lengths", help="Such as 64,128,256; the configuration's own by default.")
-@click.option("--plot", "plot_to", type=click.Path(path_type=Path), help="Draw the result into this PNG file.")
-def sliding_window_command(
-    config_name: str, threads: int | None, repeats: int | None, history: Path | None, as_json: bool,
-    attention_lengths: str | None, plot_to: Path | None,
-) -> None:  # fmt: skip
-    """Segments with memory against recomputing a window for every token."""
-    config, threads = load_config(config_name), checked_threads(threads)
-    repeats = checked_repeats(repeats, config.repeats)
-    lengths = config.attention_lengths if attention_lengths is None else parse_lengths(attention_lengths)
-    with needs("cpu,export", "onnxruntime", "onnx_ir", "torch", "safetensors", "tqdm"):
-        from benchmarks import sliding_window
-        from benchmarks.history import begin
-        from benchmarks.plot import check_plot, plot
-    if plot_to:
-        check_plot(plot_to)
-    result = begin("sliding-window", config, threads=threads, file=history)
-    rows = sliding_window.run(config, attention_lengths=lengths, threads=threads, repeats=repeats, progress=_progress)
-    result = result.remeasured()
-    _report(result, sliding_window.table(rows, result.limits), rows, as_json)
-    if plot_to:
-        plot(plot_to, rows, title=result.title)
-        click.echo(f"drawn to {plot_to}", err=True)
-
-
-@main.command("memory-forms")
-@case_options
 @click.option("--mem-len", type=int, help="Tokens remembered (M); the configuration's own by default.")
-def memory_forms_command(
-    config_name: str, threads: int | None, repeats: int | None, history: Path | None, as_json: bool, mem_len: int | None
-) -> None:
-    """One token with full memory in the forms ring, shift and hidden."""
-    config, threads = load_config(config_name), checked_threads(threads)
-    repeats = checked_repeats(repeats, config.token_repeats)
-    claim = config.ring_claim if mem_len in (None, config.mem_len) else None
-    with needs("cpu,export", "onnxruntime", "onnx_ir", "torch", "safetensors", "tqdm"):
-        from benchmarks import memory_forms
-        from benchmarks.history import begin
-    result = begin("memory-forms", config, threads=threads, file=history)
-    rows = memory_forms.run(config, mem_len=mem_len, threads=threads, repeats=repeats, progress=_progress)
-    result = result.remeasured()
-    _report(result, memory_forms.table(rows, result.limits, ring_claim=claim), rows, as_json)
-
-
-@main.command("architectures")
-@click.option("--minutes", default=3.0, show_default=True, help="CPU minutes of all threads together that each model trains for.")
-@click.option("--out", type=click.Path(path_type=Path), default="architectures", show_default=True, help="The runs' folder.")
-@click.option("--only", multiple=True, help="One of the models, by its name in the table; several may be given.")
-@click.option("--threads", type=int, help="CPU threads; all that this process may use by default.")
 @click.option(
-    "--history", type=click.Path(path_type=Path), help="Append here; benchmarks/history/architectures.jsonl by default."
+    "--kernel", type=click.Choice(["standard", "fused"]), help="Operators of ONNX Runtime, or the fused one, built first."
 )
+@click.option(
+    "--run", "trained", type=click.Path(path_type=Path), help="precision: a trained run for random weights: quality too."
+)
+@click.option("--minutes", type=float, help="architectures: CPU minutes of all threads together for each model; 3 by default.")
+@click.option("--out", type=click.Path(path_type=Path), help="architectures: the runs' folder.")
+@click.option("--only", "names", multiple=True, help="architectures: one of the models; several may be given.")
+@click.option("--history", type=click.Path(path_type=Path), help="Append here; benchmarks/history/CASE.jsonl by default.")
+@click.option("--csv", "csv_to", type=click.Path(path_type=Path), help="Write the rows of all cases into this CSV file too.")
+@click.option("--plot", "plot_to", type=click.Path(path_type=Path), help="Draw the result of one case into this PNG file.")
 @json_option
-def architectures_command(
-    minutes: float, out: Path, only: tuple[str, ...], threads: int | None, history: Path | None, as_json: bool
-) -> None:
-    """Six small models, each trained for the same CPU time: bits per character with and without what the papers add."""
-    threads, minutes = checked_threads(threads), checked_minutes(minutes)
-    with needs("cpu,train", "onnxruntime", "torch", "safetensors", "tqdm"):
-        from benchmarks import architectures
-        from benchmarks.history import begin
-    architectures.chosen(only)
-    result = begin("architectures", architectures.described(), threads=threads, file=history, engine="torch")
-    rows = architectures.run(out, minutes=minutes, threads=threads, names=only, progress=_progress)
-    _report(result, architectures.table(rows), rows, as_json)
+def run_command(
+    cases: tuple[str, ...], threads: int | None, history: Path | None, csv_to: Path | None, plot_to: Path | None,
+    as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    """Check, then measure, the CASEs; print them with the machine's limits beside them, and append to the history.
+
+    A case's name alone does the same: python -m benchmarks decode. With --json each case ends with its document on one line.
+    """
+    chosen, threads = [find_case(name) for name in cases], checked_threads(threads)
+    given = {name: _checked(name, value) for name, value in options.items() if value not in (None, ())}
+    for case in chosen:
+        refuse_foreign_options(case, given)
+    if plot_to:
+        _check_plot(plot_to, chosen)
+    if csv_to:
+        check_csv(csv_to)
+    documents = [_measure(case, given, threads, history, plot_to, as_json) for case in chosen if not _skipped(case)]
+    if csv_to:
+        write_csv(csv_to, documents)
+        click.echo(f"written to {csv_to}", err=True)
 
 
-def _report(result: Result, lines: list[str], rows: Sequence[Any], as_json: bool) -> None:
-    """Prints a result, and appends it to its history."""
-    for line in (result.title, *result.machine_lines, "", *lines, ""):
+@main.command("compare")
+@click.argument("before")
+@click.argument("after")
+@click.option("--history", type=click.Path(path_type=Path), help="Folder of results; benchmarks/history by default.")
+@json_option
+def compare_command(before: str, after: str, history: Path | None, as_json: bool) -> None:
+    """Medians of the same rows at BEFORE and AFTER: two commits, two dates, or two .jsonl files."""
+    report = compare(find_results(before, history), find_results(after, history))
+    for line in report.lines:
         click.echo(line)
-    document = result.finish([row.to_json() for row in rows])
-    click.echo(f"appended to {result.file}")
+    echo_json(report.to_json(), as_json)
+
+
+@main.command("kernel")
+@click.option("--history", type=click.Path(path_type=Path), help="Append here; benchmarks/history/kernel.jsonl by default.")
+@json_option
+def kernel_command(history: Path | None, as_json: bool) -> None:
+    """TensorRT's attention kernel against PyTorch's forms of the same attention, on this machine's GPU."""
+    with needs("export,tensorrt", "torch", "triton"):
+        from benchmarks import kernel
+        from benchmarks.history import HISTORY, append
+    kernel.refuse_without_gpu()
+    file = history or HISTORY / "kernel.jsonl"
+    rows = kernel.run(progress=lambda line: click.echo(line, err=True))
+    for line in kernel.table(rows):
+        click.echo(line)
+    document = kernel.document(rows)
+    append(file, document)
+    click.echo(f"appended to {file}")
     echo_json(document, as_json)
 
 
-def _progress(line: str) -> None:
-    click.echo(line, err=True)
+def _checked(name: str, value: Any) -> Any:
+    checks: dict[str, Callable[[Any], Any]] = {
+        "config": load_config, "repeats": lambda given: checked_repeats(given, 1), "minutes": checked_minutes,
+        "attention_lengths": parse_lengths,
+        "names": lambda given: import_module("benchmarks.architectures").chosen(given),
+    }  # fmt: skip
+    return checks[name](value) if name in checks else value
+
+
+def _check_plot(path: Path, chosen: list[Case]) -> None:
+    drawn = [case.name for case in CASES.values() if case.plots]
+    if len(chosen) != 1 or chosen[0].name not in drawn:
+        raise ConfigError(f"--plot draws one case, and there are pictures of {', '.join(drawn)}; run one of these by itself.")
+    from benchmarks.plot import check_plot
+
+    check_plot(path)
+
+
+def _skipped(case: Case) -> bool:
+    """Whether the case cannot be measured on this machine; says why."""
+    if not case.may_skip:
+        return False
+    with needs("cpu,export", *PACKAGES):
+        reason = import_module(case.module).unavailable()
+    if reason:
+        click.echo(f"{case.name} is skipped: {reason}")
+    return reason is not None
+
+
+def _measure(
+    case: Case, given: dict[str, Any], threads: int, history: Path | None, plot_to: Path | None, as_json: bool
+) -> dict[str, Any]:
+    """One case from check to history; returns its document."""
+    with needs("cpu,export", *PACKAGES):
+        module = import_module(case.module)
+        from benchmarks.history import begin
+    given = dict(given)
+    if "trained" in given:
+        given["config"] = module.size_of(given["trained"])
+    config = given.pop("config", load_config(SMALL)) if "config" in case.takes else module.described()
+    others = {name: value for name, value in given.items() if value != getattr(config, name, None) and name != "repeats"}
+    claims = {} if others else {name: getattr(config, name) for name in case.claims}
+    sizes = (config,) if "config" in case.takes else ()
+    result = begin(case.name, config, threads=threads, file=history, engine=case.engine)
+    rows = module.run(*sizes, threads=threads, progress=lambda line: click.echo(line, err=True), **given)
+    result = result.remeasured()
+    for line in (result.title, *result.machine_lines, "", *module.table(rows, result.limits, **claims), ""):
+        click.echo(line)
+    document = result.finish([row.to_json() for row in rows])
+    click.echo(f"appended to {result.file}")
+    if plot_to:
+        from benchmarks.plot import plot
+
+        plot(plot_to, case.name, rows, title=result.title)
+        click.echo(f"drawn to {plot_to}", err=True)
+    echo_json(document, as_json)
+    return document
 
 
 if __name__ == "__main__":

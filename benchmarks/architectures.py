@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from benchmarks.configs import BenchmarkConfig, checked_minutes
+from benchmarks.measure import Limits
 from runtimes.context_losses import context_losses, spread_positions
 from runtimes.errors import ArtefactError, ConfigError
 from runtimes.records import to_json
@@ -107,8 +108,9 @@ def chosen(names: Sequence[str]) -> list[str]:
 
 
 def run(
-    out: Path, *, minutes: float, threads: int, names: Sequence[str] = (), progress: Callable[[str], None] = lambda line: None
-) -> list[Row]:
+    out: Path = Path("architectures"), *, minutes: float = 3.0, threads: int, names: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Row]:  # fmt: skip
     """Checks every model's fast attention against the naive one, then trains and scores them one after the other."""
     minutes, wanted = checked_minutes(minutes), chosen(names)
     for name in wanted:
@@ -189,7 +191,7 @@ def score(name: str, folder: Path, *, budget_seconds: float, cpu_seconds: float)
     )  # fmt: skip
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def table(rows: Sequence[Row], limits: Limits | None = None) -> list[str]:
     """The rows as lines of a markdown table."""
     near, far = str(T), str(FACTOR * T)
     lines = [

@@ -17,8 +17,10 @@ MOST_REPEATS = 1 << 16
 class BenchmarkConfig:
     """One size of model and of everything measured with it.
 
-    segment: tokens per step (T). attention_lengths, repeats: of sliding-window. mem_len, token_repeats: of
-    memory-forms; ring_claim: how many times faster than `hidden` the ring must be there, None for no claim.
+    segment: tokens per step (T). attention_lengths: of sliding-window and decode. mem_len: of all others. repeats: timed calls
+    that take long; token_repeats: of those that take one token. streams: batch sizes of batch. consecutive: tokens of latency.
+    training_batch: rows of a training step. ring_claim: how many times faster than `hidden` the ring must be in memory-forms;
+    latency_claim: how many medians the slowest of the consecutive tokens may take. None is for no claim.
     """
 
     name: str
@@ -29,6 +31,10 @@ class BenchmarkConfig:
     mem_len: int
     token_repeats: int
     ring_claim: float | None = None
+    latency_claim: float | None = 3.0
+    streams: tuple[int, ...] = (1, 8, 32)
+    consecutive: int = 1000
+    training_batch: int = 8
 
 
 CONFIGS = {
@@ -41,6 +47,11 @@ CONFIGS = {
         BenchmarkConfig(
             name="enwik8-base", segment=128, attention_lengths=(800, 1800, 2800, 3800), repeats=5, mem_len=1600, token_repeats=50,
             model=ModelConfig(layers=12, d_model=512, heads=8, head_dim=64, d_ff=2048, vocab_size=256), ring_claim=6.0,
+            training_batch=2,
+        ),
+        BenchmarkConfig(
+            name="enwik8-large", segment=128, attention_lengths=(3800,), repeats=3, mem_len=3800, token_repeats=20,
+            training_batch=1, model=ModelConfig(layers=24, d_model=1024, heads=8, head_dim=128, d_ff=3072, vocab_size=256),
         ),
     )
 }  # fmt: skip

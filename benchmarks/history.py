@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class Result:
         m = self.config.model
         return (
             f"{self.case}, {self.config.name}: {m.layers} layers, D {m.d_model}, H {m.heads}, K {m.head_dim}, FF {m.d_ff}, "
-            f"segment {self.config.segment}, {self.threads} threads, fp32"
+            f"segment {self.config.segment}, {self.threads} threads"
         )
 
     @property
@@ -74,11 +75,17 @@ class Result:
 
 def begin(case: str, config: BenchmarkConfig, *, threads: int, file: Path | None, engine: str = "onnxruntime") -> Result:
     """Takes down the machine and its limits, and makes sure that the history file can be written before anything is measured."""
-    file, machine = _writable(file or HISTORY / f"{case}.jsonl"), machine_facts()
+    file, machine = _writable(file or HISTORY / f"{case}.jsonl"), _machine_at_first()
     limits = measure_limits(threads)
     return Result(
         case=case, config=config, threads=threads, file=file, limits=limits, machine=machine, versions=versions(), engine=engine
     )  # fmt: skip
+
+
+@cache
+def _machine_at_first() -> dict[str, Any]:
+    """The machine before the first case of this process: how busy it is after that is this process's own doing."""
+    return machine_facts()
 
 
 def append(path: Path, document: dict[str, Any]) -> None:

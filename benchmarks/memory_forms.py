@@ -7,7 +7,7 @@ the limit of `ring` and `shift`; `hidden` computes all keys and values again and
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -16,14 +16,16 @@ import numpy as np
 
 from benchmarks.arithmetic import step_bytes, step_multiply_adds
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads, load_config
+from benchmarks.kernels import open_checked
 from benchmarks.measure import Limits, Timing, take_turns
-from benchmarks.models import Weights, random_weights, write_artefact
+from benchmarks.models import random_weights, write_artefact
 from runtimes.errors import ArtefactError
 from runtimes.logits import log_sum_exp
 from runtimes.memory import Memory
+from runtimes.ort_session import Kernel
 from runtimes.records import to_json
 from runtimes.rule import MemoryRule
-from runtimes.session import Session, open_session
+from runtimes.session import Session
 from runtimes.spec import Form
 
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -41,6 +43,7 @@ class Row:
     num_bytes: int
     multiply_adds: int
     difference: float
+    kernel: Kernel = "standard"
 
     def to_json(self) -> dict[str, Any]:
         return to_json(self)
@@ -52,27 +55,30 @@ def run(
     mem_len: int | None = None,
     threads: int | None = None,
     repeats: int | None = None,
+    kernel: Kernel = "standard",
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """Checks the forms against PyTorch and one another, then measures them in turns; what is None is the configuration's own."""
+    """Checks the forms against PyTorch and one another, then measures them in turns; what is None is the configuration's own.
+
+    kernel: of the ring; the other forms have no fused one.
+    """
     config = load_config(config) if isinstance(config, str) else config
     threads, repeats = checked_threads(threads), checked_repeats(repeats, config.token_repeats)
     rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
     weights = random_weights(config.model)
     with tempfile.TemporaryDirectory() as folder:
-        sessions = {}
+        sessions: dict[Form, Session] = {}
         for form in FORMS:
             progress(f"{form}: exporting, with comparison against PyTorch")
-            sessions[form] = _session(config, rule, weights, form, Path(folder), threads=threads)
+            artefact = write_artefact(Path(folder), config.model, rule, weights, form)
+            sessions[form] = open_checked(artefact, threads=threads, kernel=kernel if form == "ring" else "standard")
         progress(f"comparing the forms with one another, then timing {repeats} tokens of each")
-        return _measure(config, rule, sessions, repeats=repeats)
+        return _measure(config, rule, sessions, repeats=repeats, kernel=kernel)
 
 
-def _session(config: BenchmarkConfig, rule: MemoryRule, weights: Weights, form: Form, folder: Path, *, threads: int) -> Session:
-    return open_session(write_artefact(folder, config.model, rule, weights, form), threads=threads)
-
-
-def _measure(config: BenchmarkConfig, rule: MemoryRule, sessions: dict[Form, Session], *, repeats: int) -> list[Row]:
+def _measure(
+    config: BenchmarkConfig, rule: MemoryRule, sessions: Mapping[Form, Session], *, repeats: int, kernel: Kernel
+) -> list[Row]:
     tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, (1, rule.slots + rule.segment))
     streams = {form: feed(session, tokens) for form, session in sessions.items()}
     differences = {form: _difference(form, answers, streams["ring"][0]) for form, (answers, _) in streams.items()}
@@ -82,7 +88,7 @@ def _measure(config: BenchmarkConfig, rule: MemoryRule, sessions: dict[Form, Ses
         Row(
             form=form, mem_len=rule.mem_len, token=times[form], ring_ratio=times[form].median / times["ring"].median,
             num_bytes=step_bytes(config.model, rule, form), multiply_adds=step_multiply_adds(config.model, rule, form, 1),
-            difference=differences[form],
+            difference=differences[form], kernel=kernel if form == "ring" else "standard",
         )
         for form in FORMS
     ]  # fmt: skip

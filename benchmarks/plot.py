@@ -1,14 +1,18 @@
-"""The sliding-window result as a picture: cost of a token on both sides, and how many times apart they are."""
+"""Results as pictures: of sliding-window (cost of a token on both sides, and their ratio), decode, and latency."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.sliding_window import TABLE_9, Row
 from runtimes.errors import MissingPackageError, UserError
 from runtimes.files import atomic_file
+
+if TYPE_CHECKING:
+    from benchmarks.latency import Row as LatencyRow
+    from benchmarks.sliding_window import Row
+    from benchmarks.steps import Row as StepRow
 
 WINDOW, SEGMENT, ARITHMETIC, PAPER = "#c2410c", "#1d4ed8", "#6b7280", "#111827"
 
@@ -22,22 +26,56 @@ def check_plot(path: Path) -> None:
         raise UserError(f"{path.parent} is not a folder; make it, or give another --plot.")
 
 
-def plot(path: Path, rows: Sequence[Row], *, title: str) -> None:
-    """Writes both panels to a PNG file: milliseconds per token, and their ratio, against attention length."""
+def plot(path: Path, case: str, rows: Sequence[Any], *, title: str) -> None:
+    """Writes the picture of a case's rows to a PNG file."""
     figure = _figure_class()(figsize=(11, 4.8), layout="constrained")
     figure.suptitle(title, fontsize=11)
-    latency, ratio = figure.subplots(1, 2)
-    _draw_latency(latency, rows)
-    _draw_ratio(ratio, rows)
-    for axes in (latency, ratio):
-        axes.set_xlabel("attention length (tokens)")
-        axes.set_xscale("log", base=2)
-        _label_lengths(axes, rows)
+    draw: dict[str, Callable[[Any, Sequence[Any]], None]] = {
+        "sliding-window": _sliding_window, "decode": _decode, "latency": _latency,
+    }  # fmt: skip
+    draw[case](figure, rows)
+    for axes in figure.axes:
         axes.grid(True, which="major", color="#e5e7eb")
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
     with atomic_file(path) as temporary:
         figure.savefig(temporary, format="png", dpi=150)
+
+
+def _sliding_window(figure: Any, rows: Sequence[Row]) -> None:
+    """Milliseconds per token, and their ratio, against attention length."""
+    latency, ratio = figure.subplots(1, 2)
+    _draw_latency(latency, rows)
+    _draw_ratio(ratio, rows)
+    for axes in (latency, ratio):
+        axes.set_xlabel("attention length (tokens)")
+        _label_lengths(axes, [row.attention_length for row in rows])
+
+
+def _decode(figure: Any, rows: Sequence[StepRow]) -> None:
+    """Milliseconds per token on both sides, and what the machine could do at best, against memory length."""
+    axes, lengths = figure.subplots(), [row.mem_len for row in rows]
+    for label, colour, timings in (
+        ("PyTorch", WINDOW, [row.pytorch for row in rows]),
+        ("ONNX Runtime", SEGMENT, [row.onnxruntime for row in rows]),
+    ):
+        axes.plot(lengths, [timing.median for timing in timings], "o-", color=colour, label=label)
+    axes.set_xlabel("memory length (tokens)")
+    axes.set_ylabel("milliseconds per token")
+    axes.set_ylim(bottom=0)
+    axes.set_title("One token with full memory (medians)", fontsize=10)
+    _label_lengths(axes, lengths)
+
+
+def _latency(figure: Any, rows: Sequence[LatencyRow]) -> None:
+    """Every token's milliseconds in the order in which they came."""
+    axes = figure.subplots()
+    for row, colour in zip(rows, (SEGMENT, WINDOW), strict=True):
+        axes.plot(row.milliseconds, ".", ms=2, color=colour, label=f"{row.side}: median {row.median:.3g} ms")
+    axes.set_xlabel("token")
+    axes.set_ylabel("milliseconds")
+    axes.set_ylim(0, 4 * max(row.median for row in rows))
+    axes.set_title("Consecutive tokens; beyond the top are none of the medians", fontsize=10)
 
 
 def _draw_latency(axes: Any, rows: Sequence[Row]) -> None:
@@ -54,6 +92,8 @@ def _draw_latency(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def _draw_ratio(axes: Any, rows: Sequence[Row]) -> None:
+    from benchmarks.sliding_window import TABLE_9
+
     lengths = [row.attention_length for row in rows]
     axes.plot(lengths, [row.ratio for row in rows], "o-", color=SEGMENT, label="measured")
     axes.plot(lengths, [row.predicted_ratio for row in rows], "s--", color=ARITHMETIC, label="multiply-adds alone")
@@ -81,10 +121,10 @@ def _log_scale(axes: Any) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _label_lengths(axes: Any, rows: Sequence[Row]) -> None:
+def _label_lengths(axes: Any, lengths: Sequence[int]) -> None:
     from matplotlib.ticker import NullLocator
 
-    lengths = [row.attention_length for row in rows]
+    axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.xaxis.set_minor_locator(NullLocator())
 

@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arithmetic import step_multiply_adds, window_multiply_adds
+from benchmarks.arithmetic import needed_multiply_adds, step_multiply_adds, window_multiply_adds
 from benchmarks.configs import BenchmarkConfig, checked_lengths, checked_repeats, checked_threads, load_config
+from benchmarks.kernels import library_of, open_checked
 from benchmarks.measure import Limits, Timing, take_turns
 from benchmarks.models import Weights, random_weights, write_artefact
 from benchmarks.vanilla import Window, check_window
 from runtimes.memory import Memory
-from runtimes.ort_session import OrtSession
+from runtimes.ort_session import Kernel
 from runtimes.records import to_json
 from runtimes.rule import MemoryRule
 from runtimes.session import Session
@@ -31,7 +32,7 @@ TABLE_9 = {3800: 1874, 2800: 1409, 1800: 773, 800: 363}  # attention length: tim
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One attention length. window, segment: per token. difference: of the window graph from the naive model, nats;
-    tolerance: that `export` held the segment side to against PyTorch, nats."""
+    tolerance: that `export` held the segment side to against PyTorch, nats. kernel: of both sides."""
 
     attention_length: int
     window: Timing
@@ -40,6 +41,8 @@ class Row:
     segment_multiply_adds: float
     difference: float
     tolerance: float
+    kernel: Kernel = "standard"
+    needed_multiply_adds: float = 0  # of the segment side per token: what the mask lets through
 
     @property
     def ratio(self) -> float:
@@ -63,10 +66,12 @@ def run(
     attention_lengths: Sequence[int] | None = None,
     threads: int | None = None,
     repeats: int | None = None,
+    kernel: Kernel = "standard",
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """Checks, then measures, both sides at each attention length; what is None is the configuration's own.
 
+    kernel: `standard` operators, or the `fused` one on both sides.
     progress: told what is being done now, a line at a time. Raises ConfigError for settings that cannot be
     measured, ArtefactError when either side computes something else than it should.
     """
@@ -78,17 +83,20 @@ def run(
     for length in lengths:
         progress(f"attention length {length}: checking both sides, then timing {repeats} calls of each")
         with tempfile.TemporaryDirectory() as folder:
-            rows.append(_measure(config, weights, length, Path(folder), threads=threads, repeats=repeats))
+            rows.append(_measure(config, weights, length, Path(folder), threads=threads, repeats=repeats, kernel=kernel))
     return rows
 
 
-def _measure(config: BenchmarkConfig, weights: Weights, length: int, folder: Path, *, threads: int, repeats: int) -> Row:
+def _measure(
+    config: BenchmarkConfig, weights: Weights, length: int, folder: Path, *, threads: int, repeats: int, kernel: Kernel
+) -> Row:
     rule, model = MemoryRule(mem_len=length, segment=config.segment), config.model
     draw = np.random.default_rng(length)
     tokens = draw.integers(0, model.vocab_size, max(length, config.segment))
-    window = Window(folder / "window", weights, model, length, threads=threads)
+    window = Window(folder / "window", weights, model, length, threads=threads, library=library_of(kernel))
     difference = check_window(window, weights, model, tokens[:length])
-    session = OrtSession.open(write_artefact(folder, model, rule, weights, "ring"), threads=threads)
+    artefact = write_artefact(folder, model, rule, weights, "ring")
+    session = open_checked(artefact, threads=threads, kernel=kernel)
     memory, segment = filled_memory(session, draw), tokens[None, : config.segment]
     sides = {"window": lambda: window.next_logits(tokens[:length]), "segment": lambda: session.step(segment, memory)}
     times = take_turns(sides, repeats=repeats)
@@ -96,7 +104,8 @@ def _measure(config: BenchmarkConfig, weights: Weights, length: int, folder: Pat
         attention_length=length, window=times["window"], segment=times["segment"].per(config.segment),
         window_multiply_adds=window_multiply_adds(model, length),
         segment_multiply_adds=step_multiply_adds(model, rule, "ring", config.segment) / config.segment,
-        difference=difference, tolerance=session.spec.tolerance,
+        difference=difference, tolerance=session.spec.tolerance, kernel=kernel,
+        needed_multiply_adds=needed_multiply_adds(model, rule, config.segment) / config.segment,
     )  # fmt: skip
 
 

@@ -2,13 +2,15 @@
 
 Same sizes and weights as the Transformer-XL (but for its position terms), absolute positions, no memory; the
 evaluation of Al-Rfou et al. as section 3.1 of Dai et al. (2019) describes it. It is given the engine's best:
-packed projections, the fused Attention operator, queries in blocks that never touch keys after them, and a
-last layer that answers for the last position alone.
+packed projections, the Attention operator (or the fused kernel, where the other side has it), queries in blocks that never
+touch keys after them, and a last layer that answers for the last position alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
@@ -20,6 +22,7 @@ from runtimes.errors import ArtefactError
 from runtimes.logits import log_sum_exp
 from runtimes.spec import GRAPH, TensorFacts
 from trainer.model_config import ModelConfig
+from xl_export.fused import DOMAIN
 from xl_export.head import all_logits, embed
 from xl_export.layers import Layers, Weights
 from xl_export.ops import graph_input, save_model
@@ -30,13 +33,18 @@ TOLERANCE = 1e-4  # nats; the same as an fp32 artefact's
 
 
 class Window:
-    """The window model on ONNX Runtime: one prediction per call."""
+    """The window model on ONNX Runtime: one prediction per call. library: of the fused kernel, to attend with it."""
 
-    def __init__(self, folder: Path, weights: Weights, model: ModelConfig, window: int, *, threads: int) -> None:
+    def __init__(
+        self, folder: Path, weights: Weights, model: ModelConfig, window: int, *, threads: int, library: Path | None = None
+    ) -> None:
         folder.mkdir(parents=True)
-        save_model(window_graph(weights, model, window), folder)
+        graph = _FusedWindowGraph(weights, model, window).build() if library else window_graph(weights, model, window)
+        save_model(graph, folder)
         options = onnxruntime.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 3, threads
+        if library:
+            options.register_custom_ops_library(str(library))
         self._session = onnxruntime.InferenceSession(str(folder / GRAPH), options, providers=["CPUExecutionProvider"])
 
     def next_logits(self, tokens: np.ndarray) -> np.ndarray:
@@ -63,6 +71,8 @@ def window_graph(weights: Weights, model: ModelConfig, window: int) -> ir.Model:
 
 
 class _WindowGraph(Layers):
+    domains: Mapping[str, int] = MappingProxyType({})
+
     def __init__(self, weights: Weights, model: ModelConfig, window: int) -> None:
         assert not model.pre_norm, "the model of the comparison is post-norm"
         super().__init__(weights, heads=model.heads, head_dim=model.head_dim)
@@ -79,7 +89,7 @@ class _WindowGraph(Layers):
         last = self.rest_of_block(model.layers - 1, last, self.attention_of_last(model.layers - 1, x, last))
         logits = all_logits(self, model, op.Squeeze(last, op.constant(np.array([1]))))
         facts = TensorFacts(name="logits", dtype="float32", shape=("1", str(model.vocab_size)))
-        return op.model([ids], [logits], (facts,), opset=OPSET)
+        return op.model([ids], [logits], (facts,), opset=OPSET, domains=self.domains)
 
     def attention(self, layer: int, x: ir.Value) -> ir.Value:
         """Heads' answers [1, W, H·K] at every position, block by block of queries."""
@@ -115,3 +125,20 @@ class _WindowGraph(Layers):
         """Projections [D, …] side by side, as one matrix."""
         matrices = [self.projection(layer, kind) for kind in kinds]
         return self.op.constant(np.concatenate(matrices, axis=1), f"blocks.{layer}.{'_'.join(kinds)}")
+
+
+class _FusedWindowGraph(_WindowGraph):
+    """The same with the fused operator, which is causal where the window of memory is empty and grows with each token."""
+
+    domains: Mapping[str, int] = MappingProxyType({DOMAIN: 1})
+
+    def attention(self, layer: int, x: ir.Value) -> ir.Value:
+        op, width = self.op, self.model.heads * self.model.head_dim
+        packed = op.MatMul(x, self.packed(layer, "query", "key", "value"))
+        positions = op.constant(np.arange(self.window)[None])
+        attributes = {
+            "heads": self.model.heads, "head_dim": self.model.head_dim, "mem_len": 0, "nearest": 0, "full": 1,
+            "query_at": 0, "key_at": width, "value_at": 2 * width,
+        }  # fmt: skip
+        inputs = [packed, packed, None, None, None, positions]
+        return op.custom(DOMAIN, "RelativeAttention", inputs, attributes, outputs=1)[0]

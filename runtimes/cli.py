@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from runtimes import fused
 from runtimes.describe import describe, describe_lines
 from runtimes.errors import UserError
 from runtimes.generation import generate
@@ -76,15 +77,12 @@ def check_command(path: Path, threads: int | None, as_json: bool) -> None:
     """Prove that the artefact at PATH computes what was trained.
 
     Replays the tokens in its reference.npz and compares every log-probability with the answers that PyTorch
-    gave at export. Exit code 0 when all are within the tolerance of its precision, 1 when not, 2 when the
-    artefact is damaged.
+    gave at export, or the machine that exported where weights are int8 or int4. Exit code 0 when all are within
+    the tolerance of its precision, 1 when not, 2 when the artefact is damaged.
     """
     report = check(path, threads=threads)
     verdict = "passed" if report.passed else "FAILED"
-    click.echo(
-        f"{verdict}: {report.tokens} log-probabilities differ from PyTorch by at most {report.max_difference:.2e} nats "
-        f"(tolerance {report.tolerance:g})"
-    )
+    click.echo(f"{verdict}: {report.sentence}")
     echo_json(report.to_json(), as_json)
     if not report.passed:
         raise SystemExit(1)
@@ -171,4 +169,14 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-COMMANDS: tuple[click.Command, ...] = (check_command, generate_command, info_command)
+@click.command("kernel")
+def kernel_command() -> None:
+    """Build the fused attention operator for this processor.
+
+    That takes GCC (g++, or what $CXX names). Built once, it is used by every command, for every artefact that has a graph for it; `info` says which have. Its file
+    is in the user's cache; without it the standard operators compute the same.
+    """
+    click.echo(f"the fused kernel is {fused.build()}")
+
+
+COMMANDS: tuple[click.Command, ...] = (check_command, generate_command, info_command, kernel_command)

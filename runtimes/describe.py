@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from runtimes.engine import BUILD, NAMES, load_engine
+from runtimes.precision import Measured, sentence
 from runtimes.records import to_json
 from runtimes.session import open_session
 from runtimes.spec import SPEC, Spec, TensorFacts, load_spec
@@ -12,10 +14,15 @@ from runtimes.torch_session import TorchSession
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """Model, rule, memory, precision, hashes and tensors of an artefact; model and rule of a run.
+    """Model, rule, memory, precision, hashes and tensors of an artefact or engine; model and rule of a run.
 
-    An artefact is described from its verified spec alone, so this needs neither ONNX Runtime nor PyTorch.
+    Artefacts and engines are described from their verified files alone, so this needs none of ONNX Runtime, TensorRT, PyTorch.
     """
+    if (folder / BUILD).is_file():
+        engine, spec = load_engine(folder)
+        files = {name: to_json(facts) for name, facts in engine.files.items()}
+        about = _describe_artefact(spec) | {"kind": "engine", "identity": engine.identity, "files": files}
+        return about | {"engine": to_json(engine), "producer": spec.producer | engine.producer}
     if (folder / SPEC).is_file():
         return _describe_artefact(load_spec(folder))
     session = open_session(folder)
@@ -39,7 +46,10 @@ def _describe_artefact(spec: Spec) -> dict[str, Any]:
         "bytes_per_stream": spec.bytes_per_stream,
         "bytes_saved_by_spans": spec.bytes_saved,
         "precision": spec.precision,
+        "memory_precision": spec.memory_precision,
+        "measured": None if spec.measured is None else to_json(spec.measured),
         "tolerance": spec.tolerance,
+        "mean_tolerance": spec.mean_tolerance,
         "opset": spec.opset,
         "inputs": [_tensor(tensor) for tensor in spec.inputs],
         "outputs": [_tensor(tensor) for tensor in spec.outputs],
@@ -68,8 +78,13 @@ def describe_lines(facts: dict[str, Any]) -> list[str]:
     if facts["kind"] == "run":
         return [*lines, f"vocabulary  {facts['vocabulary']}"]
     saved = f", {facts['bytes_saved_by_spans']:,} saved by learned spans" if model["reaches"] else ""
-    lines.append(f"memory      {facts['memory_form']}, {facts['bytes_per_stream']:,} bytes per stream{saved}")
-    lines.append(f"precision   {facts['precision']}, check within {facts['tolerance']:g} nats, opset {facts['opset']}")
+    half = " in fp16" if facts["memory_precision"] == "fp16" else ""
+    lines.append(f"memory      {facts['memory_form']}{half}, {facts['bytes_per_stream']:,} bytes per stream{saved}")
+    mean = f" and {facts['mean_tolerance']:g} in the mean" if facts["mean_tolerance"] < facts["tolerance"] else ""
+    lines.append(f"precision   {facts['precision']}, check within {facts['tolerance']:g} nats{mean}, opset {facts['opset']}")
+    if facts["measured"]:
+        lines.append(f"            {sentence(facts['precision'], Measured(**facts['measured']))}")
+    lines += _engine_lines(facts["engine"]) if facts["kind"] == "engine" else []
     lines += [
         f"file        {name}, {file['num_bytes']:,} bytes, sha256 {file['sha256']}" for name, file in facts["files"].items()
     ]
@@ -77,3 +92,16 @@ def describe_lines(facts: dict[str, Any]) -> list[str]:
         lines += [f"{kind:<12}{tensor['name']}  {tensor['dtype']} {tensor['shape']}" for tensor in facts[kind]]
     made = [f"{name} {version}" for name, version in facts["producer"].items()]
     return [*lines, "made with   " + ", ".join(text for text in made if text.isprintable())]
+
+
+def _engine_lines(engine: dict[str, Any]) -> list[str]:
+    tuned = f"tuned on {engine['gpu']['name']!r:.80}" if engine["gpu"] else "built ahead of time"
+    lines = [
+        f"engine      {NAMES[engine['flavour']]} {engine['version']!s:.40}, {engine['attention']} attention, {tuned}",
+        f"runs on     compute capability {', '.join(engine['compute_capabilities'])}, hardware {engine['hardware']}",
+    ]
+    for profile in engine["profiles"]:
+        batch, tokens = (":".join(map(str, profile[axis])) for axis in ("batch", "tokens"))
+        lines.append(f"profile     {profile['name']}, batch {batch}, tokens {tokens} (least:usual:most)")
+    counted = [f"{count} {kind.lower()}" for kind, count in sorted(engine["layers"].items(), key=lambda item: -item[1])]
+    return [*lines, f"layers      {', '.join(counted)}", f"plugin      {engine['plugin_layers']} layers"]

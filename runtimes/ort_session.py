@@ -7,67 +7,43 @@ from typing import Any, Literal
 
 import numpy as np
 
-from runtimes.errors import ArtefactError, MissingPackageError, first_line
+from runtimes import fused
+from runtimes.errors import ArtefactError, ConfigError, MissingPackageError, first_line
+from runtimes.graph_session import GraphSession
 from runtimes.machine import available_cpus
 from runtimes.memory import Memory
-from runtimes.session import FromLogits, checked_targets, checked_tokens, new_memory
-from runtimes.spec import GRAPH, VOCAB, Form, Spec, TensorFacts, load_spec
+from runtimes.spec import FUSED, GRAPH, VOCAB, Form, Spec, load_spec
 from runtimes.vocab import Vocab, load_vocab
 
+Kernel = Literal["auto", "standard", "fused"]
 OLDEST: dict[Form, tuple[int, int]] = {"ring": (1, 25), "shift": (1, 23), "hidden": (1, 23)}  # releases that run each form
 
 
-class OrtSession(FromLogits):
-    """The session protocol (see `runtimes.session.Session`) over one artefact's step graph."""
+class OrtSession(GraphSession):
+    """The session protocol (see `runtimes.session.Session`) over one artefact's step graph.
 
-    def __init__(self, spec: Spec, vocab: Vocab, graph: Path, *, threads: int | None = None) -> None:
-        self.spec, self.vocab = spec, vocab
-        self.identity, self.rule = spec.identity, spec.rule
-        self.state: tuple[TensorFacts, ...] = tuple(state.tensor() for state in spec.state)
-        if vocab.size != spec.model.vocab_size:
-            raise ArtefactError(f"{VOCAB} has {vocab.size} symbols and the model {spec.model.vocab_size}; export it again.")
+    library: of the fused operator, where the graph has it.
+    """
+
+    def __init__(self, spec: Spec, vocab: Vocab, graph: Path, *, threads: int | None = None, library: Path | None = None) -> None:
+        super().__init__(spec, vocab, spec.identity)
+        self.kernel: Kernel = "fused" if library else "standard"
         self._ort = _import_onnxruntime(spec.form)
-        self._session = self._load(graph, threads)
+        self._session = self._load(graph, threads, library)
 
     @classmethod
-    def open(cls, folder: Path, *, threads: int | None = None) -> OrtSession:
-        """Verifies every hash of the artefact, then loads it."""
+    def open(cls, folder: Path, *, threads: int | None = None, kernel: Kernel = "auto") -> OrtSession:
+        """Verifies every hash of the artefact, then loads it.
+
+        kernel: `auto` takes the fused operator where the artefact has a graph for it and `xl-export kernel` has built it
+        on this machine, and the standard operators otherwise. Raises ConfigError where `fused` is asked for and cannot be.
+        """
         spec = load_spec(folder)
-        return cls(spec, load_vocab(folder / VOCAB), folder / GRAPH, threads=threads)
+        library = chosen_library(spec, kernel)
+        graph = folder / (FUSED if library else GRAPH)
+        return cls(spec, load_vocab(folder / VOCAB), graph, threads=threads, library=library)
 
-    def start(self, batch: int) -> Memory:
-        return new_memory(self, batch)
-
-    def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
-        logits, _ = self._run(tokens, memory, logits_of="all")
-        return logits.reshape(*np.shape(tokens), -1), memory
-
-    def predict(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
-        if not self.spec.model.selective:
-            return super().predict(tokens, memory)
-        logits, _ = self._run(tokens, memory, logits_of="last")
-        return logits, memory
-
-    def score(self, tokens: np.ndarray, targets: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
-        if not self.spec.model.selective:
-            return super().score(tokens, targets, memory)
-        _, log_probs = self._run(tokens, memory, logits_of="none", targets=checked_targets(self, targets, tokens))
-        return log_probs, memory
-
-    def _run(
-        self, tokens: np.ndarray, memory: Memory, *, logits_of: Literal["all", "last", "none"], targets: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Logits [rows, V] of some positions, and log p(target) [B, T] where targets are given; advances the memory."""
-        tokens = checked_tokens(self, tokens, memory)
-        positions = np.arange(tokens.size).reshape(tokens.shape)
-        rows = {"all": positions, "last": positions[:, -1:], "none": positions[:, :0]}[logits_of].ravel()
-        inputs = {"input_ids": tokens, "position_ids": memory.positions[:, None] + np.arange(tokens.shape[1])}
-        outputs = {"logits": np.empty((len(rows), self.spec.model.vocab_size), np.float32)}
-        if self.spec.model.selective:
-            inputs |= {"targets": np.full_like(tokens, -1) if targets is None else targets, "logit_rows": rows}
-            outputs["log_probs"] = np.empty(tokens.shape, np.float32)
-        else:
-            outputs["logits"] = outputs["logits"].reshape(*tokens.shape, -1)
+    def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
         bound = self._bound(memory)
         for name, array in inputs.items():
             bound.io.bind_cpu_input(name, array)
@@ -80,8 +56,6 @@ class OrtSession(FromLogits):
                 f"ONNX Runtime {self._ort.__version__} could not run the step ({first_line(error)}); export the artefact again."
             ) from error
         bound.advance(memory)
-        memory.positions += tokens.shape[1]
-        return outputs["logits"], outputs.get("log_probs", outputs["logits"])
 
     def _bound(self, memory: Memory) -> _Bound:
         bound = memory.binding
@@ -89,11 +63,14 @@ class OrtSession(FromLogits):
             memory.binding = bound = _Bound(self._session, self._ort, self.spec, memory)
         return bound
 
-    def _load(self, graph: Path, threads: int | None) -> Any:
+    def _load(self, graph: Path, threads: int | None, library: Path | None) -> Any:
         options = self._ort.SessionOptions()
         options.log_severity_level = 4  # nothing: errors are raised, and device discovery warns on machines without a GPU
+        self._ort.set_default_logger_severity(4)  # its allocator writes to the logger of the whole process
         options.intra_op_num_threads = threads or available_cpus()
         try:
+            if library:
+                options.register_custom_ops_library(str(library))
             session = self._ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"], enable_fallback=0)
             _verify_signature(session, self.spec, graph)
             return session
@@ -145,6 +122,17 @@ class _Bound:
         return io
 
 
+def chosen_library(spec: Spec, kernel: Kernel = "auto") -> Path | None:
+    """The fused operator's library where an artefact runs with it on this machine: see `OrtSession.open`."""
+    if kernel == "standard":
+        return None
+    library = fused.built() if FUSED in spec.files else None
+    if kernel == "fused" and library is None:
+        missing = "is not built on this machine" if FUSED in spec.files else "does not serve this artefact's model and memory"
+        raise ConfigError(f"the fused kernel {missing}; build it with `xl-export kernel`, or use the standard operators.")
+    return library
+
+
 def _import_onnxruntime(form: Form) -> Any:
     try:
         import onnxruntime
@@ -164,7 +152,7 @@ def _import_onnxruntime(form: Form) -> Any:
 
 def _verify_signature(session: Any, spec: Spec, graph: Path) -> None:
     """The loaded graph must have exactly the tensors that the spec promises: buffers are sized by the spec."""
-    kinds = {"tensor(int64)": "int64", "tensor(float)": "float32"}
+    kinds = {"tensor(int64)": "int64", "tensor(float)": "float32", "tensor(float16)": "float16"}
     for what, promised, found in (
         ("inputs", spec.inputs, session.get_inputs()),
         ("outputs", spec.outputs, session.get_outputs()),

@@ -26,7 +26,9 @@ def parse_values(text: str, option: str, *, least: int = 0) -> tuple[int, ...]:
         for part in text.split(","):
             first, *rest = (int(number) for number in part.split(":"))
             last, step = rest or (first, 1)
-            values += range(first, last + 1, step)[: MOST_VALUES + 1] if step > 0 else ()
+            if step < 1 or last < first:
+                raise ValueError("no values between first and last")
+            values += range(first, last + 1, step)[: MOST_VALUES + 1]
     except ValueError:
         values = []
     if not values or min(values) < least or len(values) > MOST_VALUES:

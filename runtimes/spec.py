@@ -21,18 +21,21 @@ import numpy as np
 
 from runtimes.errors import ArtefactError, ConfigError
 from runtimes.files import read_json, sha256, write_json
+from runtimes.precision import MEAN_TOLERANCES, TOLERANCES, Float, Measured, MemoryPrecision, Precision
 from runtimes.records import from_json, to_json
 from runtimes.rule import MemoryRule
 
 SCHEMA = 1
 SPEC, GRAPH, WEIGHTS, VOCAB, REFERENCE = "spec.json", "step.onnx", "weights.bin", "vocab.json", "reference.npz"
+FUSED = "fused.onnx"  # the same step for the fused operator, over the same weights; absent where it does not serve
 MAX_SIZE = 1 << 24  # of any one dimension; absurd sizes become a sentence instead of an allocation
 FILE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # a plain name: no folder, no "..", nothing a file system refuses
 MAX_LAYERS = 4096
 GROUP_STEP = 64  # tokens; heads whose reach differs by less share their memory tensors
-TOLERANCES = {"fp32": 1e-4}  # nats, by precision
 SELECTIVE_FROM = 8192  # tokens; larger vocabularies have a graph that computes its output layer only where asked to
 Form = Literal["ring", "shift", "hidden"]
+Target = Literal["onnxruntime", "tensorrt"]
+LATER: dict[str, Any] = {"target": "onnxruntime", "memory_precision": "fp32", "measured": None}  # fields added to schema 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +100,7 @@ class TensorFacts:
     """One graph input or output: `shape` has sizes, and names for the axes that vary."""
 
     name: str
-    dtype: Literal["int64", "float32"]
+    dtype: Literal["int64", "float32", "float16"]
     shape: tuple[str, ...]  # of decimal numbers and of the names "batch", "segment" and "rows"
 
     def sizes(self, **axes: int) -> tuple[int, ...]:
@@ -115,7 +118,7 @@ class StateFacts:
 
     past: str
     present: str
-    dtype: Literal["float32"]
+    dtype: Float
     shape: tuple[str, ...]
 
     def tensor(self) -> TensorFacts:
@@ -130,28 +133,59 @@ class FileFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """The contract of one artefact; `identity` names it in everything derived from it."""
+    """The contract of one artefact; `identity` names it in everything derived from it.
+
+    target: whose rules the graph is written for; with `tensorrt` the memory has the type of the precision. precision: of
+    the weights. memory_precision: of the memory tensors. measured: what these cost; None for fp32, and where no text was
+    at hand.
+    """
 
     schema: int = SCHEMA
     model: ModelFacts
     rule: MemoryRule
     form: Form
-    precision: Literal["fp32"]
+    precision: Precision
     opset: int
     state: tuple[StateFacts, ...]
     producer: dict[str, str]  # package: version
     source: dict[str, str]  # of the trained model: checkpoint hash
+    target: Target = "onnxruntime"
+    memory_precision: MemoryPrecision = "fp32"
+    measured: Measured | None = None
     files: dict[str, FileFacts] = field(default_factory=dict)
 
     @property
+    def state_dtype(self) -> Float:
+        """The type of the memory tensors."""
+        half = self.memory_precision == "fp16" or (self.target == "tensorrt" and self.precision == "fp16")
+        return "float16" if half else "float32"
+
+    @property
+    def lossy(self) -> bool:
+        """Whether weights or memory are stored in fewer bits than they were trained in."""
+        return (self.precision, self.memory_precision) != ("fp32", "fp32")
+
+    @property
     def tolerance(self) -> float:
-        """The largest difference in log-probability from PyTorch, in nats, that `check` lets pass: ours, not the file's."""
-        return TOLERANCES[self.precision]
+        """The largest difference in log-probability from the reference, in nats, that `check` lets pass: ours, not the file's."""
+        return max(TOLERANCES[precision] for precision in (self.precision, self.memory_precision))
+
+    @property
+    def mean_tolerance(self) -> float:
+        """The same of the mean difference; tighter where `tolerance` must leave room for single values."""
+        return max(MEAN_TOLERANCES[precision] for precision in (self.precision, self.memory_precision))
 
     @property
     def identity(self) -> str:
         """SHA-256 over the whole contract, file hashes included."""
-        return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """The contract as it is written and hashed.
+
+        A field of `LATER` is there only where it says something, so that artefacts from before it load and keep their identity.
+        """
+        return {name: value for name, value in to_json(self).items() if name not in LATER or value != LATER[name]}
 
     @property
     def inputs(self) -> tuple[TensorFacts, ...]:
@@ -183,7 +217,7 @@ class Spec:
     @property
     def bytes_saved(self) -> int:
         """Bytes of memory that learned spans save each row, against every head remembering mem_len tokens."""
-        return bytes_saved(self.model, self.rule, self.form)
+        return bytes_saved(self.model, self.rule, self.form, self.state_dtype)
 
 
 def head_groups(model: ModelFacts, rule: MemoryRule, form: Form) -> tuple[tuple[HeadGroup, ...], ...]:
@@ -206,7 +240,7 @@ def head_groups(model: ModelFacts, rule: MemoryRule, form: Form) -> tuple[tuple[
     return tuple(layers)
 
 
-def state_tensors(model: ModelFacts, rule: MemoryRule, form: Form) -> tuple[StateFacts, ...]:
+def state_tensors(model: ModelFacts, rule: MemoryRule, form: Form, dtype: Float = "float32") -> tuple[StateFacts, ...]:
     """The memory tensors of a form, layer by layer; M and S are those of the layer's or the head group's own reach.
 
     ring: keys and values [B, H, S, K]; shift: keys and values [B, H, M, K]; hidden: layer inputs [B, M, D].
@@ -224,13 +258,13 @@ def state_tensors(model: ModelFacts, rule: MemoryRule, form: Form) -> tuple[Stat
                 where = f"{layer}" if len(groups) == 1 else f"{layer}.{number}"
                 names = [(f"past_key_values.{where}.{kind}", f"present.{where}.{kind}") for kind in ("key", "value")]
                 shape = ("batch", str(len(group.heads)), str(slots), str(model.head_dim))
-            states += [StateFacts(past=past, present=present, dtype="float32", shape=shape) for past, present in names]
+            states += [StateFacts(past=past, present=present, dtype=dtype, shape=shape) for past, present in names]
     return tuple(states)
 
 
-def bytes_saved(model: ModelFacts, rule: MemoryRule, form: Form) -> int:
+def bytes_saved(model: ModelFacts, rule: MemoryRule, form: Form, dtype: Float = "float32") -> int:
     """`Spec.bytes_saved` of an artefact in this form."""
-    whole, own = (state_tensors(facts, rule, form) for facts in (dataclasses.replace(model, reaches=()), model))
+    whole, own = (state_tensors(facts, rule, form, dtype) for facts in (dataclasses.replace(model, reaches=()), model))
     return sum(state.tensor().num_bytes(batch=1) for state in whole) - sum(s.tensor().num_bytes(batch=1) for s in own)
 
 
@@ -241,7 +275,7 @@ def file_facts(path: Path) -> FileFacts:
 
 def save_spec(folder: Path, spec: Spec) -> None:
     """Writes `spec.json` with its own digest."""
-    write_json(folder / SPEC, {**to_json(spec), "digest": spec.identity})
+    write_json(folder / SPEC, {**spec.to_json(), "digest": spec.identity})
 
 
 def load_spec(folder: Path) -> Spec:
@@ -261,7 +295,7 @@ def load_spec(folder: Path) -> Spec:
         )
     spec = parse_spec(data, where=str(path))
     for name, facts in spec.files.items():
-        _verify_file(folder / name, facts)
+        verify_file(folder / name, facts, record=SPEC, again="export the artefact again")
     return spec
 
 
@@ -276,7 +310,7 @@ def parse_spec(data: Any, *, where: str) -> Spec:
         ) from error
     if digest != spec.identity:
         raise ArtefactError(f"{where} was altered: its digest does not match its content; export the artefact again.")
-    if spec.schema != SCHEMA or spec.state != state_tensors(spec.model, spec.rule, spec.form):
+    if spec.schema != SCHEMA or spec.state != state_tensors(spec.model, spec.rule, spec.form, spec.state_dtype):
         raise ArtefactError(f"{where} contradicts itself: schema or memory tensors do not follow from its model; export again.")
     for name in (GRAPH, WEIGHTS, VOCAB, REFERENCE):
         if name not in spec.files:
@@ -286,13 +320,12 @@ def parse_spec(data: Any, *, where: str) -> Spec:
     return spec
 
 
-def _verify_file(path: Path, facts: FileFacts) -> None:
+def verify_file(path: Path, facts: FileFacts, *, record: str, again: str) -> None:
+    """Raises ArtefactError where a file is not the one that `record` lists; `again`: how to make it again."""
     if not path.is_file():
-        raise ArtefactError(f"{path} is missing; copy the whole folder, or export the artefact again.")
+        raise ArtefactError(f"{path} is missing; copy the whole folder, or {again}.")
     size = path.stat().st_size
     if size != facts.num_bytes:
-        raise ArtefactError(f"{path} has {size} bytes, expected {facts.num_bytes}; copy it again, or export the artefact again.")
+        raise ArtefactError(f"{path} has {size} bytes, expected {facts.num_bytes}; copy it again, or {again}.")
     if sha256(path) != facts.sha256:
-        raise ArtefactError(
-            f"{path} was altered: its SHA-256 is not the one in {SPEC}; copy it again, or export the artefact again."
-        )
+        raise ArtefactError(f"{path} was altered: its SHA-256 is not the one in {record}; copy it again, or {again}.")

@@ -71,11 +71,17 @@ class TorchSession:
 
         tokens = checked_tokens(self, tokens, memory)
         past = [torch.from_numpy(memory.tensors[tensor.name]) for tensor in self.state]
-        with torch.inference_mode():
-            outputs, after = self.model.layers(torch.from_numpy(tokens), past, torch.from_numpy(memory.positions), self.rule)
+        hidden, after = self._layers(torch.from_numpy(tokens), past, torch.from_numpy(memory.positions))
         memory.tensors = {tensor.name: array.numpy() for tensor, array in zip(self.state, after, strict=True)}
         memory.positions += tokens.shape[1]
-        return self.model.last(outputs), memory
+        return hidden, memory
+
+    def _layers(self, tokens: Tensor, past: list[Tensor], positions: Tensor) -> tuple[Tensor, list[Tensor]]:
+        import torch
+
+        with torch.inference_mode():
+            outputs, after = self.model.layers(tokens, past, positions, self.rule)
+            return self.model.last(outputs), after
 
     def _answer(self, compute: Callable[[], Tensor]) -> np.ndarray:
         import torch
@@ -83,3 +89,22 @@ class TorchSession:
         with torch.inference_mode():
             answer: np.ndarray = compute().numpy()
         return answer
+
+
+class ProjectedTorchSession(TorchSession):
+    """The same model and answers with keys and values for memory, which are not computed again in each segment.
+
+    What an artefact is compared with where hidden states would take too long, and PyTorch's side in benchmarks.
+    """
+
+    def __init__(self, model: LanguageModel, vocab: Vocab, rule: MemoryRule, *, identity: str) -> None:
+        from trainer.projected import ProjectedModel
+
+        super().__init__(model, vocab, rule, identity=f"{identity} projected")
+        config, self._projected = model.config, ProjectedModel(model, rule)
+        shape = ("batch", str(config.heads), str(rule.mem_len), str(config.head_dim))
+        names = [f"{kind}.{layer}" for layer in range(config.layers) for kind in ("key", "value")]
+        self.state = tuple(TensorFacts(name=name, dtype="float32", shape=shape) for name in names)
+
+    def _layers(self, tokens: Tensor, past: list[Tensor], positions: Tensor) -> tuple[Tensor, list[Tensor]]:
+        return self._projected.step(tokens, past, positions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -94,3 +94,11 @@ def one_thread() -> None:
     except ImportError:  # the edge part of the suite runs without PyTorch
         return
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whether the fused kernel is built is up to the tests, not to the machine's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -15,8 +15,12 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHORTER = {  # what the test adds to a command, so that it takes seconds
     "xl-export train": "--steps 20",
     "xl-export demo": "--steps 20",
+    "python -m benchmarks run sliding-window": "--attention-lengths 16,32 --repeats 3 --history history.jsonl",
     "python -m benchmarks sliding-window": "--attention-lengths 16,32 --repeats 3 --history history.jsonl",
+    "python -m benchmarks run memory-forms": "--config small --mem-len 64 --repeats 3 --history history.jsonl",
     "python -m benchmarks memory-forms": "--config small --mem-len 64 --repeats 3 --history history.jsonl",
+    "python -m benchmarks run decode": "--attention-lengths 16,32 --repeats 3 --history history.jsonl",
+    "python -m benchmarks run latency": "--mem-len 64 --repeats 50 --history history.jsonl",
 }
 ELSEWHERE = ("git clone", "cd ", "make ", "pip install", "torchrun")  # run by continuous integration and other tests
 

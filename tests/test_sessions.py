@@ -12,18 +12,34 @@ import pytest
 from runtimes import Session, open_session
 from runtimes.errors import StreamError
 from runtimes.logits import log_sum_exp
+from runtimes.torch_session import ProjectedTorchSession
+from tests import fake_gpu
 from tests.architectures import ARCHITECTURES
 from tests.streams import feed, rows
 
-KINDS = ("torch", "ring", "shift", "hidden")
+KINDS = ("torch", "ring", "shift", "hidden", "engine")  # an engine over a stand-in for the GPU
 OTHERS = ("adaptive-softmax", "all-attention-groups")  # a selective output layer; persistent vectors, spans, groups of heads
 
 
-@pytest.fixture(params=[*KINDS, *(f"{name} {kind}" for name in OTHERS for kind in KINDS)])
-def session(request: pytest.FixtureRequest, run: Path, artefacts: dict[str, Path], others: dict[str, Path]) -> Session:
-    if request.param in others:
-        return open_session(others[request.param])
-    return open_session(run if request.param == "torch" else artefacts[request.param])
+@pytest.fixture(params=[*KINDS, "projected", *(f"{name} {kind}" for name in OTHERS for kind in KINDS)])
+def session(request: pytest.FixtureRequest, run: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Session:
+    fake_gpu.install(monkeypatch)
+    if request.param == "projected":  # PyTorch with keys and values for memory, which no folder opens as
+        from trainer.checkpoint import load_run
+
+        trained = load_run(run)
+        return ProjectedTorchSession(trained.model.eval(), trained.vocab, trained.config.evaluation, identity=trained.sha256)
+    return open_session(folders[request.param])
+
+
+@pytest.fixture(scope="module")
+def folders(run: Path, artefacts: dict[str, Path], others: dict[str, Path], tmp_path_factory: pytest.TempPathFactory):
+    """A folder of each kind to open."""
+    made = {"torch": run, **artefacts, **others}
+    engines = tmp_path_factory.mktemp("engines")
+    for name in ("", *(f"{name} " for name in OTHERS)):
+        made[f"{name}engine"] = fake_gpu.make_engine(made[f"{name}shift"], engines / f"{name}engine")
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +50,7 @@ def others(make_run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     folder, made = tmp_path_factory.mktemp("others"), {}
     for name in OTHERS:
         made[f"{name} torch"] = trained = make_run(**ARCHITECTURES[name])
-        for form in KINDS[1:]:
+        for form in KINDS[1:-1]:
             made[f"{name} {form}"] = export(trained, folder / f"{name}-{form}", memory=form)  # type: ignore[arg-type]
     return made
 
@@ -142,9 +158,9 @@ def test_what_does_not_fit_is_refused_and_the_memory_unchanged(session: Session,
     assert all(np.array_equal(memory.tensors[name], array) for name, array in before.tensors.items())
 
 
-def test_memory_of_another_session_is_refused(session: Session, make_run, artefacts: dict[str, Path], run: Path) -> None:
+def test_memory_of_another_session_is_refused(session: Session, folders: dict[str, Path]) -> None:
     for kind in KINDS:
-        other = open_session(run if kind == "torch" else artefacts[kind])
+        other = open_session(folders[kind])
         if other.identity != session.identity:
             with pytest.raises(StreamError, match="the memory belongs to"):
                 session.step(np.zeros((1, 1), np.int64), other.start(1))
@@ -173,7 +189,7 @@ def test_a_batch_beyond_this_machine_is_refused_before_anything_is_allocated(
         lambda m: setattr(m, "positions", np.full(1, -(2**63))),
         lambda m: m.tensors.popitem(),
         lambda m: m.tensors.update({next(iter(m.tensors)): np.zeros(3, np.float32)}),
-        lambda m: m.tensors.update({name: array.astype(np.float64) for name, array in m.tensors.items()}),
+        lambda m: m.tensors.update({name: np.asarray(array, np.float64) for name, array in m.tensors.items()}),
     ],
 )
 def test_memory_that_was_tampered_with_is_refused(session: Session, damage) -> None:

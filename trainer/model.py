@@ -34,6 +34,16 @@ class Sight:
     attention: Attention
 
 
+def look(T: int, positions: Tensor, rule: MemoryRule, attention: Attention) -> Sight:
+    """What T tokens see whose first ones are at stream positions int64 [B]."""
+    M = rule.mem_len
+    columns = torch.arange(-M, T, device=positions.device)  # of keys; the queries are the last T
+    keys = positions[:, None] + columns  # stream positions [B, J]
+    queries = keys[:, M:, None]  # [B, T, 1]
+    visible = rule.visible(queries - keys[:, None], queries, columns[M:, None])
+    return Sight(visible, (keys < 0) if rule.initial_memory == "zeros" else None, keys[:, M:], attention)
+
+
 class Block(nn.Module):
     """One layer: attention over memory and segment, then a feed-forward network, or persistent vectors in its place."""
 
@@ -60,19 +70,21 @@ class Block(nn.Module):
         context = torch.cat([memory.detach(), x], dim=1)  # [SG(m) ∘ h]
         if sight.before is not None:
             context = context.masked_fill(sight.before[:, :, None], 0.0)
+        asking = x
         if self.config.pre_norm:
             context = self.attention_norm(context)
             asking = context[:, -x.shape[1] :] if self.config.query_norm else x
-            x = x + self._attention(asking, context, terms, sight)
-            return x + self._feed_forward(self.feed_forward_norm(x)) if self.two_sublayers else x
-        x = self.attention_norm(x + self._attention(x, context, terms, sight))
-        return self.feed_forward_norm(x + self._feed_forward(x)) if self.two_sublayers else x
+        query, key, value = (self.heads(y) for y in (self.query(asking), self.key(context), self.value(context)))
+        return self.rest(x, self.attend(query, key, value, terms, sight))
 
-    def _attention(self, x: Tensor, context: Tensor, terms: Terms, sight: Sight) -> Tensor:
-        heads = (self.config.heads, self.config.head_dim)
-        query, key, value = (f(y).unflatten(-1, heads) for f, y in ((self.query, x), (self.key, context), (self.value, context)))
+    def heads(self, x: Tensor) -> Tensor:
+        """[B, J, H·K] → [B, J, H, K]"""
+        return x.view(*x.shape[:-1], self.config.heads, self.config.head_dim)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, terms: Terms, sight: Sight) -> Tensor:
+        """Answers [B, T, D] of the first sublayer to query [B, T, H, K], key and value [B, J, H, K]."""
         if self.span is not None:
-            terms = replace(terms, gate=self.span.mask(context.shape[1]))
+            terms = replace(terms, gate=self.span.mask(key.shape[1]))
         dropout = self.config.attention_dropout if self.training else 0.0
         if self.persistent is None or self.two_sublayers:
             answer = sight.attention(query, key, value, visible=sight.visible, terms=terms, dropout=dropout)
@@ -81,6 +93,14 @@ class Block(nn.Module):
                 query, key, value, attention=sight.attention, visible=sight.visible, terms=terms, dropout=dropout
             )
         return self._dropout(self.out(answer.flatten(-2)), self.config.dropout)
+
+    def rest(self, x: Tensor, answers: Tensor) -> Tensor:
+        """x [B, T, D] and the first sublayer's answers to it → the layer's output, by residuals, norms and second sublayer."""
+        if self.config.pre_norm:
+            x = x + answers
+            return x + self._feed_forward(self.feed_forward_norm(x)) if self.two_sublayers else x
+        x = self.attention_norm(x + answers)
+        return self.feed_forward_norm(x + self._feed_forward(x)) if self.two_sublayers else x
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         if self.persistent is not None:  # softmax(x K) V: the feed-forward network with softmax for ReLU
@@ -164,15 +184,9 @@ class LanguageModel(nn.Module):
         as zeros, as the rule says; no gradient flows into it.
         """
         T, M = tokens.shape[1], rule.mem_len
-        columns = torch.arange(-M, T, device=tokens.device)  # of keys; the queries are the last T
-        keys = positions[:, None] + columns  # stream positions [B, J]
-        queries = keys[:, M:, None]  # [B, T, 1]
-        visible = rule.visible(queries - keys[:, None], queries, columns[M:, None])
-        sight = Sight(visible, (keys < 0) if rule.initial_memory == "zeros" else None, keys[:, M:], attention)
+        sight = look(T, positions, rule, attention)
         vectors = self.positions.vectors(M + T, rule)
-        x = self.vocabulary.embed(tokens)
-        embedding_dropout = self.config.dropout if self.config.embedding_dropout is None else self.config.embedding_dropout
-        x = drop(x, embedding_dropout, self.config, self.training)
+        x = self.embed(tokens)
         outputs, after = [], []
         for layer, block in enumerate(self.blocks):
             x = self.positions.embed(layer, x, sight.positions)
@@ -180,6 +194,11 @@ class LanguageModel(nn.Module):
             x = block(x, memory[layer], self.positions.terms(layer, vectors), sight)
             outputs.append(x)
         return outputs, after
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input [B, T, D] of the first layer, before positions."""
+        p = self.config.dropout if self.config.embedding_dropout is None else self.config.embedding_dropout
+        return drop(self.vocabulary.embed(tokens), p, self.config, self.training)
 
     def last(self, outputs: list[Tensor]) -> Tensor:
         """What the output layer reads."""

@@ -13,12 +13,14 @@ import click
 from runtimes.cli import COMMANDS, Group, echo_json, json_option
 from runtimes.cli_eval import eval_command
 from runtimes.errors import UserError, needs
+from runtimes.precision import sentence
 from runtimes.reference import check
 from runtimes.spec import load_spec
 from xl_export.cli_attention import attention_command, spans_command
 from xl_export.cli_data import data
 from xl_export.cli_import import import_command
 from xl_export.cli_recl import recl_command
+from xl_export.cli_tensorrt import tensorrt_command
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -32,12 +34,13 @@ def main() -> None:
     xl-export import model.pt --out run          checkpoint of another project → run
     xl-export onnx run --out artefact            run → artefact: ONNX graph, weights, proof
     xl-export check artefact                     the same numbers as PyTorch, on this device?
+    xl-export tensorrt artefact --out engine     artefact → TensorRT engine, for NVIDIA GPUs
     xl-export eval artefact --text run/test.txt  bits per token, with memory
     xl-export generate artefact --prompt "The "  text, at the same cost for every token
     """
 
 
-for command in (*COMMANDS, eval_command, import_command, recl_command, attention_command, spans_command, data):
+for command in (*COMMANDS, eval_command, import_command, recl_command, attention_command, spans_command, data, tensorrt_command):
     main.add_command(command)
 
 PACKAGES = ("torch", "safetensors", "tqdm", "onnx", "onnx_ir", "onnxruntime")  # that the steps here load when they run
@@ -100,9 +103,7 @@ def train(config: str | None, out: Path | None, resume_run: Path | None, list_: 
 @click.option(
     "--memory",
     type=click.Choice(["ring", "shift", "hidden"]),
-    default="ring",
-    show_default=True,
-    help="Memory tensors: keys and values in a ring written in place (fastest), the same shifted by concatenation "
+    help="Memory tensors: keys and values in a ring written in place (fastest, the default), the same shifted by concatenation "
     "(TensorRT, older opsets), or the paper's hidden states (slow, for parity).",
 )
 @click.option("--mem-len", type=click.IntRange(min=0), help="Tokens remembered (M); the run's own by default.")
@@ -114,8 +115,30 @@ def train(config: str | None, out: Path | None, resume_run: Path | None, list_: 
 @click.option(
     "--initial-memory", type=click.Choice(["masked", "zeros"]), help="What precedes a text: nothing, or zeros that are seen."
 )
+@click.option(
+    "--target", type=click.Choice(["onnxruntime", "tensorrt"]), default="onnxruntime", show_default=True,
+    help="What the graph is for: tensorrt has shift memory and float16; ONNX Runtime runs it too.",
+)  # fmt: skip
+@click.option(
+    "--attention", type=click.Choice(["plugin", "native"]),
+    help="For tensorrt: one node that our fused kernel takes (the default), or the engine's own kernels for standard operators.",
+)  # fmt: skip
+@click.option(
+    "--precision", type=click.Choice(["fp32", "fp16", "int8", "int4"]),
+    help="Of the weights: fp16 is a smaller file; int8 and int4 are faster too, and lose a little; fp32 by default.",
+)  # fmt: skip
+@click.option(
+    "--memory-precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True,
+    help="Of the memory tensors: fp16 halves what a stream takes, and costs time on a CPU.",
+)  # fmt: skip
+@click.option(
+    "--text", type=click.Path(path_type=Path), help="Held-out text to measure a precision on; the run's own test text by default."
+)
 @force_option
-def onnx(run: Path, out: Path, memory: str, force: bool, **changes: Any) -> None:
+def onnx(
+    run: Path, out: Path, memory: str | None, target: str, attention: str | None, precision: str | None, memory_precision: str,
+    text: Path | None, force: bool, **changes: Any,
+) -> None:  # fmt: skip
     """Export RUN to an artefact, a folder that needs no PyTorch.
 
     It runs with NumPy and ONNX Runtime alone. The graph is compared with PyTorch at several shapes, and over chained
@@ -129,12 +152,20 @@ def onnx(run: Path, out: Path, memory: str, force: bool, **changes: Any) -> None
     given = {key: value for key, value in changes.items() if value is not None}
     if given.get("clamp_len") == 0:
         given["clamp_len"] = None
-    export(run, out, memory=memory, rule=dataclasses.replace(rule, **given), force=force)  # type: ignore[arg-type]
-    report = check(out)
-    click.echo(
-        f"{out} is ready: {memory} memory, {load_spec(out).rule}; {report.tokens} log-probabilities differ from "
-        f"PyTorch by at most {report.max_difference:.2e} nats (tolerance {report.tolerance:g})"
-    )
+    if attention and target != "tensorrt":
+        raise UserError("--attention is for --target tensorrt; leave it out, or give both.")
+    rule = dataclasses.replace(rule, **given)
+    export(
+        run, out, memory=memory, rule=rule, target=target, attention=attention or "plugin", precision=precision,  # type: ignore[arg-type]
+        memory_precision=memory_precision, text=text, force=force,  # type: ignore[arg-type]
+    )  # fmt: skip
+    report, spec = check(out), load_spec(out)
+    verdict = "is ready" if report.passed else "is written, but its check FAILED on this machine"
+    click.echo(f"{out} {verdict}: {spec.form} memory, {spec.rule}; {report.sentence}")
+    if spec.measured is not None:
+        click.echo(sentence(spec.precision, spec.measured))
+    elif spec.lossy:
+        click.echo(f"{spec.precision} is not measured: {run} kept no test text; give one with --text FILE")
 
 
 @main.command()

@@ -57,20 +57,43 @@ def selected(
     return logits, op.Reshape(op.ScatterElements(nothing, at, scores, axis=0), op.Shape(targets))
 
 
+def selected_densely(
+    layers: Layers, config: ModelConfig, hidden: ir.Value, targets: ir.Value, logit_rows: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """The same in shapes that do not depend on the targets, for engines: each cluster's logits are computed for all of them."""
+    op, zero, clusters = layers.op, _int(layers, 0), config.clusters
+    flat = op.Reshape(hidden, op.constant(np.array([-1, config.d_model])))
+    logits = all_logits(layers, config, op.Gather(flat, logit_rows))
+    wanted = op.Reshape(targets, op.constant(np.array([-1])))
+    log_probs = _chosen(layers, _head(layers, config, flat), _head_column(layers, config, op.Max(wanted, zero)))
+    nothing = op.constant(np.float32(0))
+    for i, cluster in enumerate(clusters[1:], start=1):
+        within = op.Clip(op.Sub(wanted, _int(layers, cluster.first)), zero, _int(layers, cluster.last - cluster.first - 1))
+        scores = _chosen(layers, _logits(layers, config, i, flat), within)
+        log_probs = op.Add(log_probs, op.Where(_inside(layers, wanted, cluster), scores, nothing))
+    scored = op.Where(op.GreaterOrEqual(wanted, zero), log_probs, nothing)
+    return logits, op.Reshape(scored, op.Shape(targets))
+
+
 def _log_probs(layers: Layers, config: ModelConfig, hidden: ir.Value, targets: ir.Value) -> ir.Value:
     """log p(target) [N] of hidden [N, D], targets in the vocabulary."""
     op, clusters = layers.op, config.clusters
-    column = targets
-    for i, cluster in enumerate(clusters[1:]):
-        tail = op.GreaterOrEqual(targets, _int(layers, cluster.first))
-        column = op.Where(tail, _int(layers, clusters[0].last + i), column)
-    log_probs = _chosen(layers, _head(layers, config, hidden), column)
+    log_probs = _chosen(layers, _head(layers, config, hidden), _head_column(layers, config, targets))
     for i, cluster in enumerate(clusters[1:], start=1):
         at = _where(layers, _inside(layers, targets, cluster))
         within = op.Sub(op.Gather(targets, at), _int(layers, cluster.first))
         scores = _chosen(layers, _logits(layers, config, i, op.Gather(hidden, at)), within)
         log_probs = op.ScatterElements(log_probs, at, scores, axis=0, reduction="add")
     return log_probs
+
+
+def _head_column(layers: Layers, config: ModelConfig, targets: ir.Value) -> ir.Value:
+    """Where a target's first factor is in `_head`: its own column in the shortlist, or that of its cluster."""
+    op, clusters, column = layers.op, config.clusters, targets
+    for i, cluster in enumerate(clusters[1:]):
+        tail = op.GreaterOrEqual(targets, _int(layers, cluster.first))
+        column = op.Where(tail, _int(layers, clusters[0].last + i), column)
+    return column
 
 
 def _chosen(layers: Layers, logits: ir.Value, column: ir.Value) -> ir.Value:

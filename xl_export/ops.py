@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import onnx_ir as ir
 from runtimes.spec import GRAPH, WEIGHTS, TensorFacts
 
 IR_VERSION = 10  # the oldest that external data and these opsets need; every runtime in use reads it
-TYPES = {"int64": ir.DataType.INT64, "float32": ir.DataType.FLOAT}
+TYPES = {"int64": ir.DataType.INT64, "float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16}
 
 
 class Ops:
@@ -31,6 +32,12 @@ class Ops:
         inputs = [x, self.constant(np.array(sizes, np.int64))]
         return list(self._tape.op_multi_out("Split", inputs, {"axis": axis}, num_outputs=len(sizes)))
 
+    def custom(
+        self, domain: str, op_type: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, int | str], *, outputs: int
+    ) -> list[ir.Value]:
+        """The outputs of an operator that is not standard."""
+        return list(self._tape.op_multi_out(op_type, inputs, attributes, num_outputs=outputs, domain=domain))
+
     def constant(self, array: Any, name: str | None = None) -> ir.Value:
         """An initializer, stored once however often it is asked for: by its name, or by its content."""
         array = np.asarray(array, order="C")
@@ -40,12 +47,20 @@ class Ops:
         assert self._constants[key].shape == array.shape, f"two constants of shapes other than {array.shape} are called {name}"
         return self._constants[key]
 
-    def model(self, inputs: list[ir.Value], outputs: list[ir.Value], facts: tuple[TensorFacts, ...], *, opset: int) -> ir.Model:
+    def model(
+        self, inputs: list[ir.Value], outputs: list[ir.Value], facts: tuple[TensorFacts, ...], *, opset: int,
+        domains: Mapping[str, int] = MappingProxyType({}),
+    ) -> ir.Model:  # fmt: skip
         """The finished model; `facts` give the outputs their names, types and shapes."""
         for value, fact in zip(outputs, facts, strict=True):
             value.name, value.dtype, value.shape = fact.name, TYPES[fact.dtype], _shape(fact)
         graph = ir.Graph(
-            inputs, outputs, nodes=self._tape.nodes, initializers=self._tape.initializers, opset_imports={"": opset}, name="step"
+            inputs,
+            outputs,
+            nodes=self._tape.nodes,
+            initializers=self._tape.initializers,
+            opset_imports={"": opset, **domains},
+            name="step",
         )
         return ir.Model(graph, ir_version=IR_VERSION, producer_name="xl-export")
 
@@ -58,6 +73,15 @@ def graph_input(fact: TensorFacts) -> ir.Value:
 def save_model(model: ir.Model, folder: Path) -> None:
     """Writes `step.onnx` and its external `weights.bin`; large tensors start on page boundaries, for memory maps."""
     ir.save(model, folder / GRAPH, external_data=WEIGHTS, size_threshold_bytes=1024, alignment=4096, align_threshold=4096)
+
+
+def save_graph(model: ir.Model, path: Path, *, weights_of: Path) -> None:
+    """Writes another graph over the weights of one that `save_model` wrote: large tensors of equal names are in its file."""
+    stored = ir.load(weights_of).graph.initializers
+    for name, value in model.graph.initializers.items():
+        if name in stored and isinstance(stored[name].const_value, ir.ExternalTensor):
+            value.const_value = stored[name].const_value
+    ir.save(model, path)
 
 
 def _shape(fact: TensorFacts) -> ir.Shape:

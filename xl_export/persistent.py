@@ -20,7 +20,7 @@ def context_and_persistent(
     The two products stay apart and only their scores are joined, so the memory is not copied.
     """
     op, name = layers.op, f"blocks.{layer}.persistent.{heads[0]}."
-    mine, values = (table[list(heads)] for table in _tables(layers, layer))
+    mine, values = (table[list(heads)] for table in persistent_tables(layers, layer))
     context_BHTJ = op.Add(op.MatMul(content, op.Transpose(key, perm=[0, 1, 3, 2])), bias)
     own_BHTN = op.MatMul(query, op.constant(mine.transpose(0, 2, 1), name + "key"))
     weights = op.Softmax(op.Concat(own_BHTN, context_BHTJ, axis=3), axis=-1)
@@ -39,7 +39,7 @@ def attend_persistent(
     order: of the heads in `query`, where it is not theirs in the model.
     """
     op, name = layers.op, f"blocks.{layer}.persistent."
-    key, value = _tables(layers, layer, scaled=config.sublayers != "ff-attn")
+    key, value = persistent_tables(layers, layer, scaled=config.sublayers != "ff-attn")
     if order is not None and config.sublayers == "single-head":  # one head as wide as all: its columns follow the heads
         columns = np.arange(config.heads * config.head_dim).reshape(config.heads, -1)[list(order)].ravel()
         key, value = key[..., columns], value[..., columns]
@@ -49,7 +49,7 @@ def attend_persistent(
     return op.MatMul(weights, op.constant(value, name + "value"))
 
 
-def _tables(layers: Layers, layer: int, *, scaled: bool = True) -> tuple[np.ndarray, np.ndarray]:
+def persistent_tables(layers: Layers, layer: int, *, scaled: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """Keys and values [h, N, K] for queries that carry 1/sqrt(K) already, or (ff-attn) none at all.
 
     A score is q·(k sqrt(W)) / sqrt(W) = q·k for stored keys of width W, whatever W is.

@@ -17,14 +17,15 @@ from xl_export.ops import Ops
 class Sight:
     """J: key columns; S for the ring, M + T for the other forms.
 
-    visible bool [B, 1, T, J]: the mask rule. row int64 [B, 1, T, J]: table row of each query and key.
+    mask float [B, 1, T, J]: 0 where the mask rule lets a query see a key, else minus infinity.
+    row int64 [B, 1, T, J]: table row of each query and key.
     before bool [B, 1, J, 1]: keys of zero initial memory; None where that is masked instead.
     write_at int64 [B]: first ring slot to write; None for the other forms.
     """
 
     op: Ops
     batch: ir.Value
-    visible: ir.Value
+    mask: ir.Value
     row: ir.Value
     before: ir.Value | None
     write_at: ir.Value | None
@@ -56,7 +57,8 @@ def make_sight(op: Ops, inputs: Mapping[str, ir.Value], rule: MemoryRule, form: 
         distance = op.Unsqueeze(ahead, op.constant(np.array([0, 1])))
     row = op.Clip(distance, op.constant(np.array(0)), op.constant(np.array(rows - 1)))
     visible = _visible(op, rule, distance, position, offset)
-    return Sight(op, op.Shape(first), visible, row, _before(op, rule, distance, position), write_at)
+    mask = op.Where(visible, op.constant(np.float32(0)), op.constant(np.float32(-np.inf)))
+    return Sight(op, op.Shape(first), mask, row, _before(op, rule, distance, position), write_at)
 
 
 def _visible(op: Ops, rule: MemoryRule, distance: ir.Value, position: ir.Value, offset: ir.Value) -> ir.Value:

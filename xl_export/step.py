@@ -13,8 +13,9 @@ Standard ONNX operators only.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
@@ -34,7 +35,7 @@ OPSETS: dict[Form, int] = {"ring": 24, "shift": 23, "hidden": 23}  # Attention i
 
 def step_graph(spec: Spec, config: ModelConfig, weights: Weights) -> ir.Model:
     """The ONNX model of one step for a trained model's weights, under the spec's rule and form."""
-    return _StepGraph(spec, config, weights).build()
+    return StepGraph(spec, config, weights).build()
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,13 @@ class Group:
     name: str
     heads: Sequence[int]
     rule: MemoryRule
-    sight: Sight
 
 
-class _StepGraph(Layers):
+class StepGraph(Layers):
+    """Writes the step; what a target does otherwise is a method of its own here."""
+
+    domains: Mapping[str, int] = MappingProxyType({})  # operator sets beyond the standard one
+
     def __init__(self, spec: Spec, config: ModelConfig, weights: Weights) -> None:
         super().__init__(weights, heads=config.heads, head_dim=config.head_dim, norm_epsilon=config.norm_epsilon)
         self.spec, self.config, self.rule = spec, config, spec.rule
@@ -63,11 +67,14 @@ class _StepGraph(Layers):
             x = self.block(layer, self.positioned(layer, x), self.named(layer, groups), present)
         if self.spec.form == "ring":  # past and present are bound to one buffer: right only where nothing else reads the past
             assert all(len(self.inputs[state.past].uses()) == 1 for state in self.spec.state), "a ring tensor has two readers"
-        if self.spec.model.selective:
-            head = list(selected(self, self.config, x, self.inputs["targets"], self.inputs["logit_rows"]))
-        else:
-            head = [all_logits(self, self.config, x)]
-        return op.model(list(self.inputs.values()), [*head, *present], self.spec.outputs, opset=self.spec.opset)
+        head = self.selected(x) if self.spec.model.selective else [all_logits(self, self.config, x)]
+        return op.model(
+            list(self.inputs.values()), [*head, *present], self.spec.outputs, opset=self.spec.opset, domains=self.domains
+        )
+
+    def selected(self, x: ir.Value) -> list[ir.Value]:
+        """Logits of the chosen rows, and the log-probabilities of the wanted targets."""
+        return list(selected(self, self.config, x, self.inputs["targets"], self.inputs["logit_rows"]))
 
     def positioned(self, layer: int, x: ir.Value) -> ir.Value:
         """A layer's input with absolute positions added, where the model has them.
@@ -89,16 +96,20 @@ class _StepGraph(Layers):
         return op.Add(x, op.Gather(table, op.Mod(self.inputs["position_ids"], op.constant(np.array(config.context)))))
 
     def named(self, layer: int, groups: Sequence[HeadGroup]) -> list[Group]:
-        """The layer's groups of heads with their names, rules and what they see."""
+        """The layer's groups of heads with their names and rules."""
         named = []
         for number, group in enumerate(groups):
             rule = dataclasses.replace(self.rule, mem_len=group.mem_len)
-            if group.mem_len not in self.sights:
-                rows = table_rows(self.config, rule)
-                self.sights[group.mem_len] = make_sight(self.op, self.inputs, rule, self.spec.form, rows)
             name = f"{layer}" if len(groups) == 1 else f"{layer}.{number}"
-            named.append(Group(layer, name, group.heads, rule, self.sights[group.mem_len]))
+            named.append(Group(layer, name, group.heads, rule))
         return named
+
+    def sight(self, group: Group) -> Sight:
+        """What the group sees, once for all groups that remember as much."""
+        if group.rule.mem_len not in self.sights:
+            rows = table_rows(self.config, group.rule)
+            self.sights[group.rule.mem_len] = make_sight(self.op, self.inputs, group.rule, self.spec.form, rows)
+        return self.sights[group.rule.mem_len]
 
     def block(self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]) -> ir.Value:
         """One layer on x [B, T, D]; appends its memory outputs to `present`."""
@@ -141,8 +152,12 @@ class _StepGraph(Layers):
         elif config.sublayers == "single-head":
             whole = op.Unsqueeze(self.join_heads(query), op.constant(np.array([1])))
             joined = op.Add(joined, self.join_heads(attend_persistent(self, config, layer, whole, order)))
-        columns = self.weights[f"blocks.{layer}.out.weight"].T.reshape(self.heads, self.head_dim, -1)[[*order, *others]]
-        return op.MatMul(joined, op.constant(columns.reshape(-1, config.d_model), f"blocks.{layer}.out"))
+        return op.MatMul(joined, self.output_projection(layer, [*order, *others]))
+
+    def output_projection(self, layer: int, order: Sequence[int]) -> ir.Value:
+        """W of the heads' answers [H·K, D], the heads in this order."""
+        columns = self.weights[f"blocks.{layer}.out.weight"].T.reshape(self.heads, self.head_dim, -1)[list(order)]
+        return self.op.constant(columns.reshape(-1, self.config.d_model), f"blocks.{layer}.out")
 
     def context_attention(self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value) -> ir.Value:
         """Answers [B, h, T, K] of one group's heads to keys and values [B, h, J, K]."""
@@ -150,7 +165,7 @@ class _StepGraph(Layers):
         u, v = (query_bias(*arguments, kind, group.layer, group.heads) for kind in ("u", "v"))
         table = position_table(*arguments, group.rule, group.layer, group.heads)
         bias = bias_table(*arguments, group.rule, group.layer, group.heads)
-        name, sight = f"blocks.{group.name}.", group.sight
+        name, sight = f"blocks.{group.name}.", self.sight(group)
         scores = None
         if table is not None:
             asking = query if v is None else op.Add(query, op.constant(v, name + "v"))
@@ -159,12 +174,12 @@ class _StepGraph(Layers):
             bias_table_ = op.constant(bias, name + "bias_table")
             scores = bias_table_ if scores is None else op.Add(scores, bias_table_)
         if scores is None:
-            bias_BHTJ = op.Where(sight.visible, op.constant(np.float32(0)), op.constant(np.float32(-np.inf)))
+            bias_BHTJ = sight.mask
         else:
             row = sight.row_of(len(group.heads))
             if table is None:
                 scores = op.Expand(scores, op.Concat(op.Shape(query, start=0, end=3), op.constant(np.array([1])), axis=0))
-            bias_BHTJ = op.Where(sight.visible, op.GatherElements(scores, row, axis=3), op.constant(np.float32(-np.inf)))
+            bias_BHTJ = op.Add(op.GatherElements(scores, row, axis=3), sight.mask)
         content = query if u is None else op.Add(query, op.constant(u, name + "u"))
         if self.config.sublayers == "all-attention":
             return context_and_persistent(self, group.layer, group.heads, query, content, key, value, bias_BHTJ)
@@ -172,27 +187,34 @@ class _StepGraph(Layers):
 
     def from_input(self, layer: int, x: ir.Value, order: list[int], others: list[int]) -> tuple[ir.Value, ...]:
         """Queries [B, H, T, K], and the segment's own keys and values for the heads that look at the context."""
-        op, asking = self.op, x
+        packed = self.projected(layer, x, order, others)
+        pieces = [y for x, widths in packed for y in (self.op.split(x, widths, axis=2) if len(widths) > 1 else [x])]
+        return tuple(self.split_heads(piece) for piece in pieces)
+
+    def projected(self, layer: int, x: ir.Value, order: list[int], others: list[int]) -> list[tuple[ir.Value, list[int]]]:
+        """Queries, keys and values side by side in as few products as there can be, each with the widths of its parts."""
+        op, asking, name = self.op, x, f"blocks.{layer}."
         if self.config.pre_norm:
-            x = self.norm(f"blocks.{layer}.attention_norm", x)
+            x = self.norm(name + "attention_norm", x)
         matrices = [self.projection(layer, "query", [*order, *others])]
         matrices += [self.projection(layer, kind, order) for kind in ("key", "value")]
+        widths = [matrix.shape[1] for matrix in matrices]
         if self.config.pre_norm and not self.config.query_norm:
-            query = op.MatMul(asking, op.constant(matrices.pop(0), f"blocks.{layer}.query"))
-            packed = op.MatMul(x, op.constant(np.concatenate(matrices, axis=1), f"blocks.{layer}.key_value"))
-            return tuple(self.split_heads(y) for y in (query, *op.split(packed, [m.shape[1] for m in matrices], axis=2)))
-        packed = op.MatMul(x, op.constant(np.concatenate(matrices, axis=1), f"blocks.{layer}.query_key_value"))
-        return tuple(self.split_heads(y) for y in op.split(packed, [m.shape[1] for m in matrices], axis=2))
+            query = op.MatMul(asking, op.constant(matrices.pop(0), name + "query"))
+            packed = op.MatMul(x, op.constant(np.concatenate(matrices, axis=1), name + "key_value"))
+            return [(query, widths[:1]), (packed, widths[1:])]
+        return [(op.MatMul(x, op.constant(np.concatenate(matrices, axis=1), name + "query_key_value")), widths)]
 
     def from_hidden(
         self, group: Group, x: ir.Value, order: list[int], others: list[int], present: list[ir.Value]
     ) -> tuple[ir.Value, ...]:
         """The same from the paper's own memory: layer inputs, whose keys and values are computed again each step."""
         op, name = self.op, f"blocks.{group.layer}."
-        context = op.Concat(self.inputs[f"past_hidden.{group.layer}"], x, axis=1)
+        context = op.Concat(self.inputs[f"past_hidden.{group.layer}"], self.to_memory(x), axis=1)
         present.append(self.last_of(context, group.rule.mem_len, axis=1))
-        if group.sight.before is not None:
-            before = op.Squeeze(group.sight.before, op.constant(np.array([1])))
+        context = self.from_memory(context)
+        if (sight := self.sight(group)).before is not None:
+            before = op.Squeeze(sight.before, op.constant(np.array([1])))
             context = op.Where(before, op.constant(np.float32(0)), context)
         if self.config.pre_norm:
             context = self.norm(name + "attention_norm", context)
@@ -204,17 +226,27 @@ class _StepGraph(Layers):
 
     def remembered(self, group: Group, kind: str, new: ir.Value, present: list[ir.Value]) -> ir.Value:
         """Keys or values of memory and segment: written into the ring, or shifted by a segment."""
-        op, sight = self.op, group.sight
+        op, sight = self.op, self.sight(group)
         past = self.inputs[f"past_key_values.{group.name}.{kind}"]
+        new = self.to_memory(new)
         if self.spec.form == "ring":
             kept = op.TensorScatter(past, new, sight.write_at, axis=2, mode="circular")
             present.append(kept)
         else:
             kept = op.Concat(past, new, axis=2)
             present.append(self.last_of(kept, group.rule.mem_len, axis=2))
+        kept = self.from_memory(kept)
         if sight.before is not None:
             kept = op.Where(sight.before, op.constant(self.initial(group, kind)), kept)
         return kept
+
+    def to_memory(self, x: ir.Value) -> ir.Value:
+        """x in the type of the memory tensors."""
+        return self.op.Cast(x, to=int(ir.DataType.FLOAT16)) if self.spec.state_dtype == "float16" else x
+
+    def from_memory(self, x: ir.Value) -> ir.Value:
+        """x from memory in float32, that everything is computed in."""
+        return self.op.Cast(x, to=int(ir.DataType.FLOAT)) if self.spec.state_dtype == "float16" else x
 
     def initial(self, group: Group, kind: str) -> np.ndarray:
         """Key or value [h, 1, K] of a hidden state of zero: zero, or W·beta behind a LayerNorm."""

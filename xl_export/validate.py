@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -9,20 +10,24 @@ from tqdm import tqdm
 
 from runtimes.errors import ArtefactError
 from runtimes.logits import log_sum_exp
+from runtimes.ort_session import OrtSession
+from runtimes.precision import QUANTISED
 from runtimes.reference import Reference, replay
 from runtimes.rule import MemoryRule
 from runtimes.session import Session
 
-WRAPS = 3  # ring lengths that the chained streams run through
+WRAPS = 3  # times around the ring that chained streams go,
+ENOUGH = 4096  # tokens: where that takes more, once around and a few segments more
 ROWS = 3  # the most rows of a batch here
+FAR = 1 << 33  # tokens, more than 32 bits count
 
 
 def validate(exported: Session, torch: Session, *, tolerance: float, seed: int = 0) -> Reference:
     """Compares an exported graph with the model it came from, and returns the answers of the latter.
 
-    First single segments of three shapes from empty memory, over the whole vocabulary; then two chained
-    streams through three wraps of the ring, token by token. Raises ArtefactError when any log-probability
-    differs by more than `tolerance` (nats).
+    First single segments of three shapes from empty memory, over the whole vocabulary; then two chained streams past the ring's
+    end, token by token, one of them restarted on the way; then one beyond token `FAR`, where a memory of zeros is seen.
+    Raises ArtefactError when any log-probability differs by more than `tolerance` (nats).
     """
     draw = np.random.default_rng(seed)
     rule, vocab_size = exported.rule, exported.vocab.size
@@ -42,17 +47,56 @@ def validate(exported: Session, torch: Session, *, tolerance: float, seed: int =
         _compare(
             mine, theirs, tolerance=tolerance, what=f"two streams of {tokens.shape[1] - 1} tokens in {len(segments)} segments"
         )
+    if any(len(tensor.shape) == 4 for tensor in exported.state):  # hidden states are not found by position
+        _compare(_far_on(exported), _far_on(torch), tolerance=tolerance, what=f"a stream beyond token {FAR:,}")
     return Reference(tokens=tokens, segments=segments, restarts=restarts, log_probs=log_probs.astype(np.float32), last=last)
 
 
+def check_again(lowered: OrtSession, reference: Reference) -> Reference:
+    """The reference of the same model in a lower precision: PyTorch's, or the graph's own answers where weights are quantised.
+
+    Raises ArtefactError when answers are not finite, or differ from PyTorch's by more than the precision's tolerance.
+    """
+    shown = _shown(reference.segments.tolist(), f"answers in {lowered.spec.precision}")
+    log_probs, last = replay(lowered, reference.tokens, shown, reference.restarts)
+    if lowered.spec.precision in QUANTISED:
+        worst = np.array([np.abs(log_probs).max(), np.abs(last).max()])
+        if not np.isfinite(worst).all():
+            raise ArtefactError(f"in {lowered.spec.precision} the graph gives probabilities that are not finite; take more bits.")
+        return dataclasses.replace(reference, log_probs=log_probs.astype(np.float32), last=last)
+    for mine, theirs in ((log_probs, reference.log_probs), (last, reference.last)):
+        _compare(mine, theirs, tolerance=lowered.spec.tolerance, what=f"{log_probs.size} tokens in {lowered.spec.precision}")
+    return reference
+
+
 def chained_segments(rule: MemoryRule) -> np.ndarray:
-    """Lengths T, 1, 7, T, T, 3, … int64, that together pass the ring `WRAPS` times."""
-    lengths, total = [], 0
-    for length in itertools.cycle([rule.segment, 1, 7, rule.segment, rule.segment, 3, rule.segment]):
-        lengths.append(min(length, rule.segment))
-        total += lengths[-1]
-        if total > WRAPS * rule.slots and len(lengths) >= 7:
-            return np.array(lengths)
+    """Lengths T, 1, 7, T, T, 3, … int64 that together pass the ring's end: see `WRAPS` and `ENOUGH`.
+
+    Once these have been through, only whole segments fill a ring that is longer, until its end is near. None ends where the
+    ring does, so that some are written across its end, unless T is 1 or there is no memory.
+    """
+    T, S = rule.segment, rule.slots
+    pattern = [min(length, T) for length in (T, 1, 7, T, T, 3, T)]
+    wanted = max(S + sum(pattern), min(WRAPS * S, ENOUGH))
+    lengths: list[int] = []
+    following, total = itertools.cycle(pattern), 0
+    while total <= wanted:
+        length = T if sum(pattern) <= total < S - T else next(following)
+        at_the_end = 1 < T < S and (total + length) % S == 0
+        lengths += ([T, length] if length < T else [T - 1, T]) if at_the_end else [length]
+        total = sum(lengths)
+    return np.array(lengths)
+
+
+def _far_on(session: Session) -> np.ndarray:
+    """log p of the next tokens [2, N] of two streams, the first of them beyond token `FAR`, where all its memory is zero."""
+    rule, memory, found = session.rule, session.start(2), []
+    memory.positions[0] = FAR
+    for length in (rule.segment, 1, min(7, rule.segment), rule.segment):
+        tokens = np.arange(2 * (length + 1)).reshape(2, -1) % session.vocab.size
+        log_probs, memory = session.score(tokens[:, :-1], tokens[:, 1:], memory)
+        found.append(log_probs)
+    return np.concatenate(found, axis=1)
 
 
 def _shown(lengths: list[int], what: str) -> tqdm[int]:

@@ -11,6 +11,7 @@ from trainer.model_config import ModelConfig
 
 TINY = BenchmarkConfig(
     name="tiny", segment=8, attention_lengths=(8, 20), repeats=3, mem_len=12, token_repeats=4, ring_claim=1e-9,
+    latency_claim=1e9, streams=(1, 3), consecutive=30, training_batch=2,
     model=ModelConfig(layers=2, d_model=16, heads=2, head_dim=4, d_ff=24, vocab_size=256),
 )  # fmt: skip
 

@@ -107,7 +107,16 @@ def test_the_command_prints_both_scores_and_keeps_the_history(tmp_path: Path, te
     measured = Limits(read_bytes=1e9, multiply_adds=1e9)
     names = ["vanilla (sinusoids, no recurrence)", "all-attention, adaptive span"]
     only = [part for name in names for part in ("--only", name)]
-    arguments = ["architectures", "--out", str(tmp_path / "runs"), "--history", str(tmp_path / "h.jsonl"), "--threads", "1"]
+    arguments = [
+        "run",
+        "architectures",
+        "--out",
+        str(tmp_path / "runs"),
+        "--history",
+        str(tmp_path / "h.jsonl"),
+        "--threads",
+        "1",
+    ]
     done = CliRunner().invoke(main, [*arguments, *only, "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     document = json.loads((tmp_path / "h.jsonl").read_text())
@@ -137,7 +146,7 @@ BAD = [(("--only", "nobody"), "nobody is not one of the models"), (("--minutes",
 
 @pytest.mark.parametrize(("options", "sentence"), BAD)
 def test_bad_input_is_one_sentence(options: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["architectures", *options, "--history", str(tmp_path / "h.jsonl")])
+    done = CliRunner().invoke(main, ["run", "architectures", *options, "--history", str(tmp_path / "h.jsonl")])
     assert done.exit_code == 2
     assert len(done.stderr.splitlines()) == 1
     assert sentence in done.stderr

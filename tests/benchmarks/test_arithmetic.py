@@ -12,7 +12,14 @@ import onnxruntime
 import pytest
 
 from benchmarks import arithmetic
-from benchmarks.arithmetic import predicted_ratio, query_blocks, step_bytes, step_multiply_adds, window_multiply_adds
+from benchmarks.arithmetic import (
+    needed_multiply_adds,
+    predicted_ratio,
+    query_blocks,
+    step_bytes,
+    step_multiply_adds,
+    window_multiply_adds,
+)  # fmt: skip
 from benchmarks.models import random_weights
 from benchmarks.vanilla import window_graph
 from runtimes.rule import MemoryRule
@@ -42,6 +49,22 @@ def test_window_by_hand(monkeypatch):
 def test_step_by_hand(form, expected):
     # T 3, J 9, R 7: each layer 4·2·(6 + 6) + 2·4·3·3 + 3·2·(18 + 7) = 318; `hidden` projects 6 more, 4·2·12; output 3·4·5.
     assert step_multiply_adds(MODEL, RULE, form, 3) == expected
+
+
+@pytest.mark.parametrize(("rule", "pairs"), [
+    (RULE, 3 * 7),
+    (MemoryRule(mem_len=6, segment=3, mask="full"), 7 + 8 + 9),
+    (MemoryRule(mem_len=6, segment=3, include_self=False), 3 * 6),
+], ids=str)  # fmt: skip
+def test_needed_by_hand(rule, pairs):
+    visible = rule.visible(np.arange(3)[:, None] - np.arange(-100, 3), 1000, np.arange(3)[:, None])
+    assert visible.sum() == pairs
+    assert needed_multiply_adds(MODEL, rule, 3) == 2 * (4 * 2 * 4 * 3 + 2 * 4 * 3 * 3 + 3 * 2 * pairs) + 3 * 4 * 5
+
+
+def test_streams_share_the_weights_and_not_their_memory():
+    one, eight = (step_bytes(MODEL, RULE, "ring", streams=streams) for streams in (1, 8))
+    assert eight - one == 7 * 2 * 2 * 2 * 7 * 4  # layers × keys and values × A × (M + 1) × fp32
 
 
 def test_predicted_ratio_is_per_token():

@@ -1,9 +1,10 @@
-"""`python -m benchmarks CASE`, end to end at a tiny size."""
+"""`python -m benchmarks list`, `run` and `compare`, end to end at a tiny size."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 
@@ -11,13 +12,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import memory_forms, sliding_window, vanilla
+from benchmarks import kernels, memory_forms, sliding_window, vanilla
 from benchmarks.__main__ import main
 from benchmarks.configs import CONFIGS
 from benchmarks.measure import Timing
+from benchmarks.precision import PRECISIONS
 from runtimes.errors import ArtefactError, ConfigError
+from runtimes.ort_session import OrtSession
+from runtimes.reference import CheckReport
 from runtimes.rule import MemoryRule
 
+NEEDS_GCC = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here to build the kernel with")
 BAD = [
     (["--config", "huge"], "huge is not a benchmark configuration"),
     (["--attention-lengths", "0"], "attention length is 0"),
@@ -28,6 +33,11 @@ BAD = [
     (["--repeats", "0"], "repeats is 0"),
     (["--plot", "result.pdf"], "ends in .png"),
     (["--plot", "no/such/folder/result.png"], "is not a folder"),
+    (["--csv", "result.txt"], "ends in .csv"),
+    (["--mem-len", "5"], "sliding-window takes no --mem-len"),
+    (["--only", "all-attention"], "sliding-window takes no --only"),
+    (["nothing"], "nothing is not a case; give one of decode, "),
+    (["batch", "--plot", "result.png"], "--plot draws one case, and there are pictures of decode, latency, sliding-window"),
 ]
 
 
@@ -35,9 +45,71 @@ def call(*arguments):
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
+@pytest.mark.parametrize("kernel", ["standard", pytest.param("fused", marks=NEEDS_GCC)])
+@pytest.mark.parametrize("case", ["decode", "segment", "batch"])
+def test_steps_are_measured_with_either_kernel(case, kernel, tiny, tmp_path):
+    history = tmp_path / "history.jsonl"
+    result = call(case, "--config", "tiny", "--threads", 1, "--history", history, "--kernel", kernel)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(history.read_text())["rows"]
+    assert {row["kernel"] for row in rows} == {kernel}
+    if case == "batch":
+        assert rows[1]["num_bytes"] < rows[1]["batch"] * rows[0]["num_bytes"]
+
+
+@pytest.mark.parametrize("kernel", ["standard", pytest.param("fused", marks=NEEDS_GCC)])
+def test_precision(kernel, tiny, tmp_path):
+    history = tmp_path / "history.jsonl"
+    result = call("precision", "--config", "tiny", "--threads", 1, "--history", history, "--mem-len", 12, "--kernel", kernel)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(history.read_text())["rows"]
+    assert [(row["precision"], row["memory_precision"]) for row in rows] == list(PRECISIONS)
+    assert [row["kernel"] for row in rows] == [kernel] * 4 + ["standard"] * 3
+    assert rows[0]["speed_up"] == 1
+    assert rows[4]["bytes_per_stream"] - 8 == (rows[0]["bytes_per_stream"] - 8) // 2
+    assert all(row["measured"] is None for row in rows)
+    assert "claim" not in result.output
+
+
+def test_precision_of_a_trained_run(make_run, text, tiny, tmp_path):
+    run, history = make_run(), tmp_path / "history.jsonl"
+    (run / "test.txt").write_text(text[:200], encoding="utf-8")
+    result = call("precision", "--run", run, "--threads", 1, "--repeats", 3, "--history", history)
+    assert result.exit_code == 0, result.output
+    document = json.loads(history.read_text())
+    assert document["config"] == run.name
+    rows = document["rows"]
+    assert [row["measured"] is None for row in rows] == [True] + [False] * 6
+    assert rows[3]["measured"]["tokens"] == 199
+    assert rows[3]["mem_len"] == 16
+    assert f"{rows[3]['measured']['bits_per_token']:.4f}" in result.output
+
+
+@NEEDS_GCC
+@pytest.mark.parametrize("case", ["sliding-window", "memory-forms"])
+def test_the_fused_kernel_is_measured_where_it_is_asked_for(case, tiny, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(OrtSession, "open", recording(OrtSession.open, opened))
+    history = tmp_path / "history.jsonl"
+    result = call(case, "--config", "tiny", "--threads", 1, "--history", history, "--kernel", "fused")
+    assert result.exit_code == 0, result.output
+    row = json.loads(history.read_text())["rows"][0]
+    assert row["kernel"] == "fused"
+    assert "fused" in opened
+
+
+def recording(open_session, opened):
+    def recorded(folder, *, threads=None, kernel="auto"):
+        session = open_session(folder, threads=threads, kernel=kernel)
+        opened.append(session.kernel)
+        return session
+
+    return recorded
+
+
 def test_sliding_window(tiny, tmp_path):
     history, picture = tmp_path / "new" / "history.jsonl", tmp_path / "result.png"
-    options = ("sliding-window", "--config", "tiny", "--threads", 1, "--history", history, "--json")
+    options = ("run", "sliding-window", "--config", "tiny", "--threads", 1, "--history", history, "--json")
     result = call(*options, "--attention-lengths", "20,8", "--plot", picture)
     assert result.exit_code == 0, result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -61,7 +133,7 @@ def test_sliding_window(tiny, tmp_path):
 
 def test_memory_forms(tiny, tmp_path):
     history = tmp_path / "history.jsonl"
-    result = call("memory-forms", "--config", "tiny", "--threads", 1, "--history", history)
+    result = call("memory-forms", "--config", "tiny", "--threads", 1, "--history", history)  # a name alone runs the case
     assert result.exit_code == 0, result.output
     assert "claim: hidden takes at least 1e-09 times as long as ring: holds" in result.stdout
     rows = json.loads(history.read_text())["rows"]
@@ -78,7 +150,9 @@ CLAIMS = [(12, 6, "MISSED, 6.0 times"), (12, 8, "holds, 8.0 times"), (5, 8, None
 def test_the_claim_is_judged_only_where_it_was_made(mem_len, hidden, verdict, tiny, tmp_path, monkeypatch):
     monkeypatch.setitem(CONFIGS, "tiny", dataclasses.replace(tiny, ring_claim=7.0))
     monkeypatch.setattr(memory_forms, "run", lambda *_, **__: [form_row("ring", 1), form_row("hidden", hidden)])
-    result = call("memory-forms", "--config", "tiny", "--threads", 1, "--mem-len", mem_len, "--history", tmp_path / "h.jsonl")
+    result = call(
+        "run", "memory-forms", "--config", "tiny", "--threads", 1, "--mem-len", mem_len, "--history", tmp_path / "h.jsonl"
+    )
     assert result.exit_code == 0, result.output
     assert ("claim: " in result.stdout) == (verdict is not None)
     assert verdict is None or verdict in result.stdout
@@ -87,7 +161,7 @@ def test_the_claim_is_judged_only_where_it_was_made(mem_len, hidden, verdict, ti
 @pytest.mark.parametrize(("options", "sentence"), BAD)
 def test_bad_input_is_one_sentence(options, sentence, tmp_path):
     history = tmp_path / "history.jsonl"
-    result = call("sliding-window", "--history", history, *options)
+    result = call("run", "sliding-window", "--history", history, *options)
     assert result.exit_code == 2
     assert not result.stdout
     assert not history.exists()
@@ -117,9 +191,21 @@ def test_a_wrong_window_is_not_timed(tiny, monkeypatch):
         sliding_window.run(tiny, threads=1)
 
 
+@NEEDS_GCC
+def test_a_wrong_kernel_is_not_timed(tiny, monkeypatch):
+    wrong = CheckReport(
+        passed=False, max_difference=1.0, tolerance=1e-4, mean_difference=1.0, mean_tolerance=1e-4, tokens=9, seconds=0.0,
+        against="PyTorch",
+    )  # fmt: skip
+    monkeypatch.setattr(kernels, "check", lambda artefact, **_: wrong)
+    monkeypatch.setattr(sliding_window, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
+    with pytest.raises(ArtefactError, match="the fused kernel differs from PyTorch by 1 nats"):
+        sliding_window.run(tiny, threads=1, kernel="fused")
+
+
 def test_forms_that_disagree_are_not_timed(tiny, monkeypatch):
     monkeypatch.setattr(memory_forms, "write_artefact", lambda folder, model, rule, weights, form: form)
-    monkeypatch.setattr(memory_forms, "open_session", lambda form, threads: Answers(tiny, 0.0 if form == "ring" else 1.0))
+    monkeypatch.setattr(memory_forms, "open_checked", lambda form, **_: Answers(tiny, 0.0 if form == "ring" else 1.0))
     monkeypatch.setattr(memory_forms, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
     with pytest.raises(ArtefactError, match="the shift form differs from the ring"):
         memory_forms.run("tiny", threads=1)

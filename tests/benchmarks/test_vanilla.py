@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from benchmarks import arithmetic
 from benchmarks.models import random_weights
 from benchmarks.vanilla import Window, check_window
+from runtimes import fused
 from runtimes.errors import ArtefactError
 from trainer.model_config import ModelConfig
 
@@ -46,3 +48,13 @@ def test_every_token_of_the_window_counts(tmp_path):
         other = tokens.copy()
         other[at] = 9
         assert np.abs(graph.next_logits(tokens) - graph.next_logits(other)).max() > 1e-4
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here to build the kernel with")
+@pytest.mark.parametrize("window", [1, 13, 150, 300])
+def test_the_fused_graph_equals_naive(window, tmp_path):
+    model, library = SIZES["wide heads"], fused.build()
+    weights = random_weights(model, seed=window)
+    tokens = np.random.default_rng(window).integers(0, model.vocab_size, window)
+    graph = Window(tmp_path / "window", weights, model, window, threads=1, library=library)
+    assert check_window(graph, weights, model, tokens) < 2e-5

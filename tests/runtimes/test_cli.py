@@ -35,7 +35,8 @@ def test_check_passes_and_prints_its_figures(form: str, artefacts: dict[str, Pat
     result = xl("check", artefacts[form], "--json", "--threads", 1)
     figures = last_line(result)
     assert result.stdout.startswith("passed: ")
-    assert set(figures) == {"passed", "max_difference", "tolerance", "tokens", "seconds"}
+    keys = {"passed", "max_difference", "tolerance", "mean_difference", "mean_tolerance", "tokens", "seconds", "against"}
+    assert set(figures) == keys
     assert figures["passed"] is True
     assert figures["max_difference"] <= figures["tolerance"] == 1e-4
     assert figures["tokens"] > 100

@@ -10,7 +10,20 @@ import pytest
 import runtimes
 
 MODULES = ["runtimes", *sorted(f"runtimes.{path.stem}" for path in Path(runtimes.__file__).parent.glob("[a-z]*.py"))]
-ABOVE = ("torch", "onnx", "onnx_ir", "safetensors", "tqdm", "tensorrt", "matplotlib", "trainer", "xl_export", "benchmarks")
+ABOVE = (
+    "torch",
+    "onnx",
+    "onnx_ir",
+    "safetensors",
+    "tqdm",
+    "tensorrt",
+    "tensorrt_rtx",
+    "cuda",
+    "matplotlib",
+    "trainer",
+    "xl_export",
+    "benchmarks",
+)
 
 
 def test_there_are_modules_to_import() -> None:
@@ -27,7 +40,18 @@ def test_the_command_line_imports_nothing_heavy(python: Callable) -> None:
     code = "import xl_export.cli; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     loaded = set(python(code).stdout.split())
     assert "click" in loaded
-    assert not loaded & {"torch", "onnx", "onnx_ir", "onnxruntime", "tensorrt", "trainer", "benchmarks"}
+    assert not loaded & {
+        "torch",
+        "onnx",
+        "onnx_ir",
+        "onnxruntime",
+        "tensorrt",
+        "tensorrt_rtx",
+        "cuda",
+        "triton",
+        "trainer",
+        "benchmarks",
+    }
 
 
 OPEN = """

@@ -12,7 +12,8 @@ from onnx import numpy_helper
 
 from runtimes import check, open_session
 from runtimes.errors import ArtefactError
-from runtimes.spec import GRAPH, WEIGHTS
+from runtimes.ort_session import OrtSession
+from runtimes.spec import GRAPH, VOCAB, WEIGHTS
 
 
 def rewrite(folder: Path, change: Callable[[onnx.ModelProto], object], reseal: Callable[..., None]) -> None:
@@ -70,4 +71,34 @@ def test_weights_that_are_too_short_for_the_graph(artefact: Path, reseal: Callab
     (artefact / WEIGHTS).write_bytes((artefact / WEIGHTS).read_bytes()[:100])
     reseal(artefact, WEIGHTS)
     with pytest.raises(ArtefactError, match="could not be loaded by ONNX Runtime"):
+        open_session(artefact)
+
+
+def flip_last_byte(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def test_altered_weights_open_no_session_though_they_load(artefact: Path) -> None:
+    flip_last_byte(artefact / WEIGHTS)
+    with pytest.raises(ArtefactError, match=r"weights\.bin was altered: its SHA-256"):
+        open_session(artefact)
+
+
+def test_altered_weights_are_named_also_where_loading_fails(artefact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flip_last_byte(artefact / WEIGHTS)
+
+    def fails(*_: object) -> None:
+        raise ArtefactError("could not be loaded")
+
+    monkeypatch.setattr(OrtSession, "_load", fails)
+    with pytest.raises(ArtefactError, match=r"weights\.bin was altered"):
+        open_session(artefact)
+
+
+@pytest.mark.parametrize("name", [GRAPH, VOCAB])
+def test_an_altered_graph_or_vocabulary_is_never_loaded(name: str, artefact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flip_last_byte(artefact / name)
+    monkeypatch.setattr(OrtSession, "_load", lambda *_: pytest.fail("loaded before it was verified"))
+    with pytest.raises(ArtefactError, match=f"{name} was altered"):
         open_session(artefact)

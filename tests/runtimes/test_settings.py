@@ -32,7 +32,23 @@ def test_values_from_text(text: str, values: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", ",", "x", "1.5", "-1", "1:2", "1:2:3:4", "1:9:0", "9:1:-1", "9:1:1", "0:99999999999999999999:1", "9" * 5000]
+    "text",
+    [
+        "",
+        ",",
+        "x",
+        "1.5",
+        "-1",
+        "1:2",
+        "1:2:3:4",
+        "1:9:0",
+        "9:1:-1",
+        "9:1:1",
+        "64,9:1:1",
+        "64,1:9:0",
+        "0:99999999999999999999:1",
+        "9" * 5000,
+    ],
 )
 def test_values_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^--mem-len is '.*expected whole numbers from 0 on") as caught:

@@ -21,7 +21,7 @@ NAMES_OF_CORPORA = {
     "enwik8": "enwik8", "text8": "text8", "wt103": "wikitext-103", "lm1b": "one-billion-word", "ptb": "penn-treebank",
 }  # fmt: skip
 CORPUS = {"table6": "wt103", "table7": "lm1b", "table10": "wt103", "figure2": "text8"}
-OURS = {"all-attention-demo", "demo", "tiny"}
+OURS = {"all-attention-demo", "demo", "quality", "tiny"}
 
 # millions of parameters that the papers print, with the classifiers that Al-Rfou et al. use in training
 PUBLISHED = {

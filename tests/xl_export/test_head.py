@@ -55,14 +55,14 @@ def test_scoring_and_generating_ask_for_no_more_than_they_need(
     session: OrtSession, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, int]] = []  # rows of logits, and targets, of each step
-    run = OrtSession._run
+    run = OrtSession._advance
 
     def spy(self: OrtSession, tokens: np.ndarray, memory: Any, **wanted: Any) -> Any:
         logits, log_probs = run(self, tokens, memory, **wanted)
         asked.append((len(logits), int((wanted.get("targets", np.array(-1)) >= 0).sum())))
         return logits, log_probs
 
-    monkeypatch.setattr(OrtSession, "_run", spy)
+    monkeypatch.setattr(OrtSession, "_advance", spy)
     evaluate(session, tokens[:17], lanes=1)
     list(generate(session, "The function", max_tokens=2, sampler=Sampler(temperature=0)))
     assert asked == [(0, 8), (0, 8), (1, 0), (1, 0), (1, 0)]

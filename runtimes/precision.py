@@ -1,0 +1,61 @@
+"""Precision presets: what each promises, and what an export found it to cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from runtimes.errors import ConfigError
+
+Precision = Literal["fp32", "fp16", "int8", "int4"]  # of the weights
+MemoryPrecision = Literal["fp32", "fp16"]
+Float = Literal["float32", "float16"]  # of the memory tensors
+QUANTISED: tuple[Precision, ...] = ("int8", "int4")
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+# Largest difference in log-probability, nats, that `check` lets pass: from PyTorch with fp32 and fp16; with int8 and int4 from
+# the machine that exported. There activations are rounded to int8 too, so that another order of additions (another processor,
+# the fused kernel) moves some by a whole step: measured 0.054 at most and 0.004 in the mean. A wrong scale moves the mean.
+TOLERANCES: dict[Precision, float] = {"fp32": 1e-4, "fp16": 2e-2, "int8": 0.5, "int4": 0.5}
+MEAN_TOLERANCES: dict[Precision, float] = {"fp32": 1e-4, "fp16": 2e-2, "int8": 2e-2, "int4": 2e-2}  # of the mean difference
+LIMITS: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.002, "int8": 0.01, "int4": 0.05}  # bits per token above fp32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a preset does on held-out text, beside the same model in fp32 on the same machine.
+
+    tokens: predicted. bits_per_token, fp32_bits_per_token: of both. kl_nats: mean KL(fp32 || preset) of the next token.
+    agreement: share of positions with the same likeliest token. num_bytes, fp32_num_bytes: of graph and weights.
+    seconds_per_token, fp32_seconds_per_token: medians of single tokens with full memory, one row.
+    """
+
+    tokens: int
+    bits_per_token: float
+    fp32_bits_per_token: float
+    kl_nats: float
+    agreement: float
+    num_bytes: int
+    fp32_num_bytes: int
+    seconds_per_token: float
+    fp32_seconds_per_token: float
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or not 0 <= self.agreement <= 1:
+            raise ConfigError(f"measured on {self.tokens} tokens with agreement {self.agreement}; expected ≥ 1, and 0 to 1.")
+
+    @property
+    def bits_lost(self) -> float:
+        return self.bits_per_token - self.fp32_bits_per_token
+
+
+def sentence(precision: Precision, measured: Measured) -> str:
+    """What a preset costs, and whether that is within its limit."""
+    limit = LIMITS[precision] or LIMITS["fp16"]  # fp32 weights with fp16 memory
+    verdict = "within" if measured.bits_lost <= limit else "BEYOND"
+    ms, fp32_ms = 1e3 * measured.seconds_per_token, 1e3 * measured.fp32_seconds_per_token
+    return (
+        f"{precision}: {measured.bits_per_token:.4f} bits per token, {measured.bits_lost:+.4f} against fp32 ({verdict} the limit "
+        f"of {limit}); KL {measured.kl_nats:.2g} nats, same likeliest token {measured.agreement:.1%}; "
+        f"{measured.num_bytes / 1e6:,.2f} MB for {measured.fp32_num_bytes / 1e6:,.2f}; {ms:.2f} ms a token for {fp32_ms:.2f}; "
+        f"{measured.tokens:,} held-out tokens"
+    )

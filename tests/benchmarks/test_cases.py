@@ -1,0 +1,197 @@
+"""Every case: listed, measured at a tiny size, checked before it is timed, and kept as the list says."""
+
+from __future__ import annotations
+
+import csv
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from benchmarks import cases, child, export, growing, latency, load, steps
+from benchmarks.__main__ import main
+from benchmarks.cases import CASES
+from benchmarks.configs import BenchmarkConfig
+from benchmarks.models import random_weights
+from runtimes.errors import ArtefactError
+
+STEPS = ("decode", "segment", "batch")
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def measured(tmp_path: Path, *arguments: object) -> list[dict[str, Any]]:
+    """The documents that a run of cases appended, one for each."""
+    history = tmp_path / "history.jsonl"
+    result = call("run", *arguments, "--config", "tiny", "--threads", 1, "--history", history)
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in history.read_text().splitlines()]
+
+
+def test_list_has_a_line_for_every_case() -> None:
+    lines = call("list").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(CASES)
+    assert all(len(line.split()) > 4 for line in lines)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_has_the_same_face(name: str) -> None:
+    module = import_module(CASES[name].module)
+    fields = set(module.Row.__dataclass_fields__)
+    assert set(CASES[name].keys) <= fields
+    assert callable(module.run)
+    assert callable(module.table)
+    for claim in CASES[name].claims:
+        assert claim in BenchmarkConfig.__dataclass_fields__
+
+
+def test_steps_of_several_cases_in_one_run(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+    table = tmp_path / "rows.csv"
+    documents = measured(tmp_path, *STEPS, "--csv", table)
+    assert [document["case"] for document in documents] == list(STEPS)
+    shapes = [[(row["mem_len"], row["batch"], row["tokens"]) for row in document["rows"]] for document in documents]
+    assert shapes == [[(8, 1, 1), (20, 1, 1)], [(12, 1, 8)], [(12, 1, 1), (12, 3, 1)]]
+    for row in [row for document in documents for row in document["rows"]]:
+        assert row["ratio"] == pytest.approx(row["pytorch"]["median"] / row["onnxruntime"]["median"])
+        assert row["multiply_adds"] > 0
+    with open(table, newline="") as stream:
+        lines = list(csv.DictReader(stream))
+    assert [line["case"] for line in lines] == ["decode", "decode", "segment", "batch", "batch"]
+    assert float(lines[0]["onnxruntime.median"]) == documents[0]["rows"][0]["onnxruntime"]["median"]
+
+
+def test_more_streams_read_more_memory_and_the_weights_once(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+    (one, three) = measured(tmp_path, "batch")[0]["rows"]
+    stream = 4 * 2 * 2 * 2 * 4 * 13  # fp32, layers, keys and values, A = 2 heads x 4, M + 1
+    assert three["num_bytes"] - one["num_bytes"] == 2 * stream
+    assert three["multiply_adds"] == 3 * one["multiply_adds"]
+
+
+def test_latency_has_percentiles_of_consecutive_tokens_on_both_sides(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (document,) = measured(tmp_path, "latency", "--plot", tmp_path / "latency.png")
+    assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
+    assert [row["side"] for row in document["rows"]] == ["fixed memory", "growing cache"]
+    for row in document["rows"]:
+        assert row["token"]["repeats"] == tiny.consecutive
+        assert row["token"]["fastest"] <= row["token"]["median"] <= row["p90"] <= row["p99"] <= row["token"]["slowest"]
+    assert document["rows"][1]["difference"] < 1e-4
+
+
+def test_sides_take_turns_of_consecutive_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency, "PART", 4)
+    fed: list[tuple[str, int]] = []
+    sides = [(lambda token, name=name: fed.append((name, token)), list(range(20))) for name in "ab"]
+    times = latency.in_turns(sides, 6)
+    assert [len(durations) for durations in times] == [6, 6]
+    assert [token for name, token in fed if name == "a"] == list(range(20))
+    assert "".join(name for name, _ in fed) == "a" * 8 + "b" * 8 + ("a" * 7 + "b" * 7) + ("a" * 5 + "b" * 5)
+
+
+def test_the_claim_of_latency_is_judged_by_the_slowest_token() -> None:
+    from benchmarks.measure import Limits
+
+    def row(*milliseconds: float) -> latency.Row:
+        return latency.Row(side="fixed memory", mem_len=1, milliseconds=milliseconds, num_bytes=1, difference=0.0)
+
+    limits = Limits(read_bytes=1e9, multiply_adds=1e9)
+    assert "holds, slowest 2.90 times" in latency.table([row(1, 1, 1, 2.9)], limits, latency_claim=3.0)[-1]
+    assert "MISSED by 2 tokens, slowest 9.00 times" in latency.table([row(1, 1, 1, 3.1, 9)], limits, latency_claim=3.0)[-1]
+    assert row(1, 2, 1, 4).jitter == pytest.approx(5 / 3)
+
+
+def test_the_growing_cache_equals_pytorch_at_every_length(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+    weights, tokens = random_weights(tiny.model), np.random.default_rng(0).integers(0, 256, 40)
+    cache = growing.Growing(tmp_path / "growing", weights, tiny.model, 40, threads=1)
+    answers = np.stack([cache.next_logits(int(token)) for token in tokens])
+    truth = growing.pytorch_logits(weights, tiny.model, tokens)
+    assert growing.check_growing(answers, truth) < 2e-5
+    with pytest.raises(ArtefactError, match="the growing cache differs from PyTorch"):
+        growing.check_growing(answers, np.roll(truth, 1, axis=0))
+
+
+def test_a_wrong_growing_cache_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = growing.position_table
+    monkeypatch.setattr(growing, "position_table", lambda *which: np.roll(table(*which), 1, axis=2))
+    monkeypatch.setattr(latency, "in_turns", lambda *_: pytest.fail("timed in spite of a wrong answer"))
+    with pytest.raises(ArtefactError, match="the growing cache differs"):
+        latency.run(tiny, threads=1)
+
+
+def test_a_wrong_artefact_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    from xl_export import step
+
+    table = step.position_table
+    monkeypatch.setattr(step, "position_table", lambda *which: np.roll(table(*which), 1, axis=2))
+    monkeypatch.setattr(steps, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
+    for name in STEPS:
+        with pytest.raises(ArtefactError, match="differs from PyTorch"):
+            import_module(CASES[name].module).run(tiny, threads=1)
+
+
+@pytest.fixture(params=["here", pytest.param("processes", marks=pytest.mark.slow)])
+def children(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where load and export do what they measure: in processes of their own as they should, or quickly in this one."""
+    if request.param == "here":
+        for case in (load, export):
+            monkeypatch.setattr(case, "in_child", lambda what, *given, threads: json.loads(child.main([what, threads, *given])))
+
+
+def test_load_and_export_measure_both_sides(tiny: BenchmarkConfig, tmp_path: Path, children: None) -> None:
+    (opened,) = measured(tmp_path, "load", "--repeats", 1)
+    _, exported = measured(tmp_path, "export")
+    assert [row["side"] for row in opened["rows"]] == ["artefact", "run in PyTorch"]
+    assert [row["form"] for row in exported["rows"]] == ["ring", "shift"]
+    for row in opened["rows"]:
+        assert row["open"]["median"] > 0
+        assert row["resident_bytes"] > row["needed_bytes"]
+    for row in exported["rows"]:
+        assert row["peak_bytes"] > row["weight_bytes"]
+
+
+def test_training_compares_with_the_naive_attention_first(
+    tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (document,) = measured(tmp_path, "training")
+    assert [row["mem_len"] for row in document["rows"]] == [8, 0]
+    assert document["rows"][1]["ratio"] == 1
+    assert document["rows"][0]["multiply_adds"] > document["rows"][1]["multiply_adds"]
+    from benchmarks import architectures, training
+
+    wrong = lambda *given, **options: architectures.naive_attention(*given, **options) * 1.001  # noqa: E731
+    monkeypatch.setattr(architectures, "relative_attention", wrong)
+    monkeypatch.setattr(training, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
+    with pytest.raises(ArtefactError, match="fast and naive attention differ"):
+        training.run(tiny, threads=1)
+
+
+def test_decode_is_drawn(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    measured(tmp_path, "decode", "--attention-lengths", "8,16", "--plot", tmp_path / "decode.png")
+    assert (tmp_path / "decode.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_module_names_follow_from_case_names() -> None:
+    assert cases.find_case("sliding-window").module == "benchmarks.sliding_window"
+
+
+def test_a_machine_without_a_gpu_skips_its_case_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
+    result = call("run", "gpu", "--history", tmp_path / "history.jsonl")
+    assert result.exit_code == 0, result.output
+    assert "gpu is skipped: onnxruntime" in result.stdout
+    assert "has no CUDAExecutionProvider here; install 'xl-export[gpu]'" in result.stdout
+    assert not (tmp_path / "history.jsonl").exists()
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_answers_of_the_cpu(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+    (document,) = measured(tmp_path, "gpu")
+    assert [row["tokens"] for row in document["rows"]] == [1, 8]
+    assert all(row["difference"] < 1e-3 for row in document["rows"])

@@ -1,0 +1,105 @@
+"""Two results side by side: rows meet by what they are, ratios are of medians, and doubts are said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from benchmarks.__main__ import main
+from benchmarks.compare import compare, find_results
+
+MACHINE = {"cpu": "A", "cpus": 2, "system": "Linux x86_64", "memory_bytes": 1 << 34}
+
+
+def document(day: int, scale: float, *, commit: str = "0123456789ab", **changes: Any) -> dict[str, Any]:
+    timing = {name: scale * 2.0 for name in ("median", "fastest", "slowest")}
+    rows = [
+        {"mem_len": mem_len, "batch": 1, "tokens": 1, "onnxruntime": timing, "num_bytes": 5, "ratio": 3.0}
+        for mem_len in changes.pop("lengths", (64, 128))
+    ]
+    facts = {
+        "case": "decode", "time": f"2026-11-{day:02}T10:00:00+00:00", "config": "small", "threads": 2, "rows": rows,
+        "machine": MACHINE, "versions": {"onnxruntime": "1.31.1"}, "commit": commit,
+    }  # fmt: skip
+    return {**facts, **changes}
+
+
+def write(path: Path, *documents: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(d) + "\n" for d in documents))
+    return path
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["compare", *map(str, arguments)])
+
+
+def test_two_commits_of_the_history(tmp_path: Path) -> None:
+    write(tmp_path / "decode.jsonl", document(1, 1.0, commit="aaaa1111"), document(2, 0.5, commit="bbbb2222+"))
+    result = call("aaaa", "bbbb2222", "--history", tmp_path, "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert [change["row"] for change in report["changes"]] == [f"mem len {m}, batch 1, tokens 1" for m in (64, 128)]
+    assert [(c["before"], c["after"], c["ratio"]) for c in report["changes"]] == [(2, 1, 0.5)] * 2
+    assert report["warnings"] == []
+    assert "0.500" in result.stdout
+
+
+def test_two_dates_take_the_newest_of_each(tmp_path: Path) -> None:
+    write(tmp_path / "decode.jsonl", document(1, 9.0), document(1, 1.0) | {"time": "2026-11-01T23:00:00+00:00"}, document(2, 3.0))
+    (first, _) = compare(find_results("2026-11-01", tmp_path), find_results("2026-11-02", tmp_path)).changes
+    assert first.ratio == 3
+
+
+def test_two_files_and_only_rows_that_both_have(tmp_path: Path) -> None:
+    one = write(tmp_path / "one.jsonl", document(1, 1.0, lengths=(64, 256)))
+    other = write(tmp_path / "other.jsonl", document(2, 2.0, lengths=(256, 512)))
+    (change,) = compare(find_results(str(one)), find_results(str(other))).changes
+    assert (change.row, change.ratio) == ("mem len 256, batch 1, tokens 1", 2)
+
+
+def test_other_machines_and_versions_are_a_warning(tmp_path: Path) -> None:
+    one = write(tmp_path / "one.jsonl", document(1, 1.0))
+    other = write(tmp_path / "other.jsonl", document(2, 1.0, machine={**MACHINE, "cpu": "B"}, versions={"onnxruntime": "1.32"}))
+    lines = call(one, other).stdout.splitlines()
+    assert lines[0].startswith("warning: the machines differ (A, 2 CPUs, 16 GiB against B, 2 CPUs, 16 GiB)")
+    assert lines[1] == "warning: other versions of onnxruntime in decode, small"
+
+
+def test_other_threads_are_another_result(tmp_path: Path) -> None:
+    one, other = write(tmp_path / "one.jsonl", document(1, 1.0)), write(tmp_path / "other.jsonl", document(1, 1.0, threads=1))
+    result = call(one, other)
+    assert result.exit_code == 2
+    assert "nothing" not in result.stdout
+    assert "no timing in common" in result.stderr
+
+
+BAD = [
+    "[]", "{}", "x", '{"case": 1, "time": "", "config": "", "threads": 1, "rows": [], "machine": {}, "versions": {}}',
+    '{"case": "decode", "time": "", "config": "", "threads": 1, "rows": [1], "machine": {}, "versions": {}}', "[" * 100_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))
+def test_a_file_that_holds_no_results_is_refused(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(line + "\n")
+    result = call(path, path)
+    assert result.exit_code == 2
+    assert "line 1 of" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("which", ["20", "", "2020-01-01", "nowhere.jsonl"])
+def test_what_names_no_result_is_refused(which: str, tmp_path: Path) -> None:
+    write(tmp_path / "decode.jsonl", document(1, 1.0))
+    result = call(which, "2026-11-01", "--history", tmp_path)
+    assert result.exit_code == 2
+    assert "is neither a file nor a commit or date with results" in result.stderr
+
+
+def test_the_history_of_this_repository_can_be_read() -> None:
+    assert find_results("2026-11-21")

@@ -1,0 +1,148 @@
+"""The fused operator computes what the standard operators compute: every option it takes, at odd sizes and positions."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+
+from runtimes import check, fused, open_session
+from runtimes.cli import kernel_command
+from runtimes.errors import ArtefactError, ConfigError, MissingPackageError, UserError
+from runtimes.ort_session import OrtSession
+from runtimes.rule import MemoryRule
+from runtimes.spec import FUSED, GRAPH, WEIGHTS, load_spec
+from tests.architectures import ARCHITECTURES
+from tests.streams import feed, rows
+from xl_export.artefact import export
+
+SERVED = [  # of tests.architectures; another kernel would have to be written for the rest
+    "transformer-xl", "transformer-xl-untied-pre-norm", "adaptive-softmax", "adaptive-softmax-untied", "shaw",
+    "adaptive-span-masked", "adaptive-span-full",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library, built once for these tests."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++ here to build the kernel with")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        assert fused.built() is None
+        library = fused.build()
+        yield library  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_it_serves_these_architectures(name: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path) -> None:
+    artefact = export(make_run(**ARCHITECTURES[name]), tmp_path / "artefact")
+    assert (FUSED in load_spec(artefact).files) is (name in SERVED)
+    if name in SERVED:
+        compare(artefact, rows(tokens, 2, 114), [8, 1, 7, 8, 8, 3, 8, 1, 1, 8, 4] * 2)
+
+
+SIZES = [
+    ({"head_dim": 64}, MemoryRule(mem_len=300, segment=150)),  # several blocks of queries and of keys
+    ({"head_dim": 41}, MemoryRule(mem_len=200, segment=130, mask="full")),
+    ({"head_dim": 48}, MemoryRule(mem_len=140, segment=20, clamp_len=37)),
+    ({"head_dim": 128}, MemoryRule(mem_len=129, segment=128, include_self=False)),
+    ({"head_dim": 80, "tie_biases": False}, MemoryRule(mem_len=0, segment=12)),
+    ({"head_dim": 16, "heads": 3}, MemoryRule(mem_len=1, segment=1)),
+]
+
+
+@pytest.mark.parametrize(("sizes", "rule"), SIZES, ids=str)
+def test_it_equals_the_standard_operators(
+    sizes: dict, rule: MemoryRule, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    artefact = export(make_run(rule=rule, **sizes), tmp_path / "artefact")
+    cut = [rule.segment, 1, min(7, rule.segment), rule.segment, 1, 1, rule.segment, rule.segment] * 2
+    compare(artefact, rows(tokens, 3, sum(cut)), cut)
+
+
+def compare(artefact: Path, stream: np.ndarray, cut: list[int]) -> None:
+    """Both kernels over the stream; one row begins with padding, and restarts on the way."""
+    half, answers = len(cut) // 2, []
+    for kernel in ("standard", "fused"):
+        session = OrtSession.open(artefact, kernel=kernel)  # type: ignore[arg-type]
+        memory = session.start(len(stream))
+        memory.positions[-1] = -5
+        before, memory = feed(session, stream[:, : sum(cut[:half])], cut[:half], memory)
+        memory.positions[0] = 0
+        after, memory = feed(session, stream[:, sum(cut[:half]) :], cut[half:], memory)
+        answers.append((np.concatenate([before[:-1, 5:], after[:-1]], axis=1), before[-1, 5:], after, memory.tensors))
+    for standard, mine in zip(answers[0][:3], answers[1][:3], strict=True):
+        assert np.isfinite(mine).all()
+        assert np.abs(standard - mine).max() < 1e-4
+    for name, array in answers[0][3].items():
+        assert np.abs(array - answers[1][3][name]).max() < 1e-4
+
+
+def test_a_built_kernel_is_used_and_checked(artefacts: dict[str, Path]) -> None:
+    report = check(artefacts["ring"])
+    assert report.passed
+    assert report.max_difference > 0
+    by_name = {node.op_type for node in onnx.load(artefacts["ring"] / FUSED, load_external_data=False).graph.node}
+    assert "RelativeAttention" in by_name
+    assert not by_name & {"Attention", "TensorScatter", "GatherElements"}
+    assert open_session(artefacts["ring"]).kernel == "fused"  # type: ignore[attr-defined]
+
+
+def test_the_command_says_where_it_is(library: Path) -> None:
+    ended = CliRunner().invoke(kernel_command)
+    assert ended.exit_code == 0
+    assert ended.output == f"the fused kernel is {library}\n"
+
+
+def test_both_graphs_read_one_file_of_weights(artefacts: dict[str, Path]) -> None:
+    folder = artefacts["ring"]
+    sizes = [tensor.num_bytes for name, tensor in load_spec(folder).files.items() if name.endswith(".bin")]
+    model = onnx.load(folder / FUSED, load_external_data=False)
+    outside = [i for i in model.graph.initializer if i.data_location == onnx.TensorProto.EXTERNAL]
+    assert {e.value for i in outside for e in i.external_data if e.key == "location"} == {WEIGHTS}
+    assert len(sizes) == 1
+    assert (folder / FUSED).stat().st_size < (folder / GRAPH).stat().st_size
+
+
+def test_it_is_refused_where_it_cannot_be(artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not serve this artefact's model and memory"):
+        OrtSession.open(artefacts["shift"], kernel="fused")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="is not built on this machine; build it with `xl-export kernel`"):
+        OrtSession.open(artefacts["ring"], kernel="fused")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(MissingPackageError, match="no-such-compiler could not be started"):
+        fused.build()
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(UserError, match="false could not compile the fused kernel"):
+        fused.build()
+    assert list((tmp_path / "xl-export").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [("heads", 3), ("mem_len", 1 << 40), ("mem_len", 17), ("query_at", 25), ("key_at", -1), ("value_at", 1 << 62)],
+)
+def test_a_graph_that_would_read_elsewhere_is_refused(
+    attribute: str, value: int, artefacts: dict[str, Path], reseal: Callable[..., None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "altered"
+    shutil.copytree(artefacts["ring"], folder)
+    model = onnx.load(folder / FUSED, load_external_data=False)
+    node = next(node for node in model.graph.node if node.op_type == "RelativeAttention")
+    next(a for a in node.attribute if a.name == attribute).i = value
+    onnx.save(model, folder / FUSED)
+    reseal(folder, FUSED)
+    with pytest.raises(ArtefactError, match=r"could not (be loaded|run)"):
+        one_step(folder)
+
+
+def one_step(folder: Path) -> None:
+    session = OrtSession.open(folder, kernel="fused")
+    session.step(np.zeros((1, 8), np.int64), session.start(1))

@@ -1,0 +1,105 @@
+"""Cases of `xl::RelativeAttention`, as data: odd sizes, every mask rule, rows at different places, persistent vectors, spans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from xl_export.tensorrt.compile import Tactic, tactics
+from xl_export.tensorrt.operator import INPUTS, Attributes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Sizes by their letters; G, R of both tables and N at least 1. first: position of each row's first token.
+
+    span: beyond how many tokens a soft mask gives nothing at all. dtype: of everything but the positions.
+    """
+
+    B: int = 1
+    H: int = 2
+    T: int
+    M: int
+    K: int = 16
+    G: int = 2
+    R: int
+    N: int = 1
+    first: tuple[int, ...] = (1000,)
+    span: int | None = None
+    full_mask: int = 0
+    nearest: int = 0
+    initial_masked: int = 1
+    persistent: int = 0
+    dtype: Literal["float16", "float32"] = "float16"
+
+    @property
+    def attributes(self) -> Attributes:
+        return Attributes(
+            full_mask=self.full_mask, nearest=self.nearest, initial_masked=self.initial_masked, persistent=self.persistent
+        )
+
+    def inputs(self, seed: int = 0) -> dict[str, np.ndarray]:
+        """Random arrays by the names of the operator's inputs."""
+        B, H, T, K, R, N, J = self.B, self.H, self.T, self.K, self.R, self.N, self.M + self.T
+        shapes = {
+            "query": (B, H, T, K), "key": (B, H, J, K), "value": (B, H, J, K), "u": (H, 1, K), "v": (H, 1, K),
+            "position_table": (self.G, R, K), "bias_table": (self.G, R),
+            "persistent_key": (H, N, K), "persistent_value": (H, N, K),
+        }  # fmt: skip
+        draw = np.random.default_rng(seed)
+        arrays = {name: draw.normal(size=shape).astype(self.dtype) for name, shape in shapes.items()}
+        for name in ("query", "u", "v"):
+            arrays[name] /= np.dtype(self.dtype).type(K**0.5)
+        if self.span is not None:
+            with np.errstate(divide="ignore"):
+                arrays["bias_table"][:] = np.log(np.clip((self.span - np.arange(R)) / 4, 0, 1))
+        arrays["first"] = np.array(self.first, np.int32)
+        return {name: arrays[name] for name in INPUTS}
+
+
+CASES = {
+    "one-token": Case(T=1, M=50, K=24, R=51),
+    "one-token-wide": Case(T=1, M=150, K=128, H=1, G=1, R=80),
+    "odd-head-width": Case(T=5, M=33, K=41, R=34),
+    "three-tiles-of-queries": Case(T=37, M=37, R=38),
+    "single-precision": Case(T=19, M=37, K=24, R=57, dtype="float32", persistent=3, N=3),
+    "full-mask": Case(T=21, M=30, R=51, full_mask=1),
+    "full-mask-clamped": Case(T=21, M=30, R=9, full_mask=1),
+    "no-memory": Case(T=20, M=0, R=1),
+    "no-memory-single": Case(T=1, M=0, R=1),
+    "shared-table": Case(T=7, M=21, R=22, G=1),
+    "restarted-row": Case(B=3, T=9, M=40, R=41, first=(1000, 0, 17)),
+    "padded-row": Case(B=2, T=9, M=20, R=21, first=(-4, -60)),
+    "zeros-before-the-text": Case(B=2, T=9, M=20, R=21, first=(0, 3), initial_masked=0),
+    "not-itself": Case(B=2, T=9, M=20, R=21, first=(0, 50), nearest=1),
+    "persistent": Case(B=2, T=9, M=20, R=21, first=(0, 50), nearest=1, persistent=5, N=5),
+    "many-persistent": Case(T=3, M=4, R=5, persistent=150, N=150),
+    "span": Case(T=18, M=40, R=41, G=1, span=11),
+    "span-shorter-than-a-tile": Case(T=1, M=40, R=41, G=1, span=3, nearest=1, persistent=2, N=2),
+    "only-persistent-in-sight": Case(T=4, M=6, R=11, G=1, span=0, persistent=2, N=2),
+}
+
+# The product's tactics, and tiles so small that these cases have many.
+SMALL = (
+    Tactic(kernel="segment_attention", block_t=16, block_j=16, warps=4, stages=1),
+    Tactic(kernel="token_attention", block_t=1, block_j=16, warps=4, stages=1),
+)
+
+
+def tactics_of(case: Case) -> list[Tactic]:
+    """Those to try: the token kernel where tokens are few, since the interpreter takes a while for each."""
+    return [tactic for tactic in (*SMALL, *tactics(case.K)) if tactic.block_t > 1 or case.T < 10]
+
+
+def key(name: str, tactic: Tactic) -> str:
+    return f"{name}/{tactic.kernel}-{tactic.block_t}-{tactic.block_j}"
+
+
+# Columns (from, to) that no query of these may see, in tiles of 16: a kernel that looks at them finds NaN.
+UNSEEN = {
+    "fresh-token": (Case(T=1, M=64, R=65, first=(0,)), (0, 64)),
+    "fresh-segment": (Case(T=16, M=64, R=65, first=(0,)), (0, 64)),
+    "second-text": (Case(T=1, M=64, R=65, first=(20,)), (0, 32)),
+}

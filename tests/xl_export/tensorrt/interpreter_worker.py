@@ -1,0 +1,56 @@
+"""Runs every case of the kernels in Triton's interpreter, which a process has for good or not at all; answers go to an .npz.
+
+Every tensor lies between margins of NaN, so that reading or writing outside of it shows, and the answers start as NaN.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np
+import torch
+
+from tests.xl_export.tensorrt.cases import CASES, SMALL, UNSEEN, Case, key, tactics_of
+from xl_export.tensorrt.compile import Tactic
+from xl_export.tensorrt.launch import launch
+
+MARGIN = 4096  # elements
+
+
+def guarded(array: np.ndarray) -> torch.Tensor:
+    filler = np.nan if array.dtype.kind == "f" else 1 << 30
+    buffer = torch.full((array.size + 2 * MARGIN,), filler, dtype=torch.from_numpy(array).dtype)
+    view = buffer[MARGIN : MARGIN + array.size].view(array.shape)
+    view[:] = torch.from_numpy(array)
+    return view
+
+
+def answer(case: Case, inputs: dict[str, np.ndarray], tactic: Tactic) -> np.ndarray:
+    out = guarded(np.full(inputs["query"].shape, np.nan, case.dtype))
+    launch(tactic, [guarded(array) for array in inputs.values()], out, attributes=case.attributes)
+    whole = torch.empty(0, dtype=out.dtype).set_(out.untyped_storage())
+    assert whole[:MARGIN].isnan().all(), "written in front of the answer"
+    assert whole[-MARGIN:].isnan().all(), "written behind the answer"
+    return out.numpy()
+
+
+def main(path: str) -> None:
+    torch.set_num_threads(1)
+    answers = {}
+    for name, case in CASES.items():
+        for tactic in tactics_of(case):
+            answers[key(name, tactic)] = answer(case, case.inputs(), tactic)
+    for name, (case, (start, stop)) in UNSEEN.items():
+        inputs = case.inputs()
+        for what in ("key", "value"):
+            inputs[what][:, :, start:stop] = np.nan
+        for tactic in SMALL:
+            answers[key(name, tactic)] = answer(case, inputs, tactic)
+    np.savez(path, **answers)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

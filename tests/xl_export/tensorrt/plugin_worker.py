@@ -1,0 +1,116 @@
+"""Drives the registered plugin as TensorRT's builder does, through the real `tensorrt.plugin`; prints what it answers as JSON.
+
+Stand-ins: the registry, and the expressions in which TensorRT computes shapes, which are plain numbers here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import tensorrt as trt  # type: ignore[import-not-found]
+import tensorrt.plugin as trtp  # type: ignore[import-not-found]
+
+from runtimes.engine import Gpu
+from xl_export.tensorrt.operator import INPUTS, NAME, Attributes
+from xl_export.tensorrt.plugin import ATTRIBUTES, register_plugin
+
+DOMAIN = "xl"
+
+
+class Number(trt.IDimensionExpr):  # type: ignore[misc]
+    """A known dimension."""
+
+    @classmethod
+    def of(cls, value: int) -> Number:
+        number: Number = trt.IDimensionExpr.__new__(cls)  # the bindings have no constructor for it
+        number.value = value
+        return number
+
+    def is_constant(self) -> bool:
+        return True
+
+    def get_constant_value(self) -> int:
+        return self.value
+
+
+OPERATIONS = {
+    trt.DimensionOperation.PROD: lambda a, b: a * b,
+    trt.DimensionOperation.SUM: lambda a, b: a + b,
+    trt.DimensionOperation.CEIL_DIV: lambda a, b: -(-a // b),
+}
+BUILDER = SimpleNamespace(constant=Number.of, operation=lambda kind, a, b: Number.of(OPERATIONS[kind](a.value, b.value)))
+
+
+def drive(capability: str, kind: str, sizes: dict[str, int], attributes: Attributes) -> dict[str, Any]:
+    creators: list[Any] = []
+    registry = SimpleNamespace(
+        register_creator=lambda creator, namespace: creators.append((creator, namespace)),
+        get_creator=lambda *_: creators[0][0],
+    )
+    trt.get_plugin_registry = lambda: registry
+    trt.DimsExprs = lambda count: [None] * count
+    make = trtp.SymInt32.__call__
+    trtp.SymInt32.__call__ = lambda symbol: (make(symbol), symbol)
+    register_plugin(Gpu(name="A GPU", compute_capability=capability))
+    register_plugin(Gpu(name="A GPU", compute_capability=capability))  # the second time it is there already
+    ((creator, namespace),) = creators
+    values = [trt.PluginField(name, np.array([getattr(attributes, name)]), trt.PluginFieldType.INT64) for name in ATTRIBUTES]
+    phase, request = trt.TensorRTPhase.BUILD, trt.QuickPluginCreationRequest.STRICT_AOT
+    plugin = creator.create_plugin(NAME, DOMAIN, trt.PluginFieldCollection(values), phase, request)
+
+    B, H, T, J, K, R, N = (sizes[letter] for letter in "BHTJKRN")
+    shapes = [[B, H, T, K], [B, H, J, K], [B, H, J, K], [B], [H, 1, K], [H, 1, K], [H, R, K], [1, R], [H, N, K], [H, N, K]]
+    of_type = getattr(trt.DataType, kind)
+    types = [trt.DataType.INT32 if name == "first" else of_type for name in INPUTS]
+    output_types = plugin.get_output_data_types(types, [len(shape) for shape in shapes])
+    output_shapes = plugin.get_output_shapes([[Number.of(size) for size in shape] for shape in shapes], [], BUILDER)
+    in_out = []
+    for shape, dtype in zip([*shapes, shapes[0]], [*types, of_type], strict=True):
+        described = trt.DynamicPluginTensorDesc()
+        described.desc = desc = trt.PluginTensorDesc()
+        desc.dims, desc.type, desc.format = trt.Dims(shape), dtype, trt.TensorFormat.LINEAR
+        described.desc = desc
+        in_out.append(described)
+    combinations = plugin.get_supported_format_combinations(in_out, len(INPUTS))
+    plugin.configure_plugin(in_out[:-1], in_out[-1:])
+    launches = []
+    for tactic in plugin.get_valid_tactics():
+        plugin.set_tactic(tactic)
+        launch, integers = SimpleNamespace(), Integers()
+        plugin.get_launch_params(None, in_out, len(INPUTS), launch, integers, BUILDER)
+        name, ptx = plugin.get_kernel([item.desc for item in in_out[:-1]], [in_out[-1].desc])
+        numbers = {key: symbol._expr.value for key, (_, symbol) in vars(launch).items()}
+        launches.append({"tactic": tactic, "name": name, "ptx": ptx.decode(), "integers": integers.values, **numbers})
+    return {
+        "namespace": namespace,
+        "fields": [field.name for field in creator.field_names],
+        "output_types": [dtype.name for dtype in output_types],
+        "output_shapes": [[size.value for size in shape] for shape in output_shapes],
+        "combination": [desc.type.name for desc in combinations],
+        "formats": sorted({desc.format.name for desc in combinations}),
+        "launches": launches,
+    }
+
+
+class Integers:
+    """Takes the kernel's integer arguments as TensorRT does. What the bindings make of them can only be written, not read."""
+
+    def __init__(self) -> None:
+        self.nbSymExprs = 0
+        self.values: list[int] = []
+
+    def __setitem__(self, index: int, expression: Any) -> None:
+        assert index == len(self.values) < self.nbSymExprs
+        made, symbol = expression
+        assert isinstance(made, trt.ISymExpr)
+        assert isinstance(symbol, trtp.SymInt32)
+        self.values.append(symbol._expr.value)
+
+
+if __name__ == "__main__":
+    capability, kind, sizes, attributes = sys.argv[1:]
+    print(json.dumps(drive(capability, kind, json.loads(sizes), Attributes(**json.loads(attributes)))))

@@ -1,0 +1,141 @@
+"""TensorRT-RTX parses and builds the graph of every architecture, without a GPU. Nothing that it builds is run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from runtimes.engine import Profile
+from runtimes.errors import ArtefactError, ConfigError
+from runtimes.spec import Spec
+from runtimes.trt_module import fresh_log
+from tests.architectures import ARCHITECTURES
+from trainer.checkpoint import load_run
+from xl_export.artefact import finite_weights, make_spec, write_graph
+from xl_export.ops import save_model
+from xl_export.tensorrt.build import configure, optimization_profile, serialize
+from xl_export.tensorrt.network import Parsed, parse
+from xl_export.tensorrt.options import BuildOptions
+
+trt = pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
+OPTIONS = BuildOptions(flavour="rtx", compute_capabilities=("8.6",), batch=(1, 2, 4))
+PRODUCTS = {"MATRIX_MULTIPLY", "ATTENTION_INPUT", "ATTENTION_OUTPUT"}
+STATISTICS = {"NORMALIZATION", "SOFTMAX"}
+BODIES_BUILT = (
+    "transformer-xl",
+    "adaptive-softmax",
+    "all-attention-groups",
+)  # the others are parsed: building takes a second each
+GRAPHS = [(name, attention) for name in ARCHITECTURES for attention in ("native", "plugin")]
+
+
+@pytest.fixture(scope="module")
+def graphs(make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Spec, Path]]:
+    """`graphs(name, attention)` → the spec and the folder with the float16 graph of a small model."""
+    runs: dict[str, Any] = {}
+
+    def make(name: str, attention: str) -> tuple[Spec, Path]:
+        if name not in runs:
+            runs[name] = load_run(make_run(**{"head_dim": 16, **ARCHITECTURES[name]}))
+        run = runs[name]
+        spec = make_spec(run, run.config.evaluation, "shift", "tensorrt")
+        folder = tmp_path_factory.mktemp("graph")
+        save_model(write_graph(spec, run.config.model, finite_weights(run), attention), folder)  # type: ignore[arg-type]
+        return spec, folder
+
+    return make
+
+
+def parsed_network(folder: Path) -> Parsed:
+    return parse(trt, fresh_log(trt), folder, attention="native", name="TensorRT-RTX")
+
+
+@pytest.mark.parametrize(("name", "attention"), GRAPHS)
+def test_the_graph_of_every_architecture_becomes_a_plan(graphs: Callable, name: str, attention: str) -> None:
+    spec, folder = graphs(name, attention)
+    parsed = parsed_network(folder)
+    network = parsed.network
+    inputs, outputs = (
+        {tensor.name: (tensor.dtype.name, tuple(tensor.shape)) for tensor in map(get, range(count))}
+        for get, count in ((network.get_input, network.num_inputs), (network.get_output, network.num_outputs))
+    )
+    names = {"int64": "INT64", "float32": "FLOAT", "float16": "HALF"}
+    for found, promised in ((inputs, spec.inputs), (outputs, spec.outputs)):
+        shapes = {fact.name: tuple(int(size) if size.isdigit() else -1 for size in fact.shape) for fact in promised}
+        assert found == {fact.name: (names[fact.dtype], shapes[fact.name]) for fact in promised}
+    kinds = [(layer.type.name, layer.get_output(0).dtype.name) for layer in map(network.get_layer, range(network.num_layers))]
+    assert {dtype for kind, dtype in kinds if kind in PRODUCTS} == {"HALF"}
+    assert {dtype for kind, dtype in kinds if kind in STATISTICS} == {"FLOAT"}
+    assert not {"PLUGIN", "PLUGIN_V2", "PLUGIN_V3"} & parsed.layers.keys()
+    fused = attention == "native" and spec.model.sublayers != "all-attention"
+    assert parsed.layers.get("ATTENTION_INPUT", 0) == (len(spec.state) // 2 if fused else 0)
+    assert sum(parsed.layers.values()) == network.num_layers
+
+    if attention == "plugin" and name not in BODIES_BUILT:
+        return
+    plan = serialize(trt, fresh_log(trt), parsed, spec, OPTIONS.profiles(spec.rule), OPTIONS)
+    assert plan.nbytes > 10_000
+
+
+def test_the_profiles_are_those_that_were_asked_for(graphs: Callable) -> None:
+    spec, folder = graphs("adaptive-softmax", "native")
+    parsed = parsed_network(folder)
+    segment, token = OPTIONS.profiles(spec.rule)
+    assert (segment.batch, segment.tokens) == ((1, 2, 4), (1, 8, 8))
+    assert (token.batch, token.tokens) == ((1, 2, 4), (1, 1, 1))
+    config = parsed.builder.create_builder_config()
+    for profile, rows in ((segment, (1, 2, 32)), (token, (1, 2, 4))):
+        made = optimization_profile(parsed.builder, spec, profile)
+        ids, wanted, keys = (
+            [tuple(size) for size in made.get_shape(name)] for name in ("input_ids", "logit_rows", "past_key_values.0.key")
+        )
+        assert ids == list(zip(profile.batch, profile.tokens, strict=True))
+        assert wanted == [(size,) for size in rows]
+        assert keys == [(size, 2, 16, 16) for size in profile.batch]
+        assert config.add_optimization_profile(made) >= 0
+    assert config.num_optimization_profiles == 2
+
+
+def test_options_reach_the_configuration(graphs: Callable) -> None:
+    spec, folder = graphs("transformer-xl", "native")
+    config = parsed_network(folder).builder.create_builder_config()
+    options = BuildOptions(flavour="rtx", compute_capabilities=("8.9", "12.0"), workspace_mib=64, optimization_level=2)
+    configure(trt, config, spec, options)
+    assert config.get_flag(trt.BuilderFlag.TF32)  # float16 products are what they are
+    assert config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 64 << 20
+    assert [config.get_compute_capability(at).name for at in range(config.num_compute_capabilities)] == ["SM89", "SM120"]
+    single = dataclasses.replace(spec, precision="fp32")
+    configure(trt, config, single, BuildOptions(refit=True, version_compatible=True))
+    assert not config.get_flag(trt.BuilderFlag.TF32)
+    assert config.get_flag(trt.BuilderFlag.REFIT)
+    assert config.get_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+
+
+def test_every_node_that_cannot_be_parsed_is_named(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 23, "other" : 1]>
+    step (float[2] x) => (float[2] y) { a = other.First (x) \n b = other.Second (a) \n y = Add (a, b) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "step.onnx")
+    with pytest.raises(
+        ArtefactError, match=r"step\.onnx cannot be parsed by TensorRT-RTX .*node \d First .*node \d Second .*\.$"
+    ):
+        parsed_network(tmp_path)
+
+
+def test_a_plugin_is_not_looked_for_where_the_graph_has_none(graphs: Callable) -> None:
+    _, folder = graphs("transformer-xl", "native")
+    with pytest.raises(ConfigError, match=r"has no xl::RelativeAttention.*`xl-export onnx --target tensorrt`"):
+        parse(trt, fresh_log(trt), folder, attention="plugin", name="TensorRT")
+
+
+def test_shapes_that_the_network_cannot_have_are_refused_with_tensorrts_reason(graphs: Callable) -> None:
+    spec, folder = graphs("transformer-xl", "native")
+    broken = dataclasses.replace(spec.state[0], shape=("batch", "2", "16", "17"))
+    wrong = dataclasses.replace(spec, state=(broken, *spec.state[1:]))
+    profiles = (Profile(name="segment", batch=(1, 1, 1), tokens=(1, 8, 8)),)
+    with pytest.raises(ArtefactError, match=r"could not build the engine \(.+\); give smaller --batch"):
+        serialize(trt, fresh_log(trt), parsed_network(folder), wrong, profiles, OPTIONS)

@@ -1,0 +1,205 @@
+"""`xl-export tensorrt`: engines of TensorRT-RTX, built here; what it refuses, in one sentence."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtimes.engine import BUILD, PLAN, SIDE_FILES, load_engine
+from runtimes.spec import load_spec
+from tests import fake_gpu
+from tests.commands import last_line, refused, xl
+from xl_export.tensorrt import build as building
+from xl_export.tensorrt.options import BuildOptions
+from xl_export.tensorrt.trtexec import trtexec_command
+
+RTX = ("--flavour", "rtx", "--compute-capability", "8.6,12.0")
+
+
+@pytest.fixture(scope="module")
+def built(artefacts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """An engine, and what the command that built it printed."""
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
+    out = tmp_path_factory.mktemp("built") / "engine"
+    result = xl("tensorrt", artefacts["shift"], "--out", out, *RTX, "--batch", "1:2:4", "--token-batch", 2)
+    assert result.exit_code == 0, result.output
+    return out, result.stdout
+
+
+def test_an_engine_folder_is_whole_and_says_what_it_is(built: tuple[Path, str], artefacts: dict[str, Path]) -> None:
+    folder, _ = built
+    assert {path.name for path in folder.iterdir()} == {PLAN, BUILD, *SIDE_FILES}
+    facts, spec = load_engine(folder)
+    assert spec == load_spec(artefacts["shift"])
+    assert facts.artefact == spec.identity
+    assert (facts.flavour, facts.attention, facts.plugin_layers, facts.gpu) == ("rtx", "native", 0, None)
+    assert facts.compute_capabilities == ("8.6", "12.0")
+    assert [(p.name, p.batch, p.tokens) for p in facts.profiles] == [
+        ("segment", (1, 2, 4), (1, 8, 8)), ("token", (2, 2, 2), (1, 1, 1)),
+    ]  # fmt: skip
+    assert facts.layers["ATTENTION_INPUT"] == spec.model.layers
+    assert facts.types["FLOAT"] > facts.layers["MATRIX_MULTIPLY"]
+    assert facts.files[PLAN].num_bytes > 100_000
+
+
+def test_the_command_says_what_was_built_and_the_same_for_nvidias_tool(
+    built: tuple[Path, str], artefacts: dict[str, Path]
+) -> None:
+    folder, said = built
+    first, second = said.splitlines()
+    assert first.startswith(f"{folder} is ready: TensorRT-RTX ")
+    assert "for compute capability 8.6, 12.0, to be compiled on the GPU that opens it; native attention, 0 plugin layers" in first
+    assert first.endswith(f"check it on the device: xl-export check {folder}")
+    words = shlex.split(second.partition(": ")[2])
+    assert words[:3] == ["tensorrt_rtx", f"--onnx={artefacts['shift'] / 'step.onnx'}", "--saveEngine=step.plan"]
+    assert words.count("--profile=0") == words.count("--profile=1") == 1
+    most = [word for word in words if word.startswith("--maxShapes=input_ids:")]
+    assert [word.split(",")[0] for word in most] == [
+        "--maxShapes=input_ids:4x8",
+        "--maxShapes=input_ids:2x2",
+    ]  # see trtexec_command
+    assert {"--noTF32", "--computeCapabilities=8.6,12.0"} <= set(words)
+
+
+def test_info_reads_an_engine(built: tuple[Path, str]) -> None:
+    document = last_line(xl("info", built[0], "--json"))
+    assert document["kind"] == "engine"
+    assert document["engine"]["flavour"] == "rtx"
+    assert "built ahead of time" in xl("info", built[0]).stdout
+
+
+def test_running_an_engine_without_a_gpu_is_refused(built: tuple[Path, str], text: str, tmp_path: Path) -> None:
+    cuda = pytest.importorskip("cuda.bindings.runtime", reason="cuda-bindings is not installed")
+    problem, count = cuda.cudaGetDeviceCount()
+    if problem == cuda.cudaError_t.cudaSuccess and count:
+        pytest.skip("there is a GPU here")
+    (tmp_path / "some.txt").write_text(text[:100])
+    for command in (("check",), ("eval", "--text", tmp_path / "some.txt"), ("generate", "--prompt", "The ")):
+        refused(xl(command[0], built[0], *command[1:]), "no NVIDIA GPU can be used here")
+
+
+def test_an_engine_is_replaced_only_with_force(built: tuple[Path, str], artefacts: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "engine"
+    assert xl("tensorrt", artefacts["shift"], "--out", out, *RTX).exit_code == 0
+    first = load_engine(out)[0].identity
+    refused(xl("tensorrt", artefacts["shift"], "--out", out, *RTX), "exists already")
+    document = last_line(xl("tensorrt", artefacts["shift"], "--out", out, *RTX, "--batch", 1, "--force", "--json"))
+    assert document["profiles"][0]["batch"] == [1, 1, 1]
+    assert load_engine(out)[0].identity != first
+    assert [path.name for path in tmp_path.iterdir()] == ["engine"]
+    refused(xl("tensorrt", artefacts["shift"], "--out", artefacts["ring"], *RTX, "--force"), f"no {BUILD}")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--flavour", "rtx"), ("--compute-capability is not given", "such as 8.6,8.9,12.0")),
+        (("--flavour", "rtx", "--compute-capability", "9.0"), ("is 9.0", "7.5, 8.0, 8.6")),
+        ((*RTX, "--attention", "plugin"), ("takes no plugins from Python", "--attention native")),
+        ((*RTX, "--refit"), ("--refit needs a GPU while",)),
+        ((*RTX, "--version-compatible"), ("--version-compatible", "leave them out")),
+        ((*RTX, "--hardware", "ampere-plus"), ("--hardware", "leave them out")),
+        (("--compute-capability", "8.6"), ("is for --flavour rtx",)),
+        ((*RTX, "--batch", "4:2:8"), ("batch of the segment profile is 4:2:8", "rising")),
+        ((*RTX, "--token-batch", "0"), ("batch of the token profile is 0:0:0",)),
+        ((*RTX, "--batch", "1:2"), ("--batch is '1:2'", "least:usual:most")),
+        ((*RTX, "--tokens", "9"), ("--tokens is 9", "1 to 8")),
+        (("--attention", "plugin", "--hardware", "ampere-plus"), ("embeds a kernel",)),
+        (("--attention", "plugin", "--token-batch", "1:2:4"), ("takes one size",)),
+    ],
+)
+def test_options_that_contradict_are_refused(
+    artefacts: dict[str, Path], tmp_path: Path, options: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    refused(xl("tensorrt", artefacts["shift"], "--out", tmp_path / "engine", *options), *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_ring_is_refused_with_the_export_that_is_needed(artefacts: dict[str, Path], tmp_path: Path) -> None:
+    refused(xl("tensorrt", artefacts["ring"], "--out", tmp_path / "engine", *RTX), "ring memory", "--target tensorrt")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("flavour", "advice"), [("tensorrt", "xl-export[tensorrt]"), ("rtx", "xl-export[tensorrt-rtx]")])
+def test_a_missing_tensorrt_is_named_with_the_command_that_installs_it(
+    artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavour: str, advice: str
+) -> None:
+    monkeypatch.setitem(sys.modules, {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}[flavour], None)  # type: ignore[arg-type]
+    options = RTX if flavour == "rtx" else ()
+    refused(xl("tensorrt", artefacts["shift"], "--out", tmp_path / "engine", *options), "is not installed", advice)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_needs_neither_pytorch_nor_onnx_runtime(artefacts: dict[str, Path], tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
+    block = "import sys\nfor name in ('torch', 'onnxruntime', 'onnx_ir', 'trainer', 'safetensors'): sys.modules[name] = None\n"
+    command = [sys.executable, "-c", block + "from xl_export.cli import main; main()", "tensorrt"]
+    arguments = [str(artefacts["shift"]), "--out", str(tmp_path / "engine"), *RTX]
+    ended = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+
+
+def test_an_interrupted_build_leaves_nothing(artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
+
+    def interrupted(trt: object) -> object:
+        monitor = make(trt)
+        monitor.step_complete = lambda phase, step: setattr(monitor, "stopped", True) or False
+        return monitor
+
+    make = building.make_monitor
+    monkeypatch.setattr(building, "make_monitor", interrupted)
+    result = xl("tensorrt", artefacts["shift"], "--out", tmp_path / "engine", *RTX)
+    assert result.exit_code == 130, result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_progress_of_a_build_has_phases_that_all_end(artefacts: dict[str, Path], tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
+    seen = []
+    make = building.make_monitor
+    monkeypatch.setattr(building, "make_monitor", lambda trt: seen.append(make(trt)) or seen[-1])
+    assert xl("tensorrt", artefacts["shift"], "--out", tmp_path / "engine", *RTX).exit_code == 0
+    assert seen[0].phases
+    assert not seen[0]._bars
+
+
+def test_the_line_for_trtexec_has_every_option(artefacts: dict[str, Path], tmp_path: Path) -> None:
+    facts, _ = load_engine(fake_gpu.make_engine(artefacts["shift"], tmp_path / "engine"))
+    spec = load_spec(artefacts["shift"])
+    options = BuildOptions(
+        hardware="ampere-plus", version_compatible=True, refit=True, workspace_mib=512, optimization_level=4,
+        timing_cache=tmp_path / "cache",
+    )  # fmt: skip
+    words = shlex.split(trtexec_command(artefacts["shift"], spec, options, facts))
+    assert words[0] == "trtexec"
+    assert any(word.startswith("--maxShapes=input_ids:2x1,") for word in words)
+    assert {
+        "--stronglyTyped", "--refit", "--versionCompatible", "--hardwareCompatibilityLevel=ampere+",
+        "--builderOptimizationLevel=4", "--memPoolSize=workspace:512M", f"--timingCacheFile={tmp_path / 'cache'}", "--noTF32",
+    } <= set(words)  # fmt: skip
+
+
+def test_the_command_that_builds_an_engine_again_is_one_that_is_taken(
+    artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
+    fake_gpu.install(monkeypatch, package="tensorrt_rtx")
+    folder = fake_gpu.make_engine(
+        artefacts["shift"], tmp_path / "engine", flavour="rtx", gpu=None, hardware="same-capability",
+        version="1.0.0.1", compute_capabilities=("8.6",),
+    )  # fmt: skip
+    said = xl("check", folder)
+    refused(said, "was built by TensorRT-RTX 1.0.0.1")
+    monkeypatch.undo()
+    command = said.stderr.partition("`")[2].partition("`")[0]
+    words = shlex.split(command.replace("ARTEFACT", str(artefacts["shift"])))
+    assert words[0] == "xl-export"
+    assert xl(*words[1:]).exit_code == 0, command
+    assert json.loads((folder / BUILD).read_text())["compute_capabilities"] == ["8.9"]  # that of the GPU here

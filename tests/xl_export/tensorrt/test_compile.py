@@ -1,0 +1,95 @@
+"""The kernels compile for every GPU, without one: to PTX that takes TensorRT's arguments alone, and on to machine code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtimes import UserError
+from tests.xl_export.tensorrt.cases import CASES
+from xl_export.tensorrt.compile import GRANTED, PTX_VERSIONS, Kernel, Sizes, Tactic, compile_kernel, tactics
+from xl_export.tensorrt.operator import INPUTS, Attributes
+
+triton = pytest.importorskip("triton")
+
+ATTRIBUTES = Attributes(full_mask=0, nearest=0, initial_masked=1, persistent=0)
+BASE = Sizes(heads=8, head_dim=64, table_heads=8, table_rows=1601, bias_heads=1, bias_rows=1, persistent_rows=1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.dir = str(tmp_path_factory.mktemp("triton"))
+        yield
+
+
+def assembled(kernel: Kernel, folder: Path) -> dict[str, int]:
+    """Registers and bytes of spilled ones, as the assembler reports them for the PTX's own GPU."""
+    target = re.search(r"\.target (sm_(\d+)a?)", kernel.ptx)
+    assert target is not None
+    (folder / "kernel.ptx").write_text(kernel.ptx)
+    tool = triton.knobs.nvidia.ptxas_blackwell if int(target[2]) >= 100 else triton.knobs.nvidia.ptxas
+    command = [tool.path, "-v", "--gpu-name", target[1], str(folder / "kernel.ptx"), "-o", str(folder / "kernel.cubin")]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert (folder / "kernel.cubin").read_bytes()[:4] == b"\x7fELF"
+    found = {what: re.search(rf"(\d+) {what}", result.stderr) for what in ("registers", "bytes spill stores")}
+    return {what: int(match[1]) for what, match in found.items() if match}
+
+
+@pytest.mark.parametrize("tactic", [tactics(64)[0], tactics(64)[-1]], ids=lambda tactic: tactic.kernel)
+@pytest.mark.parametrize("compute_capability", [75, 80, 86, 87, 89, 90, 100, 120])
+def test_the_kernels_compile_for_every_gpu(compute_capability: int, tactic: Tactic, tmp_path: Path) -> None:
+    kernel = compile_kernel(tactic, BASE, ATTRIBUTES, compute_capability=compute_capability)
+    version = re.search(r"\.version (\d+)\.(\d+)", kernel.ptx)
+    assert version is not None
+    assert int(version[1] + version[2]) == PTX_VERSIONS[compute_capability]
+    parameters = re.findall(r"\.param \.(\w+) ", kernel.ptx.split(f".entry {kernel.name}(")[1].split(")")[0])
+    assert parameters == ["u64"] * len(INPUTS) + ["u32", "u32", "u64"]  # the inputs, T and J, the answer: nothing hidden
+    assert f".reqntid {kernel.threads}" in kernel.ptx
+    assert kernel.shared_bytes <= GRANTED
+    usage = assembled(kernel, tmp_path)
+    if compute_capability >= 80:  # before, the compiler has no tensor cores for us
+        assert usage["bytes spill stores"] == 0
+
+
+@pytest.mark.parametrize("head_dim", [41, 128])
+def test_every_tactic_fits_a_small_gpu(head_dim: int, tmp_path: Path) -> None:
+    sizes = Sizes(heads=2, head_dim=head_dim, table_heads=1, table_rows=70, bias_heads=2, bias_rows=70, persistent_rows=40)
+    attributes = Attributes(full_mask=1, nearest=1, initial_masked=0, persistent=40)
+    for tactic in tactics(head_dim):
+        kernel = compile_kernel(tactic, sizes, attributes, compute_capability=87)
+        assert kernel.shared_bytes <= GRANTED, tactic
+        assert assembled(kernel, tmp_path)["registers"] <= 255
+    assert {tactic.block_t > 1 for tactic in tactics(head_dim)} == {False, True}
+
+
+def test_sizes_come_from_the_shapes_of_the_inputs() -> None:
+    case = CASES["persistent"]
+    shapes = [list(array.shape) for array in case.inputs().values()]
+    shapes[0][2] = shapes[1][2] = -1  # as TensorRT writes what is dynamic
+    assert Sizes.of(shapes) == Sizes(
+        heads=2, head_dim=16, table_heads=2, table_rows=21, bias_heads=2, bias_rows=21, persistent_rows=5
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "compute_capability", "message"),
+    [
+        ({"head_dim": 160}, 86, "heads are 160 wide .* --attention native"),
+        ({}, 70, "compute capability 70; expected one of 75, "),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(change: dict[str, int], compute_capability: int, message: str) -> None:
+    sizes = Sizes(**{**BASE.__dict__, **change})
+    with pytest.raises(UserError, match=message):
+        compile_kernel(tactics(64)[0], sizes, ATTRIBUTES, compute_capability=compute_capability)
+
+
+def test_a_kernel_that_needs_more_shared_memory_than_granted_is_refused() -> None:
+    with pytest.raises(UserError, match=r"more than the 49152 that every GPU grants"):
+        compile_kernel(tactics(64)[-1], BASE, ATTRIBUTES, compute_capability=86, dtype="float32")

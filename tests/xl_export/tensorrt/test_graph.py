@@ -1,0 +1,156 @@
+"""Artefacts for TensorRT: float16 with the right parts in float32, attention as one node, and the same answers as PyTorch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from click.testing import CliRunner
+from onnx import inliner
+
+from runtimes import UserError, check, evaluate, load_memory, open_session, save_memory
+from runtimes.spec import GRAPH, head_groups, load_spec
+from tests.architectures import ARCHITECTURES
+from xl_export.artefact import export
+from xl_export.cli import main
+from xl_export.tensorrt.operator import DOMAIN, NAME
+
+NATIVE = ("transformer-xl", "adaptive-softmax", "shaw", "all-attention")  # one for each kind of graph
+
+
+@pytest.fixture(scope="module")
+def artefact(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(run, tmp_path_factory.mktemp("tensorrt") / "artefact", target="tensorrt")
+
+
+def types_of(folder: Path) -> tuple[list[onnx.NodeProto], dict[str, int]]:
+    """The nodes of a graph, functions in place, and the type of every value."""
+    model = inliner.inline_local_functions(onnx.load(folder / GRAPH, load_external_data=False))
+    graph = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
+    types = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output, *graph.value_info)}
+    return list(graph.node), types | {i.name: i.data_type for i in graph.initializer}
+
+
+@pytest.mark.parametrize(("name", "attention"), [(n, "plugin") for n in ARCHITECTURES] + [(n, "native") for n in NATIVE])
+def test_every_architecture_exports_for_tensorrt(
+    name: str, attention: str, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = export(make_run(**ARCHITECTURES[name]), tmp_path / "a", target="tensorrt", attention=attention)  # type: ignore[arg-type]
+    report, spec = check(folder), load_spec(folder)
+    assert report.passed
+    assert report.tolerance == 2e-2
+    assert (spec.target, spec.precision, spec.form) == ("tensorrt", "fp16", "shift")
+    assert {state.dtype for state in spec.state} <= {"float16"}
+    nodes = [node for node in onnx.load(folder / GRAPH, load_external_data=False).graph.node if node.domain == DOMAIN]
+    expected = sum(map(len, head_groups(spec.model, spec.rule, spec.form))) if attention == "plugin" else 0
+    assert len(nodes) == expected
+    assert {node.op_type for node in nodes} <= {NAME}
+    found, types = types_of(folder)
+    for node in found:
+        given = {types[name] for name in node.input if name} & {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16}
+        assert len(given) < 2 or node.op_type == "CastLike", node
+        if node.op_type in ("MatMul", "Gemm", "Attention"):
+            assert given == {onnx.TensorProto.FLOAT16}, node
+        if node.op_type in ("LayerNormalization", "Softmax", "LogSoftmax", "ReduceLogSumExp", "Exp", "ReduceSum"):
+            assert given == {onnx.TensorProto.FLOAT}, node
+
+
+def test_memory_of_half_the_size_and_the_logits_in_float32(artefact: Path, artefacts: dict[str, Path]) -> None:
+    half, whole = load_spec(artefact), load_spec(artefacts["shift"])
+    assert 2 * (half.bytes_per_stream - 8) == whole.bytes_per_stream - 8
+    assert [fact.dtype for fact in half.outputs] == ["float32"] + ["float16"] * len(half.state)
+    assert dataclasses.replace(whole, target="tensorrt").state_dtype == "float32"
+
+
+def test_the_graph_is_valid_and_small(artefact: Path) -> None:
+    onnx.checker.check_model(str(artefact / GRAPH), full_check=True)
+    model = onnx.load(artefact / GRAPH, load_external_data=False)
+    assert [(function.domain, function.name) for function in model.functions] == [(DOMAIN, NAME)]
+    kinds = [node.op_type for node in model.graph.node]
+    assert "GatherElements" not in kinds  # distances and masks went with the attention that needed them
+    assert "Range" not in kinds
+    attributes = {a.name: a.type for node in model.graph.node if node.op_type == NAME for a in node.attribute}
+    assert set(attributes) == {
+        "full_mask", "nearest", "initial_masked", "persistent", "plugin_namespace", "plugin_version"
+    }  # fmt: skip
+    assert onnx.AttributeProto.FLOAT not in attributes.values()
+
+
+def test_streams_are_saved_and_continued_in_float16(artefact: Path, tokens: np.ndarray, tmp_path: Path) -> None:
+    session = open_session(artefact)
+    memory = session.start(2)
+    session.step(tokens[:16].reshape(2, 8), memory)
+    assert {array.dtype.name for array in memory.tensors.values()} == {"float16"}
+    save_memory(memory, tmp_path / "stream.npz")
+    continued = load_memory(tmp_path / "stream.npz", session)
+    answers = [session.step(tokens[16:32].reshape(2, 8), state)[0] for state in (memory, continued)]
+    assert np.array_equal(*answers)
+
+
+def test_bits_per_token_of_a_trained_model_stay_within_two_thousandths(tmp_path: Path) -> None:
+    from trainer.config import TrainConfig
+    from trainer.loop import train
+
+    config = TrainConfig.load("tiny").with_steps(400)
+    run = train(config, tmp_path / "run", progress=False)
+    tokens = open_session(run).vocab.encode((run / "valid.txt").read_text())[:3000]
+    folder = export(run, tmp_path / "a", target="tensorrt")
+    scores = [evaluate(open_session(path), tokens).bits_per_token for path in (run, folder)]
+    assert scores[0] < 4.1  # it has learned something: guessing costs 6.7
+    assert abs(scores[0] - scores[1]) < 0.002
+    assert check(folder).max_difference < 2e-2
+
+
+def test_a_weight_beyond_float16_is_refused(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    from trainer.checkpoint import load_run, save_tensors
+
+    run = make_run()
+    state = load_run(run).model.state_dict()
+    state["blocks.1.out.weight"][0, 0] = 1e6
+    save_tensors(run / "model.safetensors", state)
+    with pytest.raises(UserError, match=r"blocks\.1\.out holds values beyond 65504"):
+        export(run, tmp_path / "a", target="tensorrt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_line(run: Path, tmp_path: Path) -> None:
+    def invoke(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(main, ["onnx", str(run), "--out", str(tmp_path / "a"), *arguments])
+        return result.exit_code, result.output
+
+    code, output = invoke("--target", "tensorrt", "--memory", "ring")
+    assert code == 2
+    assert "engines have shift memory" in output
+    code, output = invoke("--attention", "native")
+    assert code == 2
+    assert "--attention is for --target tensorrt" in output
+    assert list(tmp_path.iterdir()) == []
+    code, output = invoke("--target", "tensorrt", "--attention", "native", "--mem-len", "9")
+    assert code == 0, output
+    assert "shift memory, memory 9" in output
+    assert "tolerance 0.02" in output
+
+
+def test_one_weight_in_both_types_has_two_names() -> None:
+    """The pass on a graph of its own: a constant that a product and a statistic share."""
+    from xl_export.ops import Ops
+    from xl_export.tensorrt.half import to_half
+
+    op = Ops()
+    x = ir.val("x", dtype=ir.DataType.FLOAT, shape=ir.Shape([2, 3]))
+    w = op.constant(np.eye(3, dtype=np.float32), "w")
+    y = op.LogSoftmax(op.MatMul(x, w), axis=-1)
+    z = op.Add(y, op.ReduceLogSumExp(w))
+    z.name = "z"
+    graph = ir.Graph([x], [z], nodes=op._tape.nodes, initializers=op._tape.initializers, opset_imports={"": 23}, name="g")
+    model = to_half(ir.Model(graph, ir_version=10), {"x": ir.DataType.FLOAT16, "z": ir.DataType.FLOAT})
+    assert {value.name: value.dtype for value in model.graph.initializers.values()} == {
+        "w": ir.DataType.FLOAT16, "w.float32": ir.DataType.FLOAT
+    }  # fmt: skip
+    assert [node.op_type for node in model.graph] == ["MatMul", "Cast", "LogSoftmax", "ReduceLogSumExp", "Add"]
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)

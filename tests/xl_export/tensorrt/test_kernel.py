@@ -1,0 +1,66 @@
+"""The kernels compute what the naive operator computes: in Triton's interpreter here, and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.xl_export.tensorrt.cases import CASES, SMALL, UNSEEN, key, tactics_of
+from tests.xl_export.tensorrt.test_operator import TOLERANCES, truth
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """The answers of every case in the interpreter, by key."""
+    path = tmp_path_factory.mktemp("interpreter") / "answers.npz"
+    command = [sys.executable, "-m", "tests.xl_export.tensorrt.interpreter_worker", str(path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert result.returncode == 0, result.stderr[-2000:]
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernels_in_the_interpreter_equal_the_naive_operator(name: str, interpreted: dict[str, np.ndarray]) -> None:
+    case, expected = CASES[name], truth(CASES[name])
+    for tactic in tactics_of(case):
+        answer = interpreted[key(name, tactic)]
+        assert np.abs(answer - expected).max() < TOLERANCES[case.dtype], tactic
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_tiles_that_nobody_sees_are_not_looked_at(name: str, interpreted: dict[str, np.ndarray]) -> None:
+    case, _ = UNSEEN[name]
+    expected = truth(case)
+    for tactic in SMALL:
+        if case.T == 1 or tactic.block_t > 1:
+            assert np.abs(interpreted[key(name, tactic)] - expected).max() < TOLERANCES[case.dtype], tactic
+
+
+def test_cases_reach_what_they_are_for() -> None:
+    """A query that sees nothing at all, and inputs whose tables hold -inf."""
+    assert (truth(CASES["not-itself"])[0, :, 0] == 0).all()
+    assert np.isneginf(CASES["span"].inputs()["bias_table"]).any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernels_on_a_gpu_equal_the_naive_operator(name: str) -> None:
+    from xl_export.tensorrt.launch import launch
+
+    case = CASES[name]
+    inputs = [torch.from_numpy(array).cuda() for array in case.inputs().values()]
+    for tactic in tactics_of(case):
+        answer = torch.full_like(inputs[0], torch.nan)
+        launch(tactic, inputs, answer, attributes=case.attributes)
+        assert np.abs(answer.cpu().numpy() - truth(case)).max() < TOLERANCES[case.dtype], tactic

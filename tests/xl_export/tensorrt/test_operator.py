@@ -1,0 +1,103 @@
+"""The operator's forms agree: the paper's naive attention, the naive operator, and the function body in ONNX Runtime."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import helper
+
+from runtimes.rule import MemoryRule
+from tests.xl_export.tensorrt.cases import CASES, Case
+from trainer.attention import Terms
+from trainer.naive import naive_attention
+from xl_export.tensorrt.naive import naive_relative_attention
+from xl_export.tensorrt.operator import DOMAIN, INPUTS, NAME, PLUGIN, VERSION, Attributes, function_body
+
+TOLERANCES = {"float16": 3e-3, "float32": 1e-5}
+
+
+def truth(case: Case) -> np.ndarray:
+    """The naive operator in float64, on the case's own rounded inputs."""
+    inputs = [torch.from_numpy(array) for array in case.inputs().values()]
+    doubles = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
+    return naive_relative_attention(*doubles, attributes=case.attributes).numpy()
+
+
+def model(case: Case, attributes: dict[str, int | str]) -> onnx.ModelProto:
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(case.dtype))
+    values = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), [None] * array.ndim)
+        for name, array in case.inputs().items()
+    ]
+    node = helper.make_node(NAME, INPUTS, ["answer"], domain=DOMAIN, **attributes)
+    graph = helper.make_graph([node], "one", values, [helper.make_tensor_value_info("answer", kind, [None] * 4)])
+    opsets = [helper.make_opsetid("", 23), helper.make_opsetid(DOMAIN, VERSION)]
+    return helper.make_model(graph, functions=[function_body(23)], ir_version=10, opset_imports=opsets)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_function_body_in_onnx_runtime_equals_the_naive_operator(name: str) -> None:
+    case = CASES[name]
+    proto = model(case, case.attributes.on_node())
+    onnx.checker.check_model(proto, full_check=True)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    answer = session.run(None, case.inputs())[0]
+    assert answer.dtype == case.dtype
+    assert np.abs(answer - truth(case)).max() < TOLERANCES[case.dtype]
+
+
+def test_a_node_without_the_plugin_s_name_computes_the_same() -> None:
+    case = CASES["persistent"]
+    answers = []
+    for attributes in (case.attributes.on_node(), asdict(case.attributes)):
+        session = onnxruntime.InferenceSession(model(case, attributes).SerializeToString(), providers=["CPUExecutionProvider"])
+        answers.append(session.run(None, case.inputs())[0])
+    assert np.array_equal(*answers)
+    assert set(PLUGIN) == {"plugin_namespace", "plugin_version"}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        MemoryRule(mem_len=11, segment=5),
+        MemoryRule(mem_len=11, segment=5, mask="full", include_self=False),
+        MemoryRule(mem_len=11, segment=5, initial_memory="zeros"),
+    ],
+    ids=str,
+)
+def test_the_naive_operator_equals_the_paper_s_naive_attention(rule: MemoryRule) -> None:
+    """Scores over sqrt(K), u, v, r(d), a bias and the soft span mask m(d) as log m(d), persistent vectors."""
+    B, H, T, M, K, N = 2, 3, 5, 11, 4, 6
+    J, draw = M + T, torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+    query, key, value = normal(B, T, H, K), normal(B, J, H, K), normal(B, J, H, K)
+    bias, gate = normal(J, H), torch.rand(J, H, generator=draw, dtype=torch.float64)
+    gate[-3:] = 0
+    terms = Terms(position=normal(J, H, K), bias=bias, u=normal(H, K), v=normal(H, K), gate=gate)
+    persistent = normal(H, N, K), normal(H, N, K)
+    first = torch.tensor([3, -2])
+    i = torch.arange(T)[:, None]
+    visible = rule.visible(M + i - torch.arange(J), first[:, None, None] + i, i).expand(B, T, J)
+    expected = naive_attention(query, key, value, visible=visible, terms=terms, persistent=persistent)
+
+    scale = K**-0.5
+    answer = naive_relative_attention(
+        query.transpose(1, 2) * scale, key.transpose(1, 2), value.transpose(1, 2), first,
+        terms.u[:, None] * scale, terms.v[:, None] * scale, terms.position.transpose(0, 1), (bias * scale + gate.log()).T,
+        *persistent, attributes=Attributes.of(rule, persistent=N),
+    )  # fmt: skip
+    assert (answer.transpose(1, 2) - expected).abs().max() < 1e-12
+
+
+def test_attributes_say_what_the_rule_says() -> None:
+    for rule in (MemoryRule(mem_len=7, segment=3), MemoryRule(mem_len=7, segment=3, mask="full", include_self=False)):
+        assert Attributes.of(rule).rule(mem_len=7, segment=3) == rule
+    assert all(isinstance(value, int) for value in asdict(Attributes.of(rule)).values())

@@ -1,0 +1,65 @@
+"""The step graph for one kernel: each layer's ring write, position scores, mask, softmax and values as one operator.
+
+`RelativeAttention` of the library in `runtimes/kernel/` does in the cache what the standard operators do in memory. It serves
+ring memory that is masked before a text begins, and models whose scores depend on distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import onnx_ir as ir
+
+from runtimes.spec import Spec
+from trainer.model_config import ModelConfig
+from xl_export.layers import Weights
+from xl_export.step import Group, StepGraph
+from xl_export.tables import bias_table, position_table, query_bias
+
+DOMAIN = "xl_export"
+
+
+def takes(spec: Spec) -> bool:
+    """Whether the operator computes what this artefact's layers do."""
+    by_distance = spec.model.positions in ("relative", "shaw", "learned") and spec.model.sublayers == "feed-forward"
+    served = spec.form == "ring" and spec.state_dtype == "float32" and spec.target == "onnxruntime"
+    return served and spec.rule.initial_memory == "masked" and by_distance
+
+
+def fused_step_graph(spec: Spec, config: ModelConfig, weights: Weights) -> ir.Model:
+    """The model of `step_graph` with the fused operator."""
+    return _FusedStepGraph(spec, config, weights).build()
+
+
+class _FusedStepGraph(StepGraph):
+    domains: Mapping[str, int] = MappingProxyType({DOMAIN: 1})
+
+    def attention(self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]) -> ir.Value:
+        op, config = self.op, self.config
+        order = [head for group in groups for head in group.heads]
+        query, context = (products := self.projected(layer, x, order, []))[0][0], products[-1][0]
+        key_at = 0 if len(products) > 1 else len(order) * config.head_dim
+        answers = []
+        for group in groups:
+            arguments = (self.weights, config)
+            u, v = (query_bias(*arguments, kind, layer, group.heads) for kind in ("u", "v"))
+            table = position_table(*arguments, group.rule, layer, group.heads)
+            bias = bias_table(*arguments, group.rule, layer, group.heads)
+            assert table is not None, "a model whose scores depend on distance has a table"
+            name, before = f"blocks.{group.name}.", order.index(group.heads[0]) * config.head_dim
+            inputs = [
+                query, context, *(self.inputs[f"past_key_values.{group.name}.{kind}"] for kind in ("key", "value")),
+                op.constant(table, name + "position_table"), self.inputs["position_ids"],
+                *(None if x is None else op.constant(x, name + kind) for x, kind in ((u, "u"), (v, "v"), (bias, "bias_table"))),
+            ]  # fmt: skip
+            attributes = {
+                "heads": len(group.heads), "head_dim": config.head_dim, "mem_len": group.rule.mem_len,
+                "nearest": group.rule.nearest, "full": int(group.rule.mask == "full"), "query_at": before,
+                "key_at": key_at + before, "value_at": key_at + len(order) * config.head_dim + before,
+            }  # fmt: skip
+            answer, *kept = op.custom(DOMAIN, "RelativeAttention", inputs, attributes, outputs=3)
+            answers.append(answer)
+            present += kept
+        joined = op.Concat(*answers, axis=2) if len(answers) > 1 else answers[0]
+        return op.MatMul(joined, self.output_projection(layer, order))

@@ -1,0 +1,126 @@
+"""ARTEFACT → ENGINE: `build(artefact, out, options)` parses, builds and writes a plan with the facts that prove it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from runtimes.cuda_memory import Cuda
+from runtimes.engine import BUILD, NAMES, PLAN, SIDE_FILES, EngineFacts, Profile, save_engine
+from runtimes.errors import ArtefactError, ConfigError, UserError
+from runtimes.files import atomic_file, atomic_folder, read_bytes, refuse_existing
+from runtimes.machine import package_versions
+from runtimes.spec import Spec, file_facts, load_spec
+from runtimes.trt_module import fresh_log, load_tensorrt
+from xl_export.tensorrt.network import Parsed, parse
+from xl_export.tensorrt.options import BuildOptions
+from xl_export.tensorrt.progress import make_monitor
+
+
+def build(artefact: Path | str, out: Path | str, options: BuildOptions, *, force: bool = False) -> EngineFacts:
+    """Builds the engine of an artefact into the folder `out`, and returns its facts, which are in `build.json` there.
+
+    Raises UserError when `out` exists (unless it is an engine and `force`), when TensorRT is not installed, when the artefact
+    is damaged or of a form that engines do not take, and when TensorRT refuses the graph; `out` is then as it was.
+    """
+    artefact, out = Path(artefact), Path(out)
+    refuse_existing(out, force=force, marker=BUILD)
+    spec = load_spec(artefact)
+    refuse_form(spec, artefact)
+    profiles = options.profiles(spec.rule)
+    trt = load_tensorrt(options.flavour)
+    gpu = Cuda().gpu if options.flavour == "tensorrt" else None
+    log = fresh_log(trt)
+    if options.attention == "plugin":
+        from xl_export.tensorrt.plugin import refuse_unfit, register_plugin
+
+        assert gpu is not None, "the plugin is not for engines built ahead of time"
+        refuse_unfit(spec, gpu)
+        register_plugin(gpu)
+    began = time.perf_counter()
+    with atomic_folder(out, force=force, marker=BUILD) as folder:
+        parsed = parse(trt, log, artefact, attention=options.attention, name=NAMES[options.flavour])
+        (folder / PLAN).write_bytes(serialize(trt, log, parsed, spec, profiles, options))
+        for name in SIDE_FILES:
+            shutil.copyfile(artefact / name, folder / name)
+        facts = EngineFacts(
+            artefact=spec.identity, flavour=options.flavour, version=trt.__version__, attention=options.attention,
+            compute_capabilities=options.compute_capabilities if gpu is None else (gpu.compute_capability,), gpu=gpu,
+            hardware=options.hardware if gpu else "same-capability", version_compatible=options.version_compatible,
+            refit=options.refit, profiles=profiles, layers=parsed.layers, types=parsed.types,
+            plugin_layers=parsed.plugin_layers, seconds=time.perf_counter() - began, producer=package_versions(),
+            files={path.name: file_facts(path) for path in sorted(folder.iterdir())},
+        )  # fmt: skip
+        save_engine(folder, facts)
+    return facts
+
+
+def refuse_form(spec: Spec, artefact: Path) -> None:
+    """Raises ConfigError for an artefact whose memory TensorRT cannot update."""
+    if spec.form == "ring":
+        raise ConfigError(
+            f"{artefact} has ring memory, whose circular TensorScatter TensorRT lacks; "
+            "export it with `xl-export onnx --target tensorrt`."
+        )
+
+
+def serialize(trt: Any, log: Any, parsed: Parsed, spec: Spec, profiles: tuple[Profile, ...], options: BuildOptions) -> memoryview:
+    """The plan of a parsed network; raises ArtefactError with TensorRT's own reason where there is none."""
+    config = parsed.builder.create_builder_config()
+    for index, profile in enumerate(profiles):
+        taken = config.add_optimization_profile(optimization_profile(parsed.builder, spec, profile))
+        assert taken == index, f"TensorRT refused the {profile.name} profile: {log.last_error()}"
+    configure(trt, config, spec, options)
+    cache = read_timing_cache(config, options.timing_cache) if options.timing_cache else None
+    monitor = make_monitor(trt)
+    config.progress_monitor = monitor
+    plan = parsed.builder.build_serialized_network(parsed.network, config)
+    if monitor.stopped:
+        raise KeyboardInterrupt
+    if plan is None:
+        raise ArtefactError(
+            f"{NAMES[options.flavour]} {trt.__version__} could not build the engine ({log.last_error()}); "
+            "give smaller --batch, more --workspace-mib or another --attention."
+        )
+    if cache is not None and options.timing_cache:
+        with atomic_file(options.timing_cache) as temporary:
+            temporary.write_bytes(memoryview(config.get_timing_cache().serialize()))
+    return memoryview(plan)
+
+
+def optimization_profile(builder: Any, spec: Spec, profile: Profile) -> Any:
+    """TensorRT's form of a profile: least, usual and most shape of every input."""
+    made = builder.create_optimization_profile()
+    for fact in spec.inputs:
+        made.set_shape(fact.name, *(fact.sizes(**profile.axes(which)) for which in range(3)))
+    return made
+
+
+def configure(trt: Any, config: Any, spec: Spec, options: BuildOptions) -> None:
+    """Sets what the options ask for. Products of fp32 artefacts are fp32: TensorFloat-32 would miss their tolerance."""
+    flags = {trt.BuilderFlag.REFIT: options.refit, trt.BuilderFlag.VERSION_COMPATIBLE: options.version_compatible}
+    flags[trt.BuilderFlag.TF32] = spec.precision != "fp32"
+    for flag, wanted in flags.items():
+        config.set_flag(flag) if wanted else config.clear_flag(flag)
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    if options.workspace_mib is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_mib << 20)
+    if options.optimization_level is not None:
+        config.builder_optimization_level = options.optimization_level
+    if options.hardware != "same-gpu":
+        level = {"same-capability": "SAME_COMPUTE_CAPABILITY", "ampere-plus": "AMPERE_PLUS"}[options.hardware]
+        config.hardware_compatibility_level = getattr(trt.HardwareCompatibilityLevel, level)
+    if options.compute_capabilities:
+        config.num_compute_capabilities = len(options.compute_capabilities)
+        for index, capability in enumerate(options.compute_capabilities):
+            config.set_compute_capability(getattr(trt.ComputeCapability, "SM" + capability.replace(".", "")), index)
+
+
+def read_timing_cache(config: Any, path: Path) -> Any:
+    """The cache of a file, or an empty one where there is none yet; raises UserError for one of another TensorRT or GPU."""
+    cache = config.create_timing_cache(read_bytes(path) if path.exists() else b"")
+    if cache is None or not config.set_timing_cache(cache, False):
+        raise UserError(f"{path} is not a timing cache of this TensorRT and GPU; remove it, or give another --timing-cache.")
+    return cache

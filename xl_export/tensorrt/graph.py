@@ -1,0 +1,95 @@
+"""The step graph that TensorRT takes: `shift` memory, float16 throughout, and attention that a plugin can take.
+
+Attention is a node of `xl::RelativeAttention`, of which the model holds the body too (`operator.py`), or standard operators
+(`native`). ONNX Runtime runs either as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from runtimes.spec import Spec, state_tensors
+from trainer.model_config import ModelConfig
+from xl_export.artefact import Attention
+from xl_export.head import selected_densely
+from xl_export.layers import Weights
+from xl_export.ops import TYPES
+from xl_export.persistent import persistent_tables
+from xl_export.step import Group, StepGraph
+from xl_export.tables import bias_table, position_table, query_bias
+from xl_export.tensorrt.half import to_half
+from xl_export.tensorrt.operator import DOMAIN, NAME, VERSION, Attributes, function_body
+
+
+def tensorrt_graph(spec: Spec, config: ModelConfig, weights: Weights, *, attention: Attention) -> ir.Model:
+    """The ONNX model of one step for TensorRT, in the spec's precision."""
+    single = dataclasses.replace(spec, precision="fp32", state=state_tensors(spec.model, spec.rule, spec.form))
+    model = (_EngineStep if attention == "native" else _OperatorStep)(single, config, weights).build()
+    if attention == "plugin":
+        model.graph.opset_imports[DOMAIN] = VERSION
+        RemoveUnusedNodesPass()(model)  # distances and masks, which the operator works out by itself
+    if spec.precision == "fp16":
+        model = to_half(model, {fact.name: TYPES[fact.dtype] for fact in (*spec.inputs, *spec.outputs)})
+    if attention == "plugin":
+        body = ir.serde.deserialize_function(function_body(spec.opset))
+        model.functions[body.identifier()] = body
+    return model
+
+
+class _EngineStep(StepGraph):
+    """The step in shapes that depend on nothing but batch, segment and rows."""
+
+    def selected(self, x: ir.Value) -> list[ir.Value]:
+        return list(selected_densely(self, self.config, x, self.inputs["targets"], self.inputs["logit_rows"]))
+
+
+class _OperatorStep(_EngineStep):
+    """The step with one node per layer and group of heads for what they give to the context."""
+
+    def context_attention(self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value) -> ir.Value:
+        count = self.spec.model.persistent if self.config.sublayers == "all-attention" else 0
+        inputs = [query, key, value, self.first, *self.terms(group), *self.persistent(group, count)]
+        answer = self.op.custom(DOMAIN, NAME, inputs, Attributes.of(group.rule, persistent=count).on_node(), outputs=1)[0]
+        answer.dtype, answer.shape = ir.DataType.FLOAT, ir.Shape(["batch", len(group.heads), "segment", self.head_dim])
+        return answer
+
+    @functools.cached_property
+    def first(self) -> ir.Value:
+        """Stream positions int32 [B] of the first token: as far as they matter, so that no stream is too long for an int32."""
+        op, rule = self.op, self.rule
+        position = op.Gather(self.inputs["position_ids"], op.constant(np.array(0)), axis=1)
+        clipped = op.Clip(position, op.constant(np.array(-rule.segment)), op.constant(np.array(rule.slots)))
+        return op.Cast(clipped, to=ir.DataType.INT32)
+
+    def terms(self, group: Group) -> list[ir.Value]:
+        """u, v, the position table and the bias table of a group, zeros for those that the model does not have."""
+        arguments, heads, name = (self.weights, self.config), group.heads, f"blocks.{group.name}."
+        u, v = (query_bias(*arguments, kind, group.layer, heads) for kind in ("u", "v"))
+        table = position_table(*arguments, group.rule, group.layer, heads)
+        if table is not None:
+            table = table[:1] if self.config.positions == "learned" else table  # one table for all heads
+            table = table.transpose(0, 2, 1)
+        bias = bias_table(*arguments, group.rule, group.layer, heads)
+        return [
+            self.given(u, name + "u", (len(heads), 1, self.head_dim)),
+            self.given(v, name + "v", (len(heads), 1, self.head_dim)),
+            self.given(table, name + "position_table", (1, 1, self.head_dim)),
+            self.given(None if bias is None else bias[:, 0], name + "bias_table", (1, 1)),
+        ]
+
+    def persistent(self, group: Group, count: int) -> list[ir.Value]:
+        """Persistent keys and values of a group's heads, or one of zeros that is not used."""
+        if not count:
+            return [self.given(None, "", (len(group.heads), 1, self.head_dim))] * 2
+        pair = persistent_tables(self, group.layer)
+        names = (f"blocks.{group.name}.persistent.{kind}" for kind in ("key", "value"))
+        return [self.op.constant(table[list(group.heads)], name) for table, name in zip(pair, names, strict=True)]
+
+    def given(self, array: np.ndarray | None, name: str, shape: Sequence[int]) -> ir.Value:
+        return self.op.constant(np.zeros(shape, np.float32)) if array is None else self.op.constant(array, name)

@@ -1,0 +1,55 @@
+"""The same build as a line for NVIDIA's own tool: for comparison, and for machines without Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+
+from runtimes.engine import PLAN, EngineFacts, Profile
+from runtimes.spec import GRAPH, Spec
+from xl_export.tensorrt.options import BuildOptions
+
+TOOLS = {"tensorrt": "trtexec", "rtx": "tensorrt_rtx"}
+LEVELS = {"same-capability": "sameComputeCapability", "ampere-plus": "ampere+"}
+
+
+def trtexec_command(artefact: Path, spec: Spec, options: BuildOptions, facts: EngineFacts) -> str:
+    """The line that builds the same plan from the artefact's graph with native attention.
+
+    Where the graph has ONNX's own Attention the token profile reaches to 2 tokens: the tool cannot mark it decomposable, and
+    TensorRT has a fused kernel for one to two tokens, none for exactly one.
+    The plugin is not in it: its kernel is registered from Python while the engine is built. The plan that was built with it
+    needs no Python any more, and `trtexec --loadEngine` times it.
+    """
+    words = [TOOLS[options.flavour], f"--onnx={artefact / GRAPH}", f"--saveEngine={PLAN}"]
+    if options.flavour == "tensorrt":
+        words.append("--stronglyTyped")
+    for index, profile in enumerate(facts.profiles):
+        if profile.name == "token" and "ATTENTION_INPUT" in facts.layers:
+            profile = dataclasses.replace(profile, tokens=(1, 1, 2))
+        words.append(f"--profile={index}")
+        words += [f"--{which}Shapes={shapes(spec, profile, at)}" for at, which in enumerate(("min", "opt", "max"))]
+    if spec.precision == "fp32":
+        words.append("--noTF32")
+    if options.refit:
+        words.append("--refit")
+    if options.version_compatible:
+        words.append("--versionCompatible")
+    if options.hardware != "same-gpu":
+        words.append(f"--hardwareCompatibilityLevel={LEVELS[options.hardware]}")
+    if options.workspace_mib is not None:
+        words.append(f"--memPoolSize=workspace:{options.workspace_mib}M")
+    if options.optimization_level is not None:
+        words.append(f"--builderOptimizationLevel={options.optimization_level}")
+    if options.timing_cache:
+        words.append(f"--timingCacheFile={options.timing_cache}")
+    if options.compute_capabilities:
+        words.append(f"--computeCapabilities={','.join(options.compute_capabilities)}")
+    return shlex.join(words)
+
+
+def shapes(spec: Spec, profile: Profile, which: int) -> str:
+    """Every input's shape in one profile, as trtexec takes them: `name:1x2x3,name:…`; its names may hold dots."""
+    axes = profile.axes(which)
+    return ",".join(f"{fact.name}:{'x'.join(map(str, fact.sizes(**axes)))}" for fact in spec.inputs)
