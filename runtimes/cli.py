@@ -173,8 +173,8 @@ def _finite(value: Any) -> Any:
 def kernel_command() -> None:
     """Build the fused attention operator for this processor.
 
-    That takes GCC (g++, or what $CXX names). Built once, it is used by every command, for every artefact that has a graph for it; `info` says which have. Its file
-    is in the user's cache; without it the standard operators compute the same.
+    That takes GCC (g++, or what $CXX names). Built once, it is used by every command, for every artefact that has a graph
+    for it; `info` says which have. Its file is in the user's cache; without it the standard operators compute the same.
     """
     click.echo(f"the fused kernel is {fused.build()}")
 
