@@ -83,7 +83,8 @@ def describe_lines(facts: dict[str, Any]) -> list[str]:
     mean = f" and {facts['mean_tolerance']:g} in the mean" if facts["mean_tolerance"] < facts["tolerance"] else ""
     lines.append(f"precision   {facts['precision']}, check within {facts['tolerance']:g} nats{mean}, opset {facts['opset']}")
     if facts["measured"]:
-        lines.append(f"            {sentence(facts['precision'], Measured(**facts['measured']))}")
+        measured = Measured(**facts["measured"])
+        lines.append(f"            {sentence(facts['precision'], measured, memory=facts['memory_precision'])}")
     lines += _engine_lines(facts["engine"]) if facts["kind"] == "engine" else []
     lines += [
         f"file        {name}, {file['num_bytes']:,} bytes, sha256 {file['sha256']}" for name, file in facts["files"].items()

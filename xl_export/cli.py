@@ -163,7 +163,7 @@ def onnx(
     verdict = "is ready" if report.passed else "is written, but its check FAILED on this machine"
     click.echo(f"{out} {verdict}: {spec.form} memory, {spec.rule}; {report.sentence}")
     if spec.measured is not None:
-        click.echo(sentence(spec.precision, spec.measured))
+        click.echo(sentence(spec.precision, spec.measured, memory=spec.memory_precision))
     elif spec.lossy:
         click.echo(f"{spec.precision} is not measured: {run} kept no test text; give one with --text FILE")
 

@@ -262,7 +262,7 @@ def test_the_command_says_what_was_measured_and_info_repeats_it(calm_run: Callab
     run, out = calm_run("transformer-xl"), tmp_path / "artefact"
     result = CliRunner().invoke(main, ["onnx", str(run), "--out", str(out), "--precision", "int8", "--memory-precision", "fp16"])
     assert result.exit_code == 0, result.output
-    assert "int8: " in result.output
+    assert "int8 with fp16 memory: " in result.output
     assert "held-out tokens" in result.output
     info = CliRunner().invoke(main, ["info", str(out)])
     assert "ring in fp16" in info.output
