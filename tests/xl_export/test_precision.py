@@ -267,7 +267,7 @@ def test_the_command_says_what_was_measured_and_info_repeats_it(calm_run: Callab
     info = CliRunner().invoke(main, ["info", str(out)])
     assert "ring in fp16" in info.output
     assert "check within 0.5 nats and 0.02 in the mean" in info.output
-    assert "int8: " in info.output
+    assert "int8 with fp16 memory: " in info.output
     (run / "test.txt").unlink()
     result = CliRunner().invoke(main, ["onnx", str(run), "--out", str(tmp_path / "other"), "--precision", "int8"])
     assert "is not measured" in result.output
