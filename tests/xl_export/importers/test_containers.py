@@ -43,7 +43,7 @@ def test_storages_of_other_devices_and_saved_classes_are_read(tmp_path: Path) ->
 def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "none", tmp_path / "pipe"):
-        with pytest.raises(CheckpointError, match="is not a file|does not exist"):
+        with pytest.raises(CheckpointError, match=r"is not a file|does not exist"):
             read_pickle(path)
     refused(tmp_path / "file", b"", "is empty")
     refused(tmp_path / "file", b"text of a reader", "is a text, not a checkpoint")
