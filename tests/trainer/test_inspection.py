@@ -225,7 +225,7 @@ def test_spans_that_no_training_leaves_are_refused(share: float) -> None:
 
 
 def test_spans_of_a_model_without_them_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no adaptive spans; give a run whose configuration has model\.span"):
+    with pytest.raises(ConfigError, match=r"no learned spans; give a run whose configuration has model\.span"):
         learned_spans(build("transformer-xl")[0])
 
 

@@ -43,10 +43,10 @@ def test_storages_of_other_devices_and_saved_classes_are_read(tmp_path: Path) ->
 def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "none", tmp_path / "pipe"):
-        with pytest.raises(CheckpointError, match="is not a file"):
+        with pytest.raises(CheckpointError, match=r"is not a file|does not exist"):
             read_pickle(path)
-    refused(tmp_path / "file", b"", "ends in the middle")
-    refused(tmp_path / "file", b"text of a reader", "the pickle")
+    refused(tmp_path / "file", b"", "is empty")
+    refused(tmp_path / "file", b"text of a reader", "is a text, not a checkpoint")
 
 
 def member_offset(data: bytes, member: str) -> int:
@@ -74,7 +74,7 @@ def test_a_truncated_file_is_refused(file: str, tmp_path: Path) -> None:
 
 def test_a_truncated_bare_pickle_is_refused(tmp_path: Path) -> None:
     whole = (DATA / "hf-wt103/pretrained/vocab.pkl").read_bytes()
-    for keep in range(0, len(whole), 101):
+    for keep in range(1, len(whole), 101):
         refused(tmp_path / "file", whole[:keep], "the pickle")
 
 
