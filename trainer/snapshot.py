@@ -18,7 +18,7 @@ from runtimes.errors import ArtefactError, ConfigError, first_line
 from runtimes.records import from_json, to_json
 from trainer.checkpoint import MODEL, STATE, load_metadata, load_tensors, save_tensors
 from trainer.optimizer import optimizer_tensors
-from trainer.state import Training
+from trainer.state import Training, refuse_infinite
 from trainer.validation import Validation, best
 
 
@@ -68,8 +68,10 @@ def write(training: Training, tensors: dict[str, Tensor], folder: Path, text: st
 
 
 def save(training: Training, folder: Path, text: str) -> None:
-    """Snapshot and write, the latter by the first process. Collective."""
+    """Snapshot and write, the latter by the first process. Collective; raises UserError for a state that is not finite."""
     tensors = snapshot(training)
+    if broken := _not_finite(tensors):
+        refuse_infinite(*broken, training.step, training.ranks)
     training.ranks.on_first(lambda: write(training, tensors, folder, text))
 
 
@@ -91,6 +93,8 @@ def restore(training: Training, run: Path, text: str) -> None:
         lanes = {f"memory.{layer}": torch.empty(tensor.shape) for layer, tensor in enumerate(whole)}
         random = torch.empty(facts.ranks, len(_random_state(ranks.device)), dtype=torch.uint8)
     saved, _ = load_tensors(path, expected=shared | lanes | {"random": random})
+    if broken := _not_finite(saved):
+        raise ArtefactError(f"{path} is of no use: {broken[0]} holds {broken[1]}; start a new run with a lower learning_rate.")
     for name, tensor in shared.items():
         tensor.copy_(saved[name])
     parts = [ranks.share(saved[name]).to(ranks.device).chunk(config.accumulate) for name in lanes]
@@ -126,6 +130,14 @@ def _shared(training: Training) -> dict[str, Tensor]:
     if training.average is not None:
         named |= {f"average.{name}": tensor for name, tensor in training.average.module.state_dict().items()}
     return named
+
+
+def _not_finite(tensors: dict[str, Tensor]) -> tuple[str, float] | None:
+    """Name and value of a number that is none."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not (finite := tensor.isfinite()).all():
+            return name, float(tensor[~finite][0])
+    return None
 
 
 def _read_facts(path: Path, steps: int) -> Facts:

@@ -152,6 +152,16 @@ def test_a_random_state_that_is_none_is_refused(make_config: Make, tmp_path: Pat
         resume(tmp_path / "run", progress=False)
 
 
+@pytest.mark.parametrize("name", ["model.blocks.0.key.weight", "exp_avg.blocks.0.key.weight", "memory.1"])
+def test_a_checkpoint_that_is_not_finite_is_refused(make_config: Make, tmp_path: Path, name: str) -> None:
+    train_until(make_config(), tmp_path / "run", 7)
+    tensors, facts = state(tmp_path / "run")
+    tensors[name].view(-1)[3] = torch.inf
+    checkpoint.save_tensors(tmp_path / "run/training.safetensors", tensors, {"facts": json.dumps(facts)})
+    with pytest.raises(ArtefactError, match=rf"training\.safetensors is of no use: {name} holds inf"):
+        resume(tmp_path / "run", progress=False)
+
+
 def test_the_best_model_is_needed_to_go_on_where_it_is_older_than_the_checkpoint(make_config: Make, tmp_path: Path) -> None:
     train_until(make_config(), tmp_path / "run", 17)
     best = (tmp_path / "run/model.safetensors").read_bytes()
