@@ -26,7 +26,7 @@ from trainer.validation import Validation, best
 class Facts:
     """What a checkpoint says besides its tensors.
 
-    text: hash of the training text. at: where the next segment begins in the lanes. position: of that segment in its
+    text: hashes of the training and the held-out text. at: where the next segment begins in the lanes. position: of that segment in its
     streams. averaged: how many weights are in the average. scale, scale_steps: fp16 loss scale, and steps since it changed.
     ranks: processes whose random states are held.
     """
@@ -50,7 +50,7 @@ def snapshot(training: Training) -> dict[str, Tensor]:
 
 
 def facts_of(training: Training, text: str) -> Facts:
-    """The rest of the state, the same on every process; text: hash of the training text."""
+    """The rest of the state, the same on every process; text: hashes of what is read."""
     scale = training.scaler.state_dict() or {"scale": 1.0, "_growth_tracker": 0}
     return Facts(
         text=text, step=training.step, at=training.at, position=training.position,
@@ -76,15 +76,16 @@ def save(training: Training, folder: Path, text: str) -> None:
 
 
 def restore(training: Training, run: Path, text: str) -> None:
-    """Brings a new `Training` to the last checkpoint of `run`; `text` must be the hash of the text it was trained on.
+    """Brings a new `Training` to the last checkpoint of `run`; `text` must be the hashes of what it has read.
 
     Every process takes its share of the lanes' memory, so there may be more or fewer of them than before. Raises ArtefactError
     for a file that is damaged or another model's, ConfigError for another text.
     """
     path, config, ranks = run / STATE, training.config, training.ranks
     facts = _read_facts(path, config.steps)
-    if facts.text != text:
-        raise ConfigError(f"the text that {run} was trained on has changed since; restore it, or start a new run.")
+    if facts.text not in (text, text.partition("-")[0]):  # older checkpoints know the training text alone
+        part = "validated" if facts.text.startswith(text.partition("-")[0]) else "trained"
+        raise ConfigError(f"the text that {run} was {part} on has changed since; restore it, or start a new run.")
     training.step, training.at, training.position = facts.step, facts.at, facts.position
     training.validations = list(facts.validations)
     shared = _shared(training)
