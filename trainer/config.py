@@ -16,6 +16,7 @@ from trainer.model_config import ModelConfig
 
 BUILT_IN = Path(__file__).parent / "configs"
 Corpus = Literal["enwik8", "text8", "wikitext-103", "one-billion-word", "penn-treebank"]  # those of trainer.data.corpora
+MAX_RATE = 1e30  # what optimisers compute from a larger one is beyond fp32, which PyTorch answers with a RuntimeError
 Schedule = tuple[tuple[int, int], ...]  # [step, value] pairs
 
 
@@ -100,8 +101,10 @@ class TrainConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected a positive number.")
         if self.batch % self.accumulate:
             raise ConfigError(f"accumulate is {self.accumulate}; expected a divisor of batch, {self.batch}.")
-        if self.learning_rate <= 0 or self.clip <= 0:
-            raise ConfigError(f"learning_rate is {self.learning_rate} and clip {self.clip}; expected positive numbers.")
+        if not 0 < self.learning_rate <= MAX_RATE or self.clip <= 0:
+            raise ConfigError(
+                f"learning_rate is {self.learning_rate} and clip {self.clip}; expected positive numbers, the first up to {MAX_RATE}."
+            )
         if not 0 <= self.min_learning_rate <= self.learning_rate:
             raise ConfigError(
                 f"min_learning_rate is {self.min_learning_rate}; expected 0 to learning_rate, {self.learning_rate}."
@@ -125,9 +128,9 @@ class TrainConfig:
         self.model.check_training_rule(self.longest)
 
     def _check_schedule(self, name: str, pairs: Schedule) -> None:
-        steps = [pair[0] for pair in pairs]
+        steps = [pair[0] for pair in pairs if len(pair) == 2]
         ascending = steps == sorted(set(steps)) and all(0 <= step < self.steps for step in steps)
-        if not ascending or any(len(pair) != 2 for pair in pairs):
+        if not ascending or len(steps) < len(pairs):
             raise ConfigError(
                 f"{name}_schedule is {[list(pair) for pair in pairs]}; expected [step, {name}] pairs, "
                 f"steps ascending from 0 to below steps, {self.steps}."

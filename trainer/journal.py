@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.errors import needs
-from runtimes.files import atomic_file, writing
+from runtimes.files import atomic_file, read_bytes, writing
 from trainer.checkpoint import METRICS
 
 EVENTS = "tensorboard"  # folder in the run
@@ -49,11 +49,11 @@ def _summary_writer() -> Any:
 def _trim(path: Path, step: int) -> None:
     """Drops what was logged after the checkpoint, and a line that a kill cut short."""
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+    for line in read_bytes(path).decode("utf-8", errors="replace").splitlines() if path.is_file() else []:
         try:
             if json.loads(line)["step"] <= step:
                 kept.append(line + "\n")
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
     with atomic_file(path) as temporary:
         temporary.write_text("".join(kept), encoding="utf-8")

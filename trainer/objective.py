@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from runtimes.rule import MemoryRule
 from trainer.model import LanguageModel
+from trainer.vocabulary import at_least_fp32
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def segment_loss(
             objective = objective + 0.0 * sum(parameter.sum() for parameter in classifier.parameters())  # used, for DDP
             continue
         seen = outputs[layer] if layer < config.layers - 1 else model.last(outputs)
-        logits = classifier(seen[:, first : tokens.shape[1] - (ahead - 1)])
+        logits = at_least_fp32(classifier(seen[:, first : tokens.shape[1] - (ahead - 1)]))
         objective = objective + F.cross_entropy(logits.flatten(0, 1), targets[:, first + ahead - 1 :].flatten()) / ahead
     for span in model.spans():
         objective = objective + span.penalty()

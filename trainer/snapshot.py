@@ -18,7 +18,7 @@ from runtimes.errors import ArtefactError, ConfigError, first_line
 from runtimes.records import from_json, to_json
 from trainer.checkpoint import MODEL, STATE, load_metadata, load_tensors, save_tensors
 from trainer.optimizer import optimizer_tensors
-from trainer.state import Training
+from trainer.state import Training, refuse_infinite
 from trainer.validation import Validation, best
 
 
@@ -26,7 +26,7 @@ from trainer.validation import Validation, best
 class Facts:
     """What a checkpoint says besides its tensors.
 
-    text: hash of the training text. at: where the next segment begins in the lanes. position: of that segment in its
+    text: hashes of the training and the held-out text. at: where the next segment begins in the lanes. position: of that segment in its
     streams. averaged: how many weights are in the average. scale, scale_steps: fp16 loss scale, and steps since it changed.
     ranks: processes whose random states are held.
     """
@@ -50,7 +50,7 @@ def snapshot(training: Training) -> dict[str, Tensor]:
 
 
 def facts_of(training: Training, text: str) -> Facts:
-    """The rest of the state, the same on every process; text: hash of the training text."""
+    """The rest of the state, the same on every process; text: hashes of what is read."""
     scale = training.scaler.state_dict() or {"scale": 1.0, "_growth_tracker": 0}
     return Facts(
         text=text, step=training.step, at=training.at, position=training.position,
@@ -68,21 +68,24 @@ def write(training: Training, tensors: dict[str, Tensor], folder: Path, text: st
 
 
 def save(training: Training, folder: Path, text: str) -> None:
-    """Snapshot and write, the latter by the first process. Collective."""
+    """Snapshot and write, the latter by the first process. Collective; raises UserError for a state that is not finite."""
     tensors = snapshot(training)
+    if broken := _not_finite(tensors):
+        refuse_infinite(*broken, training.step, training.ranks)
     training.ranks.on_first(lambda: write(training, tensors, folder, text))
 
 
 def restore(training: Training, run: Path, text: str) -> None:
-    """Brings a new `Training` to the last checkpoint of `run`; `text` must be the hash of the text it was trained on.
+    """Brings a new `Training` to the last checkpoint of `run`; `text` must be the hashes of what it has read.
 
     Every process takes its share of the lanes' memory, so there may be more or fewer of them than before. Raises ArtefactError
     for a file that is damaged or another model's, ConfigError for another text.
     """
     path, config, ranks = run / STATE, training.config, training.ranks
     facts = _read_facts(path, config.steps)
-    if facts.text != text:
-        raise ConfigError(f"the text that {run} was trained on has changed since; restore it, or start a new run.")
+    if facts.text not in (text, text.partition("-")[0]):  # older checkpoints know the training text alone
+        part = "validated" if facts.text.startswith(text.partition("-")[0]) else "trained"
+        raise ConfigError(f"the text that {run} was {part} on has changed since; restore it, or start a new run.")
     training.step, training.at, training.position = facts.step, facts.at, facts.position
     training.validations = list(facts.validations)
     shared = _shared(training)
@@ -91,6 +94,8 @@ def restore(training: Training, run: Path, text: str) -> None:
         lanes = {f"memory.{layer}": torch.empty(tensor.shape) for layer, tensor in enumerate(whole)}
         random = torch.empty(facts.ranks, len(_random_state(ranks.device)), dtype=torch.uint8)
     saved, _ = load_tensors(path, expected=shared | lanes | {"random": random})
+    if broken := _not_finite(saved):
+        raise ArtefactError(f"{path} is of no use: {broken[0]} holds {broken[1]}; start a new run with a lower learning_rate.")
     for name, tensor in shared.items():
         tensor.copy_(saved[name])
     parts = [ranks.share(saved[name]).to(ranks.device).chunk(config.accumulate) for name in lanes]
@@ -126,6 +131,14 @@ def _shared(training: Training) -> dict[str, Tensor]:
     if training.average is not None:
         named |= {f"average.{name}": tensor for name, tensor in training.average.module.state_dict().items()}
     return named
+
+
+def _not_finite(tensors: dict[str, Tensor]) -> tuple[str, float] | None:
+    """Name and value of a number that is none."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not (finite := tensor.isfinite()).all():
+            return name, float(tensor[~finite][0])
+    return None
 
 
 def _read_facts(path: Path, steps: int) -> Facts:

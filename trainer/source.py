@@ -37,8 +37,8 @@ class Source:
 
     @cached_property
     def digest(self) -> str:
-        """Identity of the training text, as tokens in lanes."""
-        return hashlib.sha256(np.ascontiguousarray(self.tokens)).hexdigest()
+        """Identity of the training text, as tokens in lanes, and of the held-out one: two hashes, with a hyphen between."""
+        return "-".join(hashlib.sha256(np.ascontiguousarray(ids)).hexdigest() for ids in (self.tokens, self.valid))
 
 
 def load_source(config: TrainConfig) -> Source:

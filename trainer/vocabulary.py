@@ -53,7 +53,7 @@ class Vocabulary(nn.Module):
         if len(vectors) > 1:
             embedded = embedded.new_zeros(len(flat), embedded.shape[-1])
             for inside, rows in vectors:
-                embedded = embedded.index_copy(0, inside, rows)
+                embedded = embedded.index_copy(0, inside, rows.to(embedded.dtype))
         return embedded.view(*tokens.shape, -1) * self.scale
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -87,10 +87,10 @@ class Vocabulary(nn.Module):
         table, bias = self._output(0)
         if self.cluster_table is not None and self.cluster_bias is not None:
             table, bias = torch.cat([table, self.cluster_table]), torch.cat([bias, self.cluster_bias])
-        return F.linear(self._project(hidden, 0), table, bias)
+        return at_least_fp32(F.linear(self._project(hidden, 0), table, bias))
 
     def _within(self, hidden: Tensor, i: int) -> Tensor:
-        return F.linear(self._project(hidden, i), *self._output(i))
+        return at_least_fp32(F.linear(self._project(hidden, i), *self._output(i)))
 
     def _output(self, i: int) -> tuple[Tensor, Tensor]:
         tables = self.output_table if str(i) in self.output_table else self.table
@@ -105,3 +105,8 @@ class Vocabulary(nn.Module):
     @staticmethod
     def _inside(tokens: Tensor, cluster: Cluster) -> Tensor:
         return ((tokens >= cluster.first) & (tokens < cluster.last)).nonzero()[:, 0]
+
+
+def at_least_fp32(logits: Tensor) -> Tensor:
+    """Logits in fp32 where autocast made them shorter: on the CPU it leaves softmax and mean as short as what they read."""
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

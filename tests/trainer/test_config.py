@@ -104,7 +104,7 @@ def test_an_integer_is_good_enough_for_a_float() -> None:
         ("accumulate", 0), ("accumulate", 3), ("min_learning_rate", -0.1), ("min_learning_rate", 1.0), ("plateau_decay", 1.0),
         ("plateau_decay", 0.0), ("plateau_patience", -1), ("patience", -1), ("averaging", {}), ("averaging.start_step", 1000),
         ("averaging.patience", -1), ("mem_len_schedule", [[0, 1, 2]]), ("segment_schedule", [[5, 8], [5, 9]]),
-        ("segment_schedule", [[5]]),
+        ("segment_schedule", [[5]]), ("mem_len_schedule", [[]]), ("learning_rate", 1e39), ("averaging.start_step", -1),
         # choices that there are not
         ("optimizer", "sgd"), ("schedule", "linear"), ("autocast", "fp8"), ("device", "tpu"), ("tensorboard", 1),
         ("mem_len_schedule", 3), ("mem_len_schedule", [3]), ("mem_len_schedule", [["1", 2]]), ("averaging", 3),

@@ -21,9 +21,11 @@ import trainer.validation as validation
 from runtimes.errors import TextError, UserError
 from runtimes.rule import MemoryRule
 from runtimes.scoring import Score, evaluate
+from tests.runs import state
 from trainer.checkpoint import load_run
 from trainer.config import TrainConfig
 from trainer.loop import train
+from trainer.model import LanguageModel
 from trainer.schedule import learning_rate
 from trainer.state import Training
 
@@ -191,6 +193,30 @@ def test_a_model_that_the_last_step_broke_is_not_saved(
     with pytest.raises(UserError, match="validation score became nan at step 4"):
         train(make_config(steps=4), tmp_path / "run", progress=False)
     assert "NaN" not in (tmp_path / "run/metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize("checkpoint_every", [5, 999])
+def test_weights_that_are_not_finite_are_never_saved(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_every: int
+) -> None:
+    """Neither at a checkpoint nor after the last step: the loss of that step was finite, and the next one comes too late."""
+    steps, constrain = [], LanguageModel.constrain
+
+    def breaking(model: LanguageModel) -> None:
+        constrain(model)
+        steps.append(len(steps) + 1)
+        if len(steps) == 10:
+            model.blocks[1].query.weight.data[0, 0] = math.nan
+
+    monkeypatch.setattr(LanguageModel, "constrain", breaking)
+    config = make_config(steps=10, validate_every=999, checkpoint_every=checkpoint_every)
+    monkeypatch.setattr("trainer.loop._validate", lambda *_: False)
+    with pytest.raises(UserError, match=r"model\.blocks\.1\.query\.weight became nan at step 10; the last checkpoint is kept"):
+        train(config, tmp_path / "run", progress=False)
+    tensors, facts = state(tmp_path / "run")
+    assert facts["step"] == (5 if checkpoint_every == 5 else 0)
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
+    assert all(parameter.isfinite().all() for parameter in load_run(tmp_path / "run").model.parameters())
 
 
 def test_nothing_is_left_of_a_run_whose_text_is_too_short(make_config: Make, tmp_path: Path) -> None:

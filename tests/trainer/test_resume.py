@@ -14,8 +14,10 @@ import trainer.checkpoint as checkpoint
 import trainer.snapshot as snapshot
 from runtimes.errors import ArtefactError, ConfigError, UserError
 from runtimes.rule import MemoryRule
+from tests.corpus_files import make_source
 from tests.runs import assert_same_run, state, train_until
 from trainer.config import Averaging, TrainConfig
+from trainer.data.prepare import prepare
 from trainer.loop import resume, train
 
 Make = Callable[..., TrainConfig]
@@ -84,8 +86,8 @@ def test_a_stop_between_the_files_of_a_checkpoint_leaves_one_that_resumes(
 def test_a_torn_last_line_and_lines_after_the_checkpoint_are_dropped(make_config: Make, tmp_path: Path) -> None:
     whole = train(make_config(), tmp_path / "whole", progress=False)
     train_until(make_config(), tmp_path / "stopped", 9)
-    with open(tmp_path / "stopped/metrics.jsonl", "a") as stream:
-        stream.write('{"step": 9, "loss_nats": 9.9}\n{"step": 10, "loss_n')
+    with open(tmp_path / "stopped/metrics.jsonl", "ab") as stream:
+        stream.write(b'{"step": 9, "loss_nats": 9.9}\n' + 5000 * b"[" + b'\n\xff\x00\n{"step": 10, "loss_n')
     assert_same_run(resume(tmp_path / "stopped", progress=False), whole)
 
 
@@ -152,6 +154,16 @@ def test_a_random_state_that_is_none_is_refused(make_config: Make, tmp_path: Pat
         resume(tmp_path / "run", progress=False)
 
 
+@pytest.mark.parametrize("name", ["model.blocks.0.key.weight", "exp_avg.blocks.0.key.weight", "memory.1"])
+def test_a_checkpoint_that_is_not_finite_is_refused(make_config: Make, tmp_path: Path, name: str) -> None:
+    train_until(make_config(), tmp_path / "run", 7)
+    tensors, facts = state(tmp_path / "run")
+    tensors[name].view(-1)[3] = torch.inf
+    checkpoint.save_tensors(tmp_path / "run/training.safetensors", tensors, {"facts": json.dumps(facts)})
+    with pytest.raises(ArtefactError, match=rf"training\.safetensors is of no use: {name} holds inf"):
+        resume(tmp_path / "run", progress=False)
+
+
 def test_the_best_model_is_needed_to_go_on_where_it_is_older_than_the_checkpoint(make_config: Make, tmp_path: Path) -> None:
     train_until(make_config(), tmp_path / "run", 17)
     best = (tmp_path / "run/model.safetensors").read_bytes()
@@ -185,6 +197,33 @@ def test_a_text_that_changed_since_is_refused(make_config: Make, tmp_path: Path,
     text_file.write_text(text_file.read_text().replace("gradient", "gradieny"))
     with pytest.raises(ConfigError, match=r"text that .*run was trained on has changed since"):
         resume(tmp_path / "run", progress=False)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    source = make_source(tmp_path / "in", "penn-treebank", "tar.gz")
+    prepare("penn-treebank", source, tmp_path / "ptb", unverified=True, progress=False)
+    return tmp_path / "ptb"
+
+
+@pytest.mark.parametrize(("split", "what"), [("train", "trained"), ("valid", "validated")])
+def test_a_dataset_that_changed_since_is_refused(make_config: Make, tmp_path: Path, dataset: Path, split: str, what: str) -> None:
+    config = make_config(text=None, data=str(dataset), batch=1, training=MemoryRule(mem_len=2, segment=2))
+    train_until(config, tmp_path / "run", 7)
+    ids = bytearray((dataset / f"{split}.bin").read_bytes())
+    ids[0] = 1 - min(ids[0], 1)
+    (dataset / f"{split}.bin").write_bytes(ids)
+    with pytest.raises(ConfigError, match=rf"text that .*run was {what} on has changed since"):
+        resume(tmp_path / "run", progress=False)
+
+
+def test_a_checkpoint_of_before_held_out_texts_were_hashed_resumes(make_config: Make, tmp_path: Path) -> None:
+    whole = train(make_config(), tmp_path / "whole", progress=False)
+    train_until(make_config(), tmp_path / "run", 7)
+    tensors, facts = state(tmp_path / "run")
+    older = facts | {"text": facts["text"].partition("-")[0]}
+    checkpoint.save_tensors(tmp_path / "run/training.safetensors", tensors, {"facts": json.dumps(older)})
+    assert_same_run(resume(tmp_path / "run", progress=False), whole)
 
 
 @pytest.mark.parametrize("missing", ["training.safetensors", "config.json", "vocab.json", "valid.txt"])

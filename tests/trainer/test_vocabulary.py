@@ -133,3 +133,11 @@ def test_impossible_clusters_are_refused(given: dict[str, Any], message: str) ->
 def test_clusters_that_do_not_fit_the_model_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ModelConfig(**SIZES, vocabulary=VocabularyConfig(**given))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_autocast_log_probabilities_are_fp32(kind: str) -> None:
+    vocabulary, hidden = build(kind).float(), torch.randn(11, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        log_probs, logits = vocabulary.log_prob(hidden, torch.arange(11)), vocabulary.logits(hidden)
+    assert log_probs.dtype == logits.dtype == torch.float32
