@@ -99,7 +99,7 @@ class TrainConfig:
             raise ConfigError(f"accumulate is {self.accumulate}; expected a divisor of batch, {self.batch}.")
         if not 0 < self.learning_rate <= MAX_RATE or self.clip <= 0:
             raise ConfigError(
-                f"learning_rate is {self.learning_rate} and clip {self.clip}; expected positive numbers, the first up to {MAX_RATE}."
+                f"learning_rate is {self.learning_rate} and clip {self.clip}; expected positive ones, the first up to {MAX_RATE}."
             )
         if not 0 <= self.min_learning_rate <= self.learning_rate:
             raise ConfigError(
