@@ -122,6 +122,12 @@ class TrainConfig:
         self._check_schedule("mem_len", self.mem_len_schedule)
         self._check_schedule("segment", self.segment_schedule)
         self.model.check_training_rule(self.longest)
+        shortest = min([self.training.segment, *(value for _, value in self.segment_schedule)])
+        if self.model.objective.second_target and shortest - (shortest // 2 if self.model.objective.half else 0) < 2:
+            raise ConfigError(
+                f"the shortest training segment is {shortest} and objective.second_target needs 2 tokens that count; "
+                "lengthen training.segment, or leave second_target out."
+            )
 
     def _check_schedule(self, name: str, pairs: Schedule) -> None:
         steps = [pair[0] for pair in pairs if len(pair) == 2]

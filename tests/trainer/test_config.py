@@ -153,3 +153,14 @@ def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"dmeo is neither a file nor a built-in configuration; .*\bdemo\b"):
         TrainConfig.load("dmeo")
+
+
+@pytest.mark.parametrize(("half", "segment", "enough"), [(False, 1, False), (False, 2, True), (True, 2, False), (True, 3, True)])
+def test_a_second_target_needs_a_second_token_in_every_segment(half: bool, segment: int, enough: bool) -> None:
+    data = changed("segment_schedule", [[5, segment]])
+    data["model"] = {**data["model"], "objective": {"second_target": True, "half": half}}
+    if enough:
+        load(data)
+        return
+    with pytest.raises(ConfigError, match=rf"the shortest training segment is {segment} and objective\.second_target needs 2"):
+        load(data)
