@@ -103,7 +103,7 @@ class TrainConfig:
             raise ConfigError(f"accumulate is {self.accumulate}; expected a divisor of batch, {self.batch}.")
         if not 0 < self.learning_rate <= MAX_RATE or self.clip <= 0:
             raise ConfigError(
-                f"learning_rate is {self.learning_rate} and clip {self.clip}; expected positive numbers, the first to {MAX_RATE}."
+                f"learning_rate is {self.learning_rate} and clip {self.clip}; expected positive ones, the first up to {MAX_RATE}."
             )
         if not 0 <= self.min_learning_rate <= self.learning_rate:
             raise ConfigError(
@@ -126,6 +126,12 @@ class TrainConfig:
         self._check_schedule("mem_len", self.mem_len_schedule)
         self._check_schedule("segment", self.segment_schedule)
         self.model.check_training_rule(self.longest)
+        shortest = min([self.training.segment, *(value for _, value in self.segment_schedule)])
+        if self.model.objective.second_target and shortest - (shortest // 2 if self.model.objective.half else 0) < 2:
+            raise ConfigError(
+                f"the shortest training segment is {shortest} and objective.second_target needs 2 tokens that count; "
+                "lengthen training.segment, or leave second_target out."
+            )
 
     def _check_schedule(self, name: str, pairs: Schedule) -> None:
         steps = [pair[0] for pair in pairs if len(pair) == 2]

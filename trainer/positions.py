@@ -112,7 +112,9 @@ class AbsolutePositions(Positions):
     def embed(self, layer: int, x: Tensor, position: Tensor) -> Tensor:
         if layer:
             return x
-        return x + sinusoids(torch.arange(self.config.context), x.shape[-1], self.frequencies).to(x)[self.rows(position)]
+        rows = self.rows(position)
+        table = sinusoids(torch.arange(int(rows.max()) + 1), x.shape[-1], self.frequencies)  # not all of a vast context
+        return x + table.to(x)[rows]
 
 
 class PerLayerPositions(Positions):

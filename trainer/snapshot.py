@@ -27,8 +27,8 @@ class Facts:
     """What a checkpoint says besides its tensors.
 
     text: hashes of the training and the held-out text. at: where the next segment begins in the lanes. position: of that
-    segment in its streams. averaged: how many weights are in the average. scale, scale_steps: fp16 loss scale,
-    and steps since it changed. ranks: processes whose random states are held.
+    segment in its streams. averaged: how many weights are in the average. scale, scale_steps: fp16 loss scale, and steps
+    since it changed. ranks: processes whose random states are held.
     """
 
     text: str

@@ -155,3 +155,14 @@ def test_an_unknown_name_gives_the_nearest_ones() -> None:
     with pytest.raises(ConfigError, match=rf"dmeo is neither a file nor a built-in configuration, {nearest}") as caught:
         TrainConfig.load("dmeo")
     assert " demo," in str(caught.value)
+
+
+@pytest.mark.parametrize(("half", "segment", "enough"), [(False, 1, False), (False, 2, True), (True, 2, False), (True, 3, True)])
+def test_a_second_target_needs_a_second_token_in_every_segment(half: bool, segment: int, enough: bool) -> None:
+    data = changed("segment_schedule", [[5, segment]])
+    data["model"] = {**data["model"], "objective": {"second_target": True, "half": half}}
+    if enough:
+        load(data)
+        return
+    with pytest.raises(ConfigError, match=rf"the shortest training segment is {segment} and objective\.second_target needs 2"):
+        load(data)

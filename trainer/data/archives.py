@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from gzip import GzipFile
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from runtimes.files import NPZ_ERRORS
 BLOCK = 1 << 20
 MAX_MEMBERS = 100_000  # of an archive or a folder: the largest corpus has 152
 READ_ERRORS = (*NPZ_ERRORS, tarfile.TarError, OSError)
+MAX_DIRECTORY = 1 << 24  # bytes of a zip's list of members, which zipfile reads in one piece
 MAX_FILES = 1_000  # that are wanted
 Wanted = Callable[[str], bool]
 Tick = Callable[[int], object]
@@ -91,9 +93,11 @@ def _in_folder(source: Path, wanted: Wanted, limit: int) -> Found:
 
 def _from_zip(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tick) -> Found:
     found, left = Found(), limit
-    with _reading(source):
-        archive = zipfile.ZipFile(source)
-    with archive:
+    with _Pieces(FileIO(source)) as pieces:
+        with _reading(source):
+            archive = zipfile.ZipFile(pieces)
+        if len(archive.infolist()) > MAX_MEMBERS:
+            raise UserError(f"{source} holds more than {MAX_MEMBERS:,} members; it is something else.")
         for member in archive.infolist():
             found.names.append(member.filename)
             if member.is_dir() or stat.S_ISLNK(member.external_attr >> 16) or not wanted(member.filename):
@@ -169,6 +173,16 @@ def _reading(source: Path) -> Iterator[None]:
 
 class _Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
+
+
+class _Pieces(BufferedReader):
+    """A zip file for zipfile, which would read and list a directory of any size that the archive claims."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        size = MAX_DIRECTORY if size is None or size < 0 else size
+        if size > MAX_DIRECTORY:
+            raise zipfile.BadZipFile(f"a directory of {size:,} bytes")
+        return super().read(size)
 
 
 class _Forward:

@@ -232,6 +232,19 @@ def test_an_archive_with_countless_members_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "in.tgz", tmp_path, "more than 100,000 members", limit=1 << 30)
 
 
+def test_a_zip_with_countless_members_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.data.archives.MAX_MEMBERS", 2)
+    refused(make_zip(tmp_path / "in.zip", DATA), tmp_path, "more than 2 members")
+
+
+def test_a_zip_with_a_vast_directory_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    with open(tmp_path / "in.zip", "wb") as stream:
+        stream.write(b"PK\3\4")
+        stream.seek(1 << 25)  # the directory, a hole in the file
+        stream.write(struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 9, 9, (1 << 25) - 4, 4, 0))
+    refused(tmp_path / "in.zip", tmp_path, "a directory of 33,554,428 bytes", limit=1 << 30)
+
+
 @pytest.mark.parametrize("path", ["missing", "/dev/zero"])
 def test_what_is_neither_file_nor_folder_is_refused(path: str, tmp_path: Path) -> None:
     refused(Path(path), tmp_path, "neither a file nor a folder")
