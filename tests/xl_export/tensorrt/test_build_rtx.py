@@ -16,9 +16,10 @@ from runtimes.spec import Spec
 from runtimes.trt_module import fresh_log
 from tests.architectures import ARCHITECTURES
 from trainer.checkpoint import load_run
-from xl_export.artefact import finite_weights, make_spec, write_graph
+from xl_export.artefact import finite_weights, make_spec
 from xl_export.ops import save_model
 from xl_export.tensorrt.build import configure, optimization_profile, serialize
+from xl_export.tensorrt.graph import tensorrt_graph
 from xl_export.tensorrt.network import Parsed, parse
 from xl_export.tensorrt.options import BuildOptions
 
@@ -43,9 +44,10 @@ def graphs(make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFacto
         if name not in runs:
             runs[name] = load_run(make_run(**{"head_dim": 16, **ARCHITECTURES[name]}))
         run = runs[name]
-        spec = make_spec(run, run.config.evaluation, "shift", "tensorrt")
+        spec = make_spec(run, run.config.evaluation, "shift", "tensorrt", "fp16", "fp32")
         folder = tmp_path_factory.mktemp("graph")
-        save_model(write_graph(spec, run.config.model, finite_weights(run), attention), folder)  # type: ignore[arg-type]
+        graph = tensorrt_graph(spec, run.config.model, finite_weights(run), attention=attention)  # type: ignore[arg-type]
+        save_model(graph, folder)
         return spec, folder
 
     return make
