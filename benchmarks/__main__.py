@@ -36,7 +36,7 @@ def main() -> None:
 def list_command() -> None:
     """The cases, a line each."""
     for case in CASES.values():
-        click.echo(f"{case.name:<16}{case.what}")
+        click.echo(f"{case.name:<16}{case.what}{' (--plot)' if case.plots else ''}")
 
 
 @main.command("run")

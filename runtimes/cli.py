@@ -176,7 +176,8 @@ def kernel_command() -> None:
     That takes GCC (g++, or what $CXX names). Built once, it is used by every command, for every artefact that has a graph
     for it; `info` says which have. Its file is in the user's cache; without it the standard operators compute the same.
     """
-    click.echo(f"the fused kernel is {fused.build()}")
+    there = fused.built() is not None
+    click.echo(f"the fused kernel {'was there already' if there else 'is built'}: {fused.build()}")
 
 
 COMMANDS: tuple[click.Command, ...] = (check_command, generate_command, info_command, kernel_command)

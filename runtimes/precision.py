@@ -10,6 +10,7 @@ from runtimes.errors import ConfigError
 Precision = Literal["fp32", "fp16", "int8", "int4"]  # of the weights
 MemoryPrecision = Literal["fp32", "fp16"]
 Float = Literal["float32", "float16"]  # of the memory tensors
+ENOUGH = 256  # tokens, to judge a limit by
 QUANTISED: tuple[Precision, ...] = ("int8", "int4")
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 # Largest difference in log-probability, nats, that `check` lets pass: from PyTorch with fp32 and fp16; with int8 and int4 from
@@ -52,11 +53,12 @@ def sentence(precision: Precision, measured: Measured, *, memory: MemoryPrecisio
     """What a preset costs, and whether that is within its limit."""
     limit = LIMITS[precision] or LIMITS["fp16"]  # fp32 weights with fp16 memory
     verdict = "within" if measured.bits_lost <= limit else "BEYOND"
+    judged = f"{verdict} the limit of {limit}" if measured.tokens >= ENOUGH else "too few tokens to judge"
     ms, fp32_ms = 1e3 * measured.seconds_per_token, 1e3 * measured.fp32_seconds_per_token
     name = f"{precision} with fp16 memory" if memory == "fp16" else precision
     return (
-        f"{name}: {measured.bits_per_token:.4f} bits per token, {measured.bits_lost:+.4f} against fp32 ({verdict} the limit "
-        f"of {limit}); KL {measured.kl_nats:.2g} nats, same likeliest token {measured.agreement:.1%}; "
+        f"{name}: {measured.bits_per_token:.4f} bits per token, {measured.bits_lost:+.4f} against fp32 ({judged}); "
+        f"KL {measured.kl_nats:.2g} nats, same likeliest token {measured.agreement:.1%}; "
         f"{measured.num_bytes / 1e6:,.2f} MB for {measured.fp32_num_bytes / 1e6:,.2f}; {ms:.2f} ms a token for {fp32_ms:.2f}; "
         f"{measured.tokens:,} held-out tokens"
     )

@@ -252,6 +252,11 @@ def test_precisions_that_there_are_not_are_refused(name: str, value: str, run: P
     assert not (tmp_path / "artefact").exists()
 
 
+def test_a_text_with_nothing_to_measure_is_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--text is what a precision is measured on"):
+        export(run, tmp_path / "artefact", text=tmp_path / "text.txt")
+
+
 def test_engines_take_one_precision(run: Path, tmp_path: Path) -> None:
     for options in ({"precision": "int8"}, {"memory_precision": "fp16"}):
         with pytest.raises(ConfigError, match="--target tensorrt has weights and memory in fp16"):
@@ -276,11 +281,12 @@ def test_the_command_says_what_was_measured_and_info_repeats_it(calm_run: Callab
 @pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
 def test_a_preset_that_misses_its_limit_says_so(precision: Precision) -> None:
     measured = Measured(
-        tokens=10, bits_per_token=2.0, fp32_bits_per_token=2.0 - LIMITS[precision] - 1e-3, kl_nats=0.1, agreement=0.9,
+        tokens=1000, bits_per_token=2.0, fp32_bits_per_token=2.0 - LIMITS[precision] - 1e-3, kl_nats=0.1, agreement=0.9,
         num_bytes=1, fp32_num_bytes=2, seconds_per_token=1e-3, fp32_seconds_per_token=2e-3,
     )  # fmt: skip
     assert "BEYOND the limit" in sentence(precision, measured)
     assert "within the limit" in sentence(precision, dataclasses.replace(measured, bits_per_token=1.9))
+    assert "too few tokens to judge" in sentence(precision, dataclasses.replace(measured, tokens=4))
 
 
 def test_an_fp32_artefact_is_written_as_before_there_were_presets(artefacts: dict[str, Path]) -> None:
