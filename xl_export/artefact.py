@@ -54,9 +54,7 @@ def export(
     spec = make_spec(trained, rule or trained.config.evaluation, form, target, precision, memory_precision)
     refuse_if_too_large(spec)
     if text is not None and not spec.lossy:
-        raise ConfigError(
-            "--text is what a precision is measured on; give --precision or --memory-precision, or leave it out."
-        )
+        raise ConfigError("--text is what a precision is measured on; give --precision or --memory-precision, or leave it out.")
     tokens = held_out(Path(run), trained.vocab, text) if spec.lossy else None
     torch = ProjectedTorchSession(trained.model.eval(), trained.vocab, spec.rule, identity=trained.sha256)
     with atomic_folder(out, force=force, marker=SPEC) as folder, tempfile.TemporaryDirectory() as beside:
