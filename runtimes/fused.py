@@ -17,7 +17,7 @@ from runtimes.errors import MissingPackageError, UserError
 from runtimes.files import atomic_file, writing
 
 FOLDER = Path(__file__).parent / "kernel"
-SOURCES = ("library.cpp", "attention.hpp", "vectors.hpp", "ort.hpp")
+SOURCES = ("library.cpp", "ort.hpp", "attention.hpp", "block.hpp", "token.hpp", "head.hpp", "vectors.hpp")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fwrapv", "-shared", "-fPIC", "-w")
 CPUINFO = Path("/proc/cpuinfo")
 

@@ -62,7 +62,9 @@ inline ivec turn_index(int by) {
   return index;
 }
 
-inline vec reversed(vec x) { return __builtin_shuffle(x, turn_index(LANES - 1)); }
+inline const ivec BACKWARDS = turn_index(LANES - 1);
+
+inline vec reversed(vec x) { return __builtin_shuffle(x, BACKWARDS); }
 
 inline float sum(vec x) {
 #pragma GCC unroll 4
@@ -76,30 +78,31 @@ inline float largest(vec x) {
   return x[0];
 }
 
-/// e^x for x <= 0 to about 1e-7 of itself where that matters: 2^n · 2^r with |r| <= 1/2; never less than 2^-126.
-inline vec exp_of(vec x) {
-  const vec rounder = all(12582912.0f), power = larger(x * 1.44269504f, all(-126.0f));
+/// 2^x for x <= 100 to about 2e-7 of itself where that matters: 2^n · 2^r with |r| <= 1/2; never less than 2^-126.
+inline vec exp2_of(vec x) {
+  const vec rounder = all(12582912.0f), power = larger(x, all(-126.0f));
   const vec shifted = power + rounder, r = power - (shifted - rounder);
-  vec y = all(1.5403530e-4f);
-  y = y * r + 1.3333558e-3f;
-  y = y * r + 9.6181291e-3f;
-  y = y * r + 5.5504109e-2f;
-  y = y * r + 2.4022651e-1f;
-  y = y * r + 6.9314718e-1f;
-  y = y * r + 1.0f;
+  vec y = all(1.3276472e-3f);
+  y = y * r + 9.6755415e-3f;
+  y = y * r + 5.55071328e-2f;
+  y = y * r + 2.40221197e-1f;
+  y = y * r + 6.93146967e-1f;
+  y = y * r + 1.00000007f;
   return (vec)((ivec)y + ((ivec)shifted << 23));  // the low bits of the rounded sum are n
 }
 
 /// C [ROWS, NV vectors] = init + A [ROWS, depth] · B [depth, NV vectors]; init's rows are `init_pitch` apart, and null is zero.
+/// For each 16 of depth, 64 floats at `ahead` are fetched, and those `ahead_pitch` further the next time.
 template <int ROWS, int NV>
 inline void tile(const float* a, int64_t a_pitch, const float* b, int64_t b_pitch, int depth, float* c, int64_t c_pitch,
-                 const float* init, int64_t init_pitch) {
+                 const float* init, int64_t init_pitch, const float* ahead, int64_t ahead_pitch) {
   vec acc[ROWS][NV];
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) acc[r][v] = init ? load(init + r * init_pitch + v * LANES) : vec{};
-  for (int k = 0; k < depth; ++k, b += b_pitch) {
+  int k = 0;
+  auto step = [&]() __attribute__((always_inline)) {
     vec column[NV];
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) column[v] = load(b + v * LANES);
@@ -107,14 +110,21 @@ inline void tile(const float* a, int64_t a_pitch, const float* b, int64_t b_pitc
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) acc[r][v] += a[r * a_pitch + k] * column[v];
-  }
+    ++k, b += b_pitch;
+  };
+  for (int whole = depth / 16; whole > 0; --whole, ahead += ahead_pitch)
+    for (int part = 0; part < 4; ++part) {
+      __builtin_prefetch(ahead + part * 16);
+      step(), step(), step(), step();
+    }
+  while (k < depth) step();
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) store(c + r * c_pitch + v * LANES, acc[r][v]);
 }
 
-typedef void (*Tile)(const float*, int64_t, const float*, int64_t, int, float*, int64_t, const float*, int64_t);
+using Tile = decltype(&tile<1, 1>);
 
 /// The tile of so many rows and vectors, at most TILE_ROWS and TILE_VECTORS.
 inline Tile tile_of(int rows, int vectors) {

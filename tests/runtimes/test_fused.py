@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
 
 from runtimes import check, fused, open_session
 from runtimes.cli import kernel_command
@@ -64,6 +65,17 @@ def test_it_equals_the_standard_operators(
     artefact = export(make_run(rule=rule, **sizes), tmp_path / "artefact")
     cut = [rule.segment, 1, min(7, rule.segment), rule.segment, 1, 1, rule.segment, rule.segment] * 2
     compare(artefact, rows(tokens, 3, sum(cut)), cut)
+
+
+def test_scores_may_lie_far_apart(make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path) -> None:
+    """Later blocks of keys pass the largest score before them by far, so what was summed must be scaled down."""
+    run = make_run(rule=MemoryRule(mem_len=500, segment=40), head_dim=16)
+    tensors = load_file(run / "model.safetensors")
+    for name in tensors:
+        if name.endswith("query.weight"):
+            tensors[name] *= 12
+    save_file(tensors, run / "model.safetensors")
+    compare(export(run, tmp_path / "artefact"), rows(tokens, 2, 740), [40] * 17 + [20] * 3)
 
 
 def compare(artefact: Path, stream: np.ndarray, cut: list[int]) -> None:
