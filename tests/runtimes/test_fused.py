@@ -143,6 +143,22 @@ def test_a_graph_that_would_read_elsewhere_is_refused(
         one_step(folder)
 
 
+@pytest.mark.parametrize("dropped", [1, 2])
+def test_a_graph_that_leaves_out_the_ring_it_writes_is_refused(
+    dropped: int, artefacts: dict[str, Path], reseal: Callable[..., None], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(artefacts["ring"], tmp_path / "altered"))
+    model = onnx.load(folder / FUSED, load_external_data=False)
+    node = next(node for node in model.graph.node if node.op_type == "RelativeAttention")
+    past = node.input[dropped + 1]
+    model.graph.node.append(onnx.helper.make_node("Identity", [past], [node.output[dropped]]))
+    node.output[dropped] = ""
+    onnx.save(model, folder / FUSED)
+    reseal(folder, FUSED)
+    with pytest.raises(ArtefactError, match="could not run"):
+        one_step(folder)
+
+
 def one_step(folder: Path) -> None:
     session = OrtSession.open(folder, kernel="fused")
     session.step(np.zeros((1, 8), np.int64), session.start(1))
