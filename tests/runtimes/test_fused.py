@@ -125,6 +125,31 @@ def test_it_is_refused_where_it_cannot_be(artefacts: dict[str, Path], monkeypatc
     assert list((tmp_path / "xl-export").iterdir()) == []
 
 
+@pytest.mark.parametrize("damage", [b"", b"no library", None])
+def test_a_damaged_library_is_never_loaded_and_is_built_again(
+    damage: bytes | None, library: Path, artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Loading one that is cut short ends the process."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    copy = tmp_path / "xl-export" / library.name
+    copy.parent.mkdir()
+    copy.write_bytes(library.read_bytes()[:9000] if damage is None else damage)
+    assert fused.built() is None
+    assert open_session(artefacts["ring"]).kernel == "standard"  # type: ignore[attr-defined]
+    monkeypatch.setattr(fused, "_compile", lambda compiler, to: to.write_bytes(library.read_bytes() + b"another build"))
+    again = fused.build()
+    assert fused.built() == again != copy
+    assert list(copy.parent.iterdir()) == [again]
+
+
+def test_a_library_that_cannot_be_loaded_is_named(artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    other = tmp_path / "other.so"
+    other.write_bytes(b"no library")
+    monkeypatch.setattr(fused, "built", lambda: other)
+    with pytest.raises(MissingPackageError, match=r"the fused kernel .*other\.so could not be loaded .* delete it"):
+        open_session(artefacts["ring"])
+
+
 @pytest.mark.parametrize(
     ("attribute", "value"),
     [("heads", 3), ("mem_len", 1 << 40), ("mem_len", 17), ("query_at", 25), ("key_at", -1), ("value_at", 1 << 62)],
