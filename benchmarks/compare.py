@@ -62,7 +62,9 @@ class Comparison:
 def find_results(which: str, folder: Path | None = None) -> list[Document]:
     """The results of a .jsonl file, or those in the folder that are of a commit or a date; raises ConfigError for none."""
     if Path(which).is_file():
-        return _documents(Path(which))
+        if documents := _documents(Path(which)):
+            return documents
+        raise ConfigError(f"{which} is empty; give a file that `python -m benchmarks run` has appended results to.")
     folder = folder or HISTORY
     if len(which) >= SHORTEST:
         found = [

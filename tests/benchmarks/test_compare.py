@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from benchmarks.__main__ import main
-from benchmarks.compare import compare, find_results
+from benchmarks.compare import HISTORY, compare, find_results
 
 MACHINE = {"cpu": "A", "cpus": 2, "system": "Linux x86_64", "memory_bytes": 1 << 34}
 
@@ -93,6 +93,14 @@ def test_a_file_that_holds_no_results_is_refused(line: str, tmp_path: Path) -> N
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_an_empty_file_is_named(tmp_path: Path) -> None:
+    one, empty = write(tmp_path / "one.jsonl", document(1, 1.0)), write(tmp_path / "empty.jsonl")
+    for pair in ((one, empty), (empty, one)):
+        result = call(*pair)
+        assert result.exit_code == 2
+        assert "empty.jsonl is empty" in result.stderr
+
+
 @pytest.mark.parametrize("which", ["20", "", "2020-01-01", "nowhere.jsonl"])
 def test_what_names_no_result_is_refused(which: str, tmp_path: Path) -> None:
     write(tmp_path / "decode.jsonl", document(1, 1.0))
@@ -103,3 +111,5 @@ def test_what_names_no_result_is_refused(which: str, tmp_path: Path) -> None:
 
 def test_the_history_of_this_repository_can_be_read() -> None:
     assert find_results("2026-11-21")
+    for path in HISTORY.glob("*.jsonl"):
+        assert {result["case"] for result in find_results(str(path))} == {path.stem}
