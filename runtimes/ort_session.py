@@ -82,7 +82,6 @@ class OrtSession(GraphSession):
                 "export the artefact again, or install the onnxruntime version that its spec.json names."
             ) from error
 
-
     def _register(self, options: Any, library: Path) -> None:
         try:
             options.register_custom_ops_library(str(library))

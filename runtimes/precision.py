@@ -49,6 +49,11 @@ class Measured:
         return self.bits_per_token - self.fp32_bits_per_token
 
 
+def unmeasured(precision: Precision) -> str:
+    """What a quantised artefact that was exported without a text does not promise."""
+    return f"what {precision} loses was never measured and has no bound; export it again with --text FILE to measure it"
+
+
 def sentence(precision: Precision, measured: Measured, *, memory: MemoryPrecision = "fp32") -> str:
     """What a preset costs, and whether that is within its limit."""
     limit = LIMITS[precision] or LIMITS["fp16"]  # fp32 weights with fp16 memory

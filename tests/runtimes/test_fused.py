@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from runtimes import check, fused, open_session
-from runtimes.cli import kernel_command
+from runtimes.cli import check_command, info_command, kernel_command
+from runtimes.cli_eval import eval_command
 from runtimes.errors import ArtefactError, ConfigError, MissingPackageError, UserError
 from runtimes.ort_session import OrtSession
 from runtimes.rule import MemoryRule
@@ -100,6 +102,29 @@ def test_the_command_says_where_it_is(library: Path) -> None:
     assert ended.output == f"the fused kernel was there already: {library}\n"
 
 
+def test_commands_say_which_kernel_they_run(artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("The memory is yours.")
+    commands = [(check_command, ()), (eval_command, ("--text", str(tmp_path / "text.txt"))), (info_command, ())]
+
+    def lines(form: str) -> tuple[list[str], list[dict]]:
+        outputs = [CliRunner().invoke(c, [str(artefacts[form]), "--json", *more]).stdout.splitlines() for c, more in commands]
+        shown = [next(line for line in output if line.startswith("kernel")).split(maxsplit=1)[1] for output in outputs]
+        return shown, [json.loads(output[-1]) for output in outputs]
+
+    shown, (checked, scored, facts) = lines("ring")
+    assert shown == ["fused", "fused", "fused, which is built on this machine"]
+    assert checked["kernel"] == scored["kernel"] == "fused"
+    assert (facts["fused_graph"], facts["fused_kernel_built"]) == (True, True)
+    shown, (*_, facts) = lines("shift")
+    assert shown == ["standard operators"] * 2 + ["standard operators; the fused kernel does not serve this model and memory"]
+    assert (facts["fused_graph"], facts["fused_kernel_built"]) == (False, True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shown, (*_, facts) = lines("ring")
+    assert shown[:2] == ["standard operators"] * 2
+    assert "`xl-export kernel` builds the fused one" in shown[2]
+    assert (facts["fused_graph"], facts["fused_kernel_built"]) == (True, False)
+
+
 def test_both_graphs_read_one_file_of_weights(artefacts: dict[str, Path]) -> None:
     folder = artefacts["ring"]
     sizes = [tensor.num_bytes for name, tensor in load_spec(folder).files.items() if name.endswith(".bin")]
@@ -142,7 +167,9 @@ def test_a_damaged_library_is_never_loaded_and_is_built_again(
     assert list(copy.parent.iterdir()) == [again]
 
 
-def test_a_library_that_cannot_be_loaded_is_named(artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_library_that_cannot_be_loaded_is_named(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     other = tmp_path / "other.so"
     other.write_bytes(b"no library")
     monkeypatch.setattr(fused, "built", lambda: other)

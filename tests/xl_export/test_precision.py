@@ -276,6 +276,9 @@ def test_the_command_says_what_was_measured_and_info_repeats_it(calm_run: Callab
     (run / "test.txt").unlink()
     result = CliRunner().invoke(main, ["onnx", str(run), "--out", str(tmp_path / "other"), "--precision", "int8"])
     assert "is not measured" in result.output
+    for command, name in (("info", "other"), ("check", "other"), ("info", "artefact"), ("check", "artefact")):
+        result = CliRunner().invoke(main, [command, str(tmp_path / name)])
+        assert ("what int8 loses was never measured and has no bound" in result.output) is (name == "other"), result.output
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
