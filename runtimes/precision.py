@@ -11,6 +11,7 @@ Precision = Literal["fp32", "fp16", "int8", "int4"]  # of the weights
 MemoryPrecision = Literal["fp32", "fp16"]
 Float = Literal["float32", "float16"]  # of the memory tensors
 ENOUGH = 256  # tokens, to judge a limit by
+MOST = 1e15  # of anything measured
 QUANTISED: tuple[Precision, ...] = ("int8", "int4")
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 # Largest difference in log-probability, nats, that `check` lets pass: from PyTorch with fp32 and fp16; with int8 and int4 from
@@ -43,6 +44,9 @@ class Measured:
     def __post_init__(self) -> None:
         if self.tokens < 1 or not 0 <= self.agreement <= 1:
             raise ConfigError(f"measured on {self.tokens} tokens with agreement {self.agreement}; expected ≥ 1, and 0 to 1.")
+        for name, figure in self.__dict__.items():  # negative divergences of almost nothing are rounding
+            if not -1 <= figure <= MOST:
+                raise ConfigError(f"{name} was measured as {str(figure):.20}; expected 0 to {MOST:g}: take more bits.")
 
     @property
     def bits_lost(self) -> float:
