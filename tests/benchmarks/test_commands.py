@@ -86,6 +86,8 @@ def test_precision_of_a_trained_run(make_run, text, tiny, tmp_path):
     assert rows[3]["measured"]["tokens"] == 199
     assert rows[3]["mem_len"] == 16
     assert f"{rows[3]['measured']['bits_per_token']:.4f}" in result.output
+    assert result.stdout.count("too few tokens to judge") == 6
+    assert "BEYOND" not in result.stdout
 
 
 @NEEDS_GCC

@@ -54,6 +54,16 @@ def test_two_dates_take_the_newest_of_each(tmp_path: Path) -> None:
     assert first.ratio == 3
 
 
+def test_rows_of_several_runs_are_taken_together(tmp_path: Path) -> None:
+    """As where each kernel, or each length, was measured in a run of its own."""
+    fused = document(1, 4.0) | {"time": "2026-11-01T23:00:00+00:00"}
+    fused["rows"] = [{**row, "kernel": "fused"} for row in fused["rows"]]
+    one = write(tmp_path / "one.jsonl", document(1, 1.0, lengths=(64,)), fused, document(1, 1.0, lengths=(256,)))
+    other = write(tmp_path / "other.jsonl", document(2, 2.0, lengths=(64, 128, 256)))
+    found = [(change.row, change.ratio) for change in compare(find_results(str(one)), find_results(str(other))).changes]
+    assert found == [("mem len 64, batch 1, tokens 1", 2), ("mem len 256, batch 1, tokens 1", 2)]
+
+
 def test_two_files_and_only_rows_that_both_have(tmp_path: Path) -> None:
     one = write(tmp_path / "one.jsonl", document(1, 1.0, lengths=(64, 256)))
     other = write(tmp_path / "other.jsonl", document(2, 2.0, lengths=(256, 512)))
