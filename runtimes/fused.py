@@ -37,6 +37,8 @@ def build() -> Path:
     if library := built():
         return library
     cache, damaged = _cache(), _libraries()
+    if cache is None:
+        raise UserError("there is no home folder to keep the fused kernel in; name a folder in the variable XDG_CACHE_HOME.")
     compiler = shlex.split(os.environ.get("CXX", "g++")) or ["g++"]
     with writing(cache):
         cache.mkdir(parents=True, exist_ok=True)
@@ -70,11 +72,16 @@ def _libraries() -> list[Path]:
 
     A damaged library can end the process that loads it, so one that its name does not fit is never loaded.
     """
-    return sorted(_cache().glob(f"fused-{_key()}-*.so"))
+    cache = _cache()
+    return [] if cache is None else sorted(cache.glob(f"fused-{_key()}-*.so"))
 
 
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "xl-export"
+def _cache() -> Path | None:
+    """The folder of this user's libraries; None for a user without a home, as in some containers."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "xl-export"
+    except RuntimeError:
+        return None
 
 
 def _key() -> str:

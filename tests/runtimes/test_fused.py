@@ -167,6 +167,17 @@ def test_a_damaged_library_is_never_loaded_and_is_built_again(
     assert list(copy.parent.iterdir()) == [again]
 
 
+def test_a_user_without_a_home_runs_the_standard_operators(artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    assert open_session(artefacts["ring"]).kernel == "standard"  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="name a folder in the variable XDG_CACHE_HOME"):
+        fused.build()
+
+
 def test_a_library_that_cannot_be_loaded_is_named(
     artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
