@@ -67,7 +67,7 @@ def run_command(
 
     A case's name alone does the same: python -m benchmarks decode. With --json each case ends with its document on one line.
     """
-    chosen, threads = [find_case(name) for name in cases], checked_threads(threads)
+    chosen, threads = [find_case(name) for name in dict.fromkeys(cases)], checked_threads(threads)
     given = {name: _checked(name, value) for name, value in options.items() if value not in (None, ())}
     for case in chosen:
         refuse_foreign_options(case, given)
@@ -76,7 +76,7 @@ def run_command(
     if csv_to:
         check_csv(csv_to)
     documents = [_measure(case, given, threads, history, plot_to, as_json) for case in chosen if not _skipped(case)]
-    if csv_to:
+    if csv_to and documents:
         write_csv(csv_to, documents)
         click.echo(f"written to {csv_to}", err=True)
 
@@ -159,14 +159,15 @@ def _measure(
     result = begin(case.name, config, threads=threads, file=history, engine=case.engine)
     rows = module.run(*sizes, threads=threads, progress=lambda line: click.echo(line, err=True), **given)
     result = result.remeasured()
-    for line in (result.title, *result.machine_lines, "", *module.table(rows, result.limits, **claims), ""):
+    title = result.title + (", fused kernel" if given.get("kernel") == "fused" else "")
+    for line in (title, *result.machine_lines, "", *module.table(rows, result.limits, **claims), ""):
         click.echo(line)
     document = result.finish([row.to_json() for row in rows])
     click.echo(f"appended to {result.file}")
     if plot_to:
         from benchmarks.plot import plot
 
-        plot(plot_to, case.name, rows, title=result.title)
+        plot(plot_to, case.name, rows, title=title)
         click.echo(f"drawn to {plot_to}", err=True)
     echo_json(document, as_json)
     return document

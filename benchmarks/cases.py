@@ -84,7 +84,9 @@ def find_case(name: str) -> Case:
 
 
 def refuse_foreign_options(case: Case, given: dict[str, object]) -> None:
-    """Raises ConfigError for an option that the case has no use for."""
+    """Raises ConfigError for an option that the case has no use for, and for two that contradict each other."""
+    if "trained" in given and "config" in given:
+        raise ConfigError("--run is measured at its own size; leave out --config, or leave out --run.")
     for option in given:
         if option not in case.takes:
             flag = {"names": "only", "trained": "run"}.get(option, option).replace("_", "-")

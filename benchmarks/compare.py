@@ -17,6 +17,7 @@ HISTORY = Path(__file__).parent / "history"
 SHORTEST = 4  # characters of a commit or date
 MACHINE = ("cpu", "cpus", "system", "memory_bytes")
 Document = dict[str, Any]
+Place = tuple[str, str, int, str]  # case, configuration, threads, and what names a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,9 @@ class Comparison:
 def find_results(which: str, folder: Path | None = None) -> list[Document]:
     """The results of a .jsonl file, or those in the folder that are of a commit or a date; raises ConfigError for none."""
     if Path(which).is_file():
-        return _documents(Path(which))
+        if documents := _documents(Path(which)):
+            return documents
+        raise ConfigError(f"{which} is empty; give a file that `python -m benchmarks run` has appended results to.")
     folder = folder or HISTORY
     if len(which) >= SHORTEST:
         found = [
@@ -80,38 +83,35 @@ def find_results(which: str, folder: Path | None = None) -> list[Document]:
 
 
 def compare(before: Sequence[Document], after: Sequence[Document]) -> Comparison:
-    """The newest result of each case, configuration and number of threads on both sides, row by row.
+    """The newest row of each kind, by case, configuration and number of threads, on both sides.
 
     Raises ConfigError where the two have nothing in common.
     """
     old, new = _newest(before), _newest(after)
     changes, warnings = [], []
     for what in [what for what in old if what in new]:
-        one, other = old[what], new[what]
-        found = list(_changes(what, one, other))
+        (row, one), (other_row, other) = old[what], new[what]
+        found = list(_changes(what, row, other_row))
         changes += found
-        warnings += _doubts(", ".join(map(str, what[:2])), one, other) if found else []
+        warnings += _doubts(", ".join(what[:2]), one, other) if found else []
+    changes.sort(key=lambda change: (change.case, change.config, change.threads))
     if not changes:
         raise ConfigError("the two have no timing in common: give results of the same case, configuration and threads.")
     return Comparison(changes=changes, warnings=list(dict.fromkeys(warnings)))
 
 
-def _newest(documents: Sequence[Document]) -> dict[tuple[str, str, int], Document]:
-    ordered = sorted(documents, key=lambda document: document["time"])
-    return {(d["case"], d["config"], d["threads"]): d for d in ordered if d["case"] in CASES}
+def _newest(documents: Sequence[Document]) -> dict[Place, tuple[Document, Document]]:
+    """The newest row of each kind, and the document that it is in: one run may have measured some, and another the others."""
+    ordered = sorted((d for d in documents if d["case"] in CASES), key=lambda document: document["time"])
+    return {(d["case"], d["config"], d["threads"], _key(d["case"], row)): (row, d) for d in ordered for row in d["rows"]}
 
 
-def _changes(what: tuple[str, str, int], one: Document, other: Document) -> Iterator[Change]:
-    case, config, threads = what
-    rows = {_key(case, row): row for row in other["rows"]}
-    for row in one["rows"]:
-        matching = rows.get(_key(case, row), {})
-        for timing, value in row.items():
-            pair = [_median(x) for x in (value, matching.get(timing))]
-            if min(pair) > 0:
-                yield Change(
-                    case=case, config=config, threads=threads, row=_key(case, row), timing=timing, before=pair[0], after=pair[1]
-                )
+def _changes(what: Place, row: Document, other: Document) -> Iterator[Change]:
+    case, config, threads, key = what
+    for timing, value in row.items():
+        pair = [_median(x) for x in (value, other.get(timing))]
+        if min(pair) > 0:
+            yield Change(case=case, config=config, threads=threads, row=key, timing=timing, before=pair[0], after=pair[1])
 
 
 def _median(timing: Any) -> float:

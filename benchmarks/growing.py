@@ -13,9 +13,11 @@ import onnx_ir as ir
 import onnxruntime
 import torch
 
+from benchmarks.kernels import open_graph
 from benchmarks.models import Weights
 from runtimes.errors import ArtefactError
 from runtimes.logits import log_sum_exp
+from runtimes.precision import TOLERANCES
 from runtimes.rule import MemoryRule
 from runtimes.spec import GRAPH, TensorFacts
 from trainer.model import LanguageModel
@@ -26,7 +28,7 @@ from xl_export.ops import graph_input, save_model
 from xl_export.tables import position_table, query_bias
 
 OPSET = 23
-TOLERANCE = 1e-4  # nats; the same as an fp32 artefact's
+TOLERANCE = TOLERANCES["fp32"]  # nats
 
 
 class Growing:
@@ -35,9 +37,7 @@ class Growing:
     def __init__(self, folder: Path, weights: Weights, model: ModelConfig, longest: int, *, threads: int) -> None:
         folder.mkdir(parents=True)
         save_model(growing_graph(weights, model, longest), folder)
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level, options.intra_op_num_threads = 3, threads
-        self._session = onnxruntime.InferenceSession(str(folder / GRAPH), options, providers=["CPUExecutionProvider"])
+        self._session = open_graph(folder / GRAPH, threads=threads)
         empty = np.zeros((1, model.heads, 0, model.head_dim), np.float32)
         self._cache = [onnxruntime.OrtValue.ortvalue_from_numpy(empty) for _ in range(2 * model.layers)]
 

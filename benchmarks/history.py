@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cache
@@ -89,14 +91,20 @@ def _machine_at_first() -> dict[str, Any]:
 
 
 def append(path: Path, document: dict[str, Any]) -> None:
-    """Adds one line to a history file."""
-    line = json.dumps(document, allow_nan=False, ensure_ascii=False) + "\n"
-    with writing(path), path.open("a", encoding="utf-8") as stream:
-        stream.write(line)
+    """Adds one line to a history file, whole or not at all."""
+    line = (json.dumps(document, allow_nan=False, ensure_ascii=False) + "\n").encode()
+    with writing(path), path.open("ab", buffering=0) as stream:  # one write, so that a kill cannot come between two
+        if (written := stream.write(line)) < len(line):
+            os.ftruncate(stream.fileno(), stream.tell() - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _writable(path: Path) -> Path:
+    """The path, which a line can be added to; where there is no file yet there is none after this either."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        there = path.exists()
         path.open("a").close()
+        if not there:
+            path.unlink()
     return path

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.machine import commit, versions
+from benchmarks.machine import commit, machine_facts, versions
 from runtimes.errors import ArtefactError, ConfigError
 from runtimes.records import to_json
 from xl_export.tensorrt.compile import Tactic, tactics
@@ -202,9 +202,9 @@ def _product_rate() -> float:
 def document(rows: Sequence[Row]) -> dict[str, Any]:
     """The rows with all they depend on, for the history."""
     return {
-        "case": "kernel", "time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "precision": "fp16",
-        "gpu": torch.cuda.get_device_name(), "rows": [row.to_json() for row in rows],
-        "versions": versions(), "commit": commit(),
+        "case": "kernel", "time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "config": "shapes", "threads": 1,
+        "precision": "fp16", "gpu": torch.cuda.get_device_name(), "rows": [row.to_json() for row in rows],
+        "machine": machine_facts(), "versions": versions(), "commit": commit(),
     }  # fmt: skip
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnxruntime
+
 from runtimes import check, fused
 from runtimes.errors import ArtefactError
 from runtimes.ort_session import Kernel, OrtSession
@@ -12,6 +14,16 @@ from runtimes.ort_session import Kernel, OrtSession
 def library_of(kernel: Kernel) -> Path | None:
     """The fused kernel's library, built if it is not there yet; None for the standard operators."""
     return fused.build() if kernel == "fused" else None
+
+
+def open_graph(graph: Path | bytes, *, threads: int, library: Path | None = None) -> onnxruntime.InferenceSession:
+    """A file, or a serialised model, on ONNX Runtime's CPU provider; library: of the fused kernel, where the graph has it."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 3, threads
+    if library:
+        options.register_custom_ops_library(str(library))
+    source = graph if isinstance(graph, bytes) else str(graph)
+    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
 def open_checked(artefact: Path, *, threads: int, kernel: Kernel) -> OrtSession:

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 
+from benchmarks.kernels import open_graph
 from runtimes.spec import TensorFacts
 from xl_export.ops import Ops, graph_input
 
@@ -103,8 +103,5 @@ def _matrix_rate(threads: int) -> float:
     x = graph_input(facts[0])
     ones = np.ones((MATRIX, MATRIX), np.float32)
     model = op.model([x], [op.MatMul(x, op.constant(ones))], (facts[1],), opset=23)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 3, threads
-    graph = ir.to_proto(model).SerializeToString()
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    session = open_graph(ir.to_proto(model).SerializeToString(), threads=threads)
     return MATRIX**3 / min(milliseconds(lambda: session.run(None, {"x": ones}), repeats=8)) * 1e3

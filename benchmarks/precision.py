@@ -21,7 +21,7 @@ from benchmarks.measure import Limits, Timing, take_turns
 from benchmarks.models import random_weights, write_run
 from runtimes.memory import Memory
 from runtimes.ort_session import Kernel, OrtSession
-from runtimes.precision import LIMITS, Measured, MemoryPrecision, Precision
+from runtimes.precision import Measured, MemoryPrecision, Precision, verdict
 from runtimes.records import to_json
 from runtimes.rule import MemoryRule
 from runtimes.spec import FUSED, GRAPH, WEIGHTS, Spec
@@ -131,8 +131,8 @@ def table(rows: Sequence[Row], limits: Limits) -> list[str]:
         quality = "-             -        -         -"
         if (m := row.measured) is not None:
             quality = f"{m.bits_per_token:<12.4f}  {m.bits_lost:<+7.4f}  {m.kl_nats:<8.2g}  {m.agreement:.1%}"
-            limit = LIMITS[row.precision] or LIMITS["fp16"]
-            quality += f"  BEYOND its limit of {limit}" if m.bits_lost > limit else ""
+            judged = verdict(row.precision, m)
+            quality += "" if judged.startswith("within") else f"  {judged}"
         lines.append(
             f"{row.precision:7}  {row.memory_precision:6}  {row.kernel:8}  {row.token.median:<12.3g}  "
             f"{limits.read_milliseconds(row.read_bytes):<8.3g}  {row.speed_up:<10.2f}  {row.num_bytes / 1e6:<10.4g}  "

@@ -14,12 +14,13 @@ from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 
 from benchmarks.arithmetic import query_blocks
+from benchmarks.kernels import open_graph
 from benchmarks.naive import naive_next_logits
 from runtimes.errors import ArtefactError
 from runtimes.logits import log_sum_exp
+from runtimes.precision import TOLERANCES
 from runtimes.spec import GRAPH, TensorFacts
 from trainer.model_config import ModelConfig
 from xl_export.fused import DOMAIN
@@ -29,7 +30,7 @@ from xl_export.ops import graph_input, save_model
 from xl_export.tables import sinusoids
 
 OPSET = 23
-TOLERANCE = 1e-4  # nats; the same as an fp32 artefact's
+TOLERANCE = TOLERANCES["fp32"]  # nats
 
 
 class Window:
@@ -41,11 +42,7 @@ class Window:
         folder.mkdir(parents=True)
         graph = _FusedWindowGraph(weights, model, window).build() if library else window_graph(weights, model, window)
         save_model(graph, folder)
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level, options.intra_op_num_threads = 3, threads
-        if library:
-            options.register_custom_ops_library(str(library))
-        self._session = onnxruntime.InferenceSession(str(folder / GRAPH), options, providers=["CPUExecutionProvider"])
+        self._session = open_graph(folder / GRAPH, threads=threads, library=library)
 
     def next_logits(self, tokens: np.ndarray) -> np.ndarray:
         """Logits [V] of the token after tokens int64 [W]."""

@@ -62,6 +62,7 @@ class Group(click.Group):
             raise Refusal(f"{what} cannot be used ({error.strerror or error}); give another place.") from error
 
 
+KERNELS = {"standard": "standard operators", "fused": "fused"}  # of ONNX Runtime, as people are told
 folder_argument = click.argument("path", type=click.Path(path_type=Path))
 threads_option = click.option(
     "--threads", type=click.IntRange(1, 1024), help="CPU threads; all that this process may use by default."
@@ -83,6 +84,10 @@ def check_command(path: Path, threads: int | None, as_json: bool) -> None:
     report = check(path, threads=threads)
     verdict = "passed" if report.passed else "FAILED"
     click.echo(f"{verdict}: {report.sentence}")
+    if report.kernel:
+        click.echo(f"kernel: {KERNELS[report.kernel]}")
+    if report.note:
+        click.echo(f"note: {report.note}")
     echo_json(report.to_json(), as_json)
     if not report.passed:
         raise SystemExit(1)
@@ -146,7 +151,7 @@ def generate_command(
 def info_command(path: Path, as_json: bool) -> None:
     """Print what the artefact or run at PATH is.
 
-    Model and parameters, memory form and bytes per stream, mask rule, precision, hashes, and every tensor
+    Model and parameters, memory form and bytes per stream, mask rule, precision, kernel, hashes, and every tensor
     of the graph with its shape.
     """
     facts = describe(path)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import numpy as np
 
-from runtimes.cli import echo_json, folder_argument, json_option, threads_option
+from runtimes.cli import KERNELS, echo_json, folder_argument, json_option, threads_option
 from runtimes.errors import UserError
 from runtimes.files import refuse_unwritable
 from runtimes.losses import SUFFIXES, write_losses
@@ -84,6 +84,9 @@ def eval_command(
         if losses:
             write_losses(losses, score, tokens, own.vocab)
         document = _show(score, own.vocab, tokens)
+    if kernel := getattr(own, "kernel", None):
+        document["kernel"] = kernel
+        _line("kernel", KERNELS[kernel])
     echo_json(document, as_json)
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from runtimes import fused
 from runtimes.engine import BUILD, NAMES, load_engine
-from runtimes.precision import Measured, sentence
+from runtimes.precision import QUANTISED, Measured, sentence, unmeasured
 from runtimes.records import to_json
 from runtimes.session import open_session
-from runtimes.spec import SPEC, Spec, TensorFacts, load_spec
+from runtimes.spec import FUSED, SPEC, Spec, TensorFacts, load_spec
 from runtimes.torch_session import TorchSession
 
 
 def describe(folder: Path) -> dict[str, Any]:
     """Model, rule, memory, precision, hashes and tensors of an artefact or engine; model and rule of a run.
 
+    Of an artefact also whether it has a graph for the fused kernel, and whether that is built on this machine.
     Artefacts and engines are described from their verified files alone, so this needs none of ONNX Runtime, TensorRT, PyTorch.
     """
     if (folder / BUILD).is_file():
@@ -24,7 +26,8 @@ def describe(folder: Path) -> dict[str, Any]:
         about = _describe_artefact(spec) | {"kind": "engine", "identity": engine.identity, "files": files}
         return about | {"engine": to_json(engine), "producer": spec.producer | engine.producer}
     if (folder / SPEC).is_file():
-        return _describe_artefact(load_spec(folder))
+        spec = load_spec(folder)
+        return _describe_artefact(spec) | {"fused_graph": FUSED in spec.files, "fused_kernel_built": fused.built() is not None}
     session = open_session(folder)
     assert isinstance(session, TorchSession), type(session)
     return {
@@ -85,6 +88,10 @@ def describe_lines(facts: dict[str, Any]) -> list[str]:
     if facts["measured"]:
         measured = Measured(**facts["measured"])
         lines.append(f"            {sentence(facts['precision'], measured, memory=facts['memory_precision'])}")
+    elif facts["precision"] in QUANTISED:
+        lines.append(f"            {unmeasured(facts['precision'])}")
+    if facts["kind"] == "artefact":
+        lines.append(f"kernel      {_kernel(facts)}")
     lines += _engine_lines(facts["engine"]) if facts["kind"] == "engine" else []
     lines += [
         f"file        {name}, {file['num_bytes']:,} bytes, sha256 {file['sha256']}" for name, file in facts["files"].items()
@@ -93,6 +100,14 @@ def describe_lines(facts: dict[str, Any]) -> list[str]:
         lines += [f"{kind:<12}{tensor['name']}  {tensor['dtype']} {tensor['shape']}" for tensor in facts[kind]]
     made = [f"{name} {version}" for name, version in facts["producer"].items()]
     return [*lines, "made with   " + ", ".join(text for text in made if text.isprintable())]
+
+
+def _kernel(facts: dict[str, Any]) -> str:
+    if not facts["fused_graph"]:
+        return "standard operators; the fused kernel does not serve this model and memory"
+    if not facts["fused_kernel_built"]:
+        return "standard operators; `xl-export kernel` builds the fused one, for which there is a graph"
+    return "fused, which is built on this machine"
 
 
 def _engine_lines(engine: dict[str, Any]) -> list[str]:

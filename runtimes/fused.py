@@ -11,21 +11,22 @@ import os
 import platform
 import shlex
 import subprocess
+import tempfile
 from pathlib import Path
 
 from runtimes.errors import MissingPackageError, UserError
-from runtimes.files import atomic_file, writing
+from runtimes.files import sha256, writing
 
 FOLDER = Path(__file__).parent / "kernel"
 SOURCES = ("library.cpp", "ort.hpp", "attention.hpp", "block.hpp", "token.hpp", "head.hpp", "vectors.hpp")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fwrapv", "-shared", "-fPIC", "-w")
 CPUINFO = Path("/proc/cpuinfo")
+DIGITS = 16  # of a hash, in a file name
 
 
 def built() -> Path | None:
-    """The library for this processor and these sources, where `build` has made it."""
-    library = _library()
-    return library if library.is_file() else None
+    """The library for this processor and these sources, where `build` has made it and it is as it was made."""
+    return next((library for library in _libraries() if library.stem.endswith(sha256(library)[:DIGITS])), None)
 
 
 def build() -> Path:
@@ -33,31 +34,60 @@ def build() -> Path:
 
     The compiler is $CXX, or g++. Raises MissingPackageError where there is none, UserError where it fails.
     """
-    library = _library()
-    if library.is_file():
+    if library := built():
         return library
+    cache, damaged = _cache(), _libraries()
+    if cache is None:
+        raise UserError("there is no home folder to keep the fused kernel in; name a folder in the variable XDG_CACHE_HOME.")
     compiler = shlex.split(os.environ.get("CXX", "g++")) or ["g++"]
-    with writing(library):
-        library.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(library) as temporary:
-        command = [*compiler, *FLAGS, str(FOLDER / SOURCES[0]), "-o", str(temporary)]
-        try:
-            ended = subprocess.run(command, capture_output=True, text=True, errors="replace")
-        except OSError as error:
-            raise MissingPackageError(
-                f"{compiler[0]} could not be started ({error.strerror}); install GCC, or name it in the variable CXX."
-            ) from error
-        if ended.returncode:
-            said = next((line for line in ended.stderr.splitlines() if "error" in line), f"exit code {ended.returncode}")
-            raise UserError(f"{compiler[0]} could not compile the fused kernel ({said:.200}); give GCC 9 or newer in CXX.")
+    with writing(cache):
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            compiled = Path(folder) / "fused.so"
+            _compile(compiler, compiled)
+            library = cache / f"fused-{_key()}-{sha256(compiled)[:DIGITS]}.so"
+            os.replace(compiled, library)
+        for other in set(damaged) - {library}:
+            other.unlink(missing_ok=True)
     return library
 
 
-def _library() -> Path:
-    """Its file: named by sources, flags and processor, so that neither an older nor another machine's is ever loaded."""
+def _compile(compiler: list[str], library: Path) -> None:
+    command = [*compiler, *FLAGS, str(FOLDER / SOURCES[0]), "-o", str(library)]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    except OSError as error:
+        raise MissingPackageError(
+            f"{compiler[0]} could not be started ({error.strerror}); install GCC, or name it in the variable CXX."
+        ) from error
+    if ended.returncode:
+        said = next((line for line in ended.stderr.splitlines() if "error" in line), f"exit code {ended.returncode}")
+        raise UserError(f"{compiler[0]} could not compile the fused kernel ({said:.200}); give GCC 9 or newer in CXX.")
+    if not library.is_file():
+        raise UserError(f"{compiler[0]} wrote no fused kernel; give GCC 9 or newer in CXX.")
+
+
+def _libraries() -> list[Path]:
+    """What is there for this processor and these sources: `fused-KEY-HASH.so`, where HASH begins the file's own SHA-256.
+
+    A damaged library can end the process that loads it, so one that its name does not fit is never loaded.
+    """
+    cache = _cache()
+    return [] if cache is None else sorted(cache.glob(f"fused-{_key()}-*.so"))
+
+
+def _cache() -> Path | None:
+    """The folder of this user's libraries; None for a user without a home, as in some containers."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "xl-export"
+    except RuntimeError:
+        return None
+
+
+def _key() -> str:
+    """Of sources, flags and processor, so that neither an older nor another machine's library is ever loaded."""
     facts = [platform.machine(), *FLAGS, _processor(), *((FOLDER / name).read_text(encoding="utf-8") for name in SOURCES)]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "xl-export" / f"fused-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.so"
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:DIGITS]
 
 
 def _processor() -> str:

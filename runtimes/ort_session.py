@@ -68,9 +68,9 @@ class OrtSession(GraphSession):
         options.log_severity_level = 4  # nothing: errors are raised, and device discovery warns on machines without a GPU
         self._ort.set_default_logger_severity(4)  # its allocator writes to the logger of the whole process
         options.intra_op_num_threads = threads or available_cpus()
+        if library:
+            self._register(options, library)
         try:
-            if library:
-                options.register_custom_ops_library(str(library))
             session = self._ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"], enable_fallback=0)
             _verify_signature(session, self.spec, graph)
             return session
@@ -80,6 +80,15 @@ class OrtSession(GraphSession):
             raise ArtefactError(
                 f"{graph} could not be loaded by ONNX Runtime {self._ort.__version__} ({first_line(error)}); "
                 "export the artefact again, or install the onnxruntime version that its spec.json names."
+            ) from error
+
+    def _register(self, options: Any, library: Path) -> None:
+        try:
+            options.register_custom_ops_library(str(library))
+        except Exception as error:  # as in _load
+            raise MissingPackageError(
+                f"the fused kernel {library} could not be loaded by ONNX Runtime {self._ort.__version__} ({first_line(error)}); "
+                "delete it: the standard operators compute the same, and `xl-export kernel` builds it again."
             ) from error
 
 

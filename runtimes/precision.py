@@ -11,6 +11,7 @@ Precision = Literal["fp32", "fp16", "int8", "int4"]  # of the weights
 MemoryPrecision = Literal["fp32", "fp16"]
 Float = Literal["float32", "float16"]  # of the memory tensors
 ENOUGH = 256  # tokens, to judge a limit by
+MOST = 1e15  # of anything measured
 QUANTISED: tuple[Precision, ...] = ("int8", "int4")
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 # Largest difference in log-probability, nats, that `check` lets pass: from PyTorch with fp32 and fp16; with int8 and int4 from
@@ -43,22 +44,35 @@ class Measured:
     def __post_init__(self) -> None:
         if self.tokens < 1 or not 0 <= self.agreement <= 1:
             raise ConfigError(f"measured on {self.tokens} tokens with agreement {self.agreement}; expected ≥ 1, and 0 to 1.")
+        for name, figure in self.__dict__.items():  # negative divergences of almost nothing are rounding
+            if not -1 <= figure <= MOST:
+                raise ConfigError(f"{name} was measured as {figure!s:.20}; expected 0 to {MOST:g}: take more bits.")
 
     @property
     def bits_lost(self) -> float:
         return self.bits_per_token - self.fp32_bits_per_token
 
 
+def unmeasured(precision: Precision) -> str:
+    """What a quantised artefact that was exported without a text does not promise."""
+    return f"what {precision} loses was never measured and has no bound; export it again with --text FILE to measure it"
+
+
+def verdict(precision: Precision, measured: Measured) -> str:
+    """Whether what a preset loses is within its limit, where enough tokens were measured to say so."""
+    limit = LIMITS[precision] or LIMITS["fp16"]  # fp32 weights with fp16 memory
+    if measured.tokens < ENOUGH:
+        return "too few tokens to judge"
+    return f"{'within' if measured.bits_lost <= limit else 'BEYOND'} the limit of {limit}"
+
+
 def sentence(precision: Precision, measured: Measured, *, memory: MemoryPrecision = "fp32") -> str:
     """What a preset costs, and whether that is within its limit."""
-    limit = LIMITS[precision] or LIMITS["fp16"]  # fp32 weights with fp16 memory
-    verdict = "within" if measured.bits_lost <= limit else "BEYOND"
-    judged = f"{verdict} the limit of {limit}" if measured.tokens >= ENOUGH else "too few tokens to judge"
     ms, fp32_ms = 1e3 * measured.seconds_per_token, 1e3 * measured.fp32_seconds_per_token
     name = f"{precision} with fp16 memory" if memory == "fp16" else precision
     return (
-        f"{name}: {measured.bits_per_token:.4f} bits per token, {measured.bits_lost:+.4f} against fp32 ({judged}); "
-        f"KL {measured.kl_nats:.2g} nats, same likeliest token {measured.agreement:.1%}; "
+        f"{name}: {measured.bits_per_token:.4f} bits per token, {measured.bits_lost:+.4f} against fp32 "
+        f"({verdict(precision, measured)}); KL {measured.kl_nats:.2g} nats, same likeliest token {measured.agreement:.1%}; "
         f"{measured.num_bytes / 1e6:,.2f} MB for {measured.fp32_num_bytes / 1e6:,.2f}; {ms:.2f} ms a token for {fp32_ms:.2f}; "
         f"{measured.tokens:,} held-out tokens"
     )

@@ -18,7 +18,7 @@ from runtimes.errors import ArtefactError
 from runtimes.files import read_npz
 from runtimes.graph_session import GraphSession
 from runtimes.logits import log_sum_exp
-from runtimes.precision import QUANTISED
+from runtimes.precision import QUANTISED, unmeasured
 from runtimes.session import Session, open_session
 from runtimes.spec import REFERENCE, Spec
 
@@ -40,7 +40,8 @@ class CheckReport:
     """Whether this device computes what the trained model computes. Differences are in log-probability (nats).
 
     against: whose answers they are compared with: PyTorch's, or with quantised weights those of the machine that exported.
-    The mean has a tolerance of its own.
+    The mean has a tolerance of its own. kernel: what ONNX Runtime ran, `standard` or `fused` (see `OrtSession.open`); None for an
+    engine. note: what passing does not say.
     """
 
     passed: bool
@@ -51,6 +52,8 @@ class CheckReport:
     tokens: int
     seconds: float
     against: str
+    kernel: str | None = None
+    note: str | None = None
 
     @property
     def sentence(self) -> str:
@@ -73,17 +76,19 @@ def check(artefact: Path | str, *, threads: int | None = None) -> CheckReport:
     session = open_session(folder, threads=threads)
     if not isinstance(session, GraphSession):
         raise ArtefactError(f"{folder} is a run, the reference itself; check the artefact that `xl-export onnx` makes of it.")
-    reference = load_reference(folder / REFERENCE, session.spec)
+    spec, quantised = session.spec, session.spec.precision in QUANTISED
+    reference = load_reference(folder / REFERENCE, spec)
     began = time.perf_counter()
     log_probs, last = replay(session, reference.tokens, reference.segments.tolist(), reference.restarts)
     seconds = time.perf_counter() - began
     differences = np.concatenate([np.abs(log_probs - reference.log_probs).ravel(), np.abs(last - reference.last).ravel()])
     worst, mean = float(differences.max()), float(differences.mean())  # of a NaN anywhere NaN, which no tolerance lets pass
-    tolerance, mean_tolerance = session.spec.tolerance, session.spec.mean_tolerance
+    tolerance, mean_tolerance = spec.tolerance, spec.mean_tolerance
     return CheckReport(
         passed=worst <= tolerance and mean <= mean_tolerance, max_difference=worst, tolerance=tolerance, mean_difference=mean,
         mean_tolerance=mean_tolerance, tokens=log_probs.size, seconds=seconds,
-        against="the exporting machine" if session.spec.precision in QUANTISED else "PyTorch",
+        against="the exporting machine" if quantised else "PyTorch",
+        kernel=getattr(session, "kernel", None), note=unmeasured(spec.precision) if quantised and spec.measured is None else None,
     )  # fmt: skip
 
 

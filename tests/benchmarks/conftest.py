@@ -16,6 +16,14 @@ TINY = BenchmarkConfig(
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def kernel_of_benchmarks(no_kernel: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of their own for the kernels that benchmarks build, so that the tests after them find none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchmarkConfig]:
     """The configuration `tiny`, limits that are measured in a moment, and no more threads than so small a model needs."""

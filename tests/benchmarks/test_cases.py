@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from benchmarks import cases, child, export, growing, latency, load, steps
+from benchmarks import cases, child, export, growing, latency, load, plot, steps
 from benchmarks.__main__ import main
 from benchmarks.cases import CASES
 from benchmarks.configs import BenchmarkConfig
@@ -169,6 +169,16 @@ def test_training_compares_with_the_naive_attention_first(
     monkeypatch.setattr(training, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
     with pytest.raises(ArtefactError, match="fast and naive attention differ"):
         training.run(tiny, threads=1)
+
+
+def test_the_picture_of_latency_says_how_many_tokens_it_leaves_out() -> None:
+    Figure = pytest.importorskip("matplotlib.figure").Figure
+    sides = [(1.0, 1.0, 1.0, 9.0, 5.0), (1.0, 1.0, 1.0, 2.0)]
+    for milliseconds, what in ((sides, "2"), (sides[1:] * 2, "none")):
+        rows = [latency.Row(side="", mem_len=1, milliseconds=ms, num_bytes=1, difference=0.0) for ms in milliseconds]
+        figure = Figure()
+        plot._latency(figure, rows)
+        assert figure.axes[0].get_title() == f"Consecutive tokens; {what} beyond the top"
 
 
 def test_decode_is_drawn(tiny: BenchmarkConfig, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -12,12 +13,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import kernels, memory_forms, sliding_window, vanilla
+from benchmarks import history, kernels, memory_forms, sliding_window, vanilla
 from benchmarks.__main__ import main
 from benchmarks.configs import CONFIGS
 from benchmarks.measure import Timing
 from benchmarks.precision import PRECISIONS
-from runtimes.errors import ArtefactError, ConfigError
+from runtimes.errors import ArtefactError, ConfigError, UserError
 from runtimes.ort_session import OrtSession
 from runtimes.reference import CheckReport
 from runtimes.rule import MemoryRule
@@ -34,6 +35,7 @@ BAD = [
     (["--plot", "result.pdf"], "ends in .png"),
     (["--plot", "no/such/folder/result.png"], "is not a folder"),
     (["--csv", "result.txt"], "ends in .csv"),
+    (["precision", "--run", "run", "--config", "small"], "--run is measured at its own size; leave out --config"),
     (["--mem-len", "5"], "sliding-window takes no --mem-len"),
     (["--only", "all-attention"], "sliding-window takes no --only"),
     (["nothing"], "nothing is not a case; give one of decode, "),
@@ -53,6 +55,7 @@ def test_steps_are_measured_with_either_kernel(case, kernel, tiny, tmp_path):
     assert result.exit_code == 0, result.output
     rows = json.loads(history.read_text())["rows"]
     assert {row["kernel"] for row in rows} == {kernel}
+    assert (", fused kernel\n" in result.stdout) == (kernel == "fused")
     if case == "batch":
         assert rows[1]["num_bytes"] < rows[1]["batch"] * rows[0]["num_bytes"]
 
@@ -83,6 +86,8 @@ def test_precision_of_a_trained_run(make_run, text, tiny, tmp_path):
     assert rows[3]["measured"]["tokens"] == 199
     assert rows[3]["mem_len"] == 16
     assert f"{rows[3]['measured']['bits_per_token']:.4f}" in result.output
+    assert result.stdout.count("too few tokens to judge") == 6
+    assert "BEYOND" not in result.stdout
 
 
 @NEEDS_GCC
@@ -175,6 +180,35 @@ def test_history_that_cannot_be_written_is_refused_before_measuring(tiny, tmp_pa
     assert result.exit_code == 2
     assert "could not be written" in result.stderr
     assert not result.stdout
+
+
+def test_what_fails_while_it_is_measured_leaves_no_history(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_forms, "write_artefact", lambda *_: sys.exit(143))
+    call("memory-forms", "--config", "tiny", "--history", tmp_path / "history.jsonl")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_the_history_as_it_was(tmp_path):
+    path = tmp_path / "history.jsonl"
+    history.append(path, {"case": "one"})
+    before = path.read_text()
+    resource = pytest.importorskip("resource")
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, limits[1]))
+    try:
+        with pytest.raises(UserError, match="could not be written"):
+            history.append(path, {"case": "two"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_text() == before
+
+
+def test_a_case_that_is_named_twice_is_run_once(tiny, tmp_path):
+    history = tmp_path / "history.jsonl"
+    result = call("run", "segment", "segment", "--config", "tiny", "--threads", 1, "--history", history)
+    assert result.exit_code == 0, result.output
+    assert len(history.read_text().splitlines()) == 1
 
 
 def test_without_matplotlib(tiny, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from benchmarks.__main__ import main
-from benchmarks.compare import compare, find_results
+from benchmarks.compare import HISTORY, compare, find_results
 
 MACHINE = {"cpu": "A", "cpus": 2, "system": "Linux x86_64", "memory_bytes": 1 << 34}
 
@@ -54,6 +54,16 @@ def test_two_dates_take_the_newest_of_each(tmp_path: Path) -> None:
     assert first.ratio == 3
 
 
+def test_rows_of_several_runs_are_taken_together(tmp_path: Path) -> None:
+    """As where each kernel, or each length, was measured in a run of its own."""
+    fused = document(1, 4.0) | {"time": "2026-11-01T23:00:00+00:00"}
+    fused["rows"] = [{**row, "kernel": "fused"} for row in fused["rows"]]
+    one = write(tmp_path / "one.jsonl", document(1, 1.0, lengths=(64,)), fused, document(1, 1.0, lengths=(256,)))
+    other = write(tmp_path / "other.jsonl", document(2, 2.0, lengths=(64, 128, 256)))
+    found = [(change.row, change.ratio) for change in compare(find_results(str(one)), find_results(str(other))).changes]
+    assert found == [("mem len 64, batch 1, tokens 1", 2), ("mem len 256, batch 1, tokens 1", 2)]
+
+
 def test_two_files_and_only_rows_that_both_have(tmp_path: Path) -> None:
     one = write(tmp_path / "one.jsonl", document(1, 1.0, lengths=(64, 256)))
     other = write(tmp_path / "other.jsonl", document(2, 2.0, lengths=(256, 512)))
@@ -93,6 +103,14 @@ def test_a_file_that_holds_no_results_is_refused(line: str, tmp_path: Path) -> N
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_an_empty_file_is_named(tmp_path: Path) -> None:
+    one, empty = write(tmp_path / "one.jsonl", document(1, 1.0)), write(tmp_path / "empty.jsonl")
+    for pair in ((one, empty), (empty, one)):
+        result = call(*pair)
+        assert result.exit_code == 2
+        assert "empty.jsonl is empty" in result.stderr
+
+
 @pytest.mark.parametrize("which", ["20", "", "2020-01-01", "nowhere.jsonl"])
 def test_what_names_no_result_is_refused(which: str, tmp_path: Path) -> None:
     write(tmp_path / "decode.jsonl", document(1, 1.0))
@@ -103,3 +121,5 @@ def test_what_names_no_result_is_refused(which: str, tmp_path: Path) -> None:
 
 def test_the_history_of_this_repository_can_be_read() -> None:
     assert find_results("2026-11-21")
+    for path in HISTORY.glob("*.jsonl"):
+        assert {result["case"] for result in find_results(str(path))} == {path.stem}

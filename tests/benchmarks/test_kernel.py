@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from click.testing import CliRunner
 
 from benchmarks import kernel
 from benchmarks.__main__ import main
+from benchmarks.compare import find_results
+from benchmarks.history import append
 from xl_export.tensorrt.naive import naive_relative_attention
 
 SHAPE = kernel.Shape(B=2, H=3, T=5, M=12, K=16)
@@ -30,6 +33,14 @@ def test_the_least_that_must_be_read_and_multiplied() -> None:
     shape = kernel.Shape(B=1, H=1, T=1, M=3, K=2)
     assert shape.num_bytes == 2 * (2 + 2 + 4 * 2 + 4 * 2 + 4 * 2)  # query, answer, keys, values, table
     assert shape.multiply_adds == 3 * 4 * 2  # each of 4 keys: content, position, value
+
+
+def test_a_result_can_stand_in_the_history_beside_those_of_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "some GPU")
+    row = kernel.Row(shape=SHAPE, side="eager", milliseconds=1.0, reading=0.1, computing=0.1, difference=0.0)
+    document = kernel.document([row])
+    append(tmp_path / "kernel.jsonl", document)
+    assert find_results(document["time"][:10], tmp_path) == [document]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

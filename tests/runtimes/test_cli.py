@@ -36,7 +36,7 @@ def test_check_passes_and_prints_its_figures(form: str, artefacts: dict[str, Pat
     figures = last_line(result)
     assert result.stdout.startswith("passed: ")
     keys = {"passed", "max_difference", "tolerance", "mean_difference", "mean_tolerance", "tokens", "seconds", "against"}
-    assert set(figures) == keys
+    assert set(figures) == keys | {"kernel", "note"}
     assert figures["passed"] is True
     assert figures["max_difference"] <= figures["tolerance"] == 1e-4
     assert figures["tokens"] > 100
@@ -56,6 +56,7 @@ def test_check_of_a_wrong_artefact_fails_with_exit_code_1(artefact: Path, reseal
 @pytest.mark.parametrize("kind", KINDS)
 def test_eval_prints_its_figures_and_settings(kind: str, folders: dict[str, Path], text_file: Path) -> None:
     figures = last_line(xl("eval", folders[kind], "--text", text_file, "--lanes", 3, "--segment", 5, "--json"))
+    assert figures.pop("kernel", None) == (None if kind == "torch" else "standard")
     assert set(figures) == {
         "tokens", "nats", "nats_per_token", "bits_per_token", "perplexity", "tokens_per_second", "lanes", "segment",
         "memory_carried", "mem_len", "mask", "clamp_len", "initial_memory",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,8 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 from runtimes import check, fused, open_session
-from runtimes.cli import kernel_command
+from runtimes.cli import check_command, info_command, kernel_command
+from runtimes.cli_eval import eval_command
 from runtimes.errors import ArtefactError, ConfigError, MissingPackageError, UserError
 from runtimes.ort_session import OrtSession
 from runtimes.rule import MemoryRule
@@ -112,6 +114,29 @@ def test_the_command_says_where_it_is(library: Path) -> None:
     assert ended.output == f"the fused kernel was there already: {library}\n"
 
 
+def test_commands_say_which_kernel_they_run(artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("The memory is yours.")
+    commands = [(check_command, ()), (eval_command, ("--text", str(tmp_path / "text.txt"))), (info_command, ())]
+
+    def lines(form: str) -> tuple[list[str], list[dict]]:
+        outputs = [CliRunner().invoke(c, [str(artefacts[form]), "--json", *more]).stdout.splitlines() for c, more in commands]
+        shown = [next(line for line in output if line.startswith("kernel")).split(maxsplit=1)[1] for output in outputs]
+        return shown, [json.loads(output[-1]) for output in outputs]
+
+    shown, (checked, scored, facts) = lines("ring")
+    assert shown == ["fused", "fused", "fused, which is built on this machine"]
+    assert checked["kernel"] == scored["kernel"] == "fused"
+    assert (facts["fused_graph"], facts["fused_kernel_built"]) == (True, True)
+    shown, (*_, facts) = lines("shift")
+    assert shown == ["standard operators"] * 2 + ["standard operators; the fused kernel does not serve this model and memory"]
+    assert (facts["fused_graph"], facts["fused_kernel_built"]) == (False, True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shown, (*_, facts) = lines("ring")
+    assert shown[:2] == ["standard operators"] * 2
+    assert "`xl-export kernel` builds the fused one" in shown[2]
+    assert (facts["fused_graph"], facts["fused_kernel_built"]) == (True, False)
+
+
 def test_both_graphs_read_one_file_of_weights(artefacts: dict[str, Path]) -> None:
     folder = artefacts["ring"]
     sizes = [tensor.num_bytes for name, tensor in load_spec(folder).files.items() if name.endswith(".bin")]
@@ -137,6 +162,44 @@ def test_it_is_refused_where_it_cannot_be(artefacts: dict[str, Path], monkeypatc
     assert list((tmp_path / "xl-export").iterdir()) == []
 
 
+@pytest.mark.parametrize("damage", [b"", b"no library", None])
+def test_a_damaged_library_is_never_loaded_and_is_built_again(
+    damage: bytes | None, library: Path, artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Loading one that is cut short ends the process."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    copy = tmp_path / "xl-export" / library.name
+    copy.parent.mkdir()
+    copy.write_bytes(library.read_bytes()[:9000] if damage is None else damage)
+    assert fused.built() is None
+    assert open_session(artefacts["ring"]).kernel == "standard"  # type: ignore[attr-defined]
+    monkeypatch.setattr(fused, "_compile", lambda compiler, to: to.write_bytes(library.read_bytes() + b"another build"))
+    again = fused.build()
+    assert fused.built() == again != copy
+    assert list(copy.parent.iterdir()) == [again]
+
+
+def test_a_user_without_a_home_runs_the_standard_operators(artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    assert open_session(artefacts["ring"]).kernel == "standard"  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="name a folder in the variable XDG_CACHE_HOME"):
+        fused.build()
+
+
+def test_a_library_that_cannot_be_loaded_is_named(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.so"
+    other.write_bytes(b"no library")
+    monkeypatch.setattr(fused, "built", lambda: other)
+    with pytest.raises(MissingPackageError, match=r"the fused kernel .*other\.so could not be loaded .* delete it"):
+        open_session(artefacts["ring"])
+
+
 @pytest.mark.parametrize(
     ("attribute", "value"),
     [("heads", 3), ("mem_len", 1 << 40), ("mem_len", 17), ("query_at", 25), ("key_at", -1), ("value_at", 1 << 62)],
@@ -152,6 +215,22 @@ def test_a_graph_that_would_read_elsewhere_is_refused(
     onnx.save(model, folder / FUSED)
     reseal(folder, FUSED)
     with pytest.raises(ArtefactError, match=r"could not (be loaded|run)"):
+        one_step(folder)
+
+
+@pytest.mark.parametrize("dropped", [1, 2])
+def test_a_graph_that_leaves_out_the_ring_it_writes_is_refused(
+    dropped: int, artefacts: dict[str, Path], reseal: Callable[..., None], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(artefacts["ring"], tmp_path / "altered"))
+    model = onnx.load(folder / FUSED, load_external_data=False)
+    node = next(node for node in model.graph.node if node.op_type == "RelativeAttention")
+    past = node.input[dropped + 1]
+    model.graph.node.append(onnx.helper.make_node("Identity", [past], [node.output[dropped]]))
+    node.output[dropped] = ""
+    onnx.save(model, folder / FUSED)
+    reseal(folder, FUSED)
+    with pytest.raises(ArtefactError, match="could not run"):
         one_step(folder)
 
 

@@ -276,6 +276,9 @@ def test_the_command_says_what_was_measured_and_info_repeats_it(calm_run: Callab
     (run / "test.txt").unlink()
     result = CliRunner().invoke(main, ["onnx", str(run), "--out", str(tmp_path / "other"), "--precision", "int8"])
     assert "is not measured" in result.output
+    for command, name in (("info", "other"), ("check", "other"), ("info", "artefact"), ("check", "artefact")):
+        result = CliRunner().invoke(main, [command, str(tmp_path / name)])
+        assert ("what int8 loses was never measured and has no bound" in result.output) is (name == "other"), result.output
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
@@ -287,6 +290,19 @@ def test_a_preset_that_misses_its_limit_says_so(precision: Precision) -> None:
     assert "BEYOND the limit" in sentence(precision, measured)
     assert "within the limit" in sentence(precision, dataclasses.replace(measured, bits_per_token=1.9))
     assert "too few tokens to judge" in sentence(precision, dataclasses.replace(measured, tokens=4))
+
+
+@pytest.mark.parametrize("figure", [float("nan"), float("inf"), 1e300, 10**400, -2])
+@pytest.mark.parametrize("name", ["bits_per_token", "kl_nats", "agreement", "num_bytes", "tokens", "seconds_per_token"])
+def test_figures_that_nothing_can_measure_are_refused(name: str, figure: float) -> None:
+    """A stranger's file may hold any; they are printed."""
+    figures = {
+        "tokens": 1000, "bits_per_token": 2.0, "fp32_bits_per_token": 2.0, "kl_nats": -1e-12, "agreement": 0.9, "num_bytes": 1,
+        "fp32_num_bytes": 2, "seconds_per_token": 1e-3, "fp32_seconds_per_token": 2e-3,
+    }  # fmt: skip
+    Measured(**figures)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        Measured(**{**figures, name: figure})  # type: ignore[arg-type]
 
 
 def test_an_fp32_artefact_is_written_as_before_there_were_presets(artefacts: dict[str, Path]) -> None:
