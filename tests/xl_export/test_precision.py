@@ -26,6 +26,7 @@ from runtimes.rule import MemoryRule
 from runtimes.spec import GRAPH, SPEC, VOCAB, WEIGHTS, load_spec, parse_spec
 from runtimes.vocab import load_vocab
 from tests.architectures import ARCHITECTURES
+from tests.rounding import in_blocks
 from tests.streams import feed, rows
 from trainer.checkpoint import load_run
 from trainer.model_config import VocabularyConfig
@@ -93,20 +94,8 @@ def _round(model: ir.Model, stored: set[str], bits: int) -> None:
         turned = f"{name}.values" in stored
         if turned or f"{name}.columns.values" in stored:
             array = value.const_value.numpy()  # type: ignore[union-attr]
-            matrix = _naive(array.T if turned else array, bits)
+            matrix = in_blocks(array.T if turned else array, bits)
             value.const_value = ir.tensor(np.ascontiguousarray(matrix.T if turned else matrix), name=name)
-
-
-def _naive(matrix: np.ndarray, bits: int) -> np.ndarray:
-    """W [K, N] rounded block by block along K to 2^bits values between its least and its greatest, zero among them."""
-    rounded = np.empty_like(matrix)
-    for at in range(0, len(matrix), presets.BLOCK):
-        block = matrix[at : at + presets.BLOCK]
-        low, high = np.minimum(block.min(axis=0), 0), np.maximum(block.max(axis=0), 0)
-        scale = (high - low) / (2**bits - 1)
-        zero = np.round(-low / scale)
-        rounded[at : at + presets.BLOCK] = (np.clip(np.round(block / scale) + zero, 0, 2**bits - 1) - zero) * scale
-    return rounded
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -117,7 +106,7 @@ def test_the_parts_of_a_matrix_stand_for_its_naive_rounding(bits: int) -> None:
     zeros = zero_points if bits == 8 else np.stack([zero_points & 15, zero_points >> 4], axis=-1).reshape(6, -1)[:, :3]
     found = (unpacked.reshape(6, 3, 32).astype(np.float32) - zeros.reshape(6, 3, 1)) * scales[..., None]
     step = scales.max()
-    assert np.abs(found.reshape(6, 96)[:, :80].T - _naive(matrix, bits)).max() < 0.51 * step  # ties may round either way
+    assert np.abs(found.reshape(6, 96)[:, :80].T - in_blocks(matrix, bits)).max() < 0.51 * step  # ties may round either way
     assert np.abs(found.reshape(6, 96)[:, :80].T - matrix).max() < 0.51 * step
 
 
