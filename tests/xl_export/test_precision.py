@@ -257,14 +257,21 @@ def test_the_command_says_what_was_measured_and_info_repeats_it(calm_run: Callab
     result = CliRunner().invoke(main, ["onnx", str(run), "--out", str(out), "--precision", "int8", "--memory-precision", "fp16"])
     assert result.exit_code == 0, result.output
     assert "int8 with fp16 memory: " in result.output
+    spec = load_spec(out)
+    gained = f"{spec.bytes_per_stream:,} bytes per stream for {2 * spec.bytes_per_stream - 8:,}"
+    assert f"; {gained}; " in result.output
     assert "held-out tokens" in result.output
     info = CliRunner().invoke(main, ["info", str(out)])
-    assert "ring in fp16" in info.output
+    assert f"ring in fp16, {gained} in fp32\n" in info.output
     assert "check within 0.5 nats and 0.02 in the mean" in info.output
     assert "int8 with fp16 memory: " in info.output
+    assert f"; {gained}; " in info.output
     (run / "test.txt").unlink()
-    result = CliRunner().invoke(main, ["onnx", str(run), "--out", str(tmp_path / "other"), "--precision", "int8"])
-    assert "is not measured" in result.output
+    arguments = ["onnx", str(run), "--precision", "int8", "--out"]
+    result = CliRunner().invoke(main, [*arguments, str(tmp_path / "other")])
+    assert "\nint8 is not measured" in result.output
+    result = CliRunner().invoke(main, [*arguments, str(tmp_path / "third"), "--memory-precision", "fp16"])
+    assert f"\nint8 with fp16 memory ({gained}) is not measured" in result.output
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
