@@ -99,7 +99,7 @@ def evaluate(
             memory.positions[:] = 0
         log_probs, memory = session.score(inputs_BN[:, piece], targets_BN[:, piece], memory)
         nats_BN[:, piece] = -log_probs
-        if not np.isfinite(nats_BN[:, piece][targets_BN[:, piece] >= 0]).all():
+        if not np.isfinite(log_probs).all():
             _refuse_infinite(session, nats_BN, targets_BN, starts)
         progress(min(piece.stop * lanes, targets))
     seconds = time.perf_counter() - began
@@ -112,7 +112,7 @@ def evaluate(
 
 def _refuse_infinite(session: Session, nats_BN: np.ndarray, targets_BN: np.ndarray, starts: list[int]) -> NoReturn:
     """Raises DivergedError for the first loss that is not finite: NaN, or infinite for a token of probability zero."""
-    lane, column = np.argwhere((targets_BN >= 0) & ~np.isfinite(nats_BN))[0]
+    lane, column = np.argwhere(~np.isfinite(nats_BN))[0]
     token, position = targets_BN[lane, column], starts[lane] + column + 1
     if np.isnan(nats_BN[lane, column]):
         raise DivergedError(
