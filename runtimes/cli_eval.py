@@ -12,7 +12,7 @@ import numpy as np
 
 from runtimes.cli import echo_json, folder_argument, json_option, threads_option
 from runtimes.errors import UserError
-from runtimes.files import refuse_unwritable
+from runtimes.files import refuse_replacing, refuse_unwritable
 from runtimes.losses import SUFFIXES, write_losses
 from runtimes.progress import Progress
 from runtimes.scoring import Score, evaluate
@@ -66,8 +66,7 @@ def eval_command(
     clamp_lens = parse_values(clamp_len, "--clamp-len") if clamp_len else None
     if losses:
         refuse_unwritable(losses, option="--losses", suffixes=SUFFIXES)
-        if losses.exists() and not force:
-            raise UserError(f"{losses} exists already; give another --losses, or --force to replace it.")
+        refuse_replacing(losses, option="--losses", force=force)
     own = open_session(path, threads=threads)
     pairs = sweep(own.rule, mem_lens=mem_lens, segments=segments, clamp_lens=clamp_lens)
     if losses and len(pairs) > 1:

@@ -10,7 +10,7 @@ import numpy as np
 
 from runtimes.cli import echo_json, json_option, threads_option
 from runtimes.errors import ConfigError, TextError, UserError, needs
-from runtimes.files import atomic_file, atomic_folder, read_bytes, refuse_existing, write_json
+from runtimes.files import atomic_file, atomic_folder, read_bytes, refuse_existing, refuse_replacing, write_json
 from runtimes.records import to_json
 from runtimes.spec import SPEC, Form, bytes_saved
 from runtimes.vocab import Vocab
@@ -91,14 +91,16 @@ def attention_command(
 @click.command("spans")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="Draw the spans into this PNG file.")
+@click.option("--force", is_flag=True, help="Replace the file of --out if it exists.")
 @json_option
-def spans_command(run: Path, out: Path | None, as_json: bool) -> None:
+def spans_command(run: Path, out: Path | None, force: bool, as_json: bool) -> None:
     """Print how far back the heads of RUN have learned to look.
 
     The adaptive spans of Sukhbaatar et al. 2019a, and the memory that they save.
     """
     if out:
         pictures.check_picture(out)
+        refuse_replacing(out, option="--out", force=force)
     opened = _open(run, None)
     from trainer.inspection import learned_spans
 

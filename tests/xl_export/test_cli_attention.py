@@ -190,6 +190,15 @@ def test_spans_prints_a_table_and_what_an_artefact_saves(span_run: Path, tmp_pat
     assert json.loads(info.stdout.splitlines()[-1])["bytes_saved_by_spans"] == document["bytes_saved"]["ring"]
 
 
+def test_a_picture_of_spans_is_replaced_only_with_force(span_run: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "spans.png"
+    kept.write_bytes(b"kept")
+    assert_refused(call("spans", span_run, "--out", kept), "exists already; give another --out, or --force to replace it")
+    assert kept.read_bytes() == b"kept"
+    assert call("spans", span_run, "--out", kept, "--force").exit_code == 0
+    assert kept.read_bytes().startswith(b"\x89PNG")
+
+
 def test_spans_that_cannot_be_shown_are_refused(run: Path, span_run: Path, tmp_path: Path) -> None:
     assert_refused(call("spans", run), "the model has no learned spans")
     assert_refused(call("spans", span_run, "--out", tmp_path / "spans.jpg"), "ends in .png")
