@@ -12,10 +12,11 @@ import numpy as np
 
 from runtimes.cli import KERNELS, echo_json, folder_argument, json_option, threads_option
 from runtimes.errors import UserError
-from runtimes.files import refuse_unwritable
+from runtimes.files import refuse_replacing, refuse_unwritable
 from runtimes.losses import SUFFIXES, write_losses
+from runtimes.progress import Progress
 from runtimes.scoring import Score, evaluate
-from runtimes.session import open_session
+from runtimes.session import Session, open_session
 from runtimes.settings import parse_values, refuse_if_too_large, sweep, under
 from runtimes.tokens import read_tokens, unknown_share
 from runtimes.vocab import Vocab
@@ -65,8 +66,7 @@ def eval_command(
     clamp_lens = parse_values(clamp_len, "--clamp-len") if clamp_len else None
     if losses:
         refuse_unwritable(losses, option="--losses", suffixes=SUFFIXES)
-        if losses.exists() and not force:
-            raise UserError(f"{losses} exists already; give another --losses, or --force to replace it.")
+        refuse_replacing(losses, option="--losses", force=force)
     own = open_session(path, threads=threads)
     pairs = sweep(own.rule, mem_lens=mem_lens, segments=segments, clamp_lens=clamp_lens)
     if losses and len(pairs) > 1:
@@ -76,7 +76,10 @@ def eval_command(
     for session, tokens_per_step in settings:
         refuse_if_too_large(session, rows=lanes, segment=min(tokens_per_step, -(-len(tokens) // lanes)))
     measure = functools.partial(evaluate, tokens=tokens, lanes=lanes, carry_memory=not no_memory)
-    scores = (measure(session, segment=tokens_per_step) for session, tokens_per_step in settings)
+    scores = (
+        measure(session, segment=tokens_per_step, progress=_progress(session, tokens_per_step, len(tokens) - 1))
+        for session, tokens_per_step in settings
+    )
     if len(settings) > 1:
         document = _show_sweep(scores, own.vocab)
     else:
@@ -88,6 +91,10 @@ def eval_command(
         document["kernel"] = kernel
         _line("kernel", KERNELS[kernel])
     echo_json(document, as_json)
+
+
+def _progress(session: Session, segment: int, total: int) -> Progress:
+    return Progress(f"scoring with memory {session.rule.mem_len} in segments of {segment}", total, "tokens")
 
 
 def _show(score: Score, vocab: Vocab, tokens: np.ndarray) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runtimes.errors import ArtefactError, StreamError, TextError
+from runtimes.errors import DivergedError, StreamError, TextError
 from runtimes.machine import memory_bytes
 from runtimes.memory import Memory
 from runtimes.session import Session
@@ -46,7 +46,7 @@ def context_losses(session: Session, tokens: np.ndarray, positions: np.ndarray, 
     """The loss in nats, float32 [N], of each of tokens[positions] given the `context` tokens before it and no others.
 
     Windows are rows of a batch and fed from position 0 in pieces, the short one first, so that under the `full`
-    mask, too, the last token sees as much as it may. Raises ArtefactError for a model whose losses are not finite.
+    mask, too, the last token sees as much as it may. Raises DivergedError for a model whose losses are not finite.
     """
     rows = _rows_that_fit(session)
     refuse_if_too_large(session, rows=rows, segment=session.rule.segment)
@@ -59,7 +59,7 @@ def context_losses(session: Session, tokens: np.ndarray, positions: np.ndarray, 
         windows = np.asarray(tokens[batch[:, None] + np.arange(-context, 0)], np.int64)
         nats[at : at + rows], memory = _last_losses(session, windows, np.asarray(tokens[batch], np.int64), memory)
     if not np.isfinite(nats).all():
-        raise ArtefactError(f"the model {session.identity:.12} gives losses that are not finite; train or export it again.")
+        raise DivergedError(f"the model {session.identity:.12} gives losses that are not finite; train or export it again.")
     return nats
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from runtimes import fused
 from runtimes.engine import BUILD, NAMES, load_engine
-from runtimes.precision import QUANTISED, Measured, sentence, unmeasured
+from runtimes.precision import QUANTISED, Measured, per_stream, sentence, unmeasured
 from runtimes.records import to_json
 from runtimes.session import open_session
 from runtimes.spec import FUSED, SPEC, Spec, TensorFacts, load_spec
@@ -47,6 +47,8 @@ def _describe_artefact(spec: Spec) -> dict[str, Any]:
         "rule": to_json(spec.rule),
         "memory_form": spec.form,
         "bytes_per_stream": spec.bytes_per_stream,
+        "fp32_bytes_per_stream": spec.fp32_bytes_per_stream,
+        "running_bytes_per_stream": spec.running_bytes_per_stream,
         "bytes_saved_by_spans": spec.bytes_saved,
         "precision": spec.precision,
         "memory_precision": spec.memory_precision,
@@ -81,13 +83,17 @@ def describe_lines(facts: dict[str, Any]) -> list[str]:
     if facts["kind"] == "run":
         return [*lines, f"vocabulary  {facts['vocabulary']}"]
     saved = f", {facts['bytes_saved_by_spans']:,} saved by learned spans" if model["reaches"] else ""
-    half = " in fp16" if facts["memory_precision"] == "fp16" else ""
-    lines.append(f"memory      {facts['memory_form']}{half}, {facts['bytes_per_stream']:,} bytes per stream{saved}")
+    stream = facts["bytes_per_stream"], facts["fp32_bytes_per_stream"]
+    half = any(tensor["dtype"] == "float16" for tensor in facts["inputs"])
+    held = f"{per_stream(*stream)} in fp32" if half else f"{stream[0]:,} bytes per stream"
+    running = facts["running_bytes_per_stream"]
+    twice = f", {running:,} while a session runs" if running > stream[0] else ""
+    lines.append(f"memory      {facts['memory_form']}{' in fp16' if half else ''}, {held}{saved}{twice}")
     mean = f" and {facts['mean_tolerance']:g} in the mean" if facts["mean_tolerance"] < facts["tolerance"] else ""
     lines.append(f"precision   {facts['precision']}, check within {facts['tolerance']:g} nats{mean}, opset {facts['opset']}")
     if facts["measured"]:
         measured = Measured(**facts["measured"])
-        lines.append(f"            {sentence(facts['precision'], measured, memory=facts['memory_precision'])}")
+        lines.append(f"            {sentence(facts['precision'], measured, stream=stream if half else None)}")
     elif facts["precision"] in QUANTISED:
         lines.append(f"            {unmeasured(facts['precision'])}")
     if facts["kind"] == "artefact":

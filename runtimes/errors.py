@@ -45,6 +45,10 @@ class ArtefactError(UserError):
     """A run, artefact or engine folder is missing a file, altered, or of another version."""
 
 
+class DivergedError(ArtefactError):
+    """A model's scores are not finite."""
+
+
 class StreamError(UserError):
     """Memory, batch, segment or tokens do not fit the session that they are given to."""
 

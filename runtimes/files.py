@@ -100,6 +100,12 @@ def refuse_unwritable(path: Path, *, option: str, suffixes: tuple[str, ...]) -> 
         probe.unlink()
 
 
+def refuse_replacing(path: Path, *, option: str, force: bool) -> None:
+    """Raises UserError, before work is spent, where a file is there already and `force` does not say to replace it."""
+    if path.exists() and not force:
+        raise UserError(f"{path} exists already; give another {option}, or --force to replace it.")
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turns an operating system error while writing `path` into one sentence."""

@@ -12,7 +12,8 @@ def log_probability(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def log_sum_exp(logits: np.ndarray) -> np.ndarray:
-    """log of the sum of exponentials over the last axis."""
+    """log of the sum of exponentials over the last axis; NaN, without a warning, where a logit is NaN or +inf."""
     top = logits.max(axis=-1, keepdims=True)
-    result: np.ndarray = top[..., 0] + np.log(np.exp(logits - top).sum(axis=-1))
+    with np.errstate(invalid="ignore"):
+        result: np.ndarray = top[..., 0] + np.log(np.exp(logits - top).sum(axis=-1))
     return result

@@ -66,13 +66,21 @@ def verdict(precision: Precision, measured: Measured) -> str:
     return f"{'within' if measured.bits_lost <= limit else 'BEYOND'} the limit of {limit}"
 
 
-def sentence(precision: Precision, measured: Measured, *, memory: MemoryPrecision = "fp32") -> str:
-    """What a preset costs, and whether that is within its limit."""
+def sentence(precision: Precision, measured: Measured, *, stream: tuple[int, int] | None = None) -> str:
+    """What a preset costs and gains, and whether that is within its limit.
+
+    stream: bytes of a stream with memory in fp16, and of the same in fp32; None where memory is in fp32.
+    """
     ms, fp32_ms = 1e3 * measured.seconds_per_token, 1e3 * measured.fp32_seconds_per_token
-    name = f"{precision} with fp16 memory" if memory == "fp16" else precision
+    name, streams = (f"{precision} with fp16 memory", f"{per_stream(*stream)}; ") if stream else (precision, "")
     return (
-        f"{name}: {measured.bits_per_token:.4f} bits per token, {measured.bits_lost:+.4f} against fp32 "
-        f"({verdict(precision, measured)}); KL {measured.kl_nats:.2g} nats, same likeliest token {measured.agreement:.1%}; "
-        f"{measured.num_bytes / 1e6:,.2f} MB for {measured.fp32_num_bytes / 1e6:,.2f}; {ms:.2f} ms a token for {fp32_ms:.2f}; "
-        f"{measured.tokens:,} held-out tokens"
+        f"{name}: {measured.bits_per_token:.4f} bits per token, {measured.bits_lost:+.4f} against fp32 ({verdict(precision, measured)}); "
+        f"KL {measured.kl_nats:.2g} nats, same likeliest token {measured.agreement:.1%}; "
+        f"{measured.num_bytes / 1e6:,.2f} MB for {measured.fp32_num_bytes / 1e6:,.2f}; {streams}"
+        f"{ms:.2f} ms a token for {fp32_ms:.2f}; {measured.tokens:,} held-out tokens"
     )
+
+
+def per_stream(num_bytes: int, fp32_num_bytes: int) -> str:
+    """What memory in fp16 makes of a stream's bytes."""
+    return f"{num_bytes:,} bytes per stream for {fp32_num_bytes:,}"

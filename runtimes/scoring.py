@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from runtimes.errors import StreamError, TextError
+from runtimes.errors import DivergedError, StreamError, TextError
 from runtimes.rule import MemoryRule
 from runtimes.session import Session
 
@@ -56,14 +57,17 @@ class Score:
 
 
 def evaluate(
-    session: Session, tokens: np.ndarray, *, lanes: int = 1, segment: int | None = None, carry_memory: bool = True
-) -> Score:
+    session: Session, tokens: np.ndarray, *, lanes: int = 1, segment: int | None = None, carry_memory: bool = True,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Score:  # fmt: skip
     """Scores tokens [N]: every token but the first is predicted exactly once.
 
     lanes: the text is cut into this many contiguous parts that advance side by side as rows of a batch;
     each part's first prediction sees one token of context. segment: tokens per step, the session's largest
     when None; the last one may be shorter. carry_memory: False starts every segment with empty memory.
-    Raises TextError for fewer than two tokens, StreamError for lanes or segments that do not fit.
+    progress: called after every step with the number of tokens predicted so far.
+    Raises TextError for fewer than two tokens, StreamError for lanes or segments that do not fit, DivergedError as soon as
+    a token's loss is not finite.
     """
     segment = session.rule.segment if segment is None else segment
     if not 1 <= segment <= session.rule.segment:
@@ -95,9 +99,27 @@ def evaluate(
             memory.positions[:] = 0
         log_probs, memory = session.score(inputs_BN[:, piece], targets_BN[:, piece], memory)
         nats_BN[:, piece] = -log_probs
+        if not np.isfinite(log_probs).all():
+            _refuse_infinite(session, nats_BN, targets_BN, starts)
+        progress(min(piece.stop * lanes, targets))
     seconds = time.perf_counter() - began
     token_nats = nats_BN[targets_BN >= 0]
     return Score(
         tokens=targets, nats=float(token_nats.sum()), seconds=seconds, segment=segment, lanes=lanes,
         memory_carried=carry_memory, rule=session.rule, token_nats=token_nats,
     )  # fmt: skip
+
+
+def _refuse_infinite(session: Session, nats_BN: np.ndarray, targets_BN: np.ndarray, starts: list[int]) -> NoReturn:
+    """Raises DivergedError for the first loss that is not finite: NaN, or infinite for a token of probability zero."""
+    lane, column = np.argwhere(~np.isfinite(nats_BN))[0]
+    token, position = targets_BN[lane, column], starts[lane] + column + 1
+    if np.isnan(nats_BN[lane, column]):
+        raise DivergedError(
+            f"the model {session.identity:.12} gives token {position:,} of the text a loss that is not a number; its training "
+            "has diverged or its weights are damaged: take an earlier checkpoint, or train, import or export it again."
+        )
+    raise DivergedError(
+        f"the model {session.identity:.12} gives token {position:,} of the text (id {token}) the probability zero, which costs "
+        "infinitely much; score a text without that token, or a model whose logits are finite."
+    )

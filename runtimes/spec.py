@@ -211,8 +211,25 @@ class Spec:
 
     @property
     def bytes_per_stream(self) -> int:
-        """Bytes of memory that one row needs, its position included."""
+        """Bytes of memory that one row needs, its position included.
+
+        What a stream is when it is saved or forked; while it steps, see `running_bytes_per_stream`.
+        """
         return 8 + sum(state.tensor().num_bytes(batch=1) for state in self.state)
+
+    @property
+    def running_bytes_per_stream(self) -> int:
+        """Bytes that a session holds for one row: the tensors twice where it reads one set and writes another.
+
+        Only the ring is written in place.
+        """
+        return self.bytes_per_stream + (0 if self.form == "ring" else self.bytes_per_stream - 8)
+
+    @property
+    def fp32_bytes_per_stream(self) -> int:
+        """`bytes_per_stream` of the same artefact with memory in float32."""
+        whole = state_tensors(self.model, self.rule, self.form)
+        return 8 + sum(state.tensor().num_bytes(batch=1) for state in whole)
 
     @property
     def bytes_saved(self) -> int:

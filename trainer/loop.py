@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from runtimes.errors import ArtefactError, ConfigError
+from runtimes.errors import ArtefactError, ConfigError, DivergedError
 from runtimes.files import atomic_folder, read_json, refuse_existing, write_json
 from runtimes.records import from_json, to_json
 from runtimes.spec import VOCAB
@@ -156,7 +156,14 @@ def _continue(training: Training, run: Path, source: Source, *, progress: bool) 
 def _validate(training: Training, source: Source, journal: Journal | None) -> bool:
     """Scores the held-out text on the first process, for all; whether it is the best score so far."""
     weights, config = training.weights, training.config
-    score = training.ranks.on_first(lambda: validate(weights, config, source.vocab, source.valid).bits_per_token)
+
+    def bits_per_token() -> float:
+        try:
+            return validate(weights, config, source.vocab, source.valid).bits_per_token
+        except DivergedError:
+            return math.nan  # said with its step below
+
+    score = training.ranks.on_first(bits_per_token)
     refuse_infinite("validation score", score, training.step, training.ranks)
     training.validations.append(Validation(step=training.step, bits_per_token=score))
     leader = best(training.validations)

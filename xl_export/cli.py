@@ -13,7 +13,7 @@ import click
 from runtimes.cli import COMMANDS, Group, echo_json, json_option
 from runtimes.cli_eval import eval_command
 from runtimes.errors import UserError, needs
-from runtimes.precision import QUANTISED, sentence
+from runtimes.precision import QUANTISED, per_stream, sentence
 from runtimes.reference import check
 from runtimes.spec import load_spec
 from xl_export.cli_attention import attention_command, spans_command
@@ -129,7 +129,7 @@ def train(config: str | None, out: Path | None, resume_run: Path | None, list_: 
 )  # fmt: skip
 @click.option(
     "--memory-precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True,
-    help="Of the memory tensors: fp16 halves what a stream takes, and costs time on a CPU.",
+    help="Of the memory tensors: fp16 halves the bytes of a stream, which `info` prints for both, and costs time on a CPU.",
 )  # fmt: skip
 @click.option(
     "--text", type=click.Path(path_type=Path), help="Held-out text to measure a precision on; the run's own test text by default."
@@ -163,10 +163,12 @@ def onnx(
     verdict = "is ready" if report.passed else "is written, but its check FAILED on this machine"
     proof = "compared with PyTorch in fp32 before its weights were quantised" if spec.precision in QUANTISED else report.sentence
     click.echo(f"{out} {verdict}: {spec.form} memory, {spec.rule}; {proof if report.passed else report.sentence}")
+    stream = (spec.bytes_per_stream, spec.fp32_bytes_per_stream) if spec.state_dtype == "float16" else None
     if spec.measured is not None:
-        click.echo(sentence(spec.precision, spec.measured, memory=spec.memory_precision))
+        click.echo(sentence(spec.precision, spec.measured, stream=stream))
     elif spec.lossy:
-        click.echo(f"{spec.precision} is not measured: {run} kept no test text; give one with --text FILE")
+        name = f"{spec.precision} with fp16 memory ({per_stream(*stream)})" if stream else spec.precision
+        click.echo(f"{name} is not measured: {run} kept no test text; give one with --text FILE")
 
 
 @main.command()

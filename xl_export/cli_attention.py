@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -10,8 +11,9 @@ import numpy as np
 
 from runtimes.cli import echo_json, json_option, threads_option
 from runtimes.errors import ConfigError, TextError, UserError, needs
-from runtimes.files import atomic_file, atomic_folder, read_bytes, refuse_existing, write_json
+from runtimes.files import atomic_file, atomic_folder, read_bytes, refuse_existing, refuse_replacing, write_json
 from runtimes.records import to_json
+from runtimes.rule import MemoryRule
 from runtimes.spec import SPEC, Form, bytes_saved
 from runtimes.vocab import Vocab
 from xl_export import pictures
@@ -40,12 +42,13 @@ PACKAGES = ("torch", "safetensors", "tqdm")
     type=click.IntRange(min=1),
     help="Tokens of the text to read; more if --at asks.",
 )
+@click.option("--mem-len", type=click.IntRange(min=0), help="Tokens remembered; those of the run's evaluation by default.")
 @click.option("--force", is_flag=True, help="Replace the folder if it holds earlier pictures.")
 @threads_option
 @json_option
 def attention_command(
-    run: Path, text: Path, out: Path, layer: int | None, head: int | None, at: int | None, count: int, force: bool,
-    threads: int | None, as_json: bool,
+    run: Path, text: Path, out: Path, layer: int | None, head: int | None, at: int | None, count: int,
+    mem_len: int | None, force: bool, threads: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Draw what the heads of RUN attend to in a text.
 
@@ -57,7 +60,8 @@ def attention_command(
     figure-7.png  terms (a), (b) and (d) of the score, the softmax of each alone; relative positions only
     attention.npz, attention.json: the numbers and the settings
 
-    The memory is that of the run's evaluation. Tokens that lack a whole memory before them are left out of averages.
+    What is seen is that of the run's evaluation, with --mem-len for its memory. Tokens that lack a whole memory before
+    them are left out of averages.
     """
     refuse_existing(out, force=force, marker=MARKER)
     pictures.new_figure(1, 1)  # before anything is computed: is there something to draw with?
@@ -65,16 +69,17 @@ def attention_command(
     from trainer.inspection import observe
 
     _check_choice(opened, layer, head)
-    stream = opened.vocab.encode(tokens)
-    stretch = _stretch(len(stream), opened.config.evaluation.mem_len, at, count)
+    stream, rule = opened.vocab.encode(tokens), opened.config.evaluation
+    rule = rule if mem_len is None else dataclasses.replace(rule, mem_len=mem_len)
+    stretch = _stretch(len(stream), rule.mem_len, at, count)
     relative = opened.config.model.positions == "relative"
-    seen = observe(opened.model, stream[: max(count, stretch.stop)], opened.config.evaluation, stretch=stretch, terms=relative)
+    seen = observe(opened.model, stream[: max(count, stretch.stop)], rule, stretch=stretch, terms=relative)
     layer, head = seen.widest(layer, head)
-    title = f"{opened.config.evaluation}; {seen.positions:,} tokens"
-    facts = _facts(opened, seen, layer, head)
+    title = f"{rule}; {seen.positions:,} tokens"
+    facts = _facts(opened, rule, seen, layer, head)
     with atomic_folder(out, force=force, marker=MARKER) as folder:
         pictures.draw_average(folder / "figure-5.png", seen.average, seen.persistent, title=title)
-        _draw_stretch(folder / "figure-6.png", opened, seen, layer, head, stream)
+        _draw_stretch(folder / "figure-6.png", opened, rule, seen, layer, head, stream)
         if seen.terms is not None:
             pictures.draw_terms(folder / "figure-7.png", seen.terms, title=title)
         np.savez(folder / ARRAYS, **_arrays(seen))
@@ -91,14 +96,16 @@ def attention_command(
 @click.command("spans")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="Draw the spans into this PNG file.")
+@click.option("--force", is_flag=True, help="Replace the file of --out if it exists.")
 @json_option
-def spans_command(run: Path, out: Path | None, as_json: bool) -> None:
+def spans_command(run: Path, out: Path | None, force: bool, as_json: bool) -> None:
     """Print how far back the heads of RUN have learned to look.
 
     The adaptive spans of Sukhbaatar et al. 2019a, and the memory that they save.
     """
     if out:
         pictures.check_picture(out)
+        refuse_replacing(out, option="--out", force=force)
     opened = _open(run, None)
     from trainer.inspection import learned_spans
 
@@ -168,14 +175,14 @@ def _symbol(vocab: Vocab, token: int) -> str:
     return pictures.legible(text) if text and "\ufffd" not in text else f"{token:02x}"
 
 
-def _draw_stretch(path: Path, run: Run, seen: Observation, layer: int, head: int, stream: np.ndarray) -> None:
+def _draw_stretch(path: Path, run: Run, rule: MemoryRule, seen: Observation, layer: int, head: int, stream: np.ndarray) -> None:
     from trainer.inspection import highlighted
 
     weights, context = seen.weights[layer, head], range(seen.stretch.start - seen.weights.shape[-1] + 1, seen.stretch.stop)
     symbols = [_symbol(run.vocab, int(stream[position])) if position >= 0 else "" for position in context]
     pictures.draw_stretch(
         path, weights, seen.seen, highlighted(weights, seen.seen), symbols,
-        first=seen.stretch.start, title=f"layer {layer}, head {head}; {run.config.evaluation}",
+        first=seen.stretch.start, title=f"layer {layer}, head {head}; {rule}",
     )  # fmt: skip
 
 
@@ -187,11 +194,11 @@ def _arrays(seen: Observation) -> dict[str, np.ndarray]:
     return arrays | {f"term_{name}": values for name, values in (seen.terms or {}).items()}
 
 
-def _facts(run: Run, seen: Observation, layer: int, head: int) -> dict[str, Any]:
+def _facts(run: Run, rule: MemoryRule, seen: Observation, layer: int, head: int) -> dict[str, Any]:
     """Settings, and what one number can say of each head."""
     return {
         "weights_sha256": run.sha256,
-        "rule": to_json(run.config.evaluation),
+        "rule": to_json(rule),
         "positions": seen.positions,
         "figure_6": {"layer": layer, "head": head, "first": seen.stretch.start, "targets": len(seen.stretch)},
         "mean_distance": seen.mean_distances.tolist(),

@@ -13,7 +13,7 @@ from runtimes.cli import echo_json, json_option, threads_option
 from runtimes.cli_eval import text_option
 from runtimes.context_losses import context_losses, refuse_beyond_reach, spread_positions
 from runtimes.errors import ConfigError, UserError
-from runtimes.files import refuse_unwritable, write_json
+from runtimes.files import refuse_replacing, refuse_unwritable, write_json
 from runtimes.recl import THRESHOLD, perplexities, perplexity_gains, recl, relative_gains
 from runtimes.records import to_json
 from runtimes.session import Session, open_session
@@ -32,6 +32,7 @@ from runtimes.tokens import read_tokens
 @click.option("--mem-len", type=click.IntRange(min=0), help="Tokens remembered, for runs; their own by default.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write all figures to this .json file.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw gains and perplexities into this .png file.")
+@click.option("--force", is_flag=True, help="Replace the files of --out and --plot if they exist.")
 @threads_option
 @json_option
 def recl_command(
@@ -43,6 +44,7 @@ def recl_command(
     mem_len: int | None,
     out: Path | None,
     plot: Path | None,
+    force: bool,
     threads: int | None,
     as_json: bool,
 ) -> None:
@@ -57,10 +59,12 @@ def recl_command(
         raise ConfigError(f"--r is {' and '.join(f'{r:g}' for r in shares)}; expected shares above 0 and up to 1.")
     if out:
         refuse_unwritable(out, option="--out", suffixes=(".json",))
+        refuse_replacing(out, option="--out", force=force)
     if plot:
         from xl_export.plots import check_plot
 
         check_plot(plot)
+        refuse_replacing(plot, option="--plot", force=force)
     sessions = _group(paths, mem_len=mem_len, threads=threads)
     refuse_beyond_reach(sessions, contexts[-1])
     tokens = read_tokens(text, sessions[0].vocab)

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 from tqdm import tqdm
 
-from runtimes.errors import ArtefactError
+from runtimes.errors import ArtefactError, DivergedError
 from runtimes.logits import log_sum_exp
 from runtimes.ort_session import OrtSession
 from runtimes.precision import QUANTISED
@@ -105,6 +105,11 @@ def _shown(lengths: list[int], what: str) -> tqdm[int]:
 
 
 def _compare(mine: np.ndarray, theirs: np.ndarray, *, tolerance: float, what: str) -> None:
+    if not np.isfinite(theirs).all():
+        raise DivergedError(
+            f"PyTorch itself gives log-probabilities that are not finite over {what}, so there is nothing to compare the graph "
+            "with; nothing was written: export a checkpoint from before the loss diverged."
+        )
     worst = float(np.abs(mine - theirs).max())
     if not worst <= tolerance:
         raise ArtefactError(

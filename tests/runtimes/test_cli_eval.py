@@ -34,6 +34,21 @@ def without_speed(figures: dict) -> dict:
     return {key: value for key, value in figures.items() if key != "tokens_per_second"}
 
 
+@pytest.mark.parametrize("options", [(), ("--json",), ("--mem-len", "4,16"), ("--no-memory", "--lanes", 3)], ids=str)
+def test_a_diverged_checkpoint_ends_in_one_sentence(run: Path, text_file: Path, tmp_path: Path, options: tuple) -> None:
+    from safetensors.torch import load_file, save_file
+
+    broken = Path(shutil.copytree(run, tmp_path / "broken"))
+    tensors = load_file(broken / "model.safetensors")
+    tensors["blocks.1.out.weight"][0, 0] = float("nan")
+    save_file(tensors, broken / "model.safetensors")
+    losses = () if "4,16" in options else ("--losses", tmp_path / "losses.csv")
+    result = xl("eval", broken, "--text", text_file, *options, *losses)
+    refused(result, "gives token 1 of the text a loss that is not a number", "take an earlier checkpoint")
+    assert "nan" not in result.stdout
+    assert not (tmp_path / "losses.csv").exists()
+
+
 def test_a_sweep_over_a_run_has_the_figures_of_each_setting_alone(run: Path, text_file: Path) -> None:
     options = ("--text", text_file, "--lanes", 2, "--json")
     result = xl("eval", run, *options, "--mem-len", "4,16", "--segment", "8,24", "--clamp-len", "0,3")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimes import Memory, evaluate, open_session
-from runtimes.errors import StreamError, TextError
+from runtimes.errors import DivergedError, StreamError, TextError
 from runtimes.logits import log_probability, log_sum_exp
 from runtimes.rule import MemoryRule
 from runtimes.session import FromLogits
@@ -108,6 +108,53 @@ def test_impossible_lanes_are_refused(lanes: int) -> None:
 def test_a_segment_longer_than_exported_is_refused(artefacts: dict[str, Path], tokens: np.ndarray) -> None:
     with pytest.raises(StreamError, match="takes 1 to 8"):
         evaluate(open_session(artefacts["ring"]), tokens[:50], segment=9)
+
+
+class Broken(Follower):
+    """Gives `value` for the logit of token 9, or for all of them, after token `after`."""
+
+    def __init__(self, value: float, *, everywhere: bool = False, after: int = 8) -> None:
+        super().__init__()
+        self.value, self.after, self.chosen = value, after, slice(None) if everywhere else 9
+
+    def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        logits, memory = super().step(tokens, memory)
+        for row, column in np.argwhere(tokens == self.after):
+            logits[row, column, self.chosen] = self.value
+        return logits, memory
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize(
+    "session", [Broken(math.nan), Broken(math.nan, everywhere=True), Broken(math.inf)], ids=["one", "all", "inf"]
+)
+def test_a_loss_that_is_not_a_number_is_refused_at_once(session: Broken, lanes: int) -> None:
+    session.fed.clear()
+    with pytest.raises(
+        DivergedError, match=r"^the model follower gives token 9 of the text a loss that is not a number; [^.]*\.$"
+    ):
+        evaluate(session, np.arange(60), lanes=lanes, segment=6)
+    assert len(session.fed) == 2  # of ten
+
+
+def test_a_token_of_probability_zero_is_named() -> None:
+    with pytest.raises(
+        DivergedError, match=r"^the model follower gives token 18 of the text \(id 9\) the probability zero, [^.]*\.$"
+    ):
+        evaluate(Broken(-math.inf), np.array([*range(9), 0, *range(1, 10)]))
+
+
+def test_what_is_not_wanted_may_be_anything() -> None:
+    """Padding behind a shorter lane is fed and not counted."""
+    session = Broken(math.nan, everywhere=True, after=0)
+    assert math.isfinite(evaluate(session, np.arange(1, 7), lanes=2).nats)
+    assert session.fed[0].tolist() == [[1, 2, 0], [3, 4, 5]]
+
+
+def test_progress_counts_every_token_once() -> None:
+    done: list[int] = []
+    evaluate(Follower(), np.arange(24), lanes=3, segment=3, progress=done.append)
+    assert done == [9, 18, 23]
 
 
 def test_log_probabilities_are_stable_for_large_logits() -> None:

@@ -165,6 +165,18 @@ def test_a_damaged_run_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_finite_weights_whose_answers_are_not_are_refused(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    run = make_run()
+    state = load_file(run / "model.safetensors")
+    state["blocks.1.out.weight"][:] = 3e38
+    save_file(state, run / "model.safetensors")
+    with pytest.raises(UserError, match="PyTorch itself gives log-probabilities that are not finite over 1 rows of 1 tokens"):
+        export(run, tmp_path / "artefact")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_weights_that_are_not_finite_are_refused(make_run: Callable[..., Path], tmp_path: Path) -> None:
     import torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from matplotlib import image
 
 from runtimes.files import read_npz
 from runtimes.rule import MemoryRule
-from tests.architectures import ALL_ATTENTION, SPAN
+from tests.architectures import ALL_ATTENTION, ARCHITECTURES, SPAN
 from tests.xl_export.test_pictures import assert_picture
 from trainer.checkpoint import load_run, load_tensors, save_tensors
 from trainer.inspection import observe
@@ -165,6 +166,32 @@ def test_only_runs_can_be_inspected(artefacts: dict[str, Path], text_file: Path,
         assert_refused(call("spans", folder), words)
 
 
+def test_the_memory_that_is_looked_at_can_be_chosen(run: Path, text_file: Path, tmp_path: Path) -> None:
+    opened = load_run(run)
+    tokens = opened.vocab.encode(text_file.read_bytes())[:100]
+    for mem_len in (0, 5, 40):
+        out = tmp_path / f"pictures-{mem_len}"
+        result = call("attention", run, "--text", text_file, "--out", out, "--tokens", 100, "--mem-len", mem_len, "--json")
+        facts = json.loads(result.stdout.splitlines()[-1])
+        assert (facts["rule"]["mem_len"], facts["rule"]["segment"], facts["positions"]) == (mem_len, 8, 100 - mem_len)
+        rule = dataclasses.replace(opened.config.evaluation, mem_len=mem_len)
+        seen = observe(opened.model.eval(), tokens, rule, stretch=range(84, 100))
+        arrays = read_npz(out / "attention.npz")
+        assert arrays["average"].shape[-1] == mem_len + 1
+        np.testing.assert_array_equal(arrays["average"], seen.average)
+    out = tmp_path / "too-long"
+    result = call("attention", run, "--text", text_file, "--out", out, "--mem-len", 290)
+    assert_refused(result, "the text has 300 tokens; with a memory of 290")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["per-layer", "absolute-from-segment-end", "all-attention-groups", "head-split"])
+def test_another_memory_serves_other_architectures(name: str, make_run: MakeRun, text_file: Path, tmp_path: Path) -> None:
+    run = make_run(**ARCHITECTURES[name])
+    result = call("attention", run, "--text", text_file, "--out", tmp_path / "pictures", "--tokens", 60, "--mem-len", 5)
+    assert result.exit_code == 0, result.output
+
+
 def test_spans_prints_a_table_and_what_an_artefact_saves(span_run: Path, tmp_path: Path) -> None:
     from xl_export.artefact import export
 
@@ -188,6 +215,15 @@ def test_spans_prints_a_table_and_what_an_artefact_saves(span_run: Path, tmp_pat
     assert image.imread(tmp_path / "spans.png").shape[:2] == (720, 1350)
     info = call("info", export(span_run, tmp_path / "artefact"), "--json")
     assert json.loads(info.stdout.splitlines()[-1])["bytes_saved_by_spans"] == document["bytes_saved"]["ring"]
+
+
+def test_a_picture_of_spans_is_replaced_only_with_force(span_run: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "spans.png"
+    kept.write_bytes(b"kept")
+    assert_refused(call("spans", span_run, "--out", kept), "exists already; give another --out, or --force to replace it")
+    assert kept.read_bytes() == b"kept"
+    assert call("spans", span_run, "--out", kept, "--force").exit_code == 0
+    assert kept.read_bytes().startswith(b"\x89PNG")
 
 
 def test_spans_that_cannot_be_shown_are_refused(run: Path, span_run: Path, tmp_path: Path) -> None:

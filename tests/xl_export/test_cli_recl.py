@@ -69,6 +69,17 @@ def test_the_plot_is_a_picture(run: Path, other: Path, text_file: Path, tmp_path
     assert (tmp_path / "recl.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_files_that_are_there_are_replaced_only_with_force(run: Path, text_file: Path, tmp_path: Path) -> None:
+    measured = ("recl", run, "--text", text_file, "--lengths", "4,8", "--positions", 5)
+    for option, name, starts in (("--out", "recl.json", b"{"), ("--plot", "recl.png", b"\x89PNG")):
+        kept = tmp_path / name
+        kept.write_bytes(b"kept")
+        refused(xl(*measured, option, kept), f"{name} exists already; give another {option}, or --force to replace it")
+        assert kept.read_bytes() == b"kept"
+        assert xl(*measured, option, kept, "--force").exit_code == 0
+        assert kept.read_bytes().startswith(starts)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -26,6 +26,7 @@ from runtimes.rule import MemoryRule
 from runtimes.spec import GRAPH, SPEC, VOCAB, WEIGHTS, load_spec, parse_spec
 from runtimes.vocab import load_vocab
 from tests.architectures import ARCHITECTURES
+from tests.rounding import in_blocks
 from tests.streams import feed, rows
 from trainer.checkpoint import load_run
 from trainer.model_config import VocabularyConfig
@@ -93,20 +94,8 @@ def _round(model: ir.Model, stored: set[str], bits: int) -> None:
         turned = f"{name}.values" in stored
         if turned or f"{name}.columns.values" in stored:
             array = value.const_value.numpy()  # type: ignore[union-attr]
-            matrix = _naive(array.T if turned else array, bits)
+            matrix = in_blocks(array.T if turned else array, bits)
             value.const_value = ir.tensor(np.ascontiguousarray(matrix.T if turned else matrix), name=name)
-
-
-def _naive(matrix: np.ndarray, bits: int) -> np.ndarray:
-    """W [K, N] rounded block by block along K to 2^bits values between its least and its greatest, zero among them."""
-    rounded = np.empty_like(matrix)
-    for at in range(0, len(matrix), presets.BLOCK):
-        block = matrix[at : at + presets.BLOCK]
-        low, high = np.minimum(block.min(axis=0), 0), np.maximum(block.max(axis=0), 0)
-        scale = (high - low) / (2**bits - 1)
-        zero = np.round(-low / scale)
-        rounded[at : at + presets.BLOCK] = (np.clip(np.round(block / scale) + zero, 0, 2**bits - 1) - zero) * scale
-    return rounded
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -117,7 +106,7 @@ def test_the_parts_of_a_matrix_stand_for_its_naive_rounding(bits: int) -> None:
     zeros = zero_points if bits == 8 else np.stack([zero_points & 15, zero_points >> 4], axis=-1).reshape(6, -1)[:, :3]
     found = (unpacked.reshape(6, 3, 32).astype(np.float32) - zeros.reshape(6, 3, 1)) * scales[..., None]
     step = scales.max()
-    assert np.abs(found.reshape(6, 96)[:, :80].T - _naive(matrix, bits)).max() < 0.51 * step  # ties may round either way
+    assert np.abs(found.reshape(6, 96)[:, :80].T - in_blocks(matrix, bits)).max() < 0.51 * step  # ties may round either way
     assert np.abs(found.reshape(6, 96)[:, :80].T - matrix).max() < 0.51 * step
 
 
@@ -268,14 +257,21 @@ def test_the_command_says_what_was_measured_and_info_repeats_it(calm_run: Callab
     result = CliRunner().invoke(main, ["onnx", str(run), "--out", str(out), "--precision", "int8", "--memory-precision", "fp16"])
     assert result.exit_code == 0, result.output
     assert "int8 with fp16 memory: " in result.output
+    spec = load_spec(out)
+    gained = f"{spec.bytes_per_stream:,} bytes per stream for {2 * spec.bytes_per_stream - 8:,}"
+    assert f"; {gained}; " in result.output
     assert "held-out tokens" in result.output
     info = CliRunner().invoke(main, ["info", str(out)])
-    assert "ring in fp16" in info.output
+    assert f"ring in fp16, {gained} in fp32\n" in info.output
     assert "check within 0.5 nats and 0.02 in the mean" in info.output
     assert "int8 with fp16 memory: " in info.output
+    assert f"; {gained}; " in info.output
     (run / "test.txt").unlink()
-    result = CliRunner().invoke(main, ["onnx", str(run), "--out", str(tmp_path / "other"), "--precision", "int8"])
-    assert "is not measured" in result.output
+    arguments = ["onnx", str(run), "--precision", "int8", "--out"]
+    result = CliRunner().invoke(main, [*arguments, str(tmp_path / "other")])
+    assert "\nint8 is not measured" in result.output
+    result = CliRunner().invoke(main, [*arguments, str(tmp_path / "third"), "--memory-precision", "fp16"])
+    assert f"\nint8 with fp16 memory ({gained}) is not measured" in result.output
     for command, name in (("info", "other"), ("check", "other"), ("info", "artefact"), ("check", "artefact")):
         result = CliRunner().invoke(main, [command, str(tmp_path / name)])
         assert ("what int8 loses was never measured and has no bound" in result.output) is (name == "other"), result.output
