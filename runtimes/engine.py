@@ -69,7 +69,7 @@ class EngineFacts:
 
     artefact: identity of that artefact. version: of the TensorRT that built it. compute_capabilities: of the GPUs that it runs
     on. gpu: that it was tuned on; None where it was built ahead of time. version_compatible: newer releases of the same major
-    version run it too. layers: of the parsed network, by kind; plugin_layers: how many attentions the plugin took.
+    version run it too. layers: of the parsed network, by kind; plugin_layers: those of our kernel, two for each attention.
     """
 
     schema: int = SCHEMA

@@ -34,11 +34,11 @@ def build(artefact: Path | str, out: Path | str, options: BuildOptions, *, force
     gpu = Cuda().gpu if options.flavour == "tensorrt" else None
     log = fresh_log(trt)
     if options.attention == "plugin":
-        from xl_export.tensorrt.plugin import refuse_unfit, register_plugin
+        from xl_export.tensorrt.plugin import refuse_unfit, register_plugins
 
         assert gpu is not None, "the plugin is not for engines built ahead of time"
         refuse_unfit(spec, gpu)
-        register_plugin(gpu)
+        register_plugins(gpu)
     began = time.perf_counter()
     with atomic_folder(out, force=force, marker=BUILD) as folder:
         parsed = parse(trt, log, artefact, attention=options.attention, name=NAMES[options.flavour])

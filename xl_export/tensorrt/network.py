@@ -12,7 +12,7 @@ import onnx
 from runtimes.engine import Attention
 from runtimes.errors import ArtefactError, ConfigError
 from runtimes.spec import GRAPH
-from xl_export.tensorrt.operator import DOMAIN, NAME, PLUGIN
+from xl_export.tensorrt.operator import ATTRIBUTES, DOMAIN, JOIN, NAME, PARTS, PLUGIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
     """
     graph = folder / GRAPH
     model = onnx.load(graph, load_external_data=False)
-    relative = choose_attention(model, attention)
+    relative = take_plugins(model) if attention == "plugin" else 0
     if attention == "plugin" and not relative:
         raise ConfigError(
             f"{graph} has no {DOMAIN}::{NAME}, which the plugin takes; export it with `xl-export onnx --target tensorrt`, "
@@ -52,11 +52,10 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
     make_decomposable(trt, layers)
     counted = Counter(layer.type.name for layer in layers)
     taken = counted["PLUGIN_V3"]
-    expected = relative if attention == "plugin" else 0
-    if taken != expected:
+    if taken != 2 * relative:
         raise ArtefactError(
-            f"{name} {trt.__version__} took the plugin for {taken} of {expected} attentions; give --attention native, "
-            "and report this."
+            f"{name} {trt.__version__} made {taken} plugin layers where {2 * relative} are needed, two for each attention; "
+            "give --attention native, and report this."
         )
     types = Counter(layer.get_output(0).dtype.name for layer in layers if layer.num_outputs)
     return Parsed(
@@ -64,15 +63,23 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
     )  # fmt: skip
 
 
-def choose_attention(model: onnx.ModelProto, attention: Attention) -> int:
-    """Gives or takes the attributes by which the parser prefers the plugin to the function body; returns the number of nodes."""
-    nodes = [node for node in model.graph.node if (node.domain, node.op_type) == (DOMAIN, NAME)]
-    for node in nodes:
-        others = [attribute for attribute in node.attribute if attribute.name not in PLUGIN]
-        chosen = [onnx.helper.make_attribute(*item) for item in PLUGIN.items()] if attention == "plugin" else []
-        del node.attribute[:]
-        node.attribute.extend([*others, *chosen])
-    return len(nodes)
+def take_plugins(model: onnx.ModelProto) -> int:
+    """Puts the two plugins in the place of every attention, which would else be its function body; returns their number."""
+    nodes, count = onnx.GraphProto().node, 0
+    for node in model.graph.node:
+        if (node.domain, node.op_type) != (DOMAIN, NAME):
+            nodes.append(node)
+            continue
+        (answer,) = node.output
+        between = [f"{answer}.mixed", f"{answer}.level"]
+        given = {attribute.name: attribute.i for attribute in node.attribute if attribute.name in ATTRIBUTES}
+        options = {"domain": DOMAIN, **PLUGIN}
+        nodes.append(onnx.helper.make_node(PARTS, node.input, between, name=f"{node.name}.parts", **options, **given))
+        nodes.append(onnx.helper.make_node(JOIN, [node.input[0], *between], [answer], name=f"{node.name}.join", **options))
+        count += 1
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return count
 
 
 def make_decomposable(trt: Any, layers: list[Any]) -> None:
