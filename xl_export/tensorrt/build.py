@@ -17,6 +17,7 @@ from runtimes.trt_module import fresh_log, load_tensorrt
 from xl_export.tensorrt.network import Parsed, parse
 from xl_export.tensorrt.options import BuildOptions
 from xl_export.tensorrt.progress import make_monitor
+from xl_export.tensorrt.trtexec import LINE, trtexec_command
 
 
 def build(artefact: Path | str, out: Path | str, options: BuildOptions, *, force: bool = False) -> EngineFacts:
@@ -45,6 +46,7 @@ def build(artefact: Path | str, out: Path | str, options: BuildOptions, *, force
         (folder / PLAN).write_bytes(serialize(trt, log, parsed, spec, profiles, options))
         for name in SIDE_FILES:
             shutil.copyfile(artefact / name, folder / name)
+        (folder / LINE).write_text(trtexec_command(artefact, spec, options, parsed.layers) + "\n")
         facts = EngineFacts(
             artefact=spec.identity, flavour=options.flavour, version=trt.__version__, attention=options.attention,
             compute_capabilities=options.compute_capabilities if gpu is None else (gpu.compute_capability,), gpu=gpu,
