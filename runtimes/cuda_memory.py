@@ -16,7 +16,7 @@ from runtimes.errors import ArtefactError, MissingPackageError, StreamError
 
 
 class Cuda:
-    """One GPU, the current one, and one stream on it that everything here is queued on: it does not wait for others, nor they for it."""
+    """One GPU, the current one, and one stream on it that everything here is queued on; it and others do not wait for each other."""
 
     def __init__(self) -> None:
         try:

@@ -18,8 +18,10 @@ import pytest
 from runtimes import check, load_memory, open_session, save_memory
 from runtimes.engine import BUILD, PLAN, Gpu, Profile, load_engine, save_engine
 from runtimes.errors import ArtefactError, MissingPackageError, StreamError
+from runtimes.rule import MemoryRule
 from runtimes.session import Session
 from runtimes.spec import file_facts
+from tests import fake_gpu
 from tests.fake_gpu import FakeCuda, install, make_engine
 from tests.streams import feed, rows
 from xl_export.artefact import export
@@ -250,3 +252,51 @@ def test_profiles_say_what_they_take() -> None:
     assert profile.axes(2) == {"batch": 4, "segment": 16, "rows": 64}
     assert profile.takes(batch=4, tokens=16)
     assert not profile.takes(batch=5, tokens=1)
+
+
+def test_a_refused_shape_leaves_no_other_stream_under_it(
+    session: Session, artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tokens: np.ndarray
+) -> None:
+    batch, other = rows(tokens, 1, 8), open_session(artefacts["shift"])
+    memory = feed(session, batch[:, :4], [1] * 4)[1]
+    expected = feed(other, batch[:, :4], [1] * 4)[1]
+    take = fake_gpu._Context.set_input_shape
+    with monkeypatch.context() as patch:
+        patch.setattr(fake_gpu._Context, "set_input_shape", lambda *given: given[1] == "input_ids" and take(*given))
+        with pytest.raises(StreamError, match=r"position_ids \[2, 1\] does not fit the engine's token profile"):
+            session.step(tokens[:2, None], session.start(2))
+    for at in range(4, 8):
+        found, _ = session.step(batch[:, at : at + 1], memory)
+        wanted, _ = other.step(batch[:, at : at + 1], expected)
+        assert np.abs(found - wanted).max() < 1e-6
+
+
+def test_an_address_that_tensorrt_does_not_take_is_not_run_with(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_gpu._Context, "set_tensor_address", lambda *given: False)
+    monkeypatch.setattr(fake_gpu._Context, "execute_async_v3", lambda *given: True)
+    with pytest.raises(ArtefactError, match="the engine could not run a step"):
+        session.step(np.zeros((1, 1), np.int64), session.start(1))
+
+
+def test_a_plan_of_types_that_numpy_lacks_is_refused(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_gpu._Engine, "get_tensor_dtype", lambda *given: fake_gpu.DataType.BF16)
+    with pytest.raises(ArtefactError, match=r"'of another type'.*, and its spec promises"):
+        open_session(engine)
+
+
+def test_a_tensorrt_that_does_not_start_is_said_so(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(log: object) -> None:
+        raise TypeError("factory function returned nullptr")
+
+    install(monkeypatch, Runtime=nothing)
+    with pytest.raises(ArtefactError, match=r"TensorRT cannot start on this GPU .*; update the GPU's driver\.$"):
+        open_session(engine)
+
+
+def test_a_model_without_memory_runs(cuda: FakeCuda, make_run: Callable[..., Path], tmp_path: Path, tokens: np.ndarray) -> None:
+    artefact = export(make_run(), tmp_path / "artefact", memory="shift", rule=MemoryRule(mem_len=0, segment=8))
+    cuts = [8, 1, 1, 1, 1, 1, 3]
+    mine, memory = feed(open_session(make_engine(artefact, tmp_path / "engine")), rows(tokens, 2, 16), cuts)
+    theirs, _ = feed(open_session(artefact), rows(tokens, 2, 16), cuts)
+    assert np.abs(mine - theirs).max() < 1e-6
+    assert all(array.size == 0 for array in memory.copy().tensors.values())
