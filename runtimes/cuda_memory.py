@@ -16,7 +16,7 @@ from runtimes.errors import ArtefactError, MissingPackageError, StreamError
 
 
 class Cuda:
-    """One GPU, the current one, and one stream on it that everything here is queued on; it and others do not wait for each other."""
+    """One GPU, the current one, and one stream of its own on it that everything here is queued on."""
 
     def __init__(self) -> None:
         try:

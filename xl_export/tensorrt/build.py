@@ -10,7 +10,7 @@ from typing import Any
 from runtimes.cuda_memory import Cuda
 from runtimes.engine import BUILD, NAMES, PLAN, SIDE_FILES, EngineFacts, Profile, save_engine
 from runtimes.errors import ArtefactError, ConfigError, UserError
-from runtimes.files import atomic_file, atomic_folder, read_bytes, refuse_existing
+from runtimes.files import atomic_file, atomic_folder, read_bytes, refuse_existing, refuse_unwritable
 from runtimes.machine import package_versions
 from runtimes.spec import Spec, file_facts, load_spec
 from runtimes.trt_module import fresh_log, load_tensorrt
@@ -31,6 +31,10 @@ def build(artefact: Path | str, out: Path | str, options: BuildOptions, *, force
     spec = load_spec(artefact)
     refuse_form(spec, artefact)
     profiles = options.profiles(spec.rule)
+    if cache := options.timing_cache:
+        refuse_unwritable(
+            cache, option="--timing-cache", suffixes=(cache.suffix,)
+        )  # any file name; not found out after the build
     trt = load_tensorrt(options.flavour)
     gpu = Cuda().gpu if options.flavour == "tensorrt" else None
     log = fresh_log(trt)

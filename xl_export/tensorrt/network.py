@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from google.protobuf.message import DecodeError
 
 from runtimes.engine import Attention
-from runtimes.errors import ArtefactError, ConfigError
+from runtimes.errors import ArtefactError, ConfigError, first_line
 from runtimes.spec import GRAPH
-from xl_export.tensorrt.operator import ATTRIBUTES, DOMAIN, JOIN, NAME, PARTS, PLUGIN
+from xl_export.tensorrt.operator import ATTRIBUTES, DOMAIN, INPUTS, JOIN, NAME, PARTS, PLUGIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +35,22 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
     the plugin could take; ArtefactError too where it did not take every one of them.
     """
     graph = folder / GRAPH
-    model = onnx.load(graph, load_external_data=False)
+    try:
+        model = onnx.load(graph, load_external_data=False)
+    except DecodeError as error:
+        raise ArtefactError(f"{graph} is not an ONNX model ({first_line(error)}); export it again.") from error
     relative = take_plugins(model) if attention == "plugin" else 0
     if attention == "plugin" and not relative:
         raise ConfigError(
             f"{graph} has no {DOMAIN}::{NAME}, which the plugin takes; export it with `xl-export onnx --target tensorrt`, "
             "or give --attention native."
         )
-    builder = trt.Builder(log)
+    try:
+        builder = trt.Builder(log)
+    except TypeError as error:  # what the bindings make of a null pointer
+        raise ArtefactError(
+            f"{name} {trt.__version__} cannot start here ({log.last_error()}); update the GPU's driver."
+        ) from error
     kinds = trt.NetworkDefinitionCreationFlag
     wanted = [getattr(kinds, flag, None) for flag in ("STRONGLY_TYPED", "PREFER_AOT_PYTHON_PLUGINS")]
     network = builder.create_network(sum(1 << int(flag) for flag in wanted if flag is not None))
@@ -70,7 +79,9 @@ def take_plugins(model: onnx.ModelProto) -> int:
         if (node.domain, node.op_type) != (DOMAIN, NAME):
             nodes.append(node)
             continue
-        (answer,) = node.output
+        if len(node.input) != len(INPUTS) or len(node.output) != 1:
+            raise ArtefactError(f"{DOMAIN}::{NAME} has {len(node.input)} inputs, expected {len(INPUTS)}; export it again.")
+        answer = node.output[0]
         between = [f"{answer}.mixed", f"{answer}.level"]
         given = {attribute.name: attribute.i for attribute in node.attribute if attribute.name in ATTRIBUTES}
         options = {"domain": DOMAIN, **PLUGIN}

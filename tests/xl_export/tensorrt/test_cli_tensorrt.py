@@ -114,6 +114,8 @@ def test_an_engine_is_replaced_only_with_force(built: tuple[Path, str], artefact
         ((*RTX, "--batch", "99999999"), ("Error: --batch is 99999999:", "to 65536")),
         ((*RTX, "--batch", "1:2"), ("--batch is '1:2'", "least:usual:most")),
         ((*RTX, "--tokens", "9"), ("--tokens is 9", "1 to 8")),
+        (("--timing-cache", "/nowhere/cache"), ("/nowhere/cache could not be written",)),
+        (("--timing-cache", "/"), ("--timing-cache is /, which is a folder",)),
         (("--attention", "plugin", "--hardware", "ampere-plus"), ("embeds a kernel",)),
         (("--attention", "plugin", "--token-batch", "1:2:4"), ("takes one size",)),
     ],

@@ -72,6 +72,9 @@ def test_the_kernels_compile_for_every_gpu(compute_capability: int, tactic: Tact
     usage = assembled(kernel, tmp_path)
     if compute_capability >= 80:  # before, the compiler has no tensor cores for us
         assert usage["bytes spill stores"] == 0
+        assert ("mma.sync" in kernel.ptx or "tcgen05.mma" in kernel.ptx) == (tactic.kernel == "segment_attention")
+    if tactic.block_t == 1:
+        assert "ld.global.v4" in kernel.ptx  # 16 bytes for each thread at a time
 
 
 @pytest.mark.parametrize("head_dim", [41, 128])

@@ -76,6 +76,12 @@ def test_plugins_that_are_not_there_are_not_replaced_by_the_body_silently(artefa
         parse(trt, fresh_log(trt), artefact, attention="plugin", name="TensorRT-RTX")
 
 
+def test_an_attention_that_is_not_ours_is_refused() -> None:
+    node = onnx.helper.make_node(NAME, ["query"], ["answer"], domain=DOMAIN)
+    with pytest.raises(ArtefactError, match=r"xl::RelativeAttention has 1 inputs, expected 10; export it again"):
+        take_plugins(onnx.helper.make_model(onnx.helper.make_graph([node], "one", [], [])))
+
+
 def test_every_attention_becomes_two_nodes_of_the_same_names_around(artefact: Path) -> None:
     model = onnx.load(artefact / GRAPH, load_external_data=False)
     before = list(onnx.load(artefact / GRAPH, load_external_data=False).graph.node)
