@@ -31,10 +31,8 @@ def build(artefact: Path | str, out: Path | str, options: BuildOptions, *, force
     spec = load_spec(artefact)
     refuse_form(spec, artefact)
     profiles = options.profiles(spec.rule)
-    if cache := options.timing_cache:
-        refuse_unwritable(
-            cache, option="--timing-cache", suffixes=(cache.suffix,)
-        )  # any file name; not found out after the build
+    if cache := options.timing_cache:  # of any suffix; to be known before the build, not after it
+        refuse_unwritable(cache, option="--timing-cache", suffixes=(cache.suffix,))
     trt = load_tensorrt(options.flavour)
     gpu = Cuda().gpu if options.flavour == "tensorrt" else None
     log = fresh_log(trt)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from runtimes.engine import Attention
 from runtimes.errors import ArtefactError, ConfigError, first_line
