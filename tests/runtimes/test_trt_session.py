@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import gc
 import json
+import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -151,6 +152,18 @@ def test_an_altered_file_is_refused_with_the_command_that_builds_it_again(engine
         open_session(engine)
     (engine / name).unlink()
     with pytest.raises(ArtefactError, match=f"{name} is missing"):
+        open_session(engine)
+
+
+@pytest.mark.parametrize("name", [BUILD, PLAN, "spec.json"])
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_is_no_file_is_not_read(engine: Path, name: str, kind: str) -> None:
+    (engine / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(engine / name)
+    else:
+        (engine / name).symlink_to("/dev/zero")
+    with pytest.raises(ArtefactError):
         open_session(engine)
 
 
