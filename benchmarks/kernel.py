@@ -6,7 +6,6 @@ must at least be read and written over its copying rate, what must be multiplied
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -18,7 +17,7 @@ from torch import Tensor
 from benchmarks.machine import commit, machine_facts, versions
 from runtimes.errors import ArtefactError, ConfigError
 from runtimes.records import to_json
-from xl_export.tensorrt.compile import Tactic, tactics
+from xl_export.tensorrt.compile import JOINS, Tactic, tactics
 from xl_export.tensorrt.operator import Attributes
 
 TOLERANCE = 1e-2  # of answers of size one, in float16
@@ -124,7 +123,7 @@ def sides(tensors: Sequence[Tensor]) -> dict[str, Call]:
     made: dict[str, Call] = {}
     for tactic in tactics(query.shape[-1]):
         if (query.shape[2] == 1) == (tactic.block_t == 1):
-            made[f"kernel {tactic.block_t}x{tactic.block_j}"] = functools.partial(_launched, tactic, tensors)
+            made[f"kernel {tactic.block_t}x{tactic.block_j}"] = _ours(tactic, tensors)
     compiled = {form.__name__: torch.compile(form, dynamic=False) for form in (eager, flex)}
     made["eager"] = lambda: eager(query, key, value, u, v, table)
     made["torch.compile"] = lambda: compiled["eager"](query, key, value, u, v, table)
@@ -133,12 +132,17 @@ def sides(tensors: Sequence[Tensor]) -> dict[str, Call]:
     return made
 
 
-def _launched(tactic: Tactic, tensors: Sequence[Tensor]) -> Tensor:
-    from xl_export.tensorrt.launch import launch
+def _ours(tactic: Tactic, tensors: Sequence[Tensor]) -> Call:
+    """Both launches, into memory that is there already, as an engine's is."""
+    from xl_export.tensorrt.launch import launch, make_scratch
 
-    answer = torch.empty_like(tensors[0])
-    launch(tactic, tensors, answer, attributes=ATTRIBUTES)
-    return answer
+    answer, scratch, join = torch.empty_like(tensors[0]), make_scratch(tensors[0]), JOINS[tactic.block_t > 1]
+
+    def call() -> Tensor:
+        launch(tactic, tensors, answer, attributes=ATTRIBUTES, scratch=scratch, join=join)
+        return answer
+
+    return call
 
 
 def eager(query: Tensor, key: Tensor, value: Tensor, u: Tensor, v: Tensor, table: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import weakref
 from collections.abc import Callable
 from importlib import import_module
@@ -15,7 +16,7 @@ from runtimes.errors import ArtefactError, MissingPackageError, StreamError
 
 
 class Cuda:
-    """One GPU, the current one, and one stream on it that everything here is queued on."""
+    """One GPU, the current one, and one stream of its own on it that everything here is queued on."""
 
     def __init__(self) -> None:
         try:
@@ -31,7 +32,8 @@ class Cuda:
                 f"no NVIDIA GPU can be used here ({problem.name}), and engines run on nothing else; install its driver, "
                 "or run the artefact that the engine was built from, which needs none."
             )
-        self.stream: int = int(self._ask(self._cuda.cudaStreamCreate()))
+        self.stream: int = int(self._ask(self._cuda.cudaStreamCreateWithFlags(self._cuda.cudaStreamNonBlocking)))
+        weakref.finalize(self, self._cuda.cudaStreamDestroy, self.stream)
 
     @property
     def gpu(self) -> Gpu:
@@ -41,7 +43,7 @@ class Cuda:
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
         """An array on the device, its content undefined; raises StreamError where the GPU has no room for it."""
-        num_bytes = max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
+        num_bytes = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
         problem, address = self._cuda.cudaMalloc(num_bytes)  # aligned to 256 bytes, as TensorRT wants
         if problem != self._cuda.cudaError_t.cudaSuccess:
             raise StreamError(f"the GPU has no room for {num_bytes / 2**20:,.0f} MiB more ({problem.name}); use a smaller batch.")
@@ -49,7 +51,7 @@ class Cuda:
 
     def pinned(self, shape: tuple[int, ...], dtype: str) -> PinnedArray:
         """An array in page-locked host memory, its content undefined: copies from and to it need not wait."""
-        num_bytes = max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
+        num_bytes = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
         address = int(self._ask(self._cuda.cudaMallocHost(num_bytes)))
         return PinnedArray(self, address, shape, np.dtype(dtype))
 
@@ -106,7 +108,7 @@ class DeviceArray:
 
     def __init__(self, cuda: Cuda, address: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.cuda, self.address, self.shape, self.dtype = cuda, address, shape, dtype
-        self.num_bytes = int(np.prod(shape)) * dtype.itemsize
+        self.num_bytes = math.prod(shape) * dtype.itemsize
         weakref.finalize(self, cuda.release, "cudaFree", address)
 
     def copy(self) -> np.ndarray:
@@ -128,7 +130,7 @@ class PinnedArray:
     """Page-locked host memory as a NumPy array, `host`, freed with this object."""
 
     def __init__(self, cuda: Cuda, address: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self.address, num_bytes = address, int(np.prod(shape)) * dtype.itemsize
+        self.address, num_bytes = address, math.prod(shape) * dtype.itemsize
         self.host = np.frombuffer((ctypes.c_byte * num_bytes).from_address(address), dtype).reshape(shape)
         weakref.finalize(self, cuda.release, "cudaFreeHost", address)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,8 @@ from runtimes.spec import REFERENCE, SPEC, VOCAB, FileFacts, Spec, parse_spec, v
 BUILD, PLAN = "build.json", "step.plan"
 SIDE_FILES = (SPEC, VOCAB, REFERENCE)  # copied from the artefact as they are
 SCHEMA = 1
+MOST = 1 << 16  # rows, or tokens, in any profile
+MOST_FACTS = 1 << 20  # bytes of `build.json`
 Flavour = Literal["tensorrt", "rtx"]
 Attention = Literal["native", "plugin"]
 Hardware = Literal["same-gpu", "same-capability", "ampere-plus"]
@@ -28,6 +31,14 @@ PACKAGES: dict[Flavour, str] = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
 NAMES: dict[Flavour, str] = {"tensorrt": "TensorRT", "rtx": "TensorRT-RTX"}
 CAPABILITY = re.compile(r"\d{1,2}\.\d", re.ASCII)
 WORD = re.compile(r"[\w.+-]{1,64}", re.ASCII)  # what is printed as it is must be no more than this
+
+
+def refuse_falling(what: str, sizes: tuple[int, ...]) -> None:
+    """Raises ConfigError unless the sizes are least, usual and most."""
+    if len(sizes) != 3 or not 1 <= sizes[0] <= sizes[1] <= sizes[2] <= MOST:
+        raise ConfigError(
+            f"{what} is {':'.join(map(str, sizes))[:40]}; expected least:usual:most, rising, from 1 to {MOST}, such as 1:4:16."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +51,7 @@ class Profile:
 
     def __post_init__(self) -> None:
         for what, sizes in (("batch", self.batch), ("tokens", self.tokens)):
-            if len(sizes) != 3 or not 1 <= sizes[0] <= sizes[1] <= sizes[2] <= 1 << 16:
-                raise ConfigError(
-                    f"{what} of the {self.name} profile is {':'.join(map(str, sizes))}; expected least:usual:most, "
-                    f"rising, from 1 to {1 << 16}."
-                )
+            refuse_falling(f"{what} of the {self.name} profile", sizes)
 
     def axes(self, which: int) -> dict[str, int]:
         """The named axes of graph inputs at the least (0), usual (1) or most (2) shapes."""
@@ -69,7 +76,7 @@ class EngineFacts:
 
     artefact: identity of that artefact. version: of the TensorRT that built it. compute_capabilities: of the GPUs that it runs
     on. gpu: that it was tuned on; None where it was built ahead of time. version_compatible: newer releases of the same major
-    version run it too. layers: of the parsed network, by kind; plugin_layers: how many attentions the plugin took.
+    version run it too. layers: of the parsed network, by kind; plugin_layers: those of our kernel, two for each attention.
     """
 
     schema: int = SCHEMA
@@ -112,6 +119,8 @@ def load_engine(folder: Path) -> tuple[EngineFacts, Spec]:
     what is wrong and how to build it again.
     """
     where = folder / BUILD
+    if where.is_file() and where.stat().st_size > MOST_FACTS:
+        raise ArtefactError(f"{where} has more than {MOST_FACTS} bytes; build the engine again with `xl-export tensorrt`.")
     facts = _parse(read_json(where), where=str(where))
     again = f"build it again: {rebuild_command(folder, facts)}"
     for name in (PLAN, *SIDE_FILES):
@@ -175,7 +184,12 @@ def _newer_of_same_major(version: str, built: str) -> bool:
 def rebuild_command(folder: Path, facts: EngineFacts, *, here: Gpu | None = None) -> str:
     """The command that builds an engine like this one into its folder, for the GPU that is `here` where one is given."""
     segment, token = facts.profiles
-    words = ["xl-export tensorrt ARTEFACT", f"--out {folder}", f"--flavour {facts.flavour}", f"--attention {facts.attention}"]
+    words = [
+        "xl-export tensorrt ARTEFACT",
+        f"--out {shlex.quote(str(folder))}",
+        f"--flavour {facts.flavour}",
+        f"--attention {facts.attention}",
+    ]
     if facts.flavour == "rtx":
         words.append(f"--compute-capability {here.compute_capability if here else ','.join(facts.compute_capabilities)}")
     words += [f"--batch {_colons(segment.batch)}", f"--token-batch {_colons(token.batch)}", f"--tokens {segment.tokens[1]}"]

@@ -20,6 +20,8 @@ from runtimes.spec import VOCAB, Spec, TensorFacts
 from runtimes.trt_module import fresh_log, load_tensorrt
 from runtimes.vocab import Vocab, load_vocab
 
+TYPES = {"FLOAT": "float32", "HALF": "float16", "INT64": "int64"}  # TensorRT's names of the types that a spec may have
+
 
 class TrtSession(GraphSession):
     """The session protocol (see `runtimes.session.Session`) over one engine."""
@@ -33,7 +35,12 @@ class TrtSession(GraphSession):
         self.cuda = Cuda()
         refuse_elsewhere(facts, folder, version=self._trt.__version__, gpu=self.cuda.gpu)
         self._log = fresh_log(self._trt)
-        self._runtime = self._trt.Runtime(self._log)
+        try:
+            self._runtime = self._trt.Runtime(self._log)
+        except TypeError as error:  # what the bindings make of a null pointer
+            raise ArtefactError(
+                f"{NAMES[facts.flavour]} cannot start on this GPU ({self._log.last_error()}); update the GPU's driver."
+            ) from error
         self._engine = self._load(folder / PLAN)
         self._verify_signature()
         self._contexts = [self._context(index) for index in range(len(facts.profiles))]
@@ -106,7 +113,7 @@ class TrtSession(GraphSession):
         found = {}
         for index in range(engine.num_io_tensors):
             name = engine.get_tensor_name(index)
-            dtype = np.dtype(trt.nptype(engine.get_tensor_dtype(name))).name
+            dtype = TYPES.get(engine.get_tensor_dtype(name).name, "of another type")
             found[name] = (modes[engine.get_tensor_mode(name)], dtype, tuple(engine.get_tensor_shape(name)))
         promised = {
             fact.name: (mode, fact.dtype, tuple(int(size) if size.isdigit() else -1 for size in fact.shape))
@@ -154,16 +161,19 @@ class _Context:
         """Sets the input shapes of the next steps, where they are not those of the last."""
         if shapes == self._shapes:
             return
+        self._shapes, self.serial = {}, self.serial + 1  # unknown until all of them are set
         for name, sizes in shapes.items():
             if not self.context.set_input_shape(name, sizes):
-                raise StreamError(f"{name} {list(sizes)} does not fit the engine's profile ({self._log.last_error()}).")
-        self._shapes, self.serial = shapes, self.serial + 1
+                raise StreamError(
+                    f"{name} {list(sizes)} does not fit the engine's {self.profile.name} profile ({self._log.last_error()}); "
+                    "build the engine with a larger --batch or --tokens."
+                )
+        self._shapes = shapes
 
     def queue(self, addresses: dict[str, int], stream: int) -> None:
         """Queues one step over buffers at these addresses."""
-        for name, address in addresses.items():
-            self.context.set_tensor_address(name, address)
-        if not self.context.execute_async_v3(stream):
+        bound = all([self.context.set_tensor_address(name, address) for name, address in addresses.items()])
+        if not bound or not self.context.execute_async_v3(stream):
             raise ArtefactError(f"the engine could not run a step ({self._log.last_error()}); build it again.")
 
 

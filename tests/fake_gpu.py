@@ -30,6 +30,8 @@ PROFILES = (
     Profile(name="segment", batch=(1, 1, 16), tokens=(1, 8, 8)),
     Profile(name="token", batch=(1, 1, 2), tokens=(1, 1, 1)),
 )
+DataType = enum.Enum("DataType", ["FLOAT", "HALF", "BF16", "INT64"])
+TYPES = {"int64": "INT64", "float32": "FLOAT", "float16": "HALF"}
 KINDS = {"tensor(int64)": np.int64, "tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
@@ -38,6 +40,7 @@ class FakeCuda:
 
     cudaError_t = enum.Enum("cudaError_t", ["cudaSuccess", "cudaErrorMemoryAllocation", "cudaErrorNoDevice"])
     cudaMemcpyKind = enum.Enum("cudaMemcpyKind", ["cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost"])
+    cudaStreamNonBlocking = 1
     cudaStreamCaptureMode = enum.Enum("cudaStreamCaptureMode", ["cudaStreamCaptureModeRelaxed"])
 
     def __init__(self) -> None:
@@ -64,8 +67,13 @@ class FakeCuda:
         major, minor = map(int, GPU.compute_capability.split("."))
         return self._ok("properties", SimpleNamespace(name=GPU.name.encode(), major=major, minor=minor))
 
-    def cudaStreamCreate(self) -> tuple[Any, ...]:
+    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[Any, ...]:
+        assert flags == self.cudaStreamNonBlocking
         return self._ok("stream", 7)
+
+    def cudaStreamDestroy(self, stream: int) -> tuple[Any, ...]:
+        assert stream == 7
+        return self._ok("stream destroyed")
 
     def cudaMalloc(self, num_bytes: int) -> tuple[Any, ...]:
         if self.full:
@@ -129,9 +137,6 @@ class FakeTensorRT:
             deserialize_cuda_engine=lambda plan: _Engine(cuda, self, log, plan), engine_host_code_allowed=False
         )
 
-    def nptype(self, dtype: str) -> type:
-        return KINDS[dtype]
-
 
 class _Engine:
     def __init__(self, cuda: FakeCuda, trt: FakeTensorRT, log: Any, plan: bytes) -> None:
@@ -149,9 +154,8 @@ class _Engine:
     def get_tensor_name(self, index: int) -> str:
         return list(self.tensors)[index]
 
-    def get_tensor_dtype(self, name: str) -> str:
-        dtype: str = self.tensors[name][0].type
-        return dtype
+    def get_tensor_dtype(self, name: str) -> Any:
+        return DataType[TYPES[KINDS[self.tensors[name][0].type].__name__]]
 
     def get_tensor_mode(self, name: str) -> Any:
         return self.tensors[name][1]
@@ -210,7 +214,7 @@ class _Context:
 
     def _compute(self, addresses: dict[str, int], shapes: dict[str, tuple[int, ...]], changes: int) -> None:
         assert changes == self.changes, "a graph is launched that was captured under other shapes"
-        feed = {name: _view(addresses[name], shape, KINDS[self.engine.get_tensor_dtype(name)]) for name, shape in shapes.items()}
+        feed = {name: _view(addresses[name], shape, KINDS[self.engine.tensors[name][0].type]) for name, shape in shapes.items()}
         names = [node.name for node in self.engine.ort.get_outputs()]
         for name, array in zip(names, self.engine.ort.run(names, feed), strict=True):
             _view(addresses[name], array.shape, array.dtype)[...] = array

@@ -87,7 +87,9 @@ def precision_for(target: Target, precision: Precision | None, memory_precision:
         if given not in get_args(known):
             raise ConfigError(f"{name} is {given!r:.20}; expected one of {', '.join(get_args(known))}.")
     if target == "tensorrt" and (precision not in (None, "fp16") or memory_precision != "fp32"):
-        raise ConfigError("--target tensorrt has weights and memory in fp16; leave out --precision and --memory-precision.")
+        chosen = f"--memory-precision is {memory_precision}" if precision in (None, "fp16") else f"--precision is {precision}"
+        other = "; for an engine in fp32 give --memory shift in place of --target tensorrt" if precision == "fp32" else ""
+        raise ConfigError(f"{chosen}, and --target tensorrt writes weights and memory in fp16: leave it out{other}.")
     return precision or ("fp16" if target == "tensorrt" else "fp32")
 
 

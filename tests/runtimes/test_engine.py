@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,19 @@ def test_the_command_that_builds_it_again_says_all_that_was_chosen(engine: Path)
         f"`xl-export tensorrt ARTEFACT --out {engine} --flavour tensorrt --attention plugin --batch 1:1:16 --token-batch 1:1:2 "
         "--tokens 8 --hardware same-capability --refit --force`"
     )
+
+
+def test_the_command_is_one_for_a_shell(artefacts: dict[str, Path], tmp_path: Path) -> None:
+    folder = make_engine(artefacts["shift"], tmp_path / "my engine")
+    words = shlex.split(rebuild_command(folder, load_engine(folder)[0]).strip("`"))
+    assert words[words.index("--out") + 1] == str(folder)
+
+
+def test_facts_without_end_are_not_read(engine: Path) -> None:
+    with (engine / BUILD).open("ab") as stream:
+        stream.truncate(1 << 40)  # sparse
+    with pytest.raises(ArtefactError, match=r"has more than 1048576 bytes; build the engine again"):
+        load_engine(engine)
 
 
 def test_mutated_facts_are_read_or_refused(engine: Path) -> None:

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import gc
 import json
+import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -18,8 +19,10 @@ import pytest
 from runtimes import check, load_memory, open_session, save_memory
 from runtimes.engine import BUILD, PLAN, Gpu, Profile, load_engine, save_engine
 from runtimes.errors import ArtefactError, MissingPackageError, StreamError
+from runtimes.rule import MemoryRule
 from runtimes.session import Session
 from runtimes.spec import file_facts
+from tests import fake_gpu
 from tests.fake_gpu import FakeCuda, install, make_engine
 from tests.streams import feed, rows
 from xl_export.artefact import export
@@ -152,6 +155,18 @@ def test_an_altered_file_is_refused_with_the_command_that_builds_it_again(engine
         open_session(engine)
 
 
+@pytest.mark.parametrize("name", [BUILD, PLAN, "spec.json"])
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_is_no_file_is_not_read(engine: Path, name: str, kind: str) -> None:
+    (engine / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(engine / name)
+    else:
+        (engine / name).symlink_to("/dev/zero")
+    with pytest.raises(ArtefactError):
+        open_session(engine)
+
+
 def test_altered_facts_are_refused(engine: Path) -> None:
     document = json.loads((engine / BUILD).read_text())
     (engine / BUILD).write_text(json.dumps(document | {"version": "11.5.0.1"}))
@@ -250,3 +265,51 @@ def test_profiles_say_what_they_take() -> None:
     assert profile.axes(2) == {"batch": 4, "segment": 16, "rows": 64}
     assert profile.takes(batch=4, tokens=16)
     assert not profile.takes(batch=5, tokens=1)
+
+
+def test_a_refused_shape_leaves_no_other_stream_under_it(
+    session: Session, artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tokens: np.ndarray
+) -> None:
+    batch, other = rows(tokens, 1, 8), open_session(artefacts["shift"])
+    memory = feed(session, batch[:, :4], [1] * 4)[1]
+    expected = feed(other, batch[:, :4], [1] * 4)[1]
+    take = fake_gpu._Context.set_input_shape
+    with monkeypatch.context() as patch:
+        patch.setattr(fake_gpu._Context, "set_input_shape", lambda *given: given[1] == "input_ids" and take(*given))
+        with pytest.raises(StreamError, match=r"position_ids \[2, 1\] does not fit the engine's token profile"):
+            session.step(tokens[:2, None], session.start(2))
+    for at in range(4, 8):
+        found, _ = session.step(batch[:, at : at + 1], memory)
+        wanted, _ = other.step(batch[:, at : at + 1], expected)
+        assert np.abs(found - wanted).max() < 1e-6
+
+
+def test_an_address_that_tensorrt_does_not_take_is_not_run_with(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_gpu._Context, "set_tensor_address", lambda *given: False)
+    monkeypatch.setattr(fake_gpu._Context, "execute_async_v3", lambda *given: True)
+    with pytest.raises(ArtefactError, match="the engine could not run a step"):
+        session.step(np.zeros((1, 1), np.int64), session.start(1))
+
+
+def test_a_plan_of_types_that_numpy_lacks_is_refused(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_gpu._Engine, "get_tensor_dtype", lambda *given: fake_gpu.DataType.BF16)
+    with pytest.raises(ArtefactError, match=r"'of another type'.*, and its spec promises"):
+        open_session(engine)
+
+
+def test_a_tensorrt_that_does_not_start_is_said_so(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(log: object) -> None:
+        raise TypeError("factory function returned nullptr")
+
+    install(monkeypatch, Runtime=nothing)
+    with pytest.raises(ArtefactError, match=r"TensorRT cannot start on this GPU .*; update the GPU's driver\.$"):
+        open_session(engine)
+
+
+def test_a_model_without_memory_runs(cuda: FakeCuda, make_run: Callable[..., Path], tmp_path: Path, tokens: np.ndarray) -> None:
+    artefact = export(make_run(), tmp_path / "artefact", memory="shift", rule=MemoryRule(mem_len=0, segment=8))
+    cuts = [8, 1, 1, 1, 1, 1, 3]
+    mine, memory = feed(open_session(make_engine(artefact, tmp_path / "engine")), rows(tokens, 2, 16), cuts)
+    theirs, _ = feed(open_session(artefact), rows(tokens, 2, 16), cuts)
+    assert np.abs(mine - theirs).max() < 1e-6
+    assert all(array.size == 0 for array in memory.copy().tensors.values())

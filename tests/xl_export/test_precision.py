@@ -247,8 +247,12 @@ def test_a_text_with_nothing_to_measure_is_refused(run: Path, tmp_path: Path) ->
 
 
 def test_engines_take_one_precision(run: Path, tmp_path: Path) -> None:
-    for options in ({"precision": "int8"}, {"memory_precision": "fp16"}):
-        with pytest.raises(ConfigError, match="--target tensorrt has weights and memory in fp16"):
+    for options, message in (
+        ({"precision": "int8"}, r"^--precision is int8, .* in fp16: leave it out\.$"),
+        ({"precision": "fp32"}, r"^--precision is fp32, .* in fp16: leave it out; for an engine in fp32 give --memory shift "),
+        ({"memory_precision": "fp16"}, r"^--memory-precision is fp16, and --target tensorrt .*: leave it out\.$"),
+    ):
+        with pytest.raises(ConfigError, match=message):
             export(run, tmp_path / "artefact", target="tensorrt", **options)  # type: ignore[arg-type]
 
 

@@ -10,13 +10,14 @@ from typing import Any
 from runtimes.cuda_memory import Cuda
 from runtimes.engine import BUILD, NAMES, PLAN, SIDE_FILES, EngineFacts, Profile, save_engine
 from runtimes.errors import ArtefactError, ConfigError, UserError
-from runtimes.files import atomic_file, atomic_folder, read_bytes, refuse_existing
+from runtimes.files import atomic_file, atomic_folder, read_bytes, refuse_existing, refuse_unwritable
 from runtimes.machine import package_versions
 from runtimes.spec import Spec, file_facts, load_spec
 from runtimes.trt_module import fresh_log, load_tensorrt
 from xl_export.tensorrt.network import Parsed, parse
 from xl_export.tensorrt.options import BuildOptions
 from xl_export.tensorrt.progress import make_monitor
+from xl_export.tensorrt.trtexec import LINE, trtexec_command
 
 
 def build(artefact: Path | str, out: Path | str, options: BuildOptions, *, force: bool = False) -> EngineFacts:
@@ -30,21 +31,24 @@ def build(artefact: Path | str, out: Path | str, options: BuildOptions, *, force
     spec = load_spec(artefact)
     refuse_form(spec, artefact)
     profiles = options.profiles(spec.rule)
+    if cache := options.timing_cache:  # of any suffix; to be known before the build, not after it
+        refuse_unwritable(cache, option="--timing-cache", suffixes=(cache.suffix,))
     trt = load_tensorrt(options.flavour)
     gpu = Cuda().gpu if options.flavour == "tensorrt" else None
     log = fresh_log(trt)
     if options.attention == "plugin":
-        from xl_export.tensorrt.plugin import refuse_unfit, register_plugin
+        from xl_export.tensorrt.plugin import refuse_unfit, register_plugins
 
         assert gpu is not None, "the plugin is not for engines built ahead of time"
         refuse_unfit(spec, gpu)
-        register_plugin(gpu)
+        register_plugins(gpu)
     began = time.perf_counter()
     with atomic_folder(out, force=force, marker=BUILD) as folder:
         parsed = parse(trt, log, artefact, attention=options.attention, name=NAMES[options.flavour])
         (folder / PLAN).write_bytes(serialize(trt, log, parsed, spec, profiles, options))
         for name in SIDE_FILES:
             shutil.copyfile(artefact / name, folder / name)
+        (folder / LINE).write_text(trtexec_command(artefact, spec, options, parsed.layers) + "\n")
         facts = EngineFacts(
             artefact=spec.identity, flavour=options.flavour, version=trt.__version__, attention=options.attention,
             compute_capabilities=options.compute_capabilities if gpu is None else (gpu.compute_capability,), gpu=gpu,

@@ -55,7 +55,8 @@ class _OperatorStep(_EngineStep):
     def context_attention(self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value) -> ir.Value:
         count = self.spec.model.persistent if self.config.sublayers == "all-attention" else 0
         inputs = [query, key, value, self.first, *self.terms(group), *self.persistent(group, count)]
-        answer = self.op.custom(DOMAIN, NAME, inputs, Attributes.of(group.rule, persistent=count).on_node(), outputs=1)[0]
+        attributes = dataclasses.asdict(Attributes.of(group.rule, persistent=count))
+        answer = self.op.custom(DOMAIN, NAME, inputs, attributes, outputs=1)[0]
         answer.dtype, answer.shape = ir.DataType.FLOAT, ir.Shape(["batch", len(group.heads), "segment", self.head_dim])
         return answer
 

@@ -3,8 +3,13 @@
 Both go through the keys a tile at a time with the running maximum and sum of Milakov and Gimelshein (2018), float32, and skip
 the tiles that nobody in them can see. Position scores need no shift: a key's distance says which row of the table it meets.
 
-Arguments: the operator's inputs in order, then T and J, then the answer; everything else is fixed when a kernel is compiled
-(`compile.py`). Programs are numbered by row and head (axis 0) and by tile of queries (axis 1).
+Programs are numbered by row and head (axis 0), by tile of queries (axis 1), and by part of the keys (axis 2): a few queries over
+a long memory are split, since a program for each head would leave most of a GPU idle (Dao et al. 2023, Flash-Decoding). Each
+part is an attention of its own; a third kernel, `join_parts`, makes them one.
+
+Arguments of the first two: the operator's inputs in order, then T and J, then what a part gives, float32, in rows
+(part · B · H + row) · T + t: `mixed` [K], the values under its own softmax, and `level`, the logarithm (base 2) of the softmax's
+sum, -inf where nothing was seen. Everything else is fixed when a kernel is compiled (`compile.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ LOG2E = tl.constexpr(1.4426950408889634)  # exp2 is what GPUs have
 
 @triton.jit
 def segment_attention(
-    query, key, value, first, u, v, position_table, bias_table, persistent_key, persistent_value, T, J, answer,
+    query, key, value, first, u, v, position_table, bias_table, persistent_key, persistent_value, T, J, mixed_out, level,
     H: tl.constexpr, K: tl.constexpr, R: tl.constexpr, BIAS_R: tl.constexpr, N: tl.constexpr,
     TABLE_PER_HEAD: tl.constexpr, BIAS_PER_HEAD: tl.constexpr,
     FULL_MASK: tl.constexpr, NEAREST: tl.constexpr, INITIAL_MASKED: tl.constexpr, PERSISTENT: tl.constexpr,
@@ -41,7 +46,6 @@ def segment_attention(
     query += row.to(tl.int64) * T * K
     key += row.to(tl.int64) * J * K
     value += row.to(tl.int64) * J * K
-    answer += row.to(tl.int64) * T * K
     table = position_table + TABLE_PER_HEAD * h * R * K
     bias = bias_table + BIAS_PER_HEAD * h * BIAS_R
     position = tl.load(first + row // H) + t0  # of the tile's first query
@@ -53,7 +57,8 @@ def segment_attention(
     highest = tl.full([BLOCK_T], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_T], tl.float32)
     mixed = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)
-    for n0 in range(0, PERSISTENT, BLOCK_J):
+    start, stop = _part(0, PERSISTENT, BLOCK_J)
+    for n0 in range(start, stop, BLOCK_J):
         n = n0 + j
         known = (n < PERSISTENT)[:, None] & (k < K)
         keys = tl.load(persistent_key + (h * N + n)[:, None] * K + k, mask=known, other=0.0)
@@ -63,7 +68,7 @@ def segment_attention(
         highest, total, mixed = _mix(highest, total, mixed, scores, values)
 
     start, stop = _span(t0, BLOCK_T, position, M, J, FULL_MASK, NEAREST, INITIAL_MASKED)
-    start = start // BLOCK_J * BLOCK_J
+    start, stop = _part(start // BLOCK_J * BLOCK_J, stop, BLOCK_J)
     far = _position_scores(positional, table, bias, M + t0 - start + BLOCK_J - j, k, K, R, BIAS_R)
     for j0 in range(start, stop, BLOCK_J):
         d0 = M + t0 - j0
@@ -80,13 +85,14 @@ def segment_attention(
         seen = _visible(d, (position + i)[:, None], (t0 + i)[:, None], M, FULL_MASK, NEAREST, INITIAL_MASKED)
         highest, total, mixed = _mix(highest, total, mixed, tl.where(seen, scores * LOG2E, float("-inf")), values)
 
-    result = mixed / tl.where(total > 0, total, 1.0)[:, None]  # zero where nothing was seen
-    tl.store(answer + (t0 + i)[:, None] * K + k, result.to(answer.dtype.element_ty), mask=here)
+    at = _first_row(row, T) + t0 + i
+    tl.store(mixed_out + at[:, None] * K + k, mixed / tl.where(total > 0, total, 1.0)[:, None], mask=here)
+    tl.store(level + at, _level(highest, total), mask=(t0 + i) < T)
 
 
 @triton.jit
 def token_attention(
-    query, key, value, first, u, v, position_table, bias_table, persistent_key, persistent_value, T, J, answer,
+    query, key, value, first, u, v, position_table, bias_table, persistent_key, persistent_value, T, J, mixed_out, level,
     H: tl.constexpr, K: tl.constexpr, R: tl.constexpr, BIAS_R: tl.constexpr, N: tl.constexpr,
     TABLE_PER_HEAD: tl.constexpr, BIAS_PER_HEAD: tl.constexpr,
     FULL_MASK: tl.constexpr, NEAREST: tl.constexpr, INITIAL_MASKED: tl.constexpr, PERSISTENT: tl.constexpr,
@@ -116,7 +122,8 @@ def token_attention(
     highest = tl.full([BLOCK_J], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_J], tl.float32)
     mixed = tl.zeros([BLOCK_J, BLOCK_K], tl.float32)
-    for n0 in range(0, PERSISTENT, BLOCK_J):
+    start, stop = _part(0, PERSISTENT, BLOCK_J)
+    for n0 in range(start, stop, BLOCK_J):
         n = n0 + lane
         known = (n < PERSISTENT)[:, None] & (k < K)
         keys = tl.load(persistent_key + (h * N + n)[:, None] * K + k, mask=known, other=0.0)
@@ -126,7 +133,8 @@ def token_attention(
         highest, total, mixed = _mix_lanes(highest, total, mixed, scores, values)
 
     start, stop = _span(t, 1, position, M, J, FULL_MASK, NEAREST, INITIAL_MASKED)
-    for j0 in range(start // BLOCK_J * BLOCK_J, stop, BLOCK_J):
+    start, stop = _part(start // BLOCK_J * BLOCK_J, stop, BLOCK_J)
+    for j0 in range(start, stop, BLOCK_J):
         j = j0 + lane
         d = M + t - j
         known = (j < J)[:, None] & (k < K)
@@ -137,10 +145,59 @@ def token_attention(
         seen = _visible(d, position, t, M, FULL_MASK, NEAREST, INITIAL_MASKED)
         highest, total, mixed = _mix_lanes(highest, total, mixed, tl.where(seen, scores * LOG2E, float("-inf")), values)
 
-    share = tl.exp2(highest - tl.max(highest, axis=0))
+    peak = tl.max(highest, axis=0)
+    share = tl.exp2(highest - peak)
     whole = tl.sum(total * share, axis=0)
     result = tl.sum(mixed * share[:, None], axis=0) / tl.where(whole > 0, whole, 1.0)
-    tl.store(answer + (row.to(tl.int64) * T + t) * K + k, result.to(answer.dtype.element_ty), mask=k < K)
+    at = _first_row(row, T) + t
+    tl.store(mixed_out + at * K + k, result, mask=k < K)
+    tl.store(level + at, _level(peak, whole))
+
+
+@triton.jit
+def join_parts(query, mixed, level, rows, parts, answer, K: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_J: tl.constexpr,
+               BLOCK_K: tl.constexpr):  # fmt: skip
+    """The answer of BLOCK_T of all B·H·T rows from what their parts give, BLOCK_J parts at a time.
+
+    `query` is not read: TensorRT takes the answer's shape and type from it.
+    """
+    i = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    j = tl.arange(0, BLOCK_J)
+    k = tl.arange(0, BLOCK_K)
+    highest = tl.full([BLOCK_T], LOWEST, tl.float32)
+    total = tl.zeros([BLOCK_T], tl.float32)
+    whole = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)
+    for part in range(0, parts, BLOCK_J):
+        at = (part + j)[None, :].to(tl.int64) * rows + i[:, None]
+        known = (i < rows)[:, None] & (part + j < parts)[None, :]
+        levels = tl.load(level + at, mask=known, other=float("-inf"))
+        values = tl.load(mixed + at[:, :, None] * K + k, mask=known[:, :, None] & (k < K), other=0.0)
+        peak = tl.maximum(highest, tl.max(levels, axis=1))
+        fade = tl.exp2(highest - peak)
+        weights = tl.exp2(levels - peak[:, None])
+        whole = whole * fade[:, None] + tl.sum(weights[:, :, None] * values, axis=1)
+        highest, total = peak, total * fade + tl.sum(weights, axis=1)
+    result = whole / tl.where(total > 0, total, 1.0)[:, None]  # zero where nothing was seen
+    tl.store(answer + i[:, None].to(tl.int64) * K + k, result.to(answer.dtype.element_ty), mask=(i < rows)[:, None] & (k < K))
+
+
+@triton.jit
+def _part(start, stop, BLOCK: tl.constexpr):
+    """This program's share, in whole tiles but for the last, of the columns from start to stop."""
+    each = tl.cdiv(tl.cdiv(tl.maximum(stop - start, 0), tl.num_programs(2)), BLOCK) * BLOCK
+    start += tl.program_id(2) * each
+    return start, tl.minimum(start + each, stop)
+
+
+@triton.jit
+def _first_row(row, T):
+    """Where this program's part of a row and head begins in `mixed` and `level`."""
+    return (tl.program_id(2) * tl.num_programs(0) + row).to(tl.int64) * T
+
+
+@triton.jit
+def _level(highest, total):
+    return tl.where(total > 0, highest + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
 
 
 @triton.jit

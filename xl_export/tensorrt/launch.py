@@ -4,19 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from xl_export.tensorrt import kernel
-from xl_export.tensorrt.compile import Sizes, Tactic, constants
+from xl_export.tensorrt.compile import JOINS, Sizes, Tactic, constants, join_constants, parts, programs, scratch_rows
 from xl_export.tensorrt.operator import Attributes
 
 
-def launch(tactic: Tactic, inputs: Sequence[Tensor], answer: Tensor, *, attributes: Attributes) -> None:
-    """Writes the answer [B, H, T, K] to contiguous inputs in the operator's order, all on one device."""
-    B, H, T, _ = inputs[0].shape
+def launch(
+    tactic: Tactic, inputs: Sequence[Tensor], answer: Tensor, *, attributes: Attributes, scratch: tuple[Tensor, Tensor],
+    divided: int | None = None, join: Tactic = JOINS[0],
+) -> None:  # fmt: skip
+    """Writes the answer [B, H, T, K] to contiguous inputs in the operator's order, all on one device.
+
+    scratch: `mixed` and `level`, see `make_scratch`. divided: parts of the keys; as many as an engine has where None. join: the
+    tactic that makes them one.
+    """
+    B, H, T, K = inputs[0].shape
     J = inputs[1].shape[2]
+    mixed, level = scratch
+    number = parts(programs(B, H, T)) if divided is None else divided
     fixed = constants(tactic, Sizes.of([tensor.shape for tensor in inputs]), attributes)
-    grid = (B * H, -(-T // tactic.block_t))
-    getattr(kernel, tactic.kernel)[grid](
-        *inputs, T, J, answer, **fixed, num_warps=tactic.warps, num_stages=tactic.stages, enable_fp_fusion=True
+    grid = (B * H, -(-T // tactic.block_t), number)
+    getattr(kernel, tactic.kernel)[grid](*inputs, T, J, mixed, level, **fixed, **_options(tactic))
+    kernel.join_parts[(-(-(B * H * T) // join.block_t),)](
+        inputs[0], mixed, level, B * H * T, number, answer, **join_constants(join, K), **_options(join)
     )
+
+
+def make_scratch(query: Tensor) -> tuple[Tensor, Tensor]:
+    """What the parts of the keys give, for queries [B, H, T, K], in as much memory as an engine has for it."""
+    rows = scratch_rows(programs(*query.shape[:3]))
+    mixed, level = (torch.empty(size, dtype=torch.float32, device=query.device) for size in ((rows, query.shape[3]), (rows,)))
+    return mixed, level
+
+
+def _options(tactic: Tactic) -> dict[str, int | bool]:
+    return {"num_warps": tactic.warps, "num_stages": tactic.stages, "enable_fp_fusion": True}

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from runtimes.engine import Attention
-from runtimes.errors import ArtefactError, ConfigError
+from runtimes.errors import ArtefactError, ConfigError, first_line
 from runtimes.spec import GRAPH
-from xl_export.tensorrt.operator import DOMAIN, NAME, PLUGIN
+from xl_export.tensorrt.operator import ATTRIBUTES, DOMAIN, INPUTS, JOIN, NAME, PARTS, PLUGIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +35,22 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
     the plugin could take; ArtefactError too where it did not take every one of them.
     """
     graph = folder / GRAPH
-    model = onnx.load(graph, load_external_data=False)
-    relative = choose_attention(model, attention)
+    try:
+        model = onnx.load(graph, load_external_data=False)
+    except DecodeError as error:
+        raise ArtefactError(f"{graph} is not an ONNX model ({first_line(error)}); export it again.") from error
+    relative = take_plugins(model) if attention == "plugin" else 0
     if attention == "plugin" and not relative:
         raise ConfigError(
             f"{graph} has no {DOMAIN}::{NAME}, which the plugin takes; export it with `xl-export onnx --target tensorrt`, "
             "or give --attention native."
         )
-    builder = trt.Builder(log)
+    try:
+        builder = trt.Builder(log)
+    except TypeError as error:  # what the bindings make of a null pointer
+        raise ArtefactError(
+            f"{name} {trt.__version__} cannot start here ({log.last_error()}); update the GPU's driver."
+        ) from error
     kinds = trt.NetworkDefinitionCreationFlag
     wanted = [getattr(kinds, flag, None) for flag in ("STRONGLY_TYPED", "PREFER_AOT_PYTHON_PLUGINS")]
     network = builder.create_network(sum(1 << int(flag) for flag in wanted if flag is not None))
@@ -52,11 +61,10 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
     make_decomposable(trt, layers)
     counted = Counter(layer.type.name for layer in layers)
     taken = counted["PLUGIN_V3"]
-    expected = relative if attention == "plugin" else 0
-    if taken != expected:
+    if taken != 2 * relative:
         raise ArtefactError(
-            f"{name} {trt.__version__} took the plugin for {taken} of {expected} attentions; give --attention native, "
-            "and report this."
+            f"{name} {trt.__version__} made {taken} plugin layers where {2 * relative} are needed, two for each attention; "
+            "give --attention native, and report this."
         )
     types = Counter(layer.get_output(0).dtype.name for layer in layers if layer.num_outputs)
     return Parsed(
@@ -64,15 +72,25 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
     )  # fmt: skip
 
 
-def choose_attention(model: onnx.ModelProto, attention: Attention) -> int:
-    """Gives or takes the attributes by which the parser prefers the plugin to the function body; returns the number of nodes."""
-    nodes = [node for node in model.graph.node if (node.domain, node.op_type) == (DOMAIN, NAME)]
-    for node in nodes:
-        others = [attribute for attribute in node.attribute if attribute.name not in PLUGIN]
-        chosen = [onnx.helper.make_attribute(*item) for item in PLUGIN.items()] if attention == "plugin" else []
-        del node.attribute[:]
-        node.attribute.extend([*others, *chosen])
-    return len(nodes)
+def take_plugins(model: onnx.ModelProto) -> int:
+    """Puts the two plugins in the place of every attention, which would else be its function body; returns their number."""
+    nodes, count = onnx.GraphProto().node, 0
+    for node in model.graph.node:
+        if (node.domain, node.op_type) != (DOMAIN, NAME):
+            nodes.append(node)
+            continue
+        if len(node.input) != len(INPUTS) or len(node.output) != 1:
+            raise ArtefactError(f"{DOMAIN}::{NAME} has {len(node.input)} inputs, expected {len(INPUTS)}; export it again.")
+        answer = node.output[0]
+        between = [f"{answer}.mixed", f"{answer}.level"]
+        given = {attribute.name: attribute.i for attribute in node.attribute if attribute.name in ATTRIBUTES}
+        options = {"domain": DOMAIN, **PLUGIN}
+        nodes.append(onnx.helper.make_node(PARTS, node.input, between, name=f"{node.name}.parts", **options, **given))
+        nodes.append(onnx.helper.make_node(JOIN, [node.input[0], *between], [answer], name=f"{node.name}.join", **options))
+        count += 1
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return count
 
 
 def make_decomposable(trt: Any, layers: list[Any]) -> None:

@@ -17,24 +17,25 @@ Inputs in order, all of one type, float16 or float32, but for `first`; every one
 
 Output: answer [B, H, T, K]; zero where a query sees nothing. Softmax statistics are float32 whatever the type.
 
-A graph takes the TensorRT plugin of this name where one is registered, and otherwise the function body below, made of standard
-operators: TensorRT and ONNX Runtime put it in place of the node. `naive.py` is the same in PyTorch, `kernel.py` on the GPU.
+The model holds the function body below, made of standard operators: TensorRT and ONNX Runtime put it in place of the node. A
+build with the plugin puts two nodes there, whose kernels are embedded in the engine (`network.py`, `plugin.py`). `naive.py` is
+the same in PyTorch, `kernel.py` on the GPU.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 import onnx
 
 from runtimes.rule import MemoryRule
 
 DOMAIN, NAME, VERSION = "xl", "RelativeAttention", 1
+PARTS, JOIN = "RelativeAttentionParts", "JoinAttentionParts"  # the plugins that do a node's work one after the other
 INPUTS = (
     "query", "key", "value", "first", "u", "v", "position_table", "bias_table", "persistent_key", "persistent_value",
 )  # fmt: skip
-# What makes TensorRT take the plugin although the model has a body for the node; others ignore it.
-PLUGIN = {"plugin_namespace": DOMAIN, "plugin_version": str(VERSION)}
+PLUGIN = {"plugin_namespace": DOMAIN, "plugin_version": str(VERSION)}  # attributes of their nodes, for the parser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +66,8 @@ class Attributes:
             include_self=self.nearest == 0, initial_memory="masked" if self.initial_masked else "zeros",
         )  # fmt: skip
 
-    def on_node(self) -> dict[str, int | str]:
-        """Every attribute of the ONNX node, those that name the plugin included."""
-        return {**asdict(self), **PLUGIN}
+
+ATTRIBUTES = tuple(field.name for field in fields(Attributes))
 
 
 def function_body(opset: int) -> onnx.FunctionProto:

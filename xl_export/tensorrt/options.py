@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtimes.engine import NAMES, Attention, Flavour, Hardware, Profile
+from runtimes.engine import NAMES, Attention, Flavour, Hardware, Profile, refuse_falling
 from runtimes.errors import ConfigError
 from runtimes.rule import MemoryRule
 
@@ -45,14 +45,15 @@ class BuildOptions:
                 raise ConfigError(f"{name} takes no plugins from Python; give --attention native, or --flavour tensorrt.")
             if not self.compute_capabilities or not set(self.compute_capabilities) <= set(TARGETS):
                 raise ConfigError(
-                    f"--compute-capability is {','.join(self.compute_capabilities) or 'not given'}; {name} builds for some of "
-                    f"{', '.join(TARGETS)}: give those of the GPUs that the engine is for, such as 8.6,8.9,12.0."
+                    f"--compute-capability is {','.join(self.compute_capabilities)[:40] or 'not given'}, and --flavour rtx "
+                    f"needs it: give those of the GPUs that the engine is for, out of {', '.join(TARGETS)}, such as 8.6,8.9,12.0."
                 )
-            if self.hardware != "same-gpu" or self.timing_cache or self.version_compatible:
-                raise ConfigError(
-                    "--hardware, --timing-cache and --version-compatible are not for "
-                    f"{name}, which compiles on the device; leave them out."
-                )
+            choices = (
+                ("--hardware", self.hardware != "same-gpu"), ("--timing-cache", self.timing_cache is not None),
+                ("--version-compatible", self.version_compatible),
+            )  # fmt: skip
+            if given := [option for option, chosen in choices if chosen]:
+                raise ConfigError(f"{given[0]} is for --flavour tensorrt; {name} compiles on the device: leave it out.")
             if self.refit:
                 raise ConfigError(f"--refit needs a GPU while {name} builds, and this builds ahead of time; leave it out.")
         elif self.compute_capabilities:
@@ -78,5 +79,7 @@ class BuildOptions:
             raise ConfigError(
                 "--token-batch has a range and --attention plugin takes one size (NVIDIA/TensorRT#4849); give one number."
             )
+        refuse_falling("--batch", self.batch)
+        refuse_falling("--token-batch", token_batch)
         segment = Profile(name="segment", batch=self.batch, tokens=(1, usual, rule.segment))
         return segment, Profile(name="token", batch=token_batch, tokens=(1, 1, 1))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
-from runtimes.engine import PLAN, EngineFacts, Profile
+from runtimes.engine import PLAN, Profile
 from runtimes.spec import GRAPH, Spec
 from xl_export.tensorrt.options import BuildOptions
 
+LINE = "trtexec.txt"  # of the engine folder
 TOOLS = {"tensorrt": "trtexec", "rtx": "tensorrt_rtx"}
 LEVELS = {"same-capability": "sameComputeCapability", "ampere-plus": "ampere+"}
 
 
-def trtexec_command(artefact: Path, spec: Spec, options: BuildOptions, facts: EngineFacts) -> str:
-    """The line that builds the same plan from the artefact's graph with native attention.
+def trtexec_command(artefact: Path, spec: Spec, options: BuildOptions, layers: Mapping[str, int]) -> str:
+    """The line that builds the same plan from the artefact's graph with native attention; layers: of the network, by kind.
 
     Where the graph has ONNX's own Attention the token profile reaches to 2 tokens: the tool cannot mark it decomposable, and
     TensorRT has a fused kernel for one to two tokens, none for exactly one.
@@ -25,8 +27,8 @@ def trtexec_command(artefact: Path, spec: Spec, options: BuildOptions, facts: En
     words = [TOOLS[options.flavour], f"--onnx={artefact / GRAPH}", f"--saveEngine={PLAN}"]
     if options.flavour == "tensorrt":
         words.append("--stronglyTyped")
-    for index, profile in enumerate(facts.profiles):
-        if profile.name == "token" and "ATTENTION_INPUT" in facts.layers:
+    for index, profile in enumerate(options.profiles(spec.rule)):
+        if profile.name == "token" and "ATTENTION_INPUT" in layers:
             profile = dataclasses.replace(profile, tokens=(1, 1, 2))
         words.append(f"--profile={index}")
         words += [f"--{which}Shapes={shapes(spec, profile, at)}" for at, which in enumerate(("min", "opt", "max"))]

@@ -61,6 +61,7 @@ class Case:
 
 CASES = {
     "one-token": Case(T=1, M=50, K=24, R=51),
+    "one-token-long": Case(T=1, M=300, K=64, R=301, first=(290,)),
     "one-token-wide": Case(T=1, M=150, K=128, H=1, G=1, R=80),
     "odd-head-width": Case(T=5, M=33, K=41, R=34),
     "three-tiles-of-queries": Case(T=37, M=37, R=38),
@@ -69,14 +70,14 @@ CASES = {
     "full-mask-clamped": Case(T=21, M=30, R=9, full_mask=1),
     "no-memory": Case(T=20, M=0, R=1),
     "no-memory-single": Case(T=1, M=0, R=1),
-    "shared-table": Case(T=7, M=21, R=22, G=1),
+    "shared-table": Case(T=7, M=21, K=32, R=22, G=1),
     "restarted-row": Case(B=3, T=9, M=40, R=41, first=(1000, 0, 17)),
     "padded-row": Case(B=2, T=9, M=20, R=21, first=(-4, -60)),
     "zeros-before-the-text": Case(B=2, T=9, M=20, R=21, first=(0, 3), initial_masked=0),
     "not-itself": Case(B=2, T=9, M=20, R=21, first=(0, 50), nearest=1),
     "persistent": Case(B=2, T=9, M=20, R=21, first=(0, 50), nearest=1, persistent=5, N=5),
     "many-persistent": Case(T=3, M=4, R=5, persistent=150, N=150),
-    "span": Case(T=18, M=40, R=41, G=1, span=11),
+    "span": Case(T=18, M=40, K=64, R=41, G=1, span=11),
     "span-shorter-than-a-tile": Case(T=1, M=40, R=41, G=1, span=3, nearest=1, persistent=2, N=2),
     "only-persistent-in-sight": Case(T=4, M=6, R=11, G=1, span=0, persistent=2, N=2),
 }
@@ -90,11 +91,20 @@ SMALL = (
 
 def tactics_of(case: Case) -> list[Tactic]:
     """Those to try: the token kernel where tokens are few, since the interpreter takes a while for each."""
-    return [tactic for tactic in (*SMALL, *tactics(case.K)) if tactic.block_t > 1 or case.T < 10]
+    return [
+        tactic for tactic in (*SMALL, *tactics(case.K)) if tactic.block_t > 1 or case.T < 6 or (tactic in SMALL and case.T < 10)
+    ]
 
 
-def key(name: str, tactic: Tactic) -> str:
-    return f"{name}/{tactic.kernel}-{tactic.block_t}-{tactic.block_j}"
+def divisions_of(case: Case, tactic: Tactic) -> tuple[int, ...]:
+    """Parts of the keys to try: one, a few, and for some cases more than there are tiles and than are joined at a time."""
+    if tactic not in SMALL or (case.T > 20 and tactic.block_t == 1):
+        return (1,)
+    return (1, 3, 40) if case.T == 1 else (3,)
+
+
+def key(name: str, tactic: Tactic, divided: int) -> str:
+    return f"{name}/{tactic.kernel}-{tactic.block_t}-{tactic.block_j}-{divided}"
 
 
 # Columns (from, to) that no query of these may see, in tiles of 16: a kernel that looks at them finds NaN.

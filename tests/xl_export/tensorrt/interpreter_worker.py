@@ -13,8 +13,8 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import torch
 
-from tests.xl_export.tensorrt.cases import CASES, SMALL, UNSEEN, Case, key, tactics_of
-from xl_export.tensorrt.compile import Tactic
+from tests.xl_export.tensorrt.cases import CASES, SMALL, UNSEEN, Case, divisions_of, key, tactics_of
+from xl_export.tensorrt.compile import JOINS, Tactic
 from xl_export.tensorrt.launch import launch
 
 MARGIN = 4096  # elements
@@ -28,12 +28,17 @@ def guarded(array: np.ndarray) -> torch.Tensor:
     return view
 
 
-def answer(case: Case, inputs: dict[str, np.ndarray], tactic: Tactic) -> np.ndarray:
-    out = guarded(np.full(inputs["query"].shape, np.nan, case.dtype))
-    launch(tactic, [guarded(array) for array in inputs.values()], out, attributes=case.attributes)
-    whole = torch.empty(0, dtype=out.dtype).set_(out.untyped_storage())
-    assert whole[:MARGIN].isnan().all(), "written in front of the answer"
-    assert whole[-MARGIN:].isnan().all(), "written behind the answer"
+def answer(case: Case, inputs: dict[str, np.ndarray], tactic: Tactic, divided: int) -> np.ndarray:
+    out, rows = guarded(np.full(inputs["query"].shape, np.nan, case.dtype)), divided * case.B * case.H * case.T
+    mixed, level = (guarded(np.full(size, np.nan, np.float32)) for size in ((rows, case.K), (rows,)))
+    launch(
+        tactic, [guarded(array) for array in inputs.values()], out, attributes=case.attributes, scratch=(mixed, level),
+        divided=divided, join=JOINS[divided < 40],
+    )  # fmt: skip
+    for written in (out, mixed, level):
+        whole = torch.empty(0, dtype=written.dtype).set_(written.untyped_storage())
+        assert whole[:MARGIN].isnan().all(), "written in front of the answer"
+        assert whole[-MARGIN:].isnan().all(), "written behind the answer"
     return out.numpy()
 
 
@@ -42,13 +47,15 @@ def main(path: str) -> None:
     answers = {}
     for name, case in CASES.items():
         for tactic in tactics_of(case):
-            answers[key(name, tactic)] = answer(case, case.inputs(), tactic)
+            for divided in divisions_of(case, tactic):
+                answers[key(name, tactic, divided)] = answer(case, case.inputs(), tactic, divided)
     for name, (case, (start, stop)) in UNSEEN.items():
         inputs = case.inputs()
         for what in ("key", "value"):
             inputs[what][:, :, start:stop] = np.nan
         for tactic in SMALL:
-            answers[key(name, tactic)] = answer(case, inputs, tactic)
+            for divided in divisions_of(case, tactic):
+                answers[key(name, tactic, divided)] = answer(case, inputs, tactic, divided)
     np.savez(path, **answers)
 
 

@@ -1,4 +1,4 @@
-"""Drives the registered plugin as TensorRT's builder does, through the real `tensorrt.plugin`; prints what it answers as JSON.
+"""Drives the registered plugins as TensorRT's builder does, through the real `tensorrt.plugin`; prints what it answers as JSON.
 
 Stand-ins: the registry, and the expressions in which TensorRT computes shapes, which are plain numbers here.
 """
@@ -15,8 +15,8 @@ import tensorrt as trt  # type: ignore[import-not-found]
 import tensorrt.plugin as trtp  # type: ignore[import-not-found]
 
 from runtimes.engine import Gpu
-from xl_export.tensorrt.operator import INPUTS, NAME, Attributes
-from xl_export.tensorrt.plugin import ATTRIBUTES, register_plugin
+from xl_export.tensorrt.operator import ATTRIBUTES, INPUTS, JOIN, PARTS, Attributes
+from xl_export.tensorrt.plugin import register_plugins
 
 DOMAIN = "xl"
 
@@ -41,55 +41,68 @@ OPERATIONS = {
     trt.DimensionOperation.PROD: lambda a, b: a * b,
     trt.DimensionOperation.SUM: lambda a, b: a + b,
     trt.DimensionOperation.CEIL_DIV: lambda a, b: -(-a // b),
+    trt.DimensionOperation.FLOOR_DIV: lambda a, b: a // b,
 }
 BUILDER = SimpleNamespace(constant=Number.of, operation=lambda kind, a, b: Number.of(OPERATIONS[kind](a.value, b.value)))
 
 
 def drive(capability: str, kind: str, sizes: dict[str, int], attributes: Attributes) -> dict[str, Any]:
-    creators: list[Any] = []
-    registry = SimpleNamespace(
-        register_creator=lambda creator, namespace: creators.append((creator, namespace)),
-        get_creator=lambda *_: creators[0][0],
-    )
+    """What each of the plugins answers, by its name."""
+    creators: dict[str, Any] = {}
+
+    def register(creator: Any, namespace: str) -> None:
+        assert (namespace, creator.name) not in creators
+        creators[creator.name] = creator
+        assert namespace == DOMAIN
+
+    registry = SimpleNamespace(register_creator=register, get_creator=lambda name, *_: creators[name])
     trt.get_plugin_registry = lambda: registry
     trt.DimsExprs = lambda count: [None] * count
     make = trtp.SymInt32.__call__
     trtp.SymInt32.__call__ = lambda symbol: (make(symbol), symbol)
-    register_plugin(Gpu(name="A GPU", compute_capability=capability))
-    register_plugin(Gpu(name="A GPU", compute_capability=capability))  # the second time it is there already
-    ((creator, namespace),) = creators
-    values = [trt.PluginField(name, np.array([getattr(attributes, name)]), trt.PluginFieldType.INT64) for name in ATTRIBUTES]
-    phase, request = trt.TensorRTPhase.BUILD, trt.QuickPluginCreationRequest.STRICT_AOT
-    plugin = creator.create_plugin(NAME, DOMAIN, trt.PluginFieldCollection(values), phase, request)
+    register_plugins(Gpu(name="A GPU", compute_capability=capability))
+    register_plugins(Gpu(name="A GPU", compute_capability=capability))  # the second time they are there already
 
     B, H, T, J, K, R, N = (sizes[letter] for letter in "BHTJKRN")
     shapes = [[B, H, T, K], [B, H, J, K], [B, H, J, K], [B], [H, 1, K], [H, 1, K], [H, R, K], [1, R], [H, N, K], [H, N, K]]
     of_type = getattr(trt.DataType, kind)
     types = [trt.DataType.INT32 if name == "first" else of_type for name in INPUTS]
+    values = {name: getattr(attributes, name) for name in ATTRIBUTES}
+    first = drive_one(creators[PARTS], shapes, types, values)
+    outputs = [getattr(trt.DataType, name) for name in first["output_types"]]
+    second = drive_one(creators[JOIN], [shapes[0], *first["output_shapes"]], [of_type, *outputs], {})
+    return {PARTS: first, JOIN: second}
+
+
+def drive_one(creator: Any, shapes: list[list[int]], types: list[Any], values: dict[str, int]) -> dict[str, Any]:
+    fields = [trt.PluginField(name, np.array([value]), trt.PluginFieldType.INT64) for name, value in values.items()]
+    phase, request = trt.TensorRTPhase.BUILD, trt.QuickPluginCreationRequest.STRICT_AOT
+    plugin = creator.create_plugin(creator.name, DOMAIN, trt.PluginFieldCollection(fields), phase, request)
     output_types = plugin.get_output_data_types(types, [len(shape) for shape in shapes])
-    output_shapes = plugin.get_output_shapes([[Number.of(size) for size in shape] for shape in shapes], [], BUILDER)
+    answered = plugin.get_output_shapes([[Number.of(size) for size in shape] for shape in shapes], [], BUILDER)
+    output_shapes = [[size.value for size in shape] for shape in answered]
     in_out = []
-    for shape, dtype in zip([*shapes, shapes[0]], [*types, of_type], strict=True):
+    for shape, dtype in zip([*shapes, *output_shapes], [*types, *output_types], strict=True):
         described = trt.DynamicPluginTensorDesc()
         described.desc = desc = trt.PluginTensorDesc()
         desc.dims, desc.type, desc.format = trt.Dims(shape), dtype, trt.TensorFormat.LINEAR
         described.desc = desc
         in_out.append(described)
-    combinations = plugin.get_supported_format_combinations(in_out, len(INPUTS))
-    plugin.configure_plugin(in_out[:-1], in_out[-1:])
+    count = len(shapes)
+    combinations = plugin.get_supported_format_combinations(in_out, count)
+    plugin.configure_plugin(in_out[:count], in_out[count:])
     launches = []
     for tactic in plugin.get_valid_tactics():
         plugin.set_tactic(tactic)
         launch, integers = SimpleNamespace(), Integers()
-        plugin.get_launch_params(None, in_out, len(INPUTS), launch, integers, BUILDER)
-        name, ptx = plugin.get_kernel([item.desc for item in in_out[:-1]], [in_out[-1].desc])
+        plugin.get_launch_params(None, in_out, count, launch, integers, BUILDER)
+        name, ptx = plugin.get_kernel([item.desc for item in in_out[:count]], [item.desc for item in in_out[count:]])
         numbers = {key: symbol._expr.value for key, (_, symbol) in vars(launch).items()}
         launches.append({"tactic": tactic, "name": name, "ptx": ptx.decode(), "integers": integers.values, **numbers})
     return {
-        "namespace": namespace,
         "fields": [field.name for field in creator.field_names],
         "output_types": [dtype.name for dtype in output_types],
-        "output_shapes": [[size.value for size in shape] for shape in output_shapes],
+        "output_shapes": output_shapes,
         "combination": [desc.type.name for desc in combinations],
         "formats": sorted({desc.format.name for desc in combinations}),
         "launches": launches,

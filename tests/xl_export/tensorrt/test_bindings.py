@@ -48,7 +48,7 @@ def used_names() -> set[str]:
             names = [first, *rest]
             while names[0] in ("self", "parsed", "made") and len(names) > 2:
                 names = names[1:]
-            if names[0] in ("trt", "_trt") and names[1] != "nptype":
+            if names[0] in ("trt", "_trt"):
                 found.add(".".join(names[1:3]))
             elif names[0] in OBJECTS and not (names[0] == "context" and names[1] in vars_of("_Context")):
                 found.add(f"{OBJECTS[names[0]]}.{names[1]}")

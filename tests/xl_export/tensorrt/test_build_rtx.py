@@ -128,6 +128,22 @@ def test_every_node_that_cannot_be_parsed_is_named(tmp_path: Path) -> None:
         parsed_network(tmp_path)
 
 
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "step.onnx").write_bytes(b"\xff" * 100)
+    with pytest.raises(ArtefactError, match=r"step\.onnx is not an ONNX model \(.*\); export it again"):
+        parsed_network(tmp_path)
+
+
+def test_a_library_that_does_not_start_is_said_so(graphs: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(log: Any) -> None:
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    _, folder = graphs("transformer-xl", "native")
+    monkeypatch.setattr(trt, "Builder", nothing)
+    with pytest.raises(ArtefactError, match=r"cannot start here \(it gave no reason\); update the GPU's driver"):
+        parsed_network(folder)
+
+
 def test_a_plugin_is_not_looked_for_where_the_graph_has_none(graphs: Callable) -> None:
     _, folder = graphs("transformer-xl", "native")
     with pytest.raises(ConfigError, match=r"has no xl::RelativeAttention.*`xl-export onnx --target tensorrt`"):

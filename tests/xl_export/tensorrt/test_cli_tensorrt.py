@@ -16,7 +16,7 @@ from tests import fake_gpu
 from tests.commands import last_line, refused, xl
 from xl_export.tensorrt import build as building
 from xl_export.tensorrt.options import BuildOptions
-from xl_export.tensorrt.trtexec import trtexec_command
+from xl_export.tensorrt.trtexec import LINE, trtexec_command
 
 RTX = ("--flavour", "rtx", "--compute-capability", "8.6,12.0")
 
@@ -33,7 +33,7 @@ def built(artefacts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
 
 def test_an_engine_folder_is_whole_and_says_what_it_is(built: tuple[Path, str], artefacts: dict[str, Path]) -> None:
     folder, _ = built
-    assert {path.name for path in folder.iterdir()} == {PLAN, BUILD, *SIDE_FILES}
+    assert {path.name for path in folder.iterdir()} == {PLAN, BUILD, LINE, *SIDE_FILES}
     facts, spec = load_engine(folder)
     assert spec == load_spec(artefacts["shift"])
     assert facts.artefact == spec.identity
@@ -55,7 +55,9 @@ def test_the_command_says_what_was_built_and_the_same_for_nvidias_tool(
     assert first.startswith(f"{folder} is ready: TensorRT-RTX ")
     assert "for compute capability 8.6, 12.0, to be compiled on the GPU that opens it; native attention, 0 plugin layers" in first
     assert first.endswith(f"check it on the device: xl-export check {folder}")
-    words = shlex.split(second.partition(": ")[2])
+    assert second == f"the same for NVIDIA's own tool is the line in {folder / LINE}"
+    assert len(second) < 200 + len(str(folder))
+    words = shlex.split((folder / LINE).read_text())
     assert words[:3] == ["tensorrt_rtx", f"--onnx={artefacts['shift'] / 'step.onnx'}", "--saveEngine=step.plan"]
     assert words.count("--profile=0") == words.count("--profile=1") == 1
     most = [word for word in words if word.startswith("--maxShapes=input_ids:")]
@@ -98,17 +100,22 @@ def test_an_engine_is_replaced_only_with_force(built: tuple[Path, str], artefact
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--flavour", "rtx"), ("--compute-capability is not given", "such as 8.6,8.9,12.0")),
+        (("--flavour", "rtx"), ("--compute-capability is not given", "--flavour rtx needs it", "such as 8.6,8.9,12.0")),
         (("--flavour", "rtx", "--compute-capability", "9.0"), ("is 9.0", "7.5, 8.0, 8.6")),
         ((*RTX, "--attention", "plugin"), ("takes no plugins from Python", "--attention native")),
         ((*RTX, "--refit"), ("--refit needs a GPU while",)),
-        ((*RTX, "--version-compatible"), ("--version-compatible", "leave them out")),
-        ((*RTX, "--hardware", "ampere-plus"), ("--hardware", "leave them out")),
+        ((*RTX, "--version-compatible"), ("Error: --version-compatible is for --flavour tensorrt", "leave it out")),
+        ((*RTX, "--hardware", "ampere-plus"), ("Error: --hardware is for", "leave it out")),
+        ((*RTX, "--timing-cache", "cache"), ("Error: --timing-cache is for", "leave it out")),
         (("--compute-capability", "8.6"), ("is for --flavour rtx",)),
-        ((*RTX, "--batch", "4:2:8"), ("batch of the segment profile is 4:2:8", "rising")),
-        ((*RTX, "--token-batch", "0"), ("batch of the token profile is 0:0:0",)),
+        ((*RTX, "--batch", "4:2:1"), ("Error: --batch is 4:2:1", "least:usual:most, rising", "such as 1:4:16")),
+        ((*RTX, "--token-batch", "0"), ("Error: --token-batch is 0:0:0",)),
+        ((*RTX, "--batch", "9" * 5000), ("Error: --batch is '999",)),
+        ((*RTX, "--batch", "99999999"), ("Error: --batch is 99999999:", "to 65536")),
         ((*RTX, "--batch", "1:2"), ("--batch is '1:2'", "least:usual:most")),
         ((*RTX, "--tokens", "9"), ("--tokens is 9", "1 to 8")),
+        (("--timing-cache", "/nowhere/cache"), ("/nowhere/cache could not be written",)),
+        (("--timing-cache", "/"), ("--timing-cache is /, which is a folder",)),
         (("--attention", "plugin", "--hardware", "ampere-plus"), ("embeds a kernel",)),
         (("--attention", "plugin", "--token-batch", "1:2:4"), ("takes one size",)),
     ],
@@ -171,15 +178,14 @@ def test_the_progress_of_a_build_has_phases_that_all_end(artefacts: dict[str, Pa
 
 
 def test_the_line_for_trtexec_has_every_option(artefacts: dict[str, Path], tmp_path: Path) -> None:
-    facts, _ = load_engine(fake_gpu.make_engine(artefacts["shift"], tmp_path / "engine"))
     spec = load_spec(artefacts["shift"])
     options = BuildOptions(
         hardware="ampere-plus", version_compatible=True, refit=True, workspace_mib=512, optimization_level=4,
         timing_cache=tmp_path / "cache",
     )  # fmt: skip
-    words = shlex.split(trtexec_command(artefacts["shift"], spec, options, facts))
+    words = shlex.split(trtexec_command(artefacts["shift"], spec, options, {}))
     assert words[0] == "trtexec"
-    assert any(word.startswith("--maxShapes=input_ids:2x1,") for word in words)
+    assert any(word.startswith("--maxShapes=input_ids:8x1,") for word in words)
     assert {
         "--stronglyTyped", "--refit", "--versionCompatible", "--hardwareCompatibilityLevel=ampere+",
         "--builderOptimizationLevel=4", "--memPoolSize=workspace:512M", f"--timingCacheFile={tmp_path / 'cache'}", "--noTF32",

@@ -75,9 +75,7 @@ def test_the_graph_is_valid_and_small(artefact: Path) -> None:
     assert "GatherElements" not in kinds  # distances and masks went with the attention that needed them
     assert "Range" not in kinds
     attributes = {a.name: a.type for node in model.graph.node if node.op_type == NAME for a in node.attribute}
-    assert set(attributes) == {
-        "full_mask", "nearest", "initial_masked", "persistent", "plugin_namespace", "plugin_version"
-    }  # fmt: skip
+    assert set(attributes) == {"full_mask", "nearest", "initial_masked", "persistent"}
     assert onnx.AttributeProto.FLOAT not in attributes.values()
 
 

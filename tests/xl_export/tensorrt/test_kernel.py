@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.xl_export.tensorrt.cases import CASES, SMALL, UNSEEN, key, tactics_of
+from tests.xl_export.tensorrt.cases import CASES, SMALL, UNSEEN, divisions_of, key, tactics_of
 from tests.xl_export.tensorrt.test_operator import TOLERANCES, truth
+from xl_export.tensorrt.compile import JOINS, parts, programs, scratch_rows
 
 pytest.importorskip("triton")
 
@@ -34,8 +35,9 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarra
 def test_the_kernels_in_the_interpreter_equal_the_naive_operator(name: str, interpreted: dict[str, np.ndarray]) -> None:
     case, expected = CASES[name], truth(CASES[name])
     for tactic in tactics_of(case):
-        answer = interpreted[key(name, tactic)]
-        assert np.abs(answer - expected).max() < TOLERANCES[case.dtype], tactic
+        for divided in divisions_of(case, tactic):
+            answer = interpreted[key(name, tactic, divided)]
+            assert np.abs(answer - expected).max() < TOLERANCES[case.dtype], (tactic, divided)
 
 
 @pytest.mark.parametrize("name", UNSEEN)
@@ -43,8 +45,8 @@ def test_tiles_that_nobody_sees_are_not_looked_at(name: str, interpreted: dict[s
     case, _ = UNSEEN[name]
     expected = truth(case)
     for tactic in SMALL:
-        if case.T == 1 or tactic.block_t > 1:
-            assert np.abs(interpreted[key(name, tactic)] - expected).max() < TOLERANCES[case.dtype], tactic
+        for divided in divisions_of(case, tactic):
+            assert np.abs(interpreted[key(name, tactic, divided)] - expected).max() < TOLERANCES[case.dtype], (tactic, divided)
 
 
 def test_cases_reach_what_they_are_for() -> None:
@@ -53,14 +55,27 @@ def test_cases_reach_what_they_are_for() -> None:
     assert np.isneginf(CASES["span"].inputs()["bias_table"]).any()
 
 
+@pytest.mark.parametrize(("B", "T"), [(1, 1), (2, 1), (32, 1), (1, 17), (1, 128), (3, 33), (8, 512)])
+def test_keys_are_divided_until_a_gpu_is_busy_and_their_parts_have_room(B: int, T: int) -> None:
+    undivided = programs(B, 8, T)
+    number = parts(undivided)
+    assert number == 1 or undivided * number > 200
+    assert undivided * number < 256 + undivided
+    for fewer in range(1, B + 1):  # scratch for a profile's largest shape is enough for every smaller one
+        for shorter in range(1, T + 1):
+            needed = parts(programs(fewer, 8, shorter)) * fewer * 8 * shorter
+            assert needed <= scratch_rows(programs(fewer, 8, shorter)) <= scratch_rows(undivided)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernels_on_a_gpu_equal_the_naive_operator(name: str) -> None:
-    from xl_export.tensorrt.launch import launch
+    from xl_export.tensorrt.launch import launch, make_scratch
 
     case = CASES[name]
     inputs = [torch.from_numpy(array).cuda() for array in case.inputs().values()]
     for tactic in tactics_of(case):
         answer = torch.full_like(inputs[0], torch.nan)
-        launch(tactic, inputs, answer, attributes=case.attributes)
+        for join in JOINS:
+            launch(tactic, inputs, answer, attributes=case.attributes, scratch=make_scratch(inputs[0]), join=join)
         assert np.abs(answer.cpu().numpy() - truth(case)).max() < TOLERANCES[case.dtype], tactic

@@ -1,4 +1,4 @@
-"""The plugin's functions through the real `tensorrt.plugin`, as far as they go without TensorRT: no kernel is launched."""
+"""The plugins' functions through the real `tensorrt.plugin`, as far as they go without TensorRT: no kernel is launched."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from runtimes.engine import Gpu
@@ -17,14 +18,16 @@ from runtimes.errors import ConfigError
 from runtimes.rule import MemoryRule
 from runtimes.spec import load_spec
 from tests.xl_export.tensorrt.bindings import needs_bindings
-from xl_export.tensorrt.compile import tactics
-from xl_export.tensorrt.operator import INPUTS, Attributes
-from xl_export.tensorrt.plugin import ATTRIBUTES, capability_number, refuse_unfit
+from xl_export.tensorrt.compile import JOINS, parts, programs, scratch_rows, tactics
+from xl_export.tensorrt.network import take_plugins
+from xl_export.tensorrt.operator import DOMAIN, INPUTS, JOIN, NAME, PARTS, PLUGIN, Attributes
+from xl_export.tensorrt.plugin import capability_number, refuse_unfit
 
 pytest.importorskip("triton", reason="triton is not installed (it is for Linux on x86-64 and Arm)")
 WORKER = Path(__file__).parent / "plugin_worker.py"
 SIZES = {"B": 3, "H": 4, "T": 33, "J": 97, "K": 24, "R": 65, "N": 5}
 RULE = MemoryRule(mem_len=64, segment=33)
+UNDIVIDED = programs(SIZES["B"], SIZES["H"], SIZES["T"])
 
 
 @pytest.fixture(scope="module", params=[("8.6", "HALF"), ("7.5", "FLOAT")])
@@ -38,48 +41,73 @@ def answers(request: pytest.FixtureRequest, bindings: Callable[..., str]) -> dic
 
 
 @needs_bindings
-def test_it_is_registered_with_the_attributes_that_are_on_the_nodes(answers: dict[str, Any]) -> None:
-    assert answers["namespace"] == "xl"
-    assert answers["fields"] == list(ATTRIBUTES)
-    node = Attributes.of(RULE).on_node()
-    assert [name for name in node if not name.startswith("plugin_")] == list(ATTRIBUTES)
+def test_they_are_registered_with_the_attributes_that_are_on_the_nodes(answers: dict[str, Any]) -> None:
+    node = onnx.helper.make_node(NAME, INPUTS, ["answer"], domain=DOMAIN, **asdict(Attributes.of(RULE)))
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "one", [], []))
+    assert take_plugins(model) == 1
+    assert [node.op_type for node in model.graph.node] == [PARTS, JOIN]
+    for node in model.graph.node:
+        assert node.domain == DOMAIN
+        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        assert {name: attributes.pop(name).decode() for name in PLUGIN} == PLUGIN
+        assert set(attributes) == set(answers[node.op_type]["fields"])
+        assert len(node.output) == len(answers[node.op_type]["output_types"])
+    parts, join = model.graph.node
+    assert list(parts.input) == list(INPUTS)
+    assert (list(join.input), list(join.output)) == (["query", *parts.output], ["answer"])
 
 
 @needs_bindings
 def test_the_answer_has_the_shape_and_type_of_the_query(answers: dict[str, Any]) -> None:
-    assert answers["output_types"] == [answers["kind"]]
-    assert answers["output_shapes"] == [[SIZES[letter] for letter in "BHTK"]]
+    assert answers[JOIN]["output_types"] == [answers["kind"]]
+    assert answers[JOIN]["output_shapes"] == [[SIZES[letter] for letter in "BHTK"]]
+
+
+@needs_bindings
+def test_parts_are_float32_and_have_room(answers: dict[str, Any]) -> None:
+    rows = scratch_rows(UNDIVIDED)
+    assert answers[PARTS]["output_types"] == ["FLOAT", "FLOAT"]
+    assert answers[PARTS]["output_shapes"] == [[rows, SIZES["K"]], [rows]]
+    assert rows >= parts(UNDIVIDED) * SIZES["B"] * SIZES["H"] * SIZES["T"]
 
 
 @needs_bindings
 def test_one_type_and_plain_layouts_are_asked_for(answers: dict[str, Any]) -> None:
     expected = ["INT32" if name == "first" else answers["kind"] for name in INPUTS]
-    assert answers["combination"] == [*expected, answers["kind"]]
-    assert answers["formats"] == ["LINEAR"]
+    assert answers[PARTS]["combination"] == [*expected, "FLOAT", "FLOAT"]
+    assert answers[JOIN]["combination"] == [answers["kind"], "FLOAT", "FLOAT", answers["kind"]]
+    assert answers[PARTS]["formats"] == answers[JOIN]["formats"] == ["LINEAR"]
 
 
 @needs_bindings
 def test_every_tactic_launches_a_compiled_kernel_over_the_whole_answer(answers: dict[str, Any]) -> None:
-    known = tactics(SIZES["K"])
-    assert [launch["tactic"] for launch in answers["launches"]] == list(range(1, len(known) + 1))
-    for tactic, launch in zip(known, answers["launches"], strict=True):
-        assert launch["name"] == tactic.kernel
-        assert launch["integers"] == [SIZES["T"], SIZES["J"]]
-        assert (launch["grid_x"], launch["grid_z"]) == (SIZES["B"] * SIZES["H"], 1)
-        assert launch["grid_y"] * tactic.block_t >= SIZES["T"] > (launch["grid_y"] - 1) * tactic.block_t
-        assert (launch["block_x"], launch["block_y"], launch["block_z"]) == (32 * tactic.warps, 1, 1)
-        assert 0 <= launch["shared_mem"] <= 48 << 10
+    rows, number = SIZES["B"] * SIZES["H"] * SIZES["T"], parts(UNDIVIDED)
+    assert number > 1
+    for name, known in ((PARTS, tactics(SIZES["K"])), (JOIN, JOINS)):
+        launches = answers[name]["launches"]
+        assert [launch["tactic"] for launch in launches] == list(range(1, len(known) + 1))
+        for tactic, launch in zip(known, launches, strict=True):
+            grid, integers = (launch["grid_x"], launch["grid_y"], launch["grid_z"]), launch["integers"]
+            if name == PARTS:
+                assert grid == (SIZES["B"] * SIZES["H"], -(-SIZES["T"] // tactic.block_t), number)
+                assert integers == [SIZES["T"], SIZES["J"]]
+            else:
+                assert grid == (-(-rows // tactic.block_t), 1, 1)
+                assert integers == [rows, number]
+            assert launch["name"] == tactic.kernel
+            assert (launch["block_x"], launch["block_y"], launch["block_z"]) == (32 * tactic.warps, 1, 1)
+            assert 0 <= launch["shared_mem"] <= 48 << 10
 
 
 @needs_bindings
-def test_the_kernels_take_inputs_two_integers_and_the_answer(answers: dict[str, Any]) -> None:
-    for launch in answers["launches"]:
-        ptx = launch["ptx"]
-        entry = re.search(rf"\.entry {launch['name']}\((.*?)\)", ptx, re.S)
-        assert entry, ptx[:200]
-        kinds = re.findall(r"\.param \.(\w+)", entry[1])
-        assert kinds == ["u64"] * len(INPUTS) + ["u32", "u32", "u64"]
-        assert f".target sm_{answers['capability'].replace('.', '')}" in ptx
+def test_the_kernels_take_inputs_two_integers_and_the_outputs(answers: dict[str, Any]) -> None:
+    for name, inputs, outputs in ((PARTS, len(INPUTS), 2), (JOIN, 3, 1)):
+        for launch in answers[name]["launches"]:
+            entry = re.search(rf"\.entry {launch['name']}\((.*?)\)", launch["ptx"], re.S)
+            assert entry, launch["ptx"][:200]
+            kinds = re.findall(r"\.param \.(\w+)", entry[1])
+            assert kinds == ["u64"] * inputs + ["u32", "u32"] + ["u64"] * outputs
+            assert f".target sm_{answers['capability'].replace('.', '')}" in launch["ptx"]
 
 
 def test_capabilities_are_numbers() -> None:

@@ -18,33 +18,35 @@ from runtimes.spec import GRAPH
 from runtimes.trt_module import fresh_log
 from tests.architectures import ARCHITECTURES
 from xl_export.artefact import export
-from xl_export.tensorrt.network import choose_attention, parse
-from xl_export.tensorrt.operator import DOMAIN, NAME, PLUGIN, VERSION
-from xl_export.tensorrt.plugin import ATTRIBUTES
+from xl_export.tensorrt.network import parse, take_plugins
+from xl_export.tensorrt.operator import ATTRIBUTES, DOMAIN, JOIN, NAME, PARTS, VERSION
 
 trt = pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
 
 
 class Creator(trt.IPluginCreatorV3One):  # type: ignore[misc, name-defined]
-    """Of a plugin with the operator's name; counts how often one is asked for."""
+    """Of a plugin with this name; counts how often one is asked for, and keeps with what."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, attributes: tuple[str, ...]) -> None:
         super().__init__()
-        self.name, self.plugin_namespace, self.plugin_version, self.asked = NAME, DOMAIN, str(VERSION), 0
+        self.name, self.plugin_namespace, self.plugin_version, self.asked = name, DOMAIN, str(VERSION), 0
+        self.fields: set[str] = set()
         self.field_names = trt.PluginFieldCollection(
-            [trt.PluginField(name, np.array([]), trt.PluginFieldType.INT64) for name in ATTRIBUTES]
+            [trt.PluginField(attribute, np.array([]), trt.PluginFieldType.INT64) for attribute in attributes]
         )
 
     def create_plugin(self, name: str, fields: Any, phase: Any) -> None:
         self.asked += 1
+        self.fields = {field.name for field in fields}
 
 
 @pytest.fixture
-def creator() -> Iterator[Creator]:
-    made, registry = Creator(), trt.get_plugin_registry()
-    assert registry.register_creator(made, DOMAIN)
+def creators() -> Iterator[list[Creator]]:
+    made, registry = [Creator(PARTS, ATTRIBUTES), Creator(JOIN, ())], trt.get_plugin_registry()
+    assert all(registry.register_creator(creator, DOMAIN) for creator in made)
     yield made
-    registry.deregister_creator(made)
+    for creator in made:
+        registry.deregister_creator(creator)
 
 
 @pytest.fixture(scope="module", params=["transformer-xl", "all-attention-groups"])
@@ -53,22 +55,41 @@ def artefact(request: pytest.FixtureRequest, make_run: Callable[..., Path], tmp_
     return export(run, tmp_path_factory.mktemp("choice") / "artefact", target="tensorrt", attention="plugin")
 
 
-def test_the_body_is_taken_unless_the_plugin_is_chosen_though_it_is_registered(artefact: Path, creator: Creator) -> None:
+def test_the_body_is_taken_unless_the_plugins_are_chosen_though_they_are_registered(
+    artefact: Path, creators: list[Creator]
+) -> None:
     parsed = parse(trt, fresh_log(trt), artefact, attention="native", name="TensorRT-RTX")
     assert parsed.plugin_layers == 0
     assert "PLUGIN_V3" not in parsed.layers
-    assert creator.asked == 0
+    assert [creator.asked for creator in creators] == [0, 0]
 
 
-def test_a_plugin_that_is_not_there_is_not_replaced_by_the_body_silently(artefact: Path) -> None:
-    with pytest.raises(ArtefactError, match=r"took the plugin for 0 of \d attentions; give --attention native"):
+def test_the_plugin_is_asked_for_with_every_attribute_where_it_is_chosen(artefact: Path, creators: list[Creator]) -> None:
+    with pytest.raises(ArtefactError, match=f"node .* {PARTS}"):  # since ours makes none
+        parse(trt, fresh_log(trt), artefact, attention="plugin", name="TensorRT-RTX")
+    assert creators[0].asked > 0
+    assert creators[0].fields == set(ATTRIBUTES)
+
+
+def test_plugins_that_are_not_there_are_not_replaced_by_the_body_silently(artefact: Path) -> None:
+    with pytest.raises(ArtefactError, match=f"node .* {PARTS}"):
         parse(trt, fresh_log(trt), artefact, attention="plugin", name="TensorRT-RTX")
 
 
-def test_the_nodes_say_which_of_the_two_is_meant(artefact: Path) -> None:
+def test_an_attention_that_is_not_ours_is_refused() -> None:
+    node = onnx.helper.make_node(NAME, ["query"], ["answer"], domain=DOMAIN)
+    with pytest.raises(ArtefactError, match=r"xl::RelativeAttention has 1 inputs, expected 10; export it again"):
+        take_plugins(onnx.helper.make_model(onnx.helper.make_graph([node], "one", [], [])))
+
+
+def test_every_attention_becomes_two_nodes_of_the_same_names_around(artefact: Path) -> None:
     model = onnx.load(artefact / GRAPH, load_external_data=False)
-    nodes = [node for node in model.graph.node if node.domain == DOMAIN]
-    for attention, extra in (("native", set()), ("plugin", set(PLUGIN)), ("native", set())):
-        assert choose_attention(model, attention) == len(nodes) > 0  # type: ignore[arg-type]
-        for node in nodes:
-            assert {attribute.name for attribute in node.attribute} == {*ATTRIBUTES, *extra}
+    before = list(onnx.load(artefact / GRAPH, load_external_data=False).graph.node)
+    count = take_plugins(model)
+    assert count == sum((node.domain, node.op_type) == (DOMAIN, NAME) for node in before) > 0
+    after = list(model.graph.node)
+    assert len(after) == len(before) + count
+    kept = [node for node in after if node.op_type not in (PARTS, JOIN)]
+    assert kept == [node for node in before if node.op_type != NAME]
+    made = {name for node in after for name in node.output}
+    assert {name for node in before for name in node.output} <= made
