@@ -74,8 +74,8 @@ def sentence(precision: Precision, measured: Measured, *, stream: tuple[int, int
     ms, fp32_ms = 1e3 * measured.seconds_per_token, 1e3 * measured.fp32_seconds_per_token
     name, streams = (f"{precision} with fp16 memory", f"{per_stream(*stream)}; ") if stream else (precision, "")
     return (
-        f"{name}: {measured.bits_per_token:.4f} bits per token, {measured.bits_lost:+.4f} against fp32 ({verdict(precision, measured)}); "
-        f"KL {measured.kl_nats:.2g} nats, same likeliest token {measured.agreement:.1%}; "
+        f"{name}: {measured.bits_per_token:.4f} bits per token, {measured.bits_lost:+.4f} against fp32 "
+        f"({verdict(precision, measured)}); KL {measured.kl_nats:.2g} nats, same likeliest token {measured.agreement:.1%}; "
         f"{measured.num_bytes / 1e6:,.2f} MB for {measured.fp32_num_bytes / 1e6:,.2f}; {streams}"
         f"{ms:.2f} ms a token for {fp32_ms:.2f}; {measured.tokens:,} held-out tokens"
     )
