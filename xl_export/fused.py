@@ -38,7 +38,8 @@ class _FusedStepGraph(StepGraph):
     def attention(self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]) -> ir.Value:
         op, config = self.op, self.config
         order = [head for group in groups for head in group.heads]
-        query, context = (products := self.projected(layer, x, order, []))[0][0], products[-1][0]
+        products = [product for product, _ in self.projected(layer, x, order, [])]
+        query, context = products[0], products[-1]  # one, or queries apart from keys and values
         key_at = 0 if len(products) > 1 else len(order) * config.head_dim
         answers = []
         for group in groups:
@@ -47,11 +48,12 @@ class _FusedStepGraph(StepGraph):
             table = position_table(*arguments, group.rule, layer, group.heads)
             bias = bias_table(*arguments, group.rule, layer, group.heads)
             assert table is not None, "a model whose scores depend on distance has a table"
+            optional = ((u, "u"), (v, "v"), (bias, "bias_table"))
             name, before = f"blocks.{group.name}.", order.index(group.heads[0]) * config.head_dim
             inputs = [
                 query, context, *(self.inputs[f"past_key_values.{group.name}.{kind}"] for kind in ("key", "value")),
                 op.constant(table, name + "position_table"), self.inputs["position_ids"],
-                *(None if x is None else op.constant(x, name + kind) for x, kind in ((u, "u"), (v, "v"), (bias, "bias_table"))),
+                *(None if array is None else op.constant(array, name + kind) for array, kind in optional),
             ]  # fmt: skip
             attributes = {
                 "heads": len(group.heads), "head_dim": config.head_dim, "mem_len": group.rule.mem_len,

@@ -24,9 +24,11 @@ struct Failure {
   ort::Status* status;
 };
 
+using Sizes = std::vector<int64_t>;
+
 struct Tensor {
   void* data = nullptr;
-  std::vector<int64_t> sizes;
+  Sizes sizes;
   const float* floats() const { return static_cast<const float*>(data); }
 };
 
@@ -43,63 +45,15 @@ struct Kernel {
   }
 
   void compute(ort::Context* context) const {
-    Tensor query = input(context, 0, 3), fresh = input(context, 1, 3), keys = input(context, 2, 4), values = input(context, 3, 4);
-    Tensor table = input(context, 4, 3), positions = input(context, 5, 2);
-    Tensor u = input(context, 6, 3), v = input(context, 7, 3), bias = input(context, 8, 3);
-    const int64_t batch = query.sizes[0], length = query.sizes[1], pitch = query.sizes[2], fresh_pitch = fresh.sizes[2];
-    const int64_t slots = keys.data ? keys.sizes[2] : length, width = head_dim;
-    const int64_t rows = table.data ? table.sizes[2] : 1, whole = heads * width;
-    for (int64_t x : {batch, length, width, rows, slots, pitch, fresh_pitch}) expect(0 < x && x <= MOST);
-    expect(values.sizes == keys.sizes);
-    expect(!keys.data || keys.sizes == std::vector<int64_t>({batch, heads, slots, width}));
-    expect(table.data ? table.sizes == std::vector<int64_t>({heads, width, rows}) : !bias.data);
-    expect(fresh.sizes[0] == batch && fresh.sizes[1] == length);
-    expect(positions.sizes == std::vector<int64_t>({batch, length}));
-    expect((keys.data ? rule.mem_len : 0) + length <= slots);
-    expect(query_at + whole <= pitch && std::max(key_at, value_at) + whole <= fresh_pitch);
-    for (const Tensor* pair : {&u, &v}) expect(!pair->data || pair->sizes == std::vector<int64_t>({heads, 1, width}));
-    expect(!bias.data || bias.sizes == std::vector<int64_t>({heads, 1, rows}));
-    float* answers = output(context, 0, {batch, length, whole});
-    float* ring[2] = {};
-    if (keys.data) ring[0] = output(context, 1, keys.sizes), ring[1] = output(context, 2, values.sizes);
-    const Tensor* past[2] = {&keys, &values};
-    const int64_t start[2] = {key_at, value_at};
-
-    const int64_t blocks = (length + xl::BLOCK - 1) / xl::BLOCK;
-    auto head_of = [&](int64_t b, int64_t h) {
-      xl::Head head{};
-      head.query = query.floats() + b * length * pitch + query_at + h * width;
-      head.u = u.data ? u.floats() + h * width : nullptr;
-      head.v = v.data ? v.floats() + h * width : nullptr;
-      const float* segment = fresh.floats() + b * length * fresh_pitch + h * width;
-      head.keys = ring[0] ? ring[0] + (b * heads + h) * slots * width : segment + key_at;
-      head.values = ring[1] ? ring[1] + (b * heads + h) * slots * width : segment + value_at;
-      head.ring_pitch = ring[0] ? width : fresh_pitch;
-      head.table = table.data ? table.floats() + h * rows * width : nullptr;
-      head.bias = bias.data ? bias.floats() + h * rows : nullptr;
-      head.out = answers + b * length * whole + h * width;
-      head.query_pitch = pitch, head.out_pitch = whole, head.width = width, head.slots = slots, head.rows = rows;
-      head.position = ring[0] ? static_cast<const int64_t*>(positions.data)[b * length] : 0, head.length = length;
-      return head;
-    };
-    auto write = [&](int64_t b, int64_t h, const xl::Head& head) {  // a head's new keys and values into its ring
-      for (int side = 0; side < 2; ++side) {
-        float* mine = ring[side] + (b * heads + h) * slots * width;
-        const float* theirs = past[side]->floats() + (b * heads + h) * slots * width;
-        if (mine != theirs) std::memcpy(mine, theirs, slots * width * sizeof(float));
-        for (int64_t t = 0; t < length; ++t)
-          std::memcpy(mine + head.slot(t) * width, fresh.floats() + (b * length + t) * fresh_pitch + start[side] + h * width,
-                      width * sizeof(float));
-      }
-    };
-    if (ring[0] && blocks > 1)  // several tasks read what is written
-      parallel(context, heads * batch, [&](int64_t i) { write(i % batch, i / batch, head_of(i % batch, i / batch)); });
-    parallel(context, heads * batch * blocks, [&](int64_t i) {
+    const Call call = checked(context);
+    const int64_t heads_and_rows = heads * call.batch, blocks = (call.length + xl::BLOCK - 1) / xl::BLOCK;
+    if (call.ring[0] && blocks > 1)  // several tasks read what is written
+      parallel(context, heads_and_rows, [&](int64_t i) { write(call, i % call.batch, i / call.batch); });
+    parallel(context, heads_and_rows * blocks, [&](int64_t i) {
       static thread_local xl::Scratch scratch;
-      const int64_t b = i % batch, h = i / batch % heads, first = i / batch / heads * xl::BLOCK;
-      const xl::Head head = head_of(b, h);
-      if (ring[0] && blocks == 1) write(b, h, head);
-      xl::attend(head, rule, first, std::min<int64_t>(xl::BLOCK, length - first), scratch);
+      const int64_t b = i % call.batch, h = i / call.batch % heads, first = i / heads_and_rows * xl::BLOCK;
+      if (call.ring[0] && blocks == 1) write(call, b, h);
+      xl::attend(head_of(call, b, h), rule, first, std::min<int64_t>(xl::BLOCK, call.length - first), scratch);
     });
   }
 
@@ -109,11 +63,74 @@ struct Kernel {
   int64_t heads = 0, head_dim = 0, query_at = 0, key_at = 0, value_at = 0;
   xl::Rule rule{};
 
+  /// The inputs and outputs of one step, whose sizes fit together.
+  struct Call {
+    Tensor query, fresh, past[2], table, positions, u, v, bias;  // past: keys and values
+    int64_t batch = 0, length = 0, slots = 0, rows = 0, query_pitch = 0, fresh_pitch = 0;
+    float *answers = nullptr, *ring[2] = {};  // ring: null where the segment is all there is
+  };
+
+  Call checked(ort::Context* context) const {
+    Call call{input(context, 0, 3), input(context, 1, 3), {input(context, 2, 4), input(context, 3, 4)}, input(context, 4, 3),
+              input(context, 5, 2), input(context, 6, 3), input(context, 7, 3), input(context, 8, 3)};
+    const Tensor &keys = call.past[0], &table = call.table;
+    const int64_t batch = call.batch = call.query.sizes[0], length = call.length = call.query.sizes[1];
+    const int64_t slots = call.slots = keys.data ? keys.sizes[2] : length, rows = call.rows = table.data ? table.sizes[2] : 1;
+    call.query_pitch = call.query.sizes[2], call.fresh_pitch = call.fresh.sizes[2];
+    for (int64_t x : {batch, length, head_dim, rows, slots, call.query_pitch, call.fresh_pitch}) expect(0 < x && x <= MOST);
+    expect(call.past[1].sizes == keys.sizes);
+    expect(!keys.data || keys.sizes == Sizes({batch, heads, slots, head_dim}));
+    expect(table.data ? table.sizes == Sizes({heads, head_dim, rows}) : !call.bias.data);
+    expect(call.fresh.sizes[0] == batch && call.fresh.sizes[1] == length);
+    expect(call.positions.sizes == Sizes({batch, length}));
+    expect((keys.data ? rule.mem_len : 0) + length <= slots);
+    expect(query_at + heads * head_dim <= call.query_pitch);
+    expect(std::max(key_at, value_at) + heads * head_dim <= call.fresh_pitch);
+    for (const Tensor* pair : {&call.u, &call.v}) expect(!pair->data || pair->sizes == Sizes({heads, 1, head_dim}));
+    expect(!call.bias.data || call.bias.sizes == Sizes({heads, 1, rows}));
+    call.answers = output(context, 0, {batch, length, heads * head_dim});
+    for (int side = 0; side < 2; ++side) call.ring[side] = keys.data ? output(context, 1 + side, keys.sizes) : nullptr;
+    return call;
+  }
+
+  xl::Head head_of(const Call& call, int64_t b, int64_t h) const {
+    const int64_t width = head_dim, ring = (b * heads + h) * call.slots * width;
+    const float* segment = call.fresh.floats() + b * call.length * call.fresh_pitch + h * width;
+    xl::Head head{};
+    head.query = call.query.floats() + b * call.length * call.query_pitch + query_at + h * width;
+    head.u = call.u.data ? call.u.floats() + h * width : nullptr;
+    head.v = call.v.data ? call.v.floats() + h * width : nullptr;
+    head.keys = call.ring[0] ? call.ring[0] + ring : segment + key_at;
+    head.values = call.ring[1] ? call.ring[1] + ring : segment + value_at;
+    head.table = call.table.data ? call.table.floats() + h * call.rows * width : nullptr;
+    head.bias = call.bias.data ? call.bias.floats() + h * call.rows : nullptr;
+    head.out = call.answers + b * call.length * heads * width + h * width;
+    head.query_pitch = call.query_pitch, head.out_pitch = heads * width;
+    head.ring_pitch = call.ring[0] ? width : call.fresh_pitch;
+    head.width = width, head.slots = call.slots, head.rows = call.rows, head.length = call.length;
+    head.position = call.ring[0] ? static_cast<const int64_t*>(call.positions.data)[b * call.length] : 0;
+    return head;
+  }
+
+  /// Writes a head's new keys and values into its ring.
+  void write(const Call& call, int64_t b, int64_t h) const {
+    const int64_t width = head_dim, whole = call.slots * width;
+    const xl::Head head = head_of(call, b, h);
+    for (int side = 0; side < 2; ++side) {
+      float* mine = call.ring[side] + (b * heads + h) * whole;
+      const float* before = call.past[side].floats() + (b * heads + h) * whole;
+      const float* fresh = call.fresh.floats() + b * call.length * call.fresh_pitch + (side ? value_at : key_at) + h * width;
+      if (mine != before) std::memcpy(mine, before, whole * sizeof(float));
+      for (int64_t t = 0; t < call.length; ++t)
+        std::memcpy(mine + head.slot(t) * width, fresh + t * call.fresh_pitch, width * sizeof(float));
+    }
+  }
+
   void check(ort::Status* status) const {
     if (status) throw Failure{status};
   }
   void expect(bool holds) const {
-    if (!holds) throw Failure{api.status(ort::INVALID_ARGUMENT, "the shapes given to RelativeAttention do not fit together")};
+    if (!holds) throw Failure{api.status(ort::INVALID_ARGUMENT, "the shapes and attributes given to RelativeAttention do not fit together")};
   }
 
   Tensor input(const ort::Context* context, size_t index, size_t rank) const {
@@ -134,7 +151,7 @@ struct Kernel {
     return tensor;
   }
 
-  float* output(ort::Context* context, size_t index, const std::vector<int64_t>& sizes) const {
+  float* output(ort::Context* context, size_t index, const Sizes& sizes) const {
     ort::Value* value = nullptr;
     void* data = nullptr;
     check(api.output(context, index, sizes.data(), sizes.size(), &value));
@@ -209,8 +226,10 @@ extern "C" ort::Status* RegisterCustomOps(ort::Options* options, const ort::ApiB
   const ort::Api api(base->get_api(ort::VERSION));
   static ort::Domain* domain = nullptr;  // lives as long as the library, as ONNX Runtime asks
   if (!domain) {
-    if (ort::Status* status = api.create_domain("xl_export", &domain)) return status;
-    if (ort::Status* status = api.add_to_domain(domain, &OPERATOR)) return status;
+    ort::Domain* made = nullptr;
+    if (ort::Status* status = api.create_domain("xl_export", &made)) return status;
+    if (ort::Status* status = api.add_to_domain(made, &OPERATOR)) return status;
+    domain = made;
   }
   return api.add_domain(options, domain);
 }

@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <cstring>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 namespace xl {
 
@@ -21,6 +24,7 @@ typedef float loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias
 inline vec load(const float* at) { return *reinterpret_cast<const loose*>(at); }
 inline void store(float* at, vec x) { *reinterpret_cast<loose*>(at) = x; }
 inline vec all(float x) { return x - vec{}; }
+/// The larger of each pair; b where either is not a number.
 inline vec larger(vec a, vec b) { return a > b ? a : b; }
 
 inline ivec zip_index(int first) {  // first, L + first, first + 1, L + first + 1, …
@@ -78,17 +82,26 @@ inline float largest(vec x) {
   return x[0];
 }
 
-/// 2^x for x <= 100 to about 2e-7 of itself where that matters: 2^n · 2^r with |r| <= 1/2; never less than 2^-126.
-inline vec exp2_of(vec x) {
-  const vec rounder = all(12582912.0f), power = larger(x, all(-126.0f));
-  const vec shifted = power + rounder, r = power - (shifted - rounder);
+/// 2^r for |r| <= 1/2, to 2e-7 of itself.
+inline vec exp2_near_zero(vec r) {
   vec y = all(1.3276472e-3f);
   y = y * r + 9.6755415e-3f;
   y = y * r + 5.55071328e-2f;
   y = y * r + 2.40221197e-1f;
   y = y * r + 6.93146967e-1f;
-  y = y * r + 1.00000007f;
+  return y * r + 1.00000007f;
+}
+
+/// 2^x for x <= 100, never more than 2^-126 where x is less than that; NaN stays NaN.
+inline vec exp2_of(vec x) {
+#if defined(__AVX512F__)
+  const vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT);
+  return _mm512_scalef_ps(exp2_near_zero(x - n), n);  // 0 for minus infinity, by definition of the instruction
+#else
+  const vec rounder = all(12582912.0f), power = larger(all(-126.0f), x), shifted = power + rounder;
+  const vec y = exp2_near_zero(power - (shifted - rounder));
   return (vec)((ivec)y + ((ivec)shifted << 23));  // the low bits of the rounded sum are n
+#endif
 }
 
 /// C [ROWS, NV vectors] = init + A [ROWS, depth] · B [depth, NV vectors]; init's rows are `init_pitch` apart, and null is zero.

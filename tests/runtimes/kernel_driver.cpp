@@ -21,7 +21,6 @@ struct Domain {};
 
 namespace {
 
-using Sizes = std::vector<int64_t>;
 std::mt19937_64 source;
 
 int64_t pick(int64_t from, int64_t to) { return std::uniform_int_distribution<int64_t>(from, to)(source); }

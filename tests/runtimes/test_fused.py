@@ -80,6 +80,18 @@ def test_scores_may_lie_far_apart(make_run: Callable[..., Path], tokens: np.ndar
     compare(export(run, tmp_path / "artefact"), rows(tokens, 2, 740), [40] * 17 + [20] * 3)
 
 
+@pytest.mark.parametrize("length", [1, 8])
+def test_what_is_not_a_number_stays_so(length: int, artefacts: dict[str, Path], tokens: np.ndarray) -> None:
+    for kernel in ("standard", "fused"):
+        session = OrtSession.open(artefacts["ring"], kernel=kernel)  # type: ignore[arg-type]
+        _, memory = feed(session, rows(tokens, 2, 16), [8, 8], session.start(2))
+        for array in memory.tensors.values():
+            array[0] = np.nan
+        logits, _ = session.step(rows(tokens, 2, length), memory)
+        assert np.isnan(logits[0]).all(), kernel
+        assert np.isfinite(logits[1]).all(), kernel
+
+
 def compare(artefact: Path, stream: np.ndarray, cut: list[int]) -> None:
     """Both kernels over the stream; one row begins with padding, and restarts on the way."""
     half, answers = len(cut) // 2, []
