@@ -18,7 +18,7 @@ from runtimes.errors import MissingPackageError, UserError
 from runtimes.files import sha256, writing
 
 FOLDER = Path(__file__).parent / "kernel"
-SOURCES = ("library.cpp", "ort.hpp", "attention.hpp", "block.hpp", "token.hpp", "head.hpp", "vectors.hpp")
+SOURCES = ("library.cpp", "ort.hpp", "attention.hpp", "block.hpp", "token.hpp", "head.hpp", "half.hpp", "vectors.hpp")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fwrapv", "-shared", "-fPIC", "-w")
 CPUINFO = Path("/proc/cpuinfo")
 DIGITS = 16  # of a hash, in a file name

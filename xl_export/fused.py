@@ -18,12 +18,13 @@ from xl_export.step import Group, StepGraph
 from xl_export.tables import bias_table, position_table, query_bias
 
 DOMAIN = "xl_export"
+OPERATORS = {"float32": "RelativeAttention", "float16": "RelativeAttentionOverHalves"}  # by type of the memory tensors
 
 
 def takes(spec: Spec) -> bool:
     """Whether the operator computes what this artefact's layers do."""
     by_distance = spec.model.positions in ("relative", "shaw", "learned") and spec.model.sublayers == "feed-forward"
-    served = spec.form == "ring" and spec.state_dtype == "float32" and spec.target == "onnxruntime"
+    served = spec.form == "ring" and spec.target == "onnxruntime"
     return served and spec.rule.initial_memory == "masked" and by_distance
 
 
@@ -60,7 +61,7 @@ class _FusedStepGraph(StepGraph):
                 "nearest": group.rule.nearest, "full": int(group.rule.mask == "full"), "query_at": before,
                 "key_at": key_at + before, "value_at": key_at + len(order) * config.head_dim + before,
             }  # fmt: skip
-            answer, *kept = op.custom(DOMAIN, "RelativeAttention", inputs, attributes, outputs=3)
+            answer, *kept = op.custom(DOMAIN, OPERATORS[self.spec.state_dtype], inputs, attributes, outputs=3)
             answers.append(answer)
             present += kept
         joined = op.Concat(*answers, axis=2) if len(answers) > 1 else answers[0]

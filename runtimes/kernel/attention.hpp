@@ -7,7 +7,8 @@
 namespace xl {
 
 /// Answers of queries first … first + count - 1 of one head.
-inline void attend(const Head& head, const Rule& rule, int64_t first, int64_t count, Scratch& scratch) {
+template <class Stored>
+inline void attend(const Head<Stored>& head, const Rule& rule, int64_t first, int64_t count, Scratch& scratch) {
   if (head.length == 1 && head.width % LANES == 0) switch (head.width / LANES) {
       case 1: return attend_token<1>(head, rule, scratch);
       case 2: return attend_token<2>(head, rule, scratch);
@@ -15,7 +16,7 @@ inline void attend(const Head& head, const Rule& rule, int64_t first, int64_t co
       case 4: return attend_token<4>(head, rule, scratch);
       case 8: return attend_token<8>(head, rule, scratch);
     }
-  Block(head, rule, first, count, scratch).run();
+  Block<Stored>(head, rule, first, count, scratch).run();
 }
 
 }  // namespace xl

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 #include <utility>
 
 #include "head.hpp"
@@ -39,7 +40,8 @@ class Ahead {
 };
 
 /// rows[i] (width floats) → column i of packed [width, BLOCK].
-inline void pack_columns(const float* const* rows, int64_t width, float* packed) {
+template <class Stored>
+inline void pack_columns(const Stored* const* rows, int64_t width, float* packed) {
   int64_t k = 0;
   for (; k + LANES <= width; k += LANES)
     for (int i = 0; i < BLOCK; i += LANES) {
@@ -51,7 +53,7 @@ inline void pack_columns(const float* const* rows, int64_t width, float* packed)
       for (int lane = 0; lane < LANES; ++lane) store(packed + (k + lane) * BLOCK + i, x[lane]);
     }
   for (; k < width; ++k)
-    for (int i = 0; i < BLOCK; ++i) packed[k * BLOCK + i] = rows[i][k];
+    for (int i = 0; i < BLOCK; ++i) packed[k * BLOCK + i] = widened(rows[i][k]);
 }
 
 /// Distances `top`, top - 1, … of a table [width, rows] → packed [width, BLOCK]; those beyond either end are the last there.
@@ -71,9 +73,10 @@ inline int64_t whole_vectors(int64_t floats) { return (floats + LANES - 1) / LAN
 ///
 /// Times are counted from query `first`. A row's weights are 2^(score - reference); the reference is raised, and what was summed
 /// until then scaled down, only where a score passes it by more than SLACK.
+template <class Stored>
 class Block {
  public:
-  Block(const Head& head, const Rule& rule, int64_t first, int64_t count, Scratch& scratch)
+  Block(const Head<Stored>& head, const Rule& rule, int64_t first, int64_t count, Scratch& scratch)
       : head_(head), rule_(rule), first_(first), count_(count), width_(head.width), padded_(whole_vectors(width_)) {
     float* at = scratch.take(BLOCK * (4 * width_ + 2 * padded_ + WIDE + 2 * TILE_ROWS + LANES + 2));
     auto next = [&at](int64_t floats) { return std::exchange(at, at + floats); };
@@ -115,7 +118,7 @@ class Block {
  private:
   static constexpr int64_t WIDE = 4 * BLOCK, COLUMNS = TILE_VECTORS * LANES;
 
-  const Head& head_;
+  const Head<Stored>& head_;
   const Rule& rule_;
   const int64_t first_, count_, width_, padded_;
   float *content_, *asking_;               // (q + u), (q + v) [count, width], times log2(e)
@@ -154,8 +157,9 @@ class Block {
   void fetch_after(int64_t slot) {
     ahead_.forget();
     if (slot + 2 * BLOCK <= head_.slots && head_.ring_pitch == width_)
-      for (const float* side : {head_.values, head_.keys})
-        ahead_.want(side + (slot + BLOCK) * width_, Ahead::GROUP, BLOCK * width_ / Ahead::GROUP);
+      for (const Stored* side : {head_.values, head_.keys})
+        ahead_.want(reinterpret_cast<const float*>(side + (slot + BLOCK) * width_), Ahead::GROUP,
+                    BLOCK * width_ * sizeof(Stored) / (Ahead::GROUP * sizeof(float)));
     if (const int64_t from = top() - 3 * BLOCK + 1; head_.table && 0 <= from && from + BLOCK <= head_.rows)
       for (int64_t half = 0; half < BLOCK; half += Ahead::GROUP) ahead_.want(head_.table + from + half, head_.rows, width_);
   }
@@ -192,18 +196,20 @@ class Block {
   }
 
   void take_keys(int64_t slot) {
-    const float* rows[BLOCK];
+    const Stored* rows[BLOCK];
     const int64_t pitch = head_.ring_pitch;
     for (int64_t i = 0; i < BLOCK; ++i) {
       const int64_t at = slot + std::min(i, number_ - 1);
       rows[i] = head_.keys + (at < head_.slots ? at : at - head_.slots) * pitch;
     }
     pack_columns(rows, width_, keys_);
-    values_ = head_.values + slot * pitch, values_pitch_ = pitch;
-    if (slot + BLOCK <= head_.slots && padded_ == width_) return;
-    for (int64_t i = 0; i < BLOCK; ++i) {  // the ring ends within the block, or rows need zeros behind them
+    if constexpr (std::is_same_v<Stored, float>) {
+      values_ = head_.values + slot * pitch, values_pitch_ = pitch;
+      if (slot + BLOCK <= head_.slots && padded_ == width_) return;
+    }
+    for (int64_t i = 0; i < BLOCK; ++i) {  // halves, or the ring ends within the block, or rows need zeros behind them
       float* value = padded_values_ + i * padded_;
-      std::memcpy(value, head_.values + (rows[i] - head_.keys), width_ * sizeof(float));
+      copy(head_.values + (rows[i] - head_.keys), width_, value);
       std::fill(value + width_, value + padded_, 0.0f);
     }
     values_ = padded_values_, values_pitch_ = padded_;

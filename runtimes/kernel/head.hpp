@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "vectors.hpp"
+#include "half.hpp"
 
 namespace xl {
 
@@ -24,9 +24,11 @@ struct Rule {
 };
 
 /// One head of one stream. Its rows are `width` floats, so far apart as the pitches say; those of the table
-/// are `rows` distances.
+/// are `rows` distances. Keys and values are floats or halves.
+template <class Stored>
 struct Head {
-  const float *query, *u, *v, *keys, *values, *table, *bias;  // u, v, bias [rows] and table [width, rows] may be null
+  const float *query, *u, *v, *table, *bias;  // u, v, bias [rows] and table [width, rows] may be null
+  const Stored *keys, *values;
   float* out;
   int64_t query_pitch, ring_pitch, out_pitch, width, slots, rows, position, length;
 

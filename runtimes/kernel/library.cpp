@@ -1,8 +1,8 @@
-// The operator xl_export::RelativeAttention for ONNX Runtime, as a library of custom operators.
+// The operators xl_export::RelativeAttention and, over a ring of halves, xl_export::RelativeAttentionOverHalves for ONNX Runtime.
 //
 // inputs   0 query   float [B, T, …]  each token's row holds the heads' queries side by side, from column `query_at`
 //          1 context float [B, T, …]  likewise the new keys and values, from `key_at` and `value_at`
-//          2 keys    float [B, h, S, K]  the ring; 3 values: the same; without both the segment is all there is
+//          2 keys    [B, h, S, K]     the ring, of floats or halves; 3 values: the same; without both the segment is all there is
 //          4 table   float [h, K, R]  r(d) by distance, longer distances use the last row; optional
 //          5 positions int64 [B, T]   of the tokens; they follow one another
 //          6 u, 7 v  float [h, 1, K]; 8 bias float [h, 1, R]: optional
@@ -11,6 +11,7 @@
 
 #include <exception>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "attention.hpp"
@@ -24,6 +25,11 @@ struct Failure {
   ort::Status* status;
 };
 
+template <class Stored>
+constexpr bool FLOATS = std::is_same_v<Stored, float>;
+template <class Stored>
+constexpr int TYPE = FLOATS<Stored> ? ort::FLOAT : ort::FLOAT16;
+
 using Sizes = std::vector<int64_t>;
 
 struct Tensor {
@@ -32,6 +38,7 @@ struct Tensor {
   const float* floats() const { return static_cast<const float*>(data); }
 };
 
+template <class Stored>
 struct Kernel {
   explicit Kernel(const void* const* table, const ort::Info* info) : api(table) {
     int64_t full = 0;
@@ -67,7 +74,8 @@ struct Kernel {
   struct Call {
     Tensor query, fresh, past[2], table, positions, u, v, bias;  // past: keys and values
     int64_t batch = 0, length = 0, slots = 0, rows = 0, query_pitch = 0, fresh_pitch = 0;
-    float *answers = nullptr, *ring[2] = {};  // ring: null where the segment is all there is
+    float* answers = nullptr;
+    Stored* ring[2] = {};  // null where the segment is all there is
   };
 
   Call checked(ort::Context* context) const {
@@ -79,6 +87,7 @@ struct Kernel {
     call.query_pitch = call.query.sizes[2], call.fresh_pitch = call.fresh.sizes[2];
     for (int64_t x : {batch, length, head_dim, rows, slots, call.query_pitch, call.fresh_pitch}) expect(0 < x && x <= MOST);
     expect(call.past[1].sizes == keys.sizes);
+    expect(keys.data || FLOATS<Stored>);
     expect(!keys.data || keys.sizes == Sizes({batch, heads, slots, head_dim}));
     expect(table.data ? table.sizes == Sizes({heads, head_dim, rows}) : !call.bias.data);
     expect(call.fresh.sizes[0] == batch && call.fresh.sizes[1] == length);
@@ -88,20 +97,21 @@ struct Kernel {
     expect(std::max(key_at, value_at) + heads * head_dim <= call.fresh_pitch);
     for (const Tensor* pair : {&call.u, &call.v}) expect(!pair->data || pair->sizes == Sizes({heads, 1, head_dim}));
     expect(!call.bias.data || call.bias.sizes == Sizes({heads, 1, rows}));
-    call.answers = output(context, 0, {batch, length, heads * head_dim});
-    for (int side = 0; side < 2; ++side) call.ring[side] = keys.data ? output(context, 1 + side, keys.sizes) : nullptr;
+    call.answers = static_cast<float*>(output(context, 0, {batch, length, heads * head_dim}));
+    for (int side = 0; side < 2; ++side)
+      call.ring[side] = keys.data ? static_cast<Stored*>(output(context, 1 + side, keys.sizes)) : nullptr;
     return call;
   }
 
-  xl::Head head_of(const Call& call, int64_t b, int64_t h) const {
+  xl::Head<Stored> head_of(const Call& call, int64_t b, int64_t h) const {
     const int64_t width = head_dim, ring = (b * heads + h) * call.slots * width;
     const float* segment = call.fresh.floats() + b * call.length * call.fresh_pitch + h * width;
-    xl::Head head{};
+    xl::Head<Stored> head{};
     head.query = call.query.floats() + b * call.length * call.query_pitch + query_at + h * width;
     head.u = call.u.data ? call.u.floats() + h * width : nullptr;
     head.v = call.v.data ? call.v.floats() + h * width : nullptr;
-    head.keys = call.ring[0] ? call.ring[0] + ring : segment + key_at;
-    head.values = call.ring[1] ? call.ring[1] + ring : segment + value_at;
+    if (call.ring[0]) head.keys = call.ring[0] + ring, head.values = call.ring[1] + ring;
+    else if constexpr (FLOATS<Stored>) head.keys = segment + key_at, head.values = segment + value_at;
     head.table = call.table.data ? call.table.floats() + h * call.rows * width : nullptr;
     head.bias = call.bias.data ? call.bias.floats() + h * call.rows : nullptr;
     head.out = call.answers + b * call.length * heads * width + h * width;
@@ -115,14 +125,13 @@ struct Kernel {
   /// Writes a head's new keys and values into its ring.
   void write(const Call& call, int64_t b, int64_t h) const {
     const int64_t width = head_dim, whole = call.slots * width;
-    const xl::Head head = head_of(call, b, h);
+    const xl::Head<Stored> head = head_of(call, b, h);
     for (int side = 0; side < 2; ++side) {
-      float* mine = call.ring[side] + (b * heads + h) * whole;
-      const float* before = call.past[side].floats() + (b * heads + h) * whole;
+      Stored* mine = call.ring[side] + (b * heads + h) * whole;
+      const Stored* before = static_cast<const Stored*>(call.past[side].data) + (b * heads + h) * whole;
       const float* fresh = call.fresh.floats() + b * call.length * call.fresh_pitch + (side ? value_at : key_at) + h * width;
-      if (mine != before) std::memcpy(mine, before, whole * sizeof(float));
-      for (int64_t t = 0; t < call.length; ++t)
-        std::memcpy(mine + head.slot(t) * width, fresh + t * call.fresh_pitch, width * sizeof(float));
+      if (mine != before) std::memcpy(mine, before, whole * sizeof(Stored));
+      for (int64_t t = 0; t < call.length; ++t) xl::copy(fresh + t * call.fresh_pitch, width, mine + head.slot(t) * width);
     }
   }
 
@@ -130,7 +139,8 @@ struct Kernel {
     if (status) throw Failure{status};
   }
   void expect(bool holds) const {
-    if (!holds) throw Failure{api.status(ort::INVALID_ARGUMENT, "the shapes and attributes given to RelativeAttention do not fit together")};
+    constexpr const char* said = "the shapes and attributes given to RelativeAttention do not fit together";
+    if (!holds) throw Failure{api.status(ort::INVALID_ARGUMENT, said)};
   }
 
   Tensor input(const ort::Context* context, size_t index, size_t rank) const {
@@ -151,13 +161,13 @@ struct Kernel {
     return tensor;
   }
 
-  float* output(ort::Context* context, size_t index, const Sizes& sizes) const {
+  void* output(ort::Context* context, size_t index, const Sizes& sizes) const {
     ort::Value* value = nullptr;
     void* data = nullptr;
     check(api.output(context, index, sizes.data(), sizes.size(), &value));
     expect(value);  // a graph may leave an optional output out
     check(api.data(value, &data));
-    return static_cast<float*>(data);
+    return data;
   }
 
   template <class Work>
@@ -193,32 +203,37 @@ ort::Status* guarded(const ort::Api& api, const Work& work) {
   }
 }
 
-const ort::CustomOp OPERATOR = [] {
+template <class Stored>
+ort::CustomOp described() {
   ort::CustomOp op{};
   op.version = ort::VERSION;
-  op.name = [](const ort::CustomOp*) { return "RelativeAttention"; };
+  op.name = [](const ort::CustomOp*) { return FLOATS<Stored> ? "RelativeAttention" : "RelativeAttentionOverHalves"; };
   op.provider = [](const ort::CustomOp*) -> const char* { return nullptr; };
-  op.input_type = [](const ort::CustomOp*, size_t i) { return i == 5 ? ort::INT64 : ort::FLOAT; };
+  op.input_type = [](const ort::CustomOp*, size_t i) {
+    return i == 2 || i == 3 ? TYPE<Stored> : i == 5 ? ort::INT64 : ort::FLOAT;
+  };
   op.input_count = [](const ort::CustomOp*) -> size_t { return 9; };
-  op.output_type = [](const ort::CustomOp*, size_t) { return ort::FLOAT; };
+  op.output_type = [](const ort::CustomOp*, size_t i) { return i > 0 ? TYPE<Stored> : ort::FLOAT; };
   op.output_count = [](const ort::CustomOp*) -> size_t { return 3; };
-  op.destroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
+  op.destroy = [](void* kernel) { delete static_cast<Kernel<Stored>*>(kernel); };
   op.input_characteristic = [](const ort::CustomOp*, size_t i) { return i == 2 || i == 3 || i == 4 || i >= 6 ? 1 : 0; };
   op.output_characteristic = [](const ort::CustomOp*, size_t i) { return i > 0 ? 1 : 0; };
   op.input_memory_type = [](const ort::CustomOp*, size_t) { return 0; };
   op.variadic_input_min = op.variadic_output_min = [](const ort::CustomOp*) { return 1; };
   op.variadic_input_same = op.variadic_output_same = [](const ort::CustomOp*) { return 1; };
   op.create_kernel_v2 = [](const ort::CustomOp*, const void* const* table, const ort::Info* info, void** kernel) {
-    return guarded(ort::Api(table), [&] { *kernel = new Kernel(table, info); });
+    return guarded(ort::Api(table), [&] { *kernel = new Kernel<Stored>(table, info); });
   };
   op.compute_v2 = [](void* kernel, ort::Context* context) {
-    const Kernel& mine = *static_cast<Kernel*>(kernel);
+    const Kernel<Stored>& mine = *static_cast<Kernel<Stored>*>(kernel);
     return guarded(mine.api, [&] { mine.compute(context); });
   };
   op.start_version = [](const ort::CustomOp*) { return 1; };
   op.end_version = [](const ort::CustomOp*) { return INT32_MAX; };
   return op;
-}();
+}
+
+const ort::CustomOp OPERATORS[] = {described<float>(), described<xl::half>()};
 
 }  // namespace
 
@@ -228,7 +243,8 @@ extern "C" ort::Status* RegisterCustomOps(ort::Options* options, const ort::ApiB
   if (!domain) {
     ort::Domain* made = nullptr;
     if (ort::Status* status = api.create_domain("xl_export", &made)) return status;
-    if (ort::Status* status = api.add_to_domain(made, &OPERATOR)) return status;
+    for (const ort::CustomOp& op : OPERATORS)
+      if (ort::Status* status = api.add_to_domain(made, &op)) return status;
     domain = made;
   }
   return api.add_domain(options, domain);

@@ -17,7 +17,7 @@ struct Options;
 struct Domain;
 
 constexpr uint32_t VERSION = 17;
-constexpr int FLOAT = 1, INT64 = 7;  // of ONNX tensors
+constexpr int FLOAT = 1, INT64 = 7, FLOAT16 = 10;  // of ONNX tensors
 constexpr int INVALID_ARGUMENT = 2, NOT_IMPLEMENTED = 9;
 
 struct ApiBase {

@@ -8,8 +8,8 @@
 namespace xl {
 
 /// asking · r(d) + bias(d) for every row of the table, which is read once from its beginning to its end.
-template <int NV>
-inline const float* score_table(const Head& head, const vec (&asking)[NV], Scratch& scratch) {
+template <int NV, class Stored>
+inline const float* score_table(const Head<Stored>& head, const vec (&asking)[NV], Scratch& scratch) {
   constexpr int TOGETHER = 4;  // rows of the table
   float *by_distance = scratch.take(head.rows), queries[NV * LANES];
   for (int v = 0; v < NV; ++v) store(queries + v * LANES, asking[v]);
@@ -27,8 +27,8 @@ inline const float* score_table(const Head& head, const vec (&asking)[NV], Scrat
 }
 
 /// The answer of the only query of a step, its width being NV vectors.
-template <int NV>
-inline void attend_token(const Head& head, const Rule& rule, Scratch& scratch) {
+template <int NV, class Stored>
+inline void attend_token(const Head<Stored>& head, const Rule& rule, Scratch& scratch) {
   constexpr int STEP = 16 * LANES;
   const int64_t pitch = head.ring_pitch;
   vec content[NV], asking[NV], answer[NV];
@@ -39,19 +39,19 @@ inline void attend_token(const Head& head, const Rule& rule, Scratch& scratch) {
     answer[v] = vec{};
   }
   float most = NONE, total = 0, weights[STEP];
-  const float* by_distance = head.table ? score_table<NV>(head, asking, scratch) : nullptr;
+  const float* by_distance = head.table ? score_table(head, asking, scratch) : nullptr;
   const int64_t furthest = head.furthest(rule, 0);
   for (int64_t distance = furthest; distance >= rule.nearest;) {  // runs of slots side by side, oldest first
     const int64_t slot = head.slot(-distance);
     const int64_t count = std::min<int64_t>({STEP, distance - rule.nearest + 1, head.slots - slot});
-    const float *key = head.keys + slot * pitch, *value = head.values + slot * pitch;
+    const Stored *key = head.keys + slot * pitch, *value = head.values + slot * pitch;
     vec highest = all(NONE);
     for (int64_t i = 0; i < count; i += LANES) {
       vec x[LANES];
       float extra[LANES];
       for (int lane = 0; lane < LANES; ++lane) {
         const int64_t at = std::min(i + lane, count - 1);
-        const float* k = key + at * pitch;
+        const Stored* k = key + at * pitch;
         x[lane] = vec{};
 #pragma GCC unroll 8
         for (int v = 0; v < NV; ++v) x[lane] += load(k + v * LANES) * content[v];

@@ -15,7 +15,7 @@ struct Shape { std::vector<int64_t> sizes; };
 struct Value { Shape shape; std::unique_ptr<char[]> data; };
 struct Status { std::string text; };
 struct Info { std::map<std::string, int64_t> attributes; };
-struct Context { std::vector<Value*> inputs; std::vector<Value> outputs; std::vector<bool> wanted; };
+struct Context { std::vector<Value*> inputs; std::vector<Value> outputs; std::vector<bool> wanted; size_t stored; };
 struct Domain {};
 }  // namespace ort
 
@@ -40,6 +40,14 @@ ort::Value floats(Sizes sizes) {
   return value;
 }
 
+ort::Value narrowed(const ort::Value& from) {
+  ort::Value value = made(from.shape.sizes, sizeof(xl::half));
+  int64_t count = 1;
+  for (int64_t size : from.shape.sizes) count *= size;
+  xl::copy(reinterpret_cast<const float*>(from.data.get()), count, reinterpret_cast<xl::half*>(value.data.get()));
+  return value;
+}
+
 template <class F>
 const void* place(F* f) { return reinterpret_cast<const void*>(f); }
 
@@ -60,7 +68,7 @@ const void* const* table() {
   places[90] = place(+[](const Context* c, size_t i, const Value** out) -> Status* { *out = c->inputs[i]; return nullptr; });
   places[91] = place(+[](Context* c, size_t i, const int64_t* sizes, size_t rank, Value** out) -> Status* {
     *out = nullptr;
-    if (c->wanted[i]) c->outputs[i] = made(Sizes(sizes, sizes + rank), sizeof(float)), *out = &c->outputs[i];
+    if (c->wanted[i]) c->outputs[i] = made(Sizes(sizes, sizes + rank), i > 0 ? c->stored : sizeof(float)), *out = &c->outputs[i];
     return nullptr;
   });
   places[99] = place(+[](Shape* s) { delete s; });
@@ -79,7 +87,8 @@ bool step() {
   ort::Info info{{{"heads", heads}, {"head_dim", width}, {"mem_len", mem_len}, {"nearest", pick(0, 1)}, {"full", pick(0, 1)},
                   {"query_at", pick(0, 3)}, {"key_at", pick(0, 3)}, {"value_at", pick(0, 2) * heads * width}}};
   const int64_t pitch = heads * width * 3 + 3;
-  const bool ring = pick(0, 5), by_distance = pick(0, 4);
+  const bool ring = pick(0, 5), by_distance = pick(0, 4), halves = pick(0, 2) == 0;
+  const ort::CustomOp& op = OPERATORS[halves];
   std::vector<Sizes> sizes = {{batch, length, heads * width + 3}, {batch, length, pitch}, {batch, heads, slots, width},
                               {batch, heads, slots, width}, {heads, width, rows}, {batch, length}, {heads, 1, width},
                               {heads, 1, width}, {heads, 1, rows}};
@@ -96,18 +105,19 @@ bool step() {
   std::vector<ort::Value> values;
   for (const Sizes& some : sizes) values.push_back(floats(some));
   values[5] = made(sizes[5], sizeof(int64_t));
+  if (halves) for (int side : {2, 3}) values[side] = narrowed(values[side]);
   int64_t count = 1;
   for (int64_t size : sizes[5]) count *= size;
   for (int64_t i = 0; i < count; ++i) {  // mostly as they should be: they follow one another, some at negative positions
     const int64_t strange[] = {INT64_MAX - 5, INT64_MIN, INT64_MAX, -1, 1ll << 40, pick(0, 1000)};
     reinterpret_cast<int64_t*>(values[5].data.get())[i] = pick(0, 3) ? pick(-9, 500) + i : strange[pick(0, 5)];
   }
-  ort::Context context{{}, std::vector<ort::Value>(3), {true, !rarely(), !rarely()}};
+  ort::Context context{{}, std::vector<ort::Value>(3), {true, !rarely(), !rarely()}, halves ? sizeof(xl::half) : sizeof(float)};
   for (int i = 0; i < 9; ++i) context.inputs.push_back(given[i] ? &values[i] : nullptr);
   void* kernel = nullptr;
-  ort::Status* status = OPERATOR.create_kernel_v2(&OPERATOR, table(), &info, &kernel);
-  if (!status) status = OPERATOR.compute_v2(kernel, &context);
-  if (kernel) OPERATOR.destroy(kernel);
+  ort::Status* status = op.create_kernel_v2(&op, table(), &info, &kernel);
+  if (!status) status = op.compute_v2(kernel, &context);
+  if (kernel) op.destroy(kernel);
   const bool computed = status == nullptr;
   delete status;
   if (!computed) return false;

@@ -1,0 +1,81 @@
+// Half-precision numbers as memory keeps them; everything is computed in floats.
+#pragma once
+
+#include <algorithm>
+
+#include "vectors.hpp"
+
+namespace xl {
+
+struct half {
+  uint16_t bits;
+};
+
+inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits;
+}
+
+inline float float_of(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
+inline float widened(float x) { return x; }
+
+inline float widened(half x) {
+  const uint32_t sign = (x.bits & 0x8000u) << 16, rest = x.bits & 0x7fffu;
+  if (rest >= 0x7c00) return float_of(sign | 0x7f800000 | (rest & 0x3ff) << 13);
+  return float_of(sign | bits_of(float_of(rest << 13) * 0x1p112f));  // exponents of floats are 112 larger
+}
+
+/// The nearest half, the even one of two.
+inline half narrowed(float x) {
+  const uint32_t sign = bits_of(x) >> 16 & 0x8000, rest = bits_of(x) & 0x7fffffff;
+  uint32_t bits;
+  if (rest > 0x7f800000) bits = 0x7e00;
+  else if (rest >= 0x477ff000) bits = 0x7c00;  // 65,520 and more
+  else if (rest < 0x38800000) bits = bits_of(float_of(rest) + 0.5f) - 0x3f000000;  // subnormal: the addition rounds
+  else bits = (rest + 0xc8000fff + (rest >> 13 & 1)) >> 13;
+  return {static_cast<uint16_t>(sign | bits)};
+}
+
+inline vec load(const half* at) {
+#if defined(__AVX512F__)
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+#elif defined(__F16C__)
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+#else
+  vec x;
+  for (int i = 0; i < LANES; ++i) x[i] = widened(at[i]);
+  return x;
+#endif
+}
+
+inline void store(half* at, vec x) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+#else
+  for (int i = 0; i < LANES; ++i) at[i] = narrowed(x[i]);
+#endif
+}
+
+inline void copy(const float* from, int64_t count, float* to) { std::memcpy(to, from, count * sizeof(float)); }
+
+inline void copy(const half* from, int64_t count, float* to) {
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES) store(to + i, load(from + i));
+  for (; i < count; ++i) to[i] = widened(from[i]);
+}
+
+inline void copy(const float* from, int64_t count, half* to) {
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES) store(to + i, load(from + i));
+  for (; i < count; ++i) to[i] = narrowed(from[i]);
+}
+
+}  // namespace xl
