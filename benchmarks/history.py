@@ -17,7 +17,7 @@ from benchmarks.measure import Limits, measure_limits
 from runtimes.files import writing
 from runtimes.records import to_json
 
-BUSY = 0.5  # of the CPUs, on average over the minute before
+BUSY = 0.1  # of the CPUs
 HISTORY = Path(__file__).parent / "history"
 
 
@@ -45,10 +45,10 @@ class Result:
     @property
     def machine_lines(self) -> list[str]:
         machine, limits = self.machine, self.limits
-        busy = machine["load_average"] > BUSY * machine["cpus"]
+        busy = machine["busy_cpus"] > BUSY * machine["cpus"]
         return [
             *(["note: other jobs were using the CPUs; figures of such a run are not to be published"] if busy else []),
-            f"machine: {machine['cpu']}, {machine['cpus']} CPUs, load {machine['load_average']:g} before; medians; "
+            f"machine: {machine['cpu']}, {machine['cpus']} CPUs, {machine['busy_cpus']:g} of them busy before; medians; "
             f"{self.engine} {self.versions.get(self.engine, 'unknown')}",
             f"limits, best of before and after: memory read {limits.read_bytes / 1e9:.0f} GB/s, "
             f"fp32 matrix product {limits.multiply_adds / 1e9:.0f} G multiply-adds/s",

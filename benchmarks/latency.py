@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import measure
 from benchmarks.arithmetic import step_bytes
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.growing import Growing, check_growing, pytorch_logits
@@ -111,8 +112,8 @@ def run(
 def in_turns(sides: Sequence[tuple[Callable[[int], object], Sequence[int]]], count: int) -> list[tuple[float, ...]]:
     """Milliseconds of each of the last `count` tokens of every side's stream, those before them fed untimed.
 
-    Sides take turns of `PART` consecutive tokens, so that a machine that slows down slows all of them; some untimed ones come
-    before each turn.
+    Sides take turns of `PART` consecutive tokens, so that a machine that slows down slows all of them; a rest and some untimed
+    ones come before each turn.
     """
     turns = [range(min(PART, count - at)) for at in range(0, count, PART)]
     streams = [iter(tokens) for _, tokens in sides]
@@ -122,6 +123,7 @@ def in_turns(sides: Sequence[tuple[Callable[[int], object], Sequence[int]]], cou
             feed(token)
     for turn in turns:
         for (feed, _), stream, durations in zip(sides, streams, found, strict=True):
+            time.sleep(measure.REST)
             for token in itertools.islice(stream, SETTLE):
                 feed(token)
             for _ in turn:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 from runtimes.machine import available_cpus, memory_bytes, package_versions
 
-CPUINFO = Path("/proc/cpuinfo")
+CPUINFO, STAT = Path("/proc/cpuinfo"), Path("/proc/stat")
 
 
 def machine_facts() -> dict[str, Any]:
@@ -20,8 +21,23 @@ def machine_facts() -> dict[str, Any]:
         "cpus": available_cpus(),
         "memory_bytes": memory_bytes(),
         "system": f"{platform.system()} {platform.machine()}",
-        "load_average": round(os.getloadavg()[0], 2),  # over the last minute: above 0 before a run, others share the CPUs
+        "busy_cpus": round(busy_cpus(), 2),
     }
+
+
+def busy_cpus(seconds: float = 1.0) -> float:
+    """How many CPUs others keep busy, while this process sleeps for so long; the load average where the system does not count."""
+    if not STAT.is_file():
+        return os.getloadavg()[0]
+    before = _worked()
+    time.sleep(seconds)
+    return (_worked() - before) / os.sysconf("SC_CLK_TCK") / seconds
+
+
+def _worked() -> int:
+    """Ticks that all CPUs together have worked, or were kept from this machine by its host."""
+    user, nice, system, _idle, _waiting, *rest = map(int, STAT.read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9])
+    return user + nice + system + sum(rest)
 
 
 def versions() -> dict[str, str]:

@@ -18,6 +18,7 @@ from xl_export.ops import Ops, graph_input
 
 READ_BYTES = 512 << 20  # far larger than any cache
 MATRIX = 2048
+REST = 0.3  # seconds before another side is timed: an engine's idle threads spin for a while, and take a core
 Side = TypeVar("Side", bound=str)
 
 
@@ -54,14 +55,14 @@ class Limits:
 def take_turns(sides: Mapping[Side, Callable[[], Any]], *, repeats: int, warmup: int = 2, turns: int = 3) -> dict[Side, Timing]:
     """Times every side `repeats` times, in turns, so that a machine that slows down slows all of them.
 
-    Each turn begins with untimed calls: they take the caches and the cores (an engine's idle threads spin
-    for a while) back from the side before.
+    Each turn begins with a rest, until the side before has let go of the cores, and untimed calls, which take the caches back.
     """
     found: dict[Side, list[float]] = {name: [] for name in sides}
     for turn in range(turns):
         share = repeats * (turn + 1) // turns - repeats * turn // turns
         for name, call in sides.items():
             if share:
+                time.sleep(REST if len(sides) > 1 else 0)
                 found[name] += milliseconds(call, repeats=share, warmup=warmup)
     return {n: Timing(median=median(ms), fastest=min(ms), slowest=max(ms), repeats=len(ms)) for n, ms in found.items()}
 

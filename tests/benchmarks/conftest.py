@@ -30,6 +30,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchmarkConfig]:
     monkeypatch.setitem(CONFIGS, TINY.name, TINY)
     monkeypatch.setattr(measure, "READ_BYTES", 1 << 20)
     monkeypatch.setattr(measure, "MATRIX", 64)
+    monkeypatch.setattr(measure, "REST", 0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield TINY

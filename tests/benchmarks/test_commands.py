@@ -67,7 +67,7 @@ def test_precision(kernel, tiny, tmp_path):
     assert result.exit_code == 0, result.output
     rows = json.loads(history.read_text())["rows"]
     assert [(row["precision"], row["memory_precision"]) for row in rows] == list(PRECISIONS)
-    assert [row["kernel"] for row in rows] == [kernel] * 4 + ["standard"] * 3
+    assert {row["kernel"] for row in rows} == {kernel}
     assert rows[0]["speed_up"] == 1
     assert rows[4]["bytes_per_stream"] - 8 == (rows[0]["bytes_per_stream"] - 8) // 2
     assert all(row["measured"] is None for row in rows)

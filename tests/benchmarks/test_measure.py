@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import measure
+from benchmarks import machine, measure
 from benchmarks.machine import machine_facts, versions
 from benchmarks.measure import Timing, measure_limits, median_milliseconds, take_turns
 
@@ -19,11 +19,12 @@ def clock(monkeypatch):
     return now
 
 
-def test_sides_take_turns():
+def test_sides_take_turns(monkeypatch):
     order: list[str] = []
+    monkeypatch.setattr(measure.time, "sleep", lambda seconds: order.append("-"))
     sides = {name: lambda name=name: order.append(name) for name in "ab"}
     times = take_turns(sides, repeats=5, warmup=1, turns=2)
-    assert "".join(order) == "aaabbbaaaabbbb"  # one warm-up call, then 2 and 3 timed ones
+    assert "".join(order) == "-aaa-bbb-aaaa-bbbb"  # a rest, one warm-up call, then 2 and 3 timed ones
     assert [times[name].repeats for name in "ab"] == [5, 5]
 
 
@@ -71,3 +72,12 @@ def test_machine_facts_are_plain_and_name_no_host_or_path():
     assert json.loads(text)[1]["onnxruntime"]
     assert "/home" not in text
     assert __import__("platform").node() not in text
+
+
+def test_the_work_of_others_is_counted(monkeypatch, tmp_path):
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(machine, "STAT", stat)
+    monkeypatch.setattr(machine.os, "sysconf", lambda name: 100)
+    stat.write_text("cpu  10 0 5 900 7 1 1 0 0 0\ncpu0 …\n")
+    monkeypatch.setattr(machine.time, "sleep", lambda _: stat.write_text("cpu  60 0 15 940 7 1 1 20 0 0\ncpu0 …\n"))
+    assert machine.busy_cpus(2.0) == pytest.approx((50 + 10 + 20) / 100 / 2)  # neither idle nor waiting; the host's share counts
