@@ -18,6 +18,7 @@ from xl_export.step import Group, StepGraph
 from xl_export.tables import bias_table, position_table, query_bias
 
 DOMAIN = "xl_export"
+TABLE = 4  # which of the operator's inputs is the position table
 OPERATORS = {"float32": "RelativeAttention", "float16": "RelativeAttentionOverHalves"}  # by type of the memory tensors
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from runtimes.precision import Precision
+from xl_export.fused import DOMAIN, TABLE
 
 BLOCK = 32  # values that share a scale
 LEVEL = 4  # activations in int8; level 0 multiplies in fp32 and is a hundred times slower with 8 bits
@@ -38,7 +39,10 @@ def lowered(model: ir.Model, precision: Precision) -> ir.Model:
 
 
 def halve(model: ir.Model) -> None:
-    """Stores every float32 constant of at least `SMALL` values in float16, with a Cast behind it that loading folds away."""
+    """Stores every float32 constant of at least `SMALL` values in float16, with a Cast behind it that loading folds away.
+
+    The fused kernel reads position tables as they are.
+    """
     graph = model.graph
     for name, value in list(graph.initializers.items()):
         array = _floats(value)
@@ -46,8 +50,10 @@ def halve(model: ir.Model) -> None:
             continue
         cast = ir.node("Cast", [_constant(graph, f"{name}.fp16", _half(array))], {"to": int(ir.DataType.FLOAT)})
         cast.outputs[0].name = f"{name}.fp32"
-        graph.insert_before(graph[0], cast)
-        value.replace_all_uses_with(cast.outputs[0])
+        for node, index in value.uses():
+            node.replace_input_with(index, cast.inputs[0] if _takes_halves(node, index) else cast.outputs[0])
+        if cast.outputs[0].uses():
+            graph.insert_before(graph[0], cast)
         del graph.initializers[name]
 
 
@@ -153,6 +159,11 @@ def _floats(value: ir.Value | None) -> np.ndarray | None:
     """The array of a float32 constant."""
     tensor = None if value is None else value.const_value
     return tensor.numpy() if tensor is not None and tensor.dtype == ir.DataType.FLOAT else None
+
+
+def _takes_halves(node: ir.Node, index: int) -> bool:
+    """Whether a node reads this input in float16 as it is: the fused kernel its position table."""
+    return node.domain == DOMAIN and index == TABLE
 
 
 def _half(array: np.ndarray) -> np.ndarray:

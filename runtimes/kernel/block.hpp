@@ -57,13 +57,14 @@ inline void pack_columns(const Stored* const* rows, int64_t width, float* packed
 }
 
 /// Distances `top`, top - 1, … of a table [width, rows] → packed [width, BLOCK]; those beyond either end are the last there.
-inline void pack_distances(const float* table, int64_t width, int64_t rows, int64_t top, float* packed) {
+template <class Tabled>
+inline void pack_distances(const Tabled* table, int64_t width, int64_t rows, int64_t top, float* packed) {
   const int64_t inside = std::clamp<int64_t>((top - rows + LANES) / LANES * LANES, 0, BLOCK);  // vectors within the table
   const int64_t outside = std::clamp<int64_t>((top + 1) / LANES * LANES, inside, BLOCK);
   for (int64_t k = 0; k < width; ++k, table += rows, packed += BLOCK) {
     for (int64_t i = inside; i < outside; i += LANES) store(packed + i, reversed(load(table + top - i - LANES + 1)));
-    for (int64_t i = 0; i < inside; ++i) packed[i] = table[std::clamp<int64_t>(top - i, 0, rows - 1)];
-    for (int64_t i = outside; i < BLOCK; ++i) packed[i] = table[std::clamp<int64_t>(top - i, 0, rows - 1)];
+    for (int64_t i = 0; i < inside; ++i) packed[i] = widened(table[std::clamp<int64_t>(top - i, 0, rows - 1)]);
+    for (int64_t i = outside; i < BLOCK; ++i) packed[i] = widened(table[std::clamp<int64_t>(top - i, 0, rows - 1)]);
   }
 }
 
@@ -134,6 +135,8 @@ class Block {
   int64_t seen_[BLOCK];                    // the longest distance of each
   Ahead ahead_;
 
+  bool has_distances() const { return head_.table || head_.half_table; }
+
   int64_t top() const { return BLOCK - 1 - start_; }  // of the distances between these queries and these keys
 
   /// Calls work(t, size) for tiles of queries of about the same size.
@@ -160,8 +163,12 @@ class Block {
       for (const Stored* side : {head_.values, head_.keys})
         ahead_.want(reinterpret_cast<const float*>(side + (slot + BLOCK) * width_), Ahead::GROUP,
                     BLOCK * width_ * sizeof(Stored) / (Ahead::GROUP * sizeof(float)));
-    if (const int64_t from = top() - 3 * BLOCK + 1; head_.table && 0 <= from && from + BLOCK <= head_.rows)
-      for (int64_t half = 0; half < BLOCK; half += Ahead::GROUP) ahead_.want(head_.table + from + half, head_.rows, width_);
+    if (const int64_t from = top() - 3 * BLOCK + 1; 0 <= from && from + BLOCK <= head_.rows) {
+      if (head_.table)
+        for (int64_t half = 0; half < BLOCK; half += Ahead::GROUP) ahead_.want(head_.table + from + half, head_.rows, width_);
+      else if (head_.half_table && head_.rows % 2 == 0)  // else rows are no whole number of floats apart
+        ahead_.want(reinterpret_cast<const float*>(head_.half_table + from), head_.rows / 2, width_);
+    }
   }
 
   /// Key i of query t is at column BLOCK - 1 - t + i. The next block of keys is BLOCK columns further; its last half is new.
@@ -180,8 +187,9 @@ class Block {
 
   void score_distances_at(int64_t column) {
     const int64_t top = this->top() - column;
-    if (!head_.table || top - BLOCK + 1 > reach_ || top < rule_.nearest) return;
-    pack_distances(head_.table, width_, head_.rows, top, rows_);
+    if (!has_distances() || top - BLOCK + 1 > reach_ || top < rule_.nearest) return;
+    if (head_.table) pack_distances(head_.table, width_, head_.rows, top, rows_);
+    else pack_distances(head_.half_table, width_, head_.rows, top, rows_);
     if (head_.bias) {
       pack_distances(head_.bias, 1, head_.rows, top, bias_);
       for (int64_t i = 0; i < BLOCK; ++i) bias_[i] *= LOG2E;
@@ -222,7 +230,7 @@ class Block {
     if (from >= to) return;
     for (int64_t i = from / COLUMNS * COLUMNS; i < to; i += COLUMNS)
       multiply(size, TILE_VECTORS, content_ + t * width_, width_, keys_ + i, BLOCK, width_, scores_ + i, BLOCK,
-               head_.table ? by_distance_ + t * WIDE + base_ + BLOCK - 1 - t + i : nullptr, WIDE - 1);
+               has_distances() ? by_distance_ + t * WIDE + base_ + BLOCK - 1 - t + i : nullptr, WIDE - 1);
     const int64_t low = from / LANES * LANES, high = (to + LANES - 1) / LANES * LANES;
     if (last - start_ - seen_[last] > low || std::min(t - start_ - rule_.nearest + 1, number_) < high) hide(t, size, low, high);
     if (high - low == BLOCK) weigh(t, size, 0, BLOCK);

@@ -27,7 +27,9 @@ struct Rule {
 /// are `rows` distances. Keys and values are floats or halves.
 template <class Stored>
 struct Head {
-  const float *query, *u, *v, *table, *bias;  // u, v, bias [rows] and table [width, rows] may be null
+  const float *query, *u, *v, *bias;  // u, v and bias [rows] may be null
+  const float* table;                 // [width, rows], or null
+  const half* half_table;             // the same in halves, instead
   const Stored *keys, *values;
   float* out;
   int64_t query_pitch, ring_pitch, out_pitch, width, slots, rows, position, length;

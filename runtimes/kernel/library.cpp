@@ -3,7 +3,7 @@
 // inputs   0 query   float [B, T, …]  each token's row holds the heads' queries side by side, from column `query_at`
 //          1 context float [B, T, …]  likewise the new keys and values, from `key_at` and `value_at`
 //          2 keys    [B, h, S, K]     the ring, of floats or halves; 3 values: the same; without both the segment is all there is
-//          4 table   float [h, K, R]  r(d) by distance, longer distances use the last row; optional
+//          4 table   [h, K, R]        of floats or halves: r(d) by distance, longer distances use the last row; optional
 //          5 positions int64 [B, T]   of the tokens; they follow one another
 //          6 u, 7 v  float [h, 1, K]; 8 bias float [h, 1, R]: optional
 // outputs  0 answers float [B, T, h·K]; 1 keys, 2 values: the ring with the new tokens, bound to the same buffers as the inputs
@@ -34,6 +34,7 @@ using Sizes = std::vector<int64_t>;
 
 struct Tensor {
   void* data = nullptr;
+  int type = ort::ANY;
   Sizes sizes;
   const float* floats() const { return static_cast<const float*>(data); }
 };
@@ -89,6 +90,7 @@ struct Kernel {
     expect(call.past[1].sizes == keys.sizes);
     expect(keys.data || FLOATS<Stored>);
     expect(!keys.data || keys.sizes == Sizes({batch, heads, slots, head_dim}));
+    expect(!table.data || table.type == ort::FLOAT || table.type == ort::FLOAT16);
     expect(table.data ? table.sizes == Sizes({heads, head_dim, rows}) : !call.bias.data);
     expect(call.fresh.sizes[0] == batch && call.fresh.sizes[1] == length);
     expect(call.positions.sizes == Sizes({batch, length}));
@@ -112,7 +114,9 @@ struct Kernel {
     head.v = call.v.data ? call.v.floats() + h * width : nullptr;
     if (call.ring[0]) head.keys = call.ring[0] + ring, head.values = call.ring[1] + ring;
     else if constexpr (FLOATS<Stored>) head.keys = segment + key_at, head.values = segment + value_at;
-    head.table = call.table.data ? call.table.floats() + h * call.rows * width : nullptr;
+    const int64_t before = h * call.rows * width;
+    if (call.table.type == ort::FLOAT) head.table = call.table.floats() + before;
+    if (call.table.type == ort::FLOAT16) head.half_table = static_cast<const xl::half*>(call.table.data) + before;
     head.bias = call.bias.data ? call.bias.floats() + h * call.rows : nullptr;
     head.out = call.answers + b * call.length * heads * width + h * width;
     head.query_pitch = call.query_pitch, head.out_pitch = heads * width;
@@ -152,6 +156,7 @@ struct Kernel {
     size_t found = 0;
     check(api.shape(value, &shape));
     ort::Status* status = api.rank(shape, &found);
+    if (!status) status = api.type(shape, &tensor.type);
     tensor.sizes.resize(found);
     if (!status) status = api.sizes(shape, tensor.sizes.data(), found);
     api.release_shape(shape);
@@ -210,7 +215,7 @@ ort::CustomOp described() {
   op.name = [](const ort::CustomOp*) { return FLOATS<Stored> ? "RelativeAttention" : "RelativeAttentionOverHalves"; };
   op.provider = [](const ort::CustomOp*) -> const char* { return nullptr; };
   op.input_type = [](const ort::CustomOp*, size_t i) {
-    return i == 2 || i == 3 ? TYPE<Stored> : i == 5 ? ort::INT64 : ort::FLOAT;
+    return i == 2 || i == 3 ? TYPE<Stored> : i == 4 ? ort::ANY : i == 5 ? ort::INT64 : ort::FLOAT;
   };
   op.input_count = [](const ort::CustomOp*) -> size_t { return 9; };
   op.output_type = [](const ort::CustomOp*, size_t i) { return i > 0 ? TYPE<Stored> : ort::FLOAT; };

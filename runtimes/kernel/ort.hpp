@@ -17,7 +17,7 @@ struct Options;
 struct Domain;
 
 constexpr uint32_t VERSION = 17;
-constexpr int FLOAT = 1, INT64 = 7, FLOAT16 = 10;  // of ONNX tensors
+constexpr int ANY = 0, FLOAT = 1, INT64 = 7, FLOAT16 = 10;  // of ONNX tensors
 constexpr int INVALID_ARGUMENT = 2, NOT_IMPLEMENTED = 9;
 
 struct ApiBase {
@@ -37,6 +37,7 @@ class Api {
   Status* add_to_domain(Domain* domain, const void* op) const { return call<27, Status*>(domain, op); }
   Status* add_domain(Options* options, Domain* domain) const { return call<28, Status*>(options, domain); }
   Status* data(const Value* value, void** out) const { return call<51, Status*>(value, out); }
+  Status* type(const Shape* shape, int* out) const { return call<60, Status*>(shape, out); }
   Status* rank(const Shape* shape, size_t* out) const { return call<61, Status*>(shape, out); }
   Status* sizes(const Shape* shape, int64_t* out, size_t count) const { return call<62, Status*>(shape, out, count); }
   Status* shape(const Value* value, Shape** out) const { return call<65, Status*>(value, out); }

@@ -8,20 +8,21 @@
 namespace xl {
 
 /// asking · r(d) + bias(d) for every row of the table, which is read once from its beginning to its end.
-template <int NV, class Stored>
-inline const float* score_table(const Head<Stored>& head, const vec (&asking)[NV], Scratch& scratch) {
+template <int NV, class Stored, class Tabled>
+inline const float* score_table(const Head<Stored>& head, const Tabled* table, const vec (&asking)[NV], Scratch& scratch) {
   constexpr int TOGETHER = 4;  // rows of the table
   float *by_distance = scratch.take(head.rows), queries[NV * LANES];
   for (int v = 0; v < NV; ++v) store(queries + v * LANES, asking[v]);
   for (int64_t d = 0; d < head.rows; ++d) by_distance[d] = head.bias ? head.bias[d] * LOG2E : 0;
   for (int k = 0; k < NV * LANES; k += TOGETHER) {
-    const float *a = head.table + k * head.rows, *b = a + head.rows, *c = b + head.rows, *e = c + head.rows;
+    const Tabled *a = table + k * head.rows, *b = a + head.rows, *c = b + head.rows, *e = c + head.rows;
     const float* q = queries + k;
     int64_t d = 0;
     for (; d + LANES <= head.rows; d += LANES)
       store(by_distance + d, load(by_distance + d) + (q[0] * load(a + d) + q[1] * load(b + d)) +
                                  (q[2] * load(c + d) + q[3] * load(e + d)));
-    for (; d < head.rows; ++d) by_distance[d] += q[0] * a[d] + q[1] * b[d] + q[2] * c[d] + q[3] * e[d];
+    for (; d < head.rows; ++d)
+      by_distance[d] += q[0] * widened(a[d]) + q[1] * widened(b[d]) + q[2] * widened(c[d]) + q[3] * widened(e[d]);
   }
   return by_distance;
 }
@@ -39,7 +40,9 @@ inline void attend_token(const Head<Stored>& head, const Rule& rule, Scratch& sc
     answer[v] = vec{};
   }
   float most = NONE, total = 0, weights[STEP];
-  const float* by_distance = head.table ? score_table(head, asking, scratch) : nullptr;
+  const float* by_distance = head.table        ? score_table(head, head.table, asking, scratch)
+                             : head.half_table ? score_table(head, head.half_table, asking, scratch)
+                                               : nullptr;
   const int64_t furthest = head.furthest(rule, 0);
   for (int64_t distance = furthest; distance >= rule.nearest;) {  // runs of slots side by side, oldest first
     const int64_t slot = head.slot(-distance);

@@ -11,7 +11,7 @@
 #include "library.cpp"
 
 namespace ort {
-struct Shape { std::vector<int64_t> sizes; };
+struct Shape { std::vector<int64_t> sizes; int type = 1; };
 struct Value { Shape shape; std::unique_ptr<char[]> data; };
 struct Status { std::string text; };
 struct Info { std::map<std::string, int64_t> attributes; };
@@ -42,6 +42,7 @@ ort::Value floats(Sizes sizes) {
 
 ort::Value narrowed(const ort::Value& from) {
   ort::Value value = made(from.shape.sizes, sizeof(xl::half));
+  value.shape.type = ort::FLOAT16;
   int64_t count = 1;
   for (int64_t size : from.shape.sizes) count *= size;
   xl::copy(reinterpret_cast<const float*>(from.data.get()), count, reinterpret_cast<xl::half*>(value.data.get()));
@@ -56,6 +57,7 @@ const void* const* table() {
   static const void* places[300] = {};
   places[0] = place(+[](int, const char* text) { return new Status{text}; });
   places[51] = place(+[](Value* v, void** out) -> Status* { *out = v->data.get(); return nullptr; });
+  places[60] = place(+[](const Shape* s, int* out) -> Status* { *out = s->type; return nullptr; });
   places[61] = place(+[](const Shape* s, size_t* out) -> Status* { *out = s->sizes.size(); return nullptr; });
   places[62] = place(+[](const Shape* s, int64_t* out, size_t n) -> Status* { std::copy_n(s->sizes.data(), n, out); return nullptr; });
   places[65] = place(+[](const Value* v, Shape** out) -> Status* { *out = new Shape(v->shape); return nullptr; });
@@ -106,6 +108,7 @@ bool step() {
   for (const Sizes& some : sizes) values.push_back(floats(some));
   values[5] = made(sizes[5], sizeof(int64_t));
   if (halves) for (int side : {2, 3}) values[side] = narrowed(values[side]);
+  if (pick(0, 1)) values[4] = narrowed(values[4]);
   int64_t count = 1;
   for (int64_t size : sizes[5]) count *= size;
   for (int64_t i = 0; i < count; ++i) {  // mostly as they should be: they follow one another, some at negative positions

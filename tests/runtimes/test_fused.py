@@ -78,6 +78,17 @@ def test_memory_may_be_of_halves(
     compare(artefact, rows(tokens, 3, sum(cut)), cut, tolerance=2e-3)  # a key on the edge between two halves may go either way
 
 
+@pytest.mark.parametrize(("sizes", "rule"), [SIZES[0], SIZES[1], SIZES[3], SIZES[5]], ids=str)
+def test_position_tables_may_be_of_halves(
+    sizes: dict, rule: MemoryRule, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    artefact = export(make_run(rule=rule, **sizes), tmp_path / "artefact", precision="fp16")
+    nodes = onnx.load(artefact / FUSED, load_external_data=False).graph.node
+    assert all(node.input[4].endswith(".fp16") for node in nodes if node.op_type == "RelativeAttention") or rule.segment == 1
+    cut = [rule.segment, 1, min(7, rule.segment), rule.segment, 1, 1, rule.segment, rule.segment] * 2
+    compare(artefact, rows(tokens, 3, sum(cut)), cut)
+
+
 def test_scores_may_lie_far_apart(make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path) -> None:
     """Later blocks of keys pass the largest score before them by far, so what was summed must be scaled down."""
     run = make_run(rule=MemoryRule(mem_len=500, segment=40), head_dim=16)
