@@ -63,12 +63,15 @@ def test_steps_are_measured_with_either_kernel(case, kernel, tiny, tmp_path):
 @pytest.mark.parametrize("kernel", ["standard", pytest.param("fused", marks=NEEDS_GCC)])
 def test_precision(kernel, tiny, tmp_path):
     history = tmp_path / "history.jsonl"
-    result = call("precision", "--config", "tiny", "--threads", 1, "--history", history, "--mem-len", 12, "--kernel", kernel)
+    result = call("precision", "--config", "tiny", "--threads", 1, "--history", history, "--mem-len", 300, "--kernel", kernel)
     assert result.exit_code == 0, result.output
     rows = json.loads(history.read_text())["rows"]
     assert [(row["precision"], row["memory_precision"]) for row in rows] == list(PRECISIONS)
     assert {row["kernel"] for row in rows} == {kernel}
     assert rows[0]["speed_up"] == 1
+    assert (rows[1]["read_bytes"] < rows[0]["read_bytes"]) is (
+        kernel == "fused"
+    )  # which reads position tables as they are stored
     assert rows[4]["bytes_per_stream"] - 8 == (rows[0]["bytes_per_stream"] - 8) // 2
     assert all(row["measured"] is None for row in rows)
     assert "claim" not in result.output
