@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from runtimes import open_session
+from runtimes import fused, open_session
+from runtimes.ort_session import Kernel, OrtSession
 from runtimes.rule import MemoryRule
 from xl_export.artefact import export
 
@@ -17,10 +19,18 @@ STATM = Path("/proc/self/statm")
 RULE = MemoryRule(mem_len=48, segment=64)
 
 
+@pytest.mark.parametrize("kernel", ["standard", "fused"])
 @pytest.mark.parametrize("count", [20_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-def test_a_long_stream_neither_drifts_nor_grows(count: int, make_run: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_long_stream_neither_drifts_nor_grows(
+    kernel: Kernel, count: int, make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if kernel == "fused":
+        if shutil.which("g++") is None:
+            pytest.skip("there is no g++ here to build the kernel with")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        fused.build()
     run = make_run(rule=RULE)
-    sessions = [open_session(run), open_session(export(run, tmp_path / "artefact"))]
+    sessions = [open_session(run), OrtSession.open(export(run, tmp_path / "artefact"), kernel=kernel)]
     memories = [session.start(1) for session in sessions]
     buffers = {name: array.ctypes.data for name, array in memories[1].tensors.items()}
     draw, worst, resident = np.random.default_rng(0), [], []
