@@ -129,7 +129,7 @@ def train(config: str | None, out: Path | None, resume_run: Path | None, list_: 
 )  # fmt: skip
 @click.option(
     "--memory-precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True,
-    help="Of the memory tensors: fp16 halves the bytes of a stream (`info` prints both); faster with the fused kernel only.",
+    help="Of the memory tensors: fp16 halves the bytes of a stream (`info` prints both), and pays with the fused kernel.",
 )  # fmt: skip
 @click.option(
     "--text", type=click.Path(path_type=Path), help="Held-out text to measure a precision on; the run's own test text by default."

@@ -2,7 +2,7 @@
 
 | preset | weights | products |
 |---|---|---|
-| fp16 | half precision, widened when the graph is loaded | fp32: a smaller file, the same time and memory |
+| fp16 | half precision, widened when the graph is loaded | fp32: a smaller file, the same time and memory but for tables |
 | int8 | blocks of 32 along the sum, each with a scale and a zero point | activations in int8 too (`MatMulNBits`, level 4) |
 | int4 | the same with 4 bits | the same |
 
@@ -48,12 +48,15 @@ def halve(model: ir.Model) -> None:
         array = _floats(value)
         if array is None or array.size < SMALL:
             continue
-        cast = ir.node("Cast", [_constant(graph, f"{name}.fp16", _half(array))], {"to": int(ir.DataType.FLOAT)})
-        cast.outputs[0].name = f"{name}.fp32"
+        stored = _constant(graph, f"{name}.fp16", _half(array))
         for node, index in value.uses():
-            node.replace_input_with(index, cast.inputs[0] if _takes_halves(node, index) else cast.outputs[0])
-        if cast.outputs[0].uses():
+            if _takes_halves(node, index):
+                node.replace_input_with(index, stored)
+        if value.uses():
+            cast = ir.node("Cast", [stored], {"to": int(ir.DataType.FLOAT)})
+            cast.outputs[0].name = f"{name}.fp32"
             graph.insert_before(graph[0], cast)
+            value.replace_all_uses_with(cast.outputs[0])
         del graph.initializers[name]
 
 

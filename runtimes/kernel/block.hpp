@@ -261,7 +261,7 @@ class Block {
 #pragma GCC unroll 8
       for (int64_t i = low; i < high; i += LANES) {
         const vec x = load(score + i) - reference_[t + r], weight = exp2_of(x);
-        over = larger(over, x);
+        over = larger(x, over);  // which leaves out what is not a number
         store(weights_ + r * BLOCK + i, weight);
         sums[r] += weight;
       }

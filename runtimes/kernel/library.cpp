@@ -162,6 +162,7 @@ struct Kernel {
     api.release_shape(shape);
     check(status);
     expect(found == rank);
+    for (int64_t size : tensor.sizes) expect(0 < size && size <= MOST);  // what is empty has no data, and would seem absent
     check(api.data(value, &tensor.data));
     return tensor;
   }

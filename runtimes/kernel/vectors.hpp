@@ -82,7 +82,7 @@ inline float largest(vec x) {
   return x[0];
 }
 
-/// 2^r for |r| <= 1/2, to 2e-7 of itself.
+/// 2^r for |r| <= 1/2, to 2.3e-7 of itself.
 inline vec exp2_near_zero(vec r) {
   vec y = all(1.3276472e-3f);
   y = y * r + 9.6755415e-3f;
@@ -100,7 +100,8 @@ inline vec exp2_of(vec x) {
 #else
   const vec rounder = all(12582912.0f), power = larger(all(-126.0f), x), shifted = power + rounder;
   const vec y = exp2_near_zero(power - (shifted - rounder));
-  return (vec)((ivec)y + ((ivec)shifted << 23));  // the low bits of the rounded sum are n
+  const vec scaled = (vec)((ivec)y + ((ivec)shifted << 23));  // the low bits of the rounded sum are n
+  return x == x ? scaled : x;
 #endif
 }
 
