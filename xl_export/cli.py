@@ -128,7 +128,7 @@ def train(config: str | None, out: Path | None, resume_run: Path | None, list_: 
     help="Of the weights: fp16 is a smaller file; int8 and int4 make large models faster, and lose a little; fp32 by default.",
 )  # fmt: skip
 @click.option(
-    "--memory-precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True,
+    "--memory-precision", type=click.Choice(["fp32", "fp16"]), show_default="fp32",
     help="Of the memory tensors: fp16 halves the bytes of a stream (`info` prints both), and pays with the fused kernel.",
 )  # fmt: skip
 @click.option(
@@ -136,8 +136,8 @@ def train(config: str | None, out: Path | None, resume_run: Path | None, list_: 
 )
 @force_option
 def onnx(
-    run: Path, out: Path, memory: str | None, target: str, attention: str | None, precision: str | None, memory_precision: str,
-    text: Path | None, force: bool, **changes: Any,
+    run: Path, out: Path, memory: str | None, target: str, attention: str | None, precision: str | None,
+    memory_precision: str | None, text: Path | None, force: bool, **changes: Any,
 ) -> None:  # fmt: skip
     """Export RUN to an artefact, a folder that needs no PyTorch.
 
@@ -154,10 +154,12 @@ def onnx(
         given["clamp_len"] = None
     if attention and target != "tensorrt":
         raise UserError("--attention is for --target tensorrt; leave it out, or give both.")
+    if memory_precision and target == "tensorrt":
+        raise UserError(f"--memory-precision is {memory_precision}, and --target tensorrt has memory in fp16: leave it out.")
     rule = dataclasses.replace(rule, **given)
     export(
         run, out, memory=memory, rule=rule, target=target, attention=attention or "plugin", precision=precision,  # type: ignore[arg-type]
-        memory_precision=memory_precision, text=text, force=force,  # type: ignore[arg-type]
+        memory_precision=memory_precision or "fp32", text=text, force=force,  # type: ignore[arg-type]
     )  # fmt: skip
     report, spec = check(out), load_spec(out)
     verdict = "is ready" if report.passed else "is written, but its check FAILED on this machine"

@@ -256,6 +256,13 @@ def test_engines_take_one_precision(run: Path, tmp_path: Path) -> None:
             export(run, tmp_path / "artefact", target="tensorrt", **options)  # type: ignore[arg-type]
 
 
+def test_tensorrt_takes_no_precision_of_memory(calm_run: Callable[..., Path], tmp_path: Path) -> None:
+    arguments = ["onnx", str(calm_run("transformer-xl")), "--out", str(tmp_path / "a"), "--target", "tensorrt"]
+    result = CliRunner().invoke(main, [*arguments, "--memory-precision", "fp32"])
+    assert result.exit_code == 2
+    assert "--memory-precision is fp32, and --target tensorrt has memory in fp16: leave it out." in result.output
+
+
 def test_the_command_says_what_was_measured_and_info_repeats_it(calm_run: Callable[..., Path], tmp_path: Path) -> None:
     run, out = calm_run("transformer-xl"), tmp_path / "artefact"
     result = CliRunner().invoke(main, ["onnx", str(run), "--out", str(out), "--precision", "int8", "--memory-precision", "fp16"])

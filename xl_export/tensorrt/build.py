@@ -12,11 +12,12 @@ from runtimes.engine import BUILD, NAMES, PLAN, SIDE_FILES, EngineFacts, Profile
 from runtimes.errors import ArtefactError, ConfigError, UserError
 from runtimes.files import atomic_file, atomic_folder, read_bytes, refuse_existing, refuse_unwritable
 from runtimes.machine import package_versions
+from runtimes.precision import QUANTISED
 from runtimes.spec import Spec, file_facts, load_spec
 from runtimes.trt_module import fresh_log, load_tensorrt
 from xl_export.tensorrt.network import Parsed, parse
 from xl_export.tensorrt.options import BuildOptions
-from xl_export.tensorrt.progress import make_monitor
+from xl_export.tensorrt.progress import held_interrupt, make_monitor
 from xl_export.tensorrt.trtexec import LINE, trtexec_command
 
 
@@ -44,7 +45,8 @@ def build(artefact: Path | str, out: Path | str, options: BuildOptions, *, force
         register_plugins(gpu)
     began = time.perf_counter()
     with atomic_folder(out, force=force, marker=BUILD) as folder:
-        parsed = parse(trt, log, artefact, attention=options.attention, name=NAMES[options.flavour])
+        with held_interrupt():
+            parsed = parse(trt, log, artefact, attention=options.attention, name=NAMES[options.flavour])
         (folder / PLAN).write_bytes(serialize(trt, log, parsed, spec, profiles, options))
         for name in SIDE_FILES:
             shutil.copyfile(artefact / name, folder / name)
@@ -62,7 +64,12 @@ def build(artefact: Path | str, out: Path | str, options: BuildOptions, *, force
 
 
 def refuse_form(spec: Spec, artefact: Path) -> None:
-    """Raises ConfigError for an artefact whose memory TensorRT cannot update."""
+    """Raises ConfigError for an artefact whose memory TensorRT cannot update, or whose products are ONNX Runtime's own."""
+    if spec.precision in QUANTISED:
+        raise ConfigError(
+            f"{artefact} has {spec.precision} weights, whose products are ONNX Runtime's own; "
+            "export it with `xl-export onnx --target tensorrt`."
+        )
     if spec.form == "ring":
         raise ConfigError(
             f"{artefact} has ring memory, whose circular TensorScatter TensorRT lacks; "
@@ -78,11 +85,9 @@ def serialize(trt: Any, log: Any, parsed: Parsed, spec: Spec, profiles: tuple[Pr
         assert taken == index, f"TensorRT refused the {profile.name} profile: {log.last_error()}"
     configure(trt, config, spec, options)
     cache = read_timing_cache(config, options.timing_cache) if options.timing_cache else None
-    monitor = make_monitor(trt)
-    config.progress_monitor = monitor
-    plan = parsed.builder.build_serialized_network(parsed.network, config)
-    if monitor.stopped:
-        raise KeyboardInterrupt
+    with held_interrupt() as held:
+        config.progress_monitor = make_monitor(trt, held)
+        plan = parsed.builder.build_serialized_network(parsed.network, config)
     if plan is None:
         raise ArtefactError(
             f"{NAMES[options.flavour]} {trt.__version__} could not build the engine ({log.last_error()}); "

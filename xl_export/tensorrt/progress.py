@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from tqdm import tqdm
 
 
-def make_monitor(trt: Any) -> Any:
-    """An IProgressMonitor with nested bars that go when their phase is done; Ctrl-C ends the build."""
+@contextmanager
+def held_interrupt() -> Iterator[SimpleNamespace]:
+    """Holds Ctrl-C back within the block, whose code in C++ would swallow it, and lets it go at its end.
+
+    What it gives has `asked`: whether it came.
+    """
+    held = SimpleNamespace(asked=False)
+    if threading.current_thread() is not threading.main_thread():
+        yield held
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: setattr(held, "asked", True))
+    try:
+        yield held
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held.asked:
+            raise KeyboardInterrupt
+
+
+def make_monitor(trt: Any, held: SimpleNamespace) -> Any:
+    """An IProgressMonitor with nested bars that go when their phase is done; an interrupt that is held ends the build."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.phases: list[str] = []  # all that were seen, in order
             self._bars: dict[str, tqdm[Any]] = {}
-            self.stopped = False
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
             self.phases.append(phase_name)
@@ -23,11 +46,8 @@ def make_monitor(trt: Any) -> Any:
 
         def step_complete(self, phase_name: str, step: int) -> bool:
             """False ends the build."""
-            try:
-                self._bars[phase_name].update(max(0, step + 1 - self._bars[phase_name].n))
-            except KeyboardInterrupt:  # an exception cannot pass through TensorRT
-                self.stopped = True
-            return not self.stopped
+            self._bars[phase_name].update(max(0, step + 1 - self._bars[phase_name].n))
+            return not held.asked
 
         def phase_finish(self, phase_name: str) -> None:
             self._bars.pop(phase_name).close()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from runtimes.engine import BUILD, PLAN, SIDE_FILES, load_engine
 from runtimes.spec import load_spec
 from tests import fake_gpu
 from tests.commands import last_line, refused, xl
+from xl_export.artefact import export
 from xl_export.tensorrt import build as building
 from xl_export.tensorrt.options import BuildOptions
 from xl_export.tensorrt.trtexec import LINE, trtexec_command
@@ -152,16 +156,33 @@ def test_a_build_needs_neither_pytorch_nor_onnx_runtime(artefacts: dict[str, Pat
     assert ended.stderr == ""
 
 
-def test_an_interrupted_build_leaves_nothing(artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_few_bits_are_refused(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    artefact = export(make_run(d_model=32, head_dim=16), tmp_path / "artefact", memory="shift", precision="int8")
+    result = xl("tensorrt", artefact, "--out", tmp_path / "engine", *RTX)
+    assert result.exit_code == 2
+    assert "has int8 weights, whose products are ONNX Runtime's own; export it with" in result.output
+
+
+@pytest.mark.parametrize("moment", ["parse", "phase_start", "step_complete"])
+def test_an_interrupted_build_leaves_nothing(
+    moment: str, artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
 
-    def interrupted(trt: object) -> object:
-        monitor = make(trt)
-        monitor.step_complete = lambda phase, step: setattr(monitor, "stopped", True) or False
+    def interrupted(*arguments: object, work: Callable, **named: object) -> object:
+        signal.raise_signal(signal.SIGINT)
+        return work(*arguments, **named)
+
+    def make(trt: object, held: object) -> object:
+        monitor = make_monitor(trt, held)
+        setattr(monitor, moment, functools.partial(interrupted, work=getattr(monitor, moment)))
         return monitor
 
-    make = building.make_monitor
-    monkeypatch.setattr(building, "make_monitor", interrupted)
+    if moment == "parse":
+        monkeypatch.setattr(building, "parse", functools.partial(interrupted, work=building.parse))
+    else:
+        make_monitor = building.make_monitor
+        monkeypatch.setattr(building, "make_monitor", make)
     result = xl("tensorrt", artefacts["shift"], "--out", tmp_path / "engine", *RTX)
     assert result.exit_code == 130, result.output
     assert list(tmp_path.iterdir()) == []
@@ -171,7 +192,7 @@ def test_the_progress_of_a_build_has_phases_that_all_end(artefacts: dict[str, Pa
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
     seen = []
     make = building.make_monitor
-    monkeypatch.setattr(building, "make_monitor", lambda trt: seen.append(make(trt)) or seen[-1])
+    monkeypatch.setattr(building, "make_monitor", lambda *given: seen.append(make(*given)) or seen[-1])
     assert xl("tensorrt", artefacts["shift"], "--out", tmp_path / "engine", *RTX).exit_code == 0
     assert seen[0].phases
     assert not seen[0]._bars
