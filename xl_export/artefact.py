@@ -33,7 +33,7 @@ Attention = Literal["plugin", "native"]
 def export(
     run: Path | str, out: Path | str, *, memory: Form | None = None, rule: MemoryRule | None = None,
     target: Target = "onnxruntime", attention: Attention = "plugin", precision: Precision | None = None,
-    memory_precision: MemoryPrecision = "fp32", text: Path | None = None, force: bool = False,
+    memory_precision: MemoryPrecision | None = None, text: Path | None = None, force: bool = False,
 ) -> Path:  # fmt: skip
     """Writes the artefact of a run to the folder `out` and returns it.
 
@@ -41,7 +41,8 @@ def export(
     remembers and sees; the run's own evaluation rule when None. target: `tensorrt` for a graph in float16 that TensorRT builds
     engines from, and ONNX Runtime runs too; attention: there, one node that our plugin takes, or TensorRT's own kernels.
     precision: of the weights (`xl_export/precision.py`); fp32 when None, or fp16 for TensorRT, which takes no other.
-    memory_precision: of the memory tensors. text: held out, to measure a precision below fp32 on; the run's own when None.
+    memory_precision: of the memory tensors; fp32 when None, and for TensorRT not given.
+    text: held out, to measure a precision below fp32 on; the run's own when None.
 
     The graph is validated against PyTorch before the folder appears, and PyTorch's answers become `reference.npz`; quantised
     weights are validated before they are, and the artefact's own answers are its reference. Raises UserError when `out` exists
@@ -49,7 +50,7 @@ def export(
     """
     out = Path(out)
     refuse_existing(out, force=force, marker=SPEC)
-    form, precision = form_for(target, memory), precision_for(target, precision, memory_precision)
+    form, (precision, memory_precision) = form_for(target, memory), precisions_for(target, precision, memory_precision)
     trained = load_run(Path(run))
     spec = make_spec(trained, rule or trained.config.evaluation, form, target, precision, memory_precision)
     refuse_if_too_large(spec)
@@ -78,19 +79,18 @@ def export(
     return out
 
 
-def precision_for(target: Target, precision: Precision | None, memory_precision: MemoryPrecision) -> Precision:
-    """The precision of the weights for a target; raises ConfigError where the two do not go together."""
-    for name, given, known in (
-        ("precision", precision or "fp32", Precision),
-        ("memory_precision", memory_precision, MemoryPrecision),
-    ):
-        if given not in get_args(known):
+def precisions_for(
+    target: Target, precision: Precision | None, memory_precision: MemoryPrecision | None
+) -> tuple[Precision, MemoryPrecision]:
+    """Those of weights and memory for a target, as a spec has them; raises ConfigError where they do not go together."""
+    for name, given, known in (("precision", precision, Precision), ("memory_precision", memory_precision, MemoryPrecision)):
+        if given is not None and given not in get_args(known):
             raise ConfigError(f"{name} is {given!r:.20}; expected one of {', '.join(get_args(known))}.")
-    if target == "tensorrt" and (precision not in (None, "fp16") or memory_precision != "fp32"):
+    if target == "tensorrt" and (precision not in (None, "fp16") or memory_precision is not None):
         chosen = f"--memory-precision is {memory_precision}" if precision in (None, "fp16") else f"--precision is {precision}"
         other = "; for an engine in fp32 give --memory shift in place of --target tensorrt" if precision == "fp32" else ""
         raise ConfigError(f"{chosen}, and --target tensorrt writes weights and memory in fp16: leave it out{other}.")
-    return precision or ("fp16" if target == "tensorrt" else "fp32")
+    return precision or ("fp16" if target == "tensorrt" else "fp32"), memory_precision or "fp32"
 
 
 def form_for(target: Target, memory: Form | None) -> Form:

@@ -154,12 +154,10 @@ def onnx(
         given["clamp_len"] = None
     if attention and target != "tensorrt":
         raise UserError("--attention is for --target tensorrt; leave it out, or give both.")
-    if memory_precision and target == "tensorrt":
-        raise UserError(f"--memory-precision is {memory_precision}, and --target tensorrt has memory in fp16: leave it out.")
     rule = dataclasses.replace(rule, **given)
     export(
         run, out, memory=memory, rule=rule, target=target, attention=attention or "plugin", precision=precision,  # type: ignore[arg-type]
-        memory_precision=memory_precision or "fp32", text=text, force=force,  # type: ignore[arg-type]
+        memory_precision=memory_precision, text=text, force=force,  # type: ignore[arg-type]
     )  # fmt: skip
     report, spec = check(out), load_spec(out)
     verdict = "is ready" if report.passed else "is written, but its check FAILED on this machine"

@@ -76,8 +76,9 @@ def tensorrt_command(artefact: Path, out: Path, compute_capability: str | None, 
     """Build the TensorRT engine of ARTEFACT, for NVIDIA GPUs.
 
     It is a folder that runs with TensorRT, NumPy and no PyTorch.
-    The artefact is one that `xl-export onnx --target tensorrt` wrote; others with shift memory do too. The engine has two
-    optimisation profiles, for segments and for single tokens. The folder holds the line for NVIDIA's own tool too.
+    The artefact is one that `xl-export onnx --target tensorrt` wrote; others with shift memory and weights in fp32 or fp16
+    do too. The engine has two optimisation profiles, for segments and for single tokens. The folder holds the line for
+    NVIDIA's own tool too.
     """
     with needs("tensorrt", "onnx", "tqdm"):
         from xl_export.tensorrt.build import build

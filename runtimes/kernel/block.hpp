@@ -165,7 +165,7 @@ class Block {
                     BLOCK * width_ * sizeof(Stored) / (Ahead::GROUP * sizeof(float)));
     if (const int64_t from = top() - 3 * BLOCK + 1; 0 <= from && from + BLOCK <= head_.rows) {
       if (head_.table)
-        for (int64_t half = 0; half < BLOCK; half += Ahead::GROUP) ahead_.want(head_.table + from + half, head_.rows, width_);
+        for (int64_t at = 0; at < BLOCK; at += Ahead::GROUP) ahead_.want(head_.table + from + at, head_.rows, width_);
       else if (head_.half_table && head_.rows % 2 == 0)  // else rows are no whole number of floats apart
         ahead_.want(reinterpret_cast<const float*>(head_.half_table + from), head_.rows / 2, width_);
     }
@@ -255,28 +255,22 @@ class Block {
   /// Scores low … high - 1 of a tile → weights; inlined, so that a whole block has no loop.
   __attribute__((always_inline)) void weigh(int64_t t, int64_t size, int64_t low, int64_t high) {
     vec sums[TILE_ROWS], over = all(NONE);
-    for (int64_t r = 0; r < size; ++r) {
-      const float* score = scores_ + r * BLOCK;
+    auto weigh_row = [&](int64_t r) __attribute__((always_inline)) {
       sums[r] = vec{};
 #pragma GCC unroll 8
       for (int64_t i = low; i < high; i += LANES) {
-        const vec x = load(score + i) - reference_[t + r], weight = exp2_of(x);
+        const vec x = load(scores_ + r * BLOCK + i) - reference_[t + r], weight = exp2_of(x);
         over = larger(x, over);  // which leaves out what is not a number
         store(weights_ + r * BLOCK + i, weight);
         sums[r] += weight;
       }
-    }
-    if (largest(over) > SLACK) {
+    };
+    for (int64_t r = 0; r < size; ++r) weigh_row(r);
+    if (largest(over) > SLACK)
       for (int64_t r = 0; r < size; ++r) {
         raise(t + r, scores_ + r * BLOCK, low, high);
-        sums[r] = vec{};
-        for (int64_t i = low; i < high; i += LANES) {
-          const vec weight = exp2_of(load(scores_ + r * BLOCK + i) - reference_[t + r]);
-          store(weights_ + r * BLOCK + i, weight);
-          sums[r] += weight;
-        }
+        weigh_row(r);
       }
-    }
     for (int64_t r = 0; r < size; ++r) store(totals_ + (t + r) * LANES, load(totals_ + (t + r) * LANES) + sums[r]);
   }
 

@@ -7,6 +7,7 @@
 //          5 positions int64 [B, T]   of the tokens; they follow one another
 //          6 u, 7 v  float [h, 1, K]; 8 bias float [h, 1, R]: optional
 // outputs  0 answers float [B, T, h·K]; 1 keys, 2 values: the ring with the new tokens, bound to the same buffers as the inputs
+// The ring's type is in the operator's name, for its outputs must have a declared one; the table's is asked of the tensor.
 // attributes: heads, head_dim, mem_len, nearest, full, query_at, key_at, value_at
 
 #include <exception>
@@ -86,7 +87,7 @@ struct Kernel {
     const int64_t batch = call.batch = call.query.sizes[0], length = call.length = call.query.sizes[1];
     const int64_t slots = call.slots = keys.data ? keys.sizes[2] : length, rows = call.rows = table.data ? table.sizes[2] : 1;
     call.query_pitch = call.query.sizes[2], call.fresh_pitch = call.fresh.sizes[2];
-    for (int64_t x : {batch, length, head_dim, rows, slots, call.query_pitch, call.fresh_pitch}) expect(0 < x && x <= MOST);
+    expect(head_dim > 0);
     expect(call.past[1].sizes == keys.sizes);
     expect(keys.data || FLOATS<Stored>);
     expect(!keys.data || keys.sizes == Sizes({batch, heads, slots, head_dim}));

@@ -260,7 +260,7 @@ def test_tensorrt_takes_no_precision_of_memory(calm_run: Callable[..., Path], tm
     arguments = ["onnx", str(calm_run("transformer-xl")), "--out", str(tmp_path / "a"), "--target", "tensorrt"]
     result = CliRunner().invoke(main, [*arguments, "--memory-precision", "fp32"])
     assert result.exit_code == 2
-    assert "--memory-precision is fp32, and --target tensorrt has memory in fp16: leave it out." in result.output
+    assert "--memory-precision is fp32, and --target tensorrt writes weights and memory in fp16: leave it out." in result.output
 
 
 def test_the_command_says_what_was_measured_and_info_repeats_it(calm_run: Callable[..., Path], tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def build(artefact: Path | str, out: Path | str, options: BuildOptions, *, force
     artefact, out = Path(artefact), Path(out)
     refuse_existing(out, force=force, marker=BUILD)
     spec = load_spec(artefact)
-    refuse_form(spec, artefact)
+    refuse_artefact(spec, artefact)
     profiles = options.profiles(spec.rule)
     if cache := options.timing_cache:  # of any suffix; to be known before the build, not after it
         refuse_unwritable(cache, option="--timing-cache", suffixes=(cache.suffix,))
@@ -63,18 +63,15 @@ def build(artefact: Path | str, out: Path | str, options: BuildOptions, *, force
     return facts
 
 
-def refuse_form(spec: Spec, artefact: Path) -> None:
-    """Raises ConfigError for an artefact whose memory TensorRT cannot update, or whose products are ONNX Runtime's own."""
-    if spec.precision in QUANTISED:
-        raise ConfigError(
-            f"{artefact} has {spec.precision} weights, whose products are ONNX Runtime's own; "
-            "export it with `xl-export onnx --target tensorrt`."
-        )
+def refuse_artefact(spec: Spec, artefact: Path) -> None:
+    """Raises ConfigError for an artefact with what TensorRT has no operator for."""
+    lacking = None
     if spec.form == "ring":
-        raise ConfigError(
-            f"{artefact} has ring memory, whose circular TensorScatter TensorRT lacks; "
-            "export it with `xl-export onnx --target tensorrt`."
-        )
+        lacking = "ring memory, whose circular TensorScatter TensorRT lacks"
+    elif spec.precision in QUANTISED:
+        lacking = f"{spec.precision} weights, whose products are ONNX Runtime's own"
+    if lacking:
+        raise ConfigError(f"{artefact} has {lacking}; export it with `xl-export onnx --target tensorrt`.")
 
 
 def serialize(trt: Any, log: Any, parsed: Parsed, spec: Spec, profiles: tuple[Profile, ...], options: BuildOptions) -> memoryview:
