@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
-from benchmarks.cases import CASES, Case, find_case, refuse_foreign_options
+from benchmarks.cases.registry import CASES, Case, find_case, refuse_foreign_options
 from benchmarks.compare import compare, find_results
 from benchmarks.configs import checked_minutes, checked_repeats, checked_threads, load_config, parse_lengths
 from benchmarks.csv_file import check_csv, write_csv
-from runtimes.cli import Group, echo_json, json_option
-from runtimes.errors import ConfigError, needs
+from runtimes.base.errors import ConfigError, needs
+from runtimes.cli.group import Group
+from runtimes.cli.options import echo_json, json_option
 
 PACKAGES = ("onnxruntime", "onnx_ir", "torch", "safetensors", "tqdm")
 SMALL = "small"
@@ -23,7 +24,9 @@ SMALL = "small"
 class Cases(Group):
     """A case's name alone runs it."""
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         return super().resolve_command(ctx, ["run", *args] if args and args[0] in CASES else args)
 
 
@@ -42,22 +45,51 @@ def list_command() -> None:
 @main.command("run")
 @click.argument("cases", nargs=-1, required=True, metavar="CASE...")
 @click.option("--config", help=f"Sizes: {SMALL} (default), enwik8-base (minutes), or enwik8-large.")
-@click.option("--threads", type=int, help="CPU threads of every side; all that this process may use by default.")
-@click.option("--repeats", type=int, help="Timed calls of each side; the case's or configuration's own by default.")
+@click.option(
+    "--threads", type=int, help="CPU threads of every side; all that this process may use by default."
+)
+@click.option(
+    "--repeats", type=int, help="Timed calls of each side; the case's or configuration's own by default."
+)
 @click.option("--attention-lengths", help="Such as 64,128,256; the configuration's own by default.")
 @click.option("--mem-len", type=int, help="Tokens remembered (M); the configuration's own by default.")
 @click.option(
-    "--kernel", type=click.Choice(["standard", "fused"]), help="Operators of ONNX Runtime, or the fused one, built first."
+    "--kernel",
+    type=click.Choice(["standard", "fused"]),
+    help="Operators of ONNX Runtime, or the fused one, built first.",
 )
 @click.option(
-    "--run", "trained", type=click.Path(path_type=Path), help="precision: a trained run for random weights: quality too."
+    "--run",
+    "trained",
+    type=click.Path(path_type=Path),
+    help="precision: a trained run for random weights: quality too.",
 )
-@click.option("--minutes", type=float, help="architectures: CPU minutes of all threads together for each model; 3 by default.")
+@click.option(
+    "--minutes",
+    type=float,
+    help="architectures: CPU minutes of all threads together for each model; 3 by default.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="architectures: the runs' folder.")
-@click.option("--only", "names", multiple=True, help="architectures: one of the models; several may be given.")
-@click.option("--history", type=click.Path(path_type=Path), help="Append here; benchmarks/history/CASE.jsonl by default.")
-@click.option("--csv", "csv_to", type=click.Path(path_type=Path), help="Write the rows of all cases into this CSV file too.")
-@click.option("--plot", "plot_to", type=click.Path(path_type=Path), help="Draw the result of one case into this PNG file.")
+@click.option(
+    "--only", "names", multiple=True, help="architectures: one of the models; several may be given."
+)
+@click.option(
+    "--history",
+    type=click.Path(path_type=Path),
+    help="Append here; benchmarks/history/CASE.jsonl by default.",
+)
+@click.option(
+    "--csv",
+    "csv_to",
+    type=click.Path(path_type=Path),
+    help="Write the rows of all cases into this CSV file too.",
+)
+@click.option(
+    "--plot",
+    "plot_to",
+    type=click.Path(path_type=Path),
+    help="Draw the result of one case into this PNG file.",
+)
 @json_option
 def run_command(
     cases: tuple[str, ...], threads: int | None, history: Path | None, csv_to: Path | None, plot_to: Path | None,
@@ -75,7 +107,9 @@ def run_command(
         _check_plot(plot_to, chosen)
     if csv_to:
         check_csv(csv_to)
-    documents = [_measure(case, given, threads, history, plot_to, as_json) for case in chosen if not _skipped(case)]
+    documents = [
+        _measure(case, given, threads, history, plot_to, as_json) for case in chosen if not _skipped(case)
+    ]
     if csv_to and documents:
         write_csv(csv_to, documents)
         click.echo(f"written to {csv_to}", err=True)
@@ -84,7 +118,9 @@ def run_command(
 @main.command("compare")
 @click.argument("before")
 @click.argument("after")
-@click.option("--history", type=click.Path(path_type=Path), help="Folder of results; benchmarks/history by default.")
+@click.option(
+    "--history", type=click.Path(path_type=Path), help="Folder of results; benchmarks/history by default."
+)
 @json_option
 def compare_command(before: str, after: str, history: Path | None, as_json: bool) -> None:
     """Medians of the same rows at BEFORE and AFTER: two commits, two dates, or two .jsonl files."""
@@ -95,19 +131,23 @@ def compare_command(before: str, after: str, history: Path | None, as_json: bool
 
 
 @main.command("kernel")
-@click.option("--history", type=click.Path(path_type=Path), help="Append here; benchmarks/history/kernel.jsonl by default.")
+@click.option(
+    "--history",
+    type=click.Path(path_type=Path),
+    help="Append here; benchmarks/history/kernel.jsonl by default.",
+)
 @json_option
 def kernel_command(history: Path | None, as_json: bool) -> None:
     """TensorRT's attention kernel against PyTorch's forms of the same attention, on this machine's GPU."""
     with needs("export,tensorrt", "torch", "triton"):
-        from benchmarks import kernel
+        from benchmarks.cases import triton_kernel
         from benchmarks.history import HISTORY, append
-    kernel.refuse_without_gpu()
+    triton_kernel.refuse_without_gpu()
     file = history or HISTORY / "kernel.jsonl"
-    rows = kernel.run(progress=lambda line: click.echo(line, err=True))
-    for line in kernel.table(rows):
+    rows = triton_kernel.run(progress=lambda line: click.echo(line, err=True))
+    for line in triton_kernel.table(rows):
         click.echo(line)
-    document = kernel.document(rows)
+    document = triton_kernel.document(rows)
     append(file, document)
     click.echo(f"appended to {file}")
     echo_json(document, as_json)
@@ -117,7 +157,7 @@ def _checked(name: str, value: Any) -> Any:
     checks: dict[str, Callable[[Any], Any]] = {
         "config": load_config, "repeats": lambda given: checked_repeats(given, 1), "minutes": checked_minutes,
         "attention_lengths": parse_lengths,
-        "names": lambda given: import_module("benchmarks.architectures").chosen(given),
+        "names": lambda given: import_module("benchmarks.cases.architectures").chosen(given),
     }  # fmt: skip
     return checks[name](value) if name in checks else value
 
@@ -125,7 +165,9 @@ def _checked(name: str, value: Any) -> Any:
 def _check_plot(path: Path, chosen: list[Case]) -> None:
     drawn = [case.name for case in CASES.values() if case.plots]
     if len(chosen) != 1 or chosen[0].name not in drawn:
-        raise ConfigError(f"--plot draws one case, and there are pictures of {', '.join(drawn)}; run one of these by itself.")
+        raise ConfigError(
+            f"--plot draws one case, and there are pictures of {', '.join(drawn)}; run one of these by itself."
+        )
     from benchmarks.plot import check_plot
 
     check_plot(path)
@@ -153,7 +195,11 @@ def _measure(
     if "trained" in given:
         given["config"] = module.size_of(given["trained"])
     config = given.pop("config", load_config(SMALL)) if "config" in case.takes else module.described()
-    others = {name: value for name, value in given.items() if value != getattr(config, name, None) and name != "repeats"}
+    others = {
+        name: value
+        for name, value in given.items()
+        if value != getattr(config, name, None) and name != "repeats"
+    }
     claims = {} if others else {name: getattr(config, name) for name in case.claims}
     sizes = (config,) if "config" in case.takes else ()
     result = begin(case.name, config, threads=threads, file=history, engine=case.engine)

@@ -6,9 +6,9 @@ out; they weigh most where models are narrow and steps short, so small sizes mea
 
 from __future__ import annotations
 
-from runtimes.rule import MemoryRule
-from runtimes.spec import Form
-from trainer.model_config import ModelConfig
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import Form
+from trainer.model.config import ModelConfig
 
 BLOCK = 256  # queries that a recomputed window answers together; measured fastest of 128, 256, 512 and all at once
 FLOAT = 4  # bytes
@@ -81,4 +81,8 @@ def step_bytes(model: ModelConfig, rule: MemoryRule, form: Form, *, streams: int
 
 def predicted_ratio(model: ModelConfig, rule: MemoryRule, window: int) -> float:
     """How many times more multiply-adds a token costs by a recomputed window than by ring segments of rule.segment tokens."""
-    return window_multiply_adds(model, window) * rule.segment / step_multiply_adds(model, rule, "ring", rule.segment)
+    return (
+        window_multiply_adds(model, window)
+        * rule.segment
+        / step_multiply_adds(model, rule, "ring", rule.segment)
+    )

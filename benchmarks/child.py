@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from runtimes.errors import ArtefactError
+from runtimes.base.errors import ArtefactError
 
 STATUS = Path("/proc/self/status")
 
@@ -38,7 +38,7 @@ def measure_open(threads: int, path: str) -> dict[str, Any]:
 
     import runtimes
 
-    engine = "onnxruntime" if (Path(path) / "spec.json").is_file() else "trainer.checkpoint"
+    engine = "onnxruntime" if (Path(path) / "spec.json").is_file() else "trainer.run.checkpoint"
     __import__(engine)
     imported = time.perf_counter()
     session = runtimes.open_session(path, threads=threads)
@@ -69,7 +69,10 @@ def _resident() -> dict[str, int | None]:
     if not STATUS.is_file():
         return {"resident_bytes": None, "peak_bytes": None}
     fields = dict(line.split(":", 1) for line in STATUS.read_text(encoding="utf-8").splitlines())
-    found = {name: int(fields[key].split()[0]) * 1024 for name, key in (("resident_bytes", "VmRSS"), ("peak_bytes", "VmHWM"))}
+    found = {
+        name: int(fields[key].split()[0]) * 1024
+        for name, key in (("resident_bytes", "VmRSS"), ("peak_bytes", "VmHWM"))
+    }
     return {**found}
 
 

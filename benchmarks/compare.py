@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import CASES
-from runtimes.errors import ArtefactError, ConfigError
-from runtimes.files import read_bytes
-from runtimes.records import to_json
+from benchmarks.cases.registry import CASES
+from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.files import read_bytes
+from runtimes.base.records import to_json
 
 HISTORY = Path(__file__).parent / "history"
 SHORTEST = 4  # characters of a commit or date
@@ -57,7 +57,10 @@ class Comparison:
         return lines
 
     def to_json(self) -> Document:
-        return {"changes": [{**to_json(c), "ratio": c.ratio} for c in self.changes], "warnings": self.warnings}
+        return {
+            "changes": [{**to_json(c), "ratio": c.ratio} for c in self.changes],
+            "warnings": self.warnings,
+        }
 
 
 def find_results(which: str, folder: Path | None = None) -> list[Document]:
@@ -65,7 +68,9 @@ def find_results(which: str, folder: Path | None = None) -> list[Document]:
     if Path(which).is_file():
         if documents := _documents(Path(which)):
             return documents
-        raise ConfigError(f"{which} is empty; give a file that `python -m benchmarks run` has appended results to.")
+        raise ConfigError(
+            f"{which} is empty; give a file that `python -m benchmarks run` has appended results to."
+        )
     folder = folder or HISTORY
     if len(which) >= SHORTEST:
         found = [
@@ -96,14 +101,20 @@ def compare(before: Sequence[Document], after: Sequence[Document]) -> Comparison
         warnings += _doubts(", ".join(what[:2]), one, other) if found else []
     changes.sort(key=lambda change: (change.case, change.config, change.threads))
     if not changes:
-        raise ConfigError("the two have no timing in common: give results of the same case, configuration and threads.")
+        raise ConfigError(
+            "the two have no timing in common: give results of the same case, configuration and threads."
+        )
     return Comparison(changes=changes, warnings=list(dict.fromkeys(warnings)))
 
 
 def _newest(documents: Sequence[Document]) -> dict[Place, tuple[Document, Document]]:
     """The newest row of each kind, and the document that it is in: one run may have measured some, and another the others."""
     ordered = sorted((d for d in documents if d["case"] in CASES), key=lambda document: document["time"])
-    return {(d["case"], d["config"], d["threads"], _key(d["case"], row)): (row, d) for d in ordered for row in d["rows"]}
+    return {
+        (d["case"], d["config"], d["threads"], _key(d["case"], row)): (row, d)
+        for d in ordered
+        for row in d["rows"]
+    }
 
 
 def _changes(what: Place, row: Document, other: Document) -> Iterator[Change]:
@@ -111,7 +122,15 @@ def _changes(what: Place, row: Document, other: Document) -> Iterator[Change]:
     for timing, value in row.items():
         pair = [_median(x) for x in (value, other.get(timing))]
         if min(pair) > 0:
-            yield Change(case=case, config=config, threads=threads, row=key, timing=timing, before=pair[0], after=pair[1])
+            yield Change(
+                case=case,
+                config=config,
+                threads=threads,
+                row=key,
+                timing=timing,
+                before=pair[0],
+                after=pair[1],
+            )
 
 
 def _median(timing: Any) -> float:
@@ -122,7 +141,9 @@ def _median(timing: Any) -> float:
 
 def _key(case: str, row: Document) -> str:
     named = [(name.replace("_", " "), row.get(name)) for name in CASES[case].keys]
-    return ", ".join(f"{name} {value}" for name, value in named if value not in (None, "standard"))  # what was not said before
+    return ", ".join(
+        f"{name} {value}" for name, value in named if value not in (None, "standard")
+    )  # what was not said before
 
 
 def _doubts(what: str, one: Document, other: Document) -> list[str]:
@@ -130,7 +151,9 @@ def _doubts(what: str, one: Document, other: Document) -> list[str]:
     doubts = []
     machines = [document["machine"] for document in (one, other)]
     if any(machines[0].get(name) != machines[1].get(name) for name in MACHINE):
-        doubts.append(f"the machines differ ({' against '.join(_machine(m) for m in machines)}): ratios of {what} mean little")
+        doubts.append(
+            f"the machines differ ({' against '.join(_machine(m) for m in machines)}): ratios of {what} mean little"
+        )
     differing = sorted(
         name for name in one["versions"].keys() | other["versions"].keys()
         if name != "xl-export" and one["versions"].get(name) != other["versions"].get(name)
@@ -141,7 +164,9 @@ def _doubts(what: str, one: Document, other: Document) -> list[str]:
 
 
 def _machine(machine: Document) -> str:
-    return f"{machine.get('cpu')}, {machine.get('cpus')} CPUs, {machine.get('memory_bytes', 0) / 2**30:.0f} GiB"
+    return (
+        f"{machine.get('cpu')}, {machine.get('cpus')} CPUs, {machine.get('memory_bytes', 0) / 2**30:.0f} GiB"
+    )
 
 
 def _documents(path: Path) -> list[Document]:
@@ -150,12 +175,17 @@ def _documents(path: Path) -> list[Document]:
     for number, line in enumerate(read_bytes(path).splitlines(), start=1):
         try:
             document = json.loads(line)
-            facts = [document[name] for name in ("case", "time", "config", "threads", "rows", "machine", "versions")]
+            facts = [
+                document[name]
+                for name in ("case", "time", "config", "threads", "rows", "machine", "versions")
+            ]
             fits = all(isinstance(x, dict) for x in (*facts[5:], *facts[4]))
             fits = fits and isinstance(facts[3], int) and all(isinstance(x, str) for x in facts[:3])
         except (ValueError, KeyError, TypeError, RecursionError):
             fits = False
         if not fits:
-            raise ArtefactError(f"line {number} of {path} is not a result of `python -m benchmarks run`; give another file.")
+            raise ArtefactError(
+                f"line {number} of {path} is not a result of `python -m benchmarks run`; give another file."
+            )
         documents.append(document)
     return documents

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from runtimes.errors import ConfigError
-from runtimes.machine import available_cpus
-from trainer.model_config import ModelConfig
+from runtimes.base.errors import ConfigError
+from runtimes.base.machine import available_cpus
+from trainer.model.config import ModelConfig
 
 LONGEST = 1 << 14  # tokens; the masks of a recomputed window take 2 bytes for each pair of its positions
 MOST_REPEATS = 1 << 16
@@ -60,7 +60,9 @@ CONFIGS = {
 def load_config(name: str) -> BenchmarkConfig:
     """The configuration of that name; raises ConfigError for any other."""
     if name not in CONFIGS:
-        raise ConfigError(f"{name} is not a benchmark configuration; give --config one of {', '.join(CONFIGS)}.")
+        raise ConfigError(
+            f"{name} is not a benchmark configuration; give --config one of {', '.join(CONFIGS)}."
+        )
     return CONFIGS[name]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from runtimes.files import atomic_file, refuse_unwritable
+from runtimes.base.files import atomic_file, refuse_unwritable
 
 
 def check_csv(path: Path) -> None:
@@ -19,8 +19,12 @@ def write_csv(path: Path, documents: Sequence[dict[str, Any]]) -> None:
     """The rows of the documents; a nested figure's column is named as in `token.median`, what a case lacks is empty."""
     lines = []
     for document in documents:
-        facts = {name: document[name] for name in ("case", "config", "threads", "precision", "time", "commit")}
-        lines += [{**facts, "cpu": document["machine"]["cpu"], **dict(_flat(row))} for row in document["rows"]]
+        facts = {
+            name: document[name] for name in ("case", "config", "threads", "precision", "time", "commit")
+        }
+        lines += [
+            {**facts, "cpu": document["machine"]["cpu"], **dict(_flat(row))} for row in document["rows"]
+        ]
     columns = list(dict.fromkeys(name for line in lines for name in line))
     with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, columns)

@@ -14,8 +14,8 @@ from typing import Any
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.machine import commit, machine_facts, versions
 from benchmarks.measure import Limits, measure_limits
-from runtimes.files import writing
-from runtimes.records import to_json
+from runtimes.base.files import writing
+from runtimes.base.records import to_json
 
 BUSY = 0.1  # of the CPUs
 HISTORY = Path(__file__).parent / "history"
@@ -47,7 +47,11 @@ class Result:
         machine, limits = self.machine, self.limits
         busy = machine["busy_cpus"] > BUSY * machine["cpus"]
         return [
-            *(["note: other jobs were using the CPUs; figures of such a run are not to be published"] if busy else []),
+            *(
+                ["note: other jobs were using the CPUs; figures of such a run are not to be published"]
+                if busy
+                else []
+            ),
             f"machine: {machine['cpu']}, {machine['cpus']} CPUs, {machine['busy_cpus']:g} of them busy before; medians; "
             f"{self.engine} {self.versions.get(self.engine, 'unknown')}",
             f"limits, best of before and after: memory read {limits.read_bytes / 1e9:.0f} GB/s, "
@@ -75,7 +79,9 @@ class Result:
         return document
 
 
-def begin(case: str, config: BenchmarkConfig, *, threads: int, file: Path | None, engine: str = "onnxruntime") -> Result:
+def begin(
+    case: str, config: BenchmarkConfig, *, threads: int, file: Path | None, engine: str = "onnxruntime"
+) -> Result:
     """Takes down the machine and its limits, and makes sure that the history file can be written before anything is measured."""
     file, machine = _writable(file or HISTORY / f"{case}.jsonl"), _machine_at_first()
     limits = measure_limits(threads)
@@ -93,7 +99,10 @@ def _machine_at_first() -> dict[str, Any]:
 def append(path: Path, document: dict[str, Any]) -> None:
     """Adds one line to a history file, whole or not at all."""
     line = (json.dumps(document, allow_nan=False, ensure_ascii=False) + "\n").encode()
-    with writing(path), path.open("ab", buffering=0) as stream:  # one write, so that a kill cannot come between two
+    with (
+        writing(path),
+        path.open("ab", buffering=0) as stream,
+    ):  # one write, so that a kill cannot come between two
         if (written := stream.write(line)) < len(line):
             os.ftruncate(stream.fileno(), stream.tell() - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runtimes.machine import available_cpus, memory_bytes, package_versions
+from runtimes.base.machine import available_cpus, memory_bytes, package_versions
 
 CPUINFO, STAT = Path("/proc/cpuinfo"), Path("/proc/stat")
 
@@ -36,7 +36,9 @@ def busy_cpus(seconds: float = 1.0) -> float:
 
 def _worked() -> int:
     """Ticks that all CPUs together have worked, or were kept from this machine by its host."""
-    user, nice, system, _idle, _waiting, *rest = map(int, STAT.read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9])
+    user, nice, system, _idle, _waiting, *rest = map(
+        int, STAT.read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]
+    )
     return user + nice + system + sum(rest)
 
 
@@ -51,7 +53,8 @@ def commit() -> str | None:
     commands = (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"])
     try:
         head, changes = (
-            subprocess.run(c, cwd=folder, capture_output=True, text=True, check=True, timeout=10).stdout for c in commands
+            subprocess.run(c, cwd=folder, capture_output=True, text=True, check=True, timeout=10).stdout
+            for c in commands
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx_ir as ir
 
-from benchmarks.kernels import open_graph
-from runtimes.spec import TensorFacts
-from xl_export.ops import Ops, graph_input
+from benchmarks.operators import open_graph
+from runtimes.contract.spec import TensorFacts
+from xl_export.graph.ops import Ops, graph_input
 
 READ_BYTES = 512 << 20  # far larger than any cache
 MATRIX = 2048
@@ -34,7 +34,10 @@ class Timing:
     def per(self, tokens: int) -> Timing:
         """The same, per token, where a call serves several."""
         return Timing(
-            median=self.median / tokens, fastest=self.fastest / tokens, slowest=self.slowest / tokens, repeats=self.repeats
+            median=self.median / tokens,
+            fastest=self.fastest / tokens,
+            slowest=self.slowest / tokens,
+            repeats=self.repeats,
         )
 
 
@@ -52,7 +55,9 @@ class Limits:
         return multiply_adds / self.multiply_adds * 1e3
 
 
-def take_turns(sides: Mapping[Side, Callable[[], Any]], *, repeats: int, warmup: int = 2, turns: int = 3) -> dict[Side, Timing]:
+def take_turns(
+    sides: Mapping[Side, Callable[[], Any]], *, repeats: int, warmup: int = 2, turns: int = 3
+) -> dict[Side, Timing]:
     """Times every side `repeats` times, in turns, so that a machine that slows down slows all of them.
 
     Each turn begins with a rest, until the side before has let go of the cores, and untimed calls, which take the caches back.
@@ -64,7 +69,10 @@ def take_turns(sides: Mapping[Side, Callable[[], Any]], *, repeats: int, warmup:
             if share:
                 time.sleep(REST if len(sides) > 1 else 0)
                 found[name] += milliseconds(call, repeats=share, warmup=warmup)
-    return {n: Timing(median=median(ms), fastest=min(ms), slowest=max(ms), repeats=len(ms)) for n, ms in found.items()}
+    return {
+        n: Timing(median=median(ms), fastest=min(ms), slowest=max(ms), repeats=len(ms))
+        for n, ms in found.items()
+    }
 
 
 def median_milliseconds(call: Callable[[], Any], *, repeats: int, warmup: int = 2) -> float:

@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from runtimes.files import write_json
-from runtimes.records import to_json
-from runtimes.rule import MemoryRule
-from runtimes.spec import VOCAB, Form
-from runtimes.vocab import ByteVocab
-from trainer.checkpoint import CONFIG, MODEL, save_tensors
-from trainer.config import TrainConfig
-from trainer.model import LanguageModel
-from trainer.model_config import ModelConfig
+from runtimes.base.files import write_json
+from runtimes.base.records import to_json
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import VOCAB, Form
+from runtimes.contract.vocabulary import ByteVocab
+from trainer.model.config import ModelConfig
+from trainer.model.model import LanguageModel
+from trainer.run.checkpoint import CONFIG, MODEL, save_tensors
+from trainer.run.config import TrainConfig
 from xl_export import export
 
-Weights = dict[str, np.ndarray]  # the names of trainer.model.LanguageModel's state dict
+Weights = dict[str, np.ndarray]  # the names of trainer.model.model.LanguageModel's state dict
 
 
 def random_weights(model: ModelConfig, *, seed: int = 0) -> Weights:
@@ -32,7 +32,9 @@ def random_weights(model: ModelConfig, *, seed: int = 0) -> Weights:
     weights = {}
     for name, shape in shapes.items():
         scale = shape[-1] ** -0.5 if len(shape) > 1 else 0.1
-        weights[name] = scale * draw.standard_normal(shape, np.float32) + np.float32(name.endswith("norm.weight"))
+        weights[name] = scale * draw.standard_normal(shape, np.float32) + np.float32(
+            name.endswith("norm.weight")
+        )
     return weights
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtimes.errors import MissingPackageError, UserError
-from runtimes.files import atomic_file
+from runtimes.base.errors import MissingPackageError, UserError
+from runtimes.base.files import atomic_file
 
 if TYPE_CHECKING:
-    from benchmarks.latency import Row as LatencyRow
-    from benchmarks.sliding_window import Row
+    from benchmarks.cases.latency import Row as LatencyRow
+    from benchmarks.cases.sliding_window import Row
     from benchmarks.steps import Row as StepRow
 
 WINDOW, SEGMENT, ARITHMETIC, PAPER = "#c2410c", "#1d4ed8", "#6b7280", "#111827"
@@ -87,21 +87,37 @@ def _draw_latency(axes: Any, rows: Sequence[Row]) -> None:
         ("segments with memory", SEGMENT, [row.segment for row in rows]),
     ):
         axes.plot(lengths, [timing.median for timing in timings], "o-", color=colour, label=label)
-        axes.fill_between(lengths, [t.fastest for t in timings], [t.slowest for t in timings], color=colour, alpha=0.15, lw=0)
+        axes.fill_between(
+            lengths,
+            [t.fastest for t in timings],
+            [t.slowest for t in timings],
+            color=colour,
+            alpha=0.15,
+            lw=0,
+        )
     _log_scale(axes)
     axes.set_ylabel("milliseconds per token (log scale)")
     axes.set_title("Cost of one token (medians; bands from fastest to slowest)", fontsize=10)
 
 
 def _draw_ratio(axes: Any, rows: Sequence[Row]) -> None:
-    from benchmarks.sliding_window import TABLE_9
+    from benchmarks.cases.sliding_window import TABLE_9
 
     lengths = [row.attention_length for row in rows]
     axes.plot(lengths, [row.ratio for row in rows], "o-", color=SEGMENT, label="measured")
-    axes.plot(lengths, [row.predicted_ratio for row in rows], "s--", color=ARITHMETIC, label="multiply-adds alone")
+    axes.plot(
+        lengths, [row.predicted_ratio for row in rows], "s--", color=ARITHMETIC, label="multiply-adds alone"
+    )
     paper = sorted(set(lengths) & set(TABLE_9))
     if paper:
-        axes.plot(paper, [TABLE_9[length] for length in paper], "*", ms=11, color=PAPER, label="Table 9 of the paper (GPU)")
+        axes.plot(
+            paper,
+            [TABLE_9[length] for length in paper],
+            "*",
+            ms=11,
+            color=PAPER,
+            label="Table 9 of the paper (GPU)",
+        )
     for row in rows:
         axes.annotate(  # beside the line, where neither the paper's stars nor the squares are
             f"{row.ratio:,.0f}×", (row.attention_length, row.ratio), textcoords="offset points", xytext=(8, -11),

@@ -17,16 +17,16 @@ import torch
 
 from benchmarks.arithmetic import step_bytes, step_multiply_adds
 from benchmarks.configs import BenchmarkConfig
-from benchmarks.kernels import open_checked
 from benchmarks.measure import Limits, Timing, take_turns
 from benchmarks.models import Weights, random_weights, write_artefact
-from runtimes.memory import Memory
-from runtimes.ort_session import Kernel, OrtSession
-from runtimes.records import to_json
-from runtimes.rule import MemoryRule
-from runtimes.session import Session
-from runtimes.torch_session import ProjectedTorchSession
-from trainer.checkpoint import load_run
+from benchmarks.operators import open_checked
+from runtimes.base.records import to_json
+from runtimes.contract.memory import Memory
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.session import Session
+from runtimes.sessions.onnx_runtime import Kernel, OrtSession
+from trainer.run.checkpoint import load_run
+from trainer.run.session import ProjectedTorchSession
 
 Progress = Callable[[str], None]
 
@@ -54,7 +54,10 @@ class Row:
 
     def at_least(self, limits: Limits) -> float:
         """Milliseconds per token that the machine's limits allow."""
-        reading, computing = limits.read_milliseconds(self.num_bytes), limits.compute_milliseconds(self.multiply_adds)
+        reading, computing = (
+            limits.read_milliseconds(self.num_bytes),
+            limits.compute_milliseconds(self.multiply_adds),
+        )
         return max(reading, computing) / (self.batch * self.tokens)
 
     def to_json(self) -> dict[str, Any]:
@@ -74,7 +77,10 @@ def measure_steps(
         for batch, tokens in steps:
             progress(f"memory {mem_len}: timing {repeats} steps of {batch} x {tokens} tokens")
             sides = {"onnxruntime": _step(ours, batch, tokens), "pytorch": _step(theirs, batch, tokens)}
-            times = {name: timing.per(batch * tokens) for name, timing in take_turns(sides, repeats=repeats).items()}
+            times = {
+                name: timing.per(batch * tokens)
+                for name, timing in take_turns(sides, repeats=repeats).items()
+            }
             rows.append(
                 Row(
                     mem_len=mem_len, batch=batch, tokens=tokens, kernel=kernel, **times,
@@ -86,7 +92,13 @@ def measure_steps(
 
 
 def open_both(
-    folder: Path, config: BenchmarkConfig, rule: MemoryRule, weights: Weights, *, threads: int, kernel: Kernel = "standard"
+    folder: Path,
+    config: BenchmarkConfig,
+    rule: MemoryRule,
+    weights: Weights,
+    *,
+    threads: int,
+    kernel: Kernel = "standard",
 ) -> tuple[OrtSession, ProjectedTorchSession]:
     """Sessions of the same weights on both engines."""
     artefact = write_artefact(folder, config.model, rule, weights, "ring")
@@ -100,7 +112,9 @@ def filled(session: Session, batch: int) -> Memory:
     """Memory of streams that have run once around the ring."""
     draw, memory = np.random.default_rng(0), session.start(batch)
     while memory.positions[0] <= session.rule.slots:
-        _, memory = session.predict(draw.integers(0, session.vocab.size, (batch, session.rule.segment)), memory)
+        _, memory = session.predict(
+            draw.integers(0, session.vocab.size, (batch, session.rule.segment)), memory
+        )
     return memory
 
 

@@ -1,12 +1,13 @@
 """Runs artefacts without PyTorch: open a session, score, generate, check. Imports only NumPy and ONNX Runtime."""
 
-from runtimes.errors import UserError
-from runtimes.generation import Piece, generate
-from runtimes.memory import Memory, load_memory, save_memory
-from runtimes.reference import CheckReport, check
-from runtimes.sampling import Sampler
-from runtimes.scoring import Score, evaluate
-from runtimes.session import Session, open_session
+from runtimes.base.errors import UserError
+from runtimes.contract.memory import Memory, save_memory
+from runtimes.contract.session import Session, load_memory
+from runtimes.sessions.open import open_session
+from runtimes.tasks.check import CheckReport, check
+from runtimes.tasks.evaluate import Score, evaluate
+from runtimes.tasks.generate import Piece, generate
+from runtimes.tasks.sample import Sampler
 
 __all__ = [
     "CheckReport", "Memory", "Piece", "Sampler", "Score", "Session", "UserError",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtimes.rule import MemoryRule
-from trainer.model_config import SpanConfig, VocabularyConfig
+from runtimes.contract.rule import MemoryRule
+from trainer.model.config import SpanConfig, VocabularyConfig
 
 RULE = MemoryRule(mem_len=16, segment=8)
 UNSEEN = MemoryRule(mem_len=16, segment=8, include_self=False, initial_memory="zeros")
@@ -13,7 +13,7 @@ LEARNED: dict[str, Any] = {"positions": "learned", "context": 17}
 SPAN: dict[str, Any] = LEARNED | {"span": SpanConfig(maximum=16, ramp=4, initial=0.4, penalty=1e-3)}
 ALL_ATTENTION: dict[str, Any] = SPAN | {"d_ff": 0, "persistent": 5, "rule": UNSEEN}
 
-# sizes of trainer.model_config.ModelConfig that differ from the tests' usual ones, and the rule
+# sizes of trainer.model.config.ModelConfig that differ from the tests' usual ones, and the rule
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "transformer-xl": {},
     "transformer-xl-untied-pre-norm": {"tie_biases": False, "pre_norm": True},
@@ -31,7 +31,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
     "shaw": {"positions": "shaw", "context": 9},
     "absolute": {"positions": "absolute", "context": 8},
-    "per-layer": {"positions": "per-layer", "context": 8, "rule": MemoryRule(mem_len=0, segment=8, mask="full")},
+    "per-layer": {
+        "positions": "per-layer",
+        "context": 8,
+        "rule": MemoryRule(mem_len=0, segment=8, mask="full"),
+    },
     "absolute-from-segment-end": {
         "positions": "absolute",
         "context": 6,

@@ -7,7 +7,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from xl_export.cli import main
+from xl_export.cli.main import main
 
 
 def xl(*arguments: object) -> Result:

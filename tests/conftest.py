@@ -9,18 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtimes.rule import MemoryRule
+from runtimes.contract.rule import MemoryRule
 
 RULE = MemoryRule(mem_len=16, segment=8)
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a background job, whose programs would inherit it: some tests send it
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # in a background job, whose programs would inherit it: some tests send it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def text() -> str:
     """Real English: the built-in corpus."""
-    from trainer.text import built_in_corpus
+    from trainer.data.text import built_in_corpus
 
     return built_in_corpus().decode("utf-8")
 
@@ -31,20 +33,30 @@ def make_run(tmp_path_factory: pytest.TempPathFactory, text: str) -> Callable[..
 
     shares: of adaptive spans, for each head of every layer; random ones when none are given.
     """
-    from runtimes.files import write_json
-    from runtimes.records import to_json
-    from runtimes.vocab import CharVocab
-    from trainer.checkpoint import save_tensors
-    from trainer.config import TrainConfig
-    from trainer.model import LanguageModel
-    from trainer.model_config import ModelConfig
+    from runtimes.base.files import write_json
+    from runtimes.base.records import to_json
+    from runtimes.contract.vocabulary import CharVocab
+    from trainer.model.config import ModelConfig
+    from trainer.model.model import LanguageModel
+    from trainer.run.checkpoint import save_tensors
+    from trainer.run.config import TrainConfig
 
-    def make(*, rule: MemoryRule = RULE, seed: int = 0, shares: tuple[float, ...] = (), **sizes: object) -> Path:
+    def make(
+        *, rule: MemoryRule = RULE, seed: int = 0, shares: tuple[float, ...] = (), **sizes: object
+    ) -> Path:
         import torch
 
         folder = tmp_path_factory.mktemp("run")
         vocab = CharVocab.build(text)
-        settings = {"layers": 2, "d_model": 16, "heads": 2, "head_dim": 6, "d_ff": 20, "vocab_size": vocab.size, **sizes}
+        settings = {
+            "layers": 2,
+            "d_model": 16,
+            "heads": 2,
+            "head_dim": 6,
+            "d_ff": 20,
+            "vocab_size": vocab.size,
+            **sizes,
+        }
         config = TrainConfig(model=ModelConfig(**settings), training=rule, evaluation=rule)  # type: ignore[arg-type]
         torch.manual_seed(seed)
         model = LanguageModel(config.model)
@@ -69,7 +81,7 @@ def run(make_run: Callable[..., Path]) -> Path:
 @pytest.fixture(scope="session")
 def artefacts(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """That run exported in each form of memory. Tests must not change these folders; copy them first."""
-    from xl_export.artefact import export
+    from xl_export.artefact.export import export
 
     folder = tmp_path_factory.mktemp("artefacts")
     return {form: export(run, folder / form, memory=form) for form in ("ring", "shift", "hidden")}  # type: ignore[arg-type]
@@ -78,7 +90,7 @@ def artefacts(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 @pytest.fixture(scope="session")
 def tokens(text: str) -> np.ndarray:
     """The corpus as character ids, int64 [N]."""
-    from runtimes.vocab import CharVocab
+    from runtimes.contract.vocabulary import CharVocab
 
     return CharVocab.build(text).encode(text)
 
@@ -86,9 +98,9 @@ def tokens(text: str) -> np.ndarray:
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """The models here are tiny: more threads only wait for each other, above all beside other jobs."""
-    import runtimes.ort_session
+    import runtimes.sessions.onnx_runtime
 
-    runtimes.ort_session.available_cpus = lambda: 1
+    runtimes.sessions.onnx_runtime.available_cpus = lambda: 1
     try:
         import torch
     except ImportError:  # the edge part of the suite runs without PyTorch

@@ -36,7 +36,9 @@ PUBLISHED = {  # member names as in the published archives
     "wikitext-103": {f"wikitext-103/wiki.{part}.tokens": data for part, data in WIKI.items()},
     "penn-treebank": {f"./simple-examples/data/ptb.{part}.txt": data for part, data in PTB.items()}
     | {f"./simple-examples/data/ptb.char.{part}.txt": b"c h a r" for part in PTB},
-    "one-billion-word": {f"1-billion-word-language-modeling-benchmark-r13output/{name}": data for name, data in SHARDS.items()},
+    "one-billion-word": {
+        f"1-billion-word-language-modeling-benchmark-r13output/{name}": data for name, data in SHARDS.items()
+    },
 }
 
 

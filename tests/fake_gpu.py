@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes.engine import PLAN, SIDE_FILES, EngineFacts, Gpu, Profile, save_engine
-from runtimes.spec import GRAPH, file_facts, load_spec
+from runtimes.contract.engine import PLAN, SIDE_FILES, EngineFacts, Gpu, Profile, save_engine
+from runtimes.contract.spec import GRAPH, file_facts, load_spec
 
 GPU = Gpu(name="Fake RTX", compute_capability="8.9")
 PROFILES = (
@@ -91,7 +91,9 @@ class FakeCuda:
 
     cudaFreeHost = cudaFree
 
-    def cudaMemcpyAsync(self, target: int, source: int, num_bytes: int, kind: Any, stream: int) -> tuple[Any, ...]:
+    def cudaMemcpyAsync(
+        self, target: int, source: int, num_bytes: int, kind: Any, stream: int
+    ) -> tuple[Any, ...]:
         self.enqueue(lambda: ctypes.memmove(target, source, num_bytes) and None)
         return self._ok("copy")
 
@@ -134,7 +136,8 @@ class FakeTensorRT:
 
     def __init__(self, cuda: FakeCuda) -> None:
         self.Runtime = lambda log: SimpleNamespace(
-            deserialize_cuda_engine=lambda plan: _Engine(cuda, self, log, plan), engine_host_code_allowed=False
+            deserialize_cuda_engine=lambda plan: _Engine(cuda, self, log, plan),
+            engine_host_code_allowed=False,
         )
 
 
@@ -147,7 +150,11 @@ class _Engine:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self.ort = onnxruntime.InferenceSession(document["graph"], options)
-        nodes = [(node, mode) for mode in ("INPUT", "OUTPUT") for node in getattr(self.ort, f"get_{mode.lower()}s")()]
+        nodes = [
+            (node, mode)
+            for mode in ("INPUT", "OUTPUT")
+            for node in getattr(self.ort, f"get_{mode.lower()}s")()
+        ]
         self.tensors = {node.name: (node, trt.TensorIOMode[mode]) for node, mode in nodes}
         self.num_io_tensors = len(self.tensors)
 
@@ -204,7 +211,9 @@ class _Context:
     def execute_async_v3(self, stream: int) -> bool:
         cuda, addresses, shapes = self.engine.cuda, dict(self.addresses), dict(self.shapes)
         assert addresses.keys() == self.engine.tensors.keys(), "a tensor has no address"
-        assert len(set(addresses.values())) == len(addresses), "two tensors share a buffer (NVIDIA/TensorRT#4681)"
+        assert len(set(addresses.values())) == len(addresses), (
+            "two tensors share a buffer (NVIDIA/TensorRT#4681)"
+        )
         if cuda.captured is not None and not self.fresh:
             self.engine.log.log(FakeTensorRT.ILogger.Severity.ERROR, "a step must run before one is captured")
             return False
@@ -214,7 +223,10 @@ class _Context:
 
     def _compute(self, addresses: dict[str, int], shapes: dict[str, tuple[int, ...]], changes: int) -> None:
         assert changes == self.changes, "a graph is launched that was captured under other shapes"
-        feed = {name: _view(addresses[name], shape, KINDS[self.engine.tensors[name][0].type]) for name, shape in shapes.items()}
+        feed = {
+            name: _view(addresses[name], shape, KINDS[self.engine.tensors[name][0].type])
+            for name, shape in shapes.items()
+        }
         names = [node.name for node in self.engine.ort.get_outputs()]
         for name, array in zip(names, self.engine.ort.run(names, feed), strict=True):
             _view(addresses[name], array.shape, array.dtype)[...] = array
@@ -239,7 +251,10 @@ def make_engine(artefact: Path, out: Path, **changes: Any) -> Path:
     """An engine folder with a plan that the stand-in understands."""
     out.mkdir()
     profiles = changes.get("profiles", PROFILES)
-    plan = {"graph": str(artefact / GRAPH), "profiles": [{"batch": p.batch, "tokens": p.tokens} for p in profiles]}
+    plan = {
+        "graph": str(artefact / GRAPH),
+        "profiles": [{"batch": p.batch, "tokens": p.tokens} for p in profiles],
+    }
     (out / PLAN).write_text(json.dumps(plan))
     for name in SIDE_FILES:
         (out / name).write_bytes((artefact / name).read_bytes())

@@ -7,10 +7,10 @@ import copy
 import numpy as np
 import torch
 
-from runtimes.precision import Precision
-from runtimes.spec import Spec, head_groups
-from trainer.model import LanguageModel
-from xl_export.precision import BITS, BLOCK, SMALL
+from runtimes.contract.precision import Precision
+from runtimes.contract.spec import Spec, head_groups
+from trainer.model.model import LanguageModel
+from xl_export.graph.quantise import BITS, BLOCK, SMALL
 
 
 def rounded(model: LanguageModel, precision: Precision, spec: Spec) -> LanguageModel:
@@ -23,7 +23,9 @@ def rounded(model: LanguageModel, precision: Precision, spec: Spec) -> LanguageM
     names = [name for name, _ in model.vocabulary.projection.named_parameters()]
     for i in names:  # read both ways, and rounded differently for each: untied here
         if i not in model.vocabulary.output_projection:
-            model.vocabulary.output_projection[i] = torch.nn.Parameter(model.vocabulary.projection[i].detach().clone())
+            model.vocabulary.output_projection[i] = torch.nn.Parameter(
+                model.vocabulary.projection[i].detach().clone()
+            )
     for name, parameter in model.named_parameters():
         array = parameter.detach().numpy()
         if precision in BITS and (axis := _summed_over(name)) is not None and array.shape[axis] >= BLOCK:
@@ -33,7 +35,9 @@ def rounded(model: LanguageModel, precision: Precision, spec: Spec) -> LanguageM
             turned[order] = in_blocks(matrix[order], BITS[precision])
             array = np.moveaxis(turned, 0, axis)
         elif precision != "fp32" and array.size >= SMALL and "positions.project" not in name:
-            scale = np.float32(spec.model.head_dim**-0.5 if name.endswith(".query.weight") else 1)  # folded into the graph's
+            scale = np.float32(
+                spec.model.head_dim**-0.5 if name.endswith(".query.weight") else 1
+            )  # folded into the graph's
             array = (array * scale).astype(np.float16).astype(np.float32) / scale
         parameter.data = torch.from_numpy(np.ascontiguousarray(array))
     return model
@@ -56,7 +60,14 @@ def _summed_over(name: str) -> int | None:
     if name.startswith("vocabulary."):
         kinds = {"table": 1, "output_table": 1, "cluster_table": 1, "projection": 1, "output_projection": 0}
         return kinds.get(name.split(".")[1])
-    matrices = ("query.weight", "key.weight", "value.weight", "out.weight", "expand.weight", "contract.weight")
+    matrices = (
+        "query.weight",
+        "key.weight",
+        "value.weight",
+        "out.weight",
+        "expand.weight",
+        "contract.weight",
+    )
     return 1 if name.startswith("blocks.") and name.endswith(matrices) else None
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from trainer.config import TrainConfig
-from trainer.loop import train
-from trainer.state import Training
+from trainer.run.config import TrainConfig
+from trainer.training.loop import train
+from trainer.training.state import Training
 
 
 def state(run: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from runtimes import Memory, Session
-from runtimes.logits import log_sum_exp
+from runtimes.base.logits import log_sum_exp
 
 
-def feed(session: Session, tokens: np.ndarray, cuts: list[int], memory: Memory | None = None) -> tuple[np.ndarray, Memory]:
+def feed(
+    session: Session, tokens: np.ndarray, cuts: list[int], memory: Memory | None = None
+) -> tuple[np.ndarray, Memory]:
     """Log-probabilities [B, N, V] of tokens [B, N] fed in segments of the given lengths."""
     memory = memory or session.start(len(tokens))
     pieces, at = [], 0

@@ -24,7 +24,13 @@ SHORTER = {  # what the test adds to a command, so that it takes seconds
     "python -m benchmarks run latency": "--mem-len 64 --repeats 50 --history history.jsonl",
 }
 PATH = "/usr/bin:/bin"
-ELSEWHERE = ("git clone", "cd ", "make ", "pip install", "torchrun")  # run by continuous integration and other tests
+ELSEWHERE = (
+    "git clone",
+    "cd ",
+    "make ",
+    "pip install",
+    "torchrun",
+)  # run by continuous integration and other tests
 
 
 def blocks(language: str) -> list[str]:
@@ -52,8 +58,8 @@ def test_every_command_and_snippet_runs_in_order(tmp_path: Path) -> None:
             continue
         words = shlex.split(shortened(command))
         words[:1] = [sys.executable] if words[0] == "python" else [sys.executable, "-m", "xl_export"]
-        if command == "xl-export kernel" and shutil.which("g++", path=PATH) is None:
-            continue  # tests/runtimes/test_fused.py skips with the reason
+        if command == "xl-export fused-kernel" and shutil.which("g++", path=PATH) is None:
+            continue  # tests/runtimes/sessions/test_fused_cpu.py skips with the reason
         cache = str(tmp_path / "cache")
         environment = {"PYTHONPATH": str(ROOT), "PATH": PATH, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": cache}
         result = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -61,7 +67,9 @@ def test_every_command_and_snippet_runs_in_order(tmp_path: Path) -> None:
         ran += 1
     assert ran >= 7
     for snippet in blocks("python"):
-        result = subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        result = subprocess.run(
+            [sys.executable, "-c", snippet], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
         assert result.returncode == 0, result.stderr
 
 
@@ -75,10 +83,15 @@ def test_every_make_target_of_the_readme_exists() -> None:
 def test_every_file_that_the_documents_name_exists() -> None:
     documents = [
         README,
-        *(path.read_text(encoding="utf-8") for path in (ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"))),
+        *(
+            path.read_text(encoding="utf-8")
+            for path in (ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"))
+        ),
     ]
     for text in documents:
-        for name in re.findall(r"`((?:runtimes|trainer|xl_export|benchmarks|tests|docs)/[\w/]+\.(?:py|md|json))`", text):
+        for name in re.findall(
+            r"`((?:runtimes|trainer|xl_export|benchmarks|tests|docs)/[\w/]+\.(?:py|md|json))`", text
+        ):
             assert (ROOT / name).is_file(), name
         for name in re.findall(r"\]\((?!http)([^)#]+)\)", text):
             assert (ROOT / name).exists() or (ROOT / "docs" / name).exists(), name

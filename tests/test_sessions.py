@@ -10,30 +10,39 @@ import numpy as np
 import pytest
 
 from runtimes import Session, open_session
-from runtimes.errors import StreamError
-from runtimes.logits import log_sum_exp
-from runtimes.torch_session import ProjectedTorchSession
+from runtimes.base.errors import StreamError
+from runtimes.base.logits import log_sum_exp
 from tests import fake_gpu
 from tests.architectures import ARCHITECTURES
 from tests.streams import feed, rows
+from trainer.run.session import ProjectedTorchSession
 
 KINDS = ("torch", "ring", "shift", "hidden", "engine")  # an engine over a stand-in for the GPU
-OTHERS = ("adaptive-softmax", "all-attention-groups")  # a selective output layer; persistent vectors, spans, groups of heads
+OTHERS = (
+    "adaptive-softmax",
+    "all-attention-groups",
+)  # a selective output layer; persistent vectors, spans, groups of heads
 
 
 @pytest.fixture(params=[*KINDS, "projected", *(f"{name} {kind}" for name in OTHERS for kind in KINDS)])
-def session(request: pytest.FixtureRequest, run: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Session:
+def session(
+    request: pytest.FixtureRequest, run: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> Session:
     fake_gpu.install(monkeypatch)
     if request.param == "projected":  # PyTorch with keys and values for memory, which no folder opens as
-        from trainer.checkpoint import load_run
+        from trainer.run.checkpoint import load_run
 
         trained = load_run(run)
-        return ProjectedTorchSession(trained.model.eval(), trained.vocab, trained.config.evaluation, identity=trained.sha256)
+        return ProjectedTorchSession(
+            trained.model.eval(), trained.vocab, trained.config.evaluation, identity=trained.sha256
+        )
     return open_session(folders[request.param])
 
 
 @pytest.fixture(scope="module")
-def folders(run: Path, artefacts: dict[str, Path], others: dict[str, Path], tmp_path_factory: pytest.TempPathFactory):
+def folders(
+    run: Path, artefacts: dict[str, Path], others: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+):
     """A folder of each kind to open."""
     made = {"torch": run, **artefacts, **others}
     engines = tmp_path_factory.mktemp("engines")
@@ -45,7 +54,7 @@ def folders(run: Path, artefacts: dict[str, Path], others: dict[str, Path], tmp_
 @pytest.fixture(scope="module")
 def others(make_run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Runs and artefacts of other architectures, as "name kind"."""
-    from xl_export.artefact import export
+    from xl_export.artefact.export import export
 
     folder, made = tmp_path_factory.mktemp("others"), {}
     for name in OTHERS:
@@ -55,7 +64,9 @@ def others(make_run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     return made
 
 
-def test_step_returns_float32_logits_and_the_same_memory_advanced(session: Session, tokens: np.ndarray) -> None:
+def test_step_returns_float32_logits_and_the_same_memory_advanced(
+    session: Session, tokens: np.ndarray
+) -> None:
     memory = session.start(3)
     logits, after = session.step(rows(tokens, 3, 5), memory)
     assert logits.shape == (3, 5, session.vocab.size)
@@ -92,7 +103,9 @@ def test_targets_that_do_not_fit_are_refused(session: Session, targets: np.ndarr
         session.score(np.zeros((1, 4), np.int64), targets, session.start(1))
 
 
-def test_a_row_restarts_by_position_zero_and_sees_nothing_of_its_past(session: Session, tokens: np.ndarray) -> None:
+def test_a_row_restarts_by_position_zero_and_sees_nothing_of_its_past(
+    session: Session, tokens: np.ndarray
+) -> None:
     batch = rows(tokens, 2, 48)
     _, memory = feed(session, batch[:, :40], [8] * 5)
     memory.positions[1] = 0
@@ -175,7 +188,7 @@ def test_an_impossible_batch_is_refused(session: Session, batch: int) -> None:
 def test_a_batch_beyond_this_machine_is_refused_before_anything_is_allocated(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtimes.session.memory_bytes", lambda: 10_000)
+    monkeypatch.setattr("runtimes.contract.session.memory_bytes", lambda: 10_000)
     with pytest.raises(StreamError, match=r"the memory of 9 streams takes \d+ GiB .* use a smaller batch"):
         session.start(9)
 
@@ -189,7 +202,9 @@ def test_a_batch_beyond_this_machine_is_refused_before_anything_is_allocated(
         lambda m: setattr(m, "positions", np.full(1, -(2**63))),
         lambda m: m.tensors.popitem(),
         lambda m: m.tensors.update({next(iter(m.tensors)): np.zeros(3, np.float32)}),
-        lambda m: m.tensors.update({name: np.asarray(array, np.float64) for name, array in m.tensors.items()}),
+        lambda m: m.tensors.update(
+            {name: np.asarray(array, np.float64) for name, array in m.tensors.items()}
+        ),
     ],
 )
 def test_memory_that_was_tampered_with_is_refused(session: Session, damage) -> None:

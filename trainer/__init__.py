@@ -15,11 +15,11 @@ __all__ = ["TrainConfig", "resume", "train"]
 def __getattr__(name: str) -> Any:
     """The public names, imported when first used: reading a configuration must not load PyTorch."""
     if name == "TrainConfig":
-        from trainer.config import TrainConfig
+        from trainer.run.config import TrainConfig
 
         return TrainConfig
     if name in ("resume", "train"):
-        import trainer.loop as steps
+        import trainer.training.loop as steps
 
         return getattr(steps, name)
     raise AttributeError(f"module 'trainer' has no attribute {name!r}")

@@ -10,7 +10,7 @@ __all__ = ["export"]
 def __getattr__(name: str) -> Any:
     """`xl_export.export`, imported when first used: it needs torch and onnx, and the command line may not."""
     if name == "export":
-        from xl_export.artefact import export
+        from xl_export.artefact.export import export
 
         return export
     raise AttributeError(f"module 'xl_export' has no attribute {name!r}")

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import measure
 from benchmarks.configs import CONFIGS, BenchmarkConfig
-from trainer.model_config import ModelConfig
+from trainer.model.config import ModelConfig
 
 TINY = BenchmarkConfig(
     name="tiny", segment=8, attention_lengths=(8, 20), repeats=3, mem_len=12, token_repeats=4, ring_claim=1e-9,

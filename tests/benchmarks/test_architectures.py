@@ -10,16 +10,16 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from benchmarks import architectures
 from benchmarks.__main__ import main
-from benchmarks.architectures import MODELS, affordable, check, chosen, recipe
-from runtimes.errors import ArtefactError, ConfigError
-from runtimes.records import from_json
-from trainer.attention import relative_attention
-from trainer.config import TrainConfig
-from trainer.model_config import ModelConfig
-from trainer.source import load_source, with_vocab_size
-from trainer.state import Training
+from benchmarks.cases import architectures
+from benchmarks.cases.architectures import MODELS, affordable, check, chosen, recipe
+from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.records import from_json
+from trainer.data.source import load_source, with_vocab_size
+from trainer.model.attention import relative_attention
+from trainer.model.config import ModelConfig
+from trainer.run.config import TrainConfig
+from trainer.training.state import Training
 
 TERMS = [
     *(("Transformer-XL", term) for term in ("position", "u", "v")),
@@ -31,7 +31,9 @@ TERMS = [
 
 
 def test_the_models_have_nearly_equal_numbers_of_parameters() -> None:
-    counts = [dataclasses.replace(ModelConfig(**sizes), vocab_size=100).parameters for sizes, _ in MODELS.values()]
+    counts = [
+        dataclasses.replace(ModelConfig(**sizes), vocab_size=100).parameters for sizes, _ in MODELS.values()
+    ]
     assert max(counts) / min(counts) < 1.02
 
 
@@ -56,7 +58,9 @@ def test_an_attention_that_is_wrong_is_not_trained(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("name", "term"), TERMS)
-def test_no_term_of_the_scores_can_be_lost_unseen(name: str, term: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_term_of_the_scores_can_be_lost_unseen(
+    name: str, term: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lost = lambda *given, terms, **options: relative_attention(  # noqa: E731
         *given, terms=dataclasses.replace(terms, **{term: None}), **options
     )
@@ -66,7 +70,9 @@ def test_no_term_of_the_scores_can_be_lost_unseen(name: str, term: str, monkeypa
 
 
 @pytest.mark.parametrize("name", ["Shaw positions", "all-attention"])
-def test_training_reaches_the_row_that_stands_for_all_longer_distances(name: str, tmp_path: Path, text: str) -> None:
+def test_training_reaches_the_row_that_stands_for_all_longer_distances(
+    name: str, tmp_path: Path, text: str
+) -> None:
     (tmp_path / "text.txt").write_text(text[:20_000], encoding="utf-8")
     config = dataclasses.replace(recipe(name, threads=1), text=str(tmp_path / "text.txt"), batch=2, clip=1e9)
     source = load_source(config)
@@ -93,11 +99,15 @@ def test_the_budget_decides_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert affordable(recipe("without recurrence", threads=1), 60.0) == 30 * architectures.TIMED
 
 
-def test_the_command_prints_both_scores_and_keeps_the_history(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_both_scores_and_keeps_the_history(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "text.txt").write_text(text[:60_000], encoding="utf-8")
     whole = architectures.recipe
     monkeypatch.setattr(
-        architectures, "recipe", lambda *a, **k: dataclasses.replace(whole(*a, **k), text=str(tmp_path / "text.txt"))
+        architectures,
+        "recipe",
+        lambda *a, **k: dataclasses.replace(whole(*a, **k), text=str(tmp_path / "text.txt")),
     )
     monkeypatch.setattr(architectures, "affordable", lambda config, seconds: 2)
     monkeypatch.setattr(architectures, "POSITIONS", 20)
@@ -141,12 +151,17 @@ def test_an_impossible_budget_is_refused(minutes: float, tmp_path: Path) -> None
         architectures.run(tmp_path, minutes=minutes, threads=1)
 
 
-BAD = [(("--only", "nobody"), "nobody is not one of the models"), (("--minutes", "0"), "minutes is 0.0; expected a positive")]
+BAD = [
+    (("--only", "nobody"), "nobody is not one of the models"),
+    (("--minutes", "0"), "minutes is 0.0; expected a positive"),
+]
 
 
 @pytest.mark.parametrize(("options", "sentence"), BAD)
 def test_bad_input_is_one_sentence(options: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["run", "architectures", *options, "--history", str(tmp_path / "h.jsonl")])
+    done = CliRunner().invoke(
+        main, ["run", "architectures", *options, "--history", str(tmp_path / "h.jsonl")]
+    )
     assert done.exit_code == 2
     assert len(done.stderr.splitlines()) == 1
     assert sentence in done.stderr

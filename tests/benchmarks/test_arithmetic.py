@@ -20,12 +20,12 @@ from benchmarks.arithmetic import (
     step_multiply_adds,
     window_multiply_adds,
 )  # fmt: skip
+from benchmarks.baselines.vanilla import window_graph
 from benchmarks.models import random_weights
-from benchmarks.vanilla import window_graph
-from runtimes.rule import MemoryRule
-from runtimes.spec import Form, ModelFacts, Spec, state_tensors
-from trainer.model_config import ModelConfig
-from xl_export.step import OPSETS, step_graph
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import Form, ModelFacts, Spec, state_tensors
+from trainer.model.config import ModelConfig
+from xl_export.graph.step import OPSETS, step_graph
 
 MODEL = ModelConfig(layers=2, d_model=4, heads=1, head_dim=2, d_ff=3, vocab_size=5)
 RULE = MemoryRule(mem_len=6, segment=3)
@@ -59,7 +59,10 @@ def test_step_by_hand(form, expected):
 def test_needed_by_hand(rule, pairs):
     visible = rule.visible(np.arange(3)[:, None] - np.arange(-100, 3), 1000, np.arange(3)[:, None])
     assert visible.sum() == pairs
-    assert needed_multiply_adds(MODEL, rule, 3) == 2 * (4 * 2 * 4 * 3 + 2 * 4 * 3 * 3 + 3 * 2 * pairs) + 3 * 4 * 5
+    assert (
+        needed_multiply_adds(MODEL, rule, 3)
+        == 2 * (4 * 2 * 4 * 3 + 2 * 4 * 3 * 3 + 3 * 2 * pairs) + 3 * 4 * 5
+    )
 
 
 def test_streams_share_the_weights_and_not_their_memory():
@@ -73,7 +76,9 @@ def test_predicted_ratio_is_per_token():
 
 def test_paper_size_ratio_grows_with_attention_length():
     base = ModelConfig(layers=12, d_model=512, heads=8, head_dim=64, d_ff=2048, vocab_size=256)
-    ratios = [predicted_ratio(base, MemoryRule(mem_len=length, segment=128), length) for length in (800, 1800, 3800)]
+    ratios = [
+        predicted_ratio(base, MemoryRule(mem_len=length, segment=128), length) for length in (800, 1800, 3800)
+    ]
     assert ratios == sorted(ratios)
 
 
@@ -81,7 +86,9 @@ def test_paper_size_ratio_grows_with_attention_length():
 def test_window_counts_what_the_graph_computes(window, monkeypatch):
     monkeypatch.setattr(arithmetic, "BLOCK", 4)
     graph = window_graph(random_weights(MODEL), MODEL, window)
-    assert counted(graph, {"input_ids": np.zeros((1, window), np.int64)}) == window_multiply_adds(MODEL, window)
+    assert counted(graph, {"input_ids": np.zeros((1, window), np.int64)}) == window_multiply_adds(
+        MODEL, window
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -99,7 +106,9 @@ def test_bytes_are_those_of_the_graph_and_the_visible_memory(form):
     constants = (onnx.numpy_helper.to_array(x) for x in ir.to_proto(graph).graph.initializer)
     weights = sum(x.nbytes for x in constants if x.dtype == np.float32 and x.size > 1)
     own = 0 if form == "hidden" else 2 * 2 * 2 * 4  # the token's own keys and values: layers × two × A × fp32
-    remembered = 2 * 6 * 4 * (4 if form == "hidden" else 2 * 2)  # layers × M × fp32 × (D, or keys and values of A)
+    remembered = (
+        2 * 6 * 4 * (4 if form == "hidden" else 2 * 2)
+    )  # layers × M × fp32 × (D, or keys and values of A)
     assert step_bytes(MODEL, RULE, form) == weights + own + remembered
 
 
@@ -117,7 +126,9 @@ def step_model(form):
 
 def counted(graph, feeds):
     """Multiply-adds of every MatMul and Attention in a graph, from the shapes that they meet as it runs."""
-    for at, output in enumerate(graph.graph.outputs):  # ONNX Runtime lists outputs by the name that they have in the graph
+    for at, output in enumerate(
+        graph.graph.outputs
+    ):  # ONNX Runtime lists outputs by the name that they have in the graph
         output.name = f"output {at}"
     proto = ir.to_proto(graph)
     nodes = [node for node in proto.graph.node if node.op_type in ("MatMul", "Attention")]
@@ -127,7 +138,9 @@ def counted(graph, feeds):
     proto.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in wanted)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     answers = session.run(wanted, feeds)
     shapes = constants | {name: x.shape for name, x in zip(wanted, answers, strict=True)}
     total = 0

@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from benchmarks import cases, child, export, growing, latency, load, plot, steps
+from benchmarks import child, plot, steps
 from benchmarks.__main__ import main
-from benchmarks.cases import CASES
+from benchmarks.baselines import growing
+from benchmarks.cases import export, latency, load
+from benchmarks.cases import registry as cases
+from benchmarks.cases.registry import CASES
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.models import random_weights
-from runtimes.errors import ArtefactError
+from runtimes.base.errors import ArtefactError
 
 STEPS = ("decode", "segment", "batch")
 
@@ -55,7 +58,9 @@ def test_steps_of_several_cases_in_one_run(tiny: BenchmarkConfig, tmp_path: Path
     table = tmp_path / "rows.csv"
     documents = measured(tmp_path, *STEPS, "--csv", table)
     assert [document["case"] for document in documents] == list(STEPS)
-    shapes = [[(row["mem_len"], row["batch"], row["tokens"]) for row in document["rows"]] for document in documents]
+    shapes = [
+        [(row["mem_len"], row["batch"], row["tokens"]) for row in document["rows"]] for document in documents
+    ]
     assert shapes == [[(8, 1, 1), (20, 1, 1)], [(12, 1, 8)], [(12, 1, 1), (12, 3, 1)]]
     for row in [row for document in documents for row in document["rows"]]:
         assert row["ratio"] == pytest.approx(row["pytorch"]["median"] / row["onnxruntime"]["median"])
@@ -73,14 +78,22 @@ def test_more_streams_read_more_memory_and_the_weights_once(tiny: BenchmarkConfi
     assert three["multiply_adds"] == 3 * one["multiply_adds"]
 
 
-def test_latency_has_percentiles_of_consecutive_tokens_on_both_sides(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+def test_latency_has_percentiles_of_consecutive_tokens_on_both_sides(
+    tiny: BenchmarkConfig, tmp_path: Path
+) -> None:
     pytest.importorskip("matplotlib")
     (document,) = measured(tmp_path, "latency", "--plot", tmp_path / "latency.png")
     assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
     assert [row["side"] for row in document["rows"]] == ["fixed memory", "growing cache"]
     for row in document["rows"]:
         assert row["token"]["repeats"] == tiny.consecutive
-        assert row["token"]["fastest"] <= row["token"]["median"] <= row["p90"] <= row["p99"] <= row["token"]["slowest"]
+        assert (
+            row["token"]["fastest"]
+            <= row["token"]["median"]
+            <= row["p90"]
+            <= row["p99"]
+            <= row["token"]["slowest"]
+        )
     assert document["rows"][1]["difference"] < 1e-4
 
 
@@ -98,11 +111,16 @@ def test_the_claim_of_latency_is_judged_by_the_slowest_token() -> None:
     from benchmarks.measure import Limits
 
     def row(*milliseconds: float) -> latency.Row:
-        return latency.Row(side="fixed memory", mem_len=1, milliseconds=milliseconds, num_bytes=1, difference=0.0)
+        return latency.Row(
+            side="fixed memory", mem_len=1, milliseconds=milliseconds, num_bytes=1, difference=0.0
+        )
 
     limits = Limits(read_bytes=1e9, multiply_adds=1e9)
     assert "holds, slowest 2.90 times" in latency.table([row(1, 1, 1, 2.9)], limits, latency_claim=3.0)[-1]
-    assert "MISSED by 2 tokens, slowest 9.00 times" in latency.table([row(1, 1, 1, 3.1, 9)], limits, latency_claim=3.0)[-1]
+    assert (
+        "MISSED by 2 tokens, slowest 9.00 times"
+        in latency.table([row(1, 1, 1, 3.1, 9)], limits, latency_claim=3.0)[-1]
+    )
     assert row(1, 2, 1, 4).jitter == pytest.approx(5 / 3)
 
 
@@ -125,7 +143,7 @@ def test_a_wrong_growing_cache_is_not_timed(tiny: BenchmarkConfig, monkeypatch: 
 
 
 def test_a_wrong_artefact_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    from xl_export import step
+    from xl_export.graph import step
 
     table = step.position_table
     monkeypatch.setattr(step, "position_table", lambda *which: np.roll(table(*which), 1, axis=2))
@@ -140,7 +158,11 @@ def children(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Where load and export do what they measure: in processes of their own as they should, or quickly in this one."""
     if request.param == "here":
         for case in (load, export):
-            monkeypatch.setattr(case, "in_child", lambda what, *given, threads: json.loads(child.main([what, threads, *given])))
+            monkeypatch.setattr(
+                case,
+                "in_child",
+                lambda what, *given, threads: json.loads(child.main([what, threads, *given])),
+            )
 
 
 def test_load_and_export_measure_both_sides(tiny: BenchmarkConfig, tmp_path: Path, children: None) -> None:
@@ -162,11 +184,13 @@ def test_training_compares_with_the_naive_attention_first(
     assert [row["mem_len"] for row in document["rows"]] == [8, 0]
     assert document["rows"][1]["ratio"] == 1
     assert document["rows"][0]["multiply_adds"] > document["rows"][1]["multiply_adds"]
-    from benchmarks import architectures, training
+    from benchmarks.cases import architectures, training
 
     wrong = lambda *given, **options: architectures.naive_attention(*given, **options) * 1.001  # noqa: E731
     monkeypatch.setattr(architectures, "relative_attention", wrong)
-    monkeypatch.setattr(training, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
+    monkeypatch.setattr(
+        training, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer")
+    )
     with pytest.raises(ArtefactError, match="fast and naive attention differ"):
         training.run(tiny, threads=1)
 
@@ -175,7 +199,10 @@ def test_the_picture_of_latency_says_how_many_tokens_it_leaves_out() -> None:
     Figure = pytest.importorskip("matplotlib.figure").Figure
     sides = [(1.0, 1.0, 1.0, 9.0, 5.0), (1.0, 1.0, 1.0, 2.0)]
     for milliseconds, what in ((sides, "2"), (sides[1:] * 2, "none")):
-        rows = [latency.Row(side="", mem_len=1, milliseconds=ms, num_bytes=1, difference=0.0) for ms in milliseconds]
+        rows = [
+            latency.Row(side="", mem_len=1, milliseconds=ms, num_bytes=1, difference=0.0)
+            for ms in milliseconds
+        ]
         figure = Figure()
         plot._latency(figure, rows)
         assert figure.axes[0].get_title() == f"Consecutive tokens; {what} beyond the top"
@@ -188,10 +215,12 @@ def test_decode_is_drawn(tiny: BenchmarkConfig, tmp_path: Path) -> None:
 
 
 def test_module_names_follow_from_case_names() -> None:
-    assert cases.find_case("sliding-window").module == "benchmarks.sliding_window"
+    assert cases.find_case("sliding-window").module == "benchmarks.cases.sliding_window"
 
 
-def test_a_machine_without_a_gpu_skips_its_case_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_gpu_skips_its_case_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
     result = call("run", "gpu", "--history", tmp_path / "history.jsonl")
     assert result.exit_code == 0, result.output

@@ -13,17 +13,22 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import history, kernels, memory_forms, sliding_window, vanilla
+from benchmarks import history
+from benchmarks import operators as kernels
 from benchmarks.__main__ import main
+from benchmarks.baselines import vanilla
+from benchmarks.cases import memory_forms, sliding_window
+from benchmarks.cases.precision import PRECISIONS
 from benchmarks.configs import CONFIGS
 from benchmarks.measure import Timing
-from benchmarks.precision import PRECISIONS
-from runtimes.errors import ArtefactError, ConfigError, UserError
-from runtimes.ort_session import OrtSession
-from runtimes.reference import CheckReport
-from runtimes.rule import MemoryRule
+from runtimes.base.errors import ArtefactError, ConfigError, UserError
+from runtimes.contract.rule import MemoryRule
+from runtimes.sessions.onnx_runtime import OrtSession
+from runtimes.tasks.check import CheckReport
 
-NEEDS_GCC = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here to build the kernel with")
+NEEDS_GCC = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="there is no g++ here to build the kernel with"
+)
 BAD = [
     (["--config", "huge"], "huge is not a benchmark configuration"),
     (["--attention-lengths", "0"], "attention length is 0"),
@@ -35,11 +40,17 @@ BAD = [
     (["--plot", "result.pdf"], "ends in .png"),
     (["--plot", "no/such/folder/result.png"], "is not a folder"),
     (["--csv", "result.txt"], "ends in .csv"),
-    (["precision", "--run", "run", "--config", "small"], "--run is measured at its own size; leave out --config"),
+    (
+        ["precision", "--run", "run", "--config", "small"],
+        "--run is measured at its own size; leave out --config",
+    ),
     (["--mem-len", "5"], "sliding-window takes no --mem-len"),
     (["--only", "all-attention"], "sliding-window takes no --only"),
     (["nothing"], "nothing is not a case; give one of decode, "),
-    (["batch", "--plot", "result.png"], "--plot draws one case, and there are pictures of decode, latency, sliding-window"),
+    (
+        ["batch", "--plot", "result.png"],
+        "--plot draws one case, and there are pictures of decode, latency, sliding-window",
+    ),
 ]
 
 
@@ -63,7 +74,19 @@ def test_steps_are_measured_with_either_kernel(case, kernel, tiny, tmp_path):
 @pytest.mark.parametrize("kernel", ["standard", pytest.param("fused", marks=NEEDS_GCC)])
 def test_precision(kernel, tiny, tmp_path):
     history = tmp_path / "history.jsonl"
-    result = call("precision", "--config", "tiny", "--threads", 1, "--history", history, "--mem-len", 300, "--kernel", kernel)
+    result = call(
+        "precision",
+        "--config",
+        "tiny",
+        "--threads",
+        1,
+        "--history",
+        history,
+        "--mem-len",
+        300,
+        "--kernel",
+        kernel,
+    )
     assert result.exit_code == 0, result.output
     rows = json.loads(history.read_text())["rows"]
     assert [(row["precision"], row["memory_precision"]) for row in rows] == list(PRECISIONS)
@@ -128,7 +151,9 @@ def test_sliding_window(tiny, tmp_path):
     for row in document["rows"]:
         assert row["window"]["repeats"] == row["segment"]["repeats"] == tiny.repeats
         assert row["ratio"] == pytest.approx(row["window"]["median"] / row["segment"]["median"])
-        assert row["predicted_ratio"] == pytest.approx(row["window_multiply_adds"] / row["segment_multiply_adds"])
+        assert row["predicted_ratio"] == pytest.approx(
+            row["window_multiply_adds"] / row["segment_multiply_adds"]
+        )
         assert row["difference"] < row["tolerance"]
         assert row["table_9"] is None
     assert document["machine"]["cpus"] >= 1
@@ -141,7 +166,9 @@ def test_sliding_window(tiny, tmp_path):
 
 def test_memory_forms(tiny, tmp_path):
     history = tmp_path / "history.jsonl"
-    result = call("memory-forms", "--config", "tiny", "--threads", 1, "--history", history)  # a name alone runs the case
+    result = call(
+        "memory-forms", "--config", "tiny", "--threads", 1, "--history", history
+    )  # a name alone runs the case
     assert result.exit_code == 0, result.output
     assert "claim: hidden takes at least 1e-09 times as long as ring: holds" in result.stdout
     rows = json.loads(history.read_text())["rows"]
@@ -157,9 +184,20 @@ CLAIMS = [(12, 6, "MISSED, 6.0 times"), (12, 8, "holds, 8.0 times"), (5, 8, None
 @pytest.mark.parametrize(("mem_len", "hidden", "verdict"), CLAIMS)
 def test_the_claim_is_judged_only_where_it_was_made(mem_len, hidden, verdict, tiny, tmp_path, monkeypatch):
     monkeypatch.setitem(CONFIGS, "tiny", dataclasses.replace(tiny, ring_claim=7.0))
-    monkeypatch.setattr(memory_forms, "run", lambda *_, **__: [form_row("ring", 1), form_row("hidden", hidden)])
+    monkeypatch.setattr(
+        memory_forms, "run", lambda *_, **__: [form_row("ring", 1), form_row("hidden", hidden)]
+    )
     result = call(
-        "run", "memory-forms", "--config", "tiny", "--threads", 1, "--mem-len", mem_len, "--history", tmp_path / "h.jsonl"
+        "run",
+        "memory-forms",
+        "--config",
+        "tiny",
+        "--threads",
+        1,
+        "--mem-len",
+        mem_len,
+        "--history",
+        tmp_path / "h.jsonl",
     )
     assert result.exit_code == 0, result.output
     assert ("claim: " in result.stdout) == (verdict is not None)
@@ -216,14 +254,26 @@ def test_a_case_that_is_named_twice_is_run_once(tiny, tmp_path):
 
 def test_without_matplotlib(tiny, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    result = call("sliding-window", "--config", "tiny", "--history", tmp_path / "h.jsonl", "--plot", tmp_path / "result.png")
+    result = call(
+        "sliding-window",
+        "--config",
+        "tiny",
+        "--history",
+        tmp_path / "h.jsonl",
+        "--plot",
+        tmp_path / "result.png",
+    )
     assert result.exit_code == 2
     assert "pip install 'xl-export[bench]'" in result.stderr
 
 
 def test_a_wrong_window_is_not_timed(tiny, monkeypatch):
-    monkeypatch.setattr(vanilla, "naive_next_logits", lambda weights, model, tokens: np.arange(model.vocab_size))
-    monkeypatch.setattr(sliding_window, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
+    monkeypatch.setattr(
+        vanilla, "naive_next_logits", lambda weights, model, tokens: np.arange(model.vocab_size)
+    )
+    monkeypatch.setattr(
+        sliding_window, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer")
+    )
     with pytest.raises(ArtefactError, match="nothing was measured"):
         sliding_window.run(tiny, threads=1)
 
@@ -235,15 +285,21 @@ def test_a_wrong_kernel_is_not_timed(tiny, monkeypatch):
         against="PyTorch",
     )  # fmt: skip
     monkeypatch.setattr(kernels, "check", lambda artefact, **_: wrong)
-    monkeypatch.setattr(sliding_window, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
+    monkeypatch.setattr(
+        sliding_window, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer")
+    )
     with pytest.raises(ArtefactError, match="the fused kernel differs from PyTorch by 1 nats"):
         sliding_window.run(tiny, threads=1, kernel="fused")
 
 
 def test_forms_that_disagree_are_not_timed(tiny, monkeypatch):
     monkeypatch.setattr(memory_forms, "write_artefact", lambda folder, model, rule, weights, form: form)
-    monkeypatch.setattr(memory_forms, "open_checked", lambda form, **_: Answers(tiny, 0.0 if form == "ring" else 1.0))
-    monkeypatch.setattr(memory_forms, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
+    monkeypatch.setattr(
+        memory_forms, "open_checked", lambda form, **_: Answers(tiny, 0.0 if form == "ring" else 1.0)
+    )
+    monkeypatch.setattr(
+        memory_forms, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer")
+    )
     with pytest.raises(ArtefactError, match="the shift form differs from the ring"):
         memory_forms.run("tiny", threads=1)
 
@@ -265,7 +321,13 @@ class Answers:
 def form_row(form, milliseconds):
     token = Timing(median=milliseconds, fastest=milliseconds, slowest=milliseconds, repeats=1)
     return memory_forms.Row(
-        form=form, mem_len=12, token=token, ring_ratio=milliseconds, num_bytes=1, multiply_adds=1, difference=0.0
+        form=form,
+        mem_len=12,
+        token=token,
+        ring_ratio=milliseconds,
+        num_bytes=1,
+        multiply_adds=1,
+        difference=0.0,
     )
 
 

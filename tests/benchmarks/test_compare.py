@@ -38,18 +38,27 @@ def call(*arguments: object) -> Result:
 
 
 def test_two_commits_of_the_history(tmp_path: Path) -> None:
-    write(tmp_path / "decode.jsonl", document(1, 1.0, commit="aaaa1111"), document(2, 0.5, commit="bbbb2222+"))
+    write(
+        tmp_path / "decode.jsonl", document(1, 1.0, commit="aaaa1111"), document(2, 0.5, commit="bbbb2222+")
+    )
     result = call("aaaa", "bbbb2222", "--history", tmp_path, "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout.splitlines()[-1])
-    assert [change["row"] for change in report["changes"]] == [f"mem len {m}, batch 1, tokens 1" for m in (64, 128)]
+    assert [change["row"] for change in report["changes"]] == [
+        f"mem len {m}, batch 1, tokens 1" for m in (64, 128)
+    ]
     assert [(c["before"], c["after"], c["ratio"]) for c in report["changes"]] == [(2, 1, 0.5)] * 2
     assert report["warnings"] == []
     assert "0.500" in result.stdout
 
 
 def test_two_dates_take_the_newest_of_each(tmp_path: Path) -> None:
-    write(tmp_path / "decode.jsonl", document(1, 9.0), document(1, 1.0) | {"time": "2026-11-01T23:00:00+00:00"}, document(2, 3.0))
+    write(
+        tmp_path / "decode.jsonl",
+        document(1, 9.0),
+        document(1, 1.0) | {"time": "2026-11-01T23:00:00+00:00"},
+        document(2, 3.0),
+    )
     (first, _) = compare(find_results("2026-11-01", tmp_path), find_results("2026-11-02", tmp_path)).changes
     assert first.ratio == 3
 
@@ -58,9 +67,14 @@ def test_rows_of_several_runs_are_taken_together(tmp_path: Path) -> None:
     """As where each kernel, or each length, was measured in a run of its own."""
     fused = document(1, 4.0) | {"time": "2026-11-01T23:00:00+00:00"}
     fused["rows"] = [{**row, "kernel": "fused"} for row in fused["rows"]]
-    one = write(tmp_path / "one.jsonl", document(1, 1.0, lengths=(64,)), fused, document(1, 1.0, lengths=(256,)))
+    one = write(
+        tmp_path / "one.jsonl", document(1, 1.0, lengths=(64,)), fused, document(1, 1.0, lengths=(256,))
+    )
     other = write(tmp_path / "other.jsonl", document(2, 2.0, lengths=(64, 128, 256)))
-    found = [(change.row, change.ratio) for change in compare(find_results(str(one)), find_results(str(other))).changes]
+    found = [
+        (change.row, change.ratio)
+        for change in compare(find_results(str(one)), find_results(str(other))).changes
+    ]
     assert found == [("mem len 64, batch 1, tokens 1", 2), ("mem len 256, batch 1, tokens 1", 2)]
 
 
@@ -73,14 +87,20 @@ def test_two_files_and_only_rows_that_both_have(tmp_path: Path) -> None:
 
 def test_other_machines_and_versions_are_a_warning(tmp_path: Path) -> None:
     one = write(tmp_path / "one.jsonl", document(1, 1.0))
-    other = write(tmp_path / "other.jsonl", document(2, 1.0, machine={**MACHINE, "cpu": "B"}, versions={"onnxruntime": "1.32"}))
+    other = write(
+        tmp_path / "other.jsonl",
+        document(2, 1.0, machine={**MACHINE, "cpu": "B"}, versions={"onnxruntime": "1.32"}),
+    )
     lines = call(one, other).stdout.splitlines()
     assert lines[0].startswith("warning: the machines differ (A, 2 CPUs, 16 GiB against B, 2 CPUs, 16 GiB)")
     assert lines[1] == "warning: other versions of onnxruntime in decode, small"
 
 
 def test_other_threads_are_another_result(tmp_path: Path) -> None:
-    one, other = write(tmp_path / "one.jsonl", document(1, 1.0)), write(tmp_path / "other.jsonl", document(1, 1.0, threads=1))
+    one, other = (
+        write(tmp_path / "one.jsonl", document(1, 1.0)),
+        write(tmp_path / "other.jsonl", document(1, 1.0, threads=1)),
+    )
     result = call(one, other)
     assert result.exit_code == 2
     assert "nothing" not in result.stdout

@@ -51,7 +51,9 @@ def test_timing_reports_median_and_extremes(clock):
 
     timing = take_turns({"a": call}, repeats=3, warmup=0, turns=1)["a"]
     assert (timing.median, timing.fastest, timing.slowest) == pytest.approx((4, 1, 10))
-    assert timing.per(2) == Timing(median=timing.median / 2, fastest=timing.fastest / 2, slowest=timing.slowest / 2, repeats=3)
+    assert timing.per(2) == Timing(
+        median=timing.median / 2, fastest=timing.fastest / 2, slowest=timing.slowest / 2, repeats=3
+    )
 
 
 def test_limits_are_rates(tiny, clock, monkeypatch):
@@ -63,7 +65,11 @@ def test_limits_are_rates(tiny, clock, monkeypatch):
     limits = measure_limits(1)
     assert limits.read_bytes == pytest.approx(4 * measure.READ_BYTES)
     assert limits.multiply_adds == pytest.approx(4 * measure.MATRIX**3)
-    assert limits.read_milliseconds(limits.read_bytes) == limits.compute_milliseconds(limits.multiply_adds) == 1000
+    assert (
+        limits.read_milliseconds(limits.read_bytes)
+        == limits.compute_milliseconds(limits.multiply_adds)
+        == 1000
+    )
 
 
 def test_machine_facts_are_plain_and_name_no_host_or_path():
@@ -79,5 +85,9 @@ def test_the_work_of_others_is_counted(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "STAT", stat)
     monkeypatch.setattr(machine.os, "sysconf", lambda name: 100)
     stat.write_text("cpu  10 0 5 900 7 1 1 0 0 0\ncpu0 …\n")
-    monkeypatch.setattr(machine.time, "sleep", lambda _: stat.write_text("cpu  60 0 15 940 7 1 1 20 0 0\ncpu0 …\n"))
-    assert machine.busy_cpus(2.0) == pytest.approx((50 + 10 + 20) / 100 / 2)  # neither idle nor waiting; the host's share counts
+    monkeypatch.setattr(
+        machine.time, "sleep", lambda _: stat.write_text("cpu  60 0 15 940 7 1 1 20 0 0\ncpu0 …\n")
+    )
+    assert machine.busy_cpus(2.0) == pytest.approx(
+        (50 + 10 + 20) / 100 / 2
+    )  # neither idle nor waiting; the host's share counts

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from benchmarks import arithmetic
+from benchmarks.baselines.vanilla import Window, check_window
 from benchmarks.models import random_weights
-from benchmarks.vanilla import Window, check_window
-from runtimes import fused
-from runtimes.errors import ArtefactError
-from trainer.model_config import ModelConfig
+from runtimes.base.errors import ArtefactError
+from runtimes.sessions import fused_cpu
+from trainer.model.config import ModelConfig
 
 TINY = ModelConfig(layers=2, d_model=12, heads=3, head_dim=2, d_ff=7, vocab_size=11)
 SIZES = {
@@ -53,7 +53,7 @@ def test_every_token_of_the_window_counts(tmp_path):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here to build the kernel with")
 @pytest.mark.parametrize("window", [1, 13, 150, 300])
 def test_the_fused_graph_equals_naive(window, tmp_path):
-    model, library = SIZES["wide heads"], fused.build()
+    model, library = SIZES["wide heads"], fused_cpu.build()
     weights = random_weights(model, seed=window)
     tokens = np.random.default_rng(window).integers(0, model.vocab_size, window)
     graph = Window(tmp_path / "window", weights, model, window, threads=1, library=library)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from runtimes.session import Session, open_session
+from runtimes.contract.session import Session
+from runtimes.sessions.open import open_session
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -14,7 +14,16 @@ ROOT = Path(__file__).parents[2]
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "demo", "shared")
 EDGE_PACKAGES = {"click", "flatbuffers", "numpy", "onnxruntime", "packaging", "protobuf", "xl-export"}
 # What some releases of ONNX Runtime bring along besides.
-EXTRA = {"coloredlogs", "humanfriendly", "sympy", "mpmath", "ml-dtypes", "ml_dtypes", "typing-extensions", "typing_extensions"}
+EXTRA = {
+    "coloredlogs",
+    "humanfriendly",
+    "sympy",
+    "mpmath",
+    "ml-dtypes",
+    "ml_dtypes",
+    "typing-extensions",
+    "typing_extensions",
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +35,20 @@ def edge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     commands = base / "venv" / "bin"
     pip = [commands / "python", "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     installed = subprocess.run(
-        [*pip, "-c", ROOT / "constraints.txt", f"{source}[cpu]"], capture_output=True, text=True, timeout=250, cwd=base
+        [*pip, "-c", ROOT / "constraints.txt", f"{source}[cpu]"],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        cwd=base,
     )
     assert installed.returncode == 0, installed.stderr
     return commands
 
 
 def call(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(argument) for argument in arguments], capture_output=True, text=True, timeout=60, cwd="/")
+    return subprocess.run(
+        [str(argument) for argument in arguments], capture_output=True, text=True, timeout=60, cwd="/"
+    )
 
 
 def test_the_edge_holds_only_what_it_needs(edge: Path) -> None:
@@ -46,7 +61,9 @@ def test_the_edge_holds_only_what_it_needs(edge: Path) -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="no ONNX Runtime for this Python runs the ring form")
-def test_every_edge_command_works_there(edge: Path, artefacts: dict[str, Path], text: str, tmp_path: Path) -> None:
+def test_every_edge_command_works_there(
+    edge: Path, artefacts: dict[str, Path], text: str, tmp_path: Path
+) -> None:
     (tmp_path / "some.txt").write_text(text[:500], encoding="utf-8")
     options = {
         "check": (),
@@ -78,12 +95,16 @@ def test_what_needs_torch_says_what_to_install(edge: Path, run: Path, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_onnx_runtime_the_command_says_what_to_install(edge: Path, artefacts: dict[str, Path]) -> None:
-    code = "import sys; sys.modules['onnxruntime'] = None; from xl_export.cli import main; main()"
+def test_without_onnx_runtime_the_command_says_what_to_install(
+    edge: Path, artefacts: dict[str, Path]
+) -> None:
+    code = "import sys; sys.modules['onnxruntime'] = None; from xl_export.cli.main import main; main()"
     for command in (("check",), ("generate", "--prompt", "a")):
         ended = call(edge / "python", "-c", code, command[0], artefacts["ring"], *command[1:])
         assert ended.returncode == 2
         assert ended.stderr.startswith("Error: ONNX Runtime is not installed")
         assert "pip install 'xl-export[cpu]'" in ended.stderr
         assert len(ended.stderr.splitlines()) == 1
-    assert call(edge / "python", "-c", code, "info", artefacts["ring"]).returncode == 0  # the spec alone is enough
+    assert (
+        call(edge / "python", "-c", code, "info", artefacts["ring"]).returncode == 0
+    )  # the spec alone is enough

@@ -9,7 +9,11 @@ import pytest
 
 import runtimes
 
-MODULES = ["runtimes", *sorted(f"runtimes.{path.stem}" for path in Path(runtimes.__file__).parent.glob("[a-z]*.py"))]
+ROOT = Path(runtimes.__file__).parent
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+    for path in ROOT.rglob("*.py")
+)
 ABOVE = (
     "torch",
     "onnx",
@@ -27,17 +31,23 @@ ABOVE = (
 
 
 def test_there_are_modules_to_import() -> None:
-    assert {"runtimes.session", "runtimes.ort_session", "runtimes.torch_session", "runtimes.cli"} <= set(MODULES)
+    assert {
+        "runtimes.contract.session",
+        "runtimes.sessions.onnx_runtime",
+        "runtimes.cli.eval",
+    } <= set(MODULES)
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_each_module_imports_alone_without_what_lies_above_or_is_optional(module: str, python: Callable) -> None:
+def test_each_module_imports_alone_without_what_lies_above_or_is_optional(
+    module: str, python: Callable
+) -> None:
     ended = python(f"import {module}", block=(*ABOVE, "onnxruntime"))
     assert ended.returncode == 0, ended.stderr
 
 
 def test_the_command_line_imports_nothing_heavy(python: Callable) -> None:
-    code = "import xl_export.cli; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    code = "import xl_export.cli.main; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     loaded = set(python(code).stdout.split())
     assert "click" in loaded
     assert not loaded & {
@@ -56,7 +66,7 @@ def test_the_command_line_imports_nothing_heavy(python: Callable) -> None:
 
 OPEN = """
 import runtimes
-from runtimes.errors import MissingPackageError
+from runtimes.base.errors import MissingPackageError
 try:
     runtimes.open_session(sys.argv[1])
 except MissingPackageError as error:
@@ -64,7 +74,9 @@ except MissingPackageError as error:
 """
 
 
-def test_opening_an_artefact_without_onnx_runtime_says_what_to_install(artefacts: dict[str, Path], python: Callable) -> None:
+def test_opening_an_artefact_without_onnx_runtime_says_what_to_install(
+    artefacts: dict[str, Path], python: Callable
+) -> None:
     ended = python(OPEN, artefacts["ring"], block=("onnxruntime",))
     assert ended.returncode == 0, ended.stderr
     assert "pip install 'xl-export[cpu]'" in ended.stdout
@@ -72,15 +84,24 @@ def test_opening_an_artefact_without_onnx_runtime_says_what_to_install(artefacts
 
 
 @pytest.mark.parametrize("missing", ["torch", "safetensors"])
-def test_opening_a_run_without_its_packages_says_what_to_install(missing: str, run: Path, python: Callable) -> None:
+def test_opening_a_run_without_its_packages_says_what_to_install(
+    missing: str, run: Path, python: Callable
+) -> None:
     ended = python(OPEN, run, block=(missing,))
     assert ended.returncode == 0, ended.stderr
-    assert f"{missing} is not installed and this step needs it; run `pip install 'xl-export[train]'`" in ended.stdout
+    assert (
+        f"{missing} is not installed and this step needs it; run `pip install 'xl-export[train]'`"
+        in ended.stdout
+    )
     assert len(ended.stdout.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("version", "refused"), [("1.24.9", True), ("1.25.0", False), ("1.9.1", True), ("2.0.0", False)])
-def test_an_onnx_runtime_too_old_for_the_ring_is_refused(version: str, refused: bool, artefacts: dict, python: Callable) -> None:
+@pytest.mark.parametrize(
+    ("version", "refused"), [("1.24.9", True), ("1.25.0", False), ("1.9.1", True), ("2.0.0", False)]
+)
+def test_an_onnx_runtime_too_old_for_the_ring_is_refused(
+    version: str, refused: bool, artefacts: dict, python: Callable
+) -> None:
     code = f"import onnxruntime\nonnxruntime.__version__ = {version!r}\n{OPEN}"
     said = python(code, artefacts["ring"]).stdout
     assert ("ring memory needs ONNX Runtime 1.25 or newer" in said) is refused

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from runtimes.rule import MemoryRule
-from trainer.config import TrainConfig
-from trainer.model_config import ModelConfig
-from trainer.source import load_source, with_vocab_size
-from trainer.state import Training
+from runtimes.contract.rule import MemoryRule
+from trainer.data.source import load_source, with_vocab_size
+from trainer.model.config import ModelConfig
+from trainer.run.config import TrainConfig
+from trainer.training.state import Training
 
 SENTENCE = "the memory of a segment is read by the next one and no gradient flows into it while rows keep their own place"
 

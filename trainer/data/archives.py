@@ -18,8 +18,8 @@ from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Protocol
 
-from runtimes.errors import UserError, first_line
-from runtimes.files import NPZ_ERRORS
+from runtimes.base.errors import UserError, first_line
+from runtimes.base.files import NPZ_ERRORS
 
 BLOCK = 1 << 20
 MAX_MEMBERS = 100_000  # of an archive or a folder: the largest corpus has 152
@@ -43,7 +43,9 @@ def is_archive(path: Path) -> bool:
     return path.is_file() and _kind(path) != "file"
 
 
-def find_files(source: Path, wanted: Wanted, *, scratch: Path, limit: int, tick: Tick = lambda num_bytes: None) -> Found:
+def find_files(
+    source: Path, wanted: Wanted, *, scratch: Path, limit: int, tick: Tick = lambda num_bytes: None
+) -> Found:
     """The files of `source` whose names are `wanted`: in place, or unpacked into the new folder `scratch`.
 
     limit: the most bytes they, or for a tar all members together, may have. tick: called as bytes are unpacked.
@@ -52,7 +54,9 @@ def find_files(source: Path, wanted: Wanted, *, scratch: Path, limit: int, tick:
     if source.is_dir():
         return _in_folder(source, wanted, limit)
     if not source.is_file():
-        raise UserError(f"{source} is neither a file nor a folder; give the archive, the folder or the file of the corpus.")
+        raise UserError(
+            f"{source} is neither a file nor a folder; give the archive, the folder or the file of the corpus."
+        )
     kind = _kind(source)
     if source.stat().st_size > limit:
         raise UserError(
@@ -81,13 +85,17 @@ def _in_folder(source: Path, wanted: Wanted, limit: int) -> Found:
         for name in sorted(names):
             path = Path(folder, name)
             if len(found.names) >= MAX_MEMBERS:
-                raise UserError(f"{source} holds more than {MAX_MEMBERS:,} files; give the folder of the corpus alone.")
+                raise UserError(
+                    f"{source} holds more than {MAX_MEMBERS:,} files; give the folder of the corpus alone."
+                )
             found.names.append(path.relative_to(source).as_posix())
             if wanted(found.names[-1]) and path.is_file():
                 found.files[found.names[-1]] = path
     num_bytes = sum(path.stat().st_size for path in found.files.values())
     if num_bytes > limit:
-        raise UserError(f"the files in {source} have {num_bytes:,} bytes, and at most {limit:,} were expected; they are others.")
+        raise UserError(
+            f"the files in {source} have {num_bytes:,} bytes, and at most {limit:,} were expected; they are others."
+        )
     return found
 
 
@@ -103,7 +111,9 @@ def _from_zip(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tic
             if member.is_dir() or stat.S_ISLNK(member.external_attr >> 16) or not wanted(member.filename):
                 continue
             if member.flag_bits & 1:
-                raise UserError(f"{source} is encrypted; give the archive as it was published, or the folder of its files.")
+                raise UserError(
+                    f"{source} is encrypted; give the archive as it was published, or the folder of its files."
+                )
             if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise UserError(f"{source} is compressed in an unusual way; unpack it and give the folder.")
             left = _less(left, member.file_size, source)
@@ -137,7 +147,9 @@ def _from_tar(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tic
                 _unpack(source, stream, member.name, member.size, found, scratch, tick)
 
 
-def _unpack(source: Path, stream: _Readable, name: str, size: int, found: Found, scratch: Path, tick: Tick) -> None:
+def _unpack(
+    source: Path, stream: _Readable, name: str, size: int, found: Found, scratch: Path, tick: Tick
+) -> None:
     """Copies the `size` bytes of one member to a file with a name of ours."""
     if name in found.files or len(found.files) >= MAX_FILES:
         raise UserError(f"{source} holds {name} too many times; give the archive as it was published.")
@@ -156,7 +168,9 @@ def _unpack(source: Path, stream: _Readable, name: str, size: int, found: Found,
 
 def _less(left: int, size: int, source: Path) -> int:
     if not 0 <= size <= left:
-        raise UserError(f"{source} unpacks to more than the {left:,} bytes that were expected; it is something else.")
+        raise UserError(
+            f"{source} unpacks to more than the {left:,} bytes that were expected; it is something else."
+        )
     return left - size
 
 
@@ -168,7 +182,9 @@ def _reading(source: Path) -> Iterator[None]:
     except UserError:
         raise
     except READ_ERRORS as error:
-        raise UserError(f"{source} is damaged or no such archive ({first_line(error)}); copy or download it again.") from error
+        raise UserError(
+            f"{source} is damaged or no such archive ({first_line(error)}); copy or download it again."
+        ) from error
 
 
 class _Readable(Protocol):

@@ -91,7 +91,9 @@ def look_alike(members: Iterable[str]) -> str | None:
     """The name of the corpus whose published file names are all among `members`."""
     members = list(members)
     for corpus in CORPORA.values():
-        if all(any(_matches(member, patterns[0]) for member in members) for patterns in corpus.parts.values()):
+        if all(
+            any(_matches(member, patterns[0]) for member in members) for patterns in corpus.parts.values()
+        ):
             return corpus.name
     return None
 
@@ -134,7 +136,10 @@ CORPORA = {
                 )
             },
             archive_name="enwik8.zip",
-            archive=Fingerprint(num_bytes=36_445_475, sha256="547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"),
+            archive=Fingerprint(
+                num_bytes=36_445_475,
+                sha256="547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
+            ),
             urls=("https://mattmahoney.net/dc/enwik8.zip",),
         ),
         Corpus(
@@ -143,7 +148,10 @@ CORPORA = {
             parts={WHOLE: ("text8",)},
             files={WHOLE: Fingerprint(num_bytes=100_000_000, md5="3bea1919949baf155f99411df5fada7e")},
             archive_name="text8.zip",
-            archive=Fingerprint(num_bytes=31_344_016, sha256="a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"),
+            archive=Fingerprint(
+                num_bytes=31_344_016,
+                sha256="a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
+            ),
             urls=("https://mattmahoney.net/dc/text8.zip",),
         ),
         Corpus(
@@ -156,7 +164,9 @@ CORPORA = {
                 "test": Fingerprint(sha1="8a5befc548865cec54ed4273cf87dbbad60d1e47"),
             },
             archive_name="wikitext-103-v1.zip",
-            archive=Fingerprint(md5="9ddaacaf6af0710eda8c456decff7832", sha1="0aec09a7537b58d4bb65362fee27650eeaba625a"),
+            archive=Fingerprint(
+                md5="9ddaacaf6af0710eda8c456decff7832", sha1="0aec09a7537b58d4bb65362fee27650eeaba625a"
+            ),
             urls=(
                 "https://wikitext.smerity.com/wikitext-103-v1.zip",
                 "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-v1.zip",
@@ -177,9 +187,12 @@ CORPORA = {
             },
             archive_name="1-billion-word-language-modeling-benchmark-r13output.tar.gz",
             archive=Fingerprint(
-                num_bytes=1_792_209_805, sha256="01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"
+                num_bytes=1_792_209_805,
+                sha256="01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
             ),
-            urls=("https://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",),
+            urls=(
+                "https://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",
+            ),
             max_bytes=1 << 33,
             min_count=3,
             unknown="<UNK>",

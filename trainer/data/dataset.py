@@ -14,12 +14,12 @@ from typing import Literal
 
 import numpy as np
 
-from runtimes.errors import ArtefactError, ConfigError
-from runtimes.files import read_json, write_json
-from runtimes.records import from_json, to_json
-from runtimes.spec import MAX_SIZE, VOCAB, FileFacts, file_facts
-from runtimes.tokens import DATA as DATA
-from runtimes.vocab import Vocab, load_vocab
+from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.files import read_json, write_json
+from runtimes.base.records import from_json, to_json
+from runtimes.contract.spec import MAX_SIZE, VOCAB, FileFacts, file_facts
+from runtimes.contract.tokens import DATA as DATA
+from runtimes.contract.vocabulary import Vocab, load_vocab
 
 SCHEMA = 1
 SPLITS = ("train", "valid", "test")
@@ -78,7 +78,9 @@ def open_dataset(path: Path | str) -> Dataset:
     """
     folder = Path(path)
     if not (folder / DATA).is_file():
-        raise ArtefactError(f"{folder} is not a dataset: it has no {DATA}; make one with `xl-export data NAME --from PATH`.")
+        raise ArtefactError(
+            f"{folder} is not a dataset: it has no {DATA}; make one with `xl-export prepare NAME --from PATH`."
+        )
     facts = _parse(read_json(folder / DATA), where=str(folder / DATA))
     for name, expected in facts.files.items():
         size = (folder / name).stat().st_size if (folder / name).is_file() else None
@@ -86,10 +88,14 @@ def open_dataset(path: Path | str) -> Dataset:
             found = "is missing" if size is None else f"has {size:,} bytes, expected {expected.num_bytes:,}"
             raise ArtefactError(f"{folder / name} {found}; copy the dataset again, or prepare it again.")
     if file_facts(folder / VOCAB) != facts.files[VOCAB]:
-        raise ArtefactError(f"{folder / VOCAB} was altered: its SHA-256 is not the one in {DATA}; prepare the dataset again.")
+        raise ArtefactError(
+            f"{folder / VOCAB} was altered: its SHA-256 is not the one in {DATA}; prepare the dataset again."
+        )
     vocab = load_vocab(folder / VOCAB)
     if vocab.size != facts.vocab_size:
-        raise ArtefactError(f"{folder / VOCAB} has {vocab.size} symbols and {DATA} says {facts.vocab_size}; prepare it again.")
+        raise ArtefactError(
+            f"{folder / VOCAB} has {vocab.size} symbols and {DATA} says {facts.vocab_size}; prepare it again."
+        )
     return Dataset(facts, vocab, *(_map(folder / f"{split}.bin", facts, split) for split in SPLITS))
 
 
@@ -102,17 +108,24 @@ def _parse(data: object, *, where: str) -> DatasetFacts:
             f"{str(error).rstrip('.')}; the dataset is damaged or of another version: prepare it again."
         ) from error
     if digest != facts.identity:
-        raise ArtefactError(f"{where} was altered: its digest does not match its content; prepare the dataset again.")
+        raise ArtefactError(
+            f"{where} was altered: its digest does not match its content; prepare the dataset again."
+        )
     itemsize = np.dtype(facts.dtype).itemsize
     consistent = (
         facts.schema == SCHEMA
         and 1 <= facts.vocab_size <= MAX_SIZE
         and set(facts.tokens) == set(SPLITS)
         and set(facts.files) == {VOCAB, *(f"{split}.bin" for split in SPLITS)}
-        and all(count > 1 and facts.files[f"{split}.bin"].num_bytes == count * itemsize for split, count in facts.tokens.items())
+        and all(
+            count > 1 and facts.files[f"{split}.bin"].num_bytes == count * itemsize
+            for split, count in facts.tokens.items()
+        )
     )
     if not consistent:
-        raise ArtefactError(f"{where} contradicts itself or has another schema than {SCHEMA}; prepare the dataset again.")
+        raise ArtefactError(
+            f"{where} contradicts itself or has another schema than {SCHEMA}; prepare the dataset again."
+        )
     return facts
 
 

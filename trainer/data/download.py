@@ -6,8 +6,8 @@ import http.client
 import urllib.request
 from pathlib import Path
 
-from runtimes.errors import UserError, first_line
-from runtimes.files import atomic_file
+from runtimes.base.errors import UserError, first_line
+from runtimes.base.files import atomic_file
 from trainer.data.corpora import CORPORA, Corpus
 from trainer.data.published import BLOCK, fingerprint, progress_bar, say
 
@@ -38,7 +38,9 @@ def download(name: str, path: Path, *, progress: bool = True) -> None:
 
 
 def _fetch(url: str, path: Path, corpus: Corpus, progress: bool) -> None:
-    request = urllib.request.Request(url, headers={"User-Agent": "xl-export"})  # one of the servers refuses urllib's own
+    request = urllib.request.Request(
+        url, headers={"User-Agent": "xl-export"}
+    )  # one of the servers refuses urllib's own
     left = corpus.archive.num_bytes or corpus.max_bytes
     with open(path, "wb") as target, progress_bar(f"downloading {corpus.archive_name}", progress) as tick:
         try:
@@ -54,7 +56,9 @@ def _fetch(url: str, path: Path, corpus: Corpus, progress: bool) -> None:
                 tick(len(block))
     found = fingerprint({path.name: path}, progress=False)
     if fact := found.differs(corpus.archive):
-        raise _NotHadError(f"it sends another file: expected {say(fact, corpus.archive)}, found {say(fact, found)}")
+        raise _NotHadError(
+            f"it sends another file: expected {say(fact, corpus.archive)}, found {say(fact, found)}"
+        )
 
 
 def _read(response: http.client.HTTPResponse) -> bytes:

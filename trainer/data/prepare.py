@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from runtimes.errors import TextError, UserError
-from runtimes.files import atomic_folder, refuse_existing, write_json
-from runtimes.spec import VOCAB, FileFacts, file_facts
-from runtimes.vocab import ByteVocab, CharVocab, WordVocab
+from runtimes.base.errors import TextError, UserError
+from runtimes.base.files import atomic_folder, refuse_existing, write_json
+from runtimes.contract.spec import VOCAB, FileFacts, file_facts
+from runtimes.contract.vocabulary import ByteVocab, CharVocab, WordVocab
 from trainer.data.corpora import CORPORA, WHOLE, Corpus
 from trainer.data.dataset import DATA, SPLITS, DatasetFacts, DType, save_facts, smallest_dtype
 from trainer.data.published import Files, Tick, find_corpus, progress_bar, read_blocks
@@ -24,7 +24,13 @@ ALPHABET = " abcdefghijklmnopqrstuvwxyz"  # of text8
 
 
 def prepare(
-    name: str, source: Path, out: Path, *, force: bool = False, unverified: bool = False, progress: bool = True
+    name: str,
+    source: Path,
+    out: Path,
+    *,
+    force: bool = False,
+    unverified: bool = False,
+    progress: bool = True,
 ) -> DatasetFacts:
     """Writes the corpus `name`, found in the archive, folder or file `source`, as the dataset `out`, whole or not at all.
 
@@ -48,7 +54,9 @@ def prepare(
                     ids = _symbols(corpus, vocab, found.parts[WHOLE], split, tick)
                 tokens[split], files[path.name] = _write(path, ids, dtype)
             if tokens[split] < 2:
-                raise UserError(f"{source} gives {tokens[split]} tokens for the {split} part, too few to predict one; give more.")
+                raise UserError(
+                    f"{source} gives {tokens[split]} tokens for the {split} part, too few to predict one; give more."
+                )
         shutil.rmtree(scratch, ignore_errors=True)
         facts = DatasetFacts(
             corpus=name, published=found.published, dtype=dtype, vocab_size=vocab.size, tokens=tokens, files=files,
@@ -66,7 +74,9 @@ def word_vocab(counts: Counter[str], *, min_count: int, unknown: str, end_of_lin
     kept = Counter({word: count for word, count in counts.items() if count >= min_count or word == unknown})
     kept[unknown] += counts.total() - kept.total()
     kept.pop(end_of_line, None)
-    return WordVocab([end_of_line, *(word for word, _ in kept.most_common())], unknown=unknown, end_of_line=end_of_line)
+    return WordVocab(
+        [end_of_line, *(word for word, _ in kept.most_common())], unknown=unknown, end_of_line=end_of_line
+    )
 
 
 def _vocabulary(corpus: Corpus, parts: dict[str, Files], progress: bool) -> ByteVocab | CharVocab | WordVocab:
@@ -79,8 +89,12 @@ def _vocabulary(corpus: Corpus, parts: dict[str, Files], progress: bool) -> Byte
         for lines in _lines(corpus, parts["train"], tick):
             counts.update(lines.split())
             if len(counts) > MOST_WORDS:
-                raise UserError(f"that text has more than {MOST_WORDS:,} different words; it is no {corpus.name}.")
-    return word_vocab(counts, min_count=corpus.min_count, unknown=corpus.unknown, end_of_line=corpus.end_of_line)
+                raise UserError(
+                    f"that text has more than {MOST_WORDS:,} different words; it is no {corpus.name}."
+                )
+    return word_vocab(
+        counts, min_count=corpus.min_count, unknown=corpus.unknown, end_of_line=corpus.end_of_line
+    )
 
 
 def _words(corpus: Corpus, vocab: WordVocab, files: Files, tick: Tick) -> Iterator[np.ndarray]:
@@ -99,7 +113,9 @@ def _lines(corpus: Corpus, files: Files, tick: Tick) -> Iterator[str]:
             yield _text(corpus, name, lines + newline, at)
             at += len(lines + newline)
             if len(rest) > LONGEST_LINE:
-                raise TextError(f"{name} has a line of more than {LONGEST_LINE:,} bytes; it is no file of {corpus.name}.")
+                raise TextError(
+                    f"{name} has a line of more than {LONGEST_LINE:,} bytes; it is no file of {corpus.name}."
+                )
         if rest:
             yield _text(corpus, name, rest + b"\n", at)
 
@@ -114,7 +130,9 @@ def _text(corpus: Corpus, name: str, lines: bytes, at: int) -> str:
         ) from error
 
 
-def _symbols(corpus: Corpus, vocab: ByteVocab | CharVocab, files: Files, split: str, tick: Tick) -> Iterator[np.ndarray]:
+def _symbols(
+    corpus: Corpus, vocab: ByteVocab | CharVocab, files: Files, split: str, tick: Tick
+) -> Iterator[np.ndarray]:
     """Byte by byte: the first 90 % of the file, the next 5 %, or the last."""
     (path,) = files.values()
     ids = np.arange(256, dtype=np.int16)

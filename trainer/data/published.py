@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from runtimes.errors import UserError
-from runtimes.spec import FileFacts
+from runtimes.base.errors import UserError
+from runtimes.contract.spec import FileFacts
 from trainer.data.archives import find_files, is_archive
 from trainer.data.corpora import WHOLE, Corpus, Fingerprint, look_alike, same_as
 
@@ -29,13 +29,19 @@ class FoundCorpus:
     sources: dict[str, FileFacts]
 
 
-def find_corpus(corpus: Corpus, source: Path, scratch: Path, *, unverified: bool, progress: bool) -> FoundCorpus:
+def find_corpus(
+    corpus: Corpus, source: Path, scratch: Path, *, unverified: bool, progress: bool
+) -> FoundCorpus:
     """The files of `corpus` in a folder, archive or file, verified; members of an archive are unpacked to `scratch`.
 
     Raises UserError where a part is missing or is not what was published (`unverified` lets the latter pass), and
     where it is a file of another corpus.
     """
-    if source.is_dir() and (source / corpus.archive_name).is_file() and not any(corpus.wants(p.name) for p in source.iterdir()):
+    if (
+        source.is_dir()
+        and (source / corpus.archive_name).is_file()
+        and not any(corpus.wants(p.name) for p in source.iterdir())
+    ):
         source /= corpus.archive_name  # as the public script leaves enwik8 and text8
     archive = None
     if is_archive(source):
@@ -71,18 +77,26 @@ def _parts(corpus: Corpus, source: Path, files: Files, names: list[str]) -> dict
         wanted = corpus.parts[part][0]
         if not members:
             other = look_alike(names)
-            hint = f"it looks like {other}" if other not in (None, corpus.name) else "give the whole archive or folder"
+            hint = (
+                f"it looks like {other}"
+                if other not in (None, corpus.name)
+                else "give the whole archive or folder"
+            )
             raise UserError(f"{source} has no {wanted}, which {corpus.name} needs; {hint}.")
         if len(members) > 1 and "*" not in wanted:
             first, second = sorted(members)[:2]
-            raise UserError(f"{source} has both {first} and {second}; give the folder or archive of {corpus.name} alone.")
+            raise UserError(
+                f"{source} has both {first} and {second}; give the folder or archive of {corpus.name} alone."
+            )
     return parts
 
 
 def _refuse_other(corpus: Corpus, found: Fingerprint, source: Path) -> None:
     other = same_as(found)
     if other not in (None, corpus.name):
-        raise UserError(f"{source} is {other}, not {corpus.name}; run `xl-export data {other} --from {source} --out DATASET`.")
+        raise UserError(
+            f"{source} is {other}, not {corpus.name}; run `xl-export prepare {other} --from {source} --out DATASET`."
+        )
 
 
 def fingerprint(files: Files, progress: bool) -> Fingerprint:

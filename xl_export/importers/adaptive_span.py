@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtimes.errors import ArtefactError
-from runtimes.rule import MAX_LENGTH, MemoryRule
-from trainer.model_config import ModelConfig, SpanConfig, VocabularyConfig
+from runtimes.base.errors import ArtefactError
+from runtimes.contract.rule import MAX_LENGTH, MemoryRule
+from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
 from xl_export.importers.checked import Tensors, sizes_of
 from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside
 from xl_export.importers.embedding import convert_vocabulary, same
@@ -31,7 +31,9 @@ from xl_export.importers.vocabularies import read_vocabulary
 PROJECT = "facebookresearch/adaptive-span"
 VOCABULARIES = ("corpus.pt", "corpus_sorted.pt")
 SPAN = "adaptive_span._mask"
-DIFFERS = "weights are divided by their sum, where that code adds 1e-8 to it: below 1e-5 nats in what was measured"
+DIFFERS = (
+    "weights are divided by their sum, where that code adds 1e-8 to it: below 1e-5 nats in what was measured"
+)
 
 
 def recognises(opened: Opened) -> bool:
@@ -50,7 +52,9 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     config, ours = convert(t, sizes, ramp=settings["ramp"].value if sizes.adaptive_span else 0)
     vocab_path = beside(where, VOCABULARIES, wishes.vocab, what="vocabulary")
     found = read_vocabulary(vocab_path, size=config.vocab_size)
-    rule = MemoryRule(mem_len=sizes.span, segment=settings["segment"].value, include_self=False, initial_memory="zeros")
+    rule = MemoryRule(
+        mem_len=sizes.span, segment=settings["segment"].value, include_self=False, initial_memory="zeros"
+    )
     return Checkpoint(
         config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings,
         files={"model": where, "vocabulary": vocab_path},
@@ -64,7 +68,11 @@ class Sizes:
     def __init__(self, t: Tensors) -> None:
         _, self.head_dim, self.span = t.peek("key_pe", dimensions=3).shape
         self.d_model = t.peek("layers.0.attn.proj_query.weight", dimensions=2).shape[0]
-        if not 0 < self.head_dim <= self.d_model or self.d_model % self.head_dim or not 0 < self.span < MAX_LENGTH:
+        if (
+            not 0 < self.head_dim <= self.d_model
+            or self.d_model % self.head_dim
+            or not 0 < self.span < MAX_LENGTH
+        ):
             raise ArtefactError(
                 f"{t.where}: key_pe is {list(t.peek('key_pe', dimensions=3).shape)}, expected [1, K, span] with K a part of the "
                 f"{self.d_model} of layers.0.attn.proj_query.weight."
@@ -75,7 +83,9 @@ class Sizes:
         if "layers.0.attn.attn.persistent_memory.key" in t:
             self.persistent = t.peek("layers.0.attn.attn.persistent_memory.key", dimensions=3).shape[2]
         clusters = t.count("word_emb.emb_layers")
-        shapes = [t.peek(f"word_emb.emb_layers.{i}.weight", dimensions=2).shape for i in range(max(clusters, 1))]
+        shapes = [
+            t.peek(f"word_emb.emb_layers.{i}.weight", dimensions=2).shape for i in range(max(clusters, 1))
+        ]
         ends = list(itertools.accumulate(shape[0] for shape in shapes))
         self.vocab_size, self.cutoffs = ends[-1], tuple(ends[:-1])
         self.div_val = shapes[0][1] // max(shapes[1][1], 1) if self.cutoffs else 1
@@ -94,7 +104,9 @@ def convert(t: Tensors, sizes: Sizes, *, ramp: int) -> tuple[ModelConfig, dict[s
             vocabulary=VocabularyConfig(cutoffs=s.cutoffs, div_val=s.div_val, scale=bool(s.cutoffs)),
         )  # fmt: skip
     config, ours = convert_vocabulary(t, config, reversed_clusters=True)
-    by_distance = t.take("key_pe", 1, s.head_dim, s.span)[0].T.flip(0)  # the nearest first, which is distance 1
+    by_distance = t.take("key_pe", 1, s.head_dim, s.span)[0].T.flip(
+        0
+    )  # the nearest first, which is distance 1
     ours["positions.table"] = torch.cat([torch.zeros(1, s.head_dim), by_distance])
     for layer in range(s.layers):
         ours |= _block(t, s, config, layer)
@@ -125,7 +137,9 @@ def _block(t: Tensors, s: Sizes, config: ModelConfig, layer: int) -> dict[str, T
         block[f"{ours}span.share"] = _share(t, f"{theirs}attn.attn.{SPAN}.", s)
         alias = f"{theirs}attn.attn.persistent_memory.{SPAN}."
         if f"{alias}current_val" in t and not same(_share(t, alias, s), block[f"{ours}span.share"]):
-            raise ArtefactError(f"{t.where}: {t.spell(alias)}current_val is a second name of the layer's spans and differs.")
+            raise ArtefactError(
+                f"{t.where}: {t.spell(alias)}current_val is a second name of the layer's spans and differs."
+            )
     return block
 
 
@@ -133,16 +147,24 @@ def _share(t: Tensors, mask: str, s: Sizes) -> Tensor:
     """Spans [H] as a share of the longest."""
     template = t.take(f"{mask}mask_template", s.span)
     if not torch.allclose(template, torch.arange(1.0 - s.span, 1.0), rtol=0, atol=0.01):
-        raise ArtefactError(f"{t.where}: {t.spell(mask)}mask_template is not {1 - s.span} … 0, as this project makes it.")
+        raise ArtefactError(
+            f"{t.where}: {t.spell(mask)}mask_template is not {1 - s.span} … 0, as this project makes it."
+        )
     share = t.take(f"{mask}current_val", s.heads, 1, 1).flatten()
     if not bool(((share >= 0) & (share <= 1)).all()):
-        raise ArtefactError(f"{t.where}: {t.spell(mask)}current_val has spans outside 0 to 1, where this project keeps them.")
+        raise ArtefactError(
+            f"{t.where}: {t.spell(mask)}current_val has spans outside 0 to 1, where this project keeps them."
+        )
     return share
 
 
 def defaults(sizes: Sizes) -> dict[str, Setting]:
     """The block size and ramp of the project's scripts; scores depend on the second alone."""
-    segment = Setting(256, "published for wiki103") if sizes.cutoffs else Setting(512, "published for enwik8 and text8")
+    segment = (
+        Setting(256, "published for wiki103")
+        if sizes.cutoffs
+        else Setting(512, "published for enwik8 and text8")
+    )
     return {"segment": segment} | ({"ramp": Setting(32, "published for all")} if sizes.adaptive_span else {})
 
 

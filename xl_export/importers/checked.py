@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtimes.errors import ArtefactError, ConfigError
-from runtimes.rule import MAX_LENGTH
-from xl_export.importers import values
+from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.contract.rule import MAX_LENGTH
+from xl_export.importers.pickle import values
 
 
 class Tensors:
@@ -37,9 +37,13 @@ class Tensors:
         self.nonfinite: list[str] = []  # names of tensors that hold NaN or infinity, where these may pass
         for name, tensor in tensors:
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
-                raise ArtefactError(f"{where}: {str(name)[:80]!r} is a {type(tensor).__name__}; expected a tensor of {project}.")
+                raise ArtefactError(
+                    f"{where}: {str(name)[:80]!r} is a {type(tensor).__name__}; expected a tensor of {project}."
+                )
             if name in self._left:
-                raise ArtefactError(f"{where} has the tensor {values.shown(spell(name))} under two names; expected one.")
+                raise ArtefactError(
+                    f"{where} has the tensor {values.shown(spell(name))} under two names; expected one."
+                )
             self._left[name] = tensor
 
     def __contains__(self, name: str) -> bool:
@@ -54,7 +58,9 @@ class Tensors:
                 f"{self.where}: {self.spell(name)} is {list(tensor.shape)}, expected {list(shape)} by the sizes of the model."
             )
         if not tensor.is_floating_point():
-            raise ArtefactError(f"{self.where}: {self.spell(name)} is {tensor.dtype}; expected floating-point weights.")
+            raise ArtefactError(
+                f"{self.where}: {self.spell(name)} is {tensor.dtype}; expected floating-point weights."
+            )
         if tensor.dtype != torch.float32:
             self.halved.add(str(tensor.dtype).removeprefix("torch."))
         tensor = tensor.detach().to(torch.float32)
@@ -70,10 +76,14 @@ class Tensors:
     def peek(self, name: str, *, dimensions: int) -> Tensor:
         """A tensor to read sizes from."""
         if name not in self._left:
-            raise ArtefactError(f"{self.where} lacks the tensor {self.spell(name)} of a {self.project} model.")
+            raise ArtefactError(
+                f"{self.where} lacks the tensor {self.spell(name)} of a {self.project} model."
+            )
         if self._left[name].dim() != dimensions:
             found = list(self._left[name].shape)
-            raise ArtefactError(f"{self.where}: {self.spell(name)} is {found}, expected {dimensions} dimensions.")
+            raise ArtefactError(
+                f"{self.where}: {self.spell(name)} is {found}, expected {dimensions} dimensions."
+            )
         tensor: Tensor = self._left[name]
         return tensor
 
@@ -84,7 +94,9 @@ class Tensors:
 
     def count(self, prefix: str) -> int:
         """How many numbered groups `prefix.0.…`, `prefix.1.…` there are, without a gap."""
-        numbers = {name[len(prefix) + 1 :].partition(".")[0] for name in self._left if name.startswith(prefix + ".")}
+        numbers = {
+            name[len(prefix) + 1 :].partition(".")[0] for name in self._left if name.startswith(prefix + ".")
+        }
         return next(i for i in range(len(numbers) + 1) if str(i) not in numbers)
 
     def finish(self) -> None:
@@ -110,7 +122,9 @@ def whole(facts: Mapping[Any, Any], name: str, *, where: str, least: int = 0) ->
     """A whole number that a checkpoint states of itself."""
     value = facts.get(name)
     if type(value) is not int or not least <= value <= MAX_LENGTH:
-        raise ArtefactError(f"{where}: {name} is {shown(value)}, expected a whole number from {least} to {MAX_LENGTH}.")
+        raise ArtefactError(
+            f"{where}: {name} is {shown(value)}, expected a whole number from {least} to {MAX_LENGTH}."
+        )
     return value
 
 
@@ -126,7 +140,9 @@ def truths(facts: Mapping[Any, Any], name: str, *, count: int, where: str) -> tu
     """As many of them, one for each cluster."""
     value = facts.get(name)
     if not isinstance(value, list | tuple) or len(value) != count or any(type(x) is not bool for x in value):
-        raise ArtefactError(f"{where}: {name} is {shown(value)}, expected true or false for each of {count} clusters.")
+        raise ArtefactError(
+            f"{where}: {name} is {shown(value)}, expected true or false for each of {count} clusters."
+        )
     return tuple(value)
 
 
@@ -141,7 +157,9 @@ def fraction(facts: Mapping[Any, Any], name: str, *, where: str) -> float:
 def ascending(facts: Mapping[Any, Any], name: str, *, where: str) -> tuple[int, ...]:
     """Whole numbers in ascending order, such as cutoffs."""
     value = facts.get(name)
-    if not isinstance(value, list | tuple) or any(type(x) is not int or not 0 < x <= MAX_LENGTH for x in value):
+    if not isinstance(value, list | tuple) or any(
+        type(x) is not int or not 0 < x <= MAX_LENGTH for x in value
+    ):
         raise ArtefactError(f"{where}: {name} is {shown(value)}, expected whole numbers.")
     if list(value) != sorted(set(value)):
         raise ArtefactError(f"{where}: {name} is {shown(value)}, expected numbers in ascending order.")
@@ -151,7 +169,14 @@ def ascending(facts: Mapping[Any, Any], name: str, *, where: str) -> tuple[int, 
 def shown(value: Any) -> str:
     """A value of a stranger's file in a message: on one line, not too long."""
     if isinstance(value, list | tuple):
-        items = [repr(x)[:20] if isinstance(x, bool | int | float | str | type(None)) else type(x).__name__ for x in value[:6]]
+        items = [
+            repr(x)[:20] if isinstance(x, bool | int | float | str | type(None)) else type(x).__name__
+            for x in value[:6]
+        ]
         return f"[{', '.join(items)}{', …' if len(value) > 6 else ''}]"
-    text = repr(value) if isinstance(value, bool | int | float | str | type(None)) else f"of the type {type(value).__name__}"
+    text = (
+        repr(value)
+        if isinstance(value, bool | int | float | str | type(None))
+        else f"of the type {type(value).__name__}"
+    )
     return text if len(text) <= 60 else text[:57] + "…"

@@ -10,11 +10,11 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from runtimes.errors import ArtefactError
-from runtimes.rule import MemoryRule
-from runtimes.vocab import Vocab
-from trainer.config import TrainConfig
-from trainer.model_config import ModelConfig
+from runtimes.base.errors import ArtefactError
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.vocabulary import Vocab
+from trainer.model.config import ModelConfig
+from trainer.run.config import TrainConfig
 from xl_export.importers.checked import Tensors
 from xl_export.importers.settings import Given, Setting, size_notes
 
@@ -39,15 +39,26 @@ class Wishes:
     allow_nonfinite: bool = False
 
     def tensors(
-        self, tensors: Iterable[tuple[Any, Any]], *, where: Path, project: str, spell: Callable[[str], str] = str
+        self,
+        tensors: Iterable[tuple[Any, Any]],
+        *,
+        where: Path,
+        project: str,
+        spell: Callable[[str], str] = str,
     ) -> Tensors:
-        return Tensors(tensors, where=str(where), project=project, spell=spell, allow_nonfinite=self.allow_nonfinite)
+        return Tensors(
+            tensors, where=str(where), project=project, spell=spell, allow_nonfinite=self.allow_nonfinite
+        )
 
-    def notes_on(self, tensors: Tensors, config: ModelConfig, settings: Mapping[str, Setting]) -> tuple[str, ...]:
+    def notes_on(
+        self, tensors: Tensors, config: ModelConfig, settings: Mapping[str, Setting]
+    ) -> tuple[str, ...]:
         """What must be said of the tensors that were taken, of the vocabulary and of the settings."""
         notes = [f"weights were {kind} and are float32 now" for kind in sorted(tensors.halved)]
         if tensors.nonfinite:
-            notes.append(f"{tensors.nonfinite[0]} holds NaN or infinite values: `xl-export onnx` refuses this run")
+            notes.append(
+                f"{tensors.nonfinite[0]} holds NaN or infinite values: `xl-export export` refuses this run"
+            )
         if self.vocab is not None:
             notes.append("the vocabulary was given: only its size could be checked")
         return (*notes, *size_notes(settings, layers=config.layers, d_model=config.d_model))
@@ -57,7 +68,7 @@ class Wishes:
 class Checkpoint:
     """A model of another project in our terms.
 
-    tensors: of `trainer.model.LanguageModel`, by name. settings: chosen ones by name. files: what was read, by role.
+    tensors: of `trainer.model.model.LanguageModel`, by name. settings: chosen ones by name. files: what was read, by role.
     notes: sentences on what differs from its project, or was decided. run: how it was trained, where that is ours.
     """
 

@@ -10,8 +10,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from runtimes.errors import ArtefactError
-from trainer.model_config import ModelConfig
+from runtimes.base.errors import ArtefactError
+from trainer.model.config import ModelConfig
 from xl_export.importers.checked import Tensors
 
 
@@ -37,7 +37,9 @@ def convert_vocabulary(
         output = _tables(t, "crit.out_layers.{}.weight", config)
     tied = tie_weights is not False and all(same(*pair) for pair in zip(tables, output, strict=True))
     if tie_weights and not tied:
-        raise ArtefactError(f"{t.where}: the output tables are tied by the configuration and differ from those of the input.")
+        raise ArtefactError(
+            f"{t.where}: the output tables are tied by the configuration and differ from those of the input."
+        )
     if not tied:
         ours |= {f"vocabulary.output_table.{i}": table for i, table in enumerate(output)}
     ours |= {f"vocabulary.output_bias.{i}": bias for i, bias in enumerate(_biases(t, config))}
@@ -47,19 +49,28 @@ def convert_vocabulary(
         if not cluster.projected:
             ties.append(True)
             continue
-        shared = config.vocabulary.div_val == 1 and i > 0  # one input projection, but an output projection for each cluster
-        into = ours["vocabulary.projection.0"] if shared else t.take(f"word_emb.emb_projs.{i}", D, cluster.width)
+        shared = (
+            config.vocabulary.div_val == 1 and i > 0
+        )  # one input projection, but an output projection for each cluster
+        into = (
+            ours["vocabulary.projection.0"] if shared else t.take(f"word_emb.emb_projs.{i}", D, cluster.width)
+        )
         ours[f"vocabulary.projection.{i}"] = into
         wanted, name = None if tie_projections is None else tie_projections[i], f"crit.out_projs.{i}"
         out = into if wanted and name not in t else t.take(name, D, cluster.width)
         if wanted and not same(into, out):
-            raise ArtefactError(f"{t.where}: {t.spell(name)} is tied by the configuration and differs from the input's.")
+            raise ArtefactError(
+                f"{t.where}: {t.spell(name)} is tied by the configuration and differs from the input's."
+            )
         ties.append(same(into, out) if wanted is None else wanted)
         if not ties[-1]:
             ours[f"vocabulary.output_projection.{i}"] = out
 
     if tails := len(clusters) - 1:
-        weight, bias = t.take("crit.cluster_weight", tails, clusters[0].width), t.take("crit.cluster_bias", tails)
+        weight, bias = (
+            t.take("crit.cluster_weight", tails, clusters[0].width),
+            t.take("crit.cluster_bias", tails),
+        )
         ours["vocabulary.cluster_table"] = weight.flip(0) if reversed_clusters else weight
         ours["vocabulary.cluster_bias"] = bias.flip(0) if reversed_clusters else bias
     vocabulary = dataclasses.replace(config.vocabulary, tie_weights=tied, tie_projections=tuple(ties))

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from runtimes.errors import ArtefactError
-from runtimes.files import read_json
-from runtimes.spec import SPEC
+from runtimes.base.errors import ArtefactError
+from runtimes.base.files import read_json
+from runtimes.contract.spec import SPEC
 from xl_export.importers import adaptive_span, huggingface, kimiyoung, nvidia, ours, tensorflow
 from xl_export.importers.checked import shown
 from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes
-from xl_export.importers.pickles import read_pickle
-from xl_export.importers.tensors import read_npz_tensors
+from xl_export.importers.pickle.pickles import read_pickle
+from xl_export.importers.pickle.tensors import read_npz_tensors
 
 CONFIG = "config.json"
 # looked for in a folder, in this order
@@ -33,11 +33,19 @@ class Format:
 
 
 FORMATS = {
-    "kimiyoung": Format(kimiyoung.PROJECT, "model.pt, a pickled module", kimiyoung.recognises, kimiyoung.read),
+    "kimiyoung": Format(
+        kimiyoung.PROJECT, "model.pt, a pickled module", kimiyoung.recognises, kimiyoung.read
+    ),
     "nvidia": Format(nvidia.PROJECT, "checkpoint_*.pt", nvidia.recognises, nvidia.read),
-    "huggingface": Format(huggingface.PROJECT, "a folder with config.json", huggingface.recognises, huggingface.read),
-    "adaptive-span": Format(adaptive_span.PROJECT, "checkpoint.pt", adaptive_span.recognises, adaptive_span.read),
-    "tensorflow": Format(tensorflow.PROJECT, "an .npz of its variables", tensorflow.recognises, tensorflow.read),
+    "huggingface": Format(
+        huggingface.PROJECT, "a folder with config.json", huggingface.recognises, huggingface.read
+    ),
+    "adaptive-span": Format(
+        adaptive_span.PROJECT, "checkpoint.pt", adaptive_span.recognises, adaptive_span.read
+    ),
+    "tensorflow": Format(
+        tensorflow.PROJECT, "an .npz of its variables", tensorflow.recognises, tensorflow.read
+    ),
     "xl-export": Format(ours.PROJECT, "a run", ours.recognises, ours.read),
 }
 
@@ -47,7 +55,11 @@ def recognise(opened: Opened, wanted: str = "auto") -> str:
     found = next((name for name, known in FORMATS.items() if known.recognises(opened)), None)
     if found is None:
         content = opened.content
-        tensors = isinstance(content, dict) and content and all(isinstance(value, Tensor) for value in content.values())
+        tensors = (
+            isinstance(content, dict)
+            and content
+            and all(isinstance(value, Tensor) for value in content.values())
+        )
         if tensors and opened.path.suffix != ".npz":
             raise ArtefactError(
                 f"{opened.path} holds only tensors, and the sizes and options of the model are missing; "
@@ -56,7 +68,9 @@ def recognise(opened: Opened, wanted: str = "auto") -> str:
         known = "; ".join(f"{name}: {about.files}" for name, about in FORMATS.items())
         raise ArtefactError(f"{opened.path} is of no format that is read here ({known}).")
     if wanted not in ("auto", found):
-        raise ArtefactError(f"{opened.path} is a checkpoint of {FORMATS[found].project}; leave out --from {wanted}.")
+        raise ArtefactError(
+            f"{opened.path} is a checkpoint of {FORMATS[found].project}; leave out --from {wanted}."
+        )
     return found
 
 
@@ -74,7 +88,9 @@ def open_source(path: Path) -> Opened:
     if path.is_file() and (path.suffix in (".json", ".safetensors") or path.name in huggingface.WEIGHTS):
         weights = next((name for name in huggingface.WEIGHTS if (path.parent / name).is_file()), CONFIG)
         if path.name not in (CONFIG, weights):
-            raise ArtefactError(f"{path} is a file of a folder of which {CONFIG} and {weights} are read; name the folder.")
+            raise ArtefactError(
+                f"{path} is a file of a folder of which {CONFIG} and {weights} are read; name the folder."
+            )
         return _open_folder(path.parent)
     if path.suffix == ".npz":
         return Opened(path=path, content=read_npz_tensors(path))
@@ -96,5 +112,7 @@ def _open_folder(folder: Path) -> Opened:
             return open_source(folder / name)
     weights = next((name for name in huggingface.WEIGHTS if (folder / name).is_file()), None)
     if weights and not (folder / CONFIG).is_file():
-        raise ArtefactError(f"{folder} has {weights} and no {CONFIG}; copy the whole folder that save_pretrained wrote.")
+        raise ArtefactError(
+            f"{folder} has {weights} and no {CONFIG}; copy the whole folder that save_pretrained wrote."
+        )
     raise ArtefactError(f"{folder} has no checkpoint by the names {', '.join(IN_FOLDERS)}{found}.")

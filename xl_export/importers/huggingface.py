@@ -10,12 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from runtimes.errors import ArtefactError
+from runtimes.base.errors import ArtefactError
 from xl_export.importers.checked import ascending, fraction, truth, truths, whole
 from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside
-from xl_export.importers.pickles import read_pickle
+from xl_export.importers.pickle.pickles import read_pickle
+from xl_export.importers.pickle.tensors import read_safetensors
 from xl_export.importers.settings import Setting, memory_rule
-from xl_export.importers.tensors import read_safetensors
 from xl_export.importers.transformer_xl import Facts, convert
 from xl_export.importers.vocabularies import read_vocabulary
 
@@ -31,13 +31,19 @@ DEFAULTS: dict[str, Any] = {  # of TransfoXLConfig, for what an older config.jso
 
 
 def recognises(opened: Opened) -> bool:
-    return opened.path.is_dir() and isinstance(opened.content, dict) and opened.content.get("model_type") == "transfo-xl"
+    return (
+        opened.path.is_dir()
+        and isinstance(opened.content, dict)
+        and opened.content.get("model_type") == "transfo-xl"
+    )
 
 
 def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     """The model in such a folder; raises ArtefactError or ConfigError for what is missing, wrong or cannot be expressed."""
     folder, config_file = opened.path, opened.path / CONFIG
-    described = DEFAULTS | {"vocab_size": opened.content.get("n_token", DEFAULTS["vocab_size"])} | opened.content
+    described = (
+        DEFAULTS | {"vocab_size": opened.content.get("n_token", DEFAULTS["vocab_size"])} | opened.content
+    )
     facts = config_facts(described, config_file)
     vocab_path = beside(folder, VOCABULARIES, wishes.vocab, what="vocabulary")
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
@@ -45,7 +51,9 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     rule = memory_rule(settings, project=PROJECT, beyond_self=-1, initial_memory="zeros")
     weights = next((path for name in WEIGHTS if (path := folder / name).is_file()), None)
     if weights is None:
-        raise ArtefactError(f"{folder} has no {' or '.join(WEIGHTS)}; copy the whole folder that save_pretrained wrote.")
+        raise ArtefactError(
+            f"{folder} has no {' or '.join(WEIGHTS)}; copy the whole folder that save_pretrained wrote."
+        )
     state = read_safetensors(weights) if weights.suffix == ".safetensors" else read_pickle(weights)
     if not isinstance(state, dict):
         raise ArtefactError(f"{weights} is a {type(state).__name__}, expected tensors by name.")

@@ -17,14 +17,14 @@ from typing import Any
 
 from torch import Tensor
 
-from runtimes.errors import ArtefactError, ConfigError
-from runtimes.rule import MemoryRule
-from xl_export.importers import values
+from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.contract.rule import MemoryRule
 from xl_export.importers.checked import ascending, fraction, shown, truth, whole
 from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside
+from xl_export.importers.pickle import values
+from xl_export.importers.pickle.values import Foreign
 from xl_export.importers.settings import Setting, memory_rule, published
 from xl_export.importers.transformer_xl import Facts, convert
-from xl_export.importers.values import Foreign
 from xl_export.importers.vocabularies import read_vocabulary
 
 PROJECT = "kimiyoung/transformer-xl"
@@ -64,15 +64,27 @@ def module_facts(module: Foreign, where: Path) -> tuple[Facts, dict[str, Any]]:
     numbers = {name: whole(state, name, where=str(where), least=1) for name in names}
     ends = ascending(embedding, "cutoffs", where=str(where))
     if ends[-1:] != (numbers["n_token"],):
-        raise ArtefactError(f"{where}: word_emb.cutoffs end at {ends[-1:]}, expected n_token, {numbers['n_token']}.")
+        raise ArtefactError(
+            f"{where}: word_emb.cutoffs end at {ends[-1:]}, expected n_token, {numbers['n_token']}."
+        )
     norms, orders = set(), set()
     for layer in range(layers):
         for name in ("dec_attn", "pos_ff"):
             path = ("layers", str(layer), name)
-            orders.add(truth(_attributes(_part(module, where, *path), where, name), "pre_lnorm", where=str(where)))
-            norms.add(fraction(_attributes(_part(module, where, *path, "layer_norm"), where, name), "eps", where=str(where)))
+            orders.add(
+                truth(_attributes(_part(module, where, *path), where, name), "pre_lnorm", where=str(where))
+            )
+            norms.add(
+                fraction(
+                    _attributes(_part(module, where, *path, "layer_norm"), where, name),
+                    "eps",
+                    where=str(where),
+                )
+            )
     if len(norms) != 1 or len(orders) != 1:
-        raise ArtefactError(f"{where}: its layers have different LayerNorms; expected one epsilon and one order for all.")
+        raise ArtefactError(
+            f"{where}: its layers have different LayerNorms; expected one epsilon and one order for all."
+        )
     attention = _part(module, where, "layers", "0", "dec_attn", "dropatt")
     return Facts(
         layers=layers, d_model=numbers["d_model"], heads=numbers["n_head"], head_dim=numbers["d_head"],
@@ -88,8 +100,13 @@ def defaults(dataset: str | None, facts: Facts, state: dict[str, Any], where: Pa
     """The evaluation that the project published for the data set and size; the model's last lengths where it published none."""
     large = facts.d_model >= 1024
     if facts.attention_type in (2, 3):
-        segment = whole(state, "tgt_len", where=str(where), least=1) + whole(state, "ext_len", where=str(where))
-        chosen = {"mem_len": Setting(0, "the only one that can be expressed"), "segment": Setting(segment, "the file")}
+        segment = whole(state, "tgt_len", where=str(where), least=1) + whole(
+            state, "ext_len", where=str(where)
+        )
+        chosen = {
+            "mem_len": Setting(0, "the only one that can be expressed"),
+            "segment": Setting(segment, "the file"),
+        }
         chosen["mask"] = Setting("full", "the only one that can be expressed")
         return chosen | ({"clamp_len": Setting(0, "none")} if facts.attention_type == 2 else {})
     if dataset in ("enwik8", "text8"):
@@ -105,14 +122,22 @@ def defaults(dataset: str | None, facts: Facts, state: dict[str, Any], where: Pa
     return {
         "mem_len": Setting(whole(state, "mem_len", where=str(where)), "the file"),
         "segment": Setting(whole(state, "tgt_len", where=str(where), least=1), "the file"),
-        "mask": Setting("same-length" if truth(state, "same_length", where=str(where)) else "full", "the file"),
+        "mask": Setting(
+            "same-length" if truth(state, "same_length", where=str(where)) else "full", "the file"
+        ),
         "clamp_len": Setting(max(whole(state, "clamp_len", where=str(where), least=-1), 0), "the file"),
     }
 
 
-def under_rule(facts: Facts, settings: dict[str, Setting], state: dict[str, Any], where: Path) -> tuple[Facts, MemoryRule]:
+def under_rule(
+    facts: Facts, settings: dict[str, Setting], state: dict[str, Any], where: Path
+) -> tuple[Facts, MemoryRule]:
     """The memory rule of the settings, and the facts that depend on them; raises ConfigError where it cannot be expressed."""
-    kind, clamp_len, segment = facts.attention_type, settings.get("clamp_len", Setting(0, "")).value, settings["segment"].value
+    kind, clamp_len, segment = (
+        facts.attention_type,
+        settings.get("clamp_len", Setting(0, "")).value,
+        settings["segment"].value,
+    )
     if kind in (2, 3):
         if settings["mem_len"].value or settings["mask"].value != "full":
             raise ConfigError(
@@ -120,13 +145,25 @@ def under_rule(facts: Facts, settings: dict[str, Setting], state: dict[str, Any]
                 "give --mem-len 0 --mask full, as the project evaluates such models."
             )
         if kind == 3 and segment > (rows := _rows(state, where)):
-            raise ConfigError(f"segment is {segment} and this model has {rows} positions; give --segment {rows} or less.")
-        context = (clamp_len + 1) if clamp_len else max(segment, sum(whole(state, n, where=str(where)) for n in LENGTHS))
-        return dataclasses.replace(facts, context=context), MemoryRule(mem_len=0, segment=segment, mask="full")
+            raise ConfigError(
+                f"segment is {segment} and this model has {rows} positions; give --segment {rows} or less."
+            )
+        context = (
+            (clamp_len + 1)
+            if clamp_len
+            else max(segment, sum(whole(state, n, where=str(where)) for n in LENGTHS))
+        )
+        return dataclasses.replace(facts, context=context), MemoryRule(
+            mem_len=0, segment=segment, mask="full"
+        )
     rule = memory_rule(settings, project=PROJECT, beyond_self=-1, initial_memory="masked")
-    if kind == 1 and rule.clamp_len is not None:  # the nearest clamp_len vectors, of which the first is for distance 0
+    if (
+        kind == 1 and rule.clamp_len is not None
+    ):  # the nearest clamp_len vectors, of which the first is for distance 0
         if rule.clamp_len == 1:
-            raise ConfigError("clamp_len 1 leaves an attn_type 1 model one vector for all distances; give --clamp-len 2 or more.")
+            raise ConfigError(
+                "clamp_len 1 leaves an attn_type 1 model one vector for all distances; give --clamp-len 2 or more."
+            )
         rule = dataclasses.replace(rule, clamp_len=rule.clamp_len - 1)
     return facts, rule
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from xl_export.importers.tensors import DTYPES, Storages
-from xl_export.importers.values import Foreign, Named, PickleError, checked_key, shown
+from xl_export.importers.pickle.tensors import DTYPES, Storages
+from xl_export.importers.pickle.values import Foreign, Named, PickleError, checked_key, shown
 
 # Packages whose classes occur in published checkpoints and vocabularies: an instance of one becomes a Foreign.
 FOREIGN_MODULES = re.compile(
@@ -22,11 +22,39 @@ FOREIGN_MODULES = re.compile(
     r"|utils(\.\w+)*|torch\.nn\.(modules|parallel)(\.\w+)*|(transformers|tokenizers|sacremoses)(\.\w+)*",
     re.ASCII,
 )
-CLASS_NAME = re.compile(r"_*[A-Z]\w*", re.ASCII)  # no function of those packages, and no path through attributes
+CLASS_NAME = re.compile(
+    r"_*[A-Z]\w*", re.ASCII
+)  # no function of those packages, and no path through attributes
 # A path through one of these is no class of a model: `utils.subprocess`, `Popen`.
 DANGEROUS = frozenset(
-    {"os", "posix", "nt", "sys", "io", "subprocess", "builtins", "importlib", "runpy", "shutil", "ctypes", "pty", "socket", "pip"}
-    | {"multiprocessing", "threading", "asyncio", "pickle", "marshal", "types", "functools", "operator", "inspect", "webbrowser"}
+    {
+        "os",
+        "posix",
+        "nt",
+        "sys",
+        "io",
+        "subprocess",
+        "builtins",
+        "importlib",
+        "runpy",
+        "shutil",
+        "ctypes",
+        "pty",
+        "socket",
+        "pip",
+    }
+    | {
+        "multiprocessing",
+        "threading",
+        "asyncio",
+        "pickle",
+        "marshal",
+        "types",
+        "functools",
+        "operator",
+        "inspect",
+        "webbrowser",
+    }
 )
 FOREIGN_NAMES = {
     "re._compile": "re._compile",
@@ -43,14 +71,25 @@ Call = Callable[[Storages, tuple[Any, ...]], Any]
 def named(module: str, name: str) -> Named:
     """The global of that name; raises PickleError for all that is not in the tables."""
     full = f"{module}.{name}"
-    if full in CALLS or full in MENTIONED or full in FOREIGN_NAMES or (len(full) < MAX_NAME and is_foreign_class(module, name)):
+    if (
+        full in CALLS
+        or full in MENTIONED
+        or full in FOREIGN_NAMES
+        or (len(full) < MAX_NAME and is_foreign_class(module, name))
+    ):
         return Named(full)
-    raise PickleError(f"calls {shown(full)}, which is neither plain data nor a class of a model that is known here")
+    raise PickleError(
+        f"calls {shown(full)}, which is neither plain data nor a class of a model that is known here"
+    )
 
 
 def is_foreign_class(module: str, name: str) -> bool:
     """Whether a global is a class of one of the packages that are known and not imported."""
-    return bool(FOREIGN_MODULES.fullmatch(module) and CLASS_NAME.fullmatch(name) and DANGEROUS.isdisjoint(module.split(".")))
+    return bool(
+        FOREIGN_MODULES.fullmatch(module)
+        and CLASS_NAME.fullmatch(name)
+        and DANGEROUS.isdisjoint(module.split("."))
+    )
 
 
 def called(storages: Storages, target: Named, args: tuple[Any, ...]) -> Any:
@@ -58,8 +97,13 @@ def called(storages: Storages, target: Named, args: tuple[Any, ...]) -> Any:
     if target.name in CALLS:
         try:
             return CALLS[target.name](storages, args)
-        except (TypeError, ValueError) as error:  # arguments of another number or type than the function takes
-            raise PickleError(f"calls {target.name} with {len(args)} arguments that it does not take") from error
+        except (
+            TypeError,
+            ValueError,
+        ) as error:  # arguments of another number or type than the function takes
+            raise PickleError(
+                f"calls {target.name} with {len(args)} arguments that it does not take"
+            ) from error
     if target.name in MENTIONED:
         raise PickleError(f"calls {target.name}, which a checkpoint only mentions")
     return Foreign(FOREIGN_NAMES.get(target.name, target.name), args)
@@ -83,7 +127,9 @@ def _dict(_: Storages, args: tuple[Any, ...]) -> dict[Any, Any]:
     (content,) = args or ((),)
     if type(content) is dict:
         return dict(content)
-    if type(content) not in (list, tuple) or any(type(pair) not in (list, tuple) or len(pair) != 2 for pair in content):
+    if type(content) not in (list, tuple) or any(
+        type(pair) not in (list, tuple) or len(pair) != 2 for pair in content
+    ):
         raise ValueError
     return {checked_key(key): value for key, value in content}
 
@@ -135,7 +181,10 @@ def _scalar(_: Storages, args: tuple[Any, ...]) -> Any:
     dtype, data = args
     if not isinstance(dtype, Foreign) or dtype.name != "numpy.dtype" or type(data) is not bytes:
         raise ValueError
-    kind, order = dtype.args[0] if dtype.args else None, dtype.state[1:2] if type(dtype.state) is tuple else ()
+    kind, order = (
+        dtype.args[0] if dtype.args else None,
+        dtype.state[1:2] if type(dtype.state) is tuple else (),
+    )
     if type(kind) is not str or kind not in NUMPY_SCALARS or order not in (("<",), ("|",)):
         raise PickleError("has a NumPy number of a type that is not read here")
     (value,) = np.frombuffer(data, np.dtype("<" + kind)).tolist()
@@ -167,4 +216,8 @@ for _module in ("builtins", "__builtin__"):
     }
 # Types: of storages and tensors, and the factories of a defaultdict.
 MENTIONED = frozenset(DTYPES) | {str(dtype) for dtype in DTYPES.values()}
-MENTIONED |= {f"{module}.{name}" for module in ("builtins", "__builtin__") for name in ("int", "float", "bool", "str", "object")}
+MENTIONED |= {
+    f"{module}.{name}"
+    for module in ("builtins", "__builtin__")
+    for name in ("int", "float", "bool", "str", "object")
+}

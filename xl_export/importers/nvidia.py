@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from runtimes.errors import ArtefactError
+from runtimes.base.errors import ArtefactError
 from xl_export.importers.checked import ascending, fraction, shown, truth, truths, whole
 from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside
 from xl_export.importers.settings import Setting, memory_rule, published
@@ -57,7 +57,9 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
 def config_facts(config: Any, where: Path) -> Facts:
     """What `model_config` says."""
     if not isinstance(config, dict):
-        raise ArtefactError(f"{where}: model_config is a {type(config).__name__}, expected the arguments of a model.")
+        raise ArtefactError(
+            f"{where}: model_config is a {type(config).__name__}, expected the arguments of a model."
+        )
     at = f"{where}, model_config"
     names = ("n_token", "n_layer", "n_head", "d_model", "d_head", "div_val")
     n = {name: whole(config, name, where=at, least=1) for name in names}

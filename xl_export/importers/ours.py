@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from runtimes.errors import ArtefactError
-from runtimes.spec import VOCAB
-from trainer.checkpoint import CONFIG, MODEL, load_run
+from runtimes.base.errors import ArtefactError
+from runtimes.contract.spec import VOCAB
+from trainer.run.checkpoint import CONFIG, MODEL, load_run
 from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes
 from xl_export.importers.settings import Setting
 
@@ -15,7 +15,11 @@ PROJECT = "xl-export"
 
 
 def recognises(opened: Opened) -> bool:
-    return opened.path.is_dir() and isinstance(opened.content, dict) and {"model", "evaluation"} <= set(opened.content)
+    return (
+        opened.path.is_dir()
+        and isinstance(opened.content, dict)
+        and {"model", "evaluation"} <= set(opened.content)
+    )
 
 
 def read(opened: Opened, wishes: Wishes) -> Checkpoint:

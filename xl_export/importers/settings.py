@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from runtimes.errors import ConfigError
-from runtimes.files import read_json
-from runtimes.records import from_json
-from runtimes.rule import MAX_LENGTH, MemoryRule
+from runtimes.base.errors import ConfigError
+from runtimes.base.files import read_json
+from runtimes.base.records import from_json
+from runtimes.contract.rule import MAX_LENGTH, MemoryRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,11 @@ class Given:
 
 
 def memory_rule(
-    chosen: Mapping[str, Setting], *, project: str, beyond_self: int, initial_memory: Literal["masked", "zeros"]
+    chosen: Mapping[str, Setting],
+    *,
+    project: str,
+    beyond_self: int,
+    initial_memory: Literal["masked", "zeros"],
 ) -> MemoryRule:
     """The rule of a Transformer-XL model under its project's settings.
 
@@ -142,7 +146,9 @@ def size_notes(settings: Mapping[str, Setting], *, layers: int, d_model: int) ->
     models: dict[str, list[str]] = {}
     for name, setting in settings.items():
         if setting.origin.startswith(PUBLISHED):
-            models.setdefault(setting.origin.removeprefix(PUBLISHED), []).append(f"--{name.replace('_', '-')}")
+            models.setdefault(setting.origin.removeprefix(PUBLISHED), []).append(
+                f"--{name.replace('_', '-')}"
+            )
     return [
         f"sizes differ from the published {model} ({SIZES[model][0]} layers, D {SIZES[model][1]}): "
         f"give {', '.join(options)} if it was evaluated otherwise"

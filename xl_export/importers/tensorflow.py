@@ -63,7 +63,9 @@ SCOPE = "transformer/"
 
 
 def recognises(opened: Opened) -> bool:
-    return isinstance(opened.content, dict) and any(str(name).startswith(SCOPE + "layer_0/") for name in opened.content)
+    return isinstance(opened.content, dict) and any(
+        str(name).startswith(SCOPE + "layer_0/") for name in opened.content
+    )
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -77,7 +79,9 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     """The model in such variables; raises ArtefactError or ConfigError for what is missing, wrong or cannot be expressed."""
     where = opened.path
     plain = SCOPE + "adaptive_embed/lookup_table" in opened.content
-    t = wishes.tensors(renamed(opened.content), where=where, project=PROJECT, spell=partial(spelled, plain=plain))
+    t = wishes.tensors(
+        renamed(opened.content), where=where, project=PROJECT, spell=partial(spelled, plain=plain)
+    )
     facts = sizes(t, plain=plain)
     vocab_path = beside(where, VOCABULARIES, wishes.vocab, what="vocabulary")
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
@@ -98,10 +102,18 @@ def renamed(variables: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
             continue
         known = _translated(str(name).removeprefix(SCOPE), NAMES) if str(name).startswith(SCOPE) else None
         if (
-            known in ("r_w_bias", "r_r_bias") and isinstance(variable, Tensor) and variable.dim() == 3 and len(variable) == layers
+            known in ("r_w_bias", "r_r_bias")
+            and isinstance(variable, Tensor)
+            and variable.dim() == 3
+            and len(variable) == layers
         ):  # untie_r
             yield from ((f"layers.{layer}.dec_attn.{known}", pair) for layer, pair in enumerate(variable))
-        elif known is not None and str(name).endswith(TURNED) and isinstance(variable, Tensor) and variable.dim() == 2:
+        elif (
+            known is not None
+            and str(name).endswith(TURNED)
+            and isinstance(variable, Tensor)
+            and variable.dim() == 2
+        ):
             yield known, variable.T
         else:
             yield known or name, variable
@@ -113,7 +125,9 @@ def sizes(t: Tensors, *, plain: bool) -> Facts:
     heads, head_dim = t.peek("layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", dimensions=2).shape
     counted = "crit.out_layers" if plain else "word_emb.emb_layers"
     kind, dimensions = ("bias", 1) if plain else ("weight", 2)
-    parts = [t.peek(f"{counted}.{i}.{kind}", dimensions=dimensions).shape for i in range(max(t.count(counted), 1))]
+    parts = [
+        t.peek(f"{counted}.{i}.{kind}", dimensions=dimensions).shape for i in range(max(t.count(counted), 1))
+    ]
     ends = list(itertools.accumulate(part[0] for part in parts))
     d_embed = t.peek("word_emb.emb_layers.0.weight", dimensions=2).shape[1]
     return Facts(
@@ -150,7 +164,11 @@ def defaults(facts: Facts, dataset: str | None) -> dict[str, Setting]:
 
 def spelled(name: str, *, plain: bool) -> str:
     """The variable of a tensor, where the vocabulary has one table or one for each cluster."""
-    table = {known: theirs for theirs, known in NAMES.items() if plain or "cutoff" in theirs or known not in AMBIGUOUS}
+    table = {
+        known: theirs
+        for theirs, known in NAMES.items()
+        if plain or "cutoff" in theirs or known not in AMBIGUOUS
+    }
     if match := re.fullmatch(r"layers\.\d+\.dec_attn\.(r_[wr]_bias)", name):
         return SCOPE + match[1]
     theirs = _translated(name, table)

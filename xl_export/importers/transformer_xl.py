@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtimes.errors import ArtefactError
-from trainer.model_config import ModelConfig, Position, VocabularyConfig
+from runtimes.base.errors import ArtefactError
+from trainer.model.config import ModelConfig, Position, VocabularyConfig
 from xl_export.importers.checked import Tensors, sizes_of
 from xl_export.importers.embedding import convert_vocabulary, same
 
@@ -59,7 +59,11 @@ def convert(t: Tensors, facts: Facts) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Configuration and tensors of our model; every tensor of the checkpoint finds its place, or ArtefactError names it."""
     config = _config(t, facts)
     config, ours = convert_vocabulary(
-        t, config, reversed_clusters=facts.reversed_clusters, tie_weights=facts.tie_weights, tie_projections=facts.tie_projections
+        t,
+        config,
+        reversed_clusters=facts.reversed_clusters,
+        tie_weights=facts.tie_weights,
+        tie_projections=facts.tie_projections,
     )
     ours |= _positions(t, facts, config)
     for layer in range(config.layers):
@@ -110,9 +114,13 @@ def _positions(t: Tensors, facts: Facts, config: ModelConfig) -> dict[str, Tenso
     L, D, H, K, R = config.layers, config.d_model, config.heads, config.head_dim, config.context
     ours = {"positions.frequencies": t.take("pos_emb.inv_freq", D // 2)} if config.stored_frequencies else {}
     if facts.attention_type == 0:
-        ours["positions.u"], ours["positions.v"] = (_head_biases(t, name, config) for name in ("r_w_bias", "r_r_bias"))
+        ours["positions.u"], ours["positions.v"] = (
+            _head_biases(t, name, config) for name in ("r_w_bias", "r_r_bias")
+        )
         for layer in range(L):
-            ours[f"positions.project.{layer}.weight"] = t.take(f"layers.{layer}.dec_attn.r_net.weight", H * K, D)
+            ours[f"positions.project.{layer}.weight"] = t.take(
+                f"layers.{layer}.dec_attn.r_net.weight", H * K, D
+            )
     elif facts.attention_type == 1:  # their last row is the nearest
         ours["positions.u"] = t.take("r_w_bias", L, H, K)
         ours["positions.table"] = t.take("r_emb", L, R, H, K).flip(1)
@@ -130,7 +138,9 @@ def _head_biases(t: Tensors, name: str, config: ModelConfig) -> Tensor:
         return torch.stack([t.take(place, *size) for place in places])
     found = [t.take(place, *size) for place in (name, *places) if place in t] or [t.take(name, *size)]
     if not all(same(found[0], other) for other in found):
-        raise ArtefactError(f"{t.where}: {name} is one for all layers by the configuration, and differs between them.")
+        raise ArtefactError(
+            f"{t.where}: {name} is one for all layers by the configuration, and differs between them."
+        )
     return found[0][None]
 
 

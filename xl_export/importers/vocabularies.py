@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtimes.errors import ArtefactError
-from runtimes.files import read_bytes
-from runtimes.vocab import END_OF_LINE, ByteVocab, CharVocab, Vocab, WordVocab, load_vocab
-from xl_export.importers.pickles import read_pickle
-from xl_export.importers.values import Foreign
+from runtimes.base.errors import ArtefactError
+from runtimes.base.files import read_bytes
+from runtimes.contract.vocabulary import END_OF_LINE, ByteVocab, CharVocab, Vocab, WordVocab, load_vocab
+from xl_export.importers.pickle.pickles import read_pickle
+from xl_export.importers.pickle.values import Foreign
 
 UNKNOWNS = ("<unk>", "<UNK>")
 SENTENCE = "<S>"  # before and after each line of the One Billion Word benchmark
@@ -56,11 +56,19 @@ def vocabulary(content: Any, *, where: Path, size: int) -> Found:
         inner = inner if isinstance(inner, dict) else {}
         symbols = inner.get("idx2sym", inner.get("idx2word"))
         lower_case = inner.get("lower_case") is True
-    if not isinstance(symbols, list) or not symbols or not all(isinstance(symbol, str) and symbol for symbol in symbols):
-        raise ArtefactError(f"{where} is not a vocabulary; expected a corpus or vocabulary of the checkpoint's project.")
+    if (
+        not isinstance(symbols, list)
+        or not symbols
+        or not all(isinstance(symbol, str) and symbol for symbol in symbols)
+    ):
+        raise ArtefactError(
+            f"{where} is not a vocabulary; expected a corpus or vocabulary of the checkpoint's project."
+        )
     if len(set(symbols)) != len(symbols):
         raise ArtefactError(f"{where} is not a vocabulary: its symbols repeat.")
-    if broken := next((symbol for symbol in symbols if any("\ud800" <= letter <= "\udfff" for letter in symbol)), None):
+    if broken := next(
+        (symbol for symbol in symbols if any("\ud800" <= letter <= "\udfff" for letter in symbol)), None
+    ):
         raise ArtefactError(f"{where} is not a vocabulary: its symbol {broken[:20]!a} is not Unicode text.")
     found = translated(symbols, lower_case=lower_case)
     return _sized(Found(found.vocab, dataset if isinstance(dataset, str) else None, found.notes), size, where)
@@ -70,15 +78,21 @@ def translated(symbols: list[str], *, lower_case: bool) -> Found:
     """Our vocabulary of the symbols of another project, in their order."""
     others = [symbol for symbol in symbols if symbol != END_OF_LINE]
     if others and all(
-        symbol.isascii() and symbol.isdecimal() and len(symbol) < 4 and str(int(symbol)) == symbol for symbol in others
+        symbol.isascii() and symbol.isdecimal() and len(symbol) < 4 and str(int(symbol)) == symbol
+        for symbol in others
     ):
         values = [10 if symbol == END_OF_LINE else int(symbol) for symbol in symbols]
         if max(values) < 256 and len(set(values)) == len(values):
             if 10 in values:
                 return Found(ByteVocab(values), notes=(f"the newline is their {END_OF_LINE}",))
-            return Found(ByteVocab(values, skipped=[10]), notes=("newlines of a text are left out, as their data code does",))
+            return Found(
+                ByteVocab(values, skipped=[10]),
+                notes=("newlines of a text are left out, as their data code does",),
+            )
     if others and all(len(symbol) == 1 for symbol in others):
-        characters = ["\n" if symbol == END_OF_LINE else " " if symbol == "_" else symbol for symbol in symbols]
+        characters = [
+            "\n" if symbol == END_OF_LINE else " " if symbol == "_" else symbol for symbol in symbols
+        ]
         if len(set(characters)) == len(characters):
             return Found(CharVocab(characters), notes=("a blank is their _",) if "_" in symbols else ())
     sentence = SENTENCE in symbols and END_OF_LINE not in symbols

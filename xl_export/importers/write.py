@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from runtimes.files import atomic_folder, write_json
-from runtimes.machine import package_versions
-from runtimes.records import to_json
-from runtimes.spec import VOCAB, file_facts
-from trainer.checkpoint import CONFIG, MODEL, save_tensors
-from trainer.model import LanguageModel
+from runtimes.base.files import atomic_folder, write_json
+from runtimes.base.machine import package_versions
+from runtimes.base.records import to_json
+from runtimes.contract.spec import VOCAB, file_facts
+from trainer.model.model import LanguageModel
+from trainer.run.checkpoint import CONFIG, MODEL, save_tensors
 from xl_export.importers.checkpoint import Checkpoint
 
 IMPORT = "import.json"
@@ -26,7 +26,9 @@ def write_run(checkpoint: Checkpoint, out: Path, *, record: dict[str, Any], forc
     config = checkpoint.train_config()
     with torch.device("meta"):
         expected = {name: tensor.shape for name, tensor in LanguageModel(config.model).state_dict().items()}
-    assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == expected, "a reader left something out"
+    assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == expected, (
+        "a reader left something out"
+    )
     with atomic_folder(out, force=force, marker=IMPORT) as folder:
         write_json(folder / CONFIG, to_json(config))
         write_json(folder / VOCAB, checkpoint.vocab.to_json())
@@ -39,8 +41,13 @@ def import_record(checkpoint: Checkpoint, *, name: str, project: str) -> dict[st
     return {
         "format": name,
         "project": project,
-        "files": {role: {"name": path.name, **to_json(file_facts(path))} for role, path in checkpoint.files.items()},
-        "settings": {key: {"value": setting.value, "origin": setting.origin} for key, setting in checkpoint.settings.items()},
+        "files": {
+            role: {"name": path.name, **to_json(file_facts(path))} for role, path in checkpoint.files.items()
+        },
+        "settings": {
+            key: {"value": setting.value, "origin": setting.origin}
+            for key, setting in checkpoint.settings.items()
+        },
         "rule": to_json(checkpoint.rule),
         "notes": list(checkpoint.notes),
         "producer": package_versions(),

@@ -7,21 +7,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runtimes.cuda_memory import Cuda
-from runtimes.engine import BUILD, NAMES, PLAN, SIDE_FILES, EngineFacts, Profile, save_engine
-from runtimes.errors import ArtefactError, ConfigError, UserError
-from runtimes.files import atomic_file, atomic_folder, read_bytes, refuse_existing, refuse_unwritable
-from runtimes.machine import package_versions
-from runtimes.precision import QUANTISED
-from runtimes.spec import Spec, file_facts, load_spec
-from runtimes.trt_module import fresh_log, load_tensorrt
+from runtimes.base.errors import ArtefactError, ConfigError, UserError
+from runtimes.base.files import atomic_file, atomic_folder, read_bytes, refuse_existing, refuse_unwritable
+from runtimes.base.machine import package_versions
+from runtimes.contract.engine import BUILD, NAMES, PLAN, SIDE_FILES, EngineFacts, Profile, save_engine
+from runtimes.contract.precision import QUANTISED
+from runtimes.contract.spec import Spec, file_facts, load_spec
+from runtimes.sessions.tensorrt.device_memory import Cuda
+from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
 from xl_export.tensorrt.network import Parsed, parse
 from xl_export.tensorrt.options import BuildOptions
 from xl_export.tensorrt.progress import held_interrupt, make_monitor
 from xl_export.tensorrt.trtexec import LINE, trtexec_command
 
 
-def build(artefact: Path | str, out: Path | str, options: BuildOptions, *, force: bool = False) -> EngineFacts:
+def build(
+    artefact: Path | str, out: Path | str, options: BuildOptions, *, force: bool = False
+) -> EngineFacts:
     """Builds the engine of an artefact into the folder `out`, and returns its facts, which are in `build.json` there.
 
     Raises UserError when `out` exists (unless it is an engine and `force`), when TensorRT is not installed, when the artefact
@@ -71,10 +73,12 @@ def refuse_artefact(spec: Spec, artefact: Path) -> None:
     elif spec.precision in QUANTISED:
         lacking = f"{spec.precision} weights, whose products are ONNX Runtime's own"
     if lacking:
-        raise ConfigError(f"{artefact} has {lacking}; export it with `xl-export onnx --target tensorrt`.")
+        raise ConfigError(f"{artefact} has {lacking}; export it with `xl-export export --target tensorrt`.")
 
 
-def serialize(trt: Any, log: Any, parsed: Parsed, spec: Spec, profiles: tuple[Profile, ...], options: BuildOptions) -> memoryview:
+def serialize(
+    trt: Any, log: Any, parsed: Parsed, spec: Spec, profiles: tuple[Profile, ...], options: BuildOptions
+) -> memoryview:
     """The plan of a parsed network; raises ArtefactError with TensorRT's own reason where there is none."""
     config = parsed.builder.create_builder_config()
     for index, profile in enumerate(profiles):
@@ -106,7 +110,10 @@ def optimization_profile(builder: Any, spec: Spec, profile: Profile) -> Any:
 
 def configure(trt: Any, config: Any, spec: Spec, options: BuildOptions) -> None:
     """Sets what the options ask for. Products of fp32 artefacts are fp32: TensorFloat-32 would miss their tolerance."""
-    flags = {trt.BuilderFlag.REFIT: options.refit, trt.BuilderFlag.VERSION_COMPATIBLE: options.version_compatible}
+    flags = {
+        trt.BuilderFlag.REFIT: options.refit,
+        trt.BuilderFlag.VERSION_COMPATIBLE: options.version_compatible,
+    }
     flags[trt.BuilderFlag.TF32] = spec.precision != "fp32"
     for flag, wanted in flags.items():
         config.set_flag(flag) if wanted else config.clear_flag(flag)
@@ -121,12 +128,16 @@ def configure(trt: Any, config: Any, spec: Spec, options: BuildOptions) -> None:
     if options.compute_capabilities:
         config.num_compute_capabilities = len(options.compute_capabilities)
         for index, capability in enumerate(options.compute_capabilities):
-            config.set_compute_capability(getattr(trt.ComputeCapability, "SM" + capability.replace(".", "")), index)
+            config.set_compute_capability(
+                getattr(trt.ComputeCapability, "SM" + capability.replace(".", "")), index
+            )
 
 
 def read_timing_cache(config: Any, path: Path) -> Any:
     """The cache of a file, or an empty one where there is none yet; raises UserError for one of another TensorRT or GPU."""
     cache = config.create_timing_cache(read_bytes(path) if path.exists() else b"")
     if cache is None or not config.set_timing_cache(cache, False):
-        raise UserError(f"{path} is not a timing cache of this TensorRT and GPU; remove it, or give another --timing-cache.")
+        raise UserError(
+            f"{path} is not a timing cache of this TensorRT and GPU; remove it, or give another --timing-cache."
+        )
     return cache

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from runtimes.errors import ConfigError
+from runtimes.base.errors import ConfigError
 from xl_export.tensorrt.operator import INPUTS, Attributes
 
 MAX_HEAD_DIM = 128
@@ -128,14 +128,21 @@ def constants(tactic: Tactic, sizes: Sizes, attributes: Attributes) -> dict[str,
 
 def join_constants(tactic: Tactic, head_dim: int) -> dict[str, int]:
     """The compile-time arguments of `join_parts`."""
-    return {"K": head_dim, "BLOCK_T": tactic.block_t, "BLOCK_J": tactic.block_j, "BLOCK_K": _block_k(head_dim)}
+    return {
+        "K": head_dim,
+        "BLOCK_T": tactic.block_t,
+        "BLOCK_J": tactic.block_j,
+        "BLOCK_K": _block_k(head_dim),
+    }
 
 
 def _block_k(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def compile_kernel(tactic: Tactic, fixed: dict[str, int], *, compute_capability: int, dtype: Type = "float16") -> Kernel:
+def compile_kernel(
+    tactic: Tactic, fixed: dict[str, int], *, compute_capability: int, dtype: Type = "float16"
+) -> Kernel:
     """The kernel of one tactic, with its compile-time arguments, for a GPU of this compute capability (86 for 8.6).
 
     Raises ConfigError where the compiler does not know the GPU, or the kernel takes more shared memory than every GPU grants.
@@ -144,12 +151,14 @@ def compile_kernel(tactic: Tactic, fixed: dict[str, int], *, compute_capability:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from xl_export.tensorrt import kernel
+    from xl_export.tensorrt import triton_kernel
 
     if compute_capability not in PTX_VERSIONS:
         known = ", ".join(map(str, PTX_VERSIONS))
-        raise ConfigError(f"the kernel is not compiled for compute capability {compute_capability}; expected one of {known}.")
-    function = getattr(kernel, tactic.kernel)
+        raise ConfigError(
+            f"the kernel is not compiled for compute capability {compute_capability}; expected one of {known}."
+        )
+    function = getattr(triton_kernel, tactic.kernel)
     signature, aligned = _signature(function.arg_names, fixed, _POINTERS[dtype])
     source = ASTSource(
         fn=function, signature=signature, constexprs={(function.arg_names.index(name),): x for name, x in fixed.items()},
@@ -183,6 +192,10 @@ def _without_hidden(ptx: str, name: str, *, arguments: int) -> str:
     hidden = re.compile(rf",\s*\.param \.u64 [^,()]*\b{name}_param_(\d+)\s*(?=\n\))")
     while (last := hidden.search(ptx)) and int(last[1]) >= arguments:
         ptx = ptx[: last.start()] + ptx[last.end() :]
-        assert f"{name}_param_{last[1]}" not in ptx, f"{name} uses scratch memory, which TensorRT does not give"
-    assert f"{name}_param_{arguments - 1}" in ptx and f"{name}_param_{arguments}" not in ptx, "unexpected arguments"  # noqa: PT018
+        assert f"{name}_param_{last[1]}" not in ptx, (
+            f"{name} uses scratch memory, which TensorRT does not give"
+        )
+    assert f"{name}_param_{arguments - 1}" in ptx and f"{name}_param_{arguments}" not in ptx, (
+        "unexpected arguments"
+    )  # noqa: PT018
     return ptx

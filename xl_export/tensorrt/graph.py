@@ -14,22 +14,24 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from runtimes.spec import Spec, state_tensors
-from trainer.model_config import ModelConfig
-from xl_export.artefact import Attention
-from xl_export.head import selected_densely
-from xl_export.layers import Weights
-from xl_export.ops import TYPES
-from xl_export.persistent import persistent_tables
-from xl_export.step import Group, StepGraph
-from xl_export.tables import bias_table, position_table, query_bias
+from runtimes.contract.spec import Spec, state_tensors
+from trainer.model.config import ModelConfig
+from xl_export.artefact.export import Attention
+from xl_export.graph.head import selected_densely
+from xl_export.graph.layers import Weights
+from xl_export.graph.ops import TYPES
+from xl_export.graph.persistent import persistent_tables
+from xl_export.graph.step import Group, StepGraph
+from xl_export.graph.tables import bias_table, position_table, query_bias
 from xl_export.tensorrt.half import to_half
 from xl_export.tensorrt.operator import DOMAIN, NAME, VERSION, Attributes, function_body
 
 
 def tensorrt_graph(spec: Spec, config: ModelConfig, weights: Weights, *, attention: Attention) -> ir.Model:
     """The ONNX model of one step for TensorRT, in the spec's precision."""
-    single = dataclasses.replace(spec, precision="fp32", state=state_tensors(spec.model, spec.rule, spec.form))
+    single = dataclasses.replace(
+        spec, precision="fp32", state=state_tensors(spec.model, spec.rule, spec.form)
+    )
     model = (_EngineStep if attention == "native" else _OperatorStep)(single, config, weights).build()
     if attention == "plugin":
         model.graph.opset_imports[DOMAIN] = VERSION
@@ -57,7 +59,10 @@ class _OperatorStep(_EngineStep):
         inputs = [query, key, value, self.first, *self.terms(group), *self.persistent(group, count)]
         attributes = dataclasses.asdict(Attributes.of(group.rule, persistent=count))
         answer = self.op.custom(DOMAIN, NAME, inputs, attributes, outputs=1)[0]
-        answer.dtype, answer.shape = ir.DataType.FLOAT, ir.Shape(["batch", len(group.heads), "segment", self.head_dim])
+        answer.dtype, answer.shape = (
+            ir.DataType.FLOAT,
+            ir.Shape(["batch", len(group.heads), "segment", self.head_dim]),
+        )
         return answer
 
     @functools.cached_property
@@ -90,7 +95,11 @@ class _OperatorStep(_EngineStep):
             return [self.given(None, "", (len(group.heads), 1, self.head_dim))] * 2
         pair = persistent_tables(self, group.layer)
         names = (f"blocks.{group.name}.persistent.{kind}" for kind in ("key", "value"))
-        return [self.op.constant(table[list(group.heads)], name) for table, name in zip(pair, names, strict=True)]
+        return [
+            self.op.constant(table[list(group.heads)], name) for table, name in zip(pair, names, strict=True)
+        ]
 
     def given(self, array: np.ndarray | None, name: str, shape: Sequence[int]) -> ir.Value:
-        return self.op.constant(np.zeros(shape, np.float32)) if array is None else self.op.constant(array, name)
+        return (
+            self.op.constant(np.zeros(shape, np.float32)) if array is None else self.op.constant(array, name)
+        )

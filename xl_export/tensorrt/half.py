@@ -11,10 +11,15 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
-from runtimes.errors import ArtefactError
+from runtimes.base.errors import ArtefactError
 
 HALF, SINGLE = ir.DataType.FLOAT16, ir.DataType.FLOAT
-PRODUCTS = {"MatMul", "Gemm", "Attention", "RelativeAttention"}  # what GPUs do in float16, with sums in float32
+PRODUCTS = {
+    "MatMul",
+    "Gemm",
+    "Attention",
+    "RelativeAttention",
+}  # what GPUs do in float16, with sums in float32
 STATISTICS = {"LayerNormalization", "Softmax"}  # float32 inside; what comes out is a product's input again
 LOG_PROBABILITIES = {"LogSoftmax", "ReduceLogSumExp"}  # float32, and so is what is computed from them
 
@@ -35,7 +40,9 @@ class _Rewriting:
     def __init__(self, model: ir.Model, promised: Mapping[str, ir.DataType]) -> None:
         self.model, self.promised, self.tape = model, promised, ir.tape.Tape()
         self.same: dict[tuple[ir.Value, ir.DataType | None], ir.Value] = {}
-        self.kind: dict[ir.Value, ir.DataType | None] = {}  # of old values, in the new graph; constants have none yet
+        self.kind: dict[
+            ir.Value, ir.DataType | None
+        ] = {}  # of old values, in the new graph; constants have none yet
 
     def result(self) -> ir.Model:
         graph = self.model.graph
@@ -68,7 +75,11 @@ class _Rewriting:
             kind = SINGLE if SINGLE in given else HALF
         inputs = [self.of(value, kind) if value is not None else None for value in node.inputs]
         results = self.tape.op_multi_out(
-            node.op_type, inputs, num_outputs=len(node.outputs), attributes=node.attributes, domain=node.domain
+            node.op_type,
+            inputs,
+            num_outputs=len(node.outputs),
+            attributes=node.attributes,
+            domain=node.domain,
         )
         for old, new in zip(node.outputs, results, strict=True):
             assert old.dtype is not None, f"the type of {node.op_type}'s output is not known"

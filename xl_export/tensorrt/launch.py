@@ -7,8 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from xl_export.tensorrt import kernel
-from xl_export.tensorrt.compile import JOINS, Sizes, Tactic, constants, join_constants, parts, programs, scratch_rows
+from xl_export.tensorrt import triton_kernel
+from xl_export.tensorrt.compile import (
+    JOINS,
+    Sizes,
+    Tactic,
+    constants,
+    join_constants,
+    parts,
+    programs,
+    scratch_rows,
+)
 from xl_export.tensorrt.operator import Attributes
 
 
@@ -27,8 +36,8 @@ def launch(
     number = parts(programs(B, H, T)) if divided is None else divided
     fixed = constants(tactic, Sizes.of([tensor.shape for tensor in inputs]), attributes)
     grid = (B * H, -(-T // tactic.block_t), number)
-    getattr(kernel, tactic.kernel)[grid](*inputs, T, J, mixed, level, **fixed, **_options(tactic))
-    kernel.join_parts[(-(-(B * H * T) // join.block_t),)](
+    getattr(triton_kernel, tactic.kernel)[grid](*inputs, T, J, mixed, level, **fixed, **_options(tactic))
+    triton_kernel.join_parts[(-(-(B * H * T) // join.block_t),)](
         inputs[0], mixed, level, B * H * T, number, answer, **join_constants(join, K), **_options(join)
     )
 
@@ -36,7 +45,10 @@ def launch(
 def make_scratch(query: Tensor) -> tuple[Tensor, Tensor]:
     """What the parts of the keys give, for queries [B, H, T, K], in as much memory as an engine has for it."""
     rows = scratch_rows(programs(*query.shape[:3]))
-    mixed, level = (torch.empty(size, dtype=torch.float32, device=query.device) for size in ((rows, query.shape[3]), (rows,)))
+    mixed, level = (
+        torch.empty(size, dtype=torch.float32, device=query.device)
+        for size in ((rows, query.shape[3]), (rows,))
+    )
     return mixed, level
 
 

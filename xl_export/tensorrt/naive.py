@@ -25,5 +25,7 @@ def naive_relative_attention(
     visible = attributes.rule(mem_len=J - T, segment=T).visible(distance_TJ, first[:, None, None] + i, i)
     scores_BHTJ = scores_BHTJ.masked_fill(~visible.expand(B, T, J)[:, None], float("-inf"))
     own_BHTN = torch.einsum("bhtk,hnk->bhtn", query, persistent_key[:, :N])
-    weights = torch.cat([scores_BHTJ, own_BHTN], dim=-1).softmax(dim=-1).nan_to_num(0.0)  # zero where nothing is seen
+    weights = (
+        torch.cat([scores_BHTJ, own_BHTN], dim=-1).softmax(dim=-1).nan_to_num(0.0)
+    )  # zero where nothing is seen
     return weights[..., :J] @ value + weights[..., J:] @ persistent_value[:, :N]

@@ -10,9 +10,9 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from runtimes.engine import Attention
-from runtimes.errors import ArtefactError, ConfigError, first_line
-from runtimes.spec import GRAPH
+from runtimes.base.errors import ArtefactError, ConfigError, first_line
+from runtimes.contract.engine import Attention
+from runtimes.contract.spec import GRAPH
 from xl_export.tensorrt.operator import ATTRIBUTES, DOMAIN, INPUTS, JOIN, NAME, PARTS, PLUGIN
 
 
@@ -38,11 +38,13 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
     try:
         model = onnx.load(graph, load_external_data=False)
     except DecodeError as error:
-        raise ArtefactError(f"{graph} is not an ONNX model ({first_line(error)}); export it again.") from error
+        raise ArtefactError(
+            f"{graph} is not an ONNX model ({first_line(error)}); export it again."
+        ) from error
     relative = take_plugins(model) if attention == "plugin" else 0
     if attention == "plugin" and not relative:
         raise ConfigError(
-            f"{graph} has no {DOMAIN}::{NAME}, which the plugin takes; export it with `xl-export onnx --target tensorrt`, "
+            f"{graph} has no {DOMAIN}::{NAME}, which the plugin takes; export it with `xl-export export --target tensorrt`, "
             "or give --attention native."
         )
     try:
@@ -55,8 +57,12 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
     wanted = [getattr(kinds, flag, None) for flag in ("STRONGLY_TYPED", "PREFER_AOT_PYTHON_PLUGINS")]
     network = builder.create_network(sum(1 << int(flag) for flag in wanted if flag is not None))
     parser = trt.OnnxParser(network, log)
-    if not parser.parse(model.SerializeToString(), str(graph.resolve())):  # the path finds the weights beside it
-        raise ArtefactError(f"{graph} cannot be parsed by {name} {trt.__version__}: {parser_errors(parser) or log.last_error()}.")
+    if not parser.parse(
+        model.SerializeToString(), str(graph.resolve())
+    ):  # the path finds the weights beside it
+        raise ArtefactError(
+            f"{graph} cannot be parsed by {name} {trt.__version__}: {parser_errors(parser) or log.last_error()}."
+        )
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     make_decomposable(trt, layers)
     counted = Counter(layer.type.name for layer in layers)
@@ -80,13 +86,21 @@ def take_plugins(model: onnx.ModelProto) -> int:
             nodes.append(node)
             continue
         if len(node.input) != len(INPUTS) or len(node.output) != 1:
-            raise ArtefactError(f"{DOMAIN}::{NAME} has {len(node.input)} inputs, expected {len(INPUTS)}; export it again.")
+            raise ArtefactError(
+                f"{DOMAIN}::{NAME} has {len(node.input)} inputs, expected {len(INPUTS)}; export it again."
+            )
         answer = node.output[0]
         between = [f"{answer}.mixed", f"{answer}.level"]
         given = {attribute.name: attribute.i for attribute in node.attribute if attribute.name in ATTRIBUTES}
         options = {"domain": DOMAIN, **PLUGIN}
-        nodes.append(onnx.helper.make_node(PARTS, node.input, between, name=f"{node.name}.parts", **options, **given))
-        nodes.append(onnx.helper.make_node(JOIN, [node.input[0], *between], [answer], name=f"{node.name}.join", **options))
+        nodes.append(
+            onnx.helper.make_node(PARTS, node.input, between, name=f"{node.name}.parts", **options, **given)
+        )
+        nodes.append(
+            onnx.helper.make_node(
+                JOIN, [node.input[0], *between], [answer], name=f"{node.name}.join", **options
+            )
+        )
         count += 1
     del model.graph.node[:]
     model.graph.node.extend(nodes)

@@ -28,14 +28,20 @@ from dataclasses import dataclass, fields
 
 import onnx
 
-from runtimes.rule import MemoryRule
+from runtimes.contract.rule import MemoryRule
 
 DOMAIN, NAME, VERSION = "xl", "RelativeAttention", 1
-PARTS, JOIN = "RelativeAttentionParts", "JoinAttentionParts"  # the plugins that do a node's work one after the other
+PARTS, JOIN = (
+    "RelativeAttentionParts",
+    "JoinAttentionParts",
+)  # the plugins that do a node's work one after the other
 INPUTS = (
     "query", "key", "value", "first", "u", "v", "position_table", "bias_table", "persistent_key", "persistent_value",
 )  # fmt: skip
-PLUGIN = {"plugin_namespace": DOMAIN, "plugin_version": str(VERSION)}  # attributes of their nodes, for the parser
+PLUGIN = {
+    "plugin_namespace": DOMAIN,
+    "plugin_version": str(VERSION),
+}  # attributes of their nodes, for the parser
 
 
 @dataclass(frozen=True, kw_only=True)

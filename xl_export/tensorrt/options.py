@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtimes.engine import NAMES, Attention, Flavour, Hardware, Profile, refuse_falling
-from runtimes.errors import ConfigError
-from runtimes.rule import MemoryRule
+from runtimes.base.errors import ConfigError
+from runtimes.contract.engine import NAMES, Attention, Flavour, Hardware, Profile, refuse_falling
+from runtimes.contract.rule import MemoryRule
 
 TARGETS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")  # that TensorRT-RTX builds for ahead of time
 
@@ -42,7 +42,9 @@ class BuildOptions:
         name = NAMES[self.flavour]
         if self.flavour == "rtx":
             if self.attention == "plugin":
-                raise ConfigError(f"{name} takes no plugins from Python; give --attention native, or --flavour tensorrt.")
+                raise ConfigError(
+                    f"{name} takes no plugins from Python; give --attention native, or --flavour tensorrt."
+                )
             if not self.compute_capabilities or not set(self.compute_capabilities) <= set(TARGETS):
                 raise ConfigError(
                     f"--compute-capability is {','.join(self.compute_capabilities)[:40] or 'not given'}, and --flavour rtx "
@@ -53,9 +55,13 @@ class BuildOptions:
                 ("--version-compatible", self.version_compatible),
             )  # fmt: skip
             if given := [option for option, chosen in choices if chosen]:
-                raise ConfigError(f"{given[0]} is for --flavour tensorrt; {name} compiles on the device: leave it out.")
+                raise ConfigError(
+                    f"{given[0]} is for --flavour tensorrt; {name} compiles on the device: leave it out."
+                )
             if self.refit:
-                raise ConfigError(f"--refit needs a GPU while {name} builds, and this builds ahead of time; leave it out.")
+                raise ConfigError(
+                    f"--refit needs a GPU while {name} builds, and this builds ahead of time; leave it out."
+                )
         elif self.compute_capabilities:
             raise ConfigError(
                 f"--compute-capability is for --flavour rtx; {name} builds for the GPU of this machine: leave it out."

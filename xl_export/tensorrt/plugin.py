@@ -14,9 +14,9 @@ from importlib import import_module
 from types import GenericAlias
 from typing import Any
 
-from runtimes.engine import Gpu
-from runtimes.errors import ConfigError, needs
-from runtimes.spec import Spec
+from runtimes.base.errors import ConfigError, needs
+from runtimes.contract.engine import Gpu
+from runtimes.contract.spec import Spec
 from xl_export.tensorrt.compile import (
     JOINS,
     MAX_HEAD_DIM,
@@ -76,7 +76,10 @@ def _register_parts(trt: Any, trtp: Any, capability: int) -> None:
     def shapes(*tensors: Any, **attributes: int) -> Any:
         query = tensors[0]
         rows = scratch_rows(undivided(query))
-        return tuple(trtp.from_shape_expr(shape, trt.DataType.FLOAT) for shape in ((rows, query.shape_expr[3]), (rows,)))
+        return tuple(
+            trtp.from_shape_expr(shape, trt.DataType.FLOAT)
+            for shape in ((rows, query.shape_expr[3]), (rows,))
+        )
 
     def autotune(*tensors: Any) -> Any:
         """One type for all inputs but the integers, that of the network; the kernel's tactics, from 1 on."""
@@ -90,15 +93,23 @@ def _register_parts(trt: Any, trtp: Any, capability: int) -> None:
         tensors, values, number = arguments[: len(INPUTS)], arguments[len(INPUTS) : -2], arguments[-1]
         query, key = tensors[0], tensors[1]
         sizes = Sizes.of([tuple(tensor.shape) for tensor in tensors])
-        fixed = constants(tactics(sizes.head_dim)[number - 1], sizes, Attributes(**dict(zip(ATTRIBUTES, values, strict=True))))
-        found = compiled(tactics(sizes.head_dim)[number - 1], tuple(fixed.items()), capability, _dtype(trt, query))
+        fixed = constants(
+            tactics(sizes.head_dim)[number - 1],
+            sizes,
+            Attributes(**dict(zip(ATTRIBUTES, values, strict=True))),
+        )
+        found = compiled(
+            tactics(sizes.head_dim)[number - 1], tuple(fixed.items()), capability, _dtype(trt, query)
+        )
         launch = _launch(trtp, found)
         launch.grid_x = query.shape_expr[0] * query.shape_expr[1]
         launch.grid_y = trtp.cdiv(query.shape_expr[2], found.block_t)
         launch.grid_z = parts(undivided(query), number=trtp.ShapeExpr)
         return found.name, found.ptx, launch, _integers(trtp, query.shape_expr[2], key.shape_expr[2])
 
-    _register(trtp, PARTS, INPUTS, ATTRIBUTES, GenericAlias(tuple, (trtp.TensorDesc,) * 2), shapes, autotune, kernel)
+    _register(
+        trtp, PARTS, INPUTS, ATTRIBUTES, GenericAlias(tuple, (trtp.TensorDesc,) * 2), shapes, autotune, kernel
+    )
 
 
 def _register_join(trt: Any, trtp: Any, capability: int) -> None:
@@ -109,7 +120,9 @@ def _register_join(trt: Any, trtp: Any, capability: int) -> None:
 
     def autotune(*tensors: Any) -> Any:
         kind = _type_name(trt, tensors[0])
-        return [trtp.AutoTuneCombination(f"{kind}, FP32, FP32, {kind}", "LINEAR", list(range(1, len(JOINS) + 1)))]
+        return [
+            trtp.AutoTuneCombination(f"{kind}, FP32, FP32, {kind}", "LINEAR", list(range(1, len(JOINS) + 1)))
+        ]
 
     def kernel(query: Any, mixed: Any, level: Any, outputs: Any, number: int) -> Any:
         """Name, PTX, launch and integer arguments of one tactic's kernel. Its arguments: inputs, rows, parts, answer."""
@@ -126,7 +139,14 @@ def _register_join(trt: Any, trtp: Any, capability: int) -> None:
 
 
 def _register(
-    trtp: Any, name: str, inputs: Sequence[str], attributes: Sequence[str], outputs: Any, shapes: Any, autotune: Any, kernel: Any
+    trtp: Any,
+    name: str,
+    inputs: Sequence[str],
+    attributes: Sequence[str],
+    outputs: Any,
+    shapes: Any,
+    autotune: Any,
+    kernel: Any,
 ) -> None:
     described, chosen = dict.fromkeys(inputs, trtp.TensorDesc), dict.fromkeys(attributes, int)
     made = GenericAlias(tuple, (str, str, trtp.KernelLaunchParams, trtp.SymIntExprs))
@@ -167,7 +187,10 @@ def _signed(function: Any, parameters: dict[str, Any], returns: Any = inspect.Si
     """The function with the signature that TensorRT reads names, attributes and types from. It accepts no default values."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     function.__signature__ = inspect.Signature(
-        [inspect.Parameter(name, kind, annotation=hint or inspect.Parameter.empty) for name, hint in parameters.items()],
+        [
+            inspect.Parameter(name, kind, annotation=hint or inspect.Parameter.empty)
+            for name, hint in parameters.items()
+        ],
         return_annotation=returns,
     )
     return function

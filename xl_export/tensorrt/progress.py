@@ -42,7 +42,9 @@ def make_monitor(trt: Any, held: SimpleNamespace) -> Any:
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
             self.phases.append(phase_name)
-            self._bars[phase_name] = tqdm(total=num_steps, desc=phase_name, leave=False, disable=None, position=len(self._bars))
+            self._bars[phase_name] = tqdm(
+                total=num_steps, desc=phase_name, leave=False, disable=None, position=len(self._bars)
+            )
 
         def step_complete(self, phase_name: str, step: int) -> bool:
             """False ends the build."""

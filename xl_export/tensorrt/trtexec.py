@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from runtimes.engine import PLAN, Profile
-from runtimes.spec import GRAPH, Spec
+from runtimes.contract.engine import PLAN, Profile
+from runtimes.contract.spec import GRAPH, Spec
 from xl_export.tensorrt.options import BuildOptions
 
 LINE = "trtexec.txt"  # of the engine folder
@@ -31,7 +31,9 @@ def trtexec_command(artefact: Path, spec: Spec, options: BuildOptions, layers: M
         if profile.name == "token" and "ATTENTION_INPUT" in layers:
             profile = dataclasses.replace(profile, tokens=(1, 1, 2))
         words.append(f"--profile={index}")
-        words += [f"--{which}Shapes={shapes(spec, profile, at)}" for at, which in enumerate(("min", "opt", "max"))]
+        words += [
+            f"--{which}Shapes={shapes(spec, profile, at)}" for at, which in enumerate(("min", "opt", "max"))
+        ]
     if spec.precision == "fp32":
         words.append("--noTF32")
     if options.refit:

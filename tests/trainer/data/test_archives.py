@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimes.errors import UserError
+from runtimes.base.errors import UserError
 from tests.corpus_files import make_folder, make_tar, make_zip
 from trainer.data.archives import BLOCK, Found, _Forward, find_files, is_archive
 
@@ -75,7 +75,11 @@ def test_members_with_hostile_names_stay_in_the_scratch_folder(make, tmp_path: P
 
 def test_links_and_devices_in_a_tar_are_passed_over(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "in.tgz", "w:gz") as archive:
-        for name, kind in [("a.txt", tarfile.SYMTYPE), ("b.txt", tarfile.LNKTYPE), ("c.txt", tarfile.FIFOTYPE)]:
+        for name, kind in [
+            ("a.txt", tarfile.SYMTYPE),
+            ("b.txt", tarfile.LNKTYPE),
+            ("c.txt", tarfile.FIFOTYPE),
+        ]:
             info = tarfile.TarInfo(name)
             info.type, info.linkname = kind, "/etc/passwd"
             archive.addfile(info)
@@ -252,7 +256,9 @@ def test_what_is_neither_file_nor_folder_is_refused(path: str, tmp_path: Path) -
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=st.data(), form=st.sampled_from(["zip", "tar", "tar.gz"]))
-def test_a_mutated_archive_gives_files_or_one_sentence(data: st.DataObject, form: str, tmp_path_factory) -> None:
+def test_a_mutated_archive_gives_files_or_one_sentence(
+    data: st.DataObject, form: str, tmp_path_factory
+) -> None:
     folder = tmp_path_factory.mktemp("mutated")
     members = {"one.txt": b"first " * 40, "two.txt": b"second"}
     path = make_zip(folder / "in", members) if form == "zip" else make_tar(folder / "in", members, mode="w")

@@ -15,9 +15,19 @@ from hypothesis import strategies as st
 import trainer.data.corpora
 import trainer.data.prepare
 import trainer.data.published
-from runtimes.errors import UserError
-from runtimes.vocab import WordVocab, decode
-from tests.corpus_files import ENWIK8, PTB, PUBLISHED, TEXT8, WIKI, make_folder, make_source, make_tar, make_zip
+from runtimes.base.errors import UserError
+from runtimes.contract.vocabulary import WordVocab, decode
+from tests.corpus_files import (
+    ENWIK8,
+    PTB,
+    PUBLISHED,
+    TEXT8,
+    WIKI,
+    make_folder,
+    make_source,
+    make_tar,
+    make_zip,
+)
 from trainer.data.corpora import CORPORA, Fingerprint
 from trainer.data.dataset import SPLITS, Dataset, open_dataset
 from trainer.data.prepare import prepare
@@ -57,7 +67,9 @@ def texts(dataset: Dataset) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("form", [*FORMS, "file"])
-def test_enwik8_is_its_bytes_with_their_newlines_cut_90_5_5(form: str, prepared: Prepare, tmp_path: Path) -> None:
+def test_enwik8_is_its_bytes_with_their_newlines_cut_90_5_5(
+    form: str, prepared: Prepare, tmp_path: Path
+) -> None:
     (tmp_path / "enwik8-bare").write_bytes(ENWIK8)
     source = tmp_path / "enwik8-bare" if form == "file" else make_source(tmp_path / "in", "enwik8", form)
     dataset = prepared("enwik8", source)
@@ -93,7 +105,9 @@ def test_words_and_their_lines_come_back(
     assert dataset.train.dtype == np.uint8
 
 
-def test_wikitext_words_are_by_frequency_after_eos_ties_in_order_of_appearance(prepared: Prepare, tmp_path: Path) -> None:
+def test_wikitext_words_are_by_frequency_after_eos_ties_in_order_of_appearance(
+    prepared: Prepare, tmp_path: Path
+) -> None:
     vocab = prepared("wikitext-103", make_source(tmp_path / "in", "wikitext-103", "zip")).vocab
     assert isinstance(vocab, WordVocab)
     assert vocab.symbols[:5] == ["<eos>", "the", "film", "=", "Robert"]
@@ -107,7 +121,13 @@ def test_one_billion_word_is_its_shards_in_order_with_a_boundary_around_each_sen
 ) -> None:
     dataset = prepared("one-billion-word", make_source(tmp_path / "in", "one-billion-word", form))
     assert isinstance(dataset.vocab, WordVocab)
-    assert dataset.vocab.symbols == ["<S>", "<UNK>", ".", "The", "cat"]  # 7 words are seen less than three times
+    assert dataset.vocab.symbols == [
+        "<S>",
+        "<UNK>",
+        ".",
+        "The",
+        "cat",
+    ]  # 7 words are seen less than three times
     symbols = {split: " ".join(dataset.vocab.symbols[i] for i in getattr(dataset, split)) for split in SPLITS}
     assert symbols["train"] == (
         "<S> <UNK> The cat . cat <S> . <UNK> <S> "  # shard 1 before 2, whatever their order in the archive
@@ -120,13 +140,17 @@ def test_one_billion_word_is_its_shards_in_order_with_a_boundary_around_each_sen
 
 
 @pytest.mark.parametrize("name", ["wikitext-103", "penn-treebank"])
-def test_the_names_that_the_public_script_leaves_are_known(name: str, prepared: Prepare, tmp_path: Path) -> None:
+def test_the_names_that_the_public_script_leaves_are_known(
+    name: str, prepared: Prepare, tmp_path: Path
+) -> None:
     parts = WIKI if name == "wikitext-103" else PTB
     source = make_folder(tmp_path / "in", {f"{part}.txt": data for part, data in parts.items()})
     assert len(prepared(name, source).valid) == len(parts["valid"].split()) + parts["valid"].count(b"\n")
 
 
-def test_the_archive_is_found_in_the_folder_that_the_public_script_leaves(prepared: Prepare, tmp_path: Path) -> None:
+def test_the_archive_is_found_in_the_folder_that_the_public_script_leaves(
+    prepared: Prepare, tmp_path: Path
+) -> None:
     source = make_folder(tmp_path / "in", {"train.txt": b"60 109", "valid.txt": b"60", "test.txt": b"60"})
     make_zip(source / "enwik8.zip", PUBLISHED["enwik8"])
     assert len(prepared("enwik8", source).train) == len(ENWIK8) * 90 // 100
@@ -137,13 +161,17 @@ def test_a_last_line_without_a_newline_is_ended(prepared: Prepare, tmp_path: Pat
     assert texts(prepared("penn-treebank", make_folder(tmp_path / "in", files)))["train"] == "a b\nc d\n"
 
 
-WORDS = st.text(st.characters(exclude_categories=["Cs", "Z", "Cc"]), min_size=1, max_size=4).filter(lambda w: w.split() == [w])
+WORDS = st.text(st.characters(exclude_categories=["Cs", "Z", "Cc"]), min_size=1, max_size=4).filter(
+    lambda w: w.split() == [w]
+)
 LINES = st.lists(st.lists(WORDS, max_size=5).map(" ".join), min_size=2, max_size=8)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(lines=LINES, block=st.integers(1, 40))
-def test_any_words_come_back_however_the_file_is_cut_into_blocks(lines: list[str], block: int, tmp_path_factory) -> None:
+def test_any_words_come_back_however_the_file_is_cut_into_blocks(
+    lines: list[str], block: int, tmp_path_factory
+) -> None:
     folder, text = tmp_path_factory.mktemp("words"), "\n".join(lines) + "\n"
     source = make_folder(folder / "in", {f"ptb.{part}.txt": text.encode() for part in SPLITS})
     with pytest.MonkeyPatch.context() as patch:
@@ -156,9 +184,17 @@ def test_any_words_come_back_however_the_file_is_cut_into_blocks(lines: list[str
 
 
 @pytest.mark.parametrize("name", list(CORPORA))
-def test_a_file_that_is_not_the_published_one_is_refused_without_unverified(name: str, prepared: Prepare, tmp_path: Path) -> None:
+def test_a_file_that_is_not_the_published_one_is_refused_without_unverified(
+    name: str, prepared: Prepare, tmp_path: Path
+) -> None:
     source = make_source(tmp_path / "in", name, "tar.gz")
-    refused(prepared, name, source, rf"is not the published {name}: for .* expected .*, found .* --unverified", unverified=False)
+    refused(
+        prepared,
+        name,
+        source,
+        rf"is not the published {name}: for .* expected .*, found .* --unverified",
+        unverified=False,
+    )
     assert prepared(name, source).facts.published is False
 
 
@@ -176,7 +212,9 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path], None]:
             files = {part: {n: source / n for n in corpus.matching(part, names)} for part in corpus.parts}
             prints = {part: fingerprint(members, progress=False) for part, members in files.items()}
             if name == "one-billion-word":  # number of shards and lines alone are public
-                prints = {part: Fingerprint(num_files=p.num_files, lines=p.lines) for part, p in prints.items()}
+                prints = {
+                    part: Fingerprint(num_files=p.num_files, lines=p.lines) for part, p in prints.items()
+                }
             monkeypatch.setitem(CORPORA, name, dataclasses.replace(corpus, files=prints))
 
     return known
@@ -184,7 +222,9 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path], None]:
 
 @pytest.mark.parametrize("form", ["folder", "tar.gz"])
 @pytest.mark.parametrize("name", list(CORPORA))
-def test_the_published_files_are_recognised(name: str, form: str, publish, prepared: Prepare, tmp_path: Path) -> None:
+def test_the_published_files_are_recognised(
+    name: str, form: str, publish, prepared: Prepare, tmp_path: Path
+) -> None:
     source = make_source(tmp_path / "in", name, form)
     publish(name, source)
     facts = prepared(name, source, unverified=False).facts
@@ -216,29 +256,54 @@ def test_a_missing_shard_is_refused(publish, prepared: Prepare, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", list(CORPORA))
 @pytest.mark.parametrize("given", list(CORPORA))
-def test_another_corpus_is_refused_by_its_members_and_named(given: str, name: str, prepared: Prepare, tmp_path: Path) -> None:
+def test_another_corpus_is_refused_by_its_members_and_named(
+    given: str, name: str, prepared: Prepare, tmp_path: Path
+) -> None:
     if given == name:
         return
-    refused(prepared, name, make_source(tmp_path / "in", given, "tar.gz"), rf"which {name} needs; it looks like {given}\.")
+    refused(
+        prepared,
+        name,
+        make_source(tmp_path / "in", given, "tar.gz"),
+        rf"which {name} needs; it looks like {given}\.",
+    )
 
 
-def test_another_corpus_is_refused_by_its_hash_even_unverified(publish, prepared: Prepare, tmp_path: Path) -> None:
+def test_another_corpus_is_refused_by_its_hash_even_unverified(
+    publish, prepared: Prepare, tmp_path: Path
+) -> None:
     source = make_source(tmp_path / "in", "text8", "folder")
     publish("text8", source)
-    refused(prepared, "enwik8", source / "text8", r"text8 is text8, not enwik8; run `xl-export data text8 --from")
+    refused(
+        prepared,
+        "enwik8",
+        source / "text8",
+        r"text8 is text8, not enwik8; run `xl-export prepare text8 --from",
+    )
 
 
 def test_a_text_of_other_characters_is_not_text8(prepared: Prepare, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/text8").write_bytes(TEXT8 + b"An upper case letter")
-    refused(prepared, "text8", tmp_path / "in/text8", rf"byte {len(TEXT8)} of the file \(0x41\) is not among the 27 characters")
+    refused(
+        prepared,
+        "text8",
+        tmp_path / "in/text8",
+        rf"byte {len(TEXT8)} of the file \(0x41\) is not among the 27 characters",
+    )
 
 
 @pytest.mark.parametrize(
     ("names", "match"),
     [
-        (["ptb.train.txt", "ptb.valid.txt"], r"has no ptb\.test\.txt, which penn-treebank needs; give the whole"),
-        (["a/ptb.train.txt", "b/ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"], "has both a/ptb.train.txt and b/ptb.train.txt"),
+        (
+            ["ptb.train.txt", "ptb.valid.txt"],
+            r"has no ptb\.test\.txt, which penn-treebank needs; give the whole",
+        ),
+        (
+            ["a/ptb.train.txt", "b/ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"],
+            "has both a/ptb.train.txt and b/ptb.train.txt",
+        ),
         ([], r"has no ptb\.train\.txt"),
     ],
 )
@@ -259,7 +324,8 @@ def test_text_that_is_not_utf_8_is_refused_with_its_place(
 ) -> None:
     monkeypatch.setattr(trainer.data.published, "BLOCK", 4)
     source = make_tar(
-        tmp_path / "in.tgz", PUBLISHED["penn-treebank"] | {"./simple-examples/data/ptb.train.txt": b"ab\n\n caf\xe9 \n"}
+        tmp_path / "in.tgz",
+        PUBLISHED["penn-treebank"] | {"./simple-examples/data/ptb.train.txt": b"ab\n\n caf\xe9 \n"},
     )
     refused(prepared, "penn-treebank", source, r"ptb\.train\.txt: byte 8 \(0xe9\) is not UTF-8")
 
@@ -271,7 +337,9 @@ def test_an_endless_line_and_countless_words_are_refused(
     monkeypatch.setattr(trainer.data.prepare, "LONGEST_LINE", 1000)
     monkeypatch.setattr(trainer.data.prepare, "MOST_WORDS", 50)
     files = {f"ptb.{part}.txt": b"word " * 300 for part in SPLITS}
-    refused(prepared, "penn-treebank", make_folder(tmp_path / "long", files), "a line of more than 1,000 bytes")
+    refused(
+        prepared, "penn-treebank", make_folder(tmp_path / "long", files), "a line of more than 1,000 bytes"
+    )
     files = {f"ptb.{part}.txt": "\n".join(map(str, range(200))).encode() for part in SPLITS}
     refused(prepared, "penn-treebank", make_folder(tmp_path / "many", files), "more than 50 different words")
 
@@ -285,7 +353,9 @@ def test_an_empty_part_is_refused(prepared: Prepare, tmp_path: Path) -> None:
 def test_an_existing_folder_is_kept_unless_forced_and_a_dataset(tmp_path: Path) -> None:
     source = make_source(tmp_path / "in", "enwik8", "zip")
     make_folder(tmp_path / "mine", {"notes.txt": b"keep"})
-    with pytest.raises(UserError, match=r"holds other things than a folder to replace would \(no data\.json\)"):
+    with pytest.raises(
+        UserError, match=r"holds other things than a folder to replace would \(no data\.json\)"
+    ):
         prepare("enwik8", source, tmp_path / "mine", force=True, unverified=True, progress=False)
     first = prepare("enwik8", source, tmp_path / "out", unverified=True, progress=False)
     with pytest.raises(UserError, match="exists already; give another --out, or --force"):

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes.errors import ArtefactError, UserError
-from runtimes.files import write_json
+from runtimes.base.errors import ArtefactError, UserError
+from runtimes.base.files import write_json
 from tests.corpus_files import PTB, make_source
 from trainer.data.dataset import SPLITS, open_dataset, save_facts, smallest_dtype
 from trainer.data.prepare import prepare
-from trainer.text import lanes
+from trainer.data.text import lanes
 
 
 @pytest.fixture
@@ -39,7 +39,8 @@ def test_the_parts_are_read_only_maps_of_files(split: str, dataset: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("size", "dtype"), [(27, "uint8"), (256, "uint8"), (257, "uint16"), (1 << 16, "uint16"), ((1 << 16) + 1, "int32")]
+    ("size", "dtype"),
+    [(27, "uint8"), (256, "uint8"), (257, "uint16"), (1 << 16, "uint16"), ((1 << 16) + 1, "int32")],
 )
 def test_ids_have_the_smallest_type(size: int, dtype: str) -> None:
     assert smallest_dtype(size) == dtype
@@ -69,7 +70,9 @@ def test_lanes_of_a_map_stay_a_map(dataset: Path) -> None:
 
 
 def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArtefactError, match=r"is not a dataset: it has no data\.json; make one with `xl-export data"):
+    with pytest.raises(
+        ArtefactError, match=r"is not a dataset: it has no data\.json; make one with `xl-export prepare"
+    ):
         open_dataset(tmp_path)
 
 
@@ -77,7 +80,9 @@ def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_missing_or_of_another_size_is_refused(name: str, dataset: Path) -> None:
     whole = (dataset / name).read_bytes()
     (dataset / name).write_bytes(whole[:-1])
-    with pytest.raises(ArtefactError, match=rf"{name} has {len(whole) - 1} bytes, expected {len(whole)}; copy"):
+    with pytest.raises(
+        ArtefactError, match=rf"{name} has {len(whole) - 1} bytes, expected {len(whole)}; copy"
+    ):
         open_dataset(dataset)
     (dataset / name).unlink()
     with pytest.raises(ArtefactError, match=f"{name} is missing; copy"):
@@ -92,7 +97,9 @@ def test_an_altered_vocabulary_is_refused(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 5, -1])
-def test_an_id_outside_the_vocabulary_is_refused(at: int, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_outside_the_vocabulary_is_refused(
+    at: int, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("trainer.data.dataset.CHECKED", 4)
     ids = bytearray((dataset / "train.bin").read_bytes())
     ids[at] = open_dataset(dataset).vocab.size
@@ -143,7 +150,9 @@ def test_a_record_that_is_none_is_refused(content: bytes, dataset: Path) -> None
         {"dtype": "int32"}, {"tokens": {"train": 0, "valid": 2, "test": 2}}, {"tokens": {"train": -5, "valid": 2, "test": 2}},
     ],
 )  # fmt: skip
-def test_a_record_that_contradicts_itself_is_refused_though_its_digest_is_right(change: dict[str, Any], dataset: Path) -> None:
+def test_a_record_that_contradicts_itself_is_refused_though_its_digest_is_right(
+    change: dict[str, Any], dataset: Path
+) -> None:
     save_facts(dataset, dataclasses.replace(open_dataset(dataset).facts, **change))
     with pytest.raises(ArtefactError, match="contradicts itself or has another schema"):
         open_dataset(dataset)
@@ -152,5 +161,7 @@ def test_a_record_that_contradicts_itself_is_refused_though_its_digest_is_right(
 def test_another_vocabulary_of_the_recorded_hash_must_have_the_recorded_size(dataset: Path) -> None:
     opened = open_dataset(dataset)
     save_facts(dataset, dataclasses.replace(opened.facts, vocab_size=opened.vocab.size + 1))
-    with pytest.raises(ArtefactError, match=rf"has {opened.vocab.size} symbols and data\.json says {opened.vocab.size + 1}"):
+    with pytest.raises(
+        ArtefactError, match=rf"has {opened.vocab.size} symbols and data\.json says {opened.vocab.size + 1}"
+    ):
         open_dataset(dataset)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimes.errors import UserError
+from runtimes.base.errors import UserError
 from tests.corpus_files import PUBLISHED, make_zip
 from trainer.data.corpora import CORPORA
 from trainer.data.download import download
@@ -84,8 +84,17 @@ def test_the_published_archive_is_fetched_whole(
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_another_file_is_refused(archive: bytes, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    address = serve({"/altered": archive[:-1] + b"!", "/long": archive + b"more", "/less": archive[:-1], "/short": archive[:-9]})
+def test_another_file_is_refused(
+    archive: bytes, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = serve(
+        {
+            "/altered": archive[:-1] + b"!",
+            "/long": archive + b"more",
+            "/less": archive[:-1],
+            "/short": archive[:-9],
+        }
+    )
     published_at(monkeypatch, f"{address}/altered")
     refused(tmp_path, "it sends another file: expected md5 [0-9a-f]{32}, found md5")
     published_at(monkeypatch, f"{address}/long")
@@ -102,7 +111,8 @@ def test_no_network_is_one_sentence_with_every_reason(
     closed = serve({}).rpartition(":")[0] + ":1"
     published_at(monkeypatch, f"{closed}/enwik8.zip", serve({}) + "/gone")
     refused(
-        tmp_path, r"enwik8 could not be downloaded \(http://127\.0\.0\.1:1/enwik8\.zip: .*refused; http://.*/gone: Not Found\)"
+        tmp_path,
+        r"enwik8 could not be downloaded \(http://127\.0\.0\.1:1/enwik8\.zip: .*refused; http://.*/gone: Not Found\)",
     )
 
 

@@ -8,7 +8,7 @@ import struct
 import zipfile
 from collections.abc import Mapping
 
-from xl_export.importers.containers import LEGACY_MAGIC
+from xl_export.importers.pickle.containers import LEGACY_MAGIC
 
 SYSTEM = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
 
@@ -43,17 +43,29 @@ def numbers(*values: int) -> bytes:
     return b"(" + b"".join(number(value) for value in values) + b"t"
 
 
-def storage(count: int, *, kind: str = "torch.FloatStorage", key: str = "0", device: str = "cpu", more: bytes = b"") -> bytes:
+def storage(
+    count: int, *, kind: str = "torch.FloatStorage", key: str = "0", device: str = "cpu", more: bytes = b""
+) -> bytes:
     """Opcodes that push a storage."""
     return b"(" + text("storage") + name(kind) + text(key) + text(device) + number(count) + more + b"tQ"
 
 
 def tensor(flat: bytes, shape: tuple[int, ...], strides: tuple[int, ...], *, offset: int = 0) -> bytes:
     """Opcodes that push a tensor over a storage."""
-    return call("torch._utils._rebuild_tensor_v2", flat, number(offset), numbers(*shape), numbers(*strides), b"\x89", b"N")
+    return call(
+        "torch._utils._rebuild_tensor_v2",
+        flat,
+        number(offset),
+        numbers(*shape),
+        numbers(*strides),
+        b"\x89",
+        b"N",
+    )
 
 
-def zip_container(data: bytes, storages: Mapping[str, bytes] | None = None, *, compression: int = zipfile.ZIP_STORED) -> bytes:
+def zip_container(
+    data: bytes, storages: Mapping[str, bytes] | None = None, *, compression: int = zipfile.ZIP_STORED
+) -> bytes:
     """PyTorch's zip container around a pickle, with right sizes and CRCs."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", compression) as archive:

@@ -45,10 +45,20 @@ KIMIYOUNG: dict[str, dict[str, Any]] = {  # of the model; `eval`: its lengths, m
     "kimiyoung-per-layer-pre-norm": {"attn_type": 3, "d_head": 6, "pre_lnorm": True, "eval": {"mem_len": 0}},
 }  # fmt: skip
 IO = {"adapt_io_enabled": True, "adapt_io_divval": 2, "adapt_io_cutoffs": [10, 25]}
-SPANS = {"adapt_span_enabled": True, "adapt_span_loss": 0, "adapt_span_ramp": 4, "adapt_span_init": 0.3, "adapt_span_cache": True}
+SPANS = {
+    "adapt_span_enabled": True,
+    "adapt_span_loss": 0,
+    "adapt_span_ramp": 4,
+    "adapt_span_init": 0.3,
+    "adapt_span_cache": True,
+}
 ADAPTIVE_SPAN: dict[str, dict[str, Any]] = {
     "adaptive-span-fixed": {},
-    "adaptive-span-io-tied-persistent": {"adapt_io_params": IO | {"adapt_io_tied": True}, "spans": SPANS, "persistent": 3},
+    "adaptive-span-io-tied-persistent": {
+        "adapt_io_params": IO | {"adapt_io_tied": True},
+        "spans": SPANS,
+        "persistent": 3,
+    },
     "adaptive-span-io": {"adapt_io_params": IO | {"adapt_io_tied": False}, "spans": SPANS},
     "adaptive-span-persistent-fixed": {"persistent": 3},
 }
@@ -69,7 +79,11 @@ def randomise(model: torch.nn.Module) -> torch.Tensor:
 
 
 def write(name: str, stream: torch.Tensor, nll: list[torch.Tensor], settings: dict[str, Any]) -> None:
-    arrays = {"tokens": stream[:, :-1].numpy(), "targets": stream[:, 1:].numpy(), "segments": np.array(SEGMENTS)}
+    arrays = {
+        "tokens": stream[:, :-1].numpy(),
+        "targets": stream[:, 1:].numpy(),
+        "segments": np.array(SEGMENTS),
+    }
     np.savez_compressed(OUT / name / "expected.npz", **arrays, nll=torch.cat(nll, dim=1).numpy())
     (OUT / name / "settings.json").write_text(json.dumps(settings, indent=1) + "\n")
     (OUT / name / "vocab.txt").write_text("".join(f"word{i}\n" for i in range(SIZES["n_token"])))
@@ -85,7 +99,11 @@ def make_kimiyoung(name: str, options: dict[str, Any]) -> None:
     (OUT / name).mkdir(parents=True, exist_ok=True)
     torch.save(model, OUT / name / "model.pt")
     model.reset_length(8, 0, chosen["mem_len"])
-    model.same_length, model.clamp_len, model.crit.keep_order = chosen["same_length"], chosen["clamp_len"], True
+    model.same_length, model.clamp_len, model.crit.keep_order = (
+        chosen["same_length"],
+        chosen["clamp_len"],
+        True,
+    )
     memory, nll, at = (), [], 0
     for length in SEGMENTS:
         piece = stream[:, at : at + length + 1].T.contiguous()
@@ -102,7 +120,10 @@ def make_kimiyoung(name: str, options: dict[str, Any]) -> None:
 def make_adaptive_span(name: str, options: dict[str, Any]) -> None:
     from models import TransformerSeq  # type: ignore[import-not-found]
 
-    io, spans = options.get("adapt_io_params", {"adapt_io_enabled": False}), options.get("spans", {"adapt_span_enabled": False})
+    io, spans = (
+        options.get("adapt_io_params", {"adapt_io_enabled": False}),
+        options.get("spans", {"adapt_span_enabled": False}),
+    )
     model = TransformerSeq(
         vocab_size=60, hidden_size=12, inner_hidden_size=14, nb_heads=3, nb_layers=2, attn_span=11, dropout=0.1, emb_dropout=0.1,
         adapt_io_params=io, adapt_span_params=spans, pers_mem_params={"pers_mem_size": options.get("persistent", 0)},
@@ -110,7 +131,10 @@ def make_adaptive_span(name: str, options: dict[str, Any]) -> None:
     stream = randomise(model)
     (OUT / name).mkdir(parents=True, exist_ok=True)
     state = {f"module.{key}": tensor for key, tensor in model.state_dict().items()}
-    torch.save({"iter_no": 0, "model": state, "logger": {}, "optimizer": {}, "scheduler_iter": 0}, OUT / name / "checkpoint.pt")
+    torch.save(
+        {"iter_no": 0, "model": state, "logger": {}, "optimizer": {}, "scheduler_iter": 0},
+        OUT / name / "checkpoint.pt",
+    )
     cache = [torch.zeros(2, layer.attn.attn.get_cache_size(), 12) for layer in model.layers]
     nll, at = [], 0
     for length in SEGMENTS:

@@ -19,18 +19,33 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from runtimes.errors import UserError
+from runtimes.base.errors import UserError
 from tests.xl_export.importers.forge import zip_container
-from xl_export.importers.pickles import read_pickle
-from xl_export.importers.tensors import read_npz_tensors, read_safetensors
+from xl_export.importers.pickle.pickles import read_pickle
+from xl_export.importers.pickle.tensors import read_npz_tensors, read_safetensors
 
 DATA = Path(__file__).parents[2] / "data"
-ZIPS = ("kimiyoung-ptb-full-mask/model.pt", "nvidia-wt103-base/checkpoint_last.pt", "adaptive-span-enwik8/corpus.pt")
+ZIPS = (
+    "kimiyoung-ptb-full-mask/model.pt",
+    "nvidia-wt103-base/checkpoint_last.pt",
+    "adaptive-span-enwik8/corpus.pt",
+)
 LEGACY = ("kimiyoung-ptb-full-mask/model_legacy.pt", "adaptive-span-persistent/checkpoint_legacy.pt")
 BARE = ("hf-wt103/pretrained/vocab.pkl",)
 MEMORY = 1 << 30  # more than what is taken before the first file
 SECONDS = 120
-EVENTS = ("import", "exec", "compile", "os.", "subprocess.", "socket.", "ctypes.", "shutil.", "pickle.find_class", "tempfile.")
+EVENTS = (
+    "import",
+    "exec",
+    "compile",
+    "os.",
+    "subprocess.",
+    "socket.",
+    "ctypes.",
+    "shutil.",
+    "pickle.find_class",
+    "tempfile.",
+)
 OPCODES = [opcode.code.encode("latin-1") for opcode in pickletools.opcodes]
 Mutants = Iterator[tuple[str, bytes]]
 
@@ -46,7 +61,10 @@ def byte_damage(data: bytes, other: bytes, rng: np.random.Generator, *, count: i
             yield f"truncated to {at}", data[:at]
         elif kind == 3:
             start, length = int(rng.integers(len(other))), int(rng.integers(1, 200))
-            yield f"spliced at {at}", data[:at] + other[start : start + length] + data[at + length * (number % 2) :]
+            yield (
+                f"spliced at {at}",
+                data[:at] + other[start : start + length] + data[at + length * (number % 2) :],
+            )
         else:
             yield f"numbers at {at}", data[:at] + rng.bytes(4) + data[at + 4 :]
 
@@ -60,20 +78,28 @@ def opcode_damage(pickle: bytes, rng: np.random.Generator, *, count: int) -> Mut
         (a, b), (c, d) = spans[first], spans[second]
         kind = number % 4
         if kind == 0:
-            yield f"opcode at {a} replaced", pickle[:a] + OPCODES[rng.integers(len(OPCODES))] + pickle[a + 1 :]
+            yield (
+                f"opcode at {a} replaced",
+                pickle[:a] + OPCODES[rng.integers(len(OPCODES))] + pickle[a + 1 :],
+            )
         elif kind == 1:
             yield f"opcode at {a} dropped", pickle[:a] + pickle[b:]
         elif kind == 2:
             yield f"opcode at {a} repeated", pickle[:b] + pickle[a:b] + pickle[b:]
         else:
-            yield f"opcodes at {a} and {c} exchanged", pickle[:a] + pickle[c:d] + pickle[b:c] + pickle[a:b] + pickle[d:]
+            yield (
+                f"opcodes at {a} and {c} exchanged",
+                pickle[:a] + pickle[c:d] + pickle[b:c] + pickle[a:b] + pickle[d:],
+            )
 
 
 def unpacked(data: bytes) -> tuple[bytes, dict[str, bytes]]:
     """The pickle and the storages of a zip container."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
-    return members["data.pkl"], {name.removeprefix("data/"): members[name] for name in members if name.startswith("data/")}
+    return members["data.pkl"], {
+        name.removeprefix("data/"): members[name] for name in members if name.startswith("data/")
+    }
 
 
 def mutants(rng: np.random.Generator) -> Iterator[tuple[str, str, bytes]]:
@@ -95,7 +121,9 @@ def mutants(rng: np.random.Generator) -> Iterator[tuple[str, str, bytes]]:
     for name in LEGACY:
         for what, data in byte_damage(whole[name], whole[BARE[0]], rng, count=200, front=22_000):
             yield "legacy", f"{name} {what}", data
-    for what, data in byte_damage(whole[BARE[0]], whole[LEGACY[0]], rng, count=150, front=len(whole[BARE[0]])):
+    for what, data in byte_damage(
+        whole[BARE[0]], whole[LEGACY[0]], rng, count=150, front=len(whole[BARE[0]])
+    ):
         yield "bare", what, data
     for what, data in opcode_damage(whole[BARE[0]], rng, count=150):
         yield "bare", what, data
@@ -131,13 +159,18 @@ def outcome(path: Path) -> str:
 def run(scratch: Path, rng: np.random.Generator) -> None:
     torch.set_num_threads(1)
     seen: list[str] = []
-    for kind, what, data in (*other_mutants(rng), ("", "", zip_container(b"N."))):  # what is loaded when first used
+    for kind, what, data in (
+        *other_mutants(rng),
+        ("", "", zip_container(b"N.")),
+    ):  # what is loaded when first used
         path = written(scratch, kind if kind != "whole" else what, data)
         outcome(path)
     b"a".decode("raw-unicode-escape")
 
     def hook(event: str, arguments: tuple) -> None:
-        writes = event == "open" and isinstance(arguments[1], str) and not set(arguments[1]).isdisjoint("wax+")
+        writes = (
+            event == "open" and isinstance(arguments[1], str) and not set(arguments[1]).isdisjoint("wax+")
+        )
         parses = event == "compile" and path.suffix == ".npz"  # NumPy, the literal that is an array's header
         if watching and (event.startswith(EVENTS) or writes) and not parses:
             seen.append(f"{event} {arguments!r:.100}")
@@ -155,7 +188,10 @@ def run(scratch: Path, rng: np.random.Generator) -> None:
         watching = True
         result = outcome(path)
         watching = False
-        print(json.dumps({"kind": kind, "what": what, "outcome": f"bug: {seen}" if seen else result}), flush=True)
+        print(
+            json.dumps({"kind": kind, "what": what, "outcome": f"bug: {seen}" if seen else result}),
+            flush=True,
+        )
 
 
 def written(scratch: Path, kind: str, data: bytes) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.session import Session
+from runtimes.contract.session import Session
 from tests.commands import xl
 
 DATA = Path(__file__).parents[2] / "data"
@@ -55,9 +55,18 @@ def oracle_cases() -> list[Case]:
                 options += ("--ramp", facts["adapt_span_params"]["adapt_span_ramp"])
             else:
                 mask = "same-length" if chosen["same_length"] else "full"
-                options += ("--mem-len", chosen["mem_len"], "--mask", mask, "--clamp-len", chosen["clamp_len"])
+                options += (
+                    "--mem-len",
+                    chosen["mem_len"],
+                    "--mask",
+                    mask,
+                    "--clamp-len",
+                    chosen["clamp_len"],
+                )
             answers = "expected.npz" if evaluation == "eval" else f"expected_{evaluation}.npz"
-            cases.append(Case(name, evaluation, FOLDERS.get(name, DATA / name), options, DATA / name / answers))
+            cases.append(
+                Case(name, evaluation, FOLDERS.get(name, DATA / name), options, DATA / name / answers)
+            )
     return cases
 
 

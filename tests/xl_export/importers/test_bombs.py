@@ -11,8 +11,8 @@ import pytest
 
 from tests.xl_export.importers.forge import call, in_every_container, name, number, program, text
 from tests.xl_export.importers.test_refusals import refused
-from xl_export.importers import machine
-from xl_export.importers.pickles import read_pickle
+from xl_export.importers.pickle import interpreter as machine
+from xl_export.importers.pickle.pickles import read_pickle
 
 DOUBLED = b")q\x00" + b"0h\x00h\x00\x86q\x00" * 60  # a tuple of 2^60 nodes in 300 bytes
 BOMBS = {
@@ -37,7 +37,10 @@ BOMBS = {
     "dictionary in itself": (b"}q\x00" + text("a") + b"h\x00s", "holds itself"),
     "object in itself": (call("data.Corpus") + b"q\x00}" + text("a") + b"h\x00sb", "holds itself"),
     "pair of lists": (b"]q\x00]q\x01h\x00ah\x01\x86r\x02\x00\x00\x000h\x00h\x01a0h\x00", "holds itself"),
-    "colliding keys": (b"}(" + b"\x8a\x09" + ((1 << 61) - 1).to_bytes(9, "little") + b"Nu", "more than 60 bits"),
+    "colliding keys": (
+        b"}(" + b"\x8a\x09" + ((1 << 61) - 1).to_bytes(9, "little") + b"Nu",
+        "more than 60 bits",
+    ),
     "long key": (b"}" + text("x" * 70_000) + b"Ns", "key of 70000"),
     "deep marks": (b"(" * 1_100_000, "makes more than"),
     "containers": (b"]" * 1_100_000, "makes more than"),
@@ -71,8 +74,12 @@ def test_lengths_take_no_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("copied", ["collections.OrderedDict", "builtins.set", "builtins.list", "attributes", "latin1"])
-def test_copies_by_a_few_opcodes_are_counted(copied: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "copied", ["collections.OrderedDict", "builtins.set", "builtins.list", "attributes", "latin1"]
+)
+def test_copies_by_a_few_opcodes_are_counted(
+    copied: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machine, "MAX_STEPS", 100_000)
     source = b"}(" + b"".join(number(value) + b"N" for value in range(1000)) + b"u"
     once = call("collections.OrderedDict", b"h\x00") + b"0"

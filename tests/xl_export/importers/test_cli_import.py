@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from runtimes.rule import MemoryRule
+from runtimes.contract.rule import MemoryRule
 from tests.architectures import ARCHITECTURES, RULE
 from tests.commands import last_line, refused, xl
 from tests.xl_export.importers.oracles import DATA, FOLDERS, NAMES
-from trainer.checkpoint import load_run
-from xl_export import cli_import
+from trainer.run.checkpoint import load_run
+from xl_export.cli import import_ as cli_import
 from xl_export.importers import formats
-from xl_export.importers.pickles import read_pickle
+from xl_export.importers.pickle.pickles import read_pickle
 
 FORMATS = {
     "kimiyoung-enwik8": "kimiyoung", "kimiyoung-wt103-large": "kimiyoung", "kimiyoung-ptb-full-mask": "kimiyoung",
@@ -58,7 +58,10 @@ def test_files_are_recognised_by_what_is_in_them(file: str, name: str, tmp_path:
     source = DATA / file
     if source.suffix == ".pt":
         source = shutil.copy(source, tmp_path / "whatever.bin")
-        shutil.copy(next(path for path in (DATA / file).parent.glob("c*.pt") if path.stem in ("cache", "corpus")), tmp_path)
+        shutil.copy(
+            next(path for path in (DATA / file).parent.glob("c*.pt") if path.stem in ("cache", "corpus")),
+            tmp_path,
+        )
     assert last_line(xl("import", source, "--describe", "--json"))["format"] == name
 
 
@@ -96,9 +99,17 @@ def test_options_go_before_the_settings_file_and_that_before_the_rest(tmp_path: 
 
 def test_the_rest_of_the_pipeline_takes_an_imported_run(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the value of an expression\n" * 4)
-    assert xl("import", BYTES, "--out", tmp_path / "run", "--mem-len", 20, "--segment", 8, "--clamp-len", 0).exit_code == 0
+    assert (
+        xl(
+            "import", BYTES, "--out", tmp_path / "run", "--mem-len", 20, "--segment", 8, "--clamp-len", 0
+        ).exit_code
+        == 0
+    )
     assert xl("onnx", tmp_path / "run", "--out", tmp_path / "artefact").exit_code == 0
-    scores = [last_line(xl("eval", tmp_path / name, "--text", tmp_path / "text.txt", "--json")) for name in ("run", "artefact")]
+    scores = [
+        last_line(xl("eval", tmp_path / name, "--text", tmp_path / "text.txt", "--json"))
+        for name in ("run", "artefact")
+    ]
     assert scores[0]["bits_per_token"] == pytest.approx(scores[1]["bits_per_token"], abs=1e-4)
     assert xl("generate", tmp_path / "artefact", "--prompt", "the ", "--tokens", 5).exit_code == 0
     refused(xl("train", "--resume", tmp_path / "run"), "cannot be resumed", "training.safetensors")
@@ -127,7 +138,11 @@ def test_force_replaces_an_earlier_import_and_nothing_else(run: Path, tmp_path: 
 
 
 def test_a_pickle_that_poses_as_a_folders_configuration_is_no_format(tmp_path: Path) -> None:
-    for content in ({"model_type": "transfo-xl"}, {"model": {}, "evaluation": {}}, {"model_config": 0, "model_state": 0}):
+    for content in (
+        {"model_type": "transfo-xl"},
+        {"model": {}, "evaluation": {}},
+        {"model_config": 0, "model_state": 0},
+    ):
         torch.save(content, tmp_path / "model.pt")
         assert xl("import", tmp_path / "model.pt", "--describe").exit_code == 2
 
@@ -141,16 +156,30 @@ def test_a_pickle_that_poses_as_a_folders_configuration_is_no_format(tmp_path: P
         ((DATA, "--describe"), ["has no checkpoint by the names model.pt"]),
         ((BYTES / "cache.pt", "--describe"), ["cache.pt is of no format", "kimiyoung: model.pt"]),
         ((BYTES / "expected.npz", "--describe"), ["is of no format"]),
-        ((BYTES, "--describe", "--from", "nvidia"), ["is a checkpoint of kimiyoung/transformer-xl", "leave out --from nvidia"]),
-        ((BYTES, "--describe", "--ramp", 32), ["ramp was given (option)", "takes mem_len, segment, mask, clamp_len alone"]),
+        (
+            (BYTES, "--describe", "--from", "nvidia"),
+            ["is a checkpoint of kimiyoung/transformer-xl", "leave out --from nvidia"],
+        ),
+        (
+            (BYTES, "--describe", "--ramp", 32),
+            ["ramp was given (option)", "takes mem_len, segment, mask, clamp_len alone"],
+        ),
         ((BYTES, "--describe", "--mem-len", 0), ["mem_len is 0 with a same-length mask", "--mask full"]),
         ((BYTES, "--describe", "--vocab", BYTES / "model.pt"), ["model.pt is not a vocabulary"]),
-        ((BYTES, "--describe", "--vocab", DATA / "kimiyoung-wt103-large" / "cache.pt"), ["has 500 symbols and the model 83"]),
-        ((DATA / "adaptive-span-enwik8", "--describe", "--mem-len", 5), ["mem_len was given", "takes segment, ramp alone"]),
+        (
+            (BYTES, "--describe", "--vocab", DATA / "kimiyoung-wt103-large" / "cache.pt"),
+            ["has 500 symbols and the model 83"],
+        ),
+        (
+            (DATA / "adaptive-span-enwik8", "--describe", "--mem-len", 5),
+            ["mem_len was given", "takes segment, ramp alone"],
+        ),
         ((DATA / "variants/kimiyoung-shaw", "--describe"), ["has no cache.pt", "--vocab FILE"]),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_one_sentence(arguments: tuple[Any, ...], words: list[str]) -> None:
+def test_what_cannot_be_meant_is_refused_in_one_sentence(
+    arguments: tuple[Any, ...], words: list[str]
+) -> None:
     refused(xl("import", *arguments), *words)
 
 
@@ -160,13 +189,20 @@ def test_what_cannot_be_meant_is_refused_in_one_sentence(arguments: tuple[Any, .
         ({"clamp_len": None}, {"clamp_len": None}),
         ({"clamp_len": None, "mem_len": None}, {"clamp_len": None, "mem_len": 2099}),
         ({"tgt_len": 7, "same_length": False, "mem_len": 9}, {"segment": 7, "mask": "full", "mem_len": 9}),
-        ({"eval_tgt_len": 7, "tgt_len": 7, "same_length": True, "mask": "same-length"}, {"segment": 7, "mask": "same-length"}),
+        (
+            {"eval_tgt_len": 7, "tgt_len": 7, "same_length": True, "mask": "same-length"},
+            {"segment": 7, "mask": "same-length"},
+        ),
         ({"block_sz": 6, "tgt_len": None}, {"segment": 6}),
     ],
 )
-def test_settings_are_taken_by_our_names_or_theirs(settings: dict[str, Any], rule: dict[str, Any], tmp_path: Path) -> None:
+def test_settings_are_taken_by_our_names_or_theirs(
+    settings: dict[str, Any], rule: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "settings.json").write_text(json.dumps(settings))
-    document = last_line(xl("import", BYTES, "--describe", "--json", "--settings", tmp_path / "settings.json"))
+    document = last_line(
+        xl("import", BYTES, "--describe", "--json", "--settings", tmp_path / "settings.json")
+    )
     assert {name: document["rule"][name] for name in rule} == rule
 
 
@@ -178,7 +214,10 @@ def test_the_ramp_is_taken_by_its_projects_word(tmp_path: Path) -> None:
 
 def test_notes_say_what_could_not_be_known() -> None:
     sizes = "sizes differ from the published enwik8 base (12 layers, D 512)"
-    assert f"{sizes}: give --mem-len, --segment, --mask, --clamp-len if" in xl("import", BYTES, "--describe").output
+    assert (
+        f"{sizes}: give --mem-len, --segment, --mask, --clamp-len if"
+        in xl("import", BYTES, "--describe").output
+    )
     lengths = ("--mem-len", 5, "--segment", 6, "--mask", "full", "--clamp-len", 0)
     assert "sizes differ" not in xl("import", BYTES, "--describe", *lengths).output
     only = "only its size could be checked"
@@ -188,7 +227,11 @@ def test_notes_say_what_could_not_be_known() -> None:
 
 def test_the_json_document_has_sizes_and_the_run(tmp_path: Path) -> None:
     document = last_line(xl("import", BYTES, "--out", tmp_path / "run", "--json"))
-    assert (document["run"], document["parameters"], "model" in document) == (str(tmp_path / "run"), 68_619, False)
+    assert (document["run"], document["parameters"], "model" in document) == (
+        str(tmp_path / "run"),
+        68_619,
+        False,
+    )
     assert document["sizes"] == {
         "layers": 4, "d_model": 40, "heads": 4, "head_dim": 12, "d_ff": 80, "persistent": 0, "vocab_size": 83,
     }  # fmt: skip
@@ -200,9 +243,17 @@ def test_the_json_document_has_sizes_and_the_run(tmp_path: Path) -> None:
         ({"model.pt": b""}, "", ["model.pt is empty"]),
         ({"model.pt": b"Some notes on the model\n"}, "model.pt", ["model.pt is a text, not a checkpoint"]),
         ({}, "none", ["none does not exist"]),
-        ({"model.ckpt-0.index": b"0", "model.ckpt-0.meta": b"0"}, "", ["is a TensorFlow checkpoint; make an .npz of it"]),
+        (
+            {"model.ckpt-0.index": b"0", "model.ckpt-0.meta": b"0"},
+            "",
+            ["is a TensorFlow checkpoint; make an .npz of it"],
+        ),
         ({"model.ckpt-0.index": b"0"}, "model.ckpt-0", ["is a TensorFlow checkpoint"]),
-        ({"model.ckpt-0.data-00000-of-00001": b"0"}, "model.ckpt-0.data-00000-of-00001", ["is a TensorFlow checkpoint"]),
+        (
+            {"model.ckpt-0.data-00000-of-00001": b"0"},
+            "model.ckpt-0.data-00000-of-00001",
+            ["is a TensorFlow checkpoint"],
+        ),
         ({"checkpoint": b"model_checkpoint_path"}, "checkpoint", ["is a TensorFlow checkpoint"]),
         ({"pytorch_model.bin": b"0"}, "", ["has pytorch_model.bin and no config.json"]),
         ({"model.safetensors": b"0"}, "model.safetensors", ["has model.safetensors and no config.json"]),
@@ -220,7 +271,11 @@ def test_what_is_no_checkpoint_is_called_what_it_is(
 def test_an_artefact_and_bare_weights_are_called_so(artefacts: dict[str, Path], tmp_path: Path) -> None:
     refused(xl("import", artefacts["ring"], "--describe"), "is an artefact; give the run that it was made of")
     torch.save({"layers.0.weight": torch.zeros(2)}, tmp_path / "model.pt")
-    refused(xl("import", tmp_path / "model.pt", "--describe"), "holds only tensors", "sizes and options of the model are missing")
+    refused(
+        xl("import", tmp_path / "model.pt", "--describe"),
+        "holds only tensors",
+        "sizes and options of the model are missing",
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,7 +298,11 @@ def test_settings_that_are_none_are_refused(settings: str, words: list[str], tmp
 @pytest.mark.parametrize(
     ("variant", "options", "words"),
     [
-        ("kimiyoung-absolute", ("--mem-len", 4), ["attn_type 2 with memory adds its positions", "--mem-len 0 --mask full"]),
+        (
+            "kimiyoung-absolute",
+            ("--mem-len", 4),
+            ["attn_type 2 with memory adds its positions", "--mem-len 0 --mask full"],
+        ),
         ("kimiyoung-per-layer", ("--mem-len", 4), ["attn_type 3 with memory adds its positions"]),
         ("kimiyoung-per-layer", ("--mask", "same-length"), ["attn_type 3 with memory"]),
         ("kimiyoung-per-layer", ("--segment", 13), ["segment is 13 and this model has 12 positions"]),
@@ -251,13 +310,18 @@ def test_settings_that_are_none_are_refused(settings: str, words: list[str], tmp
         ("kimiyoung-shaw", ("--clamp-len", 1), ["clamp_len 1 leaves an attn_type 1 model one vector"]),
     ],
 )
-def test_what_cannot_be_expressed_here_is_named(variant: str, options: tuple[Any, ...], words: list[str]) -> None:
+def test_what_cannot_be_expressed_here_is_named(
+    variant: str, options: tuple[Any, ...], words: list[str]
+) -> None:
     folder = DATA / "variants" / variant
     refused(xl("import", folder, "--vocab", folder / "vocab.txt", "--describe", *options), *words)
 
 
 # Checkpoints that are plain dictionaries, altered in one place.
-NVIDIA, SPAN = DATA / "nvidia-wt103-base" / "checkpoint_last.pt", DATA / "adaptive-span-persistent" / "checkpoint.pt"
+NVIDIA, SPAN = (
+    DATA / "nvidia-wt103-base" / "checkpoint_last.pt",
+    DATA / "adaptive-span-persistent" / "checkpoint.pt",
+)
 
 
 def nvidia(change: Callable[[dict[str, Any], dict[str, Any]], Any]) -> tuple[dict[str, Any], Path]:
@@ -282,11 +346,17 @@ def refuse(content: dict[str, Any], vocab: Path, folder: Path, words: list[str])
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c, w: w.pop("layers.1.dec_attn.r_net.weight"), ["lacks the tensor layers.1.dec_attn.r_net.weight"]),
+        (
+            lambda c, w: w.pop("layers.1.dec_attn.r_net.weight"),
+            ["lacks the tensor layers.1.dec_attn.r_net.weight"],
+        ),
         (lambda c, w: w.pop("crit.out_layers_biases.0"), ["lacks the tensor crit.out_layers_biases.0"]),
         (lambda c, w: w.update(extra=torch.zeros(3)), ["unexpected tensor extra [3]"]),
         (lambda c, w: w.update({"a\n\x1b[31m": torch.zeros(3)}), ["unexpected tensor a??[31m [3]"]),
-        (lambda c, w: w.update({"crit.out_layers.0.bias": torch.zeros(3)}), ["crit.out_layers_biases.0 under two names"]),
+        (
+            lambda c, w: w.update({"crit.out_layers.0.bias": torch.zeros(3)}),
+            ["crit.out_layers_biases.0 under two names"],
+        ),
         (lambda c, w: w.update(extra="x"), ["'extra' is a str"]),
         (lambda c, w: w.update(r_w_bias=torch.zeros(10, 4)), ["r_w_bias is [10, 4], expected [4, 10]"]),
         (lambda c, w: w.update(r_w_bias=torch.zeros(4, 10).long()), ["r_w_bias is torch.int64"]),
@@ -319,7 +389,9 @@ def test_a_checkpoint_that_is_not_what_it_says_is_refused_by_name(
         ({"vocab": {"idx2sym": ["a"]}}, ["has 1 symbol and the model 500"]),
     ],
 )
-def test_a_checkpoint_of_other_parts_is_refused(replaced: dict[str, Any], words: list[str], tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_parts_is_refused(
+    replaced: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
     content, vocab = nvidia(lambda c, w: None)
     refuse(content | replaced, vocab, tmp_path, words)
 
@@ -339,12 +411,21 @@ SECOND = "module.layers.1.attn.attn.persistent_memory.adaptive_span._mask."
         ),
         (lambda w: w.update(key_pe=torch.zeros(1, 10, 128)), ["module.key_pe under two names"]),
         (lambda w: w.pop("module.layers.3.norm1.bias"), ["lacks the tensor module.layers.3.norm1.bias"]),
-        (lambda w: w.update({"module.layers.0.norm2.bias": torch.zeros(40)}), ["unexpected tensor module.layers.0.norm2.bias"]),
+        (
+            lambda w: w.update({"module.layers.0.norm2.bias": torch.zeros(40)}),
+            ["unexpected tensor module.layers.0.norm2.bias"],
+        ),
         (lambda w: w.update({"module.key_pe": torch.zeros(1, 7, 128)}), ["key_pe is [1, 7, 128]"]),
-        (lambda w: w.update({"module.key_pe": torch.zeros(128)}), ["module.key_pe is [128], expected 3 dimensions"]),
+        (
+            lambda w: w.update({"module.key_pe": torch.zeros(128)}),
+            ["module.key_pe is [128], expected 3 dimensions"],
+        ),
         (lambda w: w[f"{MASK}current_val"].fill_(1.5), ["spans outside 0 to 1"]),
         (lambda w: w[f"{MASK}mask_template"].fill_(1.0), ["mask_template is not -127"]),
-        (lambda w: w.update({f"{SECOND}current_val": torch.zeros(4, 1, 1)}), ["second name of the layer's spans"]),
+        (
+            lambda w: w.update({f"{SECOND}current_val": torch.zeros(4, 1, 1)}),
+            ["second name of the layer's spans"],
+        ),
         (lambda w: nan(w, "module.in_emb.weight"), ["module.in_emb.weight holds NaN"]),
     ],
 )
@@ -359,9 +440,11 @@ def test_spans_that_are_not_what_they_say_are_refused_by_name(
 def test_weights_that_are_not_finite_are_taken_when_that_is_asked_for(tmp_path: Path) -> None:
     content, vocab = nvidia(lambda c, w: nan(w, "r_r_bias"))
     torch.save(content, tmp_path / "checkpoint.pt")
-    result = xl("import", tmp_path / "checkpoint.pt", "--out", tmp_path / "run", "--vocab", vocab, "--allow-nonfinite")
+    result = xl(
+        "import", tmp_path / "checkpoint.pt", "--out", tmp_path / "run", "--vocab", vocab, "--allow-nonfinite"
+    )
     assert result.exit_code == 0, result.output
-    assert "r_r_bias holds NaN or infinite values: `xl-export onnx` refuses this run" in result.output
+    assert "r_r_bias holds NaN or infinite values: `xl-export export` refuses this run" in result.output
     assert "next:" not in result.output
     assert torch.isnan(load_run(tmp_path / "run").model.state_dict()["positions.v"]).sum() == 1
 

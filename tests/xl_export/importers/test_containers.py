@@ -13,9 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from tests.xl_export.importers.forge import SYSTEM, legacy_container, name, program, storage, tensor, text, zip_container
+from tests.xl_export.importers.forge import (
+    SYSTEM,
+    legacy_container,
+    name,
+    program,
+    storage,
+    tensor,
+    text,
+    zip_container,
+)
 from tests.xl_export.importers.test_refusals import refused
-from xl_export.importers.pickles import CheckpointError, read_pickle
+from xl_export.importers.pickle.pickles import CheckpointError, read_pickle
 
 DATA = Path(__file__).parents[2] / "data"
 CONTENT = program(tensor(storage(4), (2, 2), (2, 1)))
@@ -31,7 +40,9 @@ def test_the_forged_containers_are_good_when_nothing_is_wrong_with_them(tmp_path
 
 
 def test_storages_of_other_devices_and_saved_classes_are_read(tmp_path: Path) -> None:
-    saved_class = b"(" + text("module") + name("mem_transformer.Model") + text("model.py") + text("import os") + b"tQ"
+    saved_class = (
+        b"(" + text("module") + name("mem_transformer.Model") + text("model.py") + text("import os") + b"tQ"
+    )
     content = program(tensor(storage(4, device="cuda:3", more=b"N"), (4,), (1,)) + saved_class + b")\x81\x86")
     (tmp_path / "file").write_bytes(legacy_container(content, {"0": (4, NUMBERS)}))
     flat, model = read_pickle(tmp_path / "file")
@@ -65,7 +76,9 @@ def test_a_bad_crc_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "file", large[:at] + b"\1" + large[at + 1 :], "CRC", "forged/data/0")
 
 
-@pytest.mark.parametrize("file", ["kimiyoung-ptb-full-mask/model.pt", "kimiyoung-ptb-full-mask/model_legacy.pt"])
+@pytest.mark.parametrize(
+    "file", ["kimiyoung-ptb-full-mask/model.pt", "kimiyoung-ptb-full-mask/model_legacy.pt"]
+)
 def test_a_truncated_file_is_refused(file: str, tmp_path: Path) -> None:
     whole = (DATA / file).read_bytes()
     for keep in [*range(1, 40), *np.linspace(40, len(whole) - 1, 60).astype(int).tolist()]:
@@ -84,9 +97,13 @@ def test_zip_members_must_be_there_stored_and_of_the_right_size(tmp_path: Path) 
     refused(path, zip_container(CONTENT, {"1": NUMBERS}), "lacks the member forged/data/0")
     refused(path, zip_container(CONTENT, {"0": NUMBERS[:-1]}), "15 bytes in forged/data/0", "4 torch.float32")
     refused(path, zip_container(CONTENT, {"0": NUMBERS + b"\0"}), "17 bytes in forged/data/0")
-    refused(path, zip_container(CONTENT, {"0": NUMBERS}, compression=zipfile.ZIP_DEFLATED), "compressed member")
+    refused(
+        path, zip_container(CONTENT, {"0": NUMBERS}, compression=zipfile.ZIP_DEFLATED), "compressed member"
+    )
     bomb = zip_container(
-        program(tensor(storage(1 << 26), (1 << 26,), (1,))), {"0": bytes(1 << 28)}, compression=zipfile.ZIP_DEFLATED
+        program(tensor(storage(1 << 26), (1 << 26,), (1,))),
+        {"0": bytes(1 << 28)},
+        compression=zipfile.ZIP_DEFLATED,
     )
     refused(path, bomb, "compressed member")
 
@@ -135,7 +152,8 @@ def test_lying_sizes_in_the_directory_of_a_zip_are_refused(tmp_path: Path) -> No
 def test_a_legacy_file_must_be_what_it_says(tmp_path: Path) -> None:
     path, good = tmp_path / "file", {"0": (4, NUMBERS)}
     assert (
-        read_pickle_of(path, legacy_container(CONTENT, magic=0x1950A86A20F9469CFC6D)) == 0x1950A86A20F9469CFC6D
+        read_pickle_of(path, legacy_container(CONTENT, magic=0x1950A86A20F9469CFC6D))
+        == 0x1950A86A20F9469CFC6D
     )  # a bare number
     refused(path, legacy_container(CONTENT, good, protocol=1000), "protocol 1000")
     refused(path, legacy_container(CONTENT, good, protocol=["x"] * 10_000), "protocol list")

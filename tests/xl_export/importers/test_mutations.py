@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from runtimes.errors import UserError
+from runtimes.base.errors import UserError
 from tests.xl_export.importers.oracles import DATA
 from xl_export.importers.checkpoint import Opened, Wishes
 from xl_export.importers.formats import FORMATS, open_source, recognise
-from xl_export.importers.pickles import Foreign
+from xl_export.importers.pickle.pickles import Foreign
 
 SOURCES = {
     "kimiyoung": DATA / "kimiyoung-wt103-large",
@@ -42,7 +42,11 @@ def holders(root: Any) -> list[Any]:
             value = value.state
         if isinstance(value, dict):
             found.append(value)
-            todo += [inner for name, inner in value.items() if name not in ("optimizer", "optimizer_state", "scheduler_state")]
+            todo += [
+                inner
+                for name, inner in value.items()
+                if name not in ("optimizer", "optimizer_state", "scheduler_state")
+            ]
         elif isinstance(value, list):
             found.append(value)
     return [holder for holder in found if holder]

@@ -10,11 +10,14 @@ import torch
 
 from runtimes import open_session
 from tests.xl_export.importers.oracles import ROUNDING, Case, nll, oracle_cases, variant_cases
-from trainer.checkpoint import load_run
-from xl_export.artefact import export
+from trainer.run.checkpoint import load_run
+from xl_export.artefact.export import export
 
 CASES = oracle_cases()
-WIDER = {"adaptive-span-enwik8": 5e-6, "adaptive-span-persistent": 5e-7}  # nats: theirs adds 1e-8 to the sum of a head's weights
+WIDER = {
+    "adaptive-span-enwik8": 5e-6,
+    "adaptive-span-persistent": 5e-7,
+}  # nats: theirs adds 1e-8 to the sum of a head's weights
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,9 @@ def test_double_precision_meets_the_oracles_own(case: Case, runs: dict[str, Path
             with torch.no_grad():
                 outputs, memory = model.layers(tokens[:, at : at + length], memory, places, rule)
                 wanted = targets[:, at : at + length].flatten()
-                pieces.append(-model.vocabulary.log_prob(outputs[-1].flatten(0, 1), wanted).view(len(tokens), -1))
+                pieces.append(
+                    -model.vocabulary.log_prob(outputs[-1].flatten(0, 1), wanted).view(len(tokens), -1)
+                )
             at += length
         found = torch.cat(pieces, dim=1).numpy()
         if kind == "segments":
@@ -62,7 +67,11 @@ def _compare_memories(memory: list[torch.Tensor], expected: dict[str, np.ndarray
         theirs = expected.get(name)
         if theirs is None or not theirs.size:
             continue
-        theirs = theirs if theirs.shape[0] == len(mine) and theirs.shape[1] != len(mine) else theirs.transpose(1, 0, 2)
+        theirs = (
+            theirs
+            if theirs.shape[0] == len(mine) and theirs.shape[1] != len(mine)
+            else theirs.transpose(1, 0, 2)
+        )
         count = min(mine.shape[1], theirs.shape[1])
         assert count
         assert np.abs(mine.numpy()[:, -count:] - theirs[:, -count:]).max() < ROUNDING * np.abs(theirs).max()
@@ -70,7 +79,9 @@ def _compare_memories(memory: list[torch.Tensor], expected: dict[str, np.ndarray
 
 @pytest.mark.parametrize("form", ["ring", "shift"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_artefacts_give_every_token_the_oracles_likelihood(case: Case, form: str, runs: dict[str, Path], tmp_path: Path) -> None:
+def test_artefacts_give_every_token_the_oracles_likelihood(
+    case: Case, form: str, runs: dict[str, Path], tmp_path: Path
+) -> None:
     session = open_session(export(runs[str(case)], tmp_path / "artefact", memory=form))  # type: ignore[arg-type]
     expected = case.expected()
     assert np.abs(nll(session, expected) - expected["nll"]).max() < ROUNDING

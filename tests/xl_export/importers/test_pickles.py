@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from xl_export.importers.pickles import Foreign, Named, read_pickle
+from xl_export.importers.pickle.pickles import Foreign, Named, read_pickle
 
 DATA = Path(__file__).parents[2] / "data"
 FILES = sorted(path.relative_to(DATA).as_posix() for kind in ("*.pt", "*.pkl") for path in DATA.rglob(kind))
@@ -66,12 +66,19 @@ class TrustingUnpickler(pickle.Unpickler):
     """pickle's own, with a stub for each class of a model: for files of known origin only."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] in ("torch", "collections", "__builtin__", "builtins") and not module.startswith("torch.nn"):
+        if module.split(".")[0] in (
+            "torch",
+            "collections",
+            "__builtin__",
+            "builtins",
+        ) and not module.startswith("torch.nn"):
             return super().find_class(module, name)
         return type(name, (Stub,), {"name": f"{module}.{name}"})
 
 
-TRUSTING = types.SimpleNamespace(Unpickler=TrustingUnpickler, load=lambda file, **_: TrustingUnpickler(file).load(), __name__="t")
+TRUSTING = types.SimpleNamespace(
+    Unpickler=TrustingUnpickler, load=lambda file, **_: TrustingUnpickler(file).load(), __name__="t"
+)
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".pt")])
@@ -93,24 +100,50 @@ def test_a_vocabulary_of_transformers_is_read() -> None:
 def test_tensors_of_every_type_and_stride_are_read_from_both_containers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     base = torch.randn(5, 7) * 50
-    types = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8)
+    types = (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+    )
     content = {str(dtype): base.to(dtype) for dtype in types}
     content |= {"uint8": base.abs().to(torch.uint8), "bool": base > 0}
-    content |= {"transposed": base.T, "sliced": base[1:4, ::3], "scalar": torch.tensor(3.5), "empty": torch.zeros(0, 4)}
-    content |= {"parameter": torch.nn.Parameter(base), "shape": base.shape, "nested": [(base[0], {"step": 7})]}
+    content |= {
+        "transposed": base.T,
+        "sliced": base[1:4, ::3],
+        "scalar": torch.tensor(3.5),
+        "empty": torch.zeros(0, 4),
+    }
+    content |= {
+        "parameter": torch.nn.Parameter(base),
+        "shape": base.shape,
+        "nested": [(base[0], {"step": 7})],
+    }
     for zipped in (True, False):
         torch.save(content, tmp_path / "file.pt", _use_new_zipfile_serialization=zipped)
         ours = read_pickle(tmp_path / "file.pt")
         assert_same(ours, as_plain({**content, "shape": (5, 7)}))
-        assert ours["transposed"].untyped_storage().data_ptr() == ours["sliced"].untyped_storage().data_ptr()  # as in the file
+        assert (
+            ours["transposed"].untyped_storage().data_ptr() == ours["sliced"].untyped_storage().data_ptr()
+        )  # as in the file
 
 
 def test_a_state_dict_an_optimizer_and_a_whole_module_are_read(tmp_path: Path) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.LayerNorm(4), torch.nn.Embedding(5, 4))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.LayerNorm(4), torch.nn.Embedding(5, 4)
+    )
     optimizer = torch.optim.Adam(model[:3].parameters())
     model[:3](torch.randn(2, 3)).sum().backward()
     optimizer.step()
-    content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "args": argparse.Namespace(n_layer=3)}
+    content = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "args": argparse.Namespace(n_layer=3),
+    }
     torch.save(content, tmp_path / "file.pt")
     ours = read_pickle(tmp_path / "file.pt")
     for part in ("model", "optimizer"):
@@ -165,14 +198,24 @@ def test_foreign_instances_keep_all_that_is_said_of_them(tmp_path: Path) -> None
     vocab, model, corpus, mentioned = read_pickle(tmp_path / "file.pkl")
     assert (vocab.name, vocab.args, vocab.state) == ("utils.vocabulary.Vocab", (1, 2), {"a": 3})
     assert (vocab.items, vocab.entries) == ([4, 5], {"b": 6})
-    assert (model.name, model.state) == ("mem_transformer.MemTransformerLM", {"c": 7, "d": 8})  # attributes and slots
+    assert (model.name, model.state) == (
+        "mem_transformer.MemTransformerLM",
+        {"c": 7, "d": 8},
+    )  # attributes and slots
     assert (corpus.name, corpus.state) == ("data.Corpus", 9)
     assert mentioned == Named("data.Dictionary")
 
 
 def test_numbers_and_devices_of_libraries_are_plain_data(tmp_path: Path) -> None:
     for protocol in (2, 4):
-        content = [np.float64(1.5), np.int64(-3), np.float32(0.25), np.bool_(True), torch.device("cuda", 1), torch.float16]
+        content = [
+            np.float64(1.5),
+            np.int64(-3),
+            np.float32(0.25),
+            np.bool_(True),
+            torch.device("cuda", 1),
+            torch.float16,
+        ]
         (tmp_path / "file.pkl").write_bytes(pickle.dumps(content, protocol))
         assert read_pickle(tmp_path / "file.pkl") == [1.5, -3, 0.25, True, "cuda:1", Named("torch.float16")]
     (tmp_path / "file.pkl").write_bytes(pickle.dumps(np.arange(3), 2))

@@ -11,31 +11,56 @@ from typing import Any
 
 import pytest
 
-from tests.xl_export.importers.forge import call, in_every_container, name, number, program, text, zip_container
-from xl_export.importers.pickles import CheckpointError, read_pickle
+from tests.xl_export.importers.forge import (
+    call,
+    in_every_container,
+    name,
+    number,
+    program,
+    text,
+    zip_container,
+)
+from xl_export.importers.pickle.pickles import CheckpointError, read_pickle
 
-LIVE: dict[str, Callable[[str, str], bytes]] = {  # shell command, Python statement → a pickle that runs it, and its name
+LIVE: dict[
+    str, Callable[[str, str], bytes]
+] = {  # shell command, Python statement → a pickle that runs it, and its name
     "os.system": lambda shell, _: call("os.system", text(shell)),
     "posix.system": lambda shell, _: call("posix.system", text(shell)),
-    "subprocess.call": lambda shell, _: call("subprocess.call", text(shell), number(-1), *[b"N"] * 6 + [b"\x88", b"\x88"]),
+    "subprocess.call": lambda shell, _: call(
+        "subprocess.call", text(shell), number(-1), *[b"N"] * 6 + [b"\x88", b"\x88"]
+    ),
     "builtins.exec": lambda _, statement: call("builtins.exec", text(statement)),
     "builtins.eval": lambda shell, _: call("builtins.eval", text(f"__import__('os').system({shell!r})")),
-    "__builtin__.eval": lambda shell, _: call("__builtin__.eval", text(f"__import__('os').system({shell!r})")),
-    "builtins.getattr": lambda shell, _: (
-        call("builtins.getattr", call("builtins.__import__", text("os")), text("system")) + text(shell) + b"\x85R"
+    "__builtin__.eval": lambda shell, _: call(
+        "__builtin__.eval", text(f"__import__('os').system({shell!r})")
     ),
-    "timeit.timeit": lambda _, statement: call("timeit.timeit", text(statement), text("pass"), name("time.time"), number(1)),
+    "builtins.getattr": lambda shell, _: (
+        call("builtins.getattr", call("builtins.__import__", text("os")), text("system"))
+        + text(shell)
+        + b"\x85R"
+    ),
+    "timeit.timeit": lambda _, statement: call(
+        "timeit.timeit", text(statement), text("pass"), name("time.time"), number(1)
+    ),
     "runpy._run_code": lambda _, statement: call("runpy._run_code", text(statement), b"}"),
     "code.InteractiveInterpreter": lambda _, statement: call("code.InteractiveInterpreter"),
     "INST": lambda shell, _: b"(" + text(shell) + b"ios\nsystem\n",
     "OBJ": lambda shell, _: b"(" + name("os.system") + text(shell) + b"o",
     "NEWOBJ": lambda shell, _: name("subprocess.Popen") + text(shell) + b"\x85\x81",
     "STACK_GLOBAL": lambda shell, _: text("os") + text("system") + b"\x93" + text(shell) + b"\x85R",
-    "dotted": lambda shell, _: b"\x80\x04" + text("subprocess") + text("os.system") + b"\x93" + text(shell) + b"\x85R",
+    "dotted": lambda shell, _: (
+        b"\x80\x04" + text("subprocess") + text("os.system") + b"\x93" + text(shell) + b"\x85R"
+    ),
     "nested": lambda shell, _: b"}" + text("model") + call("os.system", text(shell)) + b"s",
     "dropped": lambda shell, _: call("os.system", text(shell)) + b"0N",
 }
-NAMED_OTHERWISE = {"INST": "os.system", "OBJ": "os.system", "NEWOBJ": "subprocess.Popen", "STACK_GLOBAL": "os.system"}
+NAMED_OTHERWISE = {
+    "INST": "os.system",
+    "OBJ": "os.system",
+    "NEWOBJ": "subprocess.Popen",
+    "STACK_GLOBAL": "os.system",
+}
 NAMED_OTHERWISE |= {"dotted": "subprocess.os.system", "nested": "os.system", "dropped": "os.system"}
 RUNS_NOTHING = {"runpy._run_code", "code.InteractiveInterpreter", "NEWOBJ", "subprocess.call"}
 
@@ -58,7 +83,12 @@ def test_what_would_run_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     data = program(LIVE[kind](f"touch {canary}", f"open({str(canary)!r}, 'w').close()"))
     for container, content in in_every_container(data).items():
-        refused(tmp_path / container, content, f"calls {NAMED_OTHERWISE.get(kind, kind)},", "nothing in it was run")
+        refused(
+            tmp_path / container,
+            content,
+            f"calls {NAMED_OTHERWISE.get(kind, kind)},",
+            "nothing in it was run",
+        )
     assert not canary.exists()
     if kind not in RUNS_NOTHING:  # that it would have run otherwise
         pickle.loads(data)
@@ -87,7 +117,10 @@ def test_what_would_run_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_no_other_name_is_known(full: str, tmp_path: Path) -> None:
-    for opcodes in (call(full, text("x")), name(full)):  # to mention it is enough: an unpickler would import it
+    for opcodes in (
+        call(full, text("x")),
+        name(full),
+    ):  # to mention it is enough: an unpickler would import it
         refused(tmp_path / "file", program(opcodes), f"calls {full},")
     module, _, attribute = full.partition(".")
     refused(tmp_path / "file", program(text(module) + text(attribute) + b"\x93N\x85R"), f"calls {full},")
@@ -95,7 +128,9 @@ def test_no_other_name_is_known(full: str, tmp_path: Path) -> None:
 
 def test_a_module_that_is_named_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("mem_transformer", "harmless"):
-        (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w').close()\nclass Model: pass\n")
+        (tmp_path / f"{module}.py").write_text(
+            f"open({str(tmp_path / 'canary')!r}, 'w').close()\nclass Model: pass\n"
+        )
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "file").write_bytes(program(call("mem_transformer.Model", b"N")))
     assert read_pickle(tmp_path / "file").name == "mem_transformer.Model"
@@ -139,13 +174,19 @@ def test_every_slot_of_a_reduction_is_looked_at(tmp_path: Path) -> None:
         (b"\xff", "unknown opcode"),
         (b"\x80\x06N", "protocol 6"),
         (text("storage") + b"Q", "persistent id"),
-        (b"(" + text("storage") + text("torch.FloatStorage") + text("0") + text("cpu") + b"K\x01tQ", "persistent id"),
+        (
+            b"(" + text("storage") + text("torch.FloatStorage") + text("0") + text("cpu") + b"K\x01tQ",
+            "persistent id",
+        ),
         (b"(" + text("module") + text("os") + text("os.py") + text("import os") + b"tQ", "persistent id"),
         (
             b"(" + text("storage") + name("mem_transformer.Storage") + text("0") + text("cpu") + b"K\x01tQ",
             "mem_transformer.Storage",
         ),
-        (b"(" + text("storage") + name("torch.FloatStorage") + text("0") + text("cpu") + b"K\x01(K\x01ttQ", "view of another"),
+        (
+            b"(" + text("storage") + name("torch.FloatStorage") + text("0") + text("cpu") + b"K\x01(K\x01ttQ",
+            "view of another",
+        ),
         (text("a") + b")R", "calls a str"),
         (b"N)\x81", "calls a NoneType"),
         (call("mem_transformer.Model") + b")R", "calls a mem_transformer.Model"),
@@ -160,7 +201,10 @@ def test_every_slot_of_a_reduction_is_looked_at(tmp_path: Path) -> None:
         (call("torch._utils._rebuild_parameter", b"K\x01"), "torch._utils._rebuild_parameter"),
         (call("torch._utils._rebuild_tensor_v2", b"N"), "torch._utils._rebuild_tensor_v2"),
         (call("numpy.core.multiarray.scalar", b"N", b"N"), "numpy.core.multiarray.scalar"),
-        (call("numpy.core.multiarray.scalar", call("numpy.dtype", text("f8")) + b")b", b"C\x01\0"), "a NumPy number of a type"),
+        (
+            call("numpy.core.multiarray.scalar", call("numpy.dtype", text("f8")) + b")b", b"C\x01\0"),
+            "a NumPy number of a type",
+        ),
         (text("a") + text("b") + b"a", "appends to a str"),
         (b"]K\x01K\x02s", "sets items of a list"),
         (b"]K\x01b", "attributes to a list"),
@@ -186,7 +230,14 @@ def test_other_misuse_is_refused(opcodes: bytes, reason: str, tmp_path: Path) ->
 
 
 def test_a_strangers_name_cannot_spoil_the_message(tmp_path: Path) -> None:
-    refused(tmp_path / "file", program(text("a\nb\x1b[31m" + "c" * 10_000) + text("d") + b"\x93"), "calls a?b?[31mccc")
     refused(
-        tmp_path / "file", zip_container(program(b"(" + text("storage") + name("torch.FloatStorage") + text("\n") + b"NK\x00tQ"))
+        tmp_path / "file",
+        program(text("a\nb\x1b[31m" + "c" * 10_000) + text("d") + b"\x93"),
+        "calls a?b?[31mccc",
+    )
+    refused(
+        tmp_path / "file",
+        zip_container(
+            program(b"(" + text("storage") + name("torch.FloatStorage") + text("\n") + b"NK\x00tQ")
+        ),
     )

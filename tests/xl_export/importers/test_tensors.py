@@ -11,11 +11,21 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from runtimes.errors import ArtefactError
-from tests.xl_export.importers.forge import call, name, number, numbers, program, storage, tensor, text, zip_container
+from runtimes.base.errors import ArtefactError
+from tests.xl_export.importers.forge import (
+    call,
+    name,
+    number,
+    numbers,
+    program,
+    storage,
+    tensor,
+    text,
+    zip_container,
+)
 from tests.xl_export.importers.test_refusals import refused
-from xl_export.importers.pickles import read_pickle
-from xl_export.importers.tensors import read_npz_tensors, read_safetensors
+from xl_export.importers.pickle.pickles import read_pickle
+from xl_export.importers.pickle.tensors import read_npz_tensors, read_safetensors
 
 FOUR = {"0": struct.pack("<4f", 1, 2, 3, 4)}
 
@@ -49,7 +59,9 @@ def test_a_tensor_that_does_not_fit_its_storage_is_refused(
 
 
 def test_a_tensor_may_overlap_itself_within_its_storage(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(zip_container(program(tensor(storage(4), (2, 2), (1, 1), offset=1)), FOUR))
+    (tmp_path / "file").write_bytes(
+        zip_container(program(tensor(storage(4), (2, 2), (1, 1), offset=1)), FOUR)
+    )
     assert read_pickle(tmp_path / "file").tolist() == [[2, 3], [3, 4]]
 
 
@@ -75,8 +87,16 @@ def test_storages_are_described_once_and_within_the_file(tmp_path: Path) -> None
     for count in (-1, 1 << 20, 1 << 62, 10**400):
         refused(tmp_path / "file", zip_container(program(storage(count)), FOUR), "has a storage")
     refused(tmp_path / "file", pair(storage(150), storage(150, key="1")), "too many for its file")
-    refused(tmp_path / "file", zip_container(program(storage(4, kind="torch.BoolStorage")), {"0": b"\0\1\2\1"}), "booleans")
-    refused(tmp_path / "file", zip_container(program(storage(4, kind="torch.QInt8Storage")), FOUR), "torch.QInt8Storage")
+    refused(
+        tmp_path / "file",
+        zip_container(program(storage(4, kind="torch.BoolStorage")), {"0": b"\0\1\2\1"}),
+        "booleans",
+    )
+    refused(
+        tmp_path / "file",
+        zip_container(program(storage(4, kind="torch.QInt8Storage")), FOUR),
+        "torch.QInt8Storage",
+    )
     refused(tmp_path / "file", zip_container(program(storage(4, kind="torch.Size")), FOUR), "torch.Size")
     for key in (b"K\x00", b"N", b"]"):
         flat = b"(" + text("storage") + name("torch.FloatStorage") + key + text("cpu") + number(4) + b"tQ"
@@ -120,7 +140,9 @@ def test_safetensors_are_read_or_refused(tmp_path: Path) -> None:
 
 def test_npz_files_are_read_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "weights.npz"
-    np.savez(path, **{"layer_0/ff/kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.int64(7)})  # TensorFlow's names
+    np.savez(
+        path, **{"layer_0/ff/kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.int64(7)}
+    )  # TensorFlow's names
     read = read_npz_tensors(path)
     assert read["layer_0/ff/kernel"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert read["b"].item() == 7

@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from runtimes import open_session
-from runtimes.errors import UserError
+from runtimes.base.errors import UserError
 from tests.commands import refused, xl
 from tests.xl_export.importers.oracles import DATA, nll
-from trainer.checkpoint import load_run
+from trainer.run.checkpoint import load_run
 from xl_export.importers import kimiyoung, tensorflow
 from xl_export.importers.checkpoint import Opened, Wishes
-from xl_export.importers.pickles import Foreign, read_pickle
+from xl_export.importers.pickle.pickles import Foreign, read_pickle
 
 FOLDER, WORDS = DATA / "hf-wt103" / "pretrained", DATA / "kimiyoung-wt103-large"
 
@@ -34,7 +34,9 @@ def folder(tmp_path: Path) -> Path:
 
 def configure(folder: Path, **changes: Any) -> None:
     config = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    (folder / "config.json").write_text(
+        json.dumps({key: value for key, value in config.items() if value is not None})
+    )
 
 
 def state_of(run: Path) -> dict[str, Tensor]:
@@ -81,7 +83,9 @@ def test_one_pair_of_biases_may_be_listed_in_every_layer(folder: Path, tmp_path:
     assert torch.equal(state_of(tmp_path / "run")["positions.v"][0], pairs["r_r_bias"])
     tensors["transformer.layers.1.dec_attn.r_w_bias"] += 1
     save_file(tensors, folder / "model.safetensors")
-    refused(xl("import", folder, "--describe"), "r_w_bias is one for all layers by the configuration, and differs")
+    refused(
+        xl("import", folder, "--describe"), "r_w_bias is one for all layers by the configuration, and differs"
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,9 @@ def test_one_pair_of_biases_may_be_listed_in_every_layer(folder: Path, tmp_path:
         ({"mem_len": None, "clamp_len": [1]}, ["clamp_len is [1]"]),
     ],
 )
-def test_a_folder_that_contradicts_itself_is_refused(changes: dict[str, Any], words: list[str], folder: Path) -> None:
+def test_a_folder_that_contradicts_itself_is_refused(
+    changes: dict[str, Any], words: list[str], folder: Path
+) -> None:
     configure(folder, **changes)
     refused(xl("import", folder, "--describe"), *words)
 
@@ -110,13 +116,20 @@ def test_only_the_file_that_is_named_is_read(folder: Path) -> None:
     """Files that the folder's reader would pass over for another are refused."""
     for name in ("other.safetensors", "pytorch_model.bin", "generation_config.json"):
         shutil.copyfile(folder / "model.safetensors", folder / name)
-        refused(xl("import", folder / name, "--describe"), name, "config.json and model.safetensors are read; name the folder")
+        refused(
+            xl("import", folder / name, "--describe"),
+            name,
+            "config.json and model.safetensors are read; name the folder",
+        )
     assert xl("import", folder / "model.safetensors", "--describe").exit_code == 0
 
 
 def test_two_names_of_one_tensor_are_refused(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
-    save_file(tensors | {"r_w_bias": torch.ones(1), "transformer.r_w_bias": torch.ones(2)}, folder / "model.safetensors")
+    save_file(
+        tensors | {"r_w_bias": torch.ones(1), "transformer.r_w_bias": torch.ones(2)},
+        folder / "model.safetensors",
+    )
     refused(xl("import", folder, "--describe"), "has the tensor transformer.r_w_bias under two names")
 
 
@@ -126,7 +139,8 @@ def test_a_folder_without_weights_or_vocabulary_is_refused(folder: Path) -> None
     assert xl("import", folder, "--describe", "--vocab", folder / "elsewhere.pkl").exit_code == 0
     (folder / "model.safetensors").unlink()
     refused(
-        xl("import", folder, "--describe", "--vocab", folder / "elsewhere.pkl"), "has no model.safetensors or pytorch_model.bin"
+        xl("import", folder, "--describe", "--vocab", folder / "elsewhere.pkl"),
+        "has no model.safetensors or pytorch_model.bin",
     )
 
 
@@ -224,7 +238,10 @@ def test_the_first_cluster_of_the_billion_word_models_has_no_projection(tmp_path
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda v: v.pop("transformer/layer_1/ff/LayerNorm/beta"), ["lacks the tensor transformer/layer_1/ff/LayerNorm/beta"]),
+        (
+            lambda v: v.pop("transformer/layer_1/ff/LayerNorm/beta"),
+            ["lacks the tensor transformer/layer_1/ff/LayerNorm/beta"],
+        ),
         (
             lambda v: v.pop("transformer/adaptive_softmax/cutoff_1/b"),
             ["lacks the tensor transformer/adaptive_softmax/cutoff_1/b"],
@@ -232,12 +249,18 @@ def test_the_first_cluster_of_the_billion_word_models_has_no_projection(tmp_path
         (lambda v: v.pop("transformer/r_w_bias"), ["lacks the tensor transformer/r_w_bias"]),
         (lambda v: v.update({"transformer/more": np.zeros(2)}), ["unexpected tensor transformer/more [2]"]),
         (lambda v: v.update({"transformer/more": np.array(["x"])}), ["transformer/more is of the type <U1"]),
-        (lambda v: v.update({"transformer/adaptive_softmax/bias": np.zeros(500)}), ["cutoff_0/b under two names"]),
+        (
+            lambda v: v.update({"transformer/adaptive_softmax/bias": np.zeros(500)}),
+            ["cutoff_0/b under two names"],
+        ),
         (
             lambda v: v.update({"transformer/r_w_bias": np.zeros((1 << 40, 0, 0))}),
             ["transformer/r_w_bias is [1099511627776, 0, 0]"],
         ),
-        (lambda v: v.update({"transformer/layer_0/rel_attn/o/kernel": np.zeros((3, 64))}), ["rel_attn/o/kernel is [64, 3]"]),
+        (
+            lambda v: v.update({"transformer/layer_0/rel_attn/o/kernel": np.zeros((3, 64))}),
+            ["rel_attn/o/kernel is [64, 3]"],
+        ),
     ],
 )
 def test_variables_that_are_not_a_model_are_refused_by_their_own_names(
@@ -278,9 +301,18 @@ def part(found: Foreign, *path: str) -> dict[str, Any]:
         (lambda m: m.state.update(_parameters=3), "is not a module as PyTorch pickles it"),
         (lambda m: setattr(m, "state", 3), "the model is not a module"),
         (lambda m: part(m, "word_emb").update(cutoffs=[60, 150, 350]), "word_emb.cutoffs end at"),
-        (lambda m: part(m, "word_emb").update(div_val=2), "word_emb.emb_layers.1.weight is [90, 16], expected [90, 32]"),
-        (lambda m: part(m, "layers", "1", "pos_ff").update(pre_lnorm=True), "its layers have different LayerNorms"),
-        (lambda m: part(m, "layers", "1", "pos_ff", "layer_norm").update(eps=1e-3), "its layers have different LayerNorms"),
+        (
+            lambda m: part(m, "word_emb").update(div_val=2),
+            "word_emb.emb_layers.1.weight is [90, 16], expected [90, 32]",
+        ),
+        (
+            lambda m: part(m, "layers", "1", "pos_ff").update(pre_lnorm=True),
+            "its layers have different LayerNorms",
+        ),
+        (
+            lambda m: part(m, "layers", "1", "pos_ff", "layer_norm").update(eps=1e-3),
+            "its layers have different LayerNorms",
+        ),
         (lambda m: part(m, "crit")["_parameters"].pop("cluster_bias"), "lacks the tensor crit.cluster_bias"),
         (lambda m: part(m, "crit")["_parameters"].update(cluster_bias=3), "'crit.cluster_bias' is a int"),
         (lambda m: part(m, "crit", "out_projs")["_parameters"].pop("1"), "lacks the tensor crit.out_projs.1"),
@@ -300,7 +332,7 @@ def test_a_pickled_module_that_is_not_whole_is_refused(change: Callable[[Foreign
 
 def test_frequencies_are_those_of_the_file(tmp_path: Path) -> None:
     """Another model's frequencies change what is computed, in PyTorch and in the graph alike."""
-    from xl_export.artefact import export
+    from xl_export.artefact.export import export
 
     with np.load(WORDS / "expected.npz") as arrays:
         expected = dict(arrays)
@@ -308,7 +340,10 @@ def test_frequencies_are_those_of_the_file(tmp_path: Path) -> None:
     assert xl("import", WORDS, "--out", tmp_path / "run", *options).exit_code == 0
     before = nll(open_session(tmp_path / "run"), expected)
     tensors = load_file(tmp_path / "run" / "model.safetensors")
-    save_file(tensors | {"positions.frequencies": tensors["positions.frequencies"] * 1.5}, tmp_path / "run" / "model.safetensors")
+    save_file(
+        tensors | {"positions.frequencies": tensors["positions.frequencies"] * 1.5},
+        tmp_path / "run" / "model.safetensors",
+    )
     changed = nll(open_session(tmp_path / "run"), expected)
     assert np.abs(changed - before).max() > 1e-3
     artefact = export(tmp_path / "run", tmp_path / "artefact")

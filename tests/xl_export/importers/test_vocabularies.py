@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from runtimes.errors import ArtefactError
-from runtimes.vocab import ByteVocab, CharVocab, Vocab, WordVocab, decode
+from runtimes.base.errors import ArtefactError
+from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab, decode
 from tests.xl_export.importers.oracles import DATA, NAMES
-from xl_export.importers.pickles import read_pickle
+from xl_export.importers.pickle.pickles import read_pickle
 from xl_export.importers.vocabularies import read_vocabulary, translated, vocabulary
 
 FILES = {
@@ -39,7 +39,9 @@ def test_ids_mean_what_they_mean_in_the_oracle(name: str) -> None:
     assert vocab.size == probe["size"]
 
 
-@pytest.mark.parametrize("name", ["kimiyoung-enwik8", "adaptive-span-enwik8", "kimiyoung-wt103-large", "kimiyoung-ptb-full-mask"])
+@pytest.mark.parametrize(
+    "name", ["kimiyoung-enwik8", "adaptive-span-enwik8", "kimiyoung-wt103-large", "kimiyoung-ptb-full-mask"]
+)
 def test_a_text_gets_the_ids_that_the_projects_own_corpus_has(name: str) -> None:
     """The test split as its project stored it, decoded to text and encoded again by our vocabulary."""
     corpus = read_pickle(DATA / name / FILES[name]).state
@@ -69,7 +71,11 @@ def test_symbols_that_would_become_one_character_or_no_byte_are_words() -> None:
 
 
 def test_words_keep_their_case_unless_the_project_did_not() -> None:
-    assert translated(["<eos>", "<unk>", "the"], lower_case=True).vocab.encode("The cat\n").tolist() == [2, 1, 0]
+    assert translated(["<eos>", "<unk>", "the"], lower_case=True).vocab.encode("The cat\n").tolist() == [
+        2,
+        1,
+        0,
+    ]
     assert translated(["<eos>", "<unk>", "the"], lower_case=False).vocab.encode("The\n").tolist() == [1, 0]
 
 

@@ -37,7 +37,10 @@ class Case:
     @property
     def attributes(self) -> Attributes:
         return Attributes(
-            full_mask=self.full_mask, nearest=self.nearest, initial_masked=self.initial_masked, persistent=self.persistent
+            full_mask=self.full_mask,
+            nearest=self.nearest,
+            initial_masked=self.initial_masked,
+            persistent=self.persistent,
         )
 
     def inputs(self, seed: int = 0) -> dict[str, np.ndarray]:
@@ -92,7 +95,9 @@ SMALL = (
 def tactics_of(case: Case) -> list[Tactic]:
     """Those to try: the token kernel where tokens are few, since the interpreter takes a while for each."""
     return [
-        tactic for tactic in (*SMALL, *tactics(case.K)) if tactic.block_t > 1 or case.T < 6 or (tactic in SMALL and case.T < 10)
+        tactic
+        for tactic in (*SMALL, *tactics(case.K))
+        if tactic.block_t > 1 or case.T < 6 or (tactic in SMALL and case.T < 10)
     ]
 
 

@@ -29,7 +29,10 @@ def guarded(array: np.ndarray) -> torch.Tensor:
 
 
 def answer(case: Case, inputs: dict[str, np.ndarray], tactic: Tactic, divided: int) -> np.ndarray:
-    out, rows = guarded(np.full(inputs["query"].shape, np.nan, case.dtype)), divided * case.B * case.H * case.T
+    out, rows = (
+        guarded(np.full(inputs["query"].shape, np.nan, case.dtype)),
+        divided * case.B * case.H * case.T,
+    )
     mixed, level = (guarded(np.full(size, np.nan, np.float32)) for size in ((rows, case.K), (rows,)))
     launch(
         tactic, [guarded(array) for array in inputs.values()], out, attributes=case.attributes, scratch=(mixed, level),

@@ -14,7 +14,7 @@ import numpy as np
 import tensorrt as trt  # type: ignore[import-not-found]
 import tensorrt.plugin as trtp  # type: ignore[import-not-found]
 
-from runtimes.engine import Gpu
+from runtimes.contract.engine import Gpu
 from xl_export.tensorrt.operator import ATTRIBUTES, INPUTS, JOIN, PARTS, Attributes
 from xl_export.tensorrt.plugin import register_plugins
 
@@ -43,7 +43,9 @@ OPERATIONS = {
     trt.DimensionOperation.CEIL_DIV: lambda a, b: -(-a // b),
     trt.DimensionOperation.FLOOR_DIV: lambda a, b: a // b,
 }
-BUILDER = SimpleNamespace(constant=Number.of, operation=lambda kind, a, b: Number.of(OPERATIONS[kind](a.value, b.value)))
+BUILDER = SimpleNamespace(
+    constant=Number.of, operation=lambda kind, a, b: Number.of(OPERATIONS[kind](a.value, b.value))
+)
 
 
 def drive(capability: str, kind: str, sizes: dict[str, int], attributes: Attributes) -> dict[str, Any]:
@@ -61,10 +63,23 @@ def drive(capability: str, kind: str, sizes: dict[str, int], attributes: Attribu
     make = trtp.SymInt32.__call__
     trtp.SymInt32.__call__ = lambda symbol: (make(symbol), symbol)
     register_plugins(Gpu(name="A GPU", compute_capability=capability))
-    register_plugins(Gpu(name="A GPU", compute_capability=capability))  # the second time they are there already
+    register_plugins(
+        Gpu(name="A GPU", compute_capability=capability)
+    )  # the second time they are there already
 
     B, H, T, J, K, R, N = (sizes[letter] for letter in "BHTJKRN")
-    shapes = [[B, H, T, K], [B, H, J, K], [B, H, J, K], [B], [H, 1, K], [H, 1, K], [H, R, K], [1, R], [H, N, K], [H, N, K]]
+    shapes = [
+        [B, H, T, K],
+        [B, H, J, K],
+        [B, H, J, K],
+        [B],
+        [H, 1, K],
+        [H, 1, K],
+        [H, R, K],
+        [1, R],
+        [H, N, K],
+        [H, N, K],
+    ]
     of_type = getattr(trt.DataType, kind)
     types = [trt.DataType.INT32 if name == "first" else of_type for name in INPUTS]
     values = {name: getattr(attributes, name) for name in ATTRIBUTES}
@@ -74,12 +89,18 @@ def drive(capability: str, kind: str, sizes: dict[str, int], attributes: Attribu
     return {PARTS: first, JOIN: second}
 
 
-def drive_one(creator: Any, shapes: list[list[int]], types: list[Any], values: dict[str, int]) -> dict[str, Any]:
-    fields = [trt.PluginField(name, np.array([value]), trt.PluginFieldType.INT64) for name, value in values.items()]
+def drive_one(
+    creator: Any, shapes: list[list[int]], types: list[Any], values: dict[str, int]
+) -> dict[str, Any]:
+    fields = [
+        trt.PluginField(name, np.array([value]), trt.PluginFieldType.INT64) for name, value in values.items()
+    ]
     phase, request = trt.TensorRTPhase.BUILD, trt.QuickPluginCreationRequest.STRICT_AOT
     plugin = creator.create_plugin(creator.name, DOMAIN, trt.PluginFieldCollection(fields), phase, request)
     output_types = plugin.get_output_data_types(types, [len(shape) for shape in shapes])
-    answered = plugin.get_output_shapes([[Number.of(size) for size in shape] for shape in shapes], [], BUILDER)
+    answered = plugin.get_output_shapes(
+        [[Number.of(size) for size in shape] for shape in shapes], [], BUILDER
+    )
     output_shapes = [[size.value for size in shape] for shape in answered]
     in_out = []
     for shape, dtype in zip([*shapes, *output_shapes], [*types, *output_types], strict=True):
@@ -96,9 +117,13 @@ def drive_one(creator: Any, shapes: list[list[int]], types: list[Any], values: d
         plugin.set_tactic(tactic)
         launch, integers = SimpleNamespace(), Integers()
         plugin.get_launch_params(None, in_out, count, launch, integers, BUILDER)
-        name, ptx = plugin.get_kernel([item.desc for item in in_out[:count]], [item.desc for item in in_out[count:]])
+        name, ptx = plugin.get_kernel(
+            [item.desc for item in in_out[:count]], [item.desc for item in in_out[count:]]
+        )
         numbers = {key: symbol._expr.value for key, (_, symbol) in vars(launch).items()}
-        launches.append({"tactic": tactic, "name": name, "ptx": ptx.decode(), "integers": integers.values, **numbers})
+        launches.append(
+            {"tactic": tactic, "name": name, "ptx": ptx.decode(), "integers": integers.values, **numbers}
+        )
     return {
         "fields": [field.name for field in creator.field_names],
         "output_types": [dtype.name for dtype in output_types],

@@ -16,7 +16,10 @@ from tests.fake_gpu import FakeCuda, FakeTensorRT, _Context, _Engine
 from tests.xl_export.tensorrt.bindings import needs_bindings
 
 RUNTIMES, EXPORT = Path(runtimes.__file__).parent, Path(xl_export.__file__).parent / "tensorrt"
-SOURCES = [*sorted(RUNTIMES.glob("trt_*.py")), *(EXPORT / f"{name}.py" for name in ("build", "network", "plugin", "progress"))]
+SOURCES = [
+    *(RUNTIMES / "sessions/tensorrt" / f"{name}.py" for name in ("session", "module")),
+    *(EXPORT / f"{name}.py" for name in ("build", "network", "plugin", "progress")),
+]
 # What our names for TensorRT's objects are instances of.
 OBJECTS = {
     "builder": "Builder", "config": "IBuilderConfig", "network": "INetworkDefinition", "parser": "OnnxParser",
@@ -58,7 +61,7 @@ def used_names() -> set[str]:
 
 def vars_of(name: str) -> set[str]:
     """Names of a class of our own that has the same name for its instances as TensorRT's."""
-    import runtimes.trt_session as session
+    import runtimes.sessions.tensorrt.session as session
 
     return {*vars(getattr(session, name)), "profile", "captured", "serial", "context"}
 
@@ -77,8 +80,14 @@ print(json.dumps([name for name in json.loads(sys.argv[1]) if not there(name)]))
 
 
 def test_the_names_are_found_in_the_sources() -> None:
-    assert {"Builder.build_serialized_network", "BuilderFlag.TF32", "IBuilderConfig.progress_monitor"} <= set(NAMES)
-    assert {"IExecutionContext.execute_async_v3", "Runtime.deserialize_cuda_engine", "ILayer.get_output"} <= set(NAMES)
+    assert {"Builder.build_serialized_network", "BuilderFlag.TF32", "IBuilderConfig.progress_monitor"} <= set(
+        NAMES
+    )
+    assert {
+        "IExecutionContext.execute_async_v3",
+        "Runtime.deserialize_cuda_engine",
+        "ILayer.get_output",
+    } <= set(NAMES)
     assert len(NAMES) > 40
 
 
@@ -88,7 +97,9 @@ def test_every_name_exists_in_tensorrt(bindings: Callable[..., str]) -> None:
 
 
 def test_every_name_exists_in_tensorrt_rtx() -> None:
-    trt = pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
+    trt = pytest.importorskip(
+        "tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)"
+    )
     missing = []
     for name in NAMES:
         at: Any = trt
@@ -111,11 +122,15 @@ def test_every_name_of_the_stand_in_exists_in_tensorrt(bindings: Callable[..., s
 
 def test_every_function_of_the_stand_in_exists_in_cuda() -> None:
     cuda = pytest.importorskip("cuda.bindings.runtime", reason="cuda-bindings is not installed")
-    text = (RUNTIMES / "cuda_memory.py").read_text()
-    used = {names[2] for names in chains(ast.parse(text)) if names[:2] == ["self", "_cuda"] and len(names) > 2}
+    text = (RUNTIMES / "sessions/tensorrt/device_memory.py").read_text()
+    used = {
+        names[2] for names in chains(ast.parse(text)) if names[:2] == ["self", "_cuda"] and len(names) > 2
+    }
     used |= {kind for kind in ("cudaFree", "cudaFreeHost", "cudaGraphExecDestroy") if f'"{kind}"' in text}
     stand_in = {name for name in vars(FakeCuda) if name.startswith("cuda")}
     assert used == stand_in
     assert {name for name in used if not hasattr(cuda, name)} == set()
     for enumeration in ("cudaMemcpyKind", "cudaStreamCaptureMode", "cudaError_t"):
-        assert all(hasattr(getattr(cuda, enumeration), member.name) for member in getattr(FakeCuda, enumeration))
+        assert all(
+            hasattr(getattr(cuda, enumeration), member.name) for member in getattr(FakeCuda, enumeration)
+        )

@@ -10,14 +10,14 @@ from typing import Any
 import onnx
 import pytest
 
-from runtimes.engine import Profile
-from runtimes.errors import ArtefactError, ConfigError
-from runtimes.spec import Spec
-from runtimes.trt_module import fresh_log
+from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.contract.engine import Profile
+from runtimes.contract.spec import Spec
+from runtimes.sessions.tensorrt.module import fresh_log
 from tests.architectures import ARCHITECTURES
-from trainer.checkpoint import load_run
-from xl_export.artefact import finite_weights, make_spec
-from xl_export.ops import save_model
+from trainer.run.checkpoint import load_run
+from xl_export.artefact.export import finite_weights, make_spec
+from xl_export.graph.ops import save_model
 from xl_export.tensorrt.build import configure, optimization_profile, serialize
 from xl_export.tensorrt.graph import tensorrt_graph
 from xl_export.tensorrt.network import Parsed, parse
@@ -27,7 +27,11 @@ trt = pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed 
 OPTIONS = BuildOptions(flavour="rtx", compute_capabilities=("8.6",), batch=(1, 2, 4))
 PRODUCTS = {"MATRIX_MULTIPLY", "ATTENTION_INPUT", "ATTENTION_OUTPUT"}
 STATISTICS = {"NORMALIZATION", "SOFTMAX"}
-IN_SINGLE = STATISTICS | {"CAST", "CONSTANT", "SHUFFLE"}  # layers that may be in float32, where attention is one layer
+IN_SINGLE = STATISTICS | {
+    "CAST",
+    "CONSTANT",
+    "SHUFFLE",
+}  # layers that may be in float32, where attention is one layer
 OF_LOGARITHMS = {
     "ELEMENTWISE",
     "UNARY",
@@ -37,12 +41,18 @@ OF_LOGARITHMS = {
     "SLICE",
     "SQUEEZE",
 }  # and where sums of exponentials are
-BODIES_BUILT = ("transformer-xl", "adaptive-softmax", "all-attention-groups")  # by default: building takes a second each
+BODIES_BUILT = (
+    "transformer-xl",
+    "adaptive-softmax",
+    "all-attention-groups",
+)  # by default: building takes a second each
 GRAPHS = [(name, attention) for name in ARCHITECTURES for attention in ("native", "plugin")]
 
 
 @pytest.fixture(scope="module")
-def graphs(make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Spec, Path]]:
+def graphs(
+    make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., tuple[Spec, Path]]:
     """`graphs(name, attention)` → the spec and the folder with the float16 graph of a small model."""
     runs: dict[str, Any] = {}
 
@@ -74,14 +84,24 @@ def test_the_graph_of_every_architecture_becomes_a_plan(graphs: Callable, name: 
     )
     names = {"int64": "INT64", "float32": "FLOAT", "float16": "HALF"}
     for found, promised in ((inputs, spec.inputs), (outputs, spec.outputs)):
-        shapes = {fact.name: tuple(int(size) if size.isdigit() else -1 for size in fact.shape) for fact in promised}
+        shapes = {
+            fact.name: tuple(int(size) if size.isdigit() else -1 for size in fact.shape) for fact in promised
+        }
         assert found == {fact.name: (names[fact.dtype], shapes[fact.name]) for fact in promised}
-    kinds = [(layer.type.name, layer.get_output(0).dtype.name) for layer in map(network.get_layer, range(network.num_layers))]
+    kinds = [
+        (layer.type.name, layer.get_output(0).dtype.name)
+        for layer in map(network.get_layer, range(network.num_layers))
+    ]
     assert {dtype for kind, dtype in kinds if kind in PRODUCTS} == {"HALF"}
     assert {dtype for kind, dtype in kinds if kind in STATISTICS} == {"FLOAT"}
     for layer in map(network.get_layer, range(network.num_layers)):
-        given, made = float_types(layer.num_inputs, layer.get_input), float_types(layer.num_outputs, layer.get_output)
-        assert len(given | made) <= 1 or layer.type.name == "CAST", f"{layer.name} has inputs and outputs of {given | made}"
+        given, made = (
+            float_types(layer.num_inputs, layer.get_input),
+            float_types(layer.num_outputs, layer.get_output),
+        )
+        assert len(given | made) <= 1 or layer.type.name == "CAST", (
+            f"{layer.name} has inputs and outputs of {given | made}"
+        )
         if "FLOAT" in made:
             logarithms = attention == "plugin" or spec.model.cutoffs
             assert layer.type.name in IN_SINGLE | (OF_LOGARITHMS if logarithms else set()), layer.name
@@ -119,7 +139,8 @@ def test_the_profiles_are_those_that_were_asked_for(graphs: Callable) -> None:
     for profile, rows in ((segment, (1, 2, 32)), (token, (1, 2, 4))):
         made = optimization_profile(parsed.builder, spec, profile)
         ids, wanted, keys = (
-            [tuple(size) for size in made.get_shape(name)] for name in ("input_ids", "logit_rows", "past_key_values.0.key")
+            [tuple(size) for size in made.get_shape(name)]
+            for name in ("input_ids", "logit_rows", "past_key_values.0.key")
         )
         assert ids == list(zip(profile.batch, profile.tokens, strict=True))
         assert wanted == [(size,) for size in rows]
@@ -131,11 +152,16 @@ def test_the_profiles_are_those_that_were_asked_for(graphs: Callable) -> None:
 def test_options_reach_the_configuration(graphs: Callable) -> None:
     spec, folder = graphs("transformer-xl", "native")
     config = parsed_network(folder).builder.create_builder_config()
-    options = BuildOptions(flavour="rtx", compute_capabilities=("8.9", "12.0"), workspace_mib=64, optimization_level=2)
+    options = BuildOptions(
+        flavour="rtx", compute_capabilities=("8.9", "12.0"), workspace_mib=64, optimization_level=2
+    )
     configure(trt, config, spec, options)
     assert config.get_flag(trt.BuilderFlag.TF32)  # float16 products are what they are
     assert config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 64 << 20
-    assert [config.get_compute_capability(at).name for at in range(config.num_compute_capabilities)] == ["SM89", "SM120"]
+    assert [config.get_compute_capability(at).name for at in range(config.num_compute_capabilities)] == [
+        "SM89",
+        "SM120",
+    ]
     single = dataclasses.replace(spec, precision="fp32")
     configure(trt, config, single, BuildOptions(refit=True, version_compatible=True))
     assert not config.get_flag(trt.BuilderFlag.TF32)
@@ -148,7 +174,8 @@ def test_every_node_that_cannot_be_parsed_is_named(tmp_path: Path) -> None:
     step (float[2] x) => (float[2] y) { a = other.First (x) \n b = other.Second (a) \n y = Add (a, b) }"""
     onnx.save(onnx.parser.parse_model(text), tmp_path / "step.onnx")
     with pytest.raises(
-        ArtefactError, match=r"step\.onnx cannot be parsed by TensorRT-RTX .*node \d First .*node \d Second .*\.$"
+        ArtefactError,
+        match=r"step\.onnx cannot be parsed by TensorRT-RTX .*node \d First .*node \d Second .*\.$",
     ):
         parsed_network(tmp_path)
 
@@ -165,13 +192,17 @@ def test_a_library_that_does_not_start_is_said_so(graphs: Callable, monkeypatch:
 
     _, folder = graphs("transformer-xl", "native")
     monkeypatch.setattr(trt, "Builder", nothing)
-    with pytest.raises(ArtefactError, match=r"cannot start here \(it gave no reason\); update the GPU's driver"):
+    with pytest.raises(
+        ArtefactError, match=r"cannot start here \(it gave no reason\); update the GPU's driver"
+    ):
         parsed_network(folder)
 
 
 def test_a_plugin_is_not_looked_for_where_the_graph_has_none(graphs: Callable) -> None:
     _, folder = graphs("transformer-xl", "native")
-    with pytest.raises(ConfigError, match=r"has no xl::RelativeAttention.*`xl-export onnx --target tensorrt`"):
+    with pytest.raises(
+        ConfigError, match=r"has no xl::RelativeAttention.*`xl-export export --target tensorrt`"
+    ):
         parse(trt, fresh_log(trt), folder, attention="plugin", name="TensorRT")
 
 

@@ -1,4 +1,4 @@
-"""`xl-export tensorrt`: engines of TensorRT-RTX, built here; what it refuses, in one sentence."""
+"""`xl-export build`: engines of TensorRT-RTX, built here; what it refuses, in one sentence."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from runtimes.engine import BUILD, PLAN, SIDE_FILES, load_engine
-from runtimes.spec import load_spec
+from runtimes.contract.engine import BUILD, PLAN, SIDE_FILES, load_engine
+from runtimes.contract.spec import load_spec
 from tests import fake_gpu
 from tests.commands import last_line, refused, xl
-from xl_export.artefact import export
+from xl_export.artefact.export import export
 from xl_export.tensorrt import build as building
 from xl_export.tensorrt.options import BuildOptions
 from xl_export.tensorrt.trtexec import LINE, trtexec_command
@@ -35,7 +35,9 @@ def built(artefacts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     return out, result.stdout
 
 
-def test_an_engine_folder_is_whole_and_says_what_it_is(built: tuple[Path, str], artefacts: dict[str, Path]) -> None:
+def test_an_engine_folder_is_whole_and_says_what_it_is(
+    built: tuple[Path, str], artefacts: dict[str, Path]
+) -> None:
     folder, _ = built
     assert {path.name for path in folder.iterdir()} == {PLAN, BUILD, LINE, *SIDE_FILES}
     facts, spec = load_engine(folder)
@@ -57,12 +59,19 @@ def test_the_command_says_what_was_built_and_the_same_for_nvidias_tool(
     folder, said = built
     first, second = said.splitlines()
     assert first.startswith(f"{folder} is ready: TensorRT-RTX ")
-    assert "for compute capability 8.6, 12.0, to be compiled on the GPU that opens it; native attention, 0 plugin layers" in first
+    assert (
+        "for compute capability 8.6, 12.0, to be compiled on the GPU that opens it; native attention, 0 plugin layers"
+        in first
+    )
     assert first.endswith(f"check it on the device: xl-export check {folder}")
     assert second == f"the same for NVIDIA's own tool is the line in {folder / LINE}"
     assert len(second) < 200 + len(str(folder))
     words = shlex.split((folder / LINE).read_text())
-    assert words[:3] == ["tensorrt_rtx", f"--onnx={artefacts['shift'] / 'step.onnx'}", "--saveEngine=step.plan"]
+    assert words[:3] == [
+        "tensorrt_rtx",
+        f"--onnx={artefacts['shift'] / 'step.onnx'}",
+        "--saveEngine=step.plan",
+    ]
     assert words.count("--profile=0") == words.count("--profile=1") == 1
     most = [word for word in words if word.startswith("--maxShapes=input_ids:")]
     assert [word.split(",")[0] for word in most] == [
@@ -79,7 +88,9 @@ def test_info_reads_an_engine(built: tuple[Path, str]) -> None:
     assert "built ahead of time" in xl("info", built[0]).stdout
 
 
-def test_running_an_engine_without_a_gpu_is_refused(built: tuple[Path, str], text: str, tmp_path: Path) -> None:
+def test_running_an_engine_without_a_gpu_is_refused(
+    built: tuple[Path, str], text: str, tmp_path: Path
+) -> None:
     cuda = pytest.importorskip("cuda.bindings.runtime", reason="cuda-bindings is not installed")
     problem, count = cuda.cudaGetDeviceCount()
     if problem == cuda.cudaError_t.cudaSuccess and count:
@@ -89,12 +100,16 @@ def test_running_an_engine_without_a_gpu_is_refused(built: tuple[Path, str], tex
         refused(xl(command[0], built[0], *command[1:]), "no NVIDIA GPU can be used here")
 
 
-def test_an_engine_is_replaced_only_with_force(built: tuple[Path, str], artefacts: dict[str, Path], tmp_path: Path) -> None:
+def test_an_engine_is_replaced_only_with_force(
+    built: tuple[Path, str], artefacts: dict[str, Path], tmp_path: Path
+) -> None:
     out = tmp_path / "engine"
     assert xl("tensorrt", artefacts["shift"], "--out", out, *RTX).exit_code == 0
     first = load_engine(out)[0].identity
     refused(xl("tensorrt", artefacts["shift"], "--out", out, *RTX), "exists already")
-    document = last_line(xl("tensorrt", artefacts["shift"], "--out", out, *RTX, "--batch", 1, "--force", "--json"))
+    document = last_line(
+        xl("tensorrt", artefacts["shift"], "--out", out, *RTX, "--batch", 1, "--force", "--json")
+    )
     assert document["profiles"][0]["batch"] == [1, 1, 1]
     assert load_engine(out)[0].identity != first
     assert [path.name for path in tmp_path.iterdir()] == ["engine"]
@@ -104,15 +119,24 @@ def test_an_engine_is_replaced_only_with_force(built: tuple[Path, str], artefact
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--flavour", "rtx"), ("--compute-capability is not given", "--flavour rtx needs it", "such as 8.6,8.9,12.0")),
+        (
+            ("--flavour", "rtx"),
+            ("--compute-capability is not given", "--flavour rtx needs it", "such as 8.6,8.9,12.0"),
+        ),
         (("--flavour", "rtx", "--compute-capability", "9.0"), ("is 9.0", "7.5, 8.0, 8.6")),
         ((*RTX, "--attention", "plugin"), ("takes no plugins from Python", "--attention native")),
         ((*RTX, "--refit"), ("--refit needs a GPU while",)),
-        ((*RTX, "--version-compatible"), ("Error: --version-compatible is for --flavour tensorrt", "leave it out")),
+        (
+            (*RTX, "--version-compatible"),
+            ("Error: --version-compatible is for --flavour tensorrt", "leave it out"),
+        ),
         ((*RTX, "--hardware", "ampere-plus"), ("Error: --hardware is for", "leave it out")),
         ((*RTX, "--timing-cache", "cache"), ("Error: --timing-cache is for", "leave it out")),
         (("--compute-capability", "8.6"), ("is for --flavour rtx",)),
-        ((*RTX, "--batch", "4:2:1"), ("Error: --batch is 4:2:1", "least:usual:most, rising", "such as 1:4:16")),
+        (
+            (*RTX, "--batch", "4:2:1"),
+            ("Error: --batch is 4:2:1", "least:usual:most, rising", "such as 1:4:16"),
+        ),
         ((*RTX, "--token-batch", "0"), ("Error: --token-batch is 0:0:0",)),
         ((*RTX, "--batch", "9" * 5000), ("Error: --batch is '999",)),
         ((*RTX, "--batch", "99999999"), ("Error: --batch is 99999999:", "to 65536")),
@@ -132,24 +156,32 @@ def test_options_that_contradict_are_refused(
 
 
 def test_a_ring_is_refused_with_the_export_that_is_needed(artefacts: dict[str, Path], tmp_path: Path) -> None:
-    refused(xl("tensorrt", artefacts["ring"], "--out", tmp_path / "engine", *RTX), "ring memory", "--target tensorrt")
+    refused(
+        xl("tensorrt", artefacts["ring"], "--out", tmp_path / "engine", *RTX),
+        "ring memory",
+        "--target tensorrt",
+    )
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("flavour", "advice"), [("tensorrt", "xl-export[tensorrt]"), ("rtx", "xl-export[tensorrt-rtx]")])
+@pytest.mark.parametrize(
+    ("flavour", "advice"), [("tensorrt", "xl-export[tensorrt]"), ("rtx", "xl-export[tensorrt-rtx]")]
+)
 def test_a_missing_tensorrt_is_named_with_the_command_that_installs_it(
     artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavour: str, advice: str
 ) -> None:
     monkeypatch.setitem(sys.modules, {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}[flavour], None)  # type: ignore[arg-type]
     options = RTX if flavour == "rtx" else ()
-    refused(xl("tensorrt", artefacts["shift"], "--out", tmp_path / "engine", *options), "is not installed", advice)
+    refused(
+        xl("tensorrt", artefacts["shift"], "--out", tmp_path / "engine", *options), "is not installed", advice
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_build_needs_neither_pytorch_nor_onnx_runtime(artefacts: dict[str, Path], tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
     block = "import sys\nfor name in ('torch', 'onnxruntime', 'onnx_ir', 'trainer', 'safetensors'): sys.modules[name] = None\n"
-    command = [sys.executable, "-c", block + "from xl_export.cli import main; main()", "tensorrt"]
+    command = [sys.executable, "-c", block + "from xl_export.cli.main import main; main()", "tensorrt"]
     arguments = [str(artefacts["shift"]), "--out", str(tmp_path / "engine"), *RTX]
     ended = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
@@ -157,7 +189,9 @@ def test_a_build_needs_neither_pytorch_nor_onnx_runtime(artefacts: dict[str, Pat
 
 
 def test_weights_of_few_bits_are_refused(make_run: Callable[..., Path], tmp_path: Path) -> None:
-    artefact = export(make_run(d_model=32, head_dim=16), tmp_path / "artefact", memory="shift", precision="int8")
+    artefact = export(
+        make_run(d_model=32, head_dim=16), tmp_path / "artefact", memory="shift", precision="int8"
+    )
     result = xl("tensorrt", artefact, "--out", tmp_path / "engine", *RTX)
     assert result.exit_code == 2
     assert "has int8 weights, whose products are ONNX Runtime's own; export it with" in result.output
@@ -188,7 +222,9 @@ def test_an_interrupted_build_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_progress_of_a_build_has_phases_that_all_end(artefacts: dict[str, Path], tmp_path: Path, monkeypatch) -> None:
+def test_the_progress_of_a_build_has_phases_that_all_end(
+    artefacts: dict[str, Path], tmp_path: Path, monkeypatch
+) -> None:
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
     seen = []
     make = building.make_monitor

@@ -28,7 +28,9 @@ from xl_export.tensorrt.operator import INPUTS, Attributes
 triton = pytest.importorskip("triton")
 
 ATTRIBUTES = Attributes(full_mask=0, nearest=0, initial_masked=1, persistent=0)
-BASE = Sizes(heads=8, head_dim=64, table_heads=8, table_rows=1601, bias_heads=1, bias_rows=1, persistent_rows=1)
+BASE = Sizes(
+    heads=8, head_dim=64, table_heads=8, table_rows=1601, bias_heads=1, bias_rows=1, persistent_rows=1
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,7 +46,15 @@ def assembled(kernel: Kernel, folder: Path) -> dict[str, int]:
     assert target is not None
     (folder / "kernel.ptx").write_text(kernel.ptx)
     tool = triton.knobs.nvidia.ptxas_blackwell if int(target[2]) >= 100 else triton.knobs.nvidia.ptxas
-    command = [tool.path, "-v", "--gpu-name", target[1], str(folder / "kernel.ptx"), "-o", str(folder / "kernel.cubin")]
+    command = [
+        tool.path,
+        "-v",
+        "--gpu-name",
+        target[1],
+        str(folder / "kernel.ptx"),
+        "-o",
+        str(folder / "kernel.cubin"),
+    ]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert (folder / "kernel.cubin").read_bytes()[:4] == b"\x7fELF"
@@ -57,7 +67,9 @@ def fixed_of(tactic: Tactic, sizes: Sizes, attributes: Attributes) -> dict[str, 
     return join_constants(tactic, sizes.head_dim) if join else constants(tactic, sizes, attributes)
 
 
-@pytest.mark.parametrize("tactic", [tactics(64)[0], tactics(64)[-1], JOINS[0]], ids=lambda tactic: tactic.kernel)
+@pytest.mark.parametrize(
+    "tactic", [tactics(64)[0], tactics(64)[-1], JOINS[0]], ids=lambda tactic: tactic.kernel
+)
 @pytest.mark.parametrize("compute_capability", [75, 80, 86, 87, 89, 90, 100, 120])
 def test_the_kernels_compile_for_every_gpu(compute_capability: int, tactic: Tactic, tmp_path: Path) -> None:
     kernel = compile_kernel(tactic, fixed_of(tactic, BASE, ATTRIBUTES), compute_capability=compute_capability)
@@ -65,21 +77,33 @@ def test_the_kernels_compile_for_every_gpu(compute_capability: int, tactic: Tact
     assert version is not None
     assert int(version[1] + version[2]) == PTX_VERSIONS[compute_capability]
     parameters = re.findall(r"\.param \.(\w+) ", kernel.ptx.split(f".entry {kernel.name}(")[1].split(")")[0])
-    tensors = (3, 1) if tactic.kernel == "join_parts" else (len(INPUTS), 2)  # inputs, two integers, outputs: nothing hidden
+    tensors = (
+        (3, 1) if tactic.kernel == "join_parts" else (len(INPUTS), 2)
+    )  # inputs, two integers, outputs: nothing hidden
     assert parameters == ["u64"] * tensors[0] + ["u32", "u32"] + ["u64"] * tensors[1]
     assert f".reqntid {kernel.threads}" in kernel.ptx
     assert kernel.shared_bytes <= GRANTED
     usage = assembled(kernel, tmp_path)
     if compute_capability >= 80:  # before, the compiler has no tensor cores for us
         assert usage["bytes spill stores"] == 0
-        assert ("mma.sync" in kernel.ptx or "tcgen05.mma" in kernel.ptx) == (tactic.kernel == "segment_attention")
+        assert ("mma.sync" in kernel.ptx or "tcgen05.mma" in kernel.ptx) == (
+            tactic.kernel == "segment_attention"
+        )
     if tactic.block_t == 1:
         assert "ld.global.v4" in kernel.ptx  # 16 bytes for each thread at a time
 
 
 @pytest.mark.parametrize("head_dim", [41, 128])
 def test_every_tactic_fits_a_small_gpu(head_dim: int, tmp_path: Path) -> None:
-    sizes = Sizes(heads=2, head_dim=head_dim, table_heads=1, table_rows=70, bias_heads=2, bias_rows=70, persistent_rows=40)
+    sizes = Sizes(
+        heads=2,
+        head_dim=head_dim,
+        table_heads=1,
+        table_rows=70,
+        bias_heads=2,
+        bias_rows=70,
+        persistent_rows=40,
+    )
     attributes = Attributes(full_mask=1, nearest=1, initial_masked=0, persistent=40)
     for tactic in (*tactics(head_dim), *JOINS):
         kernel = compile_kernel(tactic, fixed_of(tactic, sizes, attributes), compute_capability=87)
@@ -104,12 +128,23 @@ def test_sizes_come_from_the_shapes_of_the_inputs() -> None:
         ({}, 70, "compute capability 70; expected one of 75, "),
     ],
 )
-def test_what_cannot_be_compiled_is_refused(change: dict[str, int], compute_capability: int, message: str) -> None:
+def test_what_cannot_be_compiled_is_refused(
+    change: dict[str, int], compute_capability: int, message: str
+) -> None:
     sizes = Sizes(**{**BASE.__dict__, **change})
     with pytest.raises(UserError, match=message):
-        compile_kernel(tactics(64)[0], constants(tactics(64)[0], sizes, ATTRIBUTES), compute_capability=compute_capability)
+        compile_kernel(
+            tactics(64)[0],
+            constants(tactics(64)[0], sizes, ATTRIBUTES),
+            compute_capability=compute_capability,
+        )
 
 
 def test_a_kernel_that_needs_more_shared_memory_than_granted_is_refused() -> None:
     with pytest.raises(UserError, match=r"more than the 49152 that every GPU grants"):
-        compile_kernel(tactics(64)[-1], constants(tactics(64)[-1], BASE, ATTRIBUTES), compute_capability=86, dtype="float32")
+        compile_kernel(
+            tactics(64)[-1],
+            constants(tactics(64)[-1], BASE, ATTRIBUTES),
+            compute_capability=86,
+            dtype="float32",
+        )

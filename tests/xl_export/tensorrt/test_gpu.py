@@ -11,22 +11,28 @@ import numpy as np
 import pytest
 
 from runtimes import check, evaluate, load_memory, open_session, save_memory
-from runtimes.cuda_memory import Cuda
-from runtimes.engine import Attention, Flavour
-from runtimes.errors import UserError
+from runtimes.base.errors import UserError
+from runtimes.contract.engine import Attention, Flavour
+from runtimes.sessions.tensorrt.device_memory import Cuda
 from tests.architectures import ARCHITECTURES
 from tests.streams import feed, rows
-from xl_export.artefact import export
+from xl_export.artefact.export import export
 from xl_export.tensorrt.build import build
 from xl_export.tensorrt.options import BuildOptions
 
 pytestmark = pytest.mark.gpu
-KINDS: tuple[tuple[Flavour, Attention], ...] = (("tensorrt", "native"), ("tensorrt", "plugin"), ("rtx", "native"))
+KINDS: tuple[tuple[Flavour, Attention], ...] = (
+    ("tensorrt", "native"),
+    ("tensorrt", "plugin"),
+    ("rtx", "native"),
+)
 NAMES = ("transformer-xl", "adaptive-softmax", "all-attention-groups", "adaptive-span-full", "head-split")
 
 
 @pytest.fixture(scope="module", params=[(kind, name) for kind in KINDS for name in NAMES], ids=str)
-def pair(request: pytest.FixtureRequest, make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
+def pair(
+    request: pytest.FixtureRequest, make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Any:
     """An artefact in float16 and its engine on this GPU."""
     (flavour, attention), name = request.param
     package = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}[flavour]

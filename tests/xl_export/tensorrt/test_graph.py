@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from onnx import inliner
 
 from runtimes import UserError, check, evaluate, load_memory, open_session, save_memory
-from runtimes.spec import GRAPH, head_groups, load_spec
+from runtimes.contract.spec import GRAPH, head_groups, load_spec
 from tests.architectures import ARCHITECTURES
-from xl_export.artefact import export
-from xl_export.cli import main
+from xl_export.artefact.export import export
+from xl_export.cli.main import main
 from xl_export.tensorrt.operator import DOMAIN, NAME
 
 NATIVE = ("transformer-xl", "adaptive-softmax", "shaw", "all-attention")  # one for each kind of graph
@@ -32,11 +32,16 @@ def types_of(folder: Path) -> tuple[list[onnx.NodeProto], dict[str, int]]:
     """The nodes of a graph, functions in place, and the type of every value."""
     model = inliner.inline_local_functions(onnx.load(folder / GRAPH, load_external_data=False))
     graph = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
-    types = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output, *graph.value_info)}
+    types = {
+        value.name: value.type.tensor_type.elem_type
+        for value in (*graph.input, *graph.output, *graph.value_info)
+    }
     return list(graph.node), types | {i.name: i.data_type for i in graph.initializer}
 
 
-@pytest.mark.parametrize(("name", "attention"), [(n, "plugin") for n in ARCHITECTURES] + [(n, "native") for n in NATIVE])
+@pytest.mark.parametrize(
+    ("name", "attention"), [(n, "plugin") for n in ARCHITECTURES] + [(n, "native") for n in NATIVE]
+)
 def test_every_architecture_exports_for_tensorrt(
     name: str, attention: str, make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -46,21 +51,37 @@ def test_every_architecture_exports_for_tensorrt(
     assert report.tolerance == 2e-2
     assert (spec.target, spec.precision, spec.form) == ("tensorrt", "fp16", "shift")
     assert {state.dtype for state in spec.state} <= {"float16"}
-    nodes = [node for node in onnx.load(folder / GRAPH, load_external_data=False).graph.node if node.domain == DOMAIN]
+    nodes = [
+        node
+        for node in onnx.load(folder / GRAPH, load_external_data=False).graph.node
+        if node.domain == DOMAIN
+    ]
     expected = sum(map(len, head_groups(spec.model, spec.rule, spec.form))) if attention == "plugin" else 0
     assert len(nodes) == expected
     assert {node.op_type for node in nodes} <= {NAME}
     found, types = types_of(folder)
     for node in found:
-        given = {types[name] for name in node.input if name} & {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16}
+        given = {types[name] for name in node.input if name} & {
+            onnx.TensorProto.FLOAT,
+            onnx.TensorProto.FLOAT16,
+        }
         assert len(given) < 2 or node.op_type == "CastLike", node
         if node.op_type in ("MatMul", "Gemm", "Attention"):
             assert given == {onnx.TensorProto.FLOAT16}, node
-        if node.op_type in ("LayerNormalization", "Softmax", "LogSoftmax", "ReduceLogSumExp", "Exp", "ReduceSum"):
+        if node.op_type in (
+            "LayerNormalization",
+            "Softmax",
+            "LogSoftmax",
+            "ReduceLogSumExp",
+            "Exp",
+            "ReduceSum",
+        ):
             assert given == {onnx.TensorProto.FLOAT}, node
 
 
-def test_memory_of_half_the_size_and_the_logits_in_float32(artefact: Path, artefacts: dict[str, Path]) -> None:
+def test_memory_of_half_the_size_and_the_logits_in_float32(
+    artefact: Path, artefacts: dict[str, Path]
+) -> None:
     half, whole = load_spec(artefact), load_spec(artefacts["shift"])
     assert 2 * (half.bytes_per_stream - 8) == whole.bytes_per_stream - 8
     assert [fact.dtype for fact in half.outputs] == ["float32"] + ["float16"] * len(half.state)
@@ -79,7 +100,9 @@ def test_the_graph_is_valid_and_small(artefact: Path) -> None:
     assert onnx.AttributeProto.FLOAT not in attributes.values()
 
 
-def test_streams_are_saved_and_continued_in_float16(artefact: Path, tokens: np.ndarray, tmp_path: Path) -> None:
+def test_streams_are_saved_and_continued_in_float16(
+    artefact: Path, tokens: np.ndarray, tmp_path: Path
+) -> None:
     session = open_session(artefact)
     memory = session.start(2)
     session.step(tokens[:16].reshape(2, 8), memory)
@@ -91,8 +114,8 @@ def test_streams_are_saved_and_continued_in_float16(artefact: Path, tokens: np.n
 
 
 def test_bits_per_token_of_a_trained_model_stay_within_two_thousandths(tmp_path: Path) -> None:
-    from trainer.config import TrainConfig
-    from trainer.loop import train
+    from trainer.run.config import TrainConfig
+    from trainer.training.loop import train
 
     config = TrainConfig.load("tiny").with_steps(400)
     run = train(config, tmp_path / "run", progress=False)
@@ -105,7 +128,7 @@ def test_bits_per_token_of_a_trained_model_stay_within_two_thousandths(tmp_path:
 
 
 def test_a_weight_beyond_float16_is_refused(make_run: Callable[..., Path], tmp_path: Path) -> None:
-    from trainer.checkpoint import load_run, save_tensors
+    from trainer.run.checkpoint import load_run, save_tensors
 
     run = make_run()
     state = load_run(run).model.state_dict()
@@ -136,7 +159,7 @@ def test_the_command_line(run: Path, tmp_path: Path) -> None:
 
 def test_one_weight_in_both_types_has_two_names() -> None:
     """The pass on a graph of its own: a constant that a product and a statistic share."""
-    from xl_export.ops import Ops
+    from xl_export.graph.ops import Ops
     from xl_export.tensorrt.half import to_half
 
     op = Ops()
@@ -145,10 +168,18 @@ def test_one_weight_in_both_types_has_two_names() -> None:
     y = op.LogSoftmax(op.MatMul(x, w), axis=-1)
     z = op.Add(y, op.ReduceLogSumExp(w))
     z.name = "z"
-    graph = ir.Graph([x], [z], nodes=op._tape.nodes, initializers=op._tape.initializers, opset_imports={"": 23}, name="g")
+    graph = ir.Graph(
+        [x], [z], nodes=op._tape.nodes, initializers=op._tape.initializers, opset_imports={"": 23}, name="g"
+    )
     model = to_half(ir.Model(graph, ir_version=10), {"x": ir.DataType.FLOAT16, "z": ir.DataType.FLOAT})
     assert {value.name: value.dtype for value in model.graph.initializers.values()} == {
         "w": ir.DataType.FLOAT16, "w.float32": ir.DataType.FLOAT
     }  # fmt: skip
-    assert [node.op_type for node in model.graph] == ["MatMul", "Cast", "LogSoftmax", "ReduceLogSumExp", "Add"]
+    assert [node.op_type for node in model.graph] == [
+        "MatMul",
+        "Cast",
+        "LogSoftmax",
+        "ReduceLogSumExp",
+        "Add",
+    ]
     onnx.checker.check_model(ir.to_proto(model), full_check=True)

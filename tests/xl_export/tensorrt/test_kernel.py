@@ -25,14 +25,18 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarra
     """The answers of every case in the interpreter, by key."""
     path = tmp_path_factory.mktemp("interpreter") / "answers.npz"
     command = [sys.executable, "-m", "tests.xl_export.tensorrt.interpreter_worker", str(path)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    result = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
     assert result.returncode == 0, result.stderr[-2000:]
     with np.load(path) as arrays:
         return dict(arrays)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_kernels_in_the_interpreter_equal_the_naive_operator(name: str, interpreted: dict[str, np.ndarray]) -> None:
+def test_the_kernels_in_the_interpreter_equal_the_naive_operator(
+    name: str, interpreted: dict[str, np.ndarray]
+) -> None:
     case, expected = CASES[name], truth(CASES[name])
     for tactic in tactics_of(case):
         for divided in divisions_of(case, tactic):
@@ -46,7 +50,9 @@ def test_tiles_that_nobody_sees_are_not_looked_at(name: str, interpreted: dict[s
     expected = truth(case)
     for tactic in SMALL:
         for divided in divisions_of(case, tactic):
-            assert np.abs(interpreted[key(name, tactic, divided)] - expected).max() < TOLERANCES[case.dtype], (tactic, divided)
+            assert (
+                np.abs(interpreted[key(name, tactic, divided)] - expected).max() < TOLERANCES[case.dtype]
+            ), (tactic, divided)
 
 
 def test_cases_reach_what_they_are_for() -> None:
@@ -77,5 +83,7 @@ def test_the_kernels_on_a_gpu_equal_the_naive_operator(name: str) -> None:
     for tactic in tactics_of(case):
         answer = torch.full_like(inputs[0], torch.nan)
         for join in JOINS:
-            launch(tactic, inputs, answer, attributes=case.attributes, scratch=make_scratch(inputs[0]), join=join)
+            launch(
+                tactic, inputs, answer, attributes=case.attributes, scratch=make_scratch(inputs[0]), join=join
+            )
         assert np.abs(answer.cpu().numpy() - truth(case)).max() < TOLERANCES[case.dtype], tactic

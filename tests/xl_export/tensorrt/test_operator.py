@@ -11,10 +11,10 @@ import pytest
 import torch
 from onnx import helper
 
-from runtimes.rule import MemoryRule
+from runtimes.contract.rule import MemoryRule
 from tests.xl_export.tensorrt.cases import CASES, Case
-from trainer.attention import Terms
-from trainer.naive import naive_attention
+from trainer.model.attention import Terms
+from trainer.model.naive import naive_attention
 from xl_export.tensorrt.naive import naive_relative_attention
 from xl_export.tensorrt.operator import DOMAIN, INPUTS, NAME, VERSION, Attributes, function_body
 
@@ -35,7 +35,9 @@ def model(case: Case, attributes: dict[str, int]) -> onnx.ModelProto:
         for name, array in case.inputs().items()
     ]
     node = helper.make_node(NAME, INPUTS, ["answer"], domain=DOMAIN, **attributes)
-    graph = helper.make_graph([node], "one", values, [helper.make_tensor_value_info("answer", kind, [None] * 4)])
+    graph = helper.make_graph(
+        [node], "one", values, [helper.make_tensor_value_info("answer", kind, [None] * 4)]
+    )
     opsets = [helper.make_opsetid("", 23), helper.make_opsetid(DOMAIN, VERSION)]
     return helper.make_model(graph, functions=[function_body(23)], ir_version=10, opset_imports=opsets)
 
@@ -88,6 +90,9 @@ def test_the_naive_operator_equals_the_paper_s_naive_attention(rule: MemoryRule)
 
 
 def test_attributes_say_what_the_rule_says() -> None:
-    for rule in (MemoryRule(mem_len=7, segment=3), MemoryRule(mem_len=7, segment=3, mask="full", include_self=False)):
+    for rule in (
+        MemoryRule(mem_len=7, segment=3),
+        MemoryRule(mem_len=7, segment=3, mask="full", include_self=False),
+    ):
         assert Attributes.of(rule).rule(mem_len=7, segment=3) == rule
     assert all(isinstance(value, int) for value in asdict(Attributes.of(rule)).values())

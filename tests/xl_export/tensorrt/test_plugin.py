@@ -13,10 +13,10 @@ from typing import Any
 import onnx
 import pytest
 
-from runtimes.engine import Gpu
-from runtimes.errors import ConfigError
-from runtimes.rule import MemoryRule
-from runtimes.spec import load_spec
+from runtimes.base.errors import ConfigError
+from runtimes.contract.engine import Gpu
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import load_spec
 from tests.xl_export.tensorrt.bindings import needs_bindings
 from xl_export.tensorrt.compile import JOINS, parts, programs, scratch_rows, tactics
 from xl_export.tensorrt.network import take_plugins
@@ -48,7 +48,9 @@ def test_they_are_registered_with_the_attributes_that_are_on_the_nodes(answers: 
     assert [node.op_type for node in model.graph.node] == [PARTS, JOIN]
     for node in model.graph.node:
         assert node.domain == DOMAIN
-        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        attributes = {
+            attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute
+        }
         assert {name: attributes.pop(name).decode() for name in PLUGIN} == PLUGIN
         assert set(attributes) == set(answers[node.op_type]["fields"])
         assert len(node.output) == len(answers[node.op_type]["output_types"])

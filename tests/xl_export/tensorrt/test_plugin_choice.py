@@ -13,11 +13,11 @@ import numpy as np
 import onnx
 import pytest
 
-from runtimes.errors import ArtefactError
-from runtimes.spec import GRAPH
-from runtimes.trt_module import fresh_log
+from runtimes.base.errors import ArtefactError
+from runtimes.contract.spec import GRAPH
+from runtimes.sessions.tensorrt.module import fresh_log
 from tests.architectures import ARCHITECTURES
-from xl_export.artefact import export
+from xl_export.artefact.export import export
 from xl_export.tensorrt.network import parse, take_plugins
 from xl_export.tensorrt.operator import ATTRIBUTES, DOMAIN, JOIN, NAME, PARTS, VERSION
 
@@ -50,7 +50,9 @@ def creators() -> Iterator[list[Creator]]:
 
 
 @pytest.fixture(scope="module", params=["transformer-xl", "all-attention-groups"])
-def artefact(request: pytest.FixtureRequest, make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def artefact(
+    request: pytest.FixtureRequest, make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     run = make_run(**{"head_dim": 16, **ARCHITECTURES[request.param]})
     return export(run, tmp_path_factory.mktemp("choice") / "artefact", target="tensorrt", attention="plugin")
 
@@ -64,7 +66,9 @@ def test_the_body_is_taken_unless_the_plugins_are_chosen_though_they_are_registe
     assert [creator.asked for creator in creators] == [0, 0]
 
 
-def test_the_plugin_is_asked_for_with_every_attribute_where_it_is_chosen(artefact: Path, creators: list[Creator]) -> None:
+def test_the_plugin_is_asked_for_with_every_attribute_where_it_is_chosen(
+    artefact: Path, creators: list[Creator]
+) -> None:
     with pytest.raises(ArtefactError, match=f"node .* {PARTS}"):  # since ours makes none
         parse(trt, fresh_log(trt), artefact, attention="plugin", name="TensorRT-RTX")
     assert creators[0].asked > 0
@@ -78,7 +82,9 @@ def test_plugins_that_are_not_there_are_not_replaced_by_the_body_silently(artefa
 
 def test_an_attention_that_is_not_ours_is_refused() -> None:
     node = onnx.helper.make_node(NAME, ["query"], ["answer"], domain=DOMAIN)
-    with pytest.raises(ArtefactError, match=r"xl::RelativeAttention has 1 inputs, expected 10; export it again"):
+    with pytest.raises(
+        ArtefactError, match=r"xl::RelativeAttention has 1 inputs, expected 10; export it again"
+    ):
         take_plugins(onnx.helper.make_model(onnx.helper.make_graph([node], "one", [], [])))
 
 

@@ -1,0 +1,136 @@
+"""The baseline of latency: the same model and weights with a cache to which every token is appended and nothing is ever dropped.
+
+Given the engine's best for one token at a time: all that is in the cache is visible, so there is no mask, and the position
+scores are one product with the rows that are needed, stored from the furthest to the nearest so that no shift is left to do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import torch
+
+from benchmarks.models import Weights
+from benchmarks.operators import open_graph
+from runtimes.base.errors import ArtefactError
+from runtimes.base.logits import log_sum_exp
+from runtimes.contract.precision import TOLERANCES
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import GRAPH, TensorFacts
+from trainer.model.config import ModelConfig
+from trainer.model.model import LanguageModel
+from xl_export.graph.head import all_logits, embed
+from xl_export.graph.layers import Layers
+from xl_export.graph.ops import graph_input, save_model
+from xl_export.graph.tables import position_table, query_bias
+
+OPSET = 23
+TOLERANCE = TOLERANCES["fp32"]  # nats
+
+
+class Growing:
+    """One stream on ONNX Runtime whose memory is all that it has seen, up to `longest` tokens."""
+
+    def __init__(
+        self, folder: Path, weights: Weights, model: ModelConfig, longest: int, *, threads: int
+    ) -> None:
+        folder.mkdir(parents=True)
+        save_model(growing_graph(weights, model, longest), folder)
+        self._session = open_graph(folder / GRAPH, threads=threads)
+        empty = np.zeros((1, model.heads, 0, model.head_dim), np.float32)
+        self._cache = [onnxruntime.OrtValue.ortvalue_from_numpy(empty) for _ in range(2 * model.layers)]
+
+    def next_logits(self, token: int) -> np.ndarray:
+        """Logits [V] after one more token."""
+        io = self._session.io_binding()
+        io.bind_cpu_input("input_ids", np.array([[token]]))
+        for at, value in enumerate(self._cache):
+            io.bind_ortvalue_input(f"past.{at}", value)
+        for output in self._session.get_outputs():
+            io.bind_output(output.name)
+        self._session.run_with_iobinding(io)
+        logits, *self._cache = io.get_outputs()
+        answer: np.ndarray = logits.numpy()[0, -1]
+        return answer
+
+
+def pytorch_logits(weights: Weights, model: ModelConfig, tokens: np.ndarray) -> np.ndarray:
+    """Logits [N, V] after each of tokens [N] in PyTorch, which sees them in one segment without memory, as in training."""
+    network = LanguageModel(model).eval()
+    network.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+    rule = MemoryRule(mem_len=0, segment=len(tokens), mask="full")
+    with torch.inference_mode():
+        logits, _ = network(
+            torch.from_numpy(tokens[None]), network.start(1, rule), torch.zeros(1, dtype=torch.int64), rule
+        )
+    answer: np.ndarray = logits[0].numpy()
+    return answer
+
+
+def check_growing(mine: np.ndarray, truth: np.ndarray) -> float:
+    """The largest difference in nats of logits [N, V] from PyTorch's; raises ArtefactError beyond the tolerance."""
+    worst = float(np.abs((mine - log_sum_exp(mine)[:, None]) - (truth - log_sum_exp(truth)[:, None])).max())
+    if not worst <= TOLERANCE:
+        raise ArtefactError(
+            f"the growing cache differs from PyTorch by {worst:.3g} nats, more than {TOLERANCE:g}; nothing was reported: "
+            "try another onnxruntime version, or report this."
+        )
+    return worst
+
+
+def growing_graph(weights: Weights, model: ModelConfig, longest: int) -> ir.Model:
+    """input_ids int64 [1, 1], keys and values [1, H, P, K] of all before → logits [1, 1, V], keys and values [1, H, P + 1, K]."""
+    return _GrowingGraph(weights, model, longest).build()
+
+
+class _GrowingGraph(Layers):
+    def __init__(self, weights: Weights, model: ModelConfig, longest: int) -> None:
+        assert (model.positions, model.sublayers, model.pre_norm) == ("relative", "feed-forward", False)
+        super().__init__(weights, heads=model.heads, head_dim=model.head_dim, norm_epsilon=model.norm_epsilon)
+        self.model, self.longest = model, longest
+
+    def build(self) -> ir.Model:
+        op, model = self.op, self.model
+        ids = graph_input(TensorFacts(name="input_ids", dtype="int64", shape=("1", "1")))
+        shape = ("1", str(model.heads), "past", str(model.head_dim))
+        past = [
+            graph_input(TensorFacts(name=f"past.{at}", dtype="float32", shape=shape))
+            for at in range(2 * model.layers)
+        ]
+        x, present = embed(self, model, ids), []
+        for layer in range(model.layers):
+            answers, cache = self.attention(layer, x, past[2 * layer : 2 * layer + 2])
+            present += cache
+            name = f"blocks.{layer}."
+            out = op.MatMul(answers, self.weight(name + "out.weight", transpose=True))
+            x = self.norm(name + "attention_norm", op.Add(x, out))
+            x = self.norm(name + "feed_forward_norm", op.Add(x, self.feed_forward(layer, x)))
+        facts = [TensorFacts(name="logits", dtype="float32", shape=("1", "1", str(model.vocab_size)))]
+        longer = (*shape[:2], "present", shape[3])
+        facts += [
+            TensorFacts(name=f"present.{at}", dtype="float32", shape=longer) for at in range(2 * model.layers)
+        ]
+        return op.model([ids, *past], [all_logits(self, model, x), *present], tuple(facts), opset=OPSET)
+
+    def attention(self, layer: int, x: ir.Value, past: list[ir.Value]) -> tuple[ir.Value, list[ir.Value]]:
+        """Heads' answers [1, 1, H·K] to the one token, and the longer cache."""
+        op, name, heads = self.op, f"blocks.{layer}.", range(self.heads)
+        width = self.heads * self.head_dim
+        matrices = [self.projection(layer, kind) for kind in ("query", "key", "value")]
+        packed = op.MatMul(x, op.constant(np.concatenate(matrices, axis=1), name + "query_key_value"))
+        query, *own = (self.split_heads(y) for y in op.split(packed, [width] * 3, axis=2))
+        keys, values = (op.Concat(before, new, axis=2) for before, new in zip(past, own, strict=True))
+        rule = MemoryRule(mem_len=self.longest, segment=1)
+        table = position_table(self.weights, self.model, rule, layer, heads)
+        assert table is not None
+        rows = op.constant(np.array([self.longest + 1]))
+        first = op.Sub(rows, op.Shape(keys, start=2, end=3))
+        backwards = op.constant(np.ascontiguousarray(table[:, :, ::-1]), name + "positions")  # furthest first
+        needed = op.Slice(backwards, first, rows, op.constant(np.array([2])))  # [H, K, P + 1]
+        u, v = (query_bias(self.weights, self.model, kind, layer, heads) for kind in ("u", "v"))
+        scores = op.MatMul(op.Add(query, op.constant(v, name + "v")), needed)  # [1, H, 1, P + 1]
+        answers = op.Attention(op.Add(query, op.constant(u, name + "u")), keys, values, scores, scale=1.0)
+        return self.join_heads(answers), [keys, values]

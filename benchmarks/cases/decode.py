@@ -1,0 +1,34 @@
+"""One token with full memory, against memory length: what generation costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.configs import BenchmarkConfig, checked_lengths, checked_repeats, checked_threads
+from benchmarks.steps import Progress, Row, measure_steps, table
+from runtimes.sessions.onnx_runtime import Kernel
+
+__all__ = ["Row", "run", "table"]
+
+
+def run(
+    config: BenchmarkConfig,
+    *,
+    attention_lengths: Sequence[int] | None = None,
+    threads: int | None = None,
+    repeats: int | None = None,
+    kernel: Kernel = "standard",
+    progress: Progress = lambda line: None,
+) -> list[Row]:
+    """A row for each memory length; what is None is the configuration's own."""
+    lengths = checked_lengths(
+        list(config.attention_lengths if attention_lengths is None else attention_lengths)
+    )
+    threads, repeats = checked_threads(threads), checked_repeats(repeats, config.token_repeats)
+    return [
+        row
+        for length in lengths
+        for row in measure_steps(
+            config, length, [(1, 1)], threads=threads, repeats=repeats, kernel=kernel, progress=progress
+        )
+    ]

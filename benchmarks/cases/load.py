@@ -1,0 +1,96 @@
+"""From opening to the first token, and the memory that stays taken: an artefact on ONNX Runtime and the run in PyTorch.
+
+Every repeat is a process of its own. The files are in the page cache, as on a machine that has opened them before. Opening
+verifies the hash of every file on both sides.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.child import in_child
+from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
+from benchmarks.measure import Limits, Timing
+from benchmarks.models import random_weights, write_artefact
+from runtimes.base.records import to_json
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import WEIGHTS
+
+OPENINGS = 5  # of each side; every one starts a process
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One side. open: from the call to the session; token: from there to the first logits; imports: of packages, before both.
+
+    resident_bytes: of the process after that token; needed_bytes: weights, and memory of one stream.
+    """
+
+    side: str
+    imports: Timing
+    open: Timing
+    token: Timing
+    resident_bytes: int | None
+    needed_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self)
+
+
+def run(
+    config: BenchmarkConfig,
+    *,
+    threads: int | None = None,
+    repeats: int | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Row]:
+    """The artefact's row and the run's; what is None is the configuration's own."""
+    threads, repeats = checked_threads(threads), checked_repeats(repeats, min(config.repeats, OPENINGS))
+    rule = MemoryRule(mem_len=config.mem_len, segment=config.segment)
+    with tempfile.TemporaryDirectory() as name:
+        progress("exporting, with comparison against PyTorch")
+        artefact = write_artefact(Path(name), config.model, rule, random_weights(config.model), "ring")
+        weights = (artefact / WEIGHTS).stat().st_size
+        sides = {
+            "artefact": artefact,
+            "run in PyTorch": artefact.with_name(artefact.name.replace("artefact", "run")),
+        }
+        progress(f"opening each in {repeats} processes")
+        found: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+        for _ in range(repeats):
+            for side, folder in sides.items():
+                found[side].append(in_child("open", folder, threads=threads))
+    return [_row(side, reports, weights) for side, reports in found.items()]
+
+
+def _row(side: str, reports: Sequence[dict[str, Any]], weights: int) -> Row:
+    resident = [report["resident_bytes"] for report in reports]
+    return Row(
+        side=side, imports=_timing(reports, "imports"), open=_timing(reports, "open"), token=_timing(reports, "first_token"),
+        resident_bytes=None if None in resident else round(median(resident)), needed_bytes=weights + reports[0]["memory_bytes"],
+    )  # fmt: skip
+
+
+def _timing(reports: Sequence[dict[str, Any]], name: str) -> Timing:
+    times = [report[name] * 1e3 for report in reports]
+    return Timing(median=median(times), fastest=min(times), slowest=max(times), repeats=len(times))
+
+
+def table(rows: Sequence[Row], limits: Limits) -> list[str]:
+    """The rows as text; at least: reading weights and memory once from memory."""
+    lines = [
+        "                ms                                         MB",
+        "side            imports  open     first token  at least    resident  weights and memory",
+    ]
+    for row in rows:
+        resident = "unknown" if row.resident_bytes is None else f"{row.resident_bytes / 1e6:.0f}"
+        lines.append(
+            f"{row.side:14}  {row.imports.median:<7.4g}  {row.open.median:<7.4g}  {row.token.median:<11.4g}  "
+            f"{limits.read_milliseconds(row.needed_bytes):<10.3g}  {resident:8}  {row.needed_bytes / 1e6:.0f}"
+        )
+    return lines

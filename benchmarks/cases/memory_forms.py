@@ -1,0 +1,151 @@
+"""One token with full memory in the three forms of memory: ring, shift and hidden.
+
+What a token must at least read (weights, visible memory, position tables) over the machine's measured read rate is
+the limit of `ring` and `shift`; `hidden` computes all keys and values again and is bound by multiply-adds.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from benchmarks.arithmetic import step_bytes, step_multiply_adds
+from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads, load_config
+from benchmarks.measure import Limits, Timing, take_turns
+from benchmarks.models import random_weights, write_artefact
+from benchmarks.operators import open_checked
+from runtimes.base.errors import ArtefactError
+from runtimes.base.logits import log_sum_exp
+from runtimes.base.records import to_json
+from runtimes.contract.memory import Memory
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.session import Session
+from runtimes.contract.spec import Form
+from runtimes.sessions.onnx_runtime import Kernel
+
+FORMS: tuple[Form, ...] = get_args(Form)
+TOLERANCE = 1e-4  # nats, between the forms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One form. token: the time of one. ring_ratio: times the ring's. difference: from the ring's answers, nats."""
+
+    form: Form
+    mem_len: int
+    token: Timing
+    ring_ratio: float
+    num_bytes: int
+    multiply_adds: int
+    difference: float
+    kernel: Kernel = "standard"
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self)
+
+
+def run(
+    config: BenchmarkConfig | str,
+    *,
+    mem_len: int | None = None,
+    threads: int | None = None,
+    repeats: int | None = None,
+    kernel: Kernel = "standard",
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Row]:
+    """Checks the forms against PyTorch and one another, then measures them in turns; what is None is the configuration's own.
+
+    kernel: of the ring; the other forms have no fused one.
+    """
+    config = load_config(config) if isinstance(config, str) else config
+    threads, repeats = checked_threads(threads), checked_repeats(repeats, config.token_repeats)
+    rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
+    weights = random_weights(config.model)
+    with tempfile.TemporaryDirectory() as folder:
+        sessions: dict[Form, Session] = {}
+        for form in FORMS:
+            progress(f"{form}: exporting, with comparison against PyTorch")
+            artefact = write_artefact(Path(folder), config.model, rule, weights, form)
+            sessions[form] = open_checked(
+                artefact, threads=threads, kernel=kernel if form == "ring" else "standard"
+            )
+        progress(f"comparing the forms with one another, then timing {repeats} tokens of each")
+        return _measure(config, rule, sessions, repeats=repeats, kernel=kernel)
+
+
+def _measure(
+    config: BenchmarkConfig,
+    rule: MemoryRule,
+    sessions: Mapping[Form, Session],
+    *,
+    repeats: int,
+    kernel: Kernel,
+) -> list[Row]:
+    tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, (1, rule.slots + rule.segment))
+    streams = {form: feed(session, tokens) for form, session in sessions.items()}
+    differences = {
+        form: _difference(form, answers, streams["ring"][0]) for form, (answers, _) in streams.items()
+    }
+    sides = {form: _one_token(sessions[form], memory) for form, (_, memory) in streams.items()}
+    times = take_turns(sides, repeats=repeats)
+    return [
+        Row(
+            form=form, mem_len=rule.mem_len, token=times[form], ring_ratio=times[form].median / times["ring"].median,
+            num_bytes=step_bytes(config.model, rule, form), multiply_adds=step_multiply_adds(config.model, rule, form, 1),
+            difference=differences[form], kernel=kernel if form == "ring" else "standard",
+        )
+        for form in FORMS
+    ]  # fmt: skip
+
+
+def feed(session: Session, tokens: np.ndarray) -> tuple[np.ndarray, Memory]:
+    """Log-probabilities [N, V] after each of tokens [1, N], fed in segments from empty memory, and the memory then."""
+    memory, pieces = session.start(1), []
+    for at in range(0, tokens.shape[1], session.rule.segment):
+        logits, memory = session.step(tokens[:, at : at + session.rule.segment], memory)
+        pieces.append((logits - log_sum_exp(logits)[..., None])[0])
+    return np.concatenate(pieces), memory
+
+
+def _one_token(session: Session, memory: Memory) -> Callable[[], Any]:
+    token = np.zeros((1, 1), np.int64)
+    return lambda: session.step(token, memory)
+
+
+def _difference(form: Form, answers: np.ndarray, ring: np.ndarray) -> float:
+    worst = float(np.abs(answers - ring).max())
+    if not worst <= TOLERANCE:
+        raise ArtefactError(
+            f"the {form} form differs from the ring by {worst:.3g} nats, more than {TOLERANCE:g}; nothing was measured: "
+            "try another onnxruntime version, or report this."
+        )
+    return worst
+
+
+def table(rows: Sequence[Row], limits: Limits, *, ring_claim: float | None = None) -> list[str]:
+    """The rows as text, with both of the machine's limits, and the verdict on the claim where there is one."""
+    lines = [
+        "                                     at least, ms       at least, ms",
+        "form    ms per token  times ring's   MB read  reading   M multiply-adds  computing",
+    ]
+    for row in rows:
+        reading, computing = (
+            limits.read_milliseconds(row.num_bytes),
+            limits.compute_milliseconds(row.multiply_adds),
+        )
+        lines.append(
+            f"{row.form:6}  {row.token.median:<12.3g}  {row.ring_ratio:<12.3g}   {row.num_bytes / 1e6:<7.4g}  {reading:<7.3g}   "
+            f"{row.multiply_adds / 1e6:<15,.4g}  {computing:.3g}"
+        )
+    hidden = next(row for row in rows if row.form == "hidden")
+    if ring_claim is not None:
+        verdict = "holds" if hidden.ring_ratio >= ring_claim else "MISSED"
+        lines.append(
+            f"claim: hidden takes at least {ring_claim:g} times as long as ring: {verdict}, {hidden.ring_ratio:.1f} times"
+        )
+    return lines

@@ -1,0 +1,149 @@
+"""What fewer bits gain and lose: each precision of weights and memory, the time of one token with full memory, size and quality.
+
+A trained run measures its quality itself when it is exported, on its own test text. Random weights of a named size say how
+fast a precision is and nothing about what it loses.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
+from benchmarks.measure import Limits, Timing, take_turns
+from benchmarks.models import random_weights, write_run
+from benchmarks.operators import open_checked
+from runtimes.base.records import to_json
+from runtimes.contract.memory import Memory
+from runtimes.contract.precision import Measured, MemoryPrecision, Precision, verdict
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import FUSED, GRAPH, WEIGHTS, Spec
+from runtimes.sessions.onnx_runtime import Kernel, OrtSession
+from trainer.run.checkpoint import load_run
+from xl_export import export
+
+PRECISIONS: tuple[tuple[Precision, MemoryPrecision], ...] = (
+    ("fp32", "fp32"), ("fp16", "fp32"), ("int8", "fp32"), ("int4", "fp32"), ("fp32", "fp16"), ("int8", "fp16"), ("int4", "fp16"),
+)  # fmt: skip
+HEADER = (
+    "weights  memory  kernel    ms per token  at least  times fp32  MB on disk  MB a stream  "
+    "bits a token  lost     KL, nats  agreement"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One precision in the ring. read_bytes: that a token cannot avoid reading. speed_up: against fp32 weights and memory.
+
+    num_bytes: of graph and weights. measured: on the run's test text; None for random weights, and for fp32.
+    """
+
+    precision: Precision
+    memory_precision: MemoryPrecision
+    mem_len: int
+    kernel: Kernel
+    token: Timing
+    speed_up: float
+    read_bytes: int
+    num_bytes: int
+    bytes_per_stream: int
+    measured: Measured | None
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self)
+
+
+def size_of(run: Path) -> BenchmarkConfig:
+    """A trained run as a size to measure at: its own model and evaluation rule."""
+    config = load_run(run).config
+    rule = config.evaluation
+    return BenchmarkConfig(
+        name=run.resolve().name, model=config.model, segment=rule.segment, attention_lengths=(max(rule.mem_len, 1),), repeats=1,
+        mem_len=rule.mem_len, token_repeats=100,
+    )  # fmt: skip
+
+
+def run(
+    config: BenchmarkConfig, *, trained: Path | None = None, mem_len: int | None = None, threads: int | None = None,
+    repeats: int | None = None, kernel: Kernel = "standard", progress: Callable[[str], None] = lambda line: None,
+) -> list[Row]:  # fmt: skip
+    """Exports a trained run, or random weights of a size, in each precision, then times a token of each in turns.
+
+    kernel: `fused` for the precisions that it serves.
+    """
+    threads, repeats = checked_threads(threads), checked_repeats(repeats, config.token_repeats)
+    rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
+    with tempfile.TemporaryDirectory() as folder:
+        source = trained or write_run(Path(folder) / "run", config.model, rule, random_weights(config.model))
+        sessions, sizes, read = [], [], []
+        for precision, memory in PRECISIONS:
+            progress(f"{precision} weights, {memory} memory: exporting")
+            artefact = export(
+                source,
+                Path(folder) / f"{precision}-{memory}",
+                rule=rule,
+                precision=precision,
+                memory_precision=memory,
+            )
+            served: Kernel = kernel if (artefact / FUSED).is_file() else "standard"
+            sessions.append(open_checked(artefact, threads=threads, kernel=served))
+            sizes.append(sum((artefact / name).stat().st_size for name in (GRAPH, WEIGHTS)))
+            read.append(read_bytes(sessions[-1].spec, artefact / (FUSED if served == "fused" else GRAPH)))
+        progress(f"timing {repeats} tokens of each")
+        sides = {str(at): _one_token(session) for at, session in enumerate(sessions)}
+        times = list(take_turns(sides, repeats=repeats).values())
+    return [
+        Row(
+            precision=session.spec.precision, memory_precision=session.spec.memory_precision, mem_len=rule.mem_len,
+            kernel=session.kernel, token=token, speed_up=times[0].median / token.median, read_bytes=num_read,
+            num_bytes=size, bytes_per_stream=session.spec.bytes_per_stream, measured=session.spec.measured,
+        )
+        for session, token, size, num_read in zip(sessions, times, sizes, read, strict=True)
+    ]  # fmt: skip
+
+
+def read_bytes(spec: Spec, graph: Path) -> int:
+    """Weights and tables as they are once loaded, where a Cast from float16 is folded, and the memory that is visible."""
+    widths = 0
+    for value in ir.load(graph).graph.initializers.values():
+        widened = value.dtype == ir.DataType.FLOAT16 and any(
+            node.op_type == "Cast" for node, _ in value.uses()
+        )
+        widths += value.const_value.nbytes * (2 if widened else 1) if value.const_value is not None else 0
+    return widths + spec.bytes_per_stream * (spec.rule.mem_len + 1) // spec.rule.slots
+
+
+def _one_token(session: OrtSession) -> Callable[[], Any]:
+    """One token of a stream that is well beyond its beginning; the numbers in its memory are random."""
+    draw, memory, token = np.random.default_rng(0), session.start(1), np.zeros((1, 1), np.int64)
+    _fill(memory, draw)
+    memory.positions[:] = 3 * session.rule.slots
+    return lambda: session.step(token, memory)
+
+
+def _fill(memory: Memory, draw: np.random.Generator) -> None:
+    for array in memory.tensors.values():
+        array[:] = draw.standard_normal(array.shape, np.float32)
+
+
+def table(rows: Sequence[Row], limits: Limits) -> list[str]:
+    """The rows as text, the least time by the machine's measured read rate."""
+    lines = [HEADER]
+    for row in rows:
+        quality = "-             -        -         -"
+        if (m := row.measured) is not None:
+            quality = f"{m.bits_per_token:<12.4f}  {m.bits_lost:<+7.4f}  {m.kl_nats:<8.2g}  {m.agreement:.1%}"
+            judged = verdict(row.precision, m)
+            quality += "" if judged.startswith("within") else f"  {judged}"
+        lines.append(
+            f"{row.precision:7}  {row.memory_precision:6}  {row.kernel:8}  {row.token.median:<12.3g}  "
+            f"{limits.read_milliseconds(row.read_bytes):<8.3g}  {row.speed_up:<10.2f}  {row.num_bytes / 1e6:<10.4g}  "
+            f"{row.bytes_per_stream / 1e6:<11.4g}  {quality}"
+        )
+    return lines

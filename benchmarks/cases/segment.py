@@ -1,0 +1,31 @@
+"""A whole segment with full memory, per token: what reading a prompt or scoring a text costs."""
+
+from __future__ import annotations
+
+from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
+from benchmarks.steps import Progress, Row, measure_steps, table
+from runtimes.sessions.onnx_runtime import Kernel
+
+__all__ = ["Row", "run", "table"]
+
+
+def run(
+    config: BenchmarkConfig,
+    *,
+    mem_len: int | None = None,
+    threads: int | None = None,
+    repeats: int | None = None,
+    kernel: Kernel = "standard",
+    progress: Progress = lambda line: None,
+) -> list[Row]:
+    """One row, at the configuration's memory and segment length; what is None is its own."""
+    threads, repeats = checked_threads(threads), checked_repeats(repeats, config.repeats)
+    return measure_steps(
+        config,
+        config.mem_len if mem_len is None else mem_len,
+        [(1, config.segment)],
+        threads=threads,
+        repeats=repeats,
+        kernel=kernel,
+        progress=progress,
+    )

@@ -1,0 +1,239 @@
+"""Our attention kernel against other forms of the same attention on one GPU: PyTorch as it is, compiled, and FlexAttention.
+
+Every side is compared with PyTorch in float64 before it is timed. The limits are the GPU's own, measured in the same run: what
+must at least be read and written over its copying rate, what must be multiplied over its rate for a large float16 product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.machine import commit, machine_facts, versions
+from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.records import to_json
+from xl_export.tensorrt.compile import JOINS, Tactic, tactics
+from xl_export.tensorrt.operator import Attributes
+
+TOLERANCE = 1e-2  # of answers of size one, in float16
+ATTRIBUTES = Attributes(full_mask=0, nearest=0, initial_masked=1, persistent=0)
+Call = Callable[[], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes by their letters; one attention of a Transformer-XL whose memory is full."""
+
+    B: int
+    H: int
+    T: int
+    M: int
+    K: int
+
+    @property
+    def num_bytes(self) -> int:
+        """What must at least be read and written: queries, keys, values, the position table, answers, float16."""
+        rows = 2 * self.B * self.T + 2 * self.B * (self.M + self.T) + self.M + 1
+        return 2 * self.H * self.K * rows
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of contents, positions and values, for the M + 1 keys that each query sees."""
+        return 3 * self.B * self.H * self.T * (self.M + 1) * self.K
+
+
+SHAPES = (
+    Shape(B=1, H=8, T=1, M=1600, K=64),
+    Shape(B=32, H=8, T=1, M=1600, K=64),
+    Shape(B=1, H=16, T=1, M=3800, K=128),
+    Shape(B=1, H=8, T=128, M=1600, K=64),
+    Shape(B=8, H=8, T=512, M=512, K=64),
+    Shape(B=1, H=8, T=512, M=3800, K=64),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One side at one shape. milliseconds: the median. reading, computing: the least that either must take."""
+
+    shape: Shape
+    side: str
+    milliseconds: float
+    reading: float
+    computing: float
+    difference: float
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self)
+
+
+def run(
+    shapes: Sequence[Shape] = SHAPES, *, progress: Callable[[str], None] = lambda line: None
+) -> list[Row]:
+    """Measures every side at every shape on this machine's GPU; raises ConfigError where there is none."""
+    refuse_without_gpu()
+    from triton.testing import do_bench
+
+    bytes_rate, product_rate = _copy_rate(), _product_rate()
+    rows = []
+    for shape in shapes:
+        progress(f"{asdict(shape)}: comparing every side with PyTorch in float64, then timing it")
+        tensors = inputs(shape, device="cuda", dtype=torch.float16)
+        truth = eager(
+            *(x.double() for x in (*tensors[:3], *tensors[4:7]))
+        )  # the naive operator takes too much memory here
+        for side, call in sides(tensors).items():
+            difference = float((call() - truth).abs().max())
+            if not difference <= TOLERANCE:
+                raise ArtefactError(
+                    f"{side} differs from float64 by {difference:.3g} at {shape}; nothing was measured."
+                )
+            rows.append(
+                Row(
+                    shape=shape, side=side, milliseconds=do_bench(call, return_mode="median"), difference=difference,
+                    reading=shape.num_bytes / bytes_rate * 1e3, computing=shape.multiply_adds / product_rate * 1e3,
+                )
+            )  # fmt: skip
+    return rows
+
+
+def refuse_without_gpu() -> None:
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "PyTorch finds no NVIDIA GPU here, and the kernel runs on nothing else; measure on a machine with one."
+        )
+
+
+def inputs(shape: Shape, *, device: str, dtype: torch.dtype) -> list[Tensor]:
+    """Random inputs of the operator, rows far into their texts."""
+    B, H, T, M, K = shape.B, shape.H, shape.T, shape.M, shape.K
+    draw = torch.Generator(device).manual_seed(0)
+
+    def normal(*sizes: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(sizes, generator=draw, device=device) * scale).to(dtype)
+
+    query, key, value = normal(B, H, T, K, scale=K**-0.5), normal(B, H, M + T, K), normal(B, H, M + T, K)
+    first = torch.full((B,), 2 * M + T, dtype=torch.int32, device=device)
+    u, v = normal(H, 1, K, scale=K**-0.5), normal(H, 1, K, scale=K**-0.5)
+    nothing = torch.zeros(H, 1, K, device=device, dtype=dtype)
+    bias = torch.zeros(1, 1, device=device, dtype=dtype)
+    return [query, key, value, first, u, v, normal(H, M + 1, K), bias, nothing, nothing]
+
+
+def sides(tensors: Sequence[Tensor]) -> dict[str, Call]:
+    """Every form of the attention, by name, as a call: our tactics, PyTorch's forms as they are and compiled."""
+    query, key, value, _, u, v, table = tensors[:7]
+    made: dict[str, Call] = {}
+    for tactic in tactics(query.shape[-1]):
+        if (query.shape[2] == 1) == (tactic.block_t == 1):
+            made[f"kernel {tactic.block_t}x{tactic.block_j}"] = _ours(tactic, tensors)
+    compiled = {form.__name__: torch.compile(form, dynamic=False) for form in (eager, flex)}
+    made["eager"] = lambda: eager(query, key, value, u, v, table)
+    made["torch.compile"] = lambda: compiled["eager"](query, key, value, u, v, table)
+    mask = flex_mask(query, key)
+    made["FlexAttention"] = lambda: compiled["flex"](query, key, value, u, v, table, mask)
+    return made
+
+
+def _ours(tactic: Tactic, tensors: Sequence[Tensor]) -> Call:
+    """Both launches, into memory that is there already, as an engine's is."""
+    from xl_export.tensorrt.launch import launch, make_scratch
+
+    answer, scratch, join = torch.empty_like(tensors[0]), make_scratch(tensors[0]), JOINS[tactic.block_t > 1]
+
+    def call() -> Tensor:
+        launch(tactic, tensors, answer, attributes=ATTRIBUTES, scratch=scratch, join=join)
+        return answer
+
+    return call
+
+
+def eager(query: Tensor, key: Tensor, value: Tensor, u: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    """As one writes it in PyTorch: position scores by row of the table, gathered by distance, then a softmax over J scores."""
+    distance = _distances(query, key)
+    by_row = (query + v) @ table.transpose(1, 2)
+    rows = distance.clamp(0, table.shape[1] - 1).expand(*query.shape[:2], -1, -1)
+    scores = (query + u) @ key.transpose(2, 3) + by_row.gather(3, rows)
+    hidden = (distance < 0) | (distance > key.shape[2] - query.shape[2])
+    return (
+        scores.masked_fill(hidden, float("-inf")).softmax(dim=-1, dtype=torch.float32).to(value.dtype) @ value
+    )
+
+
+def flex(query: Tensor, key: Tensor, value: Tensor, u: Tensor, v: Tensor, table: Tensor, mask: Any) -> Tensor:
+    """FlexAttention: the position scores by row of the table are a tensor [B, H, T, R], which its score function looks up."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    by_row = (query + v) @ table.transpose(1, 2)
+    M, last = key.shape[2] - query.shape[2], table.shape[1] - 1
+
+    def with_position(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + by_row[b, h, i, (M + i - j).clamp(0, last)]
+
+    answer: Tensor = flex_attention(
+        query + u, key, value, score_mod=with_position, block_mask=mask, scale=1.0
+    )
+    return answer
+
+
+def flex_mask(query: Tensor, key: Tensor) -> Any:
+    """What queries see, for FlexAttention to skip blocks by."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    T, J = query.shape[2], key.shape[2]
+
+    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (j >= i) & (j <= J - T + i)
+
+    return create_block_mask(seen, None, None, T, J, device=str(query.device))
+
+
+def _distances(query: Tensor, key: Tensor) -> Tensor:
+    T, J = query.shape[2], key.shape[2]
+    return J - T + torch.arange(T, device=query.device)[:, None] - torch.arange(J, device=query.device)
+
+
+def _copy_rate() -> float:
+    """Bytes per second read and written by a large copy on the GPU."""
+    from triton.testing import do_bench
+
+    source = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / float(do_bench(lambda: target.copy_(source), return_mode="min")) * 1e3
+
+
+def _product_rate() -> float:
+    """Multiply-adds per second of a large float16 product on the GPU."""
+    from triton.testing import do_bench
+
+    side = torch.randn(4096, 4096, dtype=torch.float16, device="cuda")
+    return 4096**3 / float(do_bench(lambda: side @ side, return_mode="min")) * 1e3
+
+
+def document(rows: Sequence[Row]) -> dict[str, Any]:
+    """The rows with all they depend on, for the history."""
+    return {
+        "case": "kernel", "time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "config": "shapes", "threads": 1,
+        "precision": "fp16", "gpu": torch.cuda.get_device_name(), "rows": [row.to_json() for row in rows],
+        "machine": machine_facts(), "versions": versions(), "commit": commit(),
+    }  # fmt: skip
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """The rows as text, each beside what it must at least take."""
+    lines = [
+        "                                                          at least, ms",
+        "shape                           side             ms        reading   computing",
+    ]
+    for row in rows:
+        s = row.shape
+        sizes = f"B {s.B} H {s.H} T {s.T} M {s.M} K {s.K}"
+        lines.append(
+            f"{sizes:31} {row.side:16} {row.milliseconds:<9.3g} {row.reading:<9.3g} {row.computing:.3g}"
+        )
+    return lines

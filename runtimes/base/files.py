@@ -1,0 +1,205 @@
+"""Files that are whole or absent: atomic writes, checked reads.
+
+Everything is written beside its destination and renamed into place, so a full disk or a kill leaves
+either the old file or the new one. Everything read is checked for size before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import secrets
+import shutil
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from runtimes.base.errors import ArtefactError, UserError, first_line
+
+# Everything that zipfile and NumPy raise for a damaged archive (an encrypted member is a RuntimeError,
+# a header that is no Python literal a SyntaxError, TypeError or TokenError).
+NPZ_ERRORS = (
+    ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, TypeError, AttributeError, SyntaxError, OverflowError,
+    MemoryError, zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError,
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place when the block ends without an error."""
+    temporary = _beside(path)
+    with writing(path):
+        try:
+            temporary.touch(exist_ok=False)
+            yield temporary
+            _flush(temporary)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path, *, force: bool = False, marker: str) -> Iterator[Path]:
+    """A temporary folder beside `path` that takes its place when the block ends without an error.
+
+    An existing `path` is refused unless `force`, and then unless it holds the file `marker`, which shows that
+    it is what is being made again; it is replaced only once the new one is whole.
+    """
+    refuse_existing(path, force=force, marker=marker)
+    path = path.resolve()
+    temporary, retired = _beside(path), _beside(path)
+    with writing(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir()
+            yield temporary
+            for file in temporary.iterdir():
+                _flush(file)
+            if path.exists():
+                os.replace(path, retired)
+            try:
+                os.replace(temporary, path)
+            except OSError:
+                if retired.exists():
+                    os.replace(retired, path)
+                raise
+            shutil.rmtree(retired, ignore_errors=True)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def refuse_existing(path: Path, *, force: bool, marker: str) -> None:
+    """Raises UserError when `path` exists and may not be replaced: see `atomic_folder`."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file, not a folder; give another --out.")
+    if path.exists() and not force:
+        raise UserError(f"{path} exists already; give another --out, or --force to replace it.")
+    if path.exists() and not (path / marker).is_file() and any(path.iterdir()):
+        raise UserError(
+            f"{path} holds other things than a folder to replace would (no {marker}); give another --out."
+        )
+
+
+def refuse_unwritable(path: Path, *, option: str, suffixes: tuple[str, ...]) -> None:
+    """Raises UserError, before work is spent, where no file of one of these kinds can be written at `path`."""
+    if path.suffix not in suffixes:
+        raise UserError(f"{option} is {path}; expected a file name that ends in {' or '.join(suffixes)}.")
+    if path.is_dir():
+        raise UserError(f"{option} is {path}, which is a folder; give a file name.")
+    probe = _beside(path)
+    with writing(path):
+        probe.touch(exist_ok=False)
+        probe.unlink()
+
+
+def refuse_replacing(path: Path, *, option: str, force: bool) -> None:
+    """Raises UserError, before work is spent, where a file is there already and `force` does not say to replace it."""
+    if path.exists() and not force:
+        raise UserError(f"{path} exists already; give another {option}, or --force to replace it.")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an operating system error while writing `path` into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path} could not be written: {error.strerror or error}; nothing was changed there."
+        ) from error
+
+
+def write_json(path: Path, data: Any) -> None:
+    """`data` as indented JSON at `path`, atomically."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(
+            json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+        )
+
+
+def read_bytes(path: Path) -> bytes:
+    """The whole of a file; raises UserError when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} could not be read: {error.strerror or error}.") from error
+
+
+def read_json(path: Path) -> Any:
+    """Parsed JSON; raises ArtefactError when the file is missing or is not JSON."""
+    try:
+        return json.loads(read_bytes(path).decode("utf-8"))
+    except (UserError, RecursionError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise ArtefactError(str(error)) from error
+        raise ArtefactError(
+            f"{path} is not valid JSON ({first_line(error)}); copy or make it again."
+        ) from error
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Every array of an `.npz` file.
+
+    Raises ArtefactError for a damaged archive, for pickled objects, for a name that is there twice, and for headers that
+    promise more data than the archive holds; nothing is allocated before that is known.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            claimed, held = sum(member.file_size for member in members), max(path.stat().st_size, 1 << 20)
+            if claimed > 64 * held:
+                raise ValueError(f"it claims {claimed} bytes from {held}")
+            if len({member.filename.removesuffix(".npy") for member in members}) < len(members):
+                raise ValueError("it has two arrays of one name")
+            for member in members:
+                _check_npy_size(archive, member)
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (*NPZ_ERRORS, OSError) as error:
+        raise ArtefactError(
+            f"{path} is not a readable .npz file ({first_line(error)}); copy or make it again."
+        ) from error
+
+
+def _check_npy_size(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{member.filename} has compression type {member.compress_type}")
+    with archive.open(member) as stream:
+        version = npy_format.read_magic(stream)
+        reader = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}.get(
+            version
+        )
+        if reader is None:
+            raise ValueError(f"{member.filename} has npy version {version}")
+        shape, _, dtype = reader(stream)
+        if dtype.hasobject or math.prod(shape) * dtype.itemsize != member.file_size - stream.tell():
+            raise ValueError(f"{member.filename} does not hold the array that its header describes")
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's content."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _flush(path: Path) -> None:
+    with open(path, "rb+") as stream:
+        os.fsync(stream.fileno())
+
+
+def _beside(path: Path) -> Path:
+    """A new hidden name in the same folder."""
+    return path.parent / f".{path.name}.{secrets.token_hex(4)}"

@@ -1,0 +1,76 @@
+"""Frozen dataclasses from JSON and back, with unknown keys and wrong types refused.
+
+Used for everything the project writes as JSON: configurations, rules, specs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+import typing
+from typing import Any, TypeVar
+
+from runtimes.base.errors import ConfigError
+
+Record = TypeVar("Record")
+
+
+def from_json(cls: type[Record], data: Any, *, where: str) -> Record:
+    """An instance of the dataclass `cls` from parsed JSON.
+
+    `where` names the source in messages. Raises ConfigError for anything that is not an object with
+    exactly the known keys and the declared types (a float field takes an int, never a NaN). A `dict`
+    or `tuple[X, ...]` field checks its items; nested dataclasses are built the same way.
+    """
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: expected a JSON object, found {_kind(data)}.")
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    unknown = sorted(set(data) - set(fields))
+    if unknown:
+        raise ConfigError(
+            f"{where}: unknown key {unknown[0]!r}; the known keys are {', '.join(sorted(fields))}."
+        )
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for name, field in fields.items():
+        if name in data:
+            values[name] = _convert(hints[name], data[name], where=f"{where}, key {name!r}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"{where}: the key {name!r} is missing.")
+    return cls(**values)
+
+
+def to_json(record: Any) -> dict[str, Any]:
+    """The JSON form of a dataclass: the inverse of `from_json`."""
+    return dataclasses.asdict(record)
+
+
+def _convert(hint: Any, value: Any, *, where: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return from_json(typing.cast(type, hint), value, where=where)
+    if origin in (
+        types.UnionType,
+        typing.Union,
+    ):  # X | None is the only union in use; of a Literal it is a typing.Union
+        inner = next(arg for arg in args if arg is not type(None))
+        return None if value is None else _convert(inner, value, where=where)
+    if origin is typing.Literal:
+        if value not in args:
+            raise ConfigError(f"{where}: expected one of {', '.join(map(str, args))}, found {value!r:.40}.")
+        return value
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_convert(args[0], item, where=where) for item in value)
+    if origin is dict and isinstance(value, dict):
+        return {key: _convert(args[1], item, where=f"{where}, {key!r}") for key, item in value.items()}
+    if hint is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:
+        return float(value)
+    if hint in (int, str, bool) and type(value) is hint:
+        return value
+    expected = origin.__name__ if origin else hint.__name__
+    raise ConfigError(f"{where}: expected {expected}, found {_kind(value)}.")
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__name__} {value!r:.40}"

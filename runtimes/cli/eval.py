@@ -1,0 +1,172 @@
+"""`xl-export eval`: what a text costs a model, under one setting or under each of a sweep."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from runtimes.base.errors import UserError
+from runtimes.base.files import refuse_replacing, refuse_unwritable
+from runtimes.base.progress import Progress
+from runtimes.cli.options import KERNELS, echo_json, folder_argument, json_option, threads_option
+from runtimes.contract.session import Session
+from runtimes.contract.tokens import read_tokens, unknown_share
+from runtimes.contract.vocabulary import Vocab
+from runtimes.sessions.open import open_session
+from runtimes.tasks.evaluate import Score, evaluate
+from runtimes.tasks.losses_file import SUFFIXES, write_losses
+from runtimes.tasks.sweep import parse_values, refuse_if_too_large, sweep, under
+
+text_option = click.option(
+    "--text",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The text, such as RUN/test.txt, token ids in a .npy file, or a prepared dataset for its test part.",
+)
+
+
+@click.command("eval")
+@folder_argument
+@text_option
+@click.option(
+    "--lanes",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Parts of the text scored side by side.",
+)
+@click.option("--mem-len", metavar="N,N,…", help="Tokens remembered, for a run; its own by default.")
+@click.option("--segment", metavar="N,N,…", help="Tokens per step; the model's largest by default.")
+@click.option(
+    "--clamp-len",
+    metavar="N,N,…",
+    help="Largest distance with a position of its own, for a run; 0 for no clamp.",
+)
+@click.option(
+    "--no-memory", is_flag=True, help="Start every segment with empty memory, to see what memory is worth."
+)
+@click.option(
+    "--losses", type=click.Path(path_type=Path), help="Write what each token costs to this .npz or .csv file."
+)
+@click.option("--force", is_flag=True, help="Replace the file of --losses if it exists.")
+@threads_option
+@json_option
+def eval_command(
+    path: Path,
+    text: Path,
+    lanes: int,
+    mem_len: str | None,
+    segment: str | None,
+    clamp_len: str | None,
+    no_memory: bool,
+    losses: Path | None,
+    force: bool,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Score a text with the artefact or run at PATH.
+
+    It is read segment by segment, memory carried along. Every token but the first is predicted exactly once. A byte
+    counts as a character, as in papers on enwik8. Several values of --mem-len, --segment or --clamp-len (64,128,256, or
+    100:1000:100 for first, last and step) make a sweep over all their combinations. An artefact's memory and clamp are
+    fixed when it is exported.
+    """
+    mem_lens = parse_values(mem_len, "--mem-len") if mem_len else None
+    segments = parse_values(segment, "--segment", least=1) if segment else None
+    clamp_lens = parse_values(clamp_len, "--clamp-len") if clamp_len else None
+    if losses:
+        refuse_unwritable(losses, option="--losses", suffixes=SUFFIXES)
+        refuse_replacing(losses, option="--losses", force=force)
+    own = open_session(path, threads=threads)
+    pairs = sweep(own.rule, mem_lens=mem_lens, segments=segments, clamp_lens=clamp_lens)
+    if losses and len(pairs) > 1:
+        raise UserError(
+            f"--losses writes the tokens of one setting and these options make {len(pairs)}; give one value of each."
+        )
+    settings = [(under(own, rule), tokens_per_step) for rule, tokens_per_step in pairs]
+    tokens = read_tokens(text, own.vocab)
+    for session, tokens_per_step in settings:
+        refuse_if_too_large(session, rows=lanes, segment=min(tokens_per_step, -(-len(tokens) // lanes)))
+    measure = functools.partial(evaluate, tokens=tokens, lanes=lanes, carry_memory=not no_memory)
+    scores = (
+        measure(
+            session, segment=tokens_per_step, progress=_progress(session, tokens_per_step, len(tokens) - 1)
+        )
+        for session, tokens_per_step in settings
+    )
+    if len(settings) > 1:
+        document = _show_sweep(scores, own.vocab)
+    else:
+        score = next(scores)
+        if losses:
+            write_losses(losses, score, tokens, own.vocab)
+        document = _show(score, own.vocab, tokens)
+    if kernel := getattr(own, "kernel", None):
+        document["kernel"] = kernel
+        _line("kernel", KERNELS[kernel])
+    echo_json(document, as_json)
+
+
+def _progress(session: Session, segment: int, total: int) -> Progress:
+    return Progress(f"scoring with memory {session.rule.mem_len} in segments of {segment}", total, "tokens")
+
+
+def _show(score: Score, vocab: Vocab, tokens: np.ndarray) -> dict[str, Any]:
+    document = score.to_json()
+    unit, bits, nats = _unit(vocab), f"{score.bits_per_token:.4f}", f"{score.nats_per_token:.4f} nats"
+    if vocab.kind == "word":
+        _line("perplexity", f"{score.perplexity:.3f}  ({nats}, {bits} {unit})")
+    else:
+        _line(unit, f"{bits}  ({nats}, perplexity {score.perplexity:.3f})")
+    unknown = unknown_share(vocab, tokens[1:])
+    if unknown is not None:
+        document["unknown_share"] = unknown
+        _line("unknown words", f"{unknown:.2%} of the tokens scored")
+    _line(
+        "speed", f"{score.tokens:,} tokens in {score.seconds:.2f} s: {score.tokens_per_second:,.0f} tokens/s"
+    )
+    _line("settings", f"{score.rule}; scored in segments of {score.segment}, {_feeding(score)}")
+    return document
+
+
+def _show_sweep(scores: Iterable[Score], vocab: Vocab) -> dict[str, Any]:
+    """Prints a row for each score as it comes, then which is the best: the lowest loss, the first of equals."""
+    click.echo(
+        f"{'mem_len':>9}{'segment':>9}{'clamp_len':>11}{_unit(vocab):>20}{'perplexity':>14}{'tokens/s':>12}"
+    )
+    done = []
+    for score in scores:
+        done.append(score)
+        click.echo(
+            f"{score.rule.mem_len:>9}{score.segment:>9}{score.rule.clamp_len or 'none':>11}"
+            f"{score.bits_per_token:>20.4f}{score.perplexity:>14,.3f}{score.tokens_per_second:>12,.0f}"
+        )
+    best = min(range(len(done)), key=lambda index: done[index].nats)
+    score = done[best]
+    _line(
+        "best",
+        f"mem_len {score.rule.mem_len}, segment {score.segment}, clamp_len {score.rule.clamp_len or 'none'}",
+    )
+    _line(
+        "settings", f"{score.rule.mask} mask, initial memory {score.rule.initial_memory}; {_feeding(score)}"
+    )
+    return {"rows": [score.to_json() for score in done], "best": best}
+
+
+def _unit(vocab: Vocab) -> str:
+    return "bits per token" if vocab.kind == "word" else "bits per character"
+
+
+def _feeding(score: Score) -> str:
+    return (
+        f"{score.lanes} lanes, memory {'carried' if score.memory_carried else 'cut to zero at every segment'}"
+    )
+
+
+def _line(label: str, value: str) -> None:
+    click.echo(f"{label:<20}{value}")

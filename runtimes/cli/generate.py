@@ -1,0 +1,103 @@
+"""`xl-export generate`: continues a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from runtimes.base.errors import UserError
+from runtimes.cli.options import folder_argument, threads_option
+from runtimes.contract.memory import save_memory
+from runtimes.contract.session import load_memory
+from runtimes.sessions.open import open_session
+from runtimes.tasks.generate import generate
+from runtimes.tasks.sample import Sampler
+
+
+@click.command("generate")
+@folder_argument
+@click.option(
+    "--prompt", "prompts", multiple=True, required=True, help="Text to continue; several make a batch."
+)
+@click.option(
+    "--tokens",
+    "max_tokens",
+    default=300,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Tokens to generate.",
+)
+@click.option(
+    "--temperature", default=1.0, show_default=True, help="Below 1 sharper, above 1 flatter, 0 greedy."
+)
+@click.option(
+    "--top-k",
+    default=40,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Draw from the k likeliest; 0 for all.",
+)
+@click.option(
+    "--top-p", default=1.0, show_default=True, help="Draw from the likeliest tokens that hold this share."
+)
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Same seed, same text."
+)
+@click.option("--stop", multiple=True, help="End where this text would appear.")
+@click.option(
+    "--save-memory",
+    "save_to",
+    type=click.Path(path_type=Path),
+    help="Keep the streams in this file at the end.",
+)
+@click.option(
+    "--load-memory", "load_from", type=click.Path(path_type=Path), help="Continue the streams of this file."
+)
+@threads_option
+def generate_command(
+    path: Path,
+    prompts: tuple[str, ...],
+    max_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    stop: tuple[str, ...],
+    save_to: Path | None,
+    load_from: Path | None,
+    threads: int | None,
+) -> None:
+    """Continue a text with the artefact or run at PATH.
+
+    The text streams to standard output as it comes. Every token costs the same, however long the text grows. The
+    default sampling is the paper's, top-k 40.
+    """
+    if save_to and (save_to.is_dir() or not save_to.parent.is_dir()):
+        raise UserError(
+            f"{save_to} cannot be a file to save memory in; give a file name in a folder that exists."
+        )
+    sampler = Sampler(temperature=temperature, top_k=top_k or None, top_p=top_p)
+    session = open_session(path, threads=threads)
+    memory = (
+        load_memory(load_from, session) if load_from else session.start(len(prompts)) if save_to else None
+    )
+    pieces = generate(
+        session, prompts, max_tokens=max_tokens, sampler=sampler, seed=seed, stop=stop, memory=memory
+    )
+    shown = [
+        prompt.rstrip(" ") if session.vocab.kind == "word" else prompt for prompt in prompts
+    ]  # words bring their blank
+    if len(shown) == 1:
+        click.echo(shown[0], nl=False)
+        for piece in pieces:
+            click.echo(piece.text, nl=False)
+        click.echo()
+    else:
+        texts = shown
+        for piece in pieces:
+            texts[piece.row] += piece.text
+        for row, text in enumerate(texts):
+            click.echo(f"--- {row}\n{text}")
+    if save_to and memory:
+        save_memory(memory, save_to)

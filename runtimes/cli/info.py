@@ -1,0 +1,25 @@
+"""`xl-export info`: what a folder holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from runtimes.cli.options import echo_json, folder_argument, json_option
+from runtimes.tasks.describe import describe, describe_lines
+
+
+@click.command("info")
+@folder_argument
+@json_option
+def info_command(path: Path, as_json: bool) -> None:
+    """Print what the artefact or run at PATH is.
+
+    Model and parameters, memory form and bytes per stream, mask rule, precision, kernel, hashes, and every tensor
+    of the graph with its shape.
+    """
+    facts = describe(path)
+    for line in describe_lines(facts):
+        click.echo(line)
+    echo_json(facts, as_json)

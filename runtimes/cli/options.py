@@ -1,0 +1,33 @@
+"""What the commands share: arguments, options, and JSON on the last line."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+
+KERNELS = {"standard": "standard operators", "fused": "fused"}  # of ONNX Runtime, as people are told
+folder_argument = click.argument("path", type=click.Path(path_type=Path))
+threads_option = click.option(
+    "--threads", type=click.IntRange(1, 1024), help="CPU threads; all that this process may use by default."
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Last line of standard output: one JSON document."
+)
+
+
+def echo_json(document: dict[str, Any], wanted: bool) -> None:
+    """The document on one last line; a figure that is not finite becomes null."""
+    if wanted:
+        click.echo(json.dumps(_finite(document), allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,5 @@
+"""The fused attention operator for the CPU: a C++ library, built once on a machine."""
+
+from runtimes.sessions.fused_cpu.library import build, built
+
+__all__ = ["build", "built"]

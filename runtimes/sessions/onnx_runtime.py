@@ -1,0 +1,211 @@
+"""Artefacts on ONNX Runtime, with the memory bound in place so that a step copies none of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError, first_line
+from runtimes.base.machine import available_cpus
+from runtimes.contract.memory import Memory
+from runtimes.contract.spec import FUSED, GRAPH, VOCAB, Form, Spec, load_spec
+from runtimes.contract.vocabulary import Vocab, load_vocab
+from runtimes.sessions import fused_cpu
+from runtimes.sessions.graph import GraphSession
+
+Kernel = Literal["auto", "standard", "fused"]
+OLDEST: dict[Form, tuple[int, int]] = {
+    "ring": (1, 25),
+    "shift": (1, 23),
+    "hidden": (1, 23),
+}  # releases that run each form
+
+
+class OrtSession(GraphSession):
+    """The session protocol (see `runtimes.contract.session.Session`) over one artefact's step graph.
+
+    library: of the fused operator, where the graph has it.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        vocab: Vocab,
+        graph: Path,
+        *,
+        threads: int | None = None,
+        library: Path | None = None,
+    ) -> None:
+        super().__init__(spec, vocab, spec.identity)
+        self.kernel: Kernel = "fused" if library else "standard"
+        self._ort = _import_onnxruntime(spec.form)
+        self._session = self._load(graph, threads, library)
+
+    @classmethod
+    def open(cls, folder: Path, *, threads: int | None = None, kernel: Kernel = "auto") -> OrtSession:
+        """Verifies every hash of the artefact, then loads it.
+
+        kernel: `auto` takes the fused operator where the artefact has a graph for it and `xl-export fused-kernel` has built it
+        on this machine, and the standard operators otherwise. Raises ConfigError where `fused` is asked for and cannot be.
+        """
+        spec = load_spec(folder)
+        library = chosen_library(spec, kernel)
+        graph = folder / (FUSED if library else GRAPH)
+        return cls(spec, load_vocab(folder / VOCAB), graph, threads=threads, library=library)
+
+    def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
+        bound = self._bound(memory)
+        for name, array in inputs.items():
+            bound.io.bind_cpu_input(name, array)
+        for name, array in outputs.items():
+            bound.io.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+        try:
+            self._session.run_with_iobinding(bound.io)
+        except Exception as error:  # as in _load: a graph that loads may still fail when it runs
+            raise ArtefactError(
+                f"ONNX Runtime {self._ort.__version__} could not run the step ({first_line(error)}); export the artefact again."
+            ) from error
+        bound.advance(memory)
+
+    def _bound(self, memory: Memory) -> _Bound:
+        bound = memory.binding
+        if not isinstance(bound, _Bound) or not bound.serves(self._session, memory):
+            memory.binding = bound = _Bound(self._session, self._ort, self.spec, memory)
+        return bound
+
+    def _load(self, graph: Path, threads: int | None, library: Path | None) -> Any:
+        options = self._ort.SessionOptions()
+        options.log_severity_level = (
+            4  # nothing: errors are raised, and device discovery warns on machines without a GPU
+        )
+        self._ort.set_default_logger_severity(4)  # its allocator writes to the logger of the whole process
+        options.intra_op_num_threads = threads or available_cpus()
+        if library:
+            self._register(options, library)
+        try:
+            session = self._ort.InferenceSession(
+                str(graph), options, providers=["CPUExecutionProvider"], enable_fallback=0
+            )
+            _verify_signature(session, self.spec, graph)
+            return session
+        except ArtefactError:
+            raise
+        except Exception as error:  # ONNX Runtime raises bare classes of its own for every damaged graph
+            raise ArtefactError(
+                f"{graph} could not be loaded by ONNX Runtime {self._ort.__version__} ({first_line(error)}); "
+                "export the artefact again, or install the onnxruntime version that its spec.json names."
+            ) from error
+
+    def _register(self, options: Any, library: Path) -> None:
+        try:
+            options.register_custom_ops_library(str(library))
+        except Exception as error:  # as in _load
+            raise MissingPackageError(
+                f"the fused kernel {library} could not be loaded by ONNX Runtime {self._ort.__version__} ({first_line(error)}); "
+                "delete it: the standard operators compute the same, and `xl-export fused-kernel` builds it again."
+            ) from error
+
+
+class _Bound:
+    """An IO binding over one Memory's arrays, kept from step to step.
+
+    The ring's past and present are one buffer: its only reader, TensorScatter, writes in place. The other
+    forms read one set of buffers and write a second, and the two change places after each step.
+    """
+
+    def __init__(self, session: Any, ort: Any, spec: Spec, memory: Memory) -> None:
+        self.session = session
+        self._in_place = spec.form == "ring"
+        self._arrays = {
+            name: np.ascontiguousarray(array) for name, array in memory.tensors.items()
+        }  # ORT would copy others
+        memory.tensors.update(self._arrays)
+        self._spare = (
+            self._arrays if self._in_place else {name: np.empty_like(a) for name, a in self._arrays.items()}
+        )
+        pairs = (
+            [(self._arrays, self._spare)]
+            if self._in_place
+            else [(self._arrays, self._spare), (self._spare, self._arrays)]
+        )
+        self._ios = [self._bind(ort, spec, past, present) for past, present in pairs]
+
+    @property
+    def io(self) -> Any:
+        return self._ios[0]
+
+    def serves(self, session: Any, memory: Memory) -> bool:
+        """Whether this binding still is over the arrays that the memory holds."""
+        return self.session is session and all(memory.tensors.get(n) is a for n, a in self._arrays.items())
+
+    def advance(self, memory: Memory) -> None:
+        """After a step: the buffers just written become the memory's tensors."""
+        if not self._in_place:
+            self._ios.reverse()
+            self._arrays, self._spare = self._spare, self._arrays
+            memory.tensors.update(self._arrays)
+
+    def _bind(self, ort: Any, spec: Spec, past: dict[str, np.ndarray], present: dict[str, np.ndarray]) -> Any:
+        io = self.session.io_binding()
+        for state in spec.state:
+            io.bind_ortvalue_input(state.past, ort.OrtValue.ortvalue_from_numpy(past[state.past]))
+            io.bind_ortvalue_output(state.present, ort.OrtValue.ortvalue_from_numpy(present[state.past]))
+        return io
+
+
+def chosen_library(spec: Spec, kernel: Kernel = "auto") -> Path | None:
+    """The fused operator's library where an artefact runs with it on this machine: see `OrtSession.open`."""
+    if kernel == "standard":
+        return None
+    library = fused_cpu.built() if FUSED in spec.files else None
+    if kernel == "fused" and library is None:
+        missing = (
+            "is not built on this machine"
+            if FUSED in spec.files
+            else "does not serve this artefact's model and memory"
+        )
+        raise ConfigError(
+            f"the fused kernel {missing}; build it with `xl-export fused-kernel`, or use the standard operators."
+        )
+    return library
+
+
+def _import_onnxruntime(form: Form) -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingPackageError(
+            "ONNX Runtime is not installed; run `pip install 'xl-export[cpu]'`, "
+            "or `pip install 'xl-export[gpu]'` on a machine with an NVIDIA GPU."
+        ) from error
+    major, minor, *_ = onnxruntime.__version__.split(".")
+    if (int(major), int(minor)) < OLDEST[form]:
+        raise MissingPackageError(
+            f"{form} memory needs ONNX Runtime {'.'.join(map(str, OLDEST[form]))} or newer, "
+            f"and this is {onnxruntime.__version__}; run `pip install -U onnxruntime`, or export with --memory shift."
+        )
+    return onnxruntime
+
+
+def _verify_signature(session: Any, spec: Spec, graph: Path) -> None:
+    """The loaded graph must have exactly the tensors that the spec promises: buffers are sized by the spec."""
+    kinds = {"tensor(int64)": "int64", "tensor(float)": "float32", "tensor(float16)": "float16"}
+    for what, promised, found in (
+        ("inputs", spec.inputs, session.get_inputs()),
+        ("outputs", spec.outputs, session.get_outputs()),
+    ):
+        expected = [(tensor.name, tensor.dtype, list(tensor.shape)) for tensor in promised]
+        actual = [
+            (node.name, kinds.get(node.type, node.type), [str(size) for size in node.shape]) for node in found
+        ]
+        for want, have in zip(expected, actual, strict=False):
+            if want != have:
+                raise ArtefactError(
+                    f"{graph} has {what} {have}, and spec.json promises {want}; export the artefact again."
+                )
+        if len(expected) != len(actual):
+            raise ArtefactError(
+                f"{graph} has {len(actual)} {what}, and spec.json promises {len(expected)}; export the artefact again."
+            )

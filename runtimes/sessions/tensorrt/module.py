@@ -1,0 +1,63 @@
+"""TensorRT or TensorRT-RTX, imported when an engine is built or opened, with a log that can be quoted in an error."""
+
+from __future__ import annotations
+
+import functools
+from importlib import import_module
+from typing import Any
+
+from runtimes.base.errors import MissingPackageError
+from runtimes.contract.engine import NAMES, PACKAGES, Flavour
+
+INSTALL: dict[Flavour, str] = {
+    "tensorrt": "`pip install 'xl-export[tensorrt]'`, or on Jetson NVIDIA's own packages (`apt install python3-libnvinfer`)",
+    "rtx": "`pip install 'xl-export[tensorrt-rtx]'`",
+}
+OLDEST = (10, 15)  # the first TensorRT in which a node says whether its plugin or its function body is taken
+
+
+def load_tensorrt(flavour: Flavour) -> Any:
+    """The module `tensorrt` or `tensorrt_rtx`; raises MissingPackageError with the command that installs it."""
+    package, name = PACKAGES[flavour], NAMES[flavour]
+    try:
+        trt = import_module(package)
+    except (ImportError, OSError) as error:  # OSError: bindings whose library cannot be loaded
+        raise MissingPackageError(
+            f"{name} is not installed and this step needs it ({error}); run {INSTALL[flavour]}."
+        ) from error
+    if flavour == "tensorrt" and tuple(int(part) for part in trt.__version__.split(".")[:2]) < OLDEST:
+        raise MissingPackageError(
+            f"TensorRT {'.'.join(map(str, OLDEST))} or newer is needed and this is {trt.__version__}; run {INSTALL[flavour]}."
+        )
+    return trt
+
+
+def fresh_log(trt: Any) -> Any:
+    """The process's logger, emptied: it keeps errors and warnings as text, in `errors` and `warnings`, and prints nothing."""
+    log = _make_log(trt)
+    log.errors.clear()
+    log.warnings.clear()
+    return log
+
+
+@functools.cache
+def _make_log(trt: Any) -> Any:
+    """TensorRT knows one logger in a process, the first that it is given."""
+
+    class Log(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.errors: list[str] = []
+            self.warnings: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.Severity.INTERNAL_ERROR, trt.ILogger.Severity.ERROR):
+                self.errors.append(" ".join(message.split()))
+            elif severity == trt.ILogger.Severity.WARNING:
+                self.warnings.append(" ".join(message.split()))
+
+        def last_error(self) -> str:
+            """The last error as a part of a sentence."""
+            return self.errors[-1].rstrip(".") if self.errors else "it gave no reason"
+
+    return Log()

@@ -1,0 +1,280 @@
+"""Engines on TensorRT or TensorRT-RTX: the memory stays on the GPU, single tokens are one captured CUDA graph.
+
+No PyTorch. Each stream's state has two sets of buffers that change places after a step: TensorRT does not allow one buffer to
+be input and output (NVIDIA/TensorRT#4681). Everything is queued on one stream, and a step returns when it is done.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from runtimes.base.errors import ArtefactError, StreamError
+from runtimes.contract.engine import (
+    NAMES,
+    PLAN,
+    EngineFacts,
+    Profile,
+    load_engine,
+    rebuild_command,
+    refuse_elsewhere,
+)
+from runtimes.contract.memory import Memory
+from runtimes.contract.spec import VOCAB, Spec, TensorFacts
+from runtimes.contract.vocabulary import Vocab, load_vocab
+from runtimes.sessions.graph import GraphSession, LogitsOf
+from runtimes.sessions.tensorrt.device_memory import Cuda, DeviceArray, Graph, PinnedArray
+from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
+
+TYPES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "INT64": "int64",
+}  # TensorRT's names of the types that a spec may have
+
+
+class TrtSession(GraphSession):
+    """The session protocol (see `runtimes.contract.session.Session`) over one engine."""
+
+    fewest_logits: ClassVar[LogitsOf] = "last"  # the profiles have no room for empty tensors
+
+    def __init__(self, facts: EngineFacts, spec: Spec, vocab: Vocab, folder: Path) -> None:
+        super().__init__(spec, vocab, facts.identity)
+        self.facts, self.folder = facts, folder
+        self._trt = load_tensorrt(facts.flavour)
+        self.cuda = Cuda()
+        refuse_elsewhere(facts, folder, version=self._trt.__version__, gpu=self.cuda.gpu)
+        self._log = fresh_log(self._trt)
+        try:
+            self._runtime = self._trt.Runtime(self._log)
+        except TypeError as error:  # what the bindings make of a null pointer
+            raise ArtefactError(
+                f"{NAMES[facts.flavour]} cannot start on this GPU ({self._log.last_error()}); update the GPU's driver."
+            ) from error
+        self._engine = self._load(folder / PLAN)
+        self._verify_signature()
+        self._contexts = [self._context(index) for index in range(len(facts.profiles))]
+
+    @classmethod
+    def open(cls, folder: Path, *, threads: int | None = None) -> TrtSession:
+        """Verifies every hash of the engine, and that it is for this TensorRT and this GPU, then loads it."""
+        if threads is not None:
+            raise StreamError(f"threads is {threads} and {folder} runs on the GPU; leave --threads out.")
+        facts, spec = load_engine(folder)
+        return cls(facts, spec, load_vocab(folder / VOCAB), folder)
+
+    def start(self, batch: int) -> Memory:
+        if batch > self.facts.largest_batch:
+            raise StreamError(
+                f"batch is {batch}; this engine takes 1 to {self.facts.largest_batch} rows: use a smaller batch, or "
+                f"build it with a larger --batch: {rebuild_command(self.folder, self.facts)}."
+            )
+        return super().start(batch)
+
+    def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
+        context = self._context_for(inputs["input_ids"])
+        bound = self._bound(memory)
+        io = bound.io(inputs, outputs)
+        for name, array in inputs.items():
+            io[name].pinned.host[...] = array
+        context.shape({name: array.shape for name, array in inputs.items()} | bound.shapes)
+        if context.captured and bound.warm == context.serial:
+            self.cuda.launch(bound.graph(context, io, inputs, outputs))
+        else:
+            bound.queue(context, io, inputs, outputs)
+            bound.warm = context.serial if context.captured else bound.warm
+        self.cuda.synchronize()
+        for name, array in outputs.items():
+            array[...] = io[name].pinned.host
+        bound.advance(memory)
+
+    def _bound(self, memory: Memory) -> _Bound:
+        bound = memory.binding
+        if not isinstance(bound, _Bound) or not bound.serves(self, memory):
+            memory.binding = bound = _Bound(self, memory)
+        return bound
+
+    def _context_for(self, tokens: np.ndarray) -> _Context:
+        """The context of the narrowest profile that takes tokens [B, T]."""
+        batch, length = tokens.shape
+        for context in reversed(self._contexts):
+            if context.profile.takes(batch=batch, tokens=length):
+                return context
+        raise StreamError(
+            f"no profile of this engine takes {batch} rows of {length} tokens; build it with --batch "
+            f"1:{batch}:{batch}: {rebuild_command(self.folder, self.facts)}."
+        )
+
+    def _load(self, plan: Path) -> Any:
+        if self.facts.version_compatible:
+            self._runtime.engine_host_code_allowed = True
+        engine = self._runtime.deserialize_cuda_engine(plan.read_bytes())
+        if engine is None:
+            raise ArtefactError(
+                f"{plan} could not be loaded by {NAMES[self.facts.flavour]} {self._trt.__version__} ({self._log.last_error()}); "
+                f"build it again here: {rebuild_command(self.folder, self.facts, here=self.cuda.gpu)}."
+            )
+        return engine
+
+    def _verify_signature(self) -> None:
+        """The engine must have exactly the tensors that the spec promises: buffers are sized by the spec."""
+        engine, trt = self._engine, self._trt
+        modes = {trt.TensorIOMode.INPUT: "input", trt.TensorIOMode.OUTPUT: "output"}
+        found = {}
+        for index in range(engine.num_io_tensors):
+            name = engine.get_tensor_name(index)
+            dtype = TYPES.get(engine.get_tensor_dtype(name).name, "of another type")
+            found[name] = (modes[engine.get_tensor_mode(name)], dtype, tuple(engine.get_tensor_shape(name)))
+        promised = {
+            fact.name: (mode, fact.dtype, tuple(int(size) if size.isdigit() else -1 for size in fact.shape))
+            for mode, facts in (("input", self.spec.inputs), ("output", self.spec.outputs))
+            for fact in facts
+        }
+        for name in (*promised, *found):
+            if found.get(name) != promised.get(name):
+                raise ArtefactError(
+                    f"{self.folder / PLAN} has {name} {found.get(name)}, and its spec promises {promised.get(name)}; "
+                    f"build it again: {rebuild_command(self.folder, self.facts)}."
+                )
+
+    def _context(self, index: int) -> _Context:
+        profile, trt = self.facts.profiles[index], self._trt
+        token = profile.name == "token"
+        if self.facts.flavour == "rtx":  # it compiles for this GPU now, and captures by itself
+            runtime_config = self._engine.create_runtime_config()
+            if token:
+                runtime_config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            context = self._engine.create_execution_context(runtime_config)
+        else:
+            context = self._engine.create_execution_context()
+        if context is None:
+            raise StreamError(
+                f"the GPU has no room for the {profile.name} profile ({self._log.last_error()}); use a smaller --batch."
+            )
+        if not context.set_optimization_profile_async(index, self.cuda.stream):
+            raise ArtefactError(
+                f"{self.folder / PLAN} has no profile {index} ({self._log.last_error()}); build it again."
+            )
+        self.cuda.synchronize()
+        return _Context(context, profile, self._log, captured=token and self.facts.flavour == "tensorrt")
+
+
+class _Context:
+    """An execution context of one profile. `serial` counts its changes of shape: a graph captured before one is void.
+
+    captured: whether steps are captured as CUDA graphs here.
+    """
+
+    def __init__(self, context: Any, profile: Profile, log: Any, *, captured: bool) -> None:
+        self.context, self.profile, self.captured, self._log = context, profile, captured, log
+        self.serial, self._shapes = 0, dict[str, tuple[int, ...]]()
+
+    def shape(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Sets the input shapes of the next steps, where they are not those of the last."""
+        if shapes == self._shapes:
+            return
+        self._shapes, self.serial = {}, self.serial + 1  # unknown until all of them are set
+        for name, sizes in shapes.items():
+            if not self.context.set_input_shape(name, sizes):
+                raise StreamError(
+                    f"{name} {list(sizes)} does not fit the engine's {self.profile.name} profile ({self._log.last_error()}); "
+                    "build the engine with a larger --batch or --tokens."
+                )
+        self._shapes = shapes
+
+    def queue(self, addresses: dict[str, int], stream: int) -> None:
+        """Queues one step over buffers at these addresses."""
+        bound = all([self.context.set_tensor_address(name, address) for name, address in addresses.items()])
+        if not bound or not self.context.execute_async_v3(stream):
+            raise ArtefactError(
+                f"the engine could not run a step ({self._log.last_error()}); build it again."
+            )
+
+
+class _Io:
+    """One graph input or output on the device, and beside it in pinned host memory."""
+
+    def __init__(self, cuda: Cuda, fact: TensorFacts, shape: tuple[int, ...]) -> None:
+        self.device: DeviceArray = cuda.empty(shape, fact.dtype)
+        self.pinned: PinnedArray = cuda.pinned(shape, fact.dtype)
+
+
+class _Bound:
+    """One Memory on the GPU, kept from step to step: two sets of state buffers that change places, inputs and outputs.
+
+    warm: serial of the shapes that a step was run under; TensorRT wants one plain step before a capture.
+    """
+
+    def __init__(self, session: TrtSession, memory: Memory) -> None:
+        self.session, self.cuda, self.warm = session, session.cuda, 0
+        facts, batch = session.state, memory.batch
+        self._front, self._back = (
+            {f.name: self.cuda.empty(f.sizes(batch=batch), f.dtype) for f in facts} for _ in range(2)
+        )
+        arrays = {name: np.ascontiguousarray(memory.tensors[name]) for name in self._front}
+        for name, array in arrays.items():
+            self.cuda.upload(self._front[name], array)
+        self.cuda.synchronize()
+        self.shapes = {name: array.shape for name, array in self._front.items()}
+        self._io: dict[tuple[int, ...], dict[str, _Io]] = {}
+        self._graphs: dict[tuple[int, int], tuple[int, Graph]] = {}
+        memory.tensors.update(self._front)  # read by np.asarray, copy and pickle alone
+
+    def serves(self, session: TrtSession, memory: Memory) -> bool:
+        """Whether this is still what the memory holds."""
+        return self.session is session and all(
+            memory.tensors.get(name) is array for name, array in self._front.items()
+        )
+
+    def io(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> dict[str, _Io]:
+        """Buffers for a step of these shapes: those of single tokens are kept, and those of the last longer segment."""
+        arrays = inputs | outputs
+        key = tuple(size for array in arrays.values() for size in array.shape)
+        if key not in self._io:
+            facts = {fact.name: fact for fact in (*self.session.spec.inputs, *self.session.spec.outputs)}
+            single = inputs["input_ids"].shape[1] == 1
+            self._io = {kept: io for kept, io in self._io.items() if single or kept[1] == 1}
+            self._io[key] = {name: _Io(self.cuda, facts[name], array.shape) for name, array in arrays.items()}
+        return self._io[key]
+
+    def queue(
+        self,
+        context: _Context,
+        io: dict[str, _Io],
+        inputs: dict[str, np.ndarray],
+        outputs: dict[str, np.ndarray],
+    ) -> None:
+        """Queues copies in, the step from the front buffers to the back ones, and copies out."""
+        for name in inputs:
+            self.cuda.upload(io[name].device, io[name].pinned)
+        addresses = {name: buffer.device.address for name, buffer in io.items()}
+        for state in self.session.spec.state:
+            addresses |= {
+                state.past: self._front[state.past].address,
+                state.present: self._back[state.past].address,
+            }
+        context.queue(addresses, self.cuda.stream)
+        for name in outputs:
+            self.cuda.download(io[name].pinned, io[name].device)
+
+    def graph(
+        self,
+        context: _Context,
+        io: dict[str, _Io],
+        inputs: dict[str, np.ndarray],
+        outputs: dict[str, np.ndarray],
+    ) -> Graph:
+        """`queue` as a graph, captured once for each of the two directions while the context's shapes stay."""
+        key = (id(self._front), id(io))
+        serial, graph = self._graphs.get(key, (0, None))
+        if graph is None or serial != context.serial:
+            graph = self.cuda.capture(lambda: self.queue(context, io, inputs, outputs))
+            self._graphs[key] = (context.serial, graph)
+        return graph
+
+    def advance(self, memory: Memory) -> None:
+        """After a step: the buffers just written become the memory's tensors."""
+        self._front, self._back = self._back, self._front
+        memory.tensors.update(self._front)

@@ -1,0 +1,90 @@
+"""What tokens cost a model that is given exactly so many tokens before each of them: the material of RECL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtimes.base.errors import DivergedError, StreamError, TextError
+from runtimes.base.machine import memory_bytes
+from runtimes.contract.memory import Memory
+from runtimes.contract.session import Session
+from runtimes.tasks.sweep import refuse_if_too_large, step_bytes
+
+MOST_ROWS = 64  # windows side by side; more are hardly faster
+
+
+def spread_positions(num_tokens: int, *, count: int, longest: int) -> np.ndarray:
+    """`count` positions [N] of a text, evenly spread over those that have `longest` tokens before them.
+
+    Raises TextError for a text with fewer such positions.
+    """
+    available = max(0, num_tokens - longest)
+    if count > available:
+        raise TextError(
+            f"the text has {num_tokens:,} tokens, {available:,} of them after {longest:,} others, and {count:,} are asked for; "
+            "give a longer text, shorter --lengths or fewer --positions."
+        )
+    return longest + np.arange(count) * available // count
+
+
+def refuse_beyond_reach(sessions: Sequence[Session], longest: int) -> None:
+    """Raises StreamError where no model of the group sees `longest` tokens at once.
+
+    A model that sees fewer takes part with what it can see, as the paper's Transformer does in Table 8.
+    """
+    reach = 1 + max(session.rule.longest_distance for session in sessions)
+    if longest > reach:
+        raise StreamError(
+            f"--lengths goes to {longest} and no model given sees more than {reach} tokens; give shorter lengths, "
+            "a larger --mem-len for runs, or export with a larger --mem-len."
+        )
+
+
+def context_losses(
+    session: Session, tokens: np.ndarray, positions: np.ndarray, *, context: int
+) -> np.ndarray:
+    """The loss in nats, float32 [N], of each of tokens[positions] given the `context` tokens before it and no others.
+
+    Windows are rows of a batch and fed from position 0 in pieces, the short one first, so that under the `full`
+    mask, too, the last token sees as much as it may. Raises DivergedError for a model whose losses are not finite.
+    """
+    rows = _rows_that_fit(session)
+    refuse_if_too_large(session, rows=rows, segment=session.rule.segment)
+    nats = np.empty(len(positions), np.float32)
+    memory = session.start(min(rows, len(positions)))
+    for at in range(0, len(positions), rows):
+        batch = positions[at : at + rows]
+        if memory.batch != len(batch):
+            memory = session.start(len(batch))
+        windows = np.asarray(tokens[batch[:, None] + np.arange(-context, 0)], np.int64)
+        nats[at : at + rows], memory = _last_losses(
+            session, windows, np.asarray(tokens[batch], np.int64), memory
+        )
+    if not np.isfinite(nats).all():
+        raise DivergedError(
+            f"the model {session.identity:.12} gives losses that are not finite; train or export it again."
+        )
+    return nats
+
+
+def _last_losses(
+    session: Session, windows: np.ndarray, answers: np.ndarray, memory: Memory
+) -> tuple[np.ndarray, Memory]:
+    """Nats [B] of the answers [B], each after the last token of its window [B, c]."""
+    segment, context = session.rule.segment, windows.shape[1]
+    targets = np.full_like(windows, -1)
+    targets[:, -1] = answers
+    memory.positions[:] = 0
+    at = 0
+    while at < context:
+        piece = slice(at, at + ((context - at) % segment or segment))
+        log_probs, memory = session.score(windows[:, piece], targets[:, piece], memory)
+        at = piece.stop
+    return -log_probs[:, -1], memory
+
+
+def _rows_that_fit(session: Session) -> int:
+    """Windows side by side whose step takes a quarter of this machine's memory at most."""
+    return min(MOST_ROWS, max(1, memory_bytes() // (4 * step_bytes(session, segment=session.rule.segment))))

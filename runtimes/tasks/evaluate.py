@@ -1,0 +1,129 @@
+"""Scoring a text: the negative log-likelihood of every token given all that its memory reaches."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+
+from runtimes.base.errors import DivergedError, StreamError, TextError
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.session import Session
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What a text costs a model. token_nats [N - 1]: of each token after the first, in order."""
+
+    tokens: int
+    nats: float
+    seconds: float
+    segment: int
+    lanes: int
+    memory_carried: bool
+    rule: MemoryRule
+    token_nats: np.ndarray = field(repr=False)
+
+    @property
+    def nats_per_token(self) -> float:
+        return self.nats / self.tokens
+
+    @property
+    def bits_per_token(self) -> float:
+        return self.nats_per_token / math.log(2)
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.nats_per_token, 700.0))
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures, and every setting that they depend on."""
+        return {
+            "tokens": self.tokens, "nats": self.nats, "nats_per_token": self.nats_per_token,
+            "bits_per_token": self.bits_per_token, "perplexity": self.perplexity,
+            "tokens_per_second": self.tokens_per_second, "lanes": self.lanes, "segment": self.segment,
+            "memory_carried": self.memory_carried, "mem_len": self.rule.mem_len, "mask": self.rule.mask,
+            "clamp_len": self.rule.clamp_len, "initial_memory": self.rule.initial_memory,
+        }  # fmt: skip
+
+
+def evaluate(
+    session: Session, tokens: np.ndarray, *, lanes: int = 1, segment: int | None = None, carry_memory: bool = True,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Score:  # fmt: skip
+    """Scores tokens [N]: every token but the first is predicted exactly once.
+
+    lanes: the text is cut into this many contiguous parts that advance side by side as rows of a batch;
+    each part's first prediction sees one token of context. segment: tokens per step, the session's largest
+    when None; the last one may be shorter. carry_memory: False starts every segment with empty memory.
+    progress: called after every step with the number of tokens predicted so far.
+    Raises TextError for fewer than two tokens, StreamError for lanes or segments that do not fit, DivergedError as soon as
+    a token's loss is not finite.
+    """
+    segment = session.rule.segment if segment is None else segment
+    if not 1 <= segment <= session.rule.segment:
+        raise StreamError(
+            f"segment is {segment}; this model takes 1 to {session.rule.segment} tokens a step: give a smaller one, "
+            "or export with a larger --segment."
+        )
+    tokens = np.asarray(tokens)
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise StreamError(f"tokens are {tokens.dtype} {list(tokens.shape)}; expected integers [N].")
+    targets = len(tokens) - 1
+    if targets < 1:
+        raise TextError(
+            f"the text has {len(tokens)} token(s); scoring needs at least 2, one to see and one to predict."
+        )
+    if not 1 <= lanes <= targets:
+        raise StreamError(f"lanes is {lanes}; expected 1 to {targets}, the number of tokens to predict.")
+    starts = [targets * lane // lanes for lane in range(lanes + 1)]  # lengths differ by one at most
+    longest = max(np.diff(starts))
+    inputs_BN = np.zeros((lanes, longest), np.int64)  # a shorter lane ends in padding that is not counted
+    targets_BN = np.full((lanes, longest), -1, np.int64)
+    for lane, (first, last) in enumerate(itertools.pairwise(starts)):
+        inputs_BN[lane, : last - first] = tokens[first:last]
+        targets_BN[lane, : last - first] = tokens[first + 1 : last + 1]
+    nats_BN = np.zeros((lanes, longest), np.float64)
+    memory = session.start(lanes)
+    began = time.perf_counter()
+    for at in range(0, longest, segment):
+        piece = slice(at, at + segment)
+        if not carry_memory:
+            memory.positions[:] = 0
+        log_probs, memory = session.score(inputs_BN[:, piece], targets_BN[:, piece], memory)
+        nats_BN[:, piece] = -log_probs
+        if not np.isfinite(log_probs).all():
+            _refuse_infinite(session, nats_BN, targets_BN, starts)
+        progress(min(piece.stop * lanes, targets))
+    seconds = time.perf_counter() - began
+    token_nats = nats_BN[targets_BN >= 0]
+    return Score(
+        tokens=targets, nats=float(token_nats.sum()), seconds=seconds, segment=segment, lanes=lanes,
+        memory_carried=carry_memory, rule=session.rule, token_nats=token_nats,
+    )  # fmt: skip
+
+
+def _refuse_infinite(
+    session: Session, nats_BN: np.ndarray, targets_BN: np.ndarray, starts: list[int]
+) -> NoReturn:
+    """Raises DivergedError for the first loss that is not finite: NaN, or infinite for a token of probability zero."""
+    lane, column = np.argwhere(~np.isfinite(nats_BN))[0]
+    token, position = targets_BN[lane, column], starts[lane] + column + 1
+    if np.isnan(nats_BN[lane, column]):
+        raise DivergedError(
+            f"the model {session.identity:.12} gives token {position:,} of the text a loss that is not a number; its training "
+            "has diverged or its weights are damaged: take an earlier checkpoint, or train, import or export it again."
+        )
+    raise DivergedError(
+        f"the model {session.identity:.12} gives token {position:,} of the text (id {token}) the probability zero, which costs "
+        "infinitely much; score a text without that token, or a model whose logits are finite."
+    )

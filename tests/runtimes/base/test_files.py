@@ -1,0 +1,319 @@
+"""Files are whole or absent; what is read is checked before memory is taken for it."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import tracemalloc
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtimes.base.errors import ArtefactError, UserError
+from runtimes.base.files import atomic_file, atomic_folder, read_bytes, read_json, read_npz, write_json
+
+
+def names(folder: Path) -> list[str]:
+    """Everything in a folder, hidden files included."""
+    return sorted(os.listdir(folder))
+
+
+def test_a_file_takes_its_place_when_the_block_ends(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    with atomic_file(tmp_path / "file") as temporary:
+        temporary.write_text("new")
+        assert (tmp_path / "file").read_text() == "old"
+    assert (tmp_path / "file").read_text() == "new"
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_folder_takes_its_place_when_the_block_ends(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path / "deep" / "folder", marker="file") as temporary:
+        (temporary / "file").write_text("new")
+        assert not (tmp_path / "deep" / "folder").exists()
+    assert (tmp_path / "deep" / "folder" / "file").read_text() == "new"
+    assert names(tmp_path / "deep") == ["folder"]
+
+
+def test_files_and_folders_have_the_usual_permissions(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_json(tmp_path / "file", {})
+        with atomic_folder(tmp_path / "folder", marker="file"):
+            pass
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "folder").stat().st_mode) == 0o750
+
+
+def interrupted(manager: Callable, path: Path, error: BaseException, **options: object) -> None:
+    """Begins to write, then raises."""
+    with manager(path, **options) as temporary:
+        (temporary / "half" if temporary.is_dir() else temporary).write_text("half")
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("bug"), KeyboardInterrupt(), OSError(28, "No space left on device")]
+)
+def test_an_error_inside_leaves_the_old_content_and_nothing_else(
+    error: BaseException, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("old")
+    expected = UserError if isinstance(error, OSError) else type(error)
+    with pytest.raises(expected):
+        interrupted(atomic_file, tmp_path / "file", error)
+    with pytest.raises(expected):
+        interrupted(atomic_folder, tmp_path / "folder", error, force=True, marker="file")
+    with pytest.raises(expected):
+        interrupted(atomic_folder, tmp_path / "fresh", error, marker="file")
+    assert (tmp_path / "file").read_text() == (tmp_path / "folder" / "file").read_text() == "old"
+    assert names(tmp_path) == ["file", "folder"]
+    assert names(tmp_path / "folder") == ["file"]
+
+
+def test_an_existing_folder_is_refused_without_force_and_replaced_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    for content in ("first", "second"):
+        with atomic_folder(path, force=content == "second", marker="first") as temporary:
+            (temporary / content).write_text(content)
+    assert names(path) == ["second"]
+    assert names(tmp_path) == ["folder"]
+    with pytest.raises(UserError, match="exists already"), atomic_folder(path, marker="file"):
+        pytest.fail("the block must not run")
+    (tmp_path / "file").write_text("precious")
+    with (
+        pytest.raises(UserError, match="not a folder"),
+        atomic_folder(tmp_path / "file", force=True, marker="file"),
+    ):
+        pytest.fail("the block must not run")
+
+
+def test_force_replaces_nothing_but_an_earlier_folder_of_the_same_kind(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.txt").write_text("years")
+    for path in (tmp_path / "precious", tmp_path, Path("/")):
+        with (
+            pytest.raises(UserError, match="holds other things"),
+            atomic_folder(path, force=True, marker="file"),
+        ):
+            pytest.fail("the block must not run")
+    assert (tmp_path / "precious" / "thesis.txt").read_text() == "years"
+    assert names(tmp_path) == ["precious"]
+
+
+def test_a_replacement_that_fails_on_the_way_brings_the_old_folder_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("old")
+    replace, calls = os.replace, []
+
+    def failing(source: Path, target: Path) -> None:
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with (
+        pytest.raises(UserError, match="No space left"),
+        atomic_folder(tmp_path / "folder", force=True, marker="file") as new,
+    ):
+        (new / "file").write_text("new")
+    assert len(calls) == 3
+    assert (tmp_path / "folder" / "file").read_text() == "old"
+    assert names(tmp_path) == ["folder"]
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="could not be written: Not a directory"):
+        write_json(tmp_path / "file" / "inside", {})
+    with pytest.raises(UserError, match="could not be written: No such file or directory"):
+        write_json(tmp_path / "absent" / "inside", {})
+    with (
+        pytest.raises(UserError, match="could not be written"),
+        atomic_folder(tmp_path / "file" / "inside", marker="file"),
+    ):
+        pytest.fail("the block must not run")
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from runtimes.base.errors import UserError
+from runtimes.base.files import atomic_folder, write_json
+target = Path(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    write_json(target / "file", ["x"] * 1000)
+except UserError as error:
+    print(error)
+try:
+    with atomic_folder(target / "folder", force=True, marker="file") as folder:
+        (folder / "small").write_bytes(b"x")
+        (folder / "large").write_bytes(b"x" * 1001)
+except UserError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_one_sentence_and_changes_nothing(tmp_path: Path, python: Callable) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "folder").mkdir()
+    ended = python(FULL_DISK, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [
+        f"{tmp_path / name} could not be written: File too large; nothing was changed there."
+        for name in ("file", "folder")
+    ]
+    assert names(tmp_path) == ["file", "folder"]
+    assert (tmp_path / "file").read_text() == "old"
+    assert names(tmp_path / "folder") == []
+
+
+def test_a_kill_while_writing_leaves_no_folder_and_a_second_try_succeeds(tmp_path: Path) -> None:
+    code = """
+import sys, time
+from pathlib import Path
+from runtimes.base.files import atomic_folder
+with atomic_folder(Path(sys.argv[1]), marker="file") as folder:
+    (folder / "first").write_bytes(b"x" * 100000)
+    print("writing", flush=True)
+    time.sleep(100)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path / "folder"], stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "writing\n"
+        writer.kill()
+    assert writer.returncode == -signal.SIGKILL
+    assert not (tmp_path / "folder").exists()
+    with atomic_folder(tmp_path / "folder", marker="file") as folder:
+        (folder / "second").write_text("x")
+    assert names(tmp_path / "folder") == ["second"]
+
+
+def test_json_comes_back_and_what_is_no_json_is_refused(tmp_path: Path) -> None:
+    write_json(tmp_path / "file", {"é": [1, None, 0.1]})
+    assert read_json(tmp_path / "file") == {"é": [1, None, 0.1]}
+    for content in (b"", b"{", b"\xff{}", b"[" * 100_000, b"1" * 5000, b"{} {}"):
+        (tmp_path / "file").write_bytes(content)
+        with pytest.raises(ArtefactError, match="is not valid JSON"):
+            read_json(tmp_path / "file")
+    with pytest.raises(ArtefactError, match=r"could not be read: No such file"):
+        read_json(tmp_path / "absent")
+    with pytest.raises(UserError, match=r"could not be read: Is a directory"):
+        read_bytes(tmp_path)
+
+
+def npy(array: np.ndarray, **header: object) -> bytes:
+    """An .npy member; `header` replaces what it says of the array."""
+    stream = io.BytesIO()
+    said = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape, **header}
+    np.lib.format.write_array_header_1_0(stream, said)  # type: ignore[arg-type]
+    return stream.getvalue() + array.tobytes()
+
+
+def archive(path: Path, *members: bytes, method: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as file:
+        for number, member in enumerate(members):
+            file.writestr(f"{number}.npy", member)
+    return path
+
+
+def test_arrays_come_back_compressed_or_not(tmp_path: Path) -> None:
+    arrays = {
+        "a": np.arange(6.0).reshape(2, 3),
+        "b": np.array("text"),
+        "c": np.zeros((0, 3), np.int64),
+        "d": np.array(True),
+    }
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "arrays.npz", **arrays)
+        found = read_npz(tmp_path / "arrays.npz")
+        assert {name: (array.dtype, array.tolist()) for name, array in found.items()} == {
+            name: (array.dtype, array.tolist()) for name, array in arrays.items()
+        }
+
+
+ARRAY = np.arange(20, dtype=np.float32)
+LIES = {
+    "10^12 elements": npy(ARRAY, shape=(10**12,)),
+    "10^12 elements of no size": npy(ARRAY, shape=(10**12,), descr="|V0"),
+    "too few elements": npy(ARRAY, shape=(19,)),
+    "negative sizes": npy(ARRAY, shape=(-4, -5)),
+    "objects": npy(ARRAY, descr="|O", shape=(10,)),
+    "no magic": b"plain text that is no array",
+    "version 3": npy(ARRAY).replace(b"NUMPY\x01", b"NUMPY\x03"),
+    "no literal": npy(ARRAY).replace(b"{'descr'", b"{((((((("),
+    "unhashable": npy(ARRAY).replace(b"{'descr'", b"{[     ]"),
+    "call": npy(ARRAY).replace(b"'<f4'", b"abs()"),
+    "odd type": npy(ARRAY).replace(b"'<f4'", b"'<f9'"),
+    "cut in the header": npy(ARRAY)[:40],
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_an_array_that_is_not_what_its_header_says_is_refused_without_taking_memory(
+    lie: str, tmp_path: Path
+) -> None:
+    path = archive(tmp_path / "lie.npz", LIES[lie])
+    tracemalloc.start()
+    with pytest.raises(ArtefactError, match=r"lie\.npz is not a readable"):
+        read_npz(path)
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
+
+
+def test_a_zip_bomb_is_refused_without_taking_memory(tmp_path: Path) -> None:
+    bomb = npy(np.zeros(1 << 27, np.uint8))
+    path = archive(tmp_path / "bomb.npz", bomb, method=zipfile.ZIP_DEFLATED)
+    del bomb
+    tracemalloc.start()
+    with pytest.raises(ArtefactError, match="claims"):
+        read_npz(path)
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_compression_that_is_never_written_is_refused(method: int, tmp_path: Path) -> None:
+    with pytest.raises(ArtefactError, match="compression"):
+        read_npz(archive(tmp_path / "odd.npz", npy(ARRAY), method=method))
+
+
+def test_a_changed_byte_fails_the_checksum(tmp_path: Path) -> None:
+    path = archive(tmp_path / "changed.npz", npy(ARRAY))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(struct.pack("<f", 7), struct.pack("<f", 8)))
+    with pytest.raises(ArtefactError, match="CRC"):
+        read_npz(path)
+
+
+def test_truncated_prefixed_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    data = archive(tmp_path / "whole.npz", npy(ARRAY), npy(ARRAY), method=zipfile.ZIP_DEFLATED).read_bytes()
+    foreign = [data[:size] for size in range(0, len(data), 7)]
+    foreign += [npy(ARRAY), npy(ARRAY) + data, b"\x80\x04" + data, b"x" * 100, zlib.compress(data)]
+    for number, content in enumerate(foreign):
+        path = tmp_path / f"{number}.npz"
+        path.write_bytes(content)
+        with pytest.raises(ArtefactError, match=rf"{number}\.npz is not a readable"):
+            read_npz(path)
+    with pytest.raises(ArtefactError, match="No such file"):
+        read_npz(tmp_path / "absent.npz")

@@ -1,0 +1,113 @@
+"""Dataclasses from JSON: what fits comes back the same, everything else is refused with its place."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+from runtimes.base.errors import ConfigError
+from runtimes.base.records import from_json, to_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    number: int
+    share: float
+    flag: bool
+    name: str
+    kind: Literal["a", "b"]
+    inner: Inner
+    inners: tuple[Inner, ...]
+    table: dict[str, float]
+    maybe: int | None = None
+    listed: tuple[str, ...] = field(default=("x",))
+
+
+GOOD: dict[str, Any] = {
+    "number": 3, "share": 0.5, "flag": True, "name": "é", "kind": "b", "inner": {"size": 1}, "inners": [{"size": 2}, {"size": 3}],
+    "table": {"k": 1.5}, "maybe": 4, "listed": ["y", "z"],
+}  # fmt: skip
+
+
+def test_a_record_goes_to_json_text_and_back() -> None:
+    record = from_json(Outer, GOOD, where="here")
+    assert record == Outer(
+        number=3, share=0.5, flag=True, name="é", kind="b", inner=Inner(size=1), inners=(Inner(size=2), Inner(size=3)),
+        table={"k": 1.5}, maybe=4, listed=("y", "z"),
+    )  # fmt: skip
+    assert json.loads(json.dumps(to_json(record))) == GOOD
+    assert from_json(Outer, json.loads(json.dumps(to_json(record))), where="here") == record
+
+
+def test_defaults_stand_in_for_absent_keys_and_none_only_where_allowed() -> None:
+    short = {key: value for key, value in GOOD.items() if key not in ("maybe", "listed")}
+    assert from_json(Outer, short, where="here").maybe is None
+    assert from_json(Outer, short, where="here").listed == ("x",)
+    assert from_json(Outer, {**GOOD, "maybe": None}, where="here").maybe is None
+
+
+def test_an_integer_is_taken_for_a_float_and_becomes_one() -> None:
+    share = from_json(Outer, {**GOOD, "share": 2}, where="here").share
+    assert type(share) is float
+
+
+@pytest.mark.parametrize("key", ["number", "share", "flag", "name", "kind", "inner", "inners", "table"])
+def test_a_missing_key_is_named(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"here: the key '{key}' is missing"):
+        from_json(Outer, {k: v for k, v in GOOD.items() if k != key}, where="here")
+
+
+def test_an_unknown_key_is_named_at_any_depth() -> None:
+    with pytest.raises(ConfigError, match=r"here: unknown key 'nmae'; the known keys are flag, inner"):
+        from_json(Outer, {**GOOD, "nmae": 1}, where="here")
+    with pytest.raises(ConfigError, match=r"here, key 'inner': unknown key 'b'; the known keys are size"):
+        from_json(Outer, {**GOOD, "inner": {"size": 1, "b": 2}}, where="here")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("number", True, "expected int, found bool True"),
+        ("number", 1.0, "expected int, found float"),
+        ("number", "1", "expected int, found str '1'"),
+        ("number", None, "expected int, found NoneType"),
+        ("share", float("nan"), "expected float, found float nan"),
+        ("share", float("inf"), "expected float, found float inf"),
+        ("share", False, "expected float, found bool"),
+        ("share", "0.5", "expected float, found str"),
+        ("flag", 1, "expected bool, found int 1"),
+        ("name", 1, "expected str, found int"),
+        ("kind", "c", "expected one of a, b, found 'c'"),
+        ("kind", ["a"], "expected one of a, b"),
+        ("kind", None, "expected one of a, b"),
+        ("inner", [1], "expected a JSON object, found list"),
+        ("inner", {"size": "1"}, "key 'inner', key 'size': expected int"),
+        ("inners", {"size": 1}, "expected tuple, found dict"),
+        ("inners", [{"size": 1}, {"size": None}], "key 'inners', key 'size': expected int"),
+        ("table", [["k", 1.5]], "expected dict, found list"),
+        ("table", {"k": "1"}, "key 'table', 'k': expected float"),
+        ("maybe", "4", "expected int, found str"),
+        ("maybe", True, "expected int, found bool"),
+        ("listed", "xyz", "expected tuple, found str"),
+        ("listed", [1], "key 'listed': expected str"),
+        pytest.param("share", 10**400, "expected float, found int", id="an integer beyond all floats"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_its_place(key: str, value: Any, expected: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^here, key '{key}'.*") as caught:
+        from_json(Outer, {**GOOD, key: value}, where="here")
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [None, [], "x", 1])
+def test_a_document_that_is_no_object_is_refused(data: Any) -> None:
+    with pytest.raises(ConfigError, match="here: expected a JSON object, found"):
+        from_json(Outer, data, where="here")

@@ -1,0 +1,263 @@
+"""The edge commands: figures on success, one sentence and exit code 2 for what a user can mend."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtimes.contract.spec import REFERENCE, VOCAB, WEIGHTS
+from runtimes.tasks import generate as generation
+from tests.commands import last_line, refused, xl
+
+KINDS = ("ring", "shift", "hidden", "torch")
+
+
+@pytest.fixture
+def folders(run: Path, artefacts: dict[str, Path]) -> dict[str, Path]:
+    return {**artefacts, "torch": run}
+
+
+@pytest.fixture
+def text_file(text: str, tmp_path: Path) -> Path:
+    (tmp_path / "some.txt").write_text(text[:900], encoding="utf-8")
+    return tmp_path / "some.txt"
+
+
+@pytest.mark.parametrize("form", ["ring", "shift", "hidden"])
+def test_check_passes_and_prints_its_figures(form: str, artefacts: dict[str, Path]) -> None:
+    result = xl("check", artefacts[form], "--json", "--threads", 1)
+    figures = last_line(result)
+    assert result.stdout.startswith("passed: ")
+    keys = {
+        "passed",
+        "max_difference",
+        "tolerance",
+        "mean_difference",
+        "mean_tolerance",
+        "tokens",
+        "seconds",
+        "against",
+    }
+    assert set(figures) == keys | {"kernel", "note"}
+    assert figures["passed"] is True
+    assert figures["max_difference"] <= figures["tolerance"] == 1e-4
+    assert figures["tokens"] > 100
+
+
+def test_check_of_a_wrong_artefact_fails_with_exit_code_1(
+    artefact: Path, reseal: Callable[..., None]
+) -> None:
+    arrays = dict(np.load(artefact / REFERENCE))
+    arrays["log_probs"][0, -1] += 0.01
+    np.savez(artefact / REFERENCE, **arrays)
+    reseal(artefact, REFERENCE)
+    result = xl("check", artefact, "--json")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("FAILED: ")
+    assert 0.009 < json.loads(result.stdout.splitlines()[-1])["max_difference"] < 0.011
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eval_prints_its_figures_and_settings(kind: str, folders: dict[str, Path], text_file: Path) -> None:
+    figures = last_line(
+        xl("eval", folders[kind], "--text", text_file, "--lanes", 3, "--segment", 5, "--json")
+    )
+    assert figures.pop("kernel", None) == (None if kind == "torch" else "standard")
+    assert set(figures) == {
+        "tokens", "nats", "nats_per_token", "bits_per_token", "perplexity", "tokens_per_second", "lanes", "segment",
+        "memory_carried", "mem_len", "mask", "clamp_len", "initial_memory",
+    }  # fmt: skip
+    assert figures["tokens"] == 899
+    assert figures["bits_per_token"] == pytest.approx(figures["nats"] / 899 / np.log(2))
+    assert (figures["lanes"], figures["segment"], figures["mem_len"], figures["memory_carried"]) == (
+        3,
+        5,
+        16,
+        True,
+    )
+    forgetful = last_line(xl("eval", folders[kind], "--text", text_file, "--no-memory", "--json"))
+    assert forgetful["memory_carried"] is False
+    assert forgetful["segment"] == 8
+    assert forgetful["nats"] != pytest.approx(figures["nats"], abs=0.1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_generate_prints_prompt_and_continuation(kind: str, folders: dict[str, Path]) -> None:
+    first, second = (
+        xl("generate", folders[kind], "--prompt", "The ", "--tokens", 40, "--seed", 5) for _ in range(2)
+    )
+    assert first.exit_code == 0, first.output
+    assert first.stdout.startswith("The ")
+    assert len(first.stdout) == 4 + 40 + 1
+    assert first.stdout == second.stdout
+    batch = xl("generate", folders[kind], "--prompt", "The ", "--prompt", "A", "--tokens", 40, "--seed", 5)
+    assert batch.stdout.startswith("--- 0\n" + first.stdout + "--- 1\nA")
+
+
+def test_generate_continues_a_saved_stream(artefacts: dict[str, Path], tmp_path: Path) -> None:
+    options = ("--temperature", 0, "--prompt")
+    whole = xl("generate", artefacts["ring"], *options, "The class", "--tokens", 31).stdout[9:-1]
+    saved = tmp_path / "memory.npz"
+    first = xl(
+        "generate", artefacts["ring"], *options, "The class", "--tokens", 20, "--save-memory", saved
+    ).stdout[9:-1]
+    rest = xl(
+        "generate", artefacts["ring"], *options, whole[20], "--tokens", 10, "--load-memory", saved
+    ).stdout[:-1]
+    assert first + rest == whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_info_describes_model_rule_and_tensors(kind: str, folders: dict[str, Path]) -> None:
+    facts = last_line(xl("info", folders[kind], "--json"))
+    assert facts["model"]["vocab_size"] > 50
+    assert facts["rule"]["mem_len"] == 16
+    if kind == "torch":
+        assert facts["kind"] == "run"
+        return
+    assert facts["memory_form"] == kind
+    assert facts["bytes_per_stream"] == 8 + 4 * sum(int(np.prod(t["shape"][1:])) for t in facts["inputs"][2:])
+    assert facts["files"][WEIGHTS]["num_bytes"] == (folders[kind] / WEIGHTS).stat().st_size
+    assert facts["outputs"][0]["name"] == "logits"
+
+
+@pytest.mark.parametrize(
+    "command", [("check",), ("eval", "--text", "some.txt"), ("generate", "--prompt", "a"), ("info",)]
+)
+def test_a_folder_that_is_nothing_is_refused(command: tuple[str, ...], tmp_path: Path) -> None:
+    refused(xl(command[0], tmp_path / "absent", *command[1:]), "absent")
+    refused(xl(command[0], tmp_path, *command[1:]), tmp_path.name)
+    refused(xl(command[0], tmp_path / ("long" * 200), *command[1:]))
+
+
+def test_an_altered_artefact_is_refused_by_every_command(artefact: Path, text_file: Path) -> None:
+    data = (artefact / WEIGHTS).read_bytes()
+    (artefact / WEIGHTS).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    for command in (("check",), ("eval", "--text", text_file), ("generate", "--prompt", "a"), ("info",)):
+        refused(xl(command[0], artefact, *command[1:]), "weights.bin was altered", "export")
+    (artefact / VOCAB).unlink()
+    refused(xl("check", artefact), "missing")
+
+
+def test_a_run_cannot_be_checked(run: Path) -> None:
+    refused(xl("check", run), "is a run", "xl-export export")
+
+
+@pytest.mark.parametrize("kind", ["ring", "torch"])
+@pytest.mark.parametrize(
+    ("content", "options", "words"),
+    [
+        (b"", (), ("0 token",)),
+        (b"a", (), ("1 token",)),
+        (b"caf\xe9 au lait", (), ("byte 3", "0xe9", "UTF-8")),
+        ("ab一".encode(), (), ("'一'", "character 2")),
+        (b"abc", ("--lanes", 3), ("lanes is 3", "1 to 2")),
+    ],
+)
+def test_a_text_that_cannot_be_scored_is_refused(
+    kind: str, content: bytes, options: tuple, words: tuple, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "some.txt").write_bytes(content)
+    refused(xl("eval", folders[kind], "--text", tmp_path / "some.txt", *options), *words)
+
+
+def test_a_text_that_cannot_be_read_is_refused(artefacts: dict[str, Path], tmp_path: Path) -> None:
+    refused(xl("eval", artefacts["ring"], "--text", tmp_path / "absent.txt"), "absent.txt", "No such file")
+    refused(xl("eval", artefacts["ring"], "--text", tmp_path), "directory")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--prompt", ""), ("encodes to no tokens",)),
+        (("--prompt", "一"), ("'一'",)),
+        (("--prompt", "\udcff"), ("character 0",)),
+        (("--prompt", "a", "--stop", ""), ("stop string is empty",)),
+        (("--prompt", "a", "--temperature", "nan"), ("temperature is nan",)),
+        (("--prompt", "a", "--temperature", -1), ("temperature is -1",)),
+        (("--prompt", "a", "--top-p", 0), ("top_p is 0",)),
+        (("--prompt", "a", "--save-memory", "/dev/null/memory.npz"), ("cannot be a file to save memory in",)),
+        (("--prompt", "a", "--load-memory", "absent.npz"), ("absent.npz",)),
+    ],
+)
+def test_generation_that_cannot_be_done_is_refused(
+    options: tuple, words: tuple[str, ...], artefacts: dict[str, Path]
+) -> None:
+    refused(xl("generate", artefacts["ring"], "--tokens", 3, *options), *words)
+
+
+def test_memory_of_another_artefact_is_refused(artefacts: dict[str, Path], tmp_path: Path) -> None:
+    saved = tmp_path / "memory.npz"
+    assert (
+        xl("generate", artefacts["ring"], "--prompt", "a", "--tokens", 3, "--save-memory", saved).exit_code
+        == 0
+    )
+    refused(
+        xl("generate", artefacts["shift"], "--prompt", "a", "--load-memory", saved), "memory of the artefact"
+    )
+    refused(
+        xl("generate", artefacts["ring"], "--prompt", "a", "--prompt", "b", "--load-memory", saved),
+        "2 rows",
+        "1 streams",
+    )
+
+
+@pytest.mark.parametrize("command", ["check", "eval", "generate", "info"])
+def test_a_full_output_device_ends_in_one_sentence(
+    command: str, artefacts: dict[str, Path], text_file: Path
+) -> None:
+    options = {"eval": ["--text", text_file], "generate": ["--prompt", "a", "--tokens", "5"]}.get(command, [])
+    with open("/dev/full", "w") as full:
+        arguments = [Path(sys.executable).with_name("xl-export"), command, artefacts["ring"], *options]
+        ended = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert (
+        ended.stderr
+        == "Error: standard output cannot be used (No space left on device); give another place.\n"
+    )
+    assert ended.returncode == 2
+
+
+def test_an_output_that_cannot_show_a_character_ends_in_one_sentence(artefacts: dict[str, Path]) -> None:
+    arguments = [
+        Path(sys.executable).with_name("xl-export"),
+        "generate",
+        artefacts["ring"],
+        "--prompt",
+        "—",
+        "--tokens",
+        "3",
+    ]
+    latin = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    ended = subprocess.run(arguments, capture_output=True, env=latin, timeout=100)
+    assert ended.returncode == 2
+    message = ended.stderr.decode("latin-1")
+    assert message.startswith("Error: standard output is latin-1")
+    assert "PYTHONIOENCODING=utf-8" in message
+    assert len(message.splitlines()) == 1
+
+
+def test_generate_shows_each_piece_as_it_comes(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []  # what standard output's reader has got when each token is drawn
+    original = generation.Sampler.__call__
+
+    def spy(self: generation.Sampler, logits: np.ndarray, rng: np.random.Generator) -> int:
+        shown.append(sys.stdout.buffer.getvalue().decode())  # type: ignore[attr-defined]
+        return original(self, logits, rng)
+
+    monkeypatch.setattr(generation.Sampler, "__call__", spy)
+    result = xl("generate", artefacts["ring"], "--prompt", "The ", "--tokens", 6)
+    assert shown == [result.stdout[: 4 + count] for count in range(6)]
+
+
+def test_summaries_of_the_commands_are_whole_sentences() -> None:
+    listed = xl("--help").stdout.split("Commands:")[1]
+    assert "..." not in listed

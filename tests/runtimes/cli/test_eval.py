@@ -1,0 +1,202 @@
+"""`xl-export eval`: sweeps, losses to a file, token ids, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtimes.base.files import read_npz, write_json
+from runtimes.contract.vocabulary import CharVocab
+from tests.commands import last_line, refused, xl
+
+
+@pytest.fixture
+def text_file(text: str, tmp_path: Path) -> Path:
+    (tmp_path / "some.txt").write_text(text[:400], encoding="utf-8")
+    return tmp_path / "some.txt"
+
+
+@pytest.fixture
+def word_run(run: Path, tmp_path: Path, text: str) -> Path:
+    """The run again, with a vocabulary of words of the same size."""
+    folder = Path(shutil.copytree(run, tmp_path / "words"))
+    size = CharVocab.build(text).size
+    words = list(dict.fromkeys(text.split()))[10:]  # the first ones are unknown to it
+    write_json(folder / "vocab.json", {"kind": "word", "symbols": ["<unk>", "<eos>", *words][:size]})
+    return folder
+
+
+def without_speed(figures: dict) -> dict:
+    return {key: value for key, value in figures.items() if key != "tokens_per_second"}
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--json",), ("--mem-len", "4,16"), ("--no-memory", "--lanes", 3)], ids=str
+)
+def test_a_diverged_checkpoint_ends_in_one_sentence(
+    run: Path, text_file: Path, tmp_path: Path, options: tuple
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    broken = Path(shutil.copytree(run, tmp_path / "broken"))
+    tensors = load_file(broken / "model.safetensors")
+    tensors["blocks.1.out.weight"][0, 0] = float("nan")
+    save_file(tensors, broken / "model.safetensors")
+    losses = () if "4,16" in options else ("--losses", tmp_path / "losses.csv")
+    result = xl("eval", broken, "--text", text_file, *options, *losses)
+    refused(result, "gives token 1 of the text a loss that is not a number", "take an earlier checkpoint")
+    assert "nan" not in result.stdout
+    assert not (tmp_path / "losses.csv").exists()
+
+
+def test_a_sweep_over_a_run_has_the_figures_of_each_setting_alone(run: Path, text_file: Path) -> None:
+    options = ("--text", text_file, "--lanes", 2, "--json")
+    result = xl("eval", run, *options, "--mem-len", "4,16", "--segment", "8,24", "--clamp-len", "0,3")
+    document = last_line(result)
+    assert len(document["rows"]) == 8
+    for row in document["rows"]:
+        setting = (
+            "--mem-len",
+            row["mem_len"],
+            "--segment",
+            row["segment"],
+            "--clamp-len",
+            row["clamp_len"] or 0,
+        )
+        alone = last_line(xl("eval", run, *options, *setting))
+        assert without_speed(alone) == without_speed(row)
+    nats = [row["nats"] for row in document["rows"]]
+    assert len({round(value, 3) for value in nats}) == 4  # memory and clamp change the score, segments do not
+    assert document["best"] == int(np.argmin(nats))
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == [
+        "mem_len",
+        "segment",
+        "clamp_len",
+        "bits",
+        "per",
+        "character",
+        "perplexity",
+        "tokens/s",
+    ]
+    assert lines[1].split()[:4] == ["4", "8", "none", f"{document['rows'][0]['bits_per_token']:.4f}"]
+    best = document["rows"][document["best"]]
+    assert lines[9].split(maxsplit=1) == [
+        "best",
+        f"mem_len {best['mem_len']}, segment {best['segment']}, clamp_len {best['clamp_len'] or 'none'}",
+    ]
+
+
+def test_an_artefact_sweeps_segments_and_nothing_else(artefacts: dict[str, Path], text_file: Path) -> None:
+    document = last_line(
+        xl("eval", artefacts["ring"], "--text", text_file, "--segment", "1:8:3", "--mem-len", 16, "--json")
+    )
+    assert [row["segment"] for row in document["rows"]] == [1, 4, 7]
+    assert np.ptp([row["nats"] for row in document["rows"]]) < 0.01
+    refused(
+        xl("eval", artefacts["ring"], "--text", text_file, "--segment", "4,9"),
+        "segment is 9",
+        "1 to 8",
+        "export",
+    )
+    refused(
+        xl("eval", artefacts["ring"], "--text", text_file, "--mem-len", "16,64"),
+        "--mem-len is 64",
+        "with 16",
+        "export again",
+    )
+    refused(
+        xl("eval", artefacts["ring"], "--text", text_file, "--clamp-len", 5),
+        "--clamp-len is 5",
+        "--clamp-len 5",
+        "the run",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--mem-len", "x"), ("--mem-len is 'x'", "64,128,256")),
+        (("--segment", "0"), ("--segment is '0'", "from 1 on")),
+        (("--clamp-len", "-1"), ("--clamp-len is '-1'",)),
+        (("--mem-len", "99999999"), ("mem_len is 99999999",)),
+        (("--segment", "1:900:1", "--mem-len", "1,2"), ("1,800 settings",)),
+        (("--mem-len", "16777216", "--lanes", 9000), ("GiB",)),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(
+    options: tuple, words: tuple, run: Path, text_file: Path
+) -> None:
+    refused(xl("eval", run, "--text", text_file, *options), *words)
+
+
+def test_characters_and_words_have_their_own_figures(
+    run: Path, word_run: Path, text: str, text_file: Path
+) -> None:
+    characters = xl("eval", run, "--text", text_file).stdout.splitlines()
+    assert characters[0].startswith("bits per character  ")
+    assert [line.split()[0] for line in characters] == ["bits", "speed", "settings"]
+    words = xl("eval", word_run, "--text", text_file, "--json")
+    figures = last_line(words)
+    assert words.stdout.startswith(f"perplexity          {figures['perplexity']:.3f}")
+    symbols = json.loads((word_run / "vocab.json").read_text())["symbols"]
+    seen = text[:400].split()
+    unknown = sum(word not in symbols for word in seen) - (seen[0] not in symbols)
+    assert figures["unknown_share"] == pytest.approx(unknown / figures["tokens"])
+    assert f"unknown words       {figures['unknown_share']:.2%}" in words.stdout
+
+
+@pytest.mark.parametrize("kind", ["ring", "torch"])
+def test_losses_are_written_with_their_settings(
+    kind: str, run: Path, artefacts: dict, text_file: Path, tmp_path: Path
+) -> None:
+    folder = run if kind == "torch" else artefacts[kind]
+    options = ("--text", text_file, "--lanes", 3, "--segment", 5, "--json")
+    figures = last_line(xl("eval", folder, *options, "--losses", tmp_path / "losses.npz"))
+    figures.pop("kernel", None)
+    arrays = read_npz(tmp_path / "losses.npz")
+    assert arrays["nats"].shape == arrays["tokens"].shape == (399,)
+    assert float(arrays["nats"].sum()) == pytest.approx(figures["nats"], rel=1e-5)
+    assert without_speed(json.loads(str(arrays["settings"]))) == without_speed(figures)
+    assert xl("eval", folder, *options, "--losses", tmp_path / "losses.csv").exit_code == 0
+    assert len((tmp_path / "losses.csv").read_text(encoding="utf-8").split("\n")) == 1 + 1 + 399 + 1
+
+
+def test_losses_are_replaced_only_when_that_is_asked_for(run: Path, text_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "losses.csv").write_text("mine")
+    options = ("--text", text_file, "--losses", tmp_path / "losses.csv")
+    refused(xl("eval", run, *options), "losses.csv exists already", "--force")
+    assert (tmp_path / "losses.csv").read_text() == "mine"
+    assert xl("eval", run, *options, "--force").exit_code == 0
+    assert (tmp_path / "losses.csv").read_text() != "mine"
+
+
+def test_losses_that_cannot_be_written_are_refused_before_the_text_is_read(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    for name, words in (
+        ("losses.txt", (".npz or .csv",)),
+        ("folder.csv", ("is a folder",)),
+        ("absent/losses.csv", ("No such file",)),
+        ("/dev/null/losses.csv", ("could not be written",)),
+    ):
+        refused(xl("eval", run, "--text", tmp_path / "absent.txt", "--losses", tmp_path / name), name, *words)
+    refused(
+        xl("eval", run, "--text", "absent.txt", "--losses", tmp_path / "losses.csv", "--mem-len", "4,8"),
+        "one setting",
+        "make 2",
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.csv"]
+
+
+def test_token_ids_score_as_their_text(
+    run: Path, text_file: Path, tokens: np.ndarray, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "some.npy", tokens[:400].astype(np.uint8))
+    from_ids = last_line(xl("eval", run, "--text", tmp_path / "some.npy", "--json"))
+    assert without_speed(from_ids) == without_speed(last_line(xl("eval", run, "--text", text_file, "--json")))
+    np.save(tmp_path / "some.npy", tokens[:400] + 50)
+    refused(xl("eval", run, "--text", tmp_path / "some.npy"), "outside the vocabulary")

@@ -1,0 +1,152 @@
+"""Damages an artefact in many ways and checks each: `python mutation_worker.py ARTEFACT SCRATCH`, one JSON line each.
+
+It runs as a process of its own, so that a crash or a hang of ONNX Runtime is seen by the test that started it.
+Sealed damage has hashes and digest recomputed: it stands for a writer with a bug, and gets past the hashes.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import shutil
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import runtimes
+from runtimes.contract.spec import GRAPH, REFERENCE, SPEC, VOCAB
+
+VALUES: tuple[Any, ...] = (
+    None,
+    -1,
+    0,
+    1 << 24,
+    10**400,
+    1e300,
+    True,
+    "",
+    "x",
+    "../x",
+    "é\ud800" * 300,
+    [],
+    [[]],
+    {},
+    {"a": 1},
+)
+Damage = Iterator[tuple[str, bytes]]
+
+
+def damaged_bytes(data: bytes, other: bytes, rng: np.random.Generator, *, flips: int) -> Damage:
+    """Byte flips (also of the first bytes, where headers are), truncations, appended, emptied, another file's content."""
+    for number in range(flips):
+        at = int(rng.integers(len(data) if number % 3 else min(64, len(data))))
+        changed = bytes([data[at] ^ int(rng.integers(1, 256))])
+        yield f"flip at {at}", data[:at] + changed + data[at + 1 :]
+    for keep in (1, len(data) // 3, len(data) - 9, len(data) - 1):
+        yield f"truncated to {keep}", data[:keep]
+    yield "appended", data + b"\0"
+    yield "twice", data + data
+    yield "empty", b""
+    yield "another file's content", other
+
+
+def damaged_json(document: dict[str, Any], rng: np.random.Generator) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every value replaced by some unlikely ones, every key dropped, a key added to every object."""
+    for path in paths(document):
+        for value in (VALUES[choice] for choice in rng.permutation(len(VALUES))[:4]):
+            yield f"{path} = {value!r:.20}", changed(document, path, value)
+        yield f"{path} dropped", changed(document, path)
+    for path in [(), *paths(document)]:
+        if isinstance(at(document, path), dict):
+            yield f"{path} + key", changed(document, (*path, "surprise"), 1)
+
+
+def paths(node: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of all values below the top of a JSON document."""
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [path for key, value in items for path in [(*prefix, key), *paths(value, (*prefix, key))]]
+
+
+def at(node: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        node = node[key]
+    return node
+
+
+def changed(document: dict[str, Any], path: tuple[Any, ...], *value: Any) -> dict[str, Any]:
+    """A copy with one value replaced, or dropped when none is given."""
+    document = copy.deepcopy(document)
+    parent = at(document, path[:-1])
+    if value:
+        parent[path[-1]] = value[0]
+    else:
+        del parent[path[-1]]
+    return document
+
+
+def sealed(document: dict[str, Any], folder: Path, name: str | None = None) -> bytes:
+    """`spec.json` with a digest that matches, and with the hash of the file `name` as it is now."""
+    document = {key: value for key, value in document.items() if key != "digest"}
+    if name is not None:
+        data = (folder / name).read_bytes()
+        document["files"][name] = {"sha256": hashlib.sha256(data).hexdigest(), "num_bytes": len(data)}
+    digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**document, "digest": digest}).encode()
+
+
+def outcome(folder: Path) -> str:
+    """How a check ends: passed, failed, refused (with one sentence), or a bug with its traceback."""
+    try:
+        report = runtimes.check(folder, threads=1)
+    except runtimes.UserError as error:
+        message = str(error)
+        return (
+            "refused"
+            if message and "\n" not in message and len(message) < 1000
+            else f"bug: not one sentence: {message}"
+        )
+    except BaseException:
+        return "bug: " + traceback.format_exc()
+    return "passed" if report.passed else "failed"
+
+
+def run(artefact: Path, folder: Path, rng: np.random.Generator) -> None:
+    """Applies each damage to `folder`, a copy of the artefact, and undoes it; prints what came of it."""
+    shutil.copytree(artefact, folder)
+    whole = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    spec = json.loads(whole[SPEC])
+
+    def report(kind: str, what: str) -> None:
+        print(json.dumps({"begin": f"{kind} {what}"}), flush=True)
+        print(json.dumps({"kind": kind, "what": what, "outcome": outcome(folder)}), flush=True)
+        for name, data in whole.items():
+            if not (folder / name).exists() or (folder / name).read_bytes() != data:
+                (folder / name).write_bytes(data)
+
+    report("whole", "untouched")
+    names = list(whole)
+    for index, name in enumerate(names):
+        for what, data in damaged_bytes(whole[name], whole[names[index - 1]], rng, flips=12):
+            (folder / name).write_bytes(data)
+            report("bytes", f"{name}: {what}")
+        (folder / name).unlink()
+        report("bytes", f"{name}: deleted")
+    for what, document in damaged_json(spec, rng):
+        (folder / SPEC).write_text(json.dumps(document))
+        report("spec", what)
+        (folder / SPEC).write_bytes(sealed(document, folder))
+        report("sealed spec", what)
+    for name, flips in ((GRAPH, 60), (VOCAB, 20), (REFERENCE, 40)):
+        for what, data in damaged_bytes(whole[name], whole[SPEC], rng, flips=flips):
+            (folder / name).write_bytes(data)
+            (folder / SPEC).write_bytes(sealed(spec, folder, name))
+            report("sealed file", f"{name}: {what}")
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), Path(sys.argv[2]), np.random.default_rng(int(sys.argv[3])))

@@ -1,0 +1,218 @@
+"""Memory on disk: it continues bit for bit elsewhere, and a damaged file is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtimes.base.errors import ArtefactError, StreamError, UserError
+from runtimes.base.files import read_npz
+from runtimes.contract.memory import Memory, save_memory
+from runtimes.contract.session import Session, load_memory
+
+EDGE_ONLY = ("torch", "onnx", "onnx_ir", "trainer", "xl_export", "benchmarks", "safetensors")
+CONTINUE = """
+import sys
+import numpy as np
+import runtimes
+artefact, saved, tokens, out = sys.argv[1:]
+session = runtimes.open_session(artefact, threads=1)
+memory = runtimes.load_memory(saved, session)
+logits, memory = session.step(np.load(tokens), memory)
+np.save(out, logits)
+"""
+
+
+def feed(session: Session, tokens: np.ndarray, batch: int = 2, steps: int = 5) -> Memory:
+    """Memory after some full segments, past the memory length."""
+    memory = session.start(batch)
+    for step in range(steps):
+        at = step * session.rule.segment
+        session.step(
+            np.stack([tokens[row * 100 + at :][: session.rule.segment] for row in range(batch)]), memory
+        )
+    return memory
+
+
+def same(left: Memory, right: Memory) -> bool:
+    """Whether two memories hold the same bits."""
+    equal = all(
+        np.array_equal(left.tensors[name], right.tensors[name]) for name in left.tensors | right.tensors
+    )
+    return equal and np.array_equal(left.positions, right.positions) and left.owner == right.owner
+
+
+@pytest.mark.parametrize("form", ["ring", "shift", "hidden"])
+def test_another_process_without_torch_continues_bit_for_bit(
+    form: str,
+    artefacts: dict[str, Path],
+    sessions: dict[str, Session],
+    tokens: np.ndarray,
+    tmp_path: Path,
+    python: Callable[..., Any],
+) -> None:
+    session = sessions[form]
+    memory = feed(session, tokens)
+    save_memory(memory, tmp_path / "memory.npz")
+    segment = tokens[None, 500 : 500 + 5].repeat(2, axis=0)
+    np.save(tmp_path / "tokens.npy", segment)
+    files = (artefacts[form], tmp_path / "memory.npz", tmp_path / "tokens.npy", tmp_path / "logits.npy")
+    other = python(CONTINUE, *files, block=EDGE_ONLY)
+    assert other.returncode == 0, other.stderr
+    here, _ = session.step(segment, memory)
+    assert np.array_equal(np.load(tmp_path / "logits.npy"), here)
+
+
+def test_saving_and_loading_changes_no_bit(session: Session, tokens: np.ndarray, tmp_path: Path) -> None:
+    memory = feed(session, tokens)
+    save_memory(memory, tmp_path / "memory.npz")
+    loaded = load_memory(tmp_path / "memory.npz", session)
+    assert same(loaded, memory)
+    segment = tokens[None, 500:503].repeat(2, axis=0)
+    assert np.array_equal(session.step(segment, loaded)[0], session.step(segment, memory)[0])
+
+
+def test_memory_of_another_artefact_is_refused_by_loading_and_by_stepping(
+    sessions: dict[str, Session], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    memory = feed(sessions["shift"], tokens)
+    save_memory(memory, tmp_path / "memory.npz")
+    with pytest.raises(StreamError, match="holds memory of the artefact"):
+        load_memory(tmp_path / "memory.npz", sessions["ring"])
+    with pytest.raises(StreamError, match="memory belongs to artefact"):
+        sessions["ring"].step(tokens[None, :2].repeat(2, axis=0), memory)
+
+
+def test_a_copy_is_a_fork(session: Session, tokens: np.ndarray) -> None:
+    memory = feed(session, tokens)
+    positions, tensors = (
+        memory.positions.tolist(),
+        {name: array.tolist() for name, array in memory.tensors.items()},
+    )
+    fork = memory.copy()
+    for at in (0, 4, 8):
+        session.step(tokens[None, at : at + 4].repeat(2, axis=0), fork)
+    assert memory.positions.tolist() == positions
+    assert {name: array.tolist() for name, array in memory.tensors.items()} == tensors
+    assert fork.positions.tolist() == [position + 12 for position in positions]
+    assert not any(np.array_equal(fork.tensors[name], memory.tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("form", ["ring", "hidden"])
+def test_a_damaged_file_is_refused_or_loads_the_same(
+    form: str, sessions: dict[str, Session], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    session = sessions[form]
+    memory = feed(session, tokens)
+    save_memory(memory, tmp_path / "whole.npz")
+    data, rng, refusals = (tmp_path / "whole.npz").read_bytes(), np.random.default_rng(0), []
+    damaged = [data[:size] for size in (0, 1, 3, 30, len(data) // 2, len(data) - 22, len(data) - 1)]
+    damaged += [data + b"\0", data + data, b"PK\x03\x04" + data, np.lib.format.magic(1, 0) + data]
+    places = [
+        *rng.integers(len(data), size=100),
+        *rng.integers(len(data) - 800, len(data), size=100),
+        *range(0, 180, 2),
+    ]
+    for at in places:  # anywhere, the directory at the end, and the first member's headers
+        damaged.append(data[:at] + bytes([data[at] ^ int(rng.integers(1, 256))]) + data[at + 1 :])
+    for number, content in enumerate(damaged):
+        path = tmp_path / f"{number}.npz"
+        path.write_bytes(content)
+        try:
+            assert same(load_memory(path, session), memory), number
+        except UserError as error:
+            refusals.append(str(error).replace(str(path), "PATH"))
+    assert len(refusals) > 150
+    assert [message for message in refusals if "PATH" not in message or "\n" in message] == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda arrays: arrays.pop("positions"),
+        lambda arrays: arrays.pop("owner"),
+        lambda arrays: arrays.update(positions=arrays["positions"].astype(np.int32)),
+        lambda arrays: arrays.update(positions=arrays["positions"][:0]),
+        lambda arrays: arrays.update(positions=arrays["positions"][:, None]),
+        lambda arrays: arrays.update(positions=arrays["positions"][:1]),
+        lambda arrays: arrays.update(surprise=arrays["positions"]),
+        lambda arrays: arrays.update({"tensor/past_key_values.0.key": np.zeros((2, 2, 23, 6), np.float32)}),
+        lambda arrays: arrays.update({"tensor/past_key_values.0.key": np.zeros((2, 2, 24, 6))}),
+        lambda arrays: arrays.pop("tensor/past_key_values.1.value"),
+    ],
+)
+def test_arrays_that_are_not_this_memory_are_refused(
+    change: Callable[[dict[str, Any]], Any], sessions: dict[str, Session], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    save_memory(feed(sessions["ring"], tokens), tmp_path / "memory.npz")
+    arrays = read_npz(tmp_path / "memory.npz")
+    change(arrays)
+    np.savez(tmp_path / "changed.npz", **arrays)
+    with pytest.raises(ArtefactError, match=r"changed\.npz"):
+        load_memory(tmp_path / "changed.npz", sessions["ring"])
+
+
+@pytest.mark.parametrize("layout", ["fortran", "big-endian"])
+@pytest.mark.parametrize("form", ["ring", "shift"])
+def test_the_layout_of_a_file_does_not_change_what_it_means(
+    layout: str, form: str, sessions: dict[str, Session], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    memory = feed(sessions[form], tokens)
+    save_memory(memory, tmp_path / "memory.npz")
+    arrays = read_npz(tmp_path / "memory.npz")
+    for name, array in arrays.items():
+        if name.startswith("tensor/"):
+            arrays[name] = np.asfortranarray(array) if layout == "fortran" else array.astype(">f4")
+    np.savez(tmp_path / "other.npz", **arrays)
+    loaded, segment = (
+        load_memory(tmp_path / "other.npz", sessions[form]),
+        tokens[None, 500:503].repeat(2, axis=0),
+    )
+    for _ in range(2):
+        assert np.array_equal(
+            sessions[form].step(segment, loaded)[0], sessions[form].step(segment, memory)[0]
+        )
+
+
+def test_a_full_disk_leaves_the_old_file(
+    artefacts: dict[str, Path],
+    sessions: dict[str, Session],
+    tokens: np.ndarray,
+    tmp_path: Path,
+    python: Callable[..., Any],
+) -> None:
+    session = sessions["ring"]
+    save_memory(feed(session, tokens), tmp_path / "memory.npz")
+    code = """
+import resource, sys
+import runtimes
+session = runtimes.open_session(sys.argv[1], threads=1)
+memory = session.start(3)
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+try:
+    runtimes.save_memory(memory, sys.argv[2])
+except runtimes.UserError as error:
+    print(error)
+"""
+    before = (tmp_path / "memory.npz").read_bytes()
+    other = python(code, artefacts["ring"], tmp_path / "memory.npz")
+    assert other.returncode == 0, other.stderr
+    assert "memory.npz could not be written: File too large" in other.stdout
+    assert (tmp_path / "memory.npz").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["memory.npz"]
+
+
+def test_arrays_that_the_caller_rearranged_are_used_as_they_are(session: Session, tokens: np.ndarray) -> None:
+    memory = feed(session, tokens, batch=3)
+    chosen = Memory(
+        memory.positions[::2].copy(), {n: a[::2] for n, a in memory.tensors.items()}, memory.owner
+    )
+    segment = tokens[None, 500:503].repeat(3, axis=0)
+    for _ in range(6):  # a copy that is not written back shows after two
+        expected, _ = session.step(segment, memory)
+        found, _ = session.step(segment[::2], chosen)
+        assert np.allclose(found, expected[::2], atol=1e-5)

@@ -1,0 +1,44 @@
+"""Every file of an artefact is damaged in hundreds of ways: each ends in one sentence, or in a check that passes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).with_name("mutation_worker.py")
+
+
+@pytest.mark.parametrize("form", ["ring", "shift", "hidden"])
+def test_every_damage_ends_in_one_sentence_or_a_passing_check(
+    form: str, artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    worker = subprocess.run(
+        [sys.executable, WORKER, artefacts[form], tmp_path / "copy", "0"],
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    lines = [
+        json.loads(line) for line in worker.stdout.splitlines()
+    ]  # so ONNX Runtime printed nothing of its own
+    assert worker.returncode == 0, (worker.returncode, lines[-1], worker.stderr[-2000:])
+    assert worker.stderr == ""  # what the command line adds to its one sentence
+    results = [line for line in lines if "outcome" in line]
+    assert [line for line in results if line["outcome"].startswith("bug")] == []
+    sealed = {
+        "sealed spec",
+        "sealed file",
+    }  # those alone may compute something else, and then the check says so
+    assert [line for line in results if line["outcome"] == "failed" and line["kind"] not in sealed] == []
+    assert results[0] == {"kind": "whole", "what": "untouched", "outcome": "passed"}
+    counts = Counter((line["kind"], line["outcome"]) for line in results)
+    assert counts["bytes", "refused"] > 100, counts
+    assert counts["spec", "refused"] > 100, counts
+    assert counts["sealed spec", "refused"] > 100, counts
+    assert counts["sealed file", "refused"] > 50, counts
+    assert counts["sealed file", "failed"] > 0, counts  # some damage did get as far as the numbers

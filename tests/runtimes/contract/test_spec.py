@@ -1,0 +1,258 @@
+"""The contract of an artefact: read back as written, refused with one sentence when anything about it changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.records import to_json
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import (
+    GRAPH,
+    REFERENCE,
+    SCHEMA,
+    SPEC,
+    VOCAB,
+    WEIGHTS,
+    ModelFacts,
+    Spec,
+    head_groups,
+    load_spec,
+    save_spec,
+    state_tensors,
+)
+
+MODEL = ModelFacts(
+    positions="relative", sublayers="feed-forward", layers=2, heads=3, head_dim=5, d_model=7, d_ff=11, persistent=0,
+    vocab_size=13, cutoffs=(), reaches=(), pre_norm=False, parameters=1,
+)  # fmt: skip
+RULE = MemoryRule(mem_len=16, segment=8)
+
+
+def make_spec(form: Any = "ring", **changes: Any) -> Spec:
+    facts: dict[str, Any] = {
+        "model": MODEL, "rule": RULE, "form": form, "precision": "fp32", "opset": 24,
+        "state": state_tensors(MODEL, RULE, form), "producer": {"numpy": "2"}, "source": {"model.safetensors": "ab"},
+    }  # fmt: skip
+    return Spec(**{**facts, **changes})
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Changes `spec.json` in place, digest and all."""
+    document = json.loads((folder / SPEC).read_text())
+    change(document)
+    (folder / SPEC).write_text(json.dumps(document))
+
+
+SPANS = dataclasses.replace(MODEL, reaches=((10, 200, 300), (7, 9, 12)))
+LONG = MemoryRule(mem_len=256, segment=8)
+
+
+def test_heads_of_similar_reach_share_memory_as_long_as_the_furthest_of_them() -> None:
+    groups = head_groups(SPANS, LONG, "ring")
+    assert [[(list(group.heads), group.mem_len) for group in layer] for layer in groups] == [
+        [([2, 1], 256), ([0], 10)],  # 300 is cut to the memory; 200 is more than half of that
+        [([2, 1, 0], 12)],  # half of it, but less than 64 tokens apart
+    ]
+    assert [[group.mem_len for group in layer] for layer in head_groups(SPANS, LONG, "hidden")] == [
+        [256],
+        [12],
+    ]
+    assert all(len(layer) == 1 and layer[0].mem_len == 256 for layer in head_groups(MODEL, LONG, "ring"))
+
+
+def test_memory_tensors_of_groups_have_their_own_names_and_lengths() -> None:
+    states = state_tensors(SPANS, LONG, "ring")
+    assert [(state.past, state.shape) for state in states if state.past.endswith("key")] == [
+        ("past_key_values.0.0.key", ("batch", "2", "264", "5")),
+        ("past_key_values.0.1.key", ("batch", "1", "18", "5")),
+        ("past_key_values.1.key", ("batch", "3", "20", "5")),
+    ]
+    spec = make_spec(model=SPANS, rule=LONG, state=states)
+    assert spec.bytes_per_stream == 8 + 2 * 4 * 5 * (2 * 264 + 18 + 3 * 20)
+    assert spec.bytes_saved == 2 * 4 * 5 * (6 * 264 - 2 * 264 - 18 - 3 * 20)
+    assert make_spec().bytes_saved == 0
+
+
+def test_head_split_remembers_nothing_for_heads_that_see_persistent_vectors_alone() -> None:
+    split = dataclasses.replace(MODEL, heads=4, sublayers="head-split", persistent=3, d_ff=0)
+    assert {state.shape for state in state_tensors(split, RULE, "shift")} == {("batch", "2", "16", "5")}
+
+
+@pytest.mark.parametrize(
+    "reaches", [((1, 2, 3),), ((1, 2), (1, 2)), ((1, 2, 0), (1, 2, 3)), ((1, 2, 1 << 30), (1, 2, 3))]
+)
+def test_reaches_that_do_not_fit_the_heads_are_refused(reaches: Any) -> None:
+    with pytest.raises(ConfigError, match="reaches"):
+        dataclasses.replace(MODEL, reaches=reaches)
+
+
+def test_a_large_vocabulary_has_inputs_that_say_what_is_wanted() -> None:
+    for facts in ({"cutoffs": (5,)}, {"vocab_size": 8193}):
+        model = dataclasses.replace(MODEL, **facts)
+        spec = make_spec(model=model)
+        assert [(tensor.name, tensor.shape) for tensor in spec.inputs[2:4]] == [
+            ("targets", ("batch", "segment")), ("logit_rows", ("rows",)),
+        ]  # fmt: skip
+        assert [(tensor.name, tensor.shape) for tensor in spec.outputs[:2]] == [
+            ("logits", ("rows", str(model.vocab_size))), ("log_probs", ("batch", "segment")),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("form", "names", "shape", "floats"),
+    [
+        ("ring", ["key", "value"], ("batch", "3", "24", "5"), 2 * 2 * 3 * 24 * 5),
+        ("shift", ["key", "value"], ("batch", "3", "16", "5"), 2 * 2 * 3 * 16 * 5),
+        ("hidden", ["hidden"], ("batch", "16", "7"), 2 * 16 * 7),
+    ],
+)
+def test_memory_tensors_of_each_form(
+    form: Any, names: list[str], shape: tuple[str, ...], floats: int
+) -> None:
+    spec = make_spec(form)
+    if form == "hidden":
+        expected = [(f"past_hidden.{layer}", f"present_hidden.{layer}") for layer in (0, 1)]
+    else:
+        expected = [
+            (f"past_key_values.{layer}.{name}", f"present.{layer}.{name}")
+            for layer in (0, 1)
+            for name in names
+        ]
+    assert [(state.past, state.present) for state in spec.state] == expected
+    assert {(state.shape, state.dtype) for state in spec.state} == {(shape, "float32")}
+    assert spec.bytes_per_stream == 8 + 4 * floats
+    assert [tensor.name for tensor in spec.inputs] == [
+        "input_ids",
+        "position_ids",
+        *(past for past, _ in expected),
+    ]
+    assert [tensor.name for tensor in spec.outputs] == ["logits", *(present for _, present in expected)]
+    assert spec.outputs[0].shape == ("batch", "segment", "13")
+    assert spec.outputs[0].num_bytes(batch=2, segment=3) == 4 * 2 * 3 * 13
+
+
+def test_identity_changes_with_every_field() -> None:
+    changes: list[dict[str, Any]] = [
+        {"opset": 23}, {"producer": {"numpy": "3"}}, {"source": {}}, {"schema": 2}, {"form": "shift"},
+        {"rule": dataclasses.replace(RULE, mask="full")}, {"rule": dataclasses.replace(RULE, clamp_len=9)},
+        {"rule": dataclasses.replace(RULE, initial_memory="zeros")}, {"model": dataclasses.replace(MODEL, d_ff=12)},
+        {"state": ()},
+    ]  # fmt: skip
+    identities = {make_spec().identity, *(make_spec(**change).identity for change in changes)}
+    assert len(identities) == len(changes) + 1
+    assert make_spec().identity == make_spec().identity
+
+
+def test_a_spec_comes_back_as_it_was_saved(artefacts: dict[str, Path], tmp_path: Path) -> None:
+    for folder in artefacts.values():
+        spec = load_spec(folder)
+        copied = Path(shutil.copytree(folder, tmp_path / spec.form))
+        save_spec(copied, spec)
+        assert load_spec(copied) == spec
+        assert set(spec.files) >= {GRAPH, WEIGHTS, VOCAB, REFERENCE}
+
+
+def test_a_newer_schema_is_told_to_update(artefact: Path) -> None:
+    edit(artefact, lambda spec: spec.update(schema=SCHEMA + 1, news=1))
+    with pytest.raises(
+        ArtefactError, match=r"has schema 2, and this version reads up to 1; update with `pip install -U"
+    ):
+        load_spec(artefact)
+
+
+def test_an_older_schema_is_refused(artefact: Path, reseal: Callable[..., None]) -> None:
+    reseal(artefact, schema=0)
+    with pytest.raises(ArtefactError, match="schema"):
+        load_spec(artefact)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda spec: spec["rule"].update(mem_len=17),
+        lambda spec: spec.update(opset=25),
+        lambda spec: spec.update(digest="0" * 64),
+        lambda spec: spec.pop("digest"),
+        lambda spec: spec["producer"].update(numpy="0"),
+        lambda spec: spec["files"][WEIGHTS].update(sha256="0" * 64),
+    ],
+)
+def test_an_altered_spec_does_not_match_its_digest(
+    change: Callable[[dict[str, Any]], Any], artefact: Path
+) -> None:
+    edit(artefact, change)
+    with pytest.raises(ArtefactError, match=r"spec\.json was altered: its digest"):
+        load_spec(artefact)
+
+
+@pytest.mark.parametrize("change", [lambda spec: spec.pop("rule"), lambda spec: spec.update(more=1)])
+def test_a_spec_with_other_keys_is_refused(change: Callable[[dict[str, Any]], Any], artefact: Path) -> None:
+    edit(artefact, change)
+    with pytest.raises(ArtefactError, match="the artefact is damaged or of another version: export it again"):
+        load_spec(artefact)
+
+
+@pytest.mark.parametrize("name", [GRAPH, WEIGHTS, VOCAB, REFERENCE])
+def test_a_missing_cut_or_altered_file_is_named(name: str, artefact: Path) -> None:
+    data = (artefact / name).read_bytes()
+    (artefact / name).write_bytes(data[:-1])
+    with pytest.raises(ArtefactError, match=rf"{name} has {len(data) - 1} bytes, expected {len(data)}"):
+        load_spec(artefact)
+    (artefact / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(ArtefactError, match=rf"{name} was altered: its SHA-256"):
+        load_spec(artefact)
+    (artefact / name).unlink()
+    with pytest.raises(ArtefactError, match=rf"{name} is missing; copy the whole folder"):
+        load_spec(artefact)
+    (artefact / name).mkdir()
+    with pytest.raises(ArtefactError, match=rf"{name} is missing"):
+        load_spec(artefact)
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/hostname", "..", ".", "", "a/b", "a\\b", "a\0b", "C:x", "x" * 5000, "\ud800"]
+)
+def test_a_file_outside_the_folder_is_refused_before_it_is_touched(
+    name: str, artefact: Path, reseal: Callable[..., None]
+) -> None:
+    (artefact.parent / "x").write_text("x")
+    files = {**json.loads((artefact / SPEC).read_text())["files"], name: {"sha256": "0" * 64, "num_bytes": 1}}
+    reseal(artefact, files=files)
+    with pytest.raises(ArtefactError, match="lists a file outside its folder"):
+        load_spec(artefact)
+
+
+@pytest.mark.parametrize("name", [GRAPH, WEIGHTS, VOCAB, REFERENCE])
+def test_a_spec_that_does_not_list_its_files_is_refused(
+    name: str, artefact: Path, reseal: Callable[..., None]
+) -> None:
+    files = json.loads((artefact / SPEC).read_text())["files"]
+    del files[name]
+    reseal(artefact, files=files)
+    with pytest.raises(ArtefactError, match=f"does not list {name}"):
+        load_spec(artefact)
+
+
+def test_a_folder_without_a_spec_is_no_artefact(tmp_path: Path) -> None:
+    with pytest.raises(ArtefactError, match=r"has no spec\.json; make one with"):
+        load_spec(tmp_path)
+
+
+def test_absurd_sizes_are_refused_without_taking_memory(artefact: Path, reseal: Callable[..., None]) -> None:
+    model = to_json(load_spec(artefact).model)
+    tracemalloc.start()
+    for layers in (1 << 18, 1 << 40):
+        reseal(artefact, model={**model, "layers": layers})
+        with pytest.raises(ArtefactError):
+            load_spec(artefact)
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()

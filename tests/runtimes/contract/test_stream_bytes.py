@@ -1,0 +1,100 @@
+"""What `info` says a stream takes is what a session holds for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from runtimes import Memory, open_session
+from runtimes.contract.precision import MemoryPrecision
+from runtimes.contract.spec import Form, load_spec
+from runtimes.tasks.describe import describe, describe_lines
+from tests.architectures import ARCHITECTURES
+from tests.streams import rows
+from xl_export.artefact.export import export
+
+BATCH = 3
+KINDS = (
+    "transformer-xl",
+    "adaptive-softmax",
+    "all-attention-groups",
+    "head-split",
+    "per-layer",
+)  # the last without memory
+
+
+@pytest.fixture(scope="module")
+def folders(make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`folders(kind, form, memory precision)`: an artefact, exported once."""
+    made: dict[Any, Path] = {}
+
+    def of(kind: str, form: Form, precision: MemoryPrecision) -> Path:
+        if kind not in made:
+            made[kind] = make_run(**ARCHITECTURES[kind])
+        if (kind, form, precision) not in made:
+            out = tmp_path_factory.mktemp("artefact") / "artefact"
+            made[kind, form, precision] = export(made[kind], out, memory=form, memory_precision=precision)
+        return made[kind, form, precision]
+
+    return of
+
+
+def _bytes(*sets: dict[str, np.ndarray]) -> int:
+    """Of all arrays in some sets, each counted once."""
+    return sum(
+        array.nbytes for array in {id(array): array for arrays in sets for array in arrays.values()}.values()
+    )
+
+
+@pytest.mark.parametrize("precision", get_args(MemoryPrecision))
+@pytest.mark.parametrize("form", get_args(Form))
+@pytest.mark.parametrize("kind", KINDS)
+def test_info_says_the_bytes_that_a_session_holds(
+    kind: str, form: Form, precision: MemoryPrecision, folders: Callable[..., Path], tokens: np.ndarray
+) -> None:
+    folder = folders(kind, form, precision)
+    facts, spec, session = describe(folder), load_spec(folder), open_session(folder)
+
+    def state(memory: Memory) -> int:
+        return memory.positions.nbytes + _bytes(memory.tensors)
+
+    memory = session.start(BATCH)
+    assert state(memory) == BATCH * facts["bytes_per_stream"] == BATCH * spec.bytes_per_stream
+    assert {array.dtype.name for array in memory.tensors.values()} == {
+        "float16" if precision == "fp16" else "float32"
+    }
+    for at in range(0, 40, 8):
+        _, memory = session.step(rows(tokens, BATCH, 40)[:, at : at + 8], memory)
+    assert state(memory) == state(memory.copy()) == BATCH * facts["bytes_per_stream"]
+    running = memory.positions.nbytes + _bytes(memory.tensors, memory.binding._spare)
+    assert running == BATCH * facts["running_bytes_per_stream"]
+    whole = state(open_session(folders(kind, form, "fp32")).start(1))
+    assert whole == facts["fp32_bytes_per_stream"]
+    line = next(line for line in describe_lines(facts) if line.startswith("memory "))
+    assert f"{facts['bytes_per_stream']:,} bytes per stream" in line
+    assert ("while a session runs" in line) == (running > BATCH * facts["bytes_per_stream"])
+    assert (f" for {whole:,} in fp32" in line) == (precision == "fp16")
+
+
+@pytest.mark.parametrize("precision", get_args(MemoryPrecision))
+@pytest.mark.parametrize("form", get_args(Form))
+def test_groups_of_heads_hold_what_is_left_of_a_whole_memory(
+    form: Form, precision: MemoryPrecision, folders: Callable[..., Path]
+) -> None:
+    folder = folders("all-attention-groups", form, precision)
+    facts, memory = describe(folder), open_session(folder).start(1)
+    model, rule = facts["model"], facts["rule"]
+    slots, width = (
+        rule["mem_len"] + (rule["segment"] if form == "ring" else 0),
+        2 * model["heads"] * model["head_dim"],
+    )
+    whole = 8 + model["layers"] * slots * (model["d_model"] if form == "hidden" else width) * (
+        2 if precision == "fp16" else 4
+    )
+    assert facts["bytes_saved_by_spans"] == whole - memory.positions.nbytes - _bytes(memory.tensors)
+    assert (facts["bytes_saved_by_spans"] > 0) == (form != "hidden")
+    assert (len(memory.tensors) > 2 * model["layers"]) == (form != "hidden")  # more than one group in a layer

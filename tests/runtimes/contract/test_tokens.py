@@ -1,0 +1,131 @@
+"""Tokens from a text or from a file of ids."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtimes.base.errors import TextError, UserError
+from runtimes.base.files import write_json
+from runtimes.contract.tokens import read_tokens, side_bytes, unknown_share
+from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab
+
+ABC = CharVocab(["a", "b", "c"])
+
+
+def test_a_text_is_encoded(tmp_path: Path) -> None:
+    (tmp_path / "some.txt").write_text("abca")
+    assert read_tokens(tmp_path / "some.txt", ABC).tolist() == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int64", "uint64", ">u2"])
+def test_ids_are_mapped_not_read(dtype: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "some.npy", np.array([2, 0, 1], dtype))
+    ids = read_tokens(tmp_path / "some.npy", ABC)
+    assert isinstance(ids, np.memmap)
+    assert ids.tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.array([0, 3]), "the token id 3, outside"),
+        (np.array([0, -1]), "the token id -1, outside"),
+        (np.array([0.0, 1.0]), r"float64 \[2\]"),
+        (np.array([[0, 1]]), r"int64 \[1, 2\]"),
+        (np.array([True]), r"bool \[1\]"),
+        (np.array([{}], object), "could not be read"),
+    ],
+)
+def test_ids_that_do_not_fit_are_refused(array: np.ndarray, words: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "some.npy", array, allow_pickle=True)
+    with pytest.raises(TextError, match=words):
+        read_tokens(tmp_path / "some.npy", ABC)
+
+
+def test_damaged_files_of_ids_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "some.npy"
+    with pytest.raises(UserError, match="No such file"):
+        read_tokens(path, ABC)
+    np.save(path, np.zeros(100, np.int64))
+    whole = path.read_bytes()
+    huge = whole.replace(b"(100,)", b"(9**9,)").replace(b"'fortran_order': False", b"'fortran_order': True ")
+    endless = whole[:128].replace(b"(100,),        ", b"(99999999999,),")
+    for damaged in (b"", whole[:40], whole[:200], b"PK" + whole, pickle.dumps([1]), huge, endless):
+        path.write_bytes(damaged)
+        with pytest.raises(TextError, match=r"some\.npy could not be read as a \.npy file") as caught:
+            read_tokens(path, ABC)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_ids_from_what_is_not_a_file_are_refused_at_once(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make(tmp_path / "some.npy")
+    with pytest.raises(TextError, match=r"some\.npy is not a file"):
+        read_tokens(tmp_path / "some.npy", ABC)
+
+
+def test_ids_of_another_vocabulary_are_refused_where_a_file_beside_them_tells(tmp_path: Path) -> None:
+    np.save(tmp_path / "some.npy", np.array([2, 0, 1]))
+    (tmp_path / "some.json").write_bytes(side_bytes(ABC))
+    assert read_tokens(tmp_path / "some.npy", ABC).tolist() == [2, 0, 1]
+    with pytest.raises(TextError, match=r"ids of another vocabulary than the model's, by .*some\.json"):
+        read_tokens(tmp_path / "some.npy", CharVocab(["a", "c", "b"]))
+    (tmp_path / "some.json").write_text('{"mine": 3}')
+    assert read_tokens(tmp_path / "some.npy", CharVocab(["a", "c", "b"])).tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("facts", "ids", "words"),
+    [
+        ({"dtype": "uint8"}, b"\0\1\2", None),
+        ({"dtype": "uint8"}, b"\0\3", "the token id 3, outside"),
+        ({"dtype": "uint8"}, b"", "damaged dataset"),
+        ({"dtype": "uint16"}, b"\0\1\2", "damaged dataset"),
+        ({"dtype": "object"}, b"\0\1", "damaged dataset"),
+        ([], b"\0\1", "damaged dataset"),
+    ],
+)
+def test_a_dataset_gives_its_test_part(facts: object, ids: bytes, words: str | None, tmp_path: Path) -> None:
+    write_json(tmp_path / "data.json", facts)
+    write_json(tmp_path / "vocab.json", ABC.to_json())
+    (tmp_path / "test.bin").write_bytes(ids)
+    if words is None:
+        assert read_tokens(tmp_path, ABC).tolist() == [0, 1, 2]
+        return
+    with pytest.raises(TextError, match=words):
+        read_tokens(tmp_path, ABC)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "words"),
+    [
+        (ABC, r"'\\x00', character 3 of the text"),
+        (WordVocab(["<unk>", "a"]), "byte 3 of the text is NUL, so it is no text"),
+    ],
+)
+def test_what_holds_nul_is_no_text(vocab: Vocab, words: str, tmp_path: Path) -> None:
+    (tmp_path / "some.txt").write_bytes(b"abc\0a")
+    with pytest.raises(TextError, match=words):
+        read_tokens(tmp_path / "some.txt", vocab)
+    assert len(read_tokens(tmp_path / "some.txt", ByteVocab())) == 5
+
+
+def test_a_byte_that_a_vocabulary_lacks_is_given_with_its_place() -> None:
+    with pytest.raises(TextError, match="the byte 99 at byte 4, which is not among the 2 bytes"):
+        ByteVocab([97, 98], skipped=[10]).encode("ab\nac")
+
+
+def test_the_share_of_unknown_words() -> None:
+    vocab = WordVocab(["<unk>", "<eos>", "the"])
+    assert unknown_share(vocab, vocab.encode("the cat\nthe the")) == pytest.approx(1 / 5)
+    assert unknown_share(WordVocab(["the"]), np.zeros(3)) is None
+    assert unknown_share(ABC, np.zeros(3)) is None
+    assert unknown_share(ByteVocab(), np.zeros(3)) is None

@@ -1,0 +1,182 @@
+"""Vocabularies: text to tokens and back, streamed or whole, and files that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtimes.base.errors import ArtefactError, TextError
+from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab, decode, load_vocab
+
+UNICODE = st.text(st.characters(exclude_categories=["Cs"]))  # no halves of surrogate pairs
+LINES = st.lists(st.lists(st.text("abcé", min_size=1, max_size=3), max_size=4).map(" ".join)).map("\n".join)
+
+
+@given(UNICODE)
+def test_bytes_come_back(text: str) -> None:
+    vocab = ByteVocab()
+    assert decode(vocab, vocab.encode(text)) == text
+    assert bytes(vocab.encode(text).tolist()) == text.encode("utf-8")
+
+
+@given(st.binary())
+def test_any_bytes_are_tokens_and_decode_without_an_error(data: bytes) -> None:
+    vocab = ByteVocab()
+    assert vocab.encode(data).tolist() == list(data)
+    whole = data.decode("utf-8", errors="replace")
+    shown = decode(vocab, list(data))
+    assert whole.startswith(shown)  # an unfinished character at the end is held back
+    assert len(whole) - len(shown) <= 3
+
+
+@given(UNICODE)
+def test_characters_come_back(text: str) -> None:
+    vocab = CharVocab.build(text)
+    assert decode(vocab, vocab.encode(text)) == text
+    assert np.array_equal(vocab.encode(text), vocab.encode(text.encode("utf-8")))
+    assert vocab.size == len(set(text))
+
+
+@given(LINES)
+def test_words_come_back(text: str) -> None:
+    vocab = WordVocab.build(text)
+    assert decode(vocab, vocab.encode(text)) == text
+
+
+@given(UNICODE)
+def test_words_come_back_up_to_white_space(text: str) -> None:
+    vocab = WordVocab.build(text)
+    special = ("<unk>", "<eos>")
+    assert [w for w in decode(vocab, vocab.encode(text)).split() if w not in special] == [
+        w for w in text.split() if w not in special
+    ]
+
+
+@pytest.mark.parametrize("vocab", [ByteVocab(), CharVocab.build("a—é"), WordVocab.build("a é\n é")])
+def test_tokens_are_int64_and_empty_text_has_none(vocab: Vocab) -> None:
+    assert vocab.encode("aé" if vocab.kind != "word" else "a é").dtype == np.int64
+    assert vocab.encode("").shape == (0,)
+    assert vocab.encode("").dtype == np.int64
+
+
+def test_a_character_split_over_tokens_shows_when_it_is_whole() -> None:
+    decoder = ByteVocab().decoder()
+    assert [decoder(byte) for byte in "é🙂".encode()] == ["", "é", "", "", "", "🙂"]
+    broken = ByteVocab().decoder()
+    assert [broken(byte) for byte in b"\xc3a\xffb"] == ["", "�a", "�", "b"]
+
+
+def test_words_are_ordered_by_frequency_and_rare_ones_become_unknown() -> None:
+    vocab = WordVocab.build("b a b c\nb a <unk> d", min_count=2)
+    assert vocab.symbols == ["<unk>", "<eos>", "b", "a"]
+    assert vocab.encode("a new b\n").tolist() == [3, 0, 2, 1]
+    assert decode(vocab, vocab.encode("a new b\n")) == "a <unk> b\n"
+
+
+def test_an_unknown_symbol_is_named_with_its_place() -> None:
+    with pytest.raises(TextError, match=r"'z', character 2 of the text, is not among the 2 characters"):
+        CharVocab.build("ab").encode("abz")
+    with pytest.raises(TextError, match=r"'zed', word 1 of the text, is not among the 2 words"):
+        WordVocab(["a", "b"]).encode("a zed b")
+
+
+def test_bytes_that_are_not_utf_8_are_refused_by_characters_and_words_alone() -> None:
+    for vocab in (CharVocab.build("caf"), WordVocab.build("caf")):
+        with pytest.raises(TextError, match=r"byte 3 of the text \(0xe9\) is not UTF-8; convert"):
+            vocab.encode(b"caf\xe9")
+    assert ByteVocab().encode(b"caf\xe9").tolist() == [99, 97, 102, 233]
+
+
+def test_chosen_bytes_are_numbered_and_skipped_as_told() -> None:
+    vocab = ByteVocab([98, 195, 169, 97], skipped=[10])
+    assert vocab.encode("a\nb\né").tolist() == [3, 0, 1, 2]
+    assert decode(vocab, [3, 0, 1, 2]) == "abé"
+    assert vocab.size == 4
+    with pytest.raises(TextError, match="byte 99 at byte 2, which is not among the 4 bytes"):
+        vocab.encode("abc")
+
+
+def test_lines_can_begin_and_end_with_symbols_of_the_vocabulary() -> None:
+    vocab = WordVocab(
+        ["<S>", "<UNK>", "a", "b"], unknown="<UNK>", end_of_line="<S>", start_of_line="<S>", lower_case=True
+    )
+    ids = vocab.encode("A b\n\nc A")
+    assert ids.tolist() == [0, 2, 3, 0, 0, 0, 0, 1, 2]
+    assert decode(vocab, ids) == "a b\n\n<UNK> a"
+    assert vocab.encode("a\n").tolist() == [0, 2, 0]
+    assert WordVocab(["a", "b"], end_of_line=None).encode("a\nb\n").tolist() == [0, 1]
+
+
+def test_half_a_surrogate_pair_is_refused_by_bytes() -> None:
+    with pytest.raises(TextError, match="character 1 of the text, is not Unicode text"):
+        ByteVocab().encode("a\udcff")
+
+
+@pytest.mark.parametrize(
+    "vocab",
+    [
+        ByteVocab(), ByteVocab([32, 101, 10], skipped=[13]), CharVocab.build("a—\né\u2028"), WordVocab.build("a é\n é"),
+        WordVocab(["<S>", "<UNK>", "a"], unknown="<UNK>", end_of_line="<S>", start_of_line="<S>", lower_case=True),
+        WordVocab(["a"], end_of_line=None),
+    ],
+)  # fmt: skip
+def test_a_vocabulary_comes_back_from_its_file(vocab: Vocab, tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab.to_json()))
+    loaded = load_vocab(tmp_path / "vocab.json")
+    assert type(loaded) is type(vocab)
+    assert loaded.to_json() == vocab.to_json()
+    assert loaded.size == vocab.size
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        None, [], "char", 1, {}, {"kind": "char"}, {"kind": "subword", "symbols": ["a"]}, {"kind": ["char"], "symbols": ["a"]},
+        {"kind": {}, "symbols": ["a"]}, {"kind": "char", "symbols": "ab"}, {"kind": "char", "symbols": {"a": 0}},
+        {"kind": "char", "symbols": ["a", 1]}, {"kind": "char", "symbols": ["a", None]}, {"kind": "char", "symbols": ["a", ""]},
+        {"kind": "char", "symbols": ["a", "a"]}, {"kind": "char", "symbols": ["ab"]}, {"kind": "word", "symbols": ["a", ["b"]]},
+        {"kind": "byte", "values": [1, 1]}, {"kind": "byte", "values": [256]}, {"kind": "byte", "values": "a"},
+        {"kind": "byte", "values": []}, {"kind": "byte", "skipped": 10}, {"kind": "byte", "skipped": [True]},
+        {"kind": "word", "symbols": ["a"], "unknown": None}, {"kind": "word", "symbols": ["a"], "lower_case": 1},
+        {"kind": "word", "symbols": ["a", "a"]}, {"kind": "word", "symbols": ["a", ""]}, {"symbols": ["a"]},
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_vocabulary_is_refused(document: Any, tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text(json.dumps(document))
+    with pytest.raises(ArtefactError, match=r"vocab\.json is not a"):
+        load_vocab(tmp_path / "vocab.json")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"kind": "char", "symbols": ["\xff"]}'])
+def test_a_file_that_is_no_json_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_bytes(content)
+    with pytest.raises(ArtefactError, match="is not valid JSON"):
+        load_vocab(tmp_path / "vocab.json")
+
+
+def test_words_may_have_other_marks_and_keep_them_in_their_file(tmp_path: Path) -> None:
+    vocab = WordVocab(["<S>", "<UNK>", "a"], unknown="<UNK>", end_of_line="<S>")
+    assert vocab.encode("a b\na <unk>").tolist() == [2, 1, 0, 2, 1]
+    assert decode(vocab, [0, 2, 1, 0, 2]) == "\na <UNK>\na"
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab.to_json()))
+    loaded = load_vocab(tmp_path / "vocab.json")
+    assert isinstance(loaded, WordVocab)
+    assert (loaded.unknown, loaded.end_of_line) == ("<UNK>", "<S>")
+    assert WordVocab(["a"]).to_json() == {
+        "kind": "word",
+        "symbols": ["a"],
+    }  # as it was before there were others
+
+
+@pytest.mark.parametrize("name", ["unknown", "end_of_line", "start_of_line"])
+@pytest.mark.parametrize("mark", [1, "", " ", "two words", ["<S>"]])
+def test_marks_that_are_no_words_are_refused(name: str, mark: Any, tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text(json.dumps({"kind": "word", "symbols": ["a"], name: mark}))
+    with pytest.raises(ArtefactError, match=r"vocab\.json is not a word vocabulary; its marks"):
+        load_vocab(tmp_path / "vocab.json")

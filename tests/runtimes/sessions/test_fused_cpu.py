@@ -1,0 +1,339 @@
+"""The fused operator computes what the standard operators compute: every option it takes, at odd sizes and positions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
+
+from runtimes import check, open_session
+from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError, UserError
+from runtimes.cli.check import check_command
+from runtimes.cli.eval import eval_command
+from runtimes.cli.fused_kernel import fused_kernel_command
+from runtimes.cli.info import info_command
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import FUSED, GRAPH, WEIGHTS, load_spec
+from runtimes.sessions import fused_cpu
+from runtimes.sessions.onnx_runtime import OrtSession
+from tests.architectures import ARCHITECTURES
+from tests.streams import feed, rows
+from xl_export.artefact.export import export
+
+SERVED = [  # of tests.architectures; another kernel would have to be written for the rest
+    "transformer-xl", "transformer-xl-untied-pre-norm", "adaptive-softmax", "adaptive-softmax-untied", "shaw",
+    "adaptive-span-masked", "adaptive-span-full",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library, built once for these tests."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++ here to build the kernel with")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        assert fused_cpu.built() is None
+        library = fused_cpu.build()
+        yield library  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_it_serves_these_architectures(
+    name: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    artefact = export(make_run(**ARCHITECTURES[name]), tmp_path / "artefact")
+    assert (FUSED in load_spec(artefact).files) is (name in SERVED)
+    if name in SERVED:
+        compare(artefact, rows(tokens, 2, 114), [8, 1, 7, 8, 8, 3, 8, 1, 1, 8, 4] * 2)
+
+
+SIZES = [
+    ({"head_dim": 64}, MemoryRule(mem_len=300, segment=150)),  # several blocks of queries and of keys
+    ({"head_dim": 41}, MemoryRule(mem_len=200, segment=130, mask="full")),
+    ({"head_dim": 48}, MemoryRule(mem_len=140, segment=20, clamp_len=37)),
+    ({"head_dim": 128}, MemoryRule(mem_len=129, segment=128, include_self=False)),
+    ({"head_dim": 80, "tie_biases": False}, MemoryRule(mem_len=0, segment=12)),
+    ({"head_dim": 16, "heads": 3}, MemoryRule(mem_len=1, segment=1)),
+]
+
+
+@pytest.mark.parametrize(("sizes", "rule"), SIZES, ids=str)
+def test_it_equals_the_standard_operators(
+    sizes: dict, rule: MemoryRule, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    artefact = export(make_run(rule=rule, **sizes), tmp_path / "artefact")
+    cut = [rule.segment, 1, min(7, rule.segment), rule.segment, 1, 1, rule.segment, rule.segment] * 2
+    compare(artefact, rows(tokens, 3, sum(cut)), cut)
+
+
+@pytest.mark.parametrize(("sizes", "rule"), [SIZES[0], SIZES[1], SIZES[2], SIZES[5]], ids=str)
+def test_memory_may_be_of_halves(
+    sizes: dict, rule: MemoryRule, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    artefact = export(make_run(rule=rule, **sizes), tmp_path / "artefact", memory_precision="fp16")
+    cut = [rule.segment, 1, min(7, rule.segment), rule.segment, 1, 1, rule.segment, rule.segment] * 2
+    compare(
+        artefact, rows(tokens, 3, sum(cut)), cut, tolerance=2e-3
+    )  # a key on the edge between two halves may go either way
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rule"), [SIZES[0], SIZES[1], SIZES[3]], ids=str
+)  # whose tables are not too short for it
+def test_position_tables_may_be_of_halves(
+    sizes: dict, rule: MemoryRule, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    artefact = export(make_run(rule=rule, **sizes), tmp_path / "artefact", precision="fp16")
+    nodes = onnx.load(artefact / FUSED, load_external_data=False).graph.node
+    assert all(node.input[4].endswith(".fp16") for node in nodes if node.op_type == "RelativeAttention")
+    cut = [rule.segment, 1, min(7, rule.segment), rule.segment, 1, 1, rule.segment, rule.segment] * 2
+    compare(artefact, rows(tokens, 3, sum(cut)), cut)
+
+
+def test_scores_may_lie_far_apart(make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path) -> None:
+    """Later blocks of keys pass the largest score before them by far, so what was summed must be scaled down."""
+    run = make_run(rule=MemoryRule(mem_len=500, segment=40), head_dim=16)
+    tensors = load_file(run / "model.safetensors")
+    for name in tensors:
+        if name.endswith("query.weight"):
+            tensors[name] *= 12
+    save_file(tensors, run / "model.safetensors")
+    compare(export(run, tmp_path / "artefact"), rows(tokens, 2, 740), [40] * 17 + [20] * 3)
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0xFFFFFFFF], ids=hex)
+@pytest.mark.parametrize("length", [1, 8])
+def test_what_is_not_a_number_stays_so(
+    length: int, bits: int, artefacts: dict[str, Path], tokens: np.ndarray
+) -> None:
+    for kernel in ("standard", "fused"):
+        session = OrtSession.open(artefacts["ring"], kernel=kernel)  # type: ignore[arg-type]
+        _, memory = feed(session, rows(tokens, 2, 16), [8, 8], session.start(2))
+        for array in memory.tensors.values():
+            array.view(np.uint32)[0] = bits
+        logits, _ = session.step(rows(tokens, 2, length), memory)
+        assert np.isnan(logits[0]).all(), kernel
+        assert np.isfinite(logits[1]).all(), kernel
+
+
+def test_a_table_without_rows_is_refused(
+    artefacts: dict[str, Path], reseal: Callable[..., None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "altered"
+    shutil.copytree(artefacts["ring"], folder)
+    model = onnx.load(folder / FUSED, load_external_data=False)
+    name = next(node for node in model.graph.node if node.op_type == "RelativeAttention").input[4]
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    heads, width, _ = tensor.dims
+    tensor.CopyFrom(onnx.numpy_helper.from_array(np.zeros((heads, width, 0), np.float32), name))
+    onnx.save(model, folder / FUSED)
+    reseal(folder, FUSED)
+    with pytest.raises(ArtefactError, match="do not fit together"):
+        check(folder)
+
+
+def compare(artefact: Path, stream: np.ndarray, cut: list[int], tolerance: float = 1e-4) -> None:
+    """Both kernels over the stream; one row begins with padding, and restarts on the way."""
+    half, answers = len(cut) // 2, []
+    for kernel in ("standard", "fused"):
+        session = OrtSession.open(artefact, kernel=kernel)  # type: ignore[arg-type]
+        memory = session.start(len(stream))
+        memory.positions[-1] = -5
+        before, memory = feed(session, stream[:, : sum(cut[:half])], cut[:half], memory)
+        memory.positions[0] = 0
+        after, memory = feed(session, stream[:, sum(cut[:half]) :], cut[half:], memory)
+        answers.append(
+            (np.concatenate([before[:-1, 5:], after[:-1]], axis=1), before[-1, 5:], after, memory.tensors)
+        )
+    for standard, mine in zip(answers[0][:3], answers[1][:3], strict=True):
+        assert np.isfinite(mine).all()
+        assert np.abs(standard - mine).max() < tolerance
+    for name, array in answers[0][3].items():
+        assert np.abs(array - answers[1][3][name]).max() < tolerance
+
+
+def test_a_built_kernel_is_used_and_checked(artefacts: dict[str, Path]) -> None:
+    report = check(artefacts["ring"])
+    assert report.passed
+    assert report.max_difference > 0
+    by_name = {
+        node.op_type for node in onnx.load(artefacts["ring"] / FUSED, load_external_data=False).graph.node
+    }
+    assert "RelativeAttention" in by_name
+    assert not by_name & {"Attention", "TensorScatter", "GatherElements"}
+    assert open_session(artefacts["ring"]).kernel == "fused"  # type: ignore[attr-defined]
+
+
+def test_the_command_says_where_it_is(library: Path) -> None:
+    ended = CliRunner().invoke(fused_kernel_command)
+    assert ended.exit_code == 0
+    assert ended.output == f"the fused kernel was there already: {library}\n"
+
+
+def test_commands_say_which_kernel_they_run(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("The memory is yours.")
+    commands = [
+        (check_command, ()),
+        (eval_command, ("--text", str(tmp_path / "text.txt"))),
+        (info_command, ()),
+    ]
+
+    def lines(form: str) -> tuple[list[str], list[dict]]:
+        outputs = [
+            CliRunner().invoke(c, [str(artefacts[form]), "--json", *more]).stdout.splitlines()
+            for c, more in commands
+        ]
+        shown = [
+            next(line for line in output if line.startswith("kernel")).split(maxsplit=1)[1]
+            for output in outputs
+        ]
+        return shown, [json.loads(output[-1]) for output in outputs]
+
+    shown, (checked, scored, facts) = lines("ring")
+    assert shown == ["fused", "fused", "fused, which is built on this machine"]
+    assert checked["kernel"] == scored["kernel"] == "fused"
+    assert (facts["fused_graph"], facts["fused_kernel_built"]) == (True, True)
+    shown, (*_, facts) = lines("shift")
+    assert shown == ["standard operators"] * 2 + [
+        "standard operators; the fused kernel does not serve this model and memory"
+    ]
+    assert (facts["fused_graph"], facts["fused_kernel_built"]) == (False, True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shown, (*_, facts) = lines("ring")
+    assert shown[:2] == ["standard operators"] * 2
+    assert "`xl-export fused-kernel` builds the fused one" in shown[2]
+    assert (facts["fused_graph"], facts["fused_kernel_built"]) == (True, False)
+
+
+def test_both_graphs_read_one_file_of_weights(artefacts: dict[str, Path]) -> None:
+    folder = artefacts["ring"]
+    sizes = [tensor.num_bytes for name, tensor in load_spec(folder).files.items() if name.endswith(".bin")]
+    model = onnx.load(folder / FUSED, load_external_data=False)
+    outside = [i for i in model.graph.initializer if i.data_location == onnx.TensorProto.EXTERNAL]
+    assert {e.value for i in outside for e in i.external_data if e.key == "location"} == {WEIGHTS}
+    assert len(sizes) == 1
+    assert (folder / FUSED).stat().st_size < (folder / GRAPH).stat().st_size
+
+
+def test_it_is_refused_where_it_cannot_be(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="does not serve this artefact's model and memory"):
+        OrtSession.open(artefacts["shift"], kernel="fused")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(
+        ConfigError, match="is not built on this machine; build it with `xl-export fused-kernel`"
+    ):
+        OrtSession.open(artefacts["ring"], kernel="fused")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(MissingPackageError, match="no-such-compiler could not be started"):
+        fused_cpu.build()
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(UserError, match="false could not compile the fused kernel"):
+        fused_cpu.build()
+    assert list((tmp_path / "xl-export").iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", [b"", b"no library", None])
+def test_a_damaged_library_is_never_loaded_and_is_built_again(
+    damage: bytes | None,
+    library: Path,
+    artefacts: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Loading one that is cut short ends the process."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    copy = tmp_path / "xl-export" / library.name
+    copy.parent.mkdir()
+    copy.write_bytes(library.read_bytes()[:9000] if damage is None else damage)
+    assert fused_cpu.built() is None
+    assert open_session(artefacts["ring"]).kernel == "standard"  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        "runtimes.sessions.fused_cpu.library._compile",
+        lambda compiler, to: to.write_bytes(library.read_bytes() + b"another build"),
+    )
+    again = fused_cpu.build()
+    assert fused_cpu.built() == again != copy
+    assert list(copy.parent.iterdir()) == [again]
+
+
+def test_a_user_without_a_home_runs_the_standard_operators(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    assert open_session(artefacts["ring"]).kernel == "standard"  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="name a folder in the variable XDG_CACHE_HOME"):
+        fused_cpu.build()
+
+
+def test_a_library_that_cannot_be_loaded_is_named(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.so"
+    other.write_bytes(b"no library")
+    monkeypatch.setattr(fused_cpu, "built", lambda: other)
+    with pytest.raises(
+        MissingPackageError, match=r"the fused kernel .*other\.so could not be loaded .* delete it"
+    ):
+        open_session(artefacts["ring"])
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [
+        ("heads", 3),
+        ("mem_len", 1 << 40),
+        ("mem_len", 17),
+        ("query_at", 25),
+        ("key_at", -1),
+        ("value_at", 1 << 62),
+    ],
+)
+def test_a_graph_that_would_read_elsewhere_is_refused(
+    attribute: str, value: int, artefacts: dict[str, Path], reseal: Callable[..., None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "altered"
+    shutil.copytree(artefacts["ring"], folder)
+    model = onnx.load(folder / FUSED, load_external_data=False)
+    node = next(node for node in model.graph.node if node.op_type == "RelativeAttention")
+    next(a for a in node.attribute if a.name == attribute).i = value
+    onnx.save(model, folder / FUSED)
+    reseal(folder, FUSED)
+    with pytest.raises(ArtefactError, match=r"could not (be loaded|run)"):
+        one_step(folder)
+
+
+@pytest.mark.parametrize("dropped", [1, 2])
+def test_a_graph_that_leaves_out_the_ring_it_writes_is_refused(
+    dropped: int, artefacts: dict[str, Path], reseal: Callable[..., None], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(artefacts["ring"], tmp_path / "altered"))
+    model = onnx.load(folder / FUSED, load_external_data=False)
+    node = next(node for node in model.graph.node if node.op_type == "RelativeAttention")
+    past = node.input[dropped + 1]
+    model.graph.node.append(onnx.helper.make_node("Identity", [past], [node.output[dropped]]))
+    node.output[dropped] = ""
+    onnx.save(model, folder / FUSED)
+    reseal(folder, FUSED)
+    with pytest.raises(ArtefactError, match="could not run"):
+        one_step(folder)
+
+
+def one_step(folder: Path) -> None:
+    session = OrtSession.open(folder, kernel="fused")
+    session.step(np.zeros((1, 8), np.int64), session.start(1))

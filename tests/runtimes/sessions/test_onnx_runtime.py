@@ -1,0 +1,118 @@
+"""What ONNX Runtime itself refuses, at loading or only in a step, becomes one sentence and nothing on standard error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from runtimes import check, open_session
+from runtimes.base.errors import ArtefactError
+from runtimes.contract.spec import GRAPH, VOCAB, WEIGHTS
+from runtimes.sessions.onnx_runtime import OrtSession
+
+
+def rewrite(folder: Path, change: Callable[[onnx.ModelProto], object], reseal: Callable[..., None]) -> None:
+    """Changes the graph, as an exporter with a bug would: hashes and all."""
+    model = onnx.load(folder / GRAPH, load_external_data=False)
+    change(model)
+    onnx.save(model, folder / GRAPH)
+    reseal(folder, GRAPH)
+
+
+def take_sixth_position(model: onnx.ModelProto) -> None:
+    """Reads position 5 of every segment, which a segment of one token does not have."""
+    gather = next(
+        node for node in model.graph.node if node.op_type == "Gather" and node.input[0] == "position_ids"
+    )
+    index = next(tensor for tensor in model.graph.initializer if tensor.name == gather.input[1])
+    index.CopyFrom(numpy_helper.from_array(np.array(5), index.name))
+
+
+def test_a_graph_that_fails_only_when_it_runs(
+    artefact: Path, reseal: Callable[..., None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    rewrite(artefact, take_sixth_position, reseal)
+    session = open_session(artefact)
+    with pytest.raises(
+        ArtefactError, match=r"could not run the step \(.*\); export the artefact again"
+    ) as caught:
+        session.step(np.zeros((1, 1), np.int64), session.start(1))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ArtefactError):
+        check(artefact)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda model: model.graph.node[3].__setattr__("op_type", "Surprise"),
+            "could not be loaded by ONNX Runtime",
+        ),
+        (lambda model: model.graph.node.pop(), "could not be loaded by ONNX Runtime"),
+        (
+            lambda model: model.opset_import[0].__setattr__("version", 99),
+            "could not be loaded by ONNX Runtime",
+        ),
+        (lambda model: model.graph.output.pop(), r"has \d+ outputs, and spec\.json promises \d+"),
+    ],
+)
+def test_a_graph_that_is_not_what_the_spec_promises(
+    change: Callable[[onnx.ModelProto], object],
+    message: str,
+    artefact: Path,
+    reseal: Callable[..., None],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    rewrite(artefact, change, reseal)
+    with pytest.raises(ArtefactError, match=message) as caught:
+        open_session(artefact)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_weights_that_are_too_short_for_the_graph(artefact: Path, reseal: Callable[..., None]) -> None:
+    (artefact / WEIGHTS).write_bytes((artefact / WEIGHTS).read_bytes()[:100])
+    reseal(artefact, WEIGHTS)
+    with pytest.raises(ArtefactError, match="could not be loaded by ONNX Runtime"):
+        open_session(artefact)
+
+
+def flip_last_byte(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def test_altered_weights_open_no_session_though_they_load(artefact: Path) -> None:
+    flip_last_byte(artefact / WEIGHTS)
+    with pytest.raises(ArtefactError, match=r"weights\.bin was altered: its SHA-256"):
+        open_session(artefact)
+
+
+def test_altered_weights_are_named_also_where_loading_fails(
+    artefact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip_last_byte(artefact / WEIGHTS)
+
+    def fails(*_: object) -> None:
+        raise ArtefactError("could not be loaded")
+
+    monkeypatch.setattr(OrtSession, "_load", fails)
+    with pytest.raises(ArtefactError, match=r"weights\.bin was altered"):
+        open_session(artefact)
+
+
+@pytest.mark.parametrize("name", [GRAPH, VOCAB])
+def test_an_altered_graph_or_vocabulary_is_never_loaded(
+    name: str, artefact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip_last_byte(artefact / name)
+    monkeypatch.setattr(OrtSession, "_load", lambda *_: pytest.fail("loaded before it was verified"))
+    with pytest.raises(ArtefactError, match=f"{name} was altered"):
+        open_session(artefact)

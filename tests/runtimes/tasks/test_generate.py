@@ -1,0 +1,255 @@
+"""Generation: reproducible, the same alone and in a batch, ended by stop strings, continued from memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from runtimes.base.errors import StreamError, TextError, UserError
+from runtimes.contract.memory import Memory
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.session import FromLogits, Session
+from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab
+from runtimes.sessions.open import open_session
+from runtimes.tasks.generate import Piece, generate
+from runtimes.tasks.sample import Sampler
+
+GREEDY = Sampler(temperature=0.0)
+SAMPLED = Sampler(temperature=0.8, top_k=20, top_p=0.95)
+PROMPTS = ["T", "The class", "x = ", "A longer prompt than the segment and than the memory of this model: "]
+
+
+def texts(pieces: Sequence[Piece], rows: int) -> list[str]:
+    """The text that each row generated."""
+    return ["".join(piece.text for piece in pieces if piece.row == row) for row in range(rows)]
+
+
+def ids(pieces: Sequence[Piece], row: int = 0) -> list[int]:
+    return [piece.token for piece in pieces if piece.row == row]
+
+
+class Recital(FromLogits):
+    """A session that recites a fixed text whatever it is fed; for what generation does with text."""
+
+    def __init__(self, tokens: Sequence[int], vocab: Vocab) -> None:
+        self.tokens, self.vocab, self.rule, self.identity = (
+            list(tokens),
+            vocab,
+            MemoryRule(mem_len=4, segment=4),
+            "recital",
+        )
+        self.fed = 0
+
+    def start(self, batch: int) -> Memory:
+        return Memory(np.zeros(batch, np.int64), {}, self.identity)
+
+    def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        memory.positions += tokens.shape[1]
+        logits = np.zeros((*tokens.shape, self.vocab.size), np.float32)
+        logits[:, -1, self.tokens[min(self.fed, len(self.tokens) - 1)]] = 1
+        self.fed += 1
+        return logits, memory
+
+
+def recite(text: str, stop: Sequence[str], vocab: Vocab | None = None) -> list[str]:
+    """The text of each piece when a model says `text`."""
+    vocab = vocab or CharVocab.build(text + "?")
+    tokens = vocab.encode(text).tolist()
+    pieces = generate(Recital(tokens, vocab), "?", max_tokens=len(tokens), sampler=GREEDY, stop=stop)
+    return [piece.text for piece in pieces]
+
+
+def test_the_same_seed_gives_the_same_text_and_another_seed_another(session: Session) -> None:
+    first, second, other = (
+        texts(list(generate(session, PROMPTS[1], max_tokens=30, sampler=SAMPLED, seed=seed)), 1)
+        for seed in (7, 7, 8)
+    )
+    assert first == second
+    assert first != other
+
+
+@pytest.mark.parametrize("sampler", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_batch_of_unequal_prompts_gives_each_row_what_it_gives_alone(
+    session: Session, sampler: Sampler
+) -> None:
+    together = list(generate(session, PROMPTS, max_tokens=40, sampler=sampler, seed=3))
+    for row, prompt in enumerate(PROMPTS):
+        sole = list(generate(session, [PROMPTS[0]] * row + [prompt], max_tokens=40, sampler=sampler, seed=3))
+        alone = (
+            ids(sole, row)
+            if row
+            else ids(list(generate(session, prompt, max_tokens=40, sampler=sampler, seed=3)))
+        )
+        assert ids(together, row) == alone, prompt
+
+
+@pytest.mark.parametrize("initial_memory", ["masked", "zeros"])
+@pytest.mark.parametrize("form", ["ring", "shift", "hidden"])
+def test_padding_is_invisible_whatever_the_initial_memory(
+    initial_memory: str, form: str, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    from runtimes.sessions.open import open_session
+    from xl_export.artefact.export import export
+
+    run = make_run(rule=MemoryRule(mem_len=16, segment=8, initial_memory=initial_memory))  # type: ignore[arg-type]
+    session = open_session(export(run, tmp_path / "artefact", memory=form))  # type: ignore[arg-type]
+    together = list(generate(session, PROMPTS, max_tokens=20, sampler=GREEDY))
+    for row, prompt in enumerate(PROMPTS):
+        assert ids(together, row) == ids(list(generate(session, prompt, max_tokens=20, sampler=GREEDY))), (
+            prompt
+        )
+
+
+def test_greedy_generation_is_step_by_step_argmax(session: Session) -> None:
+    tokens = session.vocab.encode(PROMPTS[3]).tolist()
+    memory = session.start(1)
+    for token in tokens:
+        logits, memory = session.step(np.array([[token]]), memory)
+    expected = []
+    for _ in range(30):
+        expected.append(int(logits[0, -1].argmax()))
+        logits, memory = session.step(np.array([[expected[-1]]]), memory)
+    assert ids(list(generate(session, PROMPTS[3], max_tokens=30, sampler=GREEDY))) == expected
+
+
+def test_generating_20_tokens_and_then_continuing_is_generating_at_once(session: Session) -> None:
+    at_once = ids(list(generate(session, PROMPTS[1], max_tokens=45, sampler=GREEDY)))
+    memory = session.start(1)
+    first = ids(list(generate(session, PROMPTS[1], max_tokens=20, sampler=GREEDY, memory=memory)))
+    assert memory.positions.tolist() == [len(PROMPTS[1]) + 20]
+    bridge = session.vocab.decoder()(at_once[20])  # the next token, given as the prompt of the continuation
+    second = ids(list(generate(session, bridge, max_tokens=24, sampler=GREEDY, memory=memory)))
+    assert [*first, at_once[20], *second] == at_once
+    assert memory.positions.tolist() == [len(PROMPTS[1]) + 45]
+
+
+def test_without_memory_to_keep_no_step_is_taken_after_the_last_token() -> None:
+    session = Recital([1] * 9, CharVocab.build("ab"))
+    list(generate(session, "b", max_tokens=5, sampler=GREEDY))
+    assert session.fed == 5  # one for the prompt, four of the five tokens fed back
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        (("END",), "one two "),
+        (("two END thr",), "one "),  # straddles many tokens
+        (("thr", "two"), "one "),  # the first to appear ends the text
+        (("one",), ""),
+        (("E END", "END"), "one two "),  # a longer one that nearly fits does not hide the shorter
+        (("threes", "absent"), "one two END three"),  # held back until it cannot be one, released at the end
+        ((), "one two END three"),
+    ],
+)
+def test_a_stop_string_ends_the_text_and_is_never_part_of_it(stop: Sequence[str], expected: str) -> None:
+    pieces = recite("one two END three", stop)
+    assert "".join(pieces) == expected
+    so_far = ""
+    for piece in pieces:  # nothing is ever shown that would have to be taken back
+        so_far += piece
+        assert expected.startswith(so_far)
+
+
+@pytest.mark.parametrize("stop", [("aab",), ("abab", "bb"), ("ba", "aba"), ("aaaa",)])
+def test_text_with_stop_strings_is_what_a_search_of_the_whole_text_says(stop: Sequence[str]) -> None:
+    for number in range(64):
+        whole = "".join("ab"[number >> bit & 1] for bit in range(6))
+        ends = [end for end in range(1, 7) if any(text in whole[:end] for text in stop)]
+        cut = min(whole[: ends[0]].find(text) for text in stop if text in whole[: ends[0]]) if ends else 6
+        assert "".join(recite(whole, stop)) == whole[:cut], whole
+
+
+def test_a_row_that_met_a_stop_string_yields_no_more_while_others_go_on(session: Session) -> None:
+    free = texts(list(generate(session, PROMPTS[:3], max_tokens=25, sampler=GREEDY)), 3)
+    stop = free[0][3:5]
+    pieces = list(generate(session, PROMPTS[:3], max_tokens=25, sampler=GREEDY, stop=[stop]))
+    for row, text in enumerate(texts(pieces, 3)):
+        assert text == free[row].split(stop)[0]
+    assert len(ids(pieces, 0)) == free[0].find(stop) + 2
+
+
+def test_bytes_of_a_character_are_shown_together_when_it_is_whole() -> None:
+    assert recite("aé€🙂b", (), ByteVocab()) == ["a", "", "é", "", "", "€", "", "", "", "🙂", "b"]
+
+
+def test_a_character_cut_off_by_the_end_shows_as_one_mark_or_not_at_all_but_does_not_fail() -> None:
+    session = Recital(ByteVocab().encode("a€").tolist(), ByteVocab())
+    pieces = [piece.text for piece in generate(session, "?", max_tokens=3, sampler=GREEDY)]
+    assert "".join(pieces).strip("�") == "a"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "message"),
+    [
+        ("", {}, TextError, "encodes to no tokens"),
+        (["a", ""], {}, TextError, "prompt 1"),
+        ([], {}, TextError, "no prompt"),
+        ("a\u4e00", {}, TextError, "'一', character 1"),
+        ("a", {"max_tokens": 0}, UserError, "max_tokens is 0"),
+        ("a", {"stop": ["x", ""]}, UserError, "stop string is empty"),
+        ("a", {"seed": -1}, UserError, "seed is -1"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused_before_the_first_token(
+    prompt: str | list[str], options: dict, error: type[UserError], message: str, sessions: dict[str, Session]
+) -> None:
+    with pytest.raises(error, match=message):
+        generate(sessions["ring"], prompt, **{"max_tokens": 5, **options})
+
+
+@pytest.mark.parametrize(
+    ("prompts", "rows", "stop", "message"),
+    [
+        (["ab", "a"], 2, (), "equal numbers of tokens"),
+        (["a", "b"], 2, ("x",), "one stream at a time"),
+        (["a", "b"], 3, (), "2 rows and the memory holds 3 streams"),
+    ],
+)
+def test_memory_that_does_not_fit_the_prompts_is_refused(
+    prompts: list[str], rows: int, stop: Sequence[str], message: str, sessions: dict[str, Session]
+) -> None:
+    memory = sessions["ring"].start(rows)
+    with pytest.raises(StreamError, match=message):
+        list(generate(sessions["ring"], prompts, max_tokens=2, stop=stop, memory=memory))
+    assert memory.positions.tolist() == [0] * rows
+
+
+def test_logits_that_are_not_finite_end_in_one_sentence() -> None:
+    session = Recital([0], CharVocab.build("ab"))
+    broken = SimpleNamespace(
+        **vars(session), start=session.start, predict=lambda t, m: (np.full((1, 2), np.nan), m)
+    )
+    with pytest.raises(UserError, match="not finite"):
+        list(generate(broken, "a", max_tokens=2))  # type: ignore[arg-type]
+
+
+def test_words_after_a_prompt_begin_with_a_blank() -> None:
+    from runtimes.contract.rule import MemoryRule
+    from runtimes.contract.vocabulary import WordVocab
+
+    class Counter(FromLogits):  # says the next word of the vocabulary, again and again
+        identity, rule, state = "counter", MemoryRule(mem_len=1, segment=4), ()
+        vocab = WordVocab(["<unk>", "<eos>", "one", "two", "three"])
+
+        def start(self, batch: int) -> Memory:
+            return Memory(np.zeros(batch, np.int64), {}, self.identity)
+
+        def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+            return np.eye(5, dtype=np.float32)[(tokens + 1) % 5], memory
+
+    for prompt, expected in (("one", " two three <unk>\n"), ("two three <unk>\n", "one two three <unk>")):
+        start = prompt if prompt == "one" else "<unk>\n"
+        pieces = generate(Counter(), start, max_tokens=4, sampler=Sampler(temperature=0))  # type: ignore[arg-type]
+        assert "".join(piece.text for piece in pieces) == expected
+
+
+def test_one_stop_string_need_not_be_a_list(artefacts: dict[str, Path]) -> None:
+    session = open_session(artefacts["ring"])
+    fifth = list(generate(session, "The ", max_tokens=40))[4].text
+    stopped = [list(generate(session, "The ", max_tokens=40, stop=stop)) for stop in (fifth, [fifth])]
+    assert stopped[0] == stopped[1]
+    assert len(stopped[0]) <= 5

@@ -1,0 +1,115 @@
+"""Sweeps: values from text, combinations, and one model under several rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtimes import evaluate, open_session
+from runtimes.base.errors import ConfigError, StreamError
+from runtimes.contract.rule import MemoryRule
+from runtimes.tasks import sweep as settings
+from runtimes.tasks.sweep import parse_values, refuse_if_too_large, sweep, under
+from trainer.run.session import TorchSession
+
+RULE = MemoryRule(mem_len=16, segment=8)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("64", (64,)),
+        ("64,128,0", (64, 128, 0)),
+        ("5,5,3,5", (5, 3)),
+        ("100:400:100", (100, 200, 300, 400)),
+        ("100:399:100", (100, 200, 300)),
+        ("1,10:20:10", (1, 10, 20)),
+    ],
+)
+def test_values_from_text(text: str, values: tuple[int, ...]) -> None:
+    assert parse_values(text, "--mem-len") == values
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ",",
+        "x",
+        "1.5",
+        "-1",
+        "1:2",
+        "1:2:3:4",
+        "1:9:0",
+        "9:1:-1",
+        "9:1:1",
+        "64,9:1:1",
+        "64,1:9:0",
+        "0:99999999999999999999:1",
+        "9" * 5000,
+    ],
+)
+def test_values_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--mem-len is '.*expected whole numbers from 0 on") as caught:
+        parse_values(text, "--mem-len")
+    assert len(str(caught.value)) < 300
+
+
+def test_a_value_below_the_least_is_refused() -> None:
+    with pytest.raises(ConfigError, match="from 1 on"):
+        parse_values("4,0", "--segment", least=1)
+
+
+def test_a_sweep_has_every_combination_and_keeps_what_is_not_given() -> None:
+    assert sweep(RULE) == [(RULE, 8)]
+    pairs = sweep(RULE, mem_lens=(4, 32), segments=(2, 20), clamp_lens=(0, 6))
+    assert [(rule.mem_len, segment, rule.clamp_len) for rule, segment in pairs] == [
+        (4, 2, None), (4, 2, 6), (4, 20, None), (4, 20, 6), (32, 2, None), (32, 2, 6), (32, 20, None), (32, 20, 6),
+    ]  # fmt: skip
+    assert {(segment, rule.segment) for rule, segment in pairs} == {(2, 8), (20, 20)}
+    with pytest.raises(ConfigError, match="1,024 settings"):
+        sweep(RULE, mem_lens=range(32), segments=range(1, 33))
+    with pytest.raises(ConfigError, match="mem_len is 99999999"):
+        sweep(RULE, mem_lens=(99999999,))
+
+
+def test_a_run_under_another_rule_is_the_run_opened_with_it(run: Path, tokens: np.ndarray) -> None:
+    own = open_session(run)
+    for rule, segment in sweep(own.rule, mem_lens=(0, 5, 40), segments=(3, 12), clamp_lens=(0, 4)):
+        varied = evaluate(under(own, rule), tokens[:200], segment=segment)
+        opened = evaluate(TorchSession.open(run, rule=rule), tokens[:200], segment=segment)
+        assert np.array_equal(varied.token_nats, opened.token_nats)
+        assert varied.rule == rule
+    assert under(own, own.rule) is own
+
+
+def test_memory_does_not_pass_between_rules(run: Path) -> None:
+    own = open_session(run)
+    other = under(own, sweep(own.rule, clamp_lens=(3,))[0][0])
+    with pytest.raises(StreamError, match="belongs to artefact"):
+        other.step(np.zeros((1, 1), np.int64), own.start(1))
+
+
+def test_the_rule_of_an_artefact_is_fixed(artefacts: dict[str, Path]) -> None:
+    own = open_session(artefacts["ring"])
+    assert under(own, own.rule) is own
+    cases = [
+        ({"mem_lens": (4,)}, "--mem-len is 4.*exported with 16"),
+        ({"clamp_lens": (4,)}, "--clamp-len is 4.*exported with none"),
+    ]
+    for given, message in cases:
+        with pytest.raises(StreamError, match=f"{message}.*export again"):
+            under(own, sweep(own.rule, **given)[0][0])  # type: ignore[arg-type]
+    with pytest.raises(StreamError, match="segment is 9; this artefact takes 1 to 8"):
+        under(own, sweep(own.rule, segments=(9,))[0][0])
+
+
+def test_a_step_that_this_machine_cannot_hold_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = open_session(run)
+    refuse_if_too_large(session, rows=2, segment=8)
+    monkeypatch.setattr(settings, "memory_bytes", lambda: 1 << 20)
+    refuse_if_too_large(session, rows=2, segment=8)
+    with pytest.raises(StreamError, match=r"2 x 900 tokens with memory 16.*smaller --segment"):
+        refuse_if_too_large(session, rows=2, segment=900)

@@ -1,0 +1,124 @@
+"""Text for training: splits, the built-in corpus, vocabularies and lanes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtimes.base.errors import TextError, UserError
+from runtimes.contract.vocabulary import decode
+from trainer.data.text import Splits, build_vocab, built_in_corpus, lanes, load_splits
+
+
+def split(folder: Path, data: bytes) -> Splits:
+    (folder / "text.txt").write_bytes(data)
+    return load_splits(str(folder / "text.txt"))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(text=st.text(st.sampled_from("aé€😀\n"), min_size=1, max_size=200))
+def test_splits_cover_the_text_exactly_on_whole_characters(
+    text: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    data = text.encode("utf-8")
+    splits = split(tmp_path_factory.mktemp("text"), data)
+    assert splits.train + splits.valid + splits.test == data
+    for part in (splits.train, splits.valid, splits.test):
+        part.decode("utf-8")
+    for end, percent in ((len(splits.train), 90), (len(splits.train + splits.valid), 95)):
+        assert 0 <= end - len(data) * percent // 100 <= 3  # moved on to the next character, no further
+
+
+def test_splits_of_ascii_are_exactly_90_5_5(tmp_path: Path) -> None:
+    splits = split(tmp_path, bytes(range(100)) * 2)
+    assert [len(part) for part in (splits.train, splits.valid, splits.test)] == [180, 10, 10]
+
+
+def test_a_file_of_bytes_that_no_character_starts_with_is_still_split(tmp_path: Path) -> None:
+    splits = split(tmp_path, b"\x80" * 1000)
+    assert [len(part) for part in (splits.train, splits.valid, splits.test)] == [903, 50, 47]
+
+
+def test_the_built_in_corpus_is_english_long_and_the_same_every_time() -> None:
+    data = built_in_corpus()
+    assert data == built_in_corpus()
+    text = data.decode("utf-8")
+    assert len(text) >= 300_000
+    words = text.lower().split()
+    common = sum(word in {"the", "of", "a", "is", "to", "and", "in", "that", "for", "as"} for word in words)
+    assert common / len(words) > 0.15
+    splits = load_splits(None)
+    assert splits.train + splits.valid + splits.test == data
+
+
+def test_the_whole_path_of_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{tmp_path}/none.txt could not be read"):
+        load_splits(str(tmp_path / "none.txt"))
+    with pytest.raises(UserError, match=f"{tmp_path} could not be read"):
+        load_splits(str(tmp_path))
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TextError, match=r"text\.txt is empty"):
+        split(tmp_path, b"")
+
+
+@pytest.mark.parametrize("kind", ["char", "word"])
+def test_text_that_is_not_utf8_is_refused_where_tokens_are_characters(tmp_path: Path, kind: str) -> None:
+    splits = split(tmp_path, b"abc " * 50 + b"\xff" + b"abc " * 50)
+    with pytest.raises(TextError, match=r"byte 200 of the text \(0xff\) is not UTF-8.*byte vocabulary"):
+        build_vocab(kind, splits, min_count=1)  # type: ignore[arg-type]
+
+
+def test_any_bytes_are_fine_for_a_byte_vocabulary(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 3
+    splits = split(tmp_path, data)
+    vocab = build_vocab("byte", splits, min_count=1)
+    assert vocab.size == 256
+    assert vocab.encode(data).tolist() == list(data)
+
+
+def test_characters_of_the_held_out_parts_are_in_the_vocabulary(tmp_path: Path) -> None:
+    splits = split(tmp_path, ("ab" * 100 + "é").encode())
+    vocab = build_vocab("char", splits, min_count=1)
+    assert vocab.size == 3
+    assert decode(vocab, vocab.encode(splits.test)) == splits.test.decode()
+
+
+@pytest.mark.parametrize(
+    ("min_count", "words"),
+    [
+        (1, ["<unk>", "<eos>", "the", "cat", "sat"]),
+        (2, ["<unk>", "<eos>", "the", "cat"]),
+        (4, ["<unk>", "<eos>", "the"]),
+        (9, ["<unk>", "<eos>"]),
+    ],
+)
+def test_word_vocabulary_keeps_words_of_min_count_most_frequent_first(
+    min_count: int, words: list[str]
+) -> None:
+    splits = Splits(b"the cat the cat\nthe sat the", b"the dog", b"")
+    vocab = build_vocab("word", splits, min_count=min_count)
+    assert vocab.to_json()["symbols"] == words
+    assert decode(vocab, vocab.encode("the dog\n")) == (
+        "the <unk>\n" if "the" in words else "<unk> <unk>\n"
+    )  # `dog` is held out
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(length=st.integers(1, 300), batch=st.integers(1, 9), segment=st.integers(1, 40))
+def test_lanes_are_contiguous_equal_parts_in_order_or_refused(length: int, batch: int, segment: int) -> None:
+    tokens = np.arange(length)
+    if length // batch < segment + 1:
+        with pytest.raises(
+            TextError, match=rf"{length} tokens, too few for {batch} lanes of more than {segment}"
+        ):
+            lanes(tokens, batch, segment)
+        return
+    result = lanes(tokens, batch, segment)
+    assert result.shape == (batch, length // batch)
+    assert np.array_equal(result.ravel(), tokens[: result.size])

@@ -1,0 +1,185 @@
+"""Attention: the fast form against the naive one for every kind of term, and its parts against the formulas."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtimes.contract.rule import MemoryRule
+from trainer.model.attention import Terms, relative_attention, shift
+from trainer.model.naive import naive_attention
+from trainer.model.positions import sinusoids
+
+# B, T, M, H, K: odd sizes; no memory, memory shorter and longer than the segment, one token, one head
+SIZES = [(1, 1, 0, 1, 1), (3, 5, 0, 1, 3), (2, 7, 3, 3, 5), (3, 3, 7, 2, 1), (1, 1, 5, 3, 3), (2, 5, 5, 1, 7)]
+# which terms a model has: Transformer-XL, Shaw, learned positions, with spans, with persistent vectors, and none
+KINDS: dict[str, tuple[str, ...]] = {
+    "relative": ("position", "u", "v"),
+    "shaw": ("position", "bias", "u"),
+    "learned": ("position",),
+    "span": ("position", "gate"),
+    "persistent": ("position", "persistent_key", "persistent_value"),
+    "all": ("position", "bias", "u", "v", "gate", "persistent_key", "persistent_value"),
+    "absolute": (),
+}
+TIGHT = {"rtol": 1e-10, "atol": 1e-12}
+
+
+def inputs(B: int, T: int, M: int, H: int, K: int, kind: str = "relative", N: int = 4) -> dict[str, Tensor]:
+    """Random tensors of every input of a kind. A soft mask falls from 1 to 0 with the distance, as spans do."""
+    J = M + T
+    shapes = {
+        "query": (B, T, H, K), "key": (B, J, H, K), "value": (B, J, H, K), "position": (J, H, K), "bias": (J, H), "u": (H, K),
+        "v": (H, K), "persistent_key": (H, N, K), "persistent_value": (H, N, K),
+    }  # fmt: skip
+    generator = torch.Generator().manual_seed(T + 10 * M)
+    given = {}
+    for name, shape in shapes.items():
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+        if name in ("query", "key", "value") or name in KINDS[kind]:
+            given[name] = drawn.requires_grad_()
+    if "gate" in KINDS[kind]:
+        slopes = torch.rand(H, generator=generator, dtype=torch.float64)
+        given["gate"] = (
+            (1 - slopes * (torch.arange(J)[:, None] - 1) / 3).clamp(0, 1).detach().requires_grad_()
+        )
+    return given
+
+
+def attend(form: Any, given: dict[str, Tensor], visible: Tensor, **options: Any) -> Tensor:
+    """Either form of attention on named inputs."""
+    terms = {name: given[name] for name in ("position", "bias", "u", "v", "gate") if name in given}
+    persistent = (given["persistent_key"], given["persistent_value"]) if "persistent_key" in given else None
+    context = (given[name] for name in ("query", "key", "value"))
+    answer: Tensor = form(*context, visible=visible, terms=Terms(**terms), persistent=persistent, **options)
+    return answer
+
+
+def visibility(rule: MemoryRule, positions: list[int], T: int) -> Tensor:
+    """[B, T, J] from the rule, for rows whose first token is at the given stream positions."""
+    offset = torch.arange(T)[None, :, None]
+    query = torch.tensor(positions)[:, None, None] + offset
+    key = torch.tensor(positions)[:, None, None] + torch.arange(-rule.mem_len, T)
+    return rule.visible(query - key, query, offset)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"mask": "full"}, {"initial_memory": "zeros"}, {"mask": "full", "initial_memory": "zeros"},
+        {"include_self": False}, {"include_self": False, "initial_memory": "zeros"},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_fast_attention_equals_naive_in_values_and_all_gradients(
+    kind: str, sizes: tuple[int, int, int, int, int], options: dict[str, Any]
+) -> None:
+    B, T, M, _, _ = sizes
+    visible = visibility(MemoryRule(mem_len=M, segment=T, **options), [0, 2, 3 * M + 1][:B], T)
+    given = inputs(*sizes, kind)
+    fast, naive = (attend(form, given, visible) for form in (relative_attention, naive_attention))
+    torch.testing.assert_close(fast, naive, **TIGHT)
+    upstream = torch.randn(fast.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ours_and_true = (
+        torch.autograd.grad(answer, given.values(), upstream, materialize_grads=True)
+        if answer.requires_grad
+        else [torch.zeros(())] * len(given)
+        for answer in (fast, naive)
+    )
+    for name, ours, true in zip(given, *ours_and_true, strict=True):
+        torch.testing.assert_close(
+            ours, true, **TIGHT, msg=lambda text, name=name: f"gradient of {name}: {text}"
+        )
+
+
+def test_every_input_has_a_gradient_where_it_matters() -> None:
+    """Guards the comparison above: two forms that both ignore an input would agree."""
+    given = inputs(2, 3, 2, 2, 3, "all")
+    rule = MemoryRule(mem_len=2, segment=3)
+    loss = attend(relative_attention, given, visibility(rule, [0, 4], 3)).square().sum()
+    for name, gradient in zip(given, torch.autograd.grad(loss, given.values()), strict=True):
+        assert gradient.abs().max() > 1e-3, name
+
+
+def test_gradients_equal_finite_differences() -> None:
+    given = inputs(1, 3, 2, 1, 2, "all")
+    visible = visibility(MemoryRule(mem_len=2, segment=3), [1], 3)
+    given["gate"] = torch.linspace(0.9, 0.2, 5, dtype=torch.float64)[
+        :, None
+    ].requires_grad_()  # away from the clamps
+
+    def answer(*tensors: Tensor) -> Tensor:
+        return attend(relative_attention, dict(zip(given, tensors, strict=True)), visible)
+
+    assert torch.autograd.gradcheck(answer, tuple(given.values()))
+
+
+def test_a_query_that_sees_nothing_answers_zero() -> None:
+    given = inputs(1, 2, 0, 2, 3, "learned")
+    answer = attend(relative_attention, given, torch.zeros(1, 2, 2, dtype=torch.bool))
+    assert torch.equal(answer, torch.zeros_like(answer))
+
+
+def test_a_closed_gate_is_the_same_as_being_out_of_sight() -> None:
+    given = inputs(1, 3, 4, 2, 3, "span")
+    visible = visibility(MemoryRule(mem_len=4, segment=3), [9], 3)
+    given["gate"] = (torch.arange(7)[:, None] < 3).double().expand(7, 2)
+    near = visibility(MemoryRule(mem_len=2, segment=3), [9], 3)
+    hidden = torch.cat([torch.zeros(1, 3, 2, dtype=torch.bool), near], dim=-1)
+    open_gate = given | {"gate": torch.ones(7, 2, dtype=torch.float64)}
+    torch.testing.assert_close(
+        attend(relative_attention, given, visible), attend(relative_attention, open_gate, hidden), **TIGHT
+    )
+
+
+def test_a_key_out_of_sight_changes_nothing() -> None:
+    given = inputs(1, 3, 4, 2, 3)
+    visible = visibility(
+        MemoryRule(mem_len=4, segment=3), [2], 3
+    )  # two of four memory slots are older than the text
+    before = attend(relative_attention, given, visible)
+    for name in ("key", "value"):
+        given[name] = torch.cat([torch.full_like(given[name][:, :2], 1e3), given[name][:, 2:]], dim=1)
+    assert torch.equal(attend(relative_attention, given, visible), before)
+
+
+@pytest.mark.parametrize(("T", "M"), [(1, 0), (1, 4), (3, 0), (5, 2), (2, 5), (4, 4)])
+def test_shift_moves_each_distance_to_its_key(T: int, M: int) -> None:
+    J = M + T
+    scores = torch.arange(2 * 3 * T * J, dtype=torch.float64).view(
+        2, 3, T, J
+    )  # column c is distance J - 1 - c
+    shifted = shift(scores)
+    assert shifted.shape == scores.shape
+    for i in range(T):
+        for j in range(M + i + 1):  # keys that are not in the future
+            distance = M + i - j
+            assert torch.equal(shifted[:, :, i, j], scores[:, :, i, J - 1 - distance])
+
+
+def test_sinusoids_follow_the_formula() -> None:
+    D = 6
+    table = sinusoids(torch.tensor([0, 1, 7, 1000]), D)
+    assert table.dtype == torch.float64
+    for row, distance in zip(table.tolist(), (0, 1, 7, 1000), strict=True):
+        angles = [distance / 10000 ** (2 * i / D) for i in range(D // 2)]
+        expected = [math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles]
+        assert row == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+def test_dropout_falls_on_the_weights_and_keeps_their_mean() -> None:
+    given = inputs(1, 1, 3, 1, 2)
+    given["value"] = torch.ones_like(
+        given["value"]
+    )  # the answer is then the sum of the weights, 1 without dropout
+    visible = visibility(MemoryRule(mem_len=3, segment=1), [9], 1)
+    torch.manual_seed(0)
+    sums = [attend(relative_attention, given, visible, dropout=0.5)[0, 0, 0, 0].item() for _ in range(2000)]
+    assert len({round(value, 9) for value in sums}) == 2**4  # every subset of four weights
+    assert sum(sums) / len(sums) == pytest.approx(1.0, abs=0.1)

@@ -1,0 +1,228 @@
+"""The model: fast against naive, streams cut anywhere, memory, stop-gradient. The equations are in `test_equations.py`."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from runtimes.contract.rule import MemoryRule
+from trainer.model.attention import Attention, relative_attention
+from trainer.model.config import ModelConfig
+from trainer.model.model import LanguageModel, drop
+from trainer.model.naive import naive_attention
+
+TIGHT = {"rtol": 1e-10, "atol": 1e-10}
+SIZES = {"layers": 2, "d_model": 6, "heads": 3, "head_dim": 3, "d_ff": 7, "vocab_size": 11}
+
+
+def build(**sizes: Any) -> LanguageModel:
+    """A float64 model in evaluation mode, weights large enough that every term shows."""
+    torch.manual_seed(1)
+    model = LanguageModel(ModelConfig(**SIZES | sizes)).double().eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.5)
+    return model
+
+
+def stream(B: int, N: int) -> Tensor:
+    return torch.randint(0, SIZES["vocab_size"], (B, N), generator=torch.Generator().manual_seed(2))
+
+
+def feed(
+    model: LanguageModel,
+    tokens: Tensor,
+    rule: MemoryRule,
+    cuts: list[int],
+    attention: Attention = relative_attention,
+) -> tuple[Tensor, list[Tensor]]:
+    """Logits and last memory of a stream fed in segments of the given lengths."""
+    memory, logits, at = model.start(len(tokens), rule), [], 0
+    for length in cuts:
+        piece = tokens[:, at : at + length]
+        answer, memory = model(piece, memory, torch.full((len(tokens),), at), rule, attention=attention)
+        logits.append(answer)
+        at += length
+    assert at == tokens.shape[1]
+    return torch.cat(logits, dim=1), memory
+
+
+@pytest.mark.parametrize(
+    ("pre_norm", "tie_biases", "mask", "initial_memory", "clamp_len"),
+    [
+        *itertools.product(
+            (False, True), (False, True), ("same-length", "full"), ("masked", "zeros"), (None, 2)
+        )
+    ],
+)
+def test_fast_model_equals_naive_in_logits_memory_and_parameter_gradients(
+    pre_norm: bool, tie_biases: bool, mask: str, initial_memory: str, clamp_len: int | None
+) -> None:
+    model = build(pre_norm=pre_norm, tie_biases=tie_biases)
+    rule = MemoryRule(mem_len=3, segment=4, mask=mask, initial_memory=initial_memory, clamp_len=clamp_len)
+    tokens = stream(2, 7)
+    results = []
+    for attention in (relative_attention, naive_attention):
+        logits, memory = feed(model, tokens, rule, [4, 3], attention)
+        model.zero_grad()
+        logits.log_softmax(-1)[..., 0].sum().backward()
+        results.append(
+            (logits, memory, {name: parameter.grad for name, parameter in model.named_parameters()})
+        )
+    (logits, memory, gradients), (true_logits, true_memory, true_gradients) = results
+    torch.testing.assert_close(logits, true_logits, **TIGHT)
+    torch.testing.assert_close(memory, true_memory, **TIGHT)
+    torch.testing.assert_close(gradients, true_gradients, rtol=1e-9, atol=1e-9)
+    assert all(gradient is not None and gradient.abs().max() > 0 for gradient in gradients.values())
+
+
+@pytest.mark.parametrize("tie_biases", [False, True])
+def test_each_layer_has_its_own_biases_only_when_untied(tie_biases: bool) -> None:
+    model = build(layers=3, tie_biases=tie_biases)
+    assert model.positions.u.shape[0] == model.positions.v.shape[0] == (1 if tie_biases else 3)
+
+
+def test_no_gradient_reaches_the_segment_before() -> None:
+    model, rule = build(), MemoryRule(mem_len=4, segment=4)
+    memory = [part.requires_grad_() for part in model.start(1, rule)]
+    positions = torch.tensor([9])
+    logits, after = model(stream(1, 4), memory, positions, rule)
+    assert not any(part.requires_grad for part in after)
+    assert torch.autograd.grad(logits.sum(), memory, allow_unused=True) == (None, None)
+
+
+def test_changing_memory_changes_the_logits_that_it_carries_no_gradient_to() -> None:
+    """Guards the stop-gradient test: a model that ignored its memory would pass it."""
+    model, rule, tokens = build(), MemoryRule(mem_len=4, segment=4), stream(1, 4)
+    empty = model.start(1, rule)
+    other = [part + 1 for part in empty]
+    position = torch.tensor([9])
+    assert (
+        model(tokens, empty, position, rule)[0] - model(tokens, other, position, rule)[0]
+    ).abs().max() > 1e-3
+
+
+def cuts_of(length: int, longest: int) -> st.SearchStrategy[list[int]]:
+    """Segment lengths of 1 to `longest` that add up to `length`."""
+
+    def fill(parts: list[int]) -> list[int]:
+        kept = []
+        for part in parts:
+            kept.append(min(part, length - sum(kept)))
+            if sum(kept) == length:
+                break
+        return kept + [1] * (length - sum(kept))
+
+    return st.lists(st.integers(1, longest), max_size=length).map(fill)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    cuts=cuts_of(17, 6), pre_norm=st.booleans(), mem_len=st.sampled_from([0, 1, 4, 9]),
+    initial_memory=st.sampled_from(["masked", "zeros"]), clamp_len=st.sampled_from([None, 3]),
+)  # fmt: skip
+def test_cutting_a_stream_never_changes_its_logits_under_same_length(
+    cuts: list[int], pre_norm: bool, mem_len: int, initial_memory: str, clamp_len: int | None
+) -> None:
+    model = build(pre_norm=pre_norm)
+    rule = MemoryRule(mem_len=mem_len, segment=6, initial_memory=initial_memory, clamp_len=clamp_len)
+    tokens = stream(2, 17)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            feed(model, tokens, rule, cuts)[0], feed(model, tokens, rule, [1] * 17)[0], rtol=1e-9, atol=1e-9
+        )
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(cuts=cuts_of(11, 4))
+def test_full_mask_equals_the_naive_model_cut_the_same_way(cuts: list[int]) -> None:
+    model, rule, tokens = build(), MemoryRule(mem_len=3, segment=4, mask="full"), stream(1, 11)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            feed(model, tokens, rule, cuts), feed(model, tokens, rule, cuts, naive_attention), **TIGHT
+        )
+
+
+def test_full_mask_depends_on_the_cut() -> None:
+    model, rule, tokens = build(), MemoryRule(mem_len=3, segment=6, mask="full"), stream(1, 12)
+    assert (feed(model, tokens, rule, [6, 6])[0] - feed(model, tokens, rule, [3] * 4)[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("initial_memory", ["masked", "zeros"])
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_rows_at_different_positions_do_not_touch_each_other(pre_norm: bool, initial_memory: str) -> None:
+    """Row 0 restarts at position 0 on top of an old memory, row 1 goes on, row 2 starts with two tokens of padding."""
+    model, rule = build(pre_norm=pre_norm), MemoryRule(mem_len=5, segment=4, initial_memory=initial_memory)
+    tokens = stream(3, 12)
+    with torch.no_grad():
+        memory = model.start(3, rule)
+        _, memory = model(tokens[:, :4], memory, torch.tensor([0, 0, 40]), rule)
+        first, memory = model(tokens[:, 4:8], memory, torch.tensor([0, 4, -2]), rule)
+        second, _ = model(tokens[:, 8:], memory, torch.tensor([4, 8, 2]), rule)
+        both = torch.cat([first, second], dim=1)
+        fresh = feed(model, tokens[:1, 4:], rule, [4, 4])[0][0]
+        going_on = feed(model, tokens[1:2], rule, [4, 4, 4])[0][0, 4:]
+        padded = feed(model, tokens[2:, 6:], rule, [3, 3])[0][0]
+    torch.testing.assert_close(both[0], fresh, **TIGHT)
+    torch.testing.assert_close(both[1], going_on, **TIGHT)
+    torch.testing.assert_close(both[2, 2:], padded, **TIGHT)
+
+
+@pytest.mark.parametrize("cuts", [[2, 2, 2], [6], [1] * 6, [5, 1]])
+def test_memory_is_the_last_inputs_of_each_layer(cuts: list[int]) -> None:
+    model, rule, tokens = build(), MemoryRule(mem_len=4, segment=6), stream(2, 6)
+    inputs: list[list[Tensor]] = [[], []]
+    for block, seen in zip(model.blocks, inputs, strict=True):
+        block.register_forward_pre_hook(lambda _, arguments, seen=seen: seen.append(arguments[0]))
+    with torch.no_grad():
+        _, memory = feed(model, tokens, rule, cuts)
+    for layer, seen in zip(memory, inputs, strict=True):
+        assert torch.equal(layer, torch.cat(seen, dim=1)[:, -4:])
+    torch.testing.assert_close(memory[0], model.vocabulary.embed(tokens[:, -4:]))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"tie_biases": False},
+        {"pre_norm": True},
+        {"layers": 5, "heads": 1, "head_dim": 9},
+        {"d_model": 2, "vocab_size": 1},
+    ],
+)
+def test_parameter_formula_counts_what_the_model_has(sizes: dict[str, Any]) -> None:
+    model = LanguageModel(ModelConfig(**SIZES | sizes))
+    assert (
+        model.config.parameters
+        == sum(parameter.numel() for parameter in model.parameters())
+        == model.facts().parameters
+    )
+
+
+def test_dropout_acts_only_while_training() -> None:
+    model, rule, tokens = (
+        build(dropout=0.5, attention_dropout=0.5),
+        MemoryRule(mem_len=2, segment=4),
+        stream(1, 4),
+    )
+    start, zero = model.start(1, rule), torch.zeros(1, dtype=torch.int64)
+    assert torch.equal(model(tokens, start, zero, rule)[0], build()(tokens, start, zero, rule)[0])
+    model.train()
+    assert not torch.equal(model(tokens, start, zero, rule)[0], model(tokens, start, zero, rule)[0])
+
+
+def test_variational_dropout_is_one_mask_for_all_positions_of_a_segment() -> None:
+    model = build(variational_dropout=True, dropout=0.5).train()
+    torch.manual_seed(0)
+    dropped = drop(torch.ones(3, 7, 50), 0.5, model.config, True)
+    assert all(torch.equal(dropped[:, 0], dropped[:, t]) for t in range(7))
+    assert not torch.equal(dropped[0], dropped[1])
+    assert set(dropped.unique().tolist()) == {0.0, 2.0}
+    plain = drop(torch.ones(3, 7, 50), 0.5, build(dropout=0.5).config, True)
+    assert not torch.equal(plain[:, 0], plain[:, 1])

@@ -1,0 +1,91 @@
+"""Adaptive spans: the mask, the penalty, the clamp, and that what is said to be out of reach is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtimes.base.errors import ConfigError
+from runtimes.contract.rule import MemoryRule
+from trainer.model.config import ModelConfig, SpanConfig
+from trainer.model.span import AdaptiveSpan
+
+SIZES: dict[str, Any] = {
+    "layers": 1, "d_model": 4, "heads": 3, "head_dim": 2, "d_ff": 2, "positions": "learned", "context": 101,
+}  # fmt: skip
+
+
+def build(shares: list[float], **span: Any) -> AdaptiveSpan:
+    module = AdaptiveSpan(
+        ModelConfig(**SIZES | {"heads": len(shares)}, span=SpanConfig(**{"maximum": 100} | span))
+    )
+    module.share.data = torch.tensor(shares)
+    return module
+
+
+def test_the_mask_is_one_within_the_span_and_falls_over_the_ramp() -> None:
+    mask = build([0.0, 0.1, 1.0], ramp=4).mask(102)
+    # z = 0, 10, 100 tokens; m(d) = clamp((4 + z + 1 - d) / 4, 0, 1), and nothing beyond the maximum
+    assert mask[:7, 0].tolist() == pytest.approx([1, 1, 0.75, 0.5, 0.25, 0, 0])
+    assert mask[9:17, 1].tolist() == pytest.approx([1, 1, 1, 0.75, 0.5, 0.25, 0, 0])
+    assert mask[:101, 2].tolist() == [1] * 101
+    assert mask[101, 2] == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(share=st.floats(0, 1, width=32), ramp=st.integers(1, 40), maximum=st.integers(1, 100))
+def test_no_weight_falls_beyond_the_reach_and_some_on_it(share: float, ramp: int, maximum: int) -> None:
+    module = build([share], ramp=ramp, maximum=maximum)
+    (reach,) = module.reaches()
+    mask = module.mask(202)[:, 0]
+    assert mask[reach + 1 :].max() < 1e-5
+    assert 1 <= reach <= maximum
+    assert mask[reach] > 0 or (mask[reach - 1] <= 1 / ramp + 1e-5)
+
+
+def test_the_penalty_is_the_coefficient_times_the_mean_span() -> None:
+    module = build([0.1, 0.5, 0.0], penalty=0.25)
+    assert module.penalty().item() == pytest.approx(0.25 * 100 * 0.2)
+    module.penalty().backward()
+    assert module.share.grad.tolist() == pytest.approx([0.25 * 100 / 3] * 3)
+
+
+def test_spans_are_clamped_to_the_maximum_and_to_zero() -> None:
+    module = build([-0.5, 0.5, 1.5])
+    module.constrain()
+    assert module.share.tolist() == [0.0, 0.5, 1.0]
+
+
+def test_spans_start_as_configured() -> None:
+    module = AdaptiveSpan(ModelConfig(**SIZES, span=SpanConfig(maximum=10, initial=0.25)))
+    module.reset_parameters()
+    assert module.share.tolist() == [0.25] * 3
+
+
+@pytest.mark.parametrize(
+    ("span", "message"),
+    [
+        ({"maximum": 0}, "span.maximum is 0"),
+        ({"maximum": 8, "ramp": 0}, "span.ramp 0"),
+        ({"maximum": 8, "initial": 1.5}, "span.initial 1.5"),
+        ({"maximum": 8, "penalty": -1.0}, "span.penalty is -1.0"),
+    ],
+)
+def test_impossible_spans_are_refused(span: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SpanConfig(**span)
+
+
+def test_spans_beyond_the_positions_or_the_memory_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"span.maximum is 101, beyond the 101 rows of model.context; give 102 rows"
+    ):
+        ModelConfig(**SIZES, span=SpanConfig(maximum=101))
+    config = ModelConfig(**SIZES, span=SpanConfig(maximum=100))
+    config.check_training_rule(MemoryRule(mem_len=100, segment=1))
+    with pytest.raises(ConfigError, match=r"span.maximum is 100 and training.mem_len 99"):
+        config.check_training_rule(MemoryRule(mem_len=99, segment=1))

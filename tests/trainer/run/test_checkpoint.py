@@ -1,0 +1,201 @@
+"""A run on disk: what is saved comes back, and what does not fit is refused with the file and tensor named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import trainer.run.checkpoint as checkpoint
+from runtimes.base.errors import ArtefactError, ConfigError, UserError
+from trainer.run.checkpoint import load_run, load_tensors, save_tensors
+from trainer.run.config import TrainConfig
+from trainer.training.loop import train
+
+TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([1, 2, 3]), "empty": torch.zeros(2, 0, 4)}
+
+
+@pytest.fixture
+def trained(make_config: Callable[..., TrainConfig], tmp_path: Path) -> Path:
+    return train(make_config(steps=2), tmp_path / "run", progress=False)
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    tensors = TENSORS | {
+        "view": torch.arange(24.0).view(2, 3, 4)[:, 1:, ::2],
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+    }
+    save_tensors(path, tensors, {"step": "3", "text": "é"})
+    loaded, facts = load_tensors(path, expected=tensors)
+    assert facts == {"step": "3", "text": "é"}
+    assert list(loaded) == list(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(loaded[name], tensor), name
+        assert loaded[name].dtype == tensor.dtype
+
+
+def test_a_run_loads_as_it_was_trained(trained: Path) -> None:
+    run = load_run(trained)
+    tensors, _ = load_tensors(trained / "training.safetensors", expected=_state_of(trained))
+    for name, parameter in run.model.named_parameters():
+        assert torch.equal(parameter, tensors[f"model.{name}"]), name
+    assert run.config.model.vocab_size == run.vocab.size
+    assert run.config.steps == 2
+
+
+def _state_of(trained: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(trained / "training.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "expected", "message"),
+    [
+        ({"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.ones(1)}, "lacks the tensor b"),
+        ({"a": torch.ones(2), "c": torch.ones(1)}, {"a": torch.ones(2)}, "has the unexpected tensor c"),
+        ({"a": torch.ones(2, 3)}, {"a": torch.ones(3, 2)}, r"a is \[2, 3\], expected \[3, 2\]"),
+        ({"a": torch.ones(6)}, {"a": torch.ones(6, 1)}, r"a is \[6\], expected \[6, 1\]"),
+        ({"a": torch.ones(2).half()}, {"a": torch.ones(2)}, r"a is torch\.float16, expected torch\.float32"),
+        ({"a": torch.ones(2).int()}, {"a": torch.ones(2)}, r"a is torch\.int32, expected torch\.float32"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    tmp_path: Path, tensors: dict[str, Tensor], expected: dict[str, Tensor], message: str
+) -> None:
+    save_tensors(tmp_path / "x.safetensors", tensors)
+    with pytest.raises(ArtefactError, match=rf"x\.safetensors.*{message}"):
+        load_tensors(tmp_path / "x.safetensors", expected=expected)
+
+
+def damage(path: Path, kind: str) -> None:
+    data = path.read_bytes()
+    if kind == "missing":
+        path.unlink()
+    elif kind == "a folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        huge = (1 << 60).to_bytes(8, "little") + data[8:]
+        path.write_bytes(
+            {
+                "empty": b"", "header cut": data[:100], "data cut": data[:-1], "longer": data + b"\0",
+                "not safetensors": b"PK\x03\x04" + b"x" * 400, "absurd header size": huge,
+            }[kind]
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "missing",
+        "a folder",
+        "empty",
+        "header cut",
+        "data cut",
+        "longer",
+        "not safetensors",
+        "absurd header size",
+    ],
+)
+def test_a_damaged_file_is_refused_and_named(trained: Path, kind: str) -> None:
+    damage(trained / "model.safetensors", kind)
+    with pytest.raises(ArtefactError, match=r"model\.safetensors is missing or damaged"):
+        load_run(trained)
+
+
+def change_json(path: Path, change: Callable[[Any], Any]) -> None:
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+
+def test_a_vocabulary_of_another_size_is_refused(trained: Path) -> None:
+    change_json(trained / "vocab.json", lambda data: data | {"symbols": data["symbols"][:-1]})
+    with pytest.raises(ArtefactError, match=r"vocab\.json has \d+ symbols and config\.json says \d+"):
+        load_run(trained)
+
+
+def test_weights_of_another_model_are_refused(trained: Path) -> None:
+    change_json(trained / "config.json", lambda data: data | {"model": data["model"] | {"d_ff": 25}})
+    with pytest.raises(
+        ArtefactError,
+        match=r"model\.safetensors: blocks\.0\.expand\.weight is \[24, 16\], expected \[25, 16\]",
+    ):
+        load_run(trained)
+    change_json(
+        trained / "config.json", lambda data: data | {"model": data["model"] | {"d_ff": 24, "layers": 3}}
+    )
+    with pytest.raises(ArtefactError, match=r"model\.safetensors lacks the tensor blocks\.2\."):
+        load_run(trained)
+
+
+def test_weights_of_half_precision_are_refused(trained: Path) -> None:
+    model = load_run(trained).model
+    save_file(
+        {name: tensor.half() for name, tensor in model.state_dict().items()}, trained / "model.safetensors"
+    )
+    with pytest.raises(ArtefactError, match=r"float16, expected torch\.float32"):
+        load_run(trained)
+
+
+@pytest.mark.parametrize(("file", "error"), [("config.json", ConfigError), ("vocab.json", ArtefactError)])
+def test_a_broken_side_file_is_named(trained: Path, file: str, error: type[UserError]) -> None:
+    (trained / file).write_text("{}")
+    with pytest.raises(error, match=file.replace(".", r"\.")):
+        load_run(trained)
+    (trained / file).write_text("{")
+    with pytest.raises(ArtefactError, match=file.replace(".", r"\.")):
+        load_run(trained)
+
+
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ArtefactError,
+        match=r"is not a run: it has no config\.json; make one with `xl-export train --out RUN`",
+    ):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_a_failure_while_saving_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    path = tmp_path / "x.safetensors"
+    save_tensors(path, TENSORS)
+    before = path.read_bytes()
+
+    def half_written(_: Any, temporary: Path, *__: Any) -> None:
+        temporary.write_bytes(before[: len(before) // 2])
+        raise failure
+
+    monkeypatch.setattr(checkpoint, "save_file", half_written)
+    with pytest.raises(KeyboardInterrupt if isinstance(failure, KeyboardInterrupt) else UserError):
+        save_tensors(path, {"a": torch.ones(1)})
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_the_old_file(tmp_path: Path) -> None:
+    """The real library on a file that may not grow: it raises an error of its own, not an OSError."""
+    import resource
+    import signal
+
+    path = tmp_path / "x.safetensors"
+    save_tensors(path, TENSORS)
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"x\.safetensors could not be written"):
+            save_tensors(path, {"a": torch.ones(10_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]

@@ -1,0 +1,168 @@
+"""What validation decides in a run: the best weights, the learning rate, the end; and that the last good checkpoint is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import trainer.training.loop as loop
+from runtimes.base.errors import ConfigError, UserError
+from runtimes.tasks.evaluate import Score
+from trainer.run.checkpoint import load_metadata, load_run
+from trainer.run.config import Averaging, TrainConfig
+from trainer.training.loop import train
+from trainer.training.state import Training
+from trainer.training.validation import validate
+
+Make = Callable[..., TrainConfig]
+
+
+def metrics(run: Path, key: str) -> list[Any]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line[key] for line in lines if key in line]
+
+
+@pytest.fixture
+def scores(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`scores(4, 3, …)`: bits per token that the validations of a run then find."""
+
+    def pretend(*bits: float) -> None:
+        remaining: Iterator[float] = iter(bits)
+
+        def scored(*arguments: Any) -> Score:
+            score = validate(*arguments)
+            return dataclasses.replace(score, nats=next(remaining) * math.log(2) * score.tokens)
+
+        monkeypatch.setattr(loop, "validate", scored)
+
+    return pretend
+
+
+def weights_after(make_config: Make, folder: Path, step: int, **changes: Any) -> dict[str, torch.Tensor]:
+    """The weights that a run with another number of validations has after a step; with dropout 0 these change nothing."""
+    train(make_config(steps=step, schedule="constant", validate_every=999, **changes), folder, progress=False)
+    return load_file(folder / "model.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_the_model_is_the_best_by_validation_and_the_state_the_last(
+    make_config: Make, tmp_path: Path, scores: Callable[..., None]
+) -> None:
+    best = weights_after(make_config, tmp_path / "best", 8)
+    last = weights_after(make_config, tmp_path / "last", 20)
+    scores(5, 4, 4.5, 4, 6)
+    run = train(make_config(schedule="constant", validate_every=4), tmp_path / "run", progress=False)
+    assert metrics(run, "best_step") == [4, 8, 8, 8, 8]
+    assert load_metadata(run / "model.safetensors") == {"step": "8"}
+    assert same(dict(load_run(run).model.state_dict()), best)
+    state = load_file(run / "training.safetensors")
+    assert same(
+        {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")},
+        last,
+    )
+
+
+def test_a_better_validation_is_a_checkpoint(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = []
+    save = loop.save
+    monkeypatch.setattr(
+        loop, "save", lambda training, *rest: (saved.append(training.step), save(training, *rest))
+    )
+    train(make_config(checkpoint_every=100, validate_every=4), tmp_path / "run", progress=False)
+    assert set(saved) >= {4, 20}
+
+
+def test_training_ends_when_patience_does(
+    make_config: Make, tmp_path: Path, scores: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores(5, 4, 4.5, 4.25, 3)
+    run = train(make_config(schedule="constant", validate_every=2, patience=2), tmp_path / "run")
+    assert metrics(run, "step")[-1] == 8
+    assert load_metadata(run / "model.safetensors") == {"step": "4"}
+    assert "no better than step 4 for 2 validations, so training ends" in capsys.readouterr().out
+    loop.resume(run)
+    assert "finished already, at step 8 of 20" in capsys.readouterr().out
+
+
+def test_a_plateau_lowers_the_rate(make_config: Make, tmp_path: Path, scores: Callable[..., None]) -> None:
+    scores(5, 4, 4.5, 4.25, 3)
+    recipe = {
+        "schedule": "plateau",
+        "warmup_steps": 0,
+        "plateau_patience": 1,
+        "plateau_decay": 0.25,
+        "learning_rate": 0.01,
+    }
+    run = train(make_config(steps=10, validate_every=2, **recipe), tmp_path / "run", progress=False)
+    assert metrics(run, "learning_rate") == pytest.approx([0.01] * 8 + [0.0025] * 2)
+
+
+def test_the_average_is_validated_and_exported(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        loop, "validate", lambda model, *rest: (seen.append(model), validate(model, *rest))[1]
+    )
+    config = make_config(averaging=Averaging(start_step=12), schedule="constant")
+    run = train(config, tmp_path / "run", progress=False)
+    state, model = load_file(run / "training.safetensors"), load_file(run / "model.safetensors")
+    assert not same(model, {name: state[f"model.{name}"] for name in model})
+    assert same(model, {name: state[f"average.{name}"] for name in model})
+    assert same(model, seen[1].state_dict())
+    assert metrics(run, "best_step") == [10, 20]
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = weights_after(make_config, tmp_path / "good", 5)
+    advance = Training.advance
+
+    def spoiled(training: Training, *arguments: Any) -> float:
+        if training.step == 7:
+            training.model.vocabulary.output_bias["0"].data.fill_(math.nan)
+        return advance(training, *arguments)
+
+    monkeypatch.setattr(Training, "advance", spoiled)
+    with pytest.raises(UserError, match=r"loss became nan at step 8; the last checkpoint is kept"):
+        train(make_config(schedule="constant"), tmp_path / "run", progress=False)
+    assert same(load_file(tmp_path / "run/model.safetensors"), good)
+    assert "NaN" not in (tmp_path / "run/metrics.jsonl").read_text()
+
+
+def test_a_size_of_the_vocabulary_that_is_not_the_texts_is_refused(make_config: Make, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.vocab_size is 500 and the text has \d+ symbols"):
+        train(make_config(vocab_size=500), tmp_path / "run", progress=False)
+    train(make_config(vocab_size=256, vocab="byte", steps=1), tmp_path / "run", progress=False)
+
+
+def test_too_little_held_out_text_is_said_once_and_the_model_is_then_the_last(
+    make_config: Make, tmp_path: Path, text_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text_file.write_text("word " * 300 + "x" * 200)  # words: the held-out 5 % are one of them
+    config = make_config(vocab="word", batch=2, steps=6)
+    run = train(config, tmp_path / "run")
+    output = capsys.readouterr().out
+    assert output.count("too few to validate: model.safetensors will be the last checkpoint") == 1
+    assert metrics(run, "validation_bits_per_token") == []
+    assert load_metadata(run / "model.safetensors") == {"step": "6"}
+    for recipe in ({"schedule": "plateau"}, {"patience": 1}, {"averaging": Averaging(patience=1)}):
+        with pytest.raises(
+            ConfigError, match=r"the held-out text has \d token\(s\) and schedule plateau, patience"
+        ):
+            train(dataclasses.replace(config, **recipe), tmp_path / "other", progress=False)
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,112 @@
+"""Training processes that SIGKILL ends at any moment, also in the middle of a file, and that resume to the same bits."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtimes.base.files import write_json
+from runtimes.base.records import to_json
+from tests.runs import assert_same_run
+from trainer.run.config import Averaging, TrainConfig
+from trainer.training.loop import resume, train
+
+Make = Callable[..., TrainConfig]
+
+
+def kill_and_resume(config: TrainConfig, folder: Path, *, kills: int) -> int:
+    """Trains `folder`/killed in real processes that SIGKILL ends so often, at random moments; returns how many were killed."""
+    write_json(folder / "config.json", to_json(config))
+    command = [sys.executable, "-c", "from xl_export.cli.main import main; main()", "train"]
+    arguments, killed, done = (
+        [str(folder / "config.json"), "--out", str(folder / "killed")],
+        folder / "killed",
+        0,
+    )
+    chance = random.Random(0)
+    for number in range(kills):
+        process = subprocess.Popen(
+            [*command, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        lines = (number + 0.5) * config.steps / kills
+        while process.poll() is None and not (
+            killed.is_dir() and len((killed / "metrics.jsonl").read_bytes()) > lines * 130
+        ):
+            time.sleep(0.002)
+        time.sleep(chance.random() * 0.03)
+        process.kill()
+        done += process.wait() == -signal.SIGKILL
+        arguments = ["--resume", str(killed)]
+    finished = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    return done
+
+
+def test_a_run_killed_at_random_moments_ends_with_the_same_bits(make_config: Make, tmp_path: Path) -> None:
+    """SIGKILL, three times, to real processes: no clean-up code runs, and files may be half written."""
+    config = make_config(steps=240, checkpoint_every=3, validate_every=20, dropout=0.1)
+    whole = train(config, tmp_path / "whole", progress=False)
+    assert kill_and_resume(config, tmp_path, kills=3) == 3, "they had to be killed while training"
+    assert_same_run(tmp_path / "killed", whole)
+
+
+@pytest.mark.slow
+def test_a_run_of_every_kind_killed_twenty_times_ends_with_the_same_bits(
+    make_config: Make, tmp_path: Path
+) -> None:
+    config = make_config(
+        steps=2000, checkpoint_every=7, validate_every=50, dropout=0.1, accumulate=2, optimizer="adagrad", autocast="fp16",
+        averaging=Averaging(start_step=900), mem_len_schedule=((500, 12), (1500, 6)), segment_schedule=((1000, 5),),
+    )  # fmt: skip
+    whole = train(config, tmp_path / "whole", progress=False)
+    assert kill_and_resume(config, tmp_path, kills=20) == 20
+    assert_same_run(tmp_path / "killed", whole)
+
+
+HALF_WRITTEN = """
+import os, sys, signal
+import trainer.run.checkpoint as checkpoint
+from xl_export.cli.main import main
+
+name, number, save, seen = sys.argv.pop(1), int(sys.argv.pop(1)), checkpoint.save_file, []
+
+def half_written(tensors, path, metadata=None):
+    save(tensors, path, metadata)
+    seen.append(name in str(path))
+    if seen[-1] and sum(seen) == number:
+        os.truncate(path, os.path.getsize(path) // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+checkpoint.save_file = half_written
+main()
+"""
+
+
+@pytest.mark.parametrize("name", ["training.safetensors", "model.safetensors"])
+def test_a_run_killed_in_the_middle_of_writing_a_file_resumes_to_the_same_bits(
+    make_config: Make, tmp_path: Path, name: str
+) -> None:
+    whole, killed = train(make_config(), tmp_path / "whole", progress=False), tmp_path / "killed"
+    write_json(tmp_path / "config.json", to_json(make_config()))
+    command = [
+        sys.executable,
+        "-c",
+        HALF_WRITTEN,
+        name,
+        "3",
+        "train",
+        str(tmp_path / "config.json"),
+        "--out",
+        str(killed),
+    ]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == -signal.SIGKILL
+    assert len(list(killed.glob(f".{name}.*"))) == 1, "the kill left its half-written file"
+    assert_same_run(resume(killed, progress=False), whole)
+    assert not list(killed.glob(".*")), "and resuming clears it away"

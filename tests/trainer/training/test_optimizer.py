@@ -1,0 +1,86 @@
+"""Adam and Adagrad: their first steps against the formulas, and against the libraries where these do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trainer.run.config import TrainConfig
+from trainer.training.optimizer import make_optimizer, optimizer_tensors, set_rate_and_clip
+
+Make = Callable[..., TrainConfig]
+Gradients = list[tuple[list[float], list[list[float]]]]
+CLIP, RATE = 0.5, 0.1
+
+
+class Two(nn.Module):
+    """One tensor with a small gradient, one with a large one, one that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = nn.Parameter(torch.tensor([1.0, 2.0]))
+        self.large = nn.Parameter(torch.tensor([[3.0, -4.0]]))
+        self.unused = nn.Parameter(torch.tensor([5.0]))
+
+
+def stepped(config: TrainConfig, gradients: Gradients) -> tuple[Two, list[float], dict[str, Tensor]]:
+    model = Two()
+    optimizer = make_optimizer(config, model)
+    norms = []
+    for small, large in gradients:
+        model.small.grad, model.large.grad = torch.tensor(small), torch.tensor(large)
+        norms.append(set_rate_and_clip(optimizer, RATE, CLIP))
+        optimizer.step()
+    return model, norms, optimizer_tensors(optimizer, model)
+
+
+GRADIENTS: Gradients = [([0.3, 0.0], [[3.0, 4.0]]), ([-0.1, 0.2], [[0.0, 0.4]])]
+
+
+def test_adagrad_clips_the_step_of_each_tensor_and_sums_what_was_not_clipped(make_config: Make) -> None:
+    model, norms, state = stepped(make_config(optimizer="adagrad"), GRADIENTS)
+    assert norms == pytest.approx([(0.3**2 + 25) ** 0.5, (0.1**2 + 0.2**2 + 0.4**2) ** 0.5])
+    # small: norms 0.3 and 0.22 are below the clip of 0.5
+    assert model.small.tolist() == pytest.approx(
+        [1 - 0.1 * 0.3 / 0.3 + 0.1 * 0.1 / 0.1**0.5, 2 - 0.1 * 0.2 / 0.2], abs=1e-6
+    )
+    # large: the norm 5 makes the first step ten times smaller; the second is not clipped
+    assert model.large[0].tolist() == pytest.approx([3 - 0.01, -4 - 0.01 - 0.1 * 0.4 / 16.16**0.5], abs=1e-6)
+    assert state["sum.large"][0].tolist() == pytest.approx([9.0, 16.16])
+    assert model.unused.item() == 5
+    assert state["step.unused"].item() == 0
+
+
+def test_adam_clips_the_whole_gradient(make_config: Make) -> None:
+    model, norms, state = stepped(make_config(), GRADIENTS)
+    library = Two()
+    optimizer = torch.optim.Adam(library.parameters(), lr=RATE)
+    for (small, large), norm in zip(GRADIENTS, norms, strict=True):
+        factor = min(1.0, CLIP / norm)
+        library.small.grad, library.large.grad = torch.tensor(small) * factor, torch.tensor(large) * factor
+        optimizer.step()
+    for name, parameter in library.named_parameters():
+        torch.testing.assert_close(dict(model.named_parameters())[name], parameter, rtol=1e-5, atol=1e-7)
+    assert state["exp_avg.large"].shape == (1, 2)
+    assert (state["step.large"].item(), state["step.unused"].item()) == (2, 0)
+
+
+def test_the_first_step_of_adam_is_the_rate_itself(make_config: Make) -> None:
+    model, _, _ = stepped(make_config(), GRADIENTS[:1])
+    assert model.large[0].tolist() == pytest.approx([3 - RATE, -4 - RATE], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kinds"), [("adam", {"step", "exp_avg", "exp_avg_sq"}), ("adagrad", {"step", "sum"})]
+)
+def test_the_whole_state_is_there_from_the_beginning(
+    make_config: Make, optimizer: str, kinds: set[str]
+) -> None:
+    model = Two()
+    made = make_optimizer(make_config(optimizer=optimizer), model)
+    assert set(optimizer_tensors(made, model)) == {
+        f"{kind}.{name}" for kind in kinds for name in ("small", "large", "unused")
+    }

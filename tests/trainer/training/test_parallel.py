@@ -1,0 +1,213 @@
+"""Several processes under `torchrun`: the losses of one, its checkpoints on any number, and one sentence when one is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from runtimes.base.errors import ConfigError, UserError
+from runtimes.base.files import write_json
+from runtimes.base.records import to_json
+from trainer.run.config import TrainConfig
+from trainer.training.loop import resume, train
+from trainer.training.parallel import Ranks, joined
+
+Make = Callable[..., TrainConfig]
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    "-m",
+    "xl_export",
+    "train",
+]
+
+
+def launched(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*TORCHRUN, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path.cwd(),
+        **options,
+    )
+
+
+def two(*arguments: str | Path) -> tuple[int, str, str]:
+    """Exit code and output of two processes that train."""
+    process = launched(*arguments)
+    output, errors = process.communicate(timeout=120)
+    return process.returncode, output, errors
+
+
+def sentences(errors: str) -> list[str]:
+    """What our processes said; torchrun adds its own report."""
+    return re.findall(r"Error: [^\n]*", re.sub(r"[^\n]*ChildFailedError[^\n]*", "", errors))
+
+
+def losses(run: Path) -> list[float]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss_nats"] for line in lines if "loss_nats" in line]
+
+
+def longer(run: Path, steps: int) -> None:
+    write_json(run / "config.json", json.loads((run / "config.json").read_text()) | {"steps": steps})
+
+
+def test_two_processes_reach_the_losses_of_one_and_go_on_where_it_stopped(
+    make_config: Make, tmp_path: Path
+) -> None:
+    """Two, then one, then two again, with parts of the batch and lengths that change, against one from beginning to end."""
+    recipe = {"batch": 8, "accumulate": 2, "schedule": "constant", "mem_len_schedule": ((2, 5), (5, 11))}
+    config = make_config(steps=6, validate_every=3, checkpoint_every=3, **recipe)
+    write_json(tmp_path / "config.json", to_json(config))
+    code, output, errors = two(tmp_path / "config.json", "--out", tmp_path / "shared")
+    assert code == 0, errors
+    assert output.count("is trained; next") == 1
+    assert output.count("step 6: validation") == 1
+    longer(tmp_path / "shared", 8)
+    resume(tmp_path / "shared", progress=False)
+    assert len(load_file(tmp_path / "shared/training.safetensors")["random"]) == 1
+    longer(tmp_path / "shared", 10)
+    code, _, errors = two("--resume", tmp_path / "shared")
+    assert code == 0, errors
+    alone = train(
+        make_config(steps=10, validate_every=3, checkpoint_every=3, **recipe),
+        tmp_path / "alone",
+        progress=False,
+    )
+    assert len(losses(alone)) == 10
+    assert losses(tmp_path / "shared") == pytest.approx(losses(alone), abs=1e-5)
+    state, other = (load_file(run / "training.safetensors") for run in (tmp_path / "shared", alone))
+    assert len(state["random"]) == 2
+    assert state["memory.0"].shape == (8, 11, 16), "the memory of all lanes"
+    for name in sorted(set(state) - {"random"}):
+        torch.testing.assert_close(
+            state[name], other[name], rtol=1e-2, atol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def children(process: subprocess.Popen[str]) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in /proc")
+def test_a_killed_process_ends_the_run_with_a_sentence_and_the_checkpoint_resumes(
+    make_config: Make, tmp_path: Path
+) -> None:
+    write_json(tmp_path / "config.json", to_json(make_config(steps=10**6, checkpoint_every=3)))
+    run = tmp_path / "run"
+    process = launched(tmp_path / "config.json", "--out", run)
+    while process.poll() is None and not (
+        run.is_dir() and (run / "metrics.jsonl").read_bytes().count(b"\n") > 10
+    ):
+        time.sleep(0.01)
+    os.kill(children(process)[-1], signal.SIGKILL)
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode != 0
+    assert len(sentences(errors)) == 1, errors
+    assert re.search(
+        r"(was lost or does not answer|was told to end).*the last checkpoint is kept.*--resume RUN", errors
+    )
+    done = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    longer(run, done + 4)
+    resume(run, progress=False)
+    assert not list(run.glob(".*"))
+
+
+def test_a_mistake_is_one_sentence_of_the_first_process(make_config: Make, tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", to_json(make_config(learning_rate=1e30, warmup_steps=0)))
+    code, _, errors = two(tmp_path / "config.json", "--out", tmp_path / "run")
+    assert code != 0
+    assert [
+        sentence.startswith("Error: the loss became nan at step 2") for sentence in sentences(errors)
+    ] == [True], errors
+
+
+def test_processes_with_different_configurations_are_refused(make_config: Make, tmp_path: Path) -> None:
+    """As on two machines of which one has an older file; without torchrun, which gives all of them the same arguments."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    processes = []
+    for rank in ("0", "1"):
+        write_json(tmp_path / f"{rank}.json", to_json(make_config(learning_rate=0.01 * (1 + int(rank)))))
+        command = [
+            sys.executable,
+            "-m",
+            "xl_export",
+            "train",
+            str(tmp_path / f"{rank}.json"),
+            "--out",
+            str(tmp_path / "run"),
+        ]
+        environment = {**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank}
+        processes.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
+    said = [process.communicate(timeout=100)[1] for process in processes]
+    assert all(process.returncode for process in processes)
+    assert said[0].startswith("Error: the processes of this run have different configurations or texts")
+    assert said[1] == ""
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables that torchrun sets, for one process of one."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_one_process_under_torchrun_is_one_process(in_process: None) -> None:
+    with joined("cpu") as ranks:
+        assert ranks == Ranks()
+
+
+def test_a_gpu_that_is_not_there_is_one_sentence(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(
+        ConfigError, match=r"device is cuda and PyTorch sees 0 GPUs for process 1 of this machine; give"
+    ):
+        train(make_config(device="cuda"), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_rows_are_shared_out_in_order_and_all_of_them() -> None:
+    rows = torch.arange(12).view(6, 2)
+    parts = [Ranks(rank=rank, count=3).share(rows) for rank in range(3)]
+    assert [len(part) for part in parts] == [2, 2, 2]
+    assert torch.equal(torch.cat(parts), rows)
+
+
+def test_what_all_processes_find_is_said_by_the_first() -> None:
+    with pytest.raises(UserError, match="no"):
+        Ranks(rank=0, count=2).refuse(UserError("no"))
+    with pytest.raises(SystemExit) as caught:
+        Ranks(rank=1, count=2).refuse(UserError("no"))
+    assert caught.value.code == 2
+
+
+def test_alone_nothing_is_exchanged() -> None:
+    ranks, values = Ranks(), torch.tensor([1.0, 2.0])
+    assert torch.equal(ranks.mean(values), values)
+    assert ranks.gather(values) is values
+    assert ranks.on_first(lambda: 3) == 3
+    ranks.agree("texts", "a")

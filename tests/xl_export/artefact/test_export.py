@@ -1,0 +1,263 @@
+"""Export: validated before it appears, whole or absent, and refused in one sentence where it cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from runtimes import UserError, check, open_session
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import REFERENCE, WEIGHTS, file_facts, load_spec, save_spec
+from runtimes.tasks.check import load_reference
+from xl_export.artefact import validate
+from xl_export.artefact.export import export
+from xl_export.cli.main import main
+from xl_export.graph import step
+from xl_export.graph import visibility as sight
+
+
+def test_check_replays_the_reference_past_three_rings_with_a_restart(artefacts: dict[str, Path]) -> None:
+    for folder in artefacts.values():
+        spec = load_spec(folder)
+        reference = load_reference(folder / REFERENCE, spec)
+        assert reference.segments.sum() > 3 * spec.rule.slots
+        assert {1, 7, spec.rule.segment} <= set(reference.segments.tolist())
+        assert reference.restarts.sum() == 1
+        report = check(folder)
+        assert report.passed
+        assert report.max_difference < 1e-5
+
+
+def test_a_graph_that_computes_something_else_is_never_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = step.position_table
+    monkeypatch.setattr(step, "position_table", lambda *which: np.roll(table(*which), 1, axis=2))
+    with pytest.raises(UserError, match=r"the exported graph differs from PyTorch by .* nats"):
+        export(run, tmp_path / "artefact")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_validation_sees_an_error_that_only_a_wrapped_ring_has(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the window, streams shorter than the memory are right: single segments cannot tell."""
+
+    def all_that_came_before(op, rule, distance, position, offset):  # type: ignore[no-untyped-def]
+        zero = op.constant(np.array(0))
+        return op.And(op.GreaterOrEqual(distance, zero), op.LessOrEqual(distance, op.Max(position, zero)))
+
+    monkeypatch.setattr(sight, "_visible", all_that_came_before)
+    with pytest.raises(UserError, match="over two streams"):
+        export(run, tmp_path / "artefact")
+
+
+def test_chained_segments_pass_the_ring_several_times() -> None:
+    for rule in (
+        MemoryRule(mem_len=16, segment=8),
+        MemoryRule(mem_len=0, segment=1),
+        MemoryRule(mem_len=100, segment=3),
+    ):
+        segments = validate.chained_segments(rule)
+        assert segments.sum() > validate.WRAPS * rule.slots
+        assert segments.max() == rule.segment
+        assert segments.min() == 1
+
+
+def test_an_existing_folder_is_kept_unless_forced(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "artefact"
+    out.mkdir()
+    (out / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match="exists already"):
+        export(run, out)
+    for folder in (out, run):
+        with pytest.raises(UserError, match="holds other things"):
+            export(run, folder, force=True)
+    assert [file.name for file in out.iterdir()] == ["mine.txt"]
+    (out / "mine.txt").unlink()
+    export(run, out, force=True)
+    export(run, out, force=True)
+    assert check(out).passed
+    assert [file.name for file in tmp_path.iterdir()] == ["artefact"]
+
+
+def test_rule_options_reach_the_artefact(run: Path, tmp_path: Path) -> None:
+    arguments = [
+        "onnx",
+        str(run),
+        "--out",
+        str(tmp_path / "a"),
+        "--memory",
+        "shift",
+        "--mem-len",
+        "11",
+        "--segment",
+        "5",
+    ]
+    result = CliRunner().invoke(
+        main, [*arguments, "--mask", "full", "--clamp-len", "6", "--initial-memory", "zeros"]
+    )
+    assert result.exit_code == 0, result.output
+    spec = load_spec(tmp_path / "a")
+    assert spec.rule == MemoryRule(mem_len=11, segment=5, mask="full", clamp_len=6, initial_memory="zeros")
+    assert spec.form == "shift"
+    assert "11, segment 5, full mask, clamp 6" in result.output
+
+
+def test_a_full_disk_leaves_nothing(run: Path, tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "xl_export", "onnx", str(run), "--out", str(tmp_path / "artefact")],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)),
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("Error: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_kill_while_writing_leaves_no_artefact(
+    nth: int, how: signal.Signals, run: Path, tmp_path: Path
+) -> None:
+    arguments = [sys.executable, "-c", EXPORT_SLOWLY, "onnx", str(run), "--out", str(tmp_path / "artefact")]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    for _ in range(nth):  # the graph, the reference, the spec
+        assert process.stdout.readline() == "writing\n"
+    process.send_signal(how)
+    process.wait()
+    process.stdout.close()
+    assert not (tmp_path / "artefact").exists()
+    if how == signal.SIGTERM:  # what can be cleaned up is
+        assert process.returncode == 143
+        assert list(tmp_path.iterdir()) == []
+
+
+EXPORT_SLOWLY = """
+import time
+import xl_export.artefact.export as artefact
+from xl_export.cli.main import main
+def slow(name):
+    step = getattr(artefact, name)
+    def wrapped(*a, **k):
+        print("writing", flush=True)
+        time.sleep(0.5)
+        return step(*a, **k)
+    setattr(artefact, name, wrapped)
+for name in ("save_model", "save_reference", "save_spec"):
+    slow(name)
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda run: (run / "model.safetensors").unlink(), "model.safetensors is missing or damaged"),
+        (
+            lambda run: (run / "model.safetensors").write_bytes(b"x" * 100),
+            "model.safetensors is missing or damaged",
+        ),
+        (lambda run: (run / "vocab.json").write_text('{"kind": "byte"}'), "vocab.json has 256 symbols"),
+        (lambda run: (run / "config.json").write_text("{}"), "the key 'model' is missing"),
+        (lambda run: (run / "config.json").unlink(), "is not a run"),
+    ],
+)
+def test_a_damaged_run_is_refused(
+    damage: Callable[[Path], None], message: str, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = make_run()
+    damage(run)
+    result = CliRunner().invoke(main, ["onnx", str(run), "--out", str(tmp_path / "artefact")])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_finite_weights_whose_answers_are_not_are_refused(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    run = make_run()
+    state = load_file(run / "model.safetensors")
+    state["blocks.1.out.weight"][:] = 3e38
+    save_file(state, run / "model.safetensors")
+    with pytest.raises(
+        UserError, match="PyTorch itself gives log-probabilities that are not finite over 1 rows of 1 tokens"
+    ):
+        export(run, tmp_path / "artefact")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_that_are_not_finite_are_refused(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    import torch
+
+    from trainer.run.checkpoint import load_run, save_tensors
+
+    run = make_run()
+    state = load_run(run).model.state_dict()
+    state["blocks.1.out.weight"][0, 0] = torch.nan
+    save_tensors(run / "model.safetensors", state)
+    with pytest.raises(UserError, match=r"blocks\.1\.out\.weight holds values that are not finite"):
+        export(run, tmp_path / "artefact")
+
+
+def test_the_artefact_opens_without_pytorch(artefacts: dict[str, Path]) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; import runtimes; print(runtimes.check(sys.argv[1]).passed)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(artefacts["ring"])], capture_output=True, text=True
+    )
+    assert result.stdout == "True\n", result.stderr
+
+
+def test_the_files_of_an_artefact_are_those_of_its_spec(artefacts: dict[str, Path]) -> None:
+    for folder in artefacts.values():
+        spec = load_spec(folder)
+        assert {file.name for file in folder.iterdir()} == {*spec.files, "spec.json"}
+        assert (
+            json.loads((folder / "spec.json").read_text())["digest"]
+            == spec.identity
+            == open_session(folder).identity
+        )
+
+
+@pytest.mark.parametrize("option", ["--mem-len", "--segment"])
+def test_lengths_beyond_this_machine_are_refused_before_anything_is_allocated(
+    option: str, run: Path, tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(main, ["onnx", str(run), "--out", str(tmp_path / "a"), option, "16000000"])
+    assert result.exit_code == 2
+    assert "GiB and this machine has" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_check_fails_where_weights_are_others_even_if_every_hash_was_made_to_fit(
+    artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "artefact"
+    shutil.copytree(artefacts["ring"], folder)
+    weights = np.fromfile(folder / WEIGHTS, np.float32)
+    (weights * np.float32(1.5)).tofile(folder / WEIGHTS)
+    spec = load_spec(artefacts["ring"])
+    save_spec(folder, dataclasses.replace(spec, files={**spec.files, WEIGHTS: file_facts(folder / WEIGHTS)}))
+    report = check(folder)
+    assert not report.passed
+    assert report.max_difference > 0.01

@@ -1,0 +1,287 @@
+"""`xl-export attention` and `xl-export spans`, end to end on tiny runs, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from matplotlib import image
+
+from runtimes.base.files import read_npz
+from runtimes.contract.rule import MemoryRule
+from tests.architectures import ALL_ATTENTION, ARCHITECTURES, SPAN
+from tests.xl_export.figures.test_attention import assert_picture
+from trainer.model.config import SpanConfig
+from trainer.model.inspection import observe
+from trainer.run.checkpoint import load_run, load_tensors, save_tensors
+from xl_export.cli.main import main
+
+MakeRun = Callable[..., Path]
+
+
+def call(*arguments: str | Path | int) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def assert_refused(result: Result, *words: str) -> None:
+    """Exit code 2, and one sentence on standard error without a traceback."""
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert isinstance(result.exception, SystemExit)
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
+
+
+@pytest.fixture
+def text_file(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "text.txt").write_text(text[5000:5300], encoding="utf-8")
+    return tmp_path / "text.txt"
+
+
+@pytest.fixture(scope="module")
+def span_run(make_run: MakeRun) -> Path:
+    """Spans of 2 and 200 tokens in each of two layers; their soft edge is 4 tokens wide."""
+    span = SPAN | {"context": 201, "span": SpanConfig(maximum=200, ramp=4)}
+    return make_run(shares=(0.01, 1.0), rule=MemoryRule(mem_len=200, segment=8, include_self=False), **span)
+
+
+def test_attention_writes_three_pictures_and_their_numbers(
+    run: Path, text_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "pictures"
+    result = call(
+        "attention",
+        run,
+        "--text",
+        text_file,
+        "--out",
+        out,
+        "--tokens",
+        100,
+        "--layer",
+        1,
+        "--at",
+        40,
+        "--json",
+    )
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    assert "Figure 6 is of layer 1, head " in result.stdout
+    assert sorted(path.name for path in out.iterdir()) == [
+        "attention.json", "attention.npz", "figure-5.png", "figure-6.png", "figure-7.png",
+    ]  # fmt: skip
+    for name, size in (("figure-5", (500, 1600)), ("figure-6", (400, 1500)), ("figure-7", (500, 2200))):
+        assert_picture(out / f"{name}.png", at_least=size)
+    arrays, opened = read_npz(out / "attention.npz"), load_run(run)
+    tokens = opened.vocab.encode(text_file.read_bytes())[:100]
+    seen = observe(opened.model.eval(), tokens, opened.config.evaluation, stretch=range(40, 56), terms=True)
+    assert seen.terms is not None
+    expected = {"average": seen.average, "weights": seen.weights, "seen": seen.seen}
+    expected |= {f"term_{name}": values for name, values in seen.terms.items()}
+    assert arrays.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(arrays[name], array)
+    facts = json.loads((out / "attention.json").read_text())
+    assert facts == json.loads(result.stdout.splitlines()[-1])
+    assert facts["positions"] == 100 - 16
+    assert facts["figure_6"] == {"layer": 1, "head": seen.widest(layer=1)[1], "first": 40, "targets": 16}
+    assert facts["mean_distance"] == seen.mean_distances.tolist()
+    assert facts["rule"]["mem_len"] == 16
+
+
+@pytest.mark.parametrize(
+    ("sizes", "positions"),
+    [
+        (
+            {"positions": "per-layer", "context": 8, "rule": MemoryRule(mem_len=0, segment=8, mask="full")},
+            "per-layer",
+        ),
+        (
+            ALL_ATTENTION
+            | {"sublayers": "all-attention", "rule": MemoryRule(mem_len=16, segment=8, mask="full")},
+            "learned",
+        ),
+    ],
+)
+def test_figure_7_is_left_out_with_a_sentence(
+    sizes: dict, positions: str, make_run: MakeRun, text_file: Path, tmp_path: Path
+) -> None:
+    result = call("attention", make_run(**sizes), "--text", text_file, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert f"figure-7.png is left out: {positions} positions have no terms (a) to (d)" in result.stdout
+    names = ["attention.json", "attention.npz", "figure-5.png", "figure-6.png"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
+    assert_picture(tmp_path / "out/figure-5.png")
+    shares = json.loads((tmp_path / "out/attention.json").read_text())["persistent_share"]
+    assert (shares is None) == (positions == "per-layer")
+    assert shares is None or np.shape(shares) == (2, 2)
+
+
+def test_bytes_are_written_as_characters_or_hexadecimal(make_run: MakeRun, tmp_path: Path) -> None:
+    from runtimes.contract.vocabulary import ByteVocab, WordVocab
+    from xl_export.cli.attention import _symbol
+
+    assert [_symbol(ByteVocab(), token) for token in (65, 32, 10, 0xC3, 0xA9)] == ["A", "␣", "↵", "c3", "a9"]
+    words = WordVocab.build("one two\n")
+    assert [_symbol(words, token) for token in range(4)] == ["<unk>", "↵", "one", "two"]
+
+
+def test_existing_folders_are_kept_unless_forced(run: Path, text_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "precious").write_text("mine")
+    options = ("attention", run, "--text", text_file, "--out", out)
+    assert_refused(call(*options), "exists already", "--force")
+    assert_refused(call(*options, "--force"), "holds other things", "attention.json")
+    assert (out / "precious").read_text() == "mine"
+    (out / "precious").unlink()
+    (out / "attention.json").write_text("earlier")
+    assert call(*options, "--force").exit_code == 0
+    assert (out / "figure-5.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--layer", 2], ["--layer is 2", "expected 0 to 1"]),
+        (["--head", 2], ["--head is 2", "expected 0 to 1"]),
+        (["--at", 15], ["--at is 15", "expected 16 to 284"]),
+        (["--at", 285], ["--at is 285", "expected 16 to 284"]),
+    ],
+)
+def test_a_choice_outside_the_model_or_the_text_is_refused(
+    options: list, words: list[str], run: Path, text_file: Path, tmp_path: Path
+) -> None:
+    assert_refused(call("attention", run, "--text", text_file, "--out", tmp_path / "out", *options), *words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_head_that_sees_no_text_is_refused(make_run: MakeRun, text_file: Path, tmp_path: Path) -> None:
+    split = make_run(**ALL_ATTENTION, sublayers="head-split", heads=4)
+    options = ("--text", text_file, "--out", tmp_path / "out", "--head", 2)
+    assert_refused(
+        call("attention", split, *options), "--head is 2; expected 0 to 1, of those that attend to the text"
+    )
+
+
+def test_texts_that_cannot_be_looked_at_are_refused(run: Path, tmp_path: Path) -> None:
+    path, out = tmp_path / "text.txt", tmp_path / "out"
+    options = ("attention", run, "--text", path, "--out", out)
+    assert_refused(call(*options), "text.txt could not be read")
+    path.write_text("a" * 31)
+    assert_refused(call(*options), "the text has 31 tokens", "expected at least 32")
+    path.write_text("a" * 32)
+    assert call(*options, "--tokens", 1).exit_code == 0
+    path.write_text("中" * 50)
+    assert_refused(call(*options, "--force"), "not among the")
+
+
+def test_only_runs_can_be_inspected(artefacts: dict[str, Path], text_file: Path, tmp_path: Path) -> None:
+    for folder, words in ((artefacts["ring"], "is an artefact"), (tmp_path / "none", "is not a run")):
+        assert_refused(call("attention", folder, "--text", text_file, "--out", tmp_path / "out"), words)
+        assert_refused(call("spans", folder), words)
+
+
+def test_the_memory_that_is_looked_at_can_be_chosen(run: Path, text_file: Path, tmp_path: Path) -> None:
+    opened = load_run(run)
+    tokens = opened.vocab.encode(text_file.read_bytes())[:100]
+    for mem_len in (0, 5, 40):
+        out = tmp_path / f"pictures-{mem_len}"
+        result = call(
+            "attention",
+            run,
+            "--text",
+            text_file,
+            "--out",
+            out,
+            "--tokens",
+            100,
+            "--mem-len",
+            mem_len,
+            "--json",
+        )
+        facts = json.loads(result.stdout.splitlines()[-1])
+        assert (facts["rule"]["mem_len"], facts["rule"]["segment"], facts["positions"]) == (
+            mem_len,
+            8,
+            100 - mem_len,
+        )
+        rule = dataclasses.replace(opened.config.evaluation, mem_len=mem_len)
+        seen = observe(opened.model.eval(), tokens, rule, stretch=range(84, 100))
+        arrays = read_npz(out / "attention.npz")
+        assert arrays["average"].shape[-1] == mem_len + 1
+        np.testing.assert_array_equal(arrays["average"], seen.average)
+    out = tmp_path / "too-long"
+    result = call("attention", run, "--text", text_file, "--out", out, "--mem-len", 290)
+    assert_refused(result, "the text has 300 tokens; with a memory of 290")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["per-layer", "absolute-from-segment-end", "all-attention-groups", "head-split"]
+)
+def test_another_memory_serves_other_architectures(
+    name: str, make_run: MakeRun, text_file: Path, tmp_path: Path
+) -> None:
+    run = make_run(**ARCHITECTURES[name])
+    result = call(
+        "attention", run, "--text", text_file, "--out", tmp_path / "pictures", "--tokens", 60, "--mem-len", 5
+    )
+    assert result.exit_code == 0, result.output
+
+
+def test_spans_prints_a_table_and_what_an_artefact_saves(span_run: Path, tmp_path: Path) -> None:
+    from xl_export.artefact.export import export
+
+    result = call("spans", span_run, "--out", tmp_path / "spans.png", "--json")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0] == "span in tokens, of at most 200, and the longest reach after the arrow"
+    assert [line.split() for line in lines[1:4]] == [
+        ["layer", "head", "0", "head", "1"],
+        ["0", "2.0", "→", "6", "200.0", "→", "200"],
+        ["1", "2.0", "→", "6", "200.0", "→", "200"],
+    ]
+    assert len({len(line) for line in lines[1:4]}) == 1
+    document = json.loads(lines[-1])
+    assert document["maximum"] == 200
+    np.testing.assert_allclose(document["spans"], [[2, 200]] * 2, rtol=1e-6)
+    assert document["reaches"] == [[6, 200]] * 2
+    # one head of each layer keeps 6 tokens instead of 200: keys and values of 6 float32; hidden states are for all heads
+    assert document["bytes_saved"] == {"ring": 2 * 2 * 194 * 6 * 4, "shift": 2 * 2 * 194 * 6 * 4, "hidden": 0}
+    assert "an artefact with memory 200 saves 18,624 bytes (ring)" in lines[4]
+    assert image.imread(tmp_path / "spans.png").shape[:2] == (720, 1350)
+    info = call("info", export(span_run, tmp_path / "artefact"), "--json")
+    assert json.loads(info.stdout.splitlines()[-1])["bytes_saved_by_spans"] == document["bytes_saved"]["ring"]
+
+
+def test_a_picture_of_spans_is_replaced_only_with_force(span_run: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "spans.png"
+    kept.write_bytes(b"kept")
+    assert_refused(
+        call("spans", span_run, "--out", kept), "exists already; give another --out, or --force to replace it"
+    )
+    assert kept.read_bytes() == b"kept"
+    assert call("spans", span_run, "--out", kept, "--force").exit_code == 0
+    assert kept.read_bytes().startswith(b"\x89PNG")
+
+
+def test_spans_that_cannot_be_shown_are_refused(run: Path, span_run: Path, tmp_path: Path) -> None:
+    assert_refused(call("spans", run), "the model has no learned spans")
+    assert_refused(call("spans", span_run, "--out", tmp_path / "spans.jpg"), "ends in .png")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(span_run, damaged)
+    tensors, _ = load_tensors(damaged / "model.safetensors", expected=load_run(damaged).model.state_dict())
+    tensors["blocks.1.span.share"] = torch.tensor([0.5, float("nan")])
+    save_tensors(damaged / "model.safetensors", tensors)
+    assert_refused(call("spans", damaged), "not a share from 0 to 1")
+    assert_refused(call("info", damaged), "not a share from 0 to 1")

@@ -1,0 +1,167 @@
+"""`xl-export prepare`: what it says, what it writes, and one sentence with exit code 2 for what it cannot use."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.corpus_files import make_source
+from trainer.data.corpora import CORPORA
+from trainer.data.dataset import open_dataset
+from trainer.data.published import fingerprint
+from xl_export.cli.main import main
+from xl_export.cli.prepare import NAMES, SHORT
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["data", *map(str, arguments)])
+
+
+def refused(result: Result, *words: str) -> None:
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
+
+
+def test_the_names_are_those_of_the_table() -> None:
+    assert list(NAMES) == list(CORPORA)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_small_corpus_becomes_a_dataset(name: str, tmp_path: Path) -> None:
+    source = make_source(tmp_path / "in", name, "tar.gz")
+    result = run(name, "--from", source, "--out", tmp_path / "out", "--unverified", "--json")
+    assert result.exit_code == 0, result.output
+    dataset = open_dataset(tmp_path / "out")
+    sentence, document = result.stdout.splitlines()
+    assert sentence.startswith(
+        f"{tmp_path / 'out'} is ready: {name}, not the published files; tokens train {len(dataset.train):,}"
+    )
+    facts = json.loads(document)
+    assert (facts["dataset"], facts["identity"]) == (str(tmp_path / "out"), dataset.facts.identity)
+    assert facts["tokens"] == {split: len(getattr(dataset, split)) for split in ("train", "valid", "test")}
+    assert facts["published"] is False
+
+
+@pytest.mark.parametrize(("short", "name"), SHORT.items())
+def test_short_names_are_taken(short: str, name: str, tmp_path: Path) -> None:
+    source = make_source(tmp_path / "in", name, "tar.gz")
+    result = run(short, "--from", source, "--out", tmp_path / "out", "--unverified")
+    assert result.exit_code == 0, result.output
+    assert open_dataset(tmp_path / "out").facts.corpus == name
+
+
+def test_the_published_file_needs_no_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make_source(tmp_path / "in", "text8", "zip")
+    monkeypatch.setitem(
+        CORPORA,
+        "text8",
+        dataclasses.replace(CORPORA["text8"], archive=fingerprint({"": source}, progress=False)),
+    )
+    result = run("text8", "--from", source, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "text8, as published; tokens" in result.stdout
+
+
+def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    source, out = make_source(tmp_path / "in", "enwik8", "zip"), tmp_path / "out"
+    refused(
+        run("enwik8", "--from", source, "--out", out), "expected 100,000,000 bytes, found 5,", "--unverified"
+    )
+    refused(run("text8", "--from", source, "--out", out), "enwik8.zip has no text8", "it looks like enwik8")
+    refused(
+        run("enwik8", "--from", tmp_path / "none.zip", "--out", out), "none.zip does not exist", "--download"
+    )
+    source.write_bytes(source.read_bytes()[:-300])
+    refused(run("enwik8", "--from", source, "--out", out, "--unverified"), "enwik8.zip is damaged")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+
+
+def test_an_existing_dataset_is_kept_unless_forced(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "in", "enwik8", "zip")
+    command = ("enwik8", "--from", source, "--out", tmp_path / "out", "--unverified")
+    assert run(*command).exit_code == 0
+    refused(run(*command), "exists already", "--force")
+    assert run(*command, "--force").exit_code == 0
+
+
+def test_a_download_that_is_there_is_not_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "trainer.data.download.download", lambda name, path: make_source(path.parent, name, "zip")
+    )
+    for _ in range(2):
+        result = run(
+            "enwik8",
+            "--from",
+            tmp_path / "enwik8.zip",
+            "--out",
+            tmp_path / "out",
+            "--download",
+            "--unverified",
+            "--force",
+        )
+        assert result.exit_code == 0, result.output
+        monkeypatch.setattr("trainer.data.download.download", lambda *_: pytest.fail("fetched again"))
+
+
+def test_no_torch_is_needed(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "in", "penn-treebank", "zip")
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['torch', 'onnx', 'onnxruntime', 'safetensors']));"
+        "from xl_export.cli.main import main; main()"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "data",
+        "penn-treebank",
+        "--from",
+        source,
+        "--out",
+        tmp_path / "out",
+        "--unverified",
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_it_leaves_nothing(sent: signal.Signals, code: int, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    with open(tmp_path / "in/enwik8", "wb") as stream:
+        stream.truncate(900 << 20)  # takes seconds
+    command = [
+        sys.executable,
+        "-m",
+        "xl_export",
+        "data",
+        "enwik8",
+        "--from",
+        "in/enwik8",
+        "--out",
+        "out",
+        "--unverified",
+    ]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
+    while not list(tmp_path.glob(".out.*")) and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(sent)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert b"Traceback" not in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]

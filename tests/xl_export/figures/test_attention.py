@@ -1,0 +1,175 @@
+"""Pictures: valid images of sensible sizes that show what they were given, at odd sizes, with any symbols."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib import image
+
+from runtimes.base.errors import MissingPackageError, UserError
+from runtimes.contract.rule import MemoryRule
+from xl_export.figures import attention as pictures
+
+
+def weights(*shape: int) -> np.ndarray:
+    drawn = np.random.default_rng(0).lognormal(0, 2, shape)
+    return drawn / drawn.sum(-1, keepdims=True)
+
+
+def assert_picture(path: Path, *, at_least: tuple[int, int] = (400, 800)) -> np.ndarray:
+    """The pixels [height, width, channel] of a PNG that is no smaller than that and not blank."""
+    assert path.read_bytes().startswith(b"\x89PNG")
+    pixels: np.ndarray = image.imread(path)
+    assert pixels.shape[0] >= at_least[0]
+    assert pixels.shape[1] >= at_least[1]
+    assert max(pixels.shape) <= 8000
+    assert pixels[..., :3].std() > 0.02
+    assert (pixels[..., :3].min(-1) < 0.95).mean() > 0.05, "blank"
+    return pixels
+
+
+def redness(pixels: np.ndarray) -> float:
+    """The share of the picture that is red."""
+    return float(((pixels[..., 0] > 0.3) & (pixels[..., 1] < 0.5 * pixels[..., 0])).mean())
+
+
+@pytest.mark.parametrize(
+    ("L", "H", "R", "persistent"), [(1, 1, 1, False), (2, 3, 17, True), (16, 10, 641, False)]
+)
+def test_figure_5(L: int, H: int, R: int, persistent: bool, tmp_path: Path) -> None:
+    shares = np.full((L, H), 0.5) if persistent else None
+    pictures.draw_average(tmp_path / "5.png", weights(L, H, R), shares, title="any $ettings$")
+    assert_picture(tmp_path / "5.png", at_least=(500, 1600))
+
+
+def test_figure_5_is_darker_where_weights_are_higher(tmp_path: Path) -> None:
+    near, far = (
+        np.geomspace(first, last, 40)[None, None].repeat(4, 1) for first, last in ((1, 1e-4), (1e-4, 1))
+    )
+    halves = []
+    for name, average in (("near", near), ("far", far)):
+        pictures.draw_average(tmp_path / f"{name}.png", average, None, title="x")
+        pixels = assert_picture(tmp_path / f"{name}.png")[200:400, 150:1400, 0]
+        halves.append(pixels[:, :600].mean() - pixels[:, -600:].mean())
+    assert halves[0] < -0.3
+    assert halves[1] > 0.3
+
+
+def test_a_head_without_any_weight_is_drawn(tmp_path: Path) -> None:
+    average = weights(2, 2, 9)
+    average[0, 1] = 0
+    pictures.draw_average(tmp_path / "some.png", average, None, title="x")
+    pictures.draw_average(tmp_path / "none.png", np.zeros((1, 1, 3)), None, title="x")
+    assert_picture(tmp_path / "some.png")
+
+
+@pytest.mark.parametrize(("L", "H", "R"), [(1, 1, 1), (3, 14, 33)])
+def test_figure_7(L: int, H: int, R: int, tmp_path: Path) -> None:
+    pictures.draw_terms(tmp_path / "7.png", {name: weights(L, H, R) for name in "abd"}, title="x")
+    assert_picture(tmp_path / "7.png", at_least=(500, 2200))
+
+
+@pytest.mark.parametrize(("targets", "R"), [(1, 1), (16, 17), (3, 1200)])
+def test_figure_6(targets: int, R: int, tmp_path: Path) -> None:
+    drawn, symbols = weights(targets, R), ["a"] * (R - 1 + targets)
+    pictures.draw_stretch(
+        tmp_path / "6.png",
+        drawn,
+        np.ones_like(drawn, bool),
+        drawn > 1,
+        symbols,
+        first=R,
+        title="layer 0, head 0",
+    )
+    assert_picture(tmp_path / "6.png", at_least=(190, 1500))
+
+
+def test_figure_6_shows_marked_cells_in_red_and_no_others(tmp_path: Path) -> None:
+    drawn = weights(8, 33)
+    for name, marked in (("none", drawn > 1), ("fifth", drawn > np.quantile(drawn, 0.8)), ("all", drawn > 0)):
+        pictures.draw_stretch(
+            tmp_path / f"{name}.png",
+            drawn,
+            np.ones_like(marked),
+            marked,
+            ["a"] * 40,
+            first=32,
+            title="layer 0, head 0",
+        )
+    none, fifth, everything = (
+        redness(image.imread(tmp_path / f"{name}.png")) for name in ("none", "fifth", "all")
+    )
+    assert none == 0
+    assert everything > 0.3
+    assert 0.15 < fifth / everything < 0.25
+
+
+def test_any_symbol_can_be_drawn_without_a_warning(tmp_path: Path) -> None:
+    symbols = [
+        pictures.legible(text)
+        for text in ("中文", "$a$", "\\frac", "\x00", "a very long token indeed", "", "\n", "😀", "_^{")
+    ]
+    pictures.draw_stretch(
+        tmp_path / "6.png",
+        weights(3, 7),
+        np.ones((3, 7), bool),
+        weights(3, 7) > 0.2,
+        symbols,
+        first=6,
+        title="$x$ and $",
+    )
+    assert_picture(tmp_path / "6.png", at_least=(200, 1500))
+
+
+def test_white_space_and_what_the_font_lacks_are_shown_by_signs() -> None:
+    shown = [
+        pictures.legible(text)
+        for text in (" ", "\n", "\t", "a b", "中", "\x07", "é", "twelve chars", "thirteen char")
+    ]
+    assert shown == ["␣", "↵", "→", "a␣b", "4E2D", "7", "é", "twelve␣chars", "thirteen␣ch…"]
+
+
+def test_cells_by_distance_come_under_their_token() -> None:
+    grid = pictures.by_column(np.array([[0.5, 0.3, 0.2], [0.6, 0.4, 0.0]]))
+    np.testing.assert_array_equal(grid, [[0.2, 0.3, 0.5, np.nan], [np.nan, 0.0, 0.4, 0.6]])
+
+
+@pytest.mark.parametrize(("L", "H"), [(1, 1), (26, 4)])
+def test_spans(L: int, H: int, tmp_path: Path) -> None:
+    spans = np.linspace(0, 100, L * H).reshape(L, H)
+    pictures.draw_spans(
+        tmp_path / "spans.png", spans.tolist(), (spans + 8).astype(int).tolist(), maximum=128, title="x"
+    )
+    pixels = image.imread(tmp_path / "spans.png")
+    assert pixels.shape[0] >= 700
+    assert pixels.shape[1] >= 1300
+    blue = (pixels[..., 2] > 0.7) & (pixels[..., 0] < 0.3)
+    assert blue.sum() > 40 * L * H, "a dot for every head"
+
+
+def test_what_cannot_become_a_picture_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"--out is spans\.pdf; expected a file name that ends in \.png"):
+        pictures.check_picture(Path("spans.pdf"))
+    (tmp_path / "folder.png").mkdir()
+    for path in (tmp_path / "none" / "spans.png", tmp_path / "folder.png"):
+        with pytest.raises(UserError, match="in a folder that exists"):
+            pictures.check_picture(path)
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'xl-export\[bench\]'"):
+        pictures.check_picture(tmp_path / "spans.png")
+
+
+@pytest.mark.parametrize("width", [9, 16])
+def test_long_titles_stay_inside_the_picture(width: float) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = pictures.new_figure(width, 5)
+    rule = MemoryRule(mem_len=128, segment=64, clamp_len=1000)
+    pictures._title(
+        figure, f"Learned attention span of every head\nat most 128 tokens; {rule}; {'and so on ' * 12}"
+    )
+    FigureCanvasAgg(figure).draw()
+    box = figure._suptitle.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width

@@ -1,0 +1,149 @@
+"""Every form of memory computes what PyTorch computes, on real text, through many memory lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runtimes import open_session
+from runtimes.base.logits import log_sum_exp
+from runtimes.contract.rule import MemoryRule
+from tests.architectures import ARCHITECTURES, RULE
+from tests.streams import feed, rows
+from xl_export.artefact.export import export
+
+FORMS = ("ring", "shift", "hidden")
+T, M = 8, 16  # of the shared run
+CUTS = {"ones": [1] * 336, "sevens": [7] * 48, "whole": [T] * 42, "mixed": [T, 1, 7] * 21}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_log_probabilities_equal_pytorch_over_21_memory_lengths(
+    form: str, batch: int, cut: str, run: Path, artefacts: dict[str, Path], tokens: np.ndarray
+) -> None:
+    stream = rows(tokens, batch, sum(CUTS[cut]))
+    assert stream.shape[1] >= 20 * M
+    truth, _ = feed(open_session(run), stream, CUTS[cut])
+    answer, _ = feed(open_session(artefacts[form]), stream, CUTS[cut])
+    assert np.abs(answer - truth).max() < 1e-4
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lengths=st.lists(st.integers(1, T), min_size=1, max_size=60))
+def test_cutting_a_stream_never_changes_a_same_length_score(
+    form: str, artefacts: dict[str, Path], tokens: np.ndarray, lengths: list[int]
+) -> None:
+    session = open_session(artefacts[form])
+    stream = rows(tokens, 2, sum(lengths))
+    cut, _ = feed(session, stream, lengths)
+    ones, _ = feed(session, stream, [1] * stream.shape[1])
+    assert np.abs(cut - ones).max() < 1e-4
+
+
+@pytest.mark.parametrize("cut", [[5, 8, 1, 7, 8, 8, 3, 8], [8] * 6])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_full_rule_equals_the_naive_model_cut_the_same_way(
+    form: str, cut: list[int], make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    import torch
+
+    from trainer.model.naive import naive_attention
+    from trainer.run.checkpoint import load_run
+
+    rule = MemoryRule(mem_len=16, segment=8, mask="full")
+    run = make_run(rule=rule)
+    model = load_run(run).model.double().eval()
+    stream = rows(tokens, 2, sum(cut))
+    memory, positions, at, truth = model.start(2, rule), torch.zeros(2, dtype=torch.int64), 0, []
+    for length in cut:
+        piece = torch.from_numpy(stream[:, at : at + length])
+        logits, memory = model(piece, memory, positions, rule, attention=naive_attention)
+        truth.append(logits.log_softmax(-1).detach().numpy())
+        positions, at = positions + length, at + length
+    artefact = export(run, tmp_path / "artefact", memory=form)  # type: ignore[arg-type]
+    answer, _ = feed(open_session(artefact), stream, cut)
+    assert np.abs(answer - np.concatenate(truth, axis=1)).max() < 1e-4
+    ones, _ = feed(open_session(artefact), stream, [1] * stream.shape[1])
+    assert np.abs(ones - answer).max() > 1e-3  # under this rule the cut matters
+
+
+OTHERS = [
+    {"pre_norm": True, "initial_memory": "zeros"},
+    {"tie_biases": False, "initial_memory": "zeros", "clamp_len": 5},
+    {"pre_norm": True, "tie_biases": False, "mask": "full", "clamp_len": 9},
+    {"mem_len": 0},
+    {"mem_len": 3, "segment": 11, "mask": "full", "initial_memory": "zeros"},
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("options", OTHERS, ids=str)
+def test_every_option_of_model_and_rule_exports(
+    options: dict, form: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    sizes = {name: options[name] for name in ("pre_norm", "tie_biases") if name in options}
+    rule = MemoryRule(**{"mem_len": 16, "segment": 8, **{k: v for k, v in options.items() if k not in sizes}})
+    run = make_run(rule=rule, **sizes)
+    artefact = export(run, tmp_path / "artefact", memory=form)  # type: ignore[arg-type]
+    cut = [rule.segment, 1, 7, rule.segment, 5] * 4
+    stream = rows(tokens, 2, sum(cut))
+    scores = []
+    for session in (open_session(run), open_session(artefact)):
+        memory = session.start(2)
+        memory.positions[1] = -9  # one row begins with padding
+        scores.append(feed(session, stream, cut, memory)[0])
+    assert np.abs(scores[0][0] - scores[1][0]).max() < 1e-4
+    assert np.abs(scores[0][1, 9:] - scores[1][1, 9:]).max() < 1e-4
+    assert np.isfinite(log_sum_exp(scores[1])).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_exports(
+    name: str, form: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    """Against the naive model in float64, one row beginning with padding, through many memory lengths."""
+    import torch
+
+    from trainer.model.naive import naive_attention
+    from trainer.run.checkpoint import load_run
+
+    run = make_run(**ARCHITECTURES[name])
+    rule = ARCHITECTURES[name].get("rule", RULE)
+    session = open_session(export(run, tmp_path / "artefact", memory=form))  # type: ignore[arg-type]
+    cut = [T, 1, 7, T, T, 3] * 2
+    stream = rows(tokens, 2, sum(cut))
+    memory = session.start(2)
+    memory.positions[1] = -9
+    answer, _ = feed(session, stream, cut, memory)
+    model = load_run(run).model.double().eval()
+    state, positions, at, truth = model.start(2, rule), torch.tensor([0, -9]), 0, []
+    with torch.no_grad():
+        for length in cut:
+            piece = torch.from_numpy(stream[:, at : at + length])
+            logits, state = model(piece, state, positions, rule, attention=naive_attention)
+            truth.append(logits.log_softmax(-1).numpy())
+            positions, at = positions + length, at + length
+    expected = np.concatenate(truth, axis=1)
+    assert np.abs(answer[0] - expected[0]).max() < 1e-4
+    assert np.abs(answer[1, 9:] - expected[1, 9:]).max() < 1e-4
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["adaptive-softmax", "all-attention", "head-split", "shaw"])
+def test_other_architectures_hold_over_21_memory_lengths(
+    name: str, form: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    run = make_run(**ARCHITECTURES[name])
+    stream = rows(tokens, 3, sum(CUTS["mixed"]))
+    truth, _ = feed(open_session(run), stream, CUTS["mixed"])
+    answer, _ = feed(open_session(export(run, tmp_path / "artefact", memory=form)), stream, CUTS["mixed"])  # type: ignore[arg-type]
+    assert np.abs(answer - truth).max() < 1e-4

@@ -1,0 +1,161 @@
+"""Every preset, in every form of memory, of every architecture computes what PyTorch computes with weights rounded alike.
+
+The tolerances are stated beside what they must find, which the fixture's answers tell: what rounding the weights changes, and
+what a memory of 4 tokens changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
+
+from runtimes.contract.precision import QUANTISED, MemoryPrecision, Precision
+from runtimes.contract.spec import Form
+from tests.architectures import ARCHITECTURES
+from tests.rounding import rounded
+from tests.streams import feed, rows
+from trainer.run.checkpoint import Run, load_run
+from trainer.run.session import TorchSession
+from xl_export.artefact.export import make_spec, write_graphs
+from xl_export.cli.main import main
+
+SIZES: dict[str, Any] = {
+    "d_model": 48,
+    "heads": 2,
+    "head_dim": 20,
+    "d_ff": 64,
+}  # 48: a last block that is half full
+ALIKE = 0.25  # of what rounding to fp16 changes at most: how far answers with fp16 weights may be from rounded weights in PyTorch
+IN_INT8 = 0.2  # of what rounding to int4 changes in the mean: how far int8 and int4 may be, whose activations are int8 besides
+WORST_IN_INT8 = 1.2  # the same of single values, as a share of the mean
+IN_HALF = 3e-4  # nats that float16 memory changes at most
+CUT = [8, 1, 7, 8, 8, 3, 8, 5]
+PADDING = 9  # of the second row, before its text
+PRESETS = [
+    pair
+    for pair in itertools.product(get_args(Precision), get_args(MemoryPrecision))
+    if pair != ("fp32", "fp32")
+]
+Truths = Callable[[str], tuple[Run, dict[str, np.ndarray]]]
+
+
+@pytest.fixture(scope="module")
+def truths(make_run: Callable[..., Path], tokens: np.ndarray) -> Truths:
+    """`truths(architecture)`: a run with weights as small as trained ones, and PyTorch's answers [2, N, V] in each precision."""
+    found: dict[str, tuple[Run, dict[str, np.ndarray]]] = {}
+
+    def of(kind: str) -> tuple[Run, dict[str, np.ndarray]]:
+        if kind not in found:
+            sizes = SIZES | {
+                name: size for name, size in ARCHITECTURES[kind].items() if name != "d_ff" or not size
+            }
+            folder = make_run(**sizes)
+            file = folder / "model.safetensors"
+            save_file({name: 0.4 * tensor for name, tensor in load_file(file).items()}, file)
+            run = load_run(folder)
+            run.model.eval()
+            spec = make_spec(run, run.config.evaluation, "hidden", "onnxruntime", "fp32", "fp32")
+            answers = {}
+            for precision in get_args(Precision):
+                model = rounded(run.model, precision, spec)
+                answers[precision] = _answers(
+                    TorchSession(model, run.vocab, spec.rule, identity=precision), tokens
+                )
+            found[kind] = run, answers
+        return found[kind]
+
+    return of
+
+
+def _answers(session: Any, tokens: np.ndarray) -> np.ndarray:
+    """Log-probabilities [2, N, V] over chained segments, the second row behind padding, which is left out."""
+    memory = session.start(2)
+    memory.positions[1] = -PADDING
+    answer, _ = feed(session, rows(tokens, 2, sum(CUT)), CUT, memory)
+    answer[1, :PADDING] = 0
+    return answer
+
+
+@pytest.mark.parametrize(("precision", "memory"), PRESETS)
+@pytest.mark.parametrize("form", get_args(Form))
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_a_preset_computes_what_its_rounded_weights_do(
+    kind: str,
+    form: Form,
+    precision: Precision,
+    memory: MemoryPrecision,
+    truths: Truths,
+    tokens: np.ndarray,
+    tmp_path: Path,
+) -> None:
+    run, answers = truths(kind)
+    spec = make_spec(run, run.config.evaluation, form, "onnxruntime", precision, memory)
+    answer = _answers(write_graphs(spec, run, tmp_path, "plugin"), tokens)
+    difference = np.abs(answer - answers[precision])
+    if precision in QUANTISED:
+        sensitivity = np.abs(answers["int4"] - answers["fp32"]).mean()
+        assert difference.mean() < IN_INT8 * sensitivity
+        assert difference.max() < WORST_IN_INT8 * sensitivity + (IN_HALF if memory == "fp16" else 0)
+    else:
+        effect = np.abs(answers[precision] - answers["fp32"]).max()
+        assert difference.max() < ALIKE * effect + (IN_HALF if memory == "fp16" else 0)
+    if memory == "fp16":
+        assert {tensor.dtype for tensor in spec.state} == {"float16"}
+    if (precision, memory) == ("fp32", "fp16"):
+        assert difference.max() > 2e-6  # it is in use
+    assert difference.max() < spec.tolerance
+    assert difference.mean() < spec.mean_tolerance
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_what_these_tolerances_must_find_is_there(kind: str, truths: Truths, tokens: np.ndarray) -> None:
+    run, answers = truths(kind)
+    assert (
+        0
+        < np.abs(answers["fp16"] - answers["fp32"]).mean()
+        < np.abs(answers["int8"] - answers["fp32"]).mean()
+    )
+    assert (
+        4 * np.abs(answers["int8"] - answers["fp32"]).mean()
+        < np.abs(answers["int4"] - answers["fp32"]).mean()
+    )
+    rule = run.config.evaluation
+    if rule.mem_len:
+        short = TorchSession(run.model, run.vocab, dataclasses.replace(rule, mem_len=4), identity=kind)
+        found = np.abs(_answers(short, tokens) - answers["fp32"]).max()
+        assert found > 40 * IN_HALF
+        assert found > WORST_IN_INT8 * np.abs(answers["int4"] - answers["fp32"]).mean()
+
+
+REFUSED = [
+    *(
+        ["--target", "tensorrt", "--precision", precision]
+        for precision in get_args(Precision)
+        if precision != "fp16"
+    ),
+    *(
+        ["--target", "tensorrt", "--memory-precision", "fp16", *more]
+        for more in ([], ["--precision", "fp16"])
+    ),
+    *(["--target", "tensorrt", "--memory", form] for form in get_args(Form) if form != "shift"),
+    ["--text", "config.json"],
+]
+
+
+@pytest.mark.parametrize("options", REFUSED, ids=" ".join)
+def test_presets_that_cannot_be_are_refused_with_one_sentence(
+    options: list[str], run: Path, tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(main, ["onnx", str(run), "--out", str(tmp_path / "artefact"), *options])
+    assert result.exit_code == 2
+    assert re.fullmatch(r"Error: [^\n]*leave [^\n]*\.\n", result.output)
+    assert list(tmp_path.iterdir()) == []

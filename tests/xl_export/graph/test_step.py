@@ -1,0 +1,99 @@
+"""What the step graph is made of: standard operators, one reader per memory tensor, tables of the right size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from runtimes import open_session
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import GRAPH, load_spec
+from xl_export.artefact.export import export
+
+FORMS = ("ring", "shift", "hidden")
+
+
+@pytest.fixture(params=FORMS)
+def artefact(request: pytest.FixtureRequest, artefacts: dict[str, Path]) -> Path:
+    return artefacts[request.param]
+
+
+def test_the_graph_is_valid_and_holds_standard_operators_only(artefact: Path) -> None:
+    onnx.checker.check_model(str(artefact / GRAPH), full_check=True)
+    model = onnx.load(artefact / GRAPH, load_external_data=False)
+    assert {node.domain for node in model.graph.node} == {""}
+    assert len(model.functions) == 0
+    assert model.ir_version <= 13  # ONNX Runtime 1.31 refuses newer ones
+
+
+def test_batch_and_segment_are_dynamic_and_nothing_else(artefact: Path) -> None:
+    graph = onnx.load(artefact / GRAPH, load_external_data=False).graph
+    for value in (*graph.input, *graph.output):
+        names = {dim.dim_param for dim in value.type.tensor_type.shape.dim if dim.dim_param}
+        assert names <= {"batch", "segment"}, value.name
+    assert [value.name for value in graph.input] == [tensor.name for tensor in load_spec(artefact).inputs]
+
+
+def test_a_ring_tensor_has_one_reader_so_that_it_may_be_bound_in_place(artefacts: dict[str, Path]) -> None:
+    graph = onnx.load(artefacts["ring"] / GRAPH, load_external_data=False).graph
+    for state in load_spec(artefacts["ring"]).state:
+        readers = [node.op_type for node in graph.node for name in node.input if name == state.past]
+        assert readers == ["TensorScatter"], state.past
+
+
+def test_large_tensors_are_in_the_external_file_and_the_embedding_once(artefact: Path) -> None:
+    graph = onnx.load(artefact / GRAPH, load_external_data=False).graph
+    outside = [i for i in graph.initializer if i.data_location == onnx.TensorProto.EXTERNAL]
+    assert {entry.value for i in outside for entry in i.external_data if entry.key == "location"} == {
+        "weights.bin"
+    }
+    vocab, width = load_spec(artefact).model.vocab_size, load_spec(artefact).model.d_model
+    assert [i.name for i in graph.initializer if sorted(i.dims) == sorted((vocab, width))] == [
+        "vocabulary.table.0"
+    ]
+    assert (artefact / GRAPH).stat().st_size < 40_000
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (MemoryRule(mem_len=16, segment=8), 17),
+        (MemoryRule(mem_len=16, segment=8, mask="full"), 24),
+        (MemoryRule(mem_len=16, segment=8, clamp_len=5), 6),
+    ],
+    ids=str,
+)
+def test_the_position_table_ends_at_the_longest_distance_or_the_clamp(
+    rule: MemoryRule, expected: int, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    graph = onnx.load(export(make_run(rule=rule), tmp_path / "a") / GRAPH, load_external_data=False).graph
+    tables = [list(i.dims) for i in graph.initializer if i.name.endswith("position_table")]
+    assert tables == [[2, 6, expected]] * 2  # layers of [H, K, rows]
+
+
+def test_a_step_leaves_the_ring_in_the_same_buffers(artefacts: dict[str, Path], tokens: np.ndarray) -> None:
+    session = open_session(artefacts["ring"])
+    memory = session.start(2)
+    before = {name: array.ctypes.data for name, array in memory.tensors.items()}
+    for _ in range(5):
+        session.step(tokens[:16].reshape(2, 8), memory)
+    assert {name: array.ctypes.data for name, array in memory.tensors.items()} == before
+    assert all(np.abs(array).max() > 0 for array in memory.tensors.values())
+
+
+@pytest.mark.parametrize("form", ["shift", "hidden"])
+def test_the_other_forms_alternate_between_two_sets_of_buffers(
+    form: str, artefacts: dict[str, Path], tokens: np.ndarray
+) -> None:
+    session = open_session(artefacts[form])
+    memory = session.start(1)
+    name = session.state[0].name
+    seen = []
+    for _ in range(4):
+        session.step(tokens[None, :8], memory)
+        seen.append(memory.tensors[name].ctypes.data)
+    assert seen[0] == seen[2] != seen[1] == seen[3]

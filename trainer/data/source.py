@@ -1,0 +1,110 @@
+"""What a run reads: the one place that knows where tokens come from, for a new run and for one that is resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from runtimes.base.errors import ConfigError
+from runtimes.base.files import read_bytes
+from runtimes.contract.tokens import side_bytes, side_file
+from runtimes.contract.vocabulary import Vocab
+from trainer.data.dataset import open_dataset
+from trainer.data.text import build_vocab, lanes, load_splits
+from trainer.run.checkpoint import TEST, VALID, matching_vocab
+from trainer.run.config import TrainConfig
+
+TEST_IDS = "test.npy"  # the test part of a dataset, as token ids that `xl-export eval --text` takes
+
+
+@dataclass(frozen=True)
+class Source:
+    """name: of the text or corpus, for people. tokens: for training, in lanes [B, N]; valid: held out [N].
+    files: of held-out text that the run keeps, by name.
+    """
+
+    name: str
+    vocab: Vocab
+    tokens: np.ndarray
+    valid: np.ndarray
+    files: dict[str, bytes]
+
+    @cached_property
+    def digest(self) -> str:
+        """Identity of the training text, as tokens in lanes, and of the held-out one: two hashes, with a hyphen between."""
+        return "-".join(
+            hashlib.sha256(np.ascontiguousarray(ids)).hexdigest() for ids in (self.tokens, self.valid)
+        )
+
+
+def load_source(config: TrainConfig) -> Source:
+    """The text or dataset that the configuration of a new run names, with the vocabulary built from it or found there."""
+    if config.data is not None:
+        dataset = open_dataset(config.data)
+        if config.corpus not in (None, dataset.facts.corpus):
+            raise ConfigError(
+                f"{config.data} is {dataset.facts.corpus} and the configuration is for {config.corpus}; give a dataset of that, "
+                "or another configuration."
+            )
+        files = {TEST_IDS: _npy(dataset.test), side_file(TEST_IDS): side_bytes(dataset.vocab)}
+        return Source(
+            dataset.facts.corpus, dataset.vocab, _lanes(config, dataset.train), dataset.valid, files
+        )
+    if config.corpus is not None and config.text is None:
+        raise ConfigError(
+            f"the configuration is for {config.corpus}; prepare it with "
+            f"`xl-export prepare {config.corpus} --from PATH --out DATASET` and give --data DATASET, or "
+            "train it on a text of yours with --text FILE."
+        )
+    splits = load_splits(config.text)
+    vocab = build_vocab(config.vocab, splits, min_count=config.min_count)
+    files = {VALID: splits.valid, TEST: splits.test}
+    return Source(
+        _name(config), vocab, _lanes(config, vocab.encode(splits.train)), vocab.encode(splits.valid), files
+    )
+
+
+def reload_source(config: TrainConfig, run: Path) -> Source:
+    """The text of a run again, in the tokens of the run's own vocabulary; what was held out is what the run kept."""
+    vocab = matching_vocab(run, config)
+    if config.data is not None:
+        dataset = open_dataset(config.data)
+        if dataset.vocab.to_json() != vocab.to_json():
+            raise ConfigError(
+                f"{config.data} has another vocabulary than {run}; give the run its dataset back, or start a new run."
+            )
+        return Source(dataset.facts.corpus, vocab, _lanes(config, dataset.train), dataset.valid, {})
+    valid = vocab.encode(read_bytes(run / VALID))
+    return Source(
+        _name(config), vocab, _lanes(config, vocab.encode(load_splits(config.text).train)), valid, {}
+    )
+
+
+def with_vocab_size(config: TrainConfig, vocab: Vocab) -> TrainConfig:
+    """The configuration with the size of the text's vocabulary; raises ConfigError where it asks for another."""
+    if config.model.vocab_size not in (0, vocab.size):
+        raise ConfigError(
+            f"model.vocab_size is {config.model.vocab_size} and the text has {vocab.size} symbol{'s' * (vocab.size != 1)}; "
+            "leave the key out, the text decides it."
+        )
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab.size))
+
+
+def _name(config: TrainConfig) -> str:
+    return config.text or "the built-in text"
+
+
+def _lanes(config: TrainConfig, tokens: np.ndarray) -> np.ndarray:
+    return lanes(tokens, config.batch, config.longest.segment)
+
+
+def _npy(tokens: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, tokens)
+    return stream.getvalue()

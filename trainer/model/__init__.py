@@ -1,0 +1,1 @@
+"""The models of both papers in PyTorch, and the naive attention that everything fast is tested against."""

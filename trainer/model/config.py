@@ -1,0 +1,250 @@
+"""What a model is made of: sizes and options, as one JSON object."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Literal
+
+from runtimes.base.errors import ConfigError
+from runtimes.contract.rule import MAX_LENGTH, MemoryRule
+from runtimes.contract.spec import MAX_LAYERS, MAX_SIZE
+
+Position = Literal["relative", "shaw", "learned", "absolute", "per-layer"]
+Sublayers = Literal["feed-forward", "all-attention", "attn-split", "head-split", "single-head", "ff-attn"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularyConfig:
+    """Input embedding and output softmax, plain or adaptive (Grave et al. 2017; Baevski and Auli 2019).
+
+    cutoffs: first token of each tail cluster, ascending; none for a plain softmax. d_embed: width of the first
+    cluster, 0 for d_model; cluster i is d_embed // div_val**i wide, and projected to d_model unless it has that
+    width and div_val is 1. project_same_width: whether a cluster of that width is projected where div_val is not 1 (the
+    TensorFlow code of Dai et al. can leave it out). tie_weights: input and output share their tables. tie_projections: for
+    each cluster, whether its input and output share the projection; empty for all. scale: embeddings are multiplied by
+    sqrt(d_model).
+    """
+
+    cutoffs: tuple[int, ...] = ()
+    d_embed: int = 0
+    div_val: int = 1
+    project_same_width: bool = True
+    tie_weights: bool = True
+    tie_projections: tuple[bool, ...] = ()
+    scale: bool = True
+
+    def __post_init__(self) -> None:
+        if any(first >= second for first, second in itertools.pairwise((0, *self.cutoffs))):
+            raise ConfigError(f"cutoffs are {list(self.cutoffs)}; expected ascending positive token ids.")
+        if not 0 <= self.d_embed <= MAX_SIZE or not 1 <= self.div_val <= MAX_SIZE:
+            raise ConfigError(
+                f"d_embed is {self.d_embed} and div_val {self.div_val}; expected d_embed ≥ 0 and div_val ≥ 1."
+            )
+        if len(self.tie_projections) not in (0, len(self.cutoffs) + 1):
+            raise ConfigError(
+                f"tie_projections has {len(self.tie_projections)} entries; expected one for each of "
+                f"{len(self.cutoffs) + 1} clusters, or none to tie all."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Tokens first … last - 1 of the vocabulary, whose tables are `width` wide and `projected` to d_model, or not."""
+
+    first: int
+    last: int
+    width: int
+    projected: bool
+    tied_projection: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanConfig:
+    """Adaptive attention span (Sukhbaatar et al. 2019a, section 3.2; 2019b, section 5.1).
+
+    maximum: the longest span that a head can learn, in tokens (S). ramp: width of the soft edge (R). penalty: the
+    coefficient of the span loss. initial: share of the maximum that spans start with.
+    """
+
+    maximum: int
+    ramp: int = 32
+    penalty: float = 0.0
+    initial: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.maximum <= MAX_LENGTH or not 1 <= self.ramp <= MAX_LENGTH:
+            raise ConfigError(
+                f"span.maximum is {self.maximum} and span.ramp {self.ramp}; expected 1 to {MAX_LENGTH} tokens."
+            )
+        if self.penalty < 0 or not 0 <= self.initial <= 1:
+            raise ConfigError(
+                f"span.penalty is {self.penalty} and span.initial {self.initial}; expected ≥ 0 and 0 to 1."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """What training descends besides the mean negative log-likelihood of every position.
+
+    half: only the second half of each segment counts (the `half` rows of Dai et al. 2019, Table 6). intermediate: every layer
+    predicts too, layer l of L until l / 2L of the training is done; second_target: so does the token after
+    the next, at half weight (both Al-Rfou et al. 2018, section 3). The extra classifiers are used in training only.
+    """
+
+    half: bool = False
+    intermediate: bool = False
+    second_target: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A language model with segment recurrence, of either paper or one of their baselines.
+
+    positions: `relative` (Dai et al. 2019, section 3.3), `shaw` (Shaw et al. 2018: a learned vector per distance, layer and
+    head), `learned` (Sukhbaatar et al. 2019b: one learned table for all heads and layers), `absolute` (Vaswani et
+    al. 2017: sinusoids added to the input) or `per-layer` (Al-Rfou et al. 2018: learned, added to every layer's input).
+    context: rows of a learned table or of absolute positions; longer distances use the last row, absolute
+    positions start again. from_segment_end: positions of the last two kinds count back from the last token of the segment that
+    is fed, as in the public code, and beyond `context` use the last row. stored_frequencies: those of sinusoids are a tensor
+    of the checkpoint, `positions.frequencies`, instead of computed. tie_biases: one u and v for all layers, or one pair for
+    each. pre_norm: LayerNorm before each sublayer instead of after it. query_norm: under pre_norm, queries are made of
+    normalised inputs too. norm_epsilon: of every LayerNorm.
+
+    sublayers: attention and `feed-forward`; or persistent vectors instead of the latter (Sukhbaatar et al. 2019b):
+    `all-attention`, and the variants of its Figure 2, `attn-split` (a softmax of their own), `head-split` (half of the
+    heads see nothing else), `single-head` (as attn-split, not split into heads) and `ff-attn` (a feed-forward
+    sublayer with softmax for ReLU). persistent: vectors in each layer and head (N). span: adaptive spans, or null.
+
+    dropout: of sublayers' answers, position vectors and the output; attention_dropout: of attention weights;
+    embedding_dropout and inner_dropout (within the feed-forward): as dropout when null. variational_dropout: one mask for all
+    positions of a segment. vocab_size: 0 until the text has decided it.
+    """
+
+    layers: int
+    d_model: int
+    heads: int
+    head_dim: int
+    d_ff: int = 0
+    positions: Position = "relative"
+    context: int = 0
+    from_segment_end: bool = False
+    stored_frequencies: bool = False
+    tie_biases: bool = True
+    pre_norm: bool = False
+    query_norm: bool = True
+    norm_epsilon: float = 1e-5
+    sublayers: Sublayers = "feed-forward"
+    persistent: int = 0
+    span: SpanConfig | None = None
+    vocabulary: VocabularyConfig = VocabularyConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    embedding_dropout: float | None = None
+    inner_dropout: float | None = None
+    variational_dropout: bool = False
+    vocab_size: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "d_model", "heads", "head_dim"):
+            most = MAX_LAYERS if name == "layers" else MAX_SIZE
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"model.{name} is {getattr(self, name)}; expected 1 to {most}.")
+        if self.d_model % 2 and self.positions in ("relative", "absolute"):
+            raise ConfigError(
+                f"model.d_model is {self.d_model}; expected an even number, half sines and half cosines."
+            )
+        if not 0 <= self.vocab_size <= MAX_SIZE:
+            raise ConfigError(
+                f"model.vocab_size is {self.vocab_size}; expected 0 (taken from the text) to {MAX_SIZE}."
+            )
+        self._check_sublayers()
+        if (self.positions == "relative") != (self.context == 0) or not 0 <= self.context <= MAX_LENGTH:
+            expected = "0" if self.positions == "relative" else f"1 to {MAX_LENGTH} rows"
+            raise ConfigError(f"model.context is {self.context}; {self.positions} positions take {expected}.")
+        if self.from_segment_end and self.positions not in ("absolute", "per-layer"):
+            raise ConfigError(
+                f"model.from_segment_end is true and positions {self.positions}; expected absolute or per-layer."
+            )
+        if self.stored_frequencies and self.positions not in ("relative", "absolute"):
+            raise ConfigError(
+                f"model.stored_frequencies is true; {self.positions} positions have no sinusoids."
+            )
+        if not 0 < self.norm_epsilon < 1:
+            raise ConfigError(
+                f"model.norm_epsilon is {self.norm_epsilon}; expected a small positive number, as 1e-5."
+            )
+        if self.span and self.positions in ("learned", "shaw") and self.context <= self.span.maximum:
+            raise ConfigError(
+                f"model.span.maximum is {self.span.maximum}, beyond the {self.context} rows of model.context; "
+                f"give {self.span.maximum + 1} rows, for the distances 0 to {self.span.maximum}."
+            )
+        for name in ("dropout", "attention_dropout", "embedding_dropout", "inner_dropout"):
+            if not 0 <= (getattr(self, name) or 0.0) < 1:
+                raise ConfigError(f"model.{name} is {getattr(self, name)}; expected at least 0 and below 1.")
+        narrowest = (self.vocabulary.d_embed or self.d_model) // self.vocabulary.div_val ** len(
+            self.vocabulary.cutoffs
+        )
+        if narrowest < 1:
+            raise ConfigError(
+                f"model.vocabulary.div_val {self.vocabulary.div_val} leaves the last cluster no width."
+            )
+        if self.vocab_size and self.vocabulary.cutoffs and self.vocabulary.cutoffs[-1] >= self.vocab_size:
+            raise ConfigError(
+                f"cutoffs are {list(self.vocabulary.cutoffs)!s:.80} and the vocabulary has {self.vocab_size} tokens; "
+                "expected cutoffs below that: leave out the last ones, or lower min_count."
+            )
+
+    def _check_sublayers(self) -> None:
+        fed, most = self.sublayers == "feed-forward", MAX_SIZE
+        if not (
+            1 <= self.d_ff <= most and self.persistent == 0
+            if fed
+            else 1 <= self.persistent <= most and self.d_ff == 0
+        ):
+            raise ConfigError(
+                f"model.d_ff is {self.d_ff} and model.persistent {self.persistent}; {self.sublayers} layers take "
+                + (
+                    f"a d_ff of 1 to {most} and no persistent vectors."
+                    if fed
+                    else f"1 to {most} persistent vectors and no d_ff."
+                )
+            )
+        if self.sublayers == "head-split" and self.heads % 2:
+            raise ConfigError(f"model.heads is {self.heads}; head-split takes an even number.")
+
+    @property
+    def clusters(self) -> tuple[Cluster, ...]:
+        """The clusters of the vocabulary, the shortlist first; one for a plain softmax."""
+        v = self.vocabulary
+        widest, ends = v.d_embed or self.d_model, (0, *v.cutoffs, self.vocab_size)
+        return tuple(
+            Cluster(
+                first=first,
+                last=last,
+                width=widest // v.div_val**i,
+                projected=widest // v.div_val**i != self.d_model or (v.div_val > 1 and v.project_same_width),
+                tied_projection=not v.tie_projections or v.tie_projections[i],
+            )
+            for i, (first, last) in enumerate(itertools.pairwise(ends))
+        )
+
+    def check_training_rule(self, rule: MemoryRule) -> None:
+        """Raises ConfigError where spans could grow beyond what the memory holds."""
+        if self.span and self.span.maximum > rule.mem_len:
+            raise ConfigError(
+                f"model.span.maximum is {self.span.maximum} and training.mem_len {rule.mem_len}; "
+                "a span cannot reach beyond the memory: lower the first, or raise the second."
+            )
+
+    @property
+    def parameters(self) -> int:
+        """Number of trained values that scoring uses, without allocating them: not the classifiers of training alone."""
+        from trainer.model.model import parameter_shapes
+
+        return sum(
+            shape.numel()
+            for name, shape in parameter_shapes(self).items()
+            if not name.startswith("auxiliary.")
+        )

@@ -1,0 +1,254 @@
+"""A language model with segment recurrence: Transformer-XL (Dai et al. 2019, sections 3.2 and 3.3), all-attention networks
+(Sukhbaatar et al. 2019b, section 4) and their baselines, read as the papers write them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import ModelFacts
+from trainer.model.attention import Attention, Terms, relative_attention
+from trainer.model.config import ModelConfig
+from trainer.model.persistent import PersistentVectors, persistent_attention
+from trainer.model.positions import make_positions
+from trainer.model.span import AdaptiveSpan
+from trainer.model.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What all layers share of one segment. J = M + T key columns, the segment's own last.
+
+    visible bool [B, T, J]. before bool [B, J]: keys to read as hidden states of zero, or None. positions int64 [B, T].
+    attention: the fast form or the naive one.
+    """
+
+    visible: Tensor
+    before: Tensor | None
+    positions: Tensor
+    attention: Attention
+
+
+def look(T: int, positions: Tensor, rule: MemoryRule, attention: Attention) -> Sight:
+    """What T tokens see whose first ones are at stream positions int64 [B]."""
+    M = rule.mem_len
+    columns = torch.arange(-M, T, device=positions.device)  # of keys; the queries are the last T
+    keys = positions[:, None] + columns  # stream positions [B, J]
+    queries = keys[:, M:, None]  # [B, T, 1]
+    visible = rule.visible(queries - keys[:, None], queries, columns[M:, None])
+    return Sight(visible, (keys < 0) if rule.initial_memory == "zeros" else None, keys[:, M:], attention)
+
+
+class Block(nn.Module):
+    """One layer: attention over memory and segment, then a feed-forward network, or persistent vectors in its place."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        D, width = config.d_model, config.heads * config.head_dim
+        self.query = nn.Linear(D, width, bias=False)  # W_q
+        self.key = nn.Linear(D, width, bias=False)  # W_kE
+        self.value = nn.Linear(D, width, bias=False)  # W_v
+        self.out = nn.Linear(width, D, bias=False)
+        self.attention_norm = nn.LayerNorm(D, config.norm_epsilon)
+        self.span = AdaptiveSpan(config) if config.span else None
+        self.persistent = PersistentVectors(config) if config.persistent else None
+        self.two_sublayers = config.sublayers in ("feed-forward", "ff-attn")
+        if self.two_sublayers:
+            self.feed_forward_norm = nn.LayerNorm(D, config.norm_epsilon)
+        if config.d_ff:
+            self.expand = nn.Linear(D, config.d_ff)
+            self.contract = nn.Linear(config.d_ff, D)
+
+    def forward(self, x: Tensor, memory: Tensor, terms: Terms, sight: Sight) -> Tensor:
+        """x [B, T, D] and memory [B, M, D] → [B, T, D]."""
+        context = torch.cat([memory.detach(), x], dim=1)  # [SG(m) ∘ h]
+        if sight.before is not None:
+            context = context.masked_fill(sight.before[:, :, None], 0.0)
+        asking = x
+        if self.config.pre_norm:
+            context = self.attention_norm(context)
+            asking = context[:, -x.shape[1] :] if self.config.query_norm else x
+        query, key, value = (
+            self.heads(y) for y in (self.query(asking), self.key(context), self.value(context))
+        )
+        return self.rest(x, self.attend(query, key, value, terms, sight))
+
+    def heads(self, x: Tensor) -> Tensor:
+        """[B, J, H·K] → [B, J, H, K]"""
+        return x.view(*x.shape[:-1], self.config.heads, self.config.head_dim)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, terms: Terms, sight: Sight) -> Tensor:
+        """Answers [B, T, D] of the first sublayer to query [B, T, H, K], key and value [B, J, H, K]."""
+        if self.span is not None:
+            terms = replace(terms, gate=self.span.mask(key.shape[1]))
+        dropout = self.config.attention_dropout if self.training else 0.0
+        if self.persistent is None or self.two_sublayers:
+            answer = sight.attention(query, key, value, visible=sight.visible, terms=terms, dropout=dropout)
+        else:
+            answer = self.persistent.attend(
+                query,
+                key,
+                value,
+                attention=sight.attention,
+                visible=sight.visible,
+                terms=terms,
+                dropout=dropout,
+            )
+        return self._dropout(self.out(answer.flatten(-2)), self.config.dropout)
+
+    def rest(self, x: Tensor, answers: Tensor) -> Tensor:
+        """x [B, T, D] and the first sublayer's answers to it → the layer's output, by residuals, norms and second sublayer."""
+        if self.config.pre_norm:
+            x = x + answers
+            return x + self._feed_forward(self.feed_forward_norm(x)) if self.two_sublayers else x
+        x = self.attention_norm(x + answers)
+        return self.feed_forward_norm(x + self._feed_forward(x)) if self.two_sublayers else x
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        if self.persistent is not None:  # softmax(x K) V: the feed-forward network with softmax for ReLU
+            inner = persistent_attention(x[:, :, None], *self.persistent.scaled())[:, :, 0]
+        else:
+            inside = self.config.dropout if self.config.inner_dropout is None else self.config.inner_dropout
+            inner = self.contract(self._dropout(F.relu(self.expand(x)), inside))
+        return self._dropout(inner, self.config.dropout)
+
+    def _dropout(self, x: Tensor, p: float) -> Tensor:
+        return drop(x, p, self.config, self.training)
+
+
+class LanguageModel(nn.Module):
+    """The whole network: vocabulary, positions and L blocks, with a memory of each block's inputs."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.vocabulary = Vocabulary(config)
+        self.positions = make_positions(config)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.auxiliary = nn.ModuleDict(
+            {
+                f"{layer}_{ahead}": nn.Linear(config.d_model, config.vocab_size)
+                for layer in range(config.layers)
+                for ahead in (1, 2)
+                if (ahead == 1 or config.objective.second_target)
+                and (layer < config.layers - 1 if ahead == 1 else True)
+                and (config.objective.intermediate or layer == config.layers - 1)
+            }
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal(0, 0.02) for every matrix, u and v, as in the public code; zero biases, unit norms.
+
+        Learned positions, persistent vectors, and embeddings that are neither scaled nor tied start with unit variance.
+        """
+        own = not self.config.vocabulary.scale and not self.config.vocabulary.tie_weights
+        for name, parameter in self.named_parameters():
+            if name.endswith("norm.weight"):
+                nn.init.ones_(parameter)
+            elif "bias" in name:
+                nn.init.zeros_(parameter)
+            else:
+                unit = (name == "positions.table" and self.config.positions == "learned") or (
+                    own and name.startswith("vocabulary.table")
+                )
+                nn.init.normal_(parameter, std=1.0 if unit else 0.02)
+        for module in self.modules():
+            if isinstance(module, PersistentVectors | AdaptiveSpan):
+                module.reset_parameters()
+
+    def forward(
+        self,
+        tokens: Tensor,
+        memory: list[Tensor],
+        positions: Tensor,
+        rule: MemoryRule,
+        *,
+        attention: Attention = relative_attention,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Logits [B, T, V] of one segment, and the memory after it: see `layers` for the arguments."""
+        outputs, after = self.layers(tokens, memory, positions, rule, attention=attention)
+        return self.vocabulary.logits(self.last(outputs)), after
+
+    def layers(
+        self,
+        tokens: Tensor,
+        memory: list[Tensor],
+        positions: Tensor,
+        rule: MemoryRule,
+        *,
+        attention: Attention = relative_attention,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The output [B, T, D] of each layer, and the memory after the segment.
+
+        tokens int64 [B, T]; memory: the last M inputs of each layer, L of [B, M, D]; positions int64 [B]:
+        stream position of each row's first token here. Memory from before position 0 is masked, or read
+        as zeros, as the rule says; no gradient flows into it.
+        """
+        T, M = tokens.shape[1], rule.mem_len
+        sight = look(T, positions, rule, attention)
+        vectors = self.positions.vectors(M + T, rule)
+        x = self.embed(tokens)
+        outputs, after = [], []
+        for layer, block in enumerate(self.blocks):
+            x = self.positions.embed(layer, x, sight.positions)
+            after.append(torch.cat([memory[layer], x], dim=1)[:, T:].detach())
+            x = block(x, memory[layer], self.positions.terms(layer, vectors), sight)
+            outputs.append(x)
+        return outputs, after
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input [B, T, D] of the first layer, before positions."""
+        p = self.config.dropout if self.config.embedding_dropout is None else self.config.embedding_dropout
+        return drop(self.vocabulary.embed(tokens), p, self.config, self.training)
+
+    def last(self, outputs: list[Tensor]) -> Tensor:
+        """What the output layer reads."""
+        return drop(outputs[-1], self.config.dropout, self.config, self.training)
+
+    def constrain(self) -> None:
+        """Puts parameters that an optimiser's step took out of their range back into it: spans."""
+        for span in self.spans():
+            span.constrain()
+
+    def start(self, batch: int, rule: MemoryRule) -> list[Tensor]:
+        """Memory of `batch` new streams; what it holds is never seen while positions are 0, unless as zeros."""
+        like = self.vocabulary.table["0"]
+        return [like.new_zeros(batch, rule.mem_len, self.config.d_model) for _ in self.blocks]
+
+    def reaches(self) -> tuple[tuple[int, ...], ...] | None:
+        """The longest distance that each head of each layer gives any weight, [L][H]; None without adaptive spans."""
+        return tuple(span.reaches() for span in self.spans()) or None
+
+    def spans(self) -> list[AdaptiveSpan]:
+        """The adaptive spans of all layers; none where the model has none."""
+        return [module for module in self.modules() if isinstance(module, AdaptiveSpan)]
+
+    def facts(self) -> ModelFacts:
+        """The part of the configuration that an artefact carries."""
+        c = self.config
+        return ModelFacts(
+            positions=c.positions, sublayers=c.sublayers, layers=c.layers, heads=c.heads, head_dim=c.head_dim,
+            d_model=c.d_model, d_ff=c.d_ff, persistent=c.persistent, vocab_size=c.vocab_size, cutoffs=c.vocabulary.cutoffs,
+            reaches=self.reaches() or (), pre_norm=c.pre_norm, parameters=c.parameters,
+        )  # fmt: skip
+
+
+def drop(x: Tensor, p: float, config: ModelConfig, training: bool) -> Tensor:
+    """Dropout of [B, T, D] while training; variational: one mask [B, 1, D] for all positions (Gal and Ghahramani 2016)."""
+    if config.variational_dropout and training and p:
+        return x * F.dropout(torch.ones_like(x[:, :1]), p)
+    return F.dropout(x, p, training)
+
+
+@lru_cache(maxsize=64)
+def parameter_shapes(config: ModelConfig) -> dict[str, torch.Size]:
+    """Name and shape of every parameter, without allocating any."""
+    with torch.device("meta"):
+        return {name: parameter.shape for name, parameter in LanguageModel(config).named_parameters()}

@@ -1,0 +1,84 @@
+"""Persistent vectors: keys and values that belong to the model, not to the text (Sukhbaatar et al. 2019b, section 4)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainer.model.attention import Attention, Terms
+from trainer.model.config import ModelConfig
+
+
+def persistent_attention(query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0) -> Tensor:
+    """Attention of [B, T, H, K] over persistent keys and values [H, N, K] alone."""
+    scores_BHTN = torch.einsum("bthk,hnk->bhtn", query, key) * query.shape[-1] ** -0.5
+    return torch.einsum("bhtn,hnk->bthk", F.dropout(scores_BHTN.softmax(dim=-1), dropout), value)
+
+
+class PersistentVectors(nn.Module):
+    """N keys and values [H, N, K] of one layer, stored divided by sqrt(K) and sqrt(N) (section 5.1).
+
+    How they meet the attention over the context is the `sublayers` of the configuration (Figure 2).
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        heads, width = config.heads, config.head_dim
+        if config.sublayers == "head-split":
+            heads //= 2
+        elif config.sublayers == "single-head":
+            heads, width = 1, heads * width
+        elif config.sublayers == "ff-attn":
+            heads, width = 1, config.d_model
+        self.key = nn.Parameter(torch.empty(heads, config.persistent, width))
+        self.value = nn.Parameter(torch.empty(heads, config.persistent, width))
+
+    def reset_parameters(self) -> None:
+        """Normal with the variance that leaves keys and values of unit variance."""
+        nn.init.normal_(self.key, std=self.key.shape[-1] ** -0.5)
+        nn.init.normal_(self.value, std=self.value.shape[1] ** -0.5)
+
+    def scaled(self) -> tuple[Tensor, Tensor]:
+        """Keys and values as attention uses them: multiplied by sqrt(K) and sqrt(N)."""
+        return self.key * self.key.shape[-1] ** 0.5, self.value * self.value.shape[1] ** 0.5
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        attention: Attention,
+        visible: Tensor,
+        terms: Terms,
+        dropout: float,
+    ) -> Tensor:
+        """Attention [B, T, H, K] over context and persistent vectors together, as the configuration combines them."""
+        if self.config.sublayers == "all-attention":
+            return attention(
+                query, key, value, visible=visible, terms=terms, persistent=self.scaled(), dropout=dropout
+            )
+        if self.config.sublayers == "head-split":
+            half = self.config.heads // 2
+            first = _first_heads(terms, half)
+            pieces = (x[:, :, :half] for x in (query, key, value))
+            context = attention(*pieces, visible=visible, terms=first, dropout=dropout)
+            return torch.cat(
+                [context, persistent_attention(query[:, :, half:], *self.scaled(), dropout=dropout)], dim=2
+            )
+        context = attention(query, key, value, visible=visible, terms=terms, dropout=dropout)
+        whole = query.flatten(2)[:, :, None] if self.config.sublayers == "single-head" else query
+        return context + persistent_attention(whole, *self.scaled(), dropout=dropout).reshape(query.shape)
+
+
+def _first_heads(terms: Terms, count: int) -> Terms:
+    """The terms of the first heads alone."""
+    cut = {name: getattr(terms, name) for name in ("position", "bias", "u", "v", "gate")}
+    axis = {"position": 1, "bias": 1, "u": 0, "v": 0, "gate": 1}
+    return replace(
+        terms, **{name: x.narrow(axis[name], 0, count) for name, x in cut.items() if x is not None}
+    )

@@ -1,0 +1,48 @@
+"""Adaptive attention span: how far back each head looks is learned (Sukhbaatar et al. 2019a, section 3.2)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from runtimes.base.errors import ArtefactError
+from trainer.model.config import ModelConfig, SpanConfig
+
+
+class AdaptiveSpan(nn.Module):
+    """The spans of all heads of one layer. share [H]: z_h / S, from 0 to 1."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.span is not None
+        self.span: SpanConfig = config.span
+        self.share = nn.Parameter(torch.empty(config.heads))
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.share, self.span.initial)
+
+    def mask(self, count: int) -> Tensor:
+        """m(d) [count, H] for distances 0 … count - 1: clamp((R + z + 1 - d) / R, 0, 1), and 0 beyond S."""
+        distance = torch.arange(count, device=self.share.device)[:, None]
+        soft = ((1 - distance + self.share * self.span.maximum) / self.span.ramp + 1).clamp(0, 1)
+        return soft.masked_fill(distance > self.span.maximum, 0.0)
+
+    def penalty(self) -> Tensor:
+        """The layer's part of the loss: coefficient times the mean span in tokens."""
+        return self.span.penalty * self.span.maximum * self.share.mean()
+
+    def constrain(self) -> None:
+        """Clamps spans to 0 … S, as after each optimiser step."""
+        with torch.no_grad():
+            self.share.clamp_(0, 1)
+
+    def reaches(self) -> tuple[int, ...]:
+        """The longest distance that each head gives any weight; raises ArtefactError for spans that no training leaves."""
+        if not bool(((self.share >= 0) & (self.share <= 1)).all()):
+            raise ArtefactError(
+                "a learned span is not a share from 0 to 1 of the maximum; the run is damaged: train or copy it again."
+            )
+        ends = (self.share.detach().double() * self.span.maximum + self.span.ramp + 1).tolist()
+        return tuple(min(math.ceil(end) - 1, self.span.maximum) for end in ends)

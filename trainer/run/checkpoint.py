@@ -1,0 +1,127 @@
+"""A run on disk; never a pickle.
+
+`model.safetensors` is what everything downstream reads: the weights of the best validation so far, or the last ones while there
+was no validation. The last ones, with all else that resuming needs, are in `training.safetensors` (`trainer/training/snapshot.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from runtimes.base.errors import ArtefactError, UserError
+from runtimes.base.files import atomic_file, read_json, sha256
+from runtimes.base.records import from_json
+from runtimes.contract.spec import VOCAB
+from runtimes.contract.vocabulary import Vocab, load_vocab
+from trainer.model.model import LanguageModel
+from trainer.run.config import TrainConfig
+
+CONFIG, MODEL, STATE, METRICS = "config.json", "model.safetensors", "training.safetensors", "metrics.jsonl"
+VALID, TEST = "valid.txt", "test.txt"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained model with all that belongs to it. sha256: of its weights file."""
+
+    config: TrainConfig
+    model: LanguageModel
+    vocab: Vocab
+    sha256: str
+
+
+def load_run(folder: Path) -> Run:
+    """The best checkpoint of a run; raises ArtefactError or ConfigError that name the file at fault."""
+    if not (folder / CONFIG).is_file():
+        raise ArtefactError(
+            f"{folder} is not a run: it has no {CONFIG}; make one with `xl-export train --out RUN`."
+        )
+    config = from_json(TrainConfig, read_json(folder / CONFIG), where=str(folder / CONFIG))
+    vocab = matching_vocab(folder, config)
+    path = folder / MODEL
+    digest = _digest(path)
+    with torch.device("meta"):
+        model = LanguageModel(config.model)
+    tensors, _ = load_tensors(path, expected=model.state_dict())
+    model.load_state_dict(tensors, assign=True)
+    if _digest(path) != digest:
+        raise ArtefactError(f"{path} changed while it was read, as when its training goes on; try again.")
+    return Run(config, model, vocab, digest)
+
+
+def matching_vocab(folder: Path, config: TrainConfig) -> Vocab:
+    """A run's vocabulary; raises ArtefactError where it is not of the size that the configuration says."""
+    vocab = load_vocab(folder / VOCAB)
+    if config.model.vocab_size != vocab.size:
+        raise ArtefactError(
+            f"{folder / VOCAB} has {vocab.size} symbols and {CONFIG} says {config.model.vocab_size}; one is of another run."
+        )
+    return vocab
+
+
+def _digest(path: Path) -> str:
+    try:
+        return sha256(path)
+    except OSError as error:
+        raise ArtefactError(
+            f"{path} is missing or damaged ({error.strerror}); train again, or copy the run again."
+        ) from error
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """A safetensors file, whole or not at all."""
+    with atomic_file(path) as temporary:
+        try:
+            save_file(
+                {name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary, metadata
+            )
+        except SafetensorError as error:  # how a full disk shows, here alone
+            raise UserError(f"{path} could not be written: {error}; nothing was changed there.") from error
+
+
+def load_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file, without its tensors; raises ArtefactError where it is missing or damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise ArtefactError(
+            f"{path} is missing or damaged ({error}); train again, or copy the run again."
+        ) from error
+
+
+def load_tensors(path: Path, *, expected: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file that must have exactly the names, shapes and types of `expected`."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            if missing := sorted(set(expected) - names):
+                raise ArtefactError(
+                    f"{path} lacks the tensor {missing[0]}; it was written for another model than the run's config.json."
+                )
+            if unknown := sorted(names - set(expected)):
+                raise ArtefactError(
+                    f"{path} has the unexpected tensor {unknown[0]}; it was written for another model than the run's config.json."
+                )
+            for name, like in expected.items():
+                if file.get_slice(name).get_shape() != list(like.shape):
+                    raise ArtefactError(
+                        f"{path}: {name} is {file.get_slice(name).get_shape()}, expected {list(like.shape)}."
+                    )
+            tensors = {name: file.get_tensor(name) for name in expected}
+            metadata = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise ArtefactError(
+            f"{path} is missing or damaged ({error}); train again, or copy the run again."
+        ) from error
+    for name, like in expected.items():
+        if tensors[name].dtype != like.dtype:
+            raise ArtefactError(f"{path}: {name} is {tensors[name].dtype}, expected {like.dtype}.")
+    return tensors, metadata

@@ -1,0 +1,213 @@
+"""What to train: the model's sizes, the text, and the recipe. One JSON file in, the same JSON in the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from runtimes.base.errors import ConfigError
+from runtimes.base.files import read_json
+from runtimes.base.records import from_json
+from runtimes.contract.rule import MemoryRule
+from trainer.model.config import ModelConfig
+
+BUILT_IN = Path(__file__).parents[1] / "configs"
+Corpus = Literal[
+    "enwik8", "text8", "wikitext-103", "one-billion-word", "penn-treebank"
+]  # those of trainer.data.corpora
+MAX_RATE = 1e30  # what optimisers compute from a larger one is beyond fp32, which PyTorch answers with a RuntimeError
+Schedule = tuple[tuple[int, int], ...]  # [step, value] pairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging:
+    """When the average of the weights begins; one of the two.
+
+    start_step: the weights after every later step are averaged. patience: the average begins at the first
+    validation that is worse than the best of those more than `patience` validations before it (Merity et al.
+    2018, section 3, where it is 5).
+    """
+
+    start_step: int | None = None
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.start_step is None) == (self.patience is None):
+            raise ConfigError("averaging has both or neither of start_step and patience; give one of them.")
+        if (self.start_step or 0) < 0 or (self.patience or 0) < 0:
+            raise ConfigError(
+                f"averaging: start_step is {self.start_step}, patience {self.patience}; expected 0 or more."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One training run.
+
+    vocab: tokens are bytes, characters or words (of at least `min_count` occurrences).
+    text: path of a text file; null for the built-in corpus. data: folder of a prepared dataset, which
+    brings its own vocabulary; null for none. corpus: the public corpus that the recipe is for, of which `data` must then
+    be, unless `text` is given; null for any. batch: lanes (B), each a contiguous part of the text.
+    training, evaluation: memory rules while training and for every score afterwards. mem_len_schedule,
+    segment_schedule: [step, value] pairs in ascending order; from that step on `training` has this mem_len or segment.
+
+    optimizer: see `trainer.training.optimizer`. learning_rate rises linearly over `warmup_steps`, then follows `schedule`, never below
+    min_learning_rate: `cosine` falls to it at `steps`; `constant`; `inverse-sqrt` falls by 1/√step; `plateau` is multiplied by
+    plateau_decay when more than plateau_patience validations in a row were no better than the best. clip: largest gradient
+    norm, of all parameters (adam) or of each tensor (adagrad).
+    accumulate: a step computes its lanes in that many parts, one after the other, and adds up their gradients.
+    autocast: precision of the forward and backward pass; fp16 scales the loss. Weights and memory stay fp32.
+    averaging: the mean of the weights is what is validated and exported; null for none.
+    patience: training ends when this many validations in a row were no better than the best; 0 for never.
+
+    device: what trains; several processes (`torchrun`) take one GPU each, or share the CPU. threads: CPU threads, 0 for
+    PyTorch's choice. tensorboard: metrics also as TensorBoard events, in the run's `tensorboard` folder.
+    """
+
+    model: ModelConfig
+    training: MemoryRule
+    evaluation: MemoryRule
+    mem_len_schedule: Schedule = ()
+    segment_schedule: Schedule = ()
+    corpus: Corpus | None = None
+    vocab: Literal["byte", "char", "word"] = "char"
+    min_count: int = 1
+    text: str | None = None
+    data: str | None = None
+    batch: int = 16
+    accumulate: int = 1
+    steps: int = 1000
+    optimizer: Literal["adam", "adagrad"] = "adam"
+    learning_rate: float = 2.5e-4
+    schedule: Literal["cosine", "plateau", "constant", "inverse-sqrt"] = "cosine"
+    warmup_steps: int = 0
+    min_learning_rate: float = 0.0
+    plateau_patience: int = 0
+    plateau_decay: float = 0.5
+    clip: float = 0.25
+    autocast: Literal["none", "bf16", "fp16"] = "none"
+    averaging: Averaging | None = None
+    patience: int = 0
+    seed: int = 0
+    log_every: int = 20
+    validate_every: int = 200
+    checkpoint_every: int = 100
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int = 0
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (
+            "min_count",
+            "batch",
+            "accumulate",
+            "steps",
+            "log_every",
+            "validate_every",
+            "checkpoint_every",
+        ):
+            if not 1 <= getattr(self, name) <= 1 << 40:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected a positive number.")
+        if self.batch % self.accumulate:
+            raise ConfigError(f"accumulate is {self.accumulate}; expected a divisor of batch, {self.batch}.")
+        if not 0 < self.learning_rate <= MAX_RATE or self.clip <= 0:
+            raise ConfigError(
+                f"learning_rate is {self.learning_rate} and clip {self.clip}; expected positive ones, the first up to {MAX_RATE}."
+            )
+        if not 0 <= self.min_learning_rate <= self.learning_rate:
+            raise ConfigError(
+                f"min_learning_rate is {self.min_learning_rate}; expected 0 to learning_rate, {self.learning_rate}."
+            )
+        if not 0 <= self.warmup_steps <= self.steps:
+            raise ConfigError(f"warmup_steps is {self.warmup_steps}; expected 0 to steps, {self.steps}.")
+        if not 0 < self.plateau_decay < 1:
+            raise ConfigError(f"plateau_decay is {self.plateau_decay}; expected above 0 and below 1.")
+        if self.plateau_patience < 0 or self.patience < 0:
+            raise ConfigError(
+                f"plateau_patience is {self.plateau_patience} and patience {self.patience}; expected 0 or more."
+            )
+        if not 0 <= self.seed < 1 << 63 or not 0 <= self.threads <= 1024:
+            raise ConfigError(
+                f"seed is {self.seed} and threads {self.threads}; expected seed ≥ 0 and threads 0 to 1024."
+            )
+        if self.averaging is not None and (self.averaging.start_step or 0) >= self.steps:
+            raise ConfigError(
+                f"averaging.start_step is {self.averaging.start_step}; expected below steps, {self.steps}."
+            )
+        if self.text is not None and self.data is not None:
+            raise ConfigError(f"text is {self.text} and data is {self.data}; give one of the two.")
+        if self.training.include_self != self.evaluation.include_self:
+            raise ConfigError("training and evaluation differ in include_self; give both the same.")
+        self._check_schedule("mem_len", self.mem_len_schedule)
+        self._check_schedule("segment", self.segment_schedule)
+        self.model.check_training_rule(self.longest)
+        shortest = min([self.training.segment, *(value for _, value in self.segment_schedule)])
+        if (
+            self.model.objective.second_target
+            and shortest - (shortest // 2 if self.model.objective.half else 0) < 2
+        ):
+            raise ConfigError(
+                f"the shortest training segment is {shortest} and objective.second_target needs 2 tokens that count; "
+                "lengthen training.segment, or leave second_target out."
+            )
+
+    def _check_schedule(self, name: str, pairs: Schedule) -> None:
+        steps = [pair[0] for pair in pairs if len(pair) == 2]
+        ascending = steps == sorted(set(steps)) and all(0 <= step < self.steps for step in steps)
+        if not ascending or len(steps) < len(pairs):
+            raise ConfigError(
+                f"{name}_schedule is {[list(pair) for pair in pairs]}; expected [step, {name}] pairs, "
+                f"steps ascending from 0 to below steps, {self.steps}."
+            )
+        for _, length in pairs:  # raises for a length that is none
+            dataclasses.replace(self.training, **{name: length})  # type: ignore[arg-type]
+
+    @property
+    def longest(self) -> MemoryRule:
+        """The training rule with the longest memory and segment of its schedules."""
+        M = max([self.training.mem_len, *(value for _, value in self.mem_len_schedule)])
+        T = max([self.training.segment, *(value for _, value in self.segment_schedule)])
+        return dataclasses.replace(self.training, mem_len=M, segment=T)
+
+    def refuse_if_too_large(self, *, lanes: int, memory_bytes: int) -> None:
+        """Raises ConfigError where training `lanes` of the batch takes more memory than the device has."""
+        needed = self.num_bytes(lanes)
+        if needed > memory_bytes:
+            raise ConfigError(
+                f"training {self.model.parameters:,} parameters in {lanes} lanes takes {needed / 2**30:,.0f} GiB "
+                f"and this machine has {memory_bytes / 2**30:.0f}; reduce layers, d_model, d_ff, batch, segment or mem_len."
+            )
+
+    def num_bytes(self, lanes: int) -> int:
+        """About what training takes: weights, gradients and the optimiser's moments, and what the backward pass keeps."""
+        model, T = self.model, max(self.longest.segment, self.evaluation.segment)
+        J, B = max(self.longest.slots, self.evaluation.slots), -(-lanes // self.accumulate)
+        scores = B * model.heads * T * J
+        activations = B * (J + 6 * T) * model.d_model + B * T * 2 * model.d_ff + J * model.d_model
+        logits = B * T * model.vocab_size
+        return 16 * model.parameters + 4 * (model.layers * (2 * scores + activations) + 2 * logits)
+
+    def with_steps(self, steps: int) -> TrainConfig:
+        """The same recipe over this many steps, its warm-up no longer than that."""
+        return dataclasses.replace(self, steps=steps, warmup_steps=min(self.warmup_steps, steps))
+
+    @classmethod
+    def load(cls, name: str | Path) -> TrainConfig:
+        """The configuration in a JSON file, or a built-in one by name (`demo`, `tiny`, …)."""
+        path = BUILT_IN / f"{name}.json"
+        if not path.is_file():
+            path = Path(name)
+        if not path.is_file():
+            near = ", ".join(
+                difflib.get_close_matches(
+                    str(name), [file.stem for file in BUILT_IN.glob("*.json")], n=3, cutoff=0
+                )
+            )
+            raise ConfigError(
+                f"{name} is neither a file nor a built-in configuration, of which the nearest are {near}; "
+                "`xl-export train --list` shows all."
+            )
+        return from_json(cls, read_json(path), where=str(path))

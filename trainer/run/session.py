@@ -1,0 +1,121 @@
+"""Runs in PyTorch: the reference that every artefact is checked against. Loads torch only when opened."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from runtimes.base.errors import needs
+from runtimes.contract.memory import Memory
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.session import checked_targets, checked_tokens, new_memory
+from runtimes.contract.spec import TensorFacts, state_tensors
+from runtimes.contract.vocabulary import Vocab
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.model.model import LanguageModel
+
+
+class TorchSession:
+    """The session protocol (see `runtimes.contract.session.Session`) over a PyTorch model, with the paper's hidden-state memory."""
+
+    def __init__(self, model: LanguageModel, vocab: Vocab, rule: MemoryRule, *, identity: str) -> None:
+        self.model, self.vocab, self.rule, self.identity = model, vocab, rule, identity
+        facts = dataclasses.replace(model.facts(), reaches=())  # every layer keeps the whole memory here
+        self.state: tuple[TensorFacts, ...] = tuple(
+            state.tensor() for state in state_tensors(facts, rule, "hidden")
+        )
+
+    @classmethod
+    def open(
+        cls, folder: Path, *, threads: int | None = None, rule: MemoryRule | None = None
+    ) -> TorchSession:
+        """A run's last checkpoint, under the rule that it is evaluated with unless another is given."""
+        with needs("train", "torch", "safetensors", "tqdm"):
+            import torch
+
+            from trainer.run.checkpoint import load_run
+        if threads is not None:
+            torch.set_num_threads(threads)
+        run = load_run(folder)
+        chosen = rule or run.config.evaluation
+        return cls(
+            run.model.eval(),
+            run.vocab,
+            chosen,
+            identity=sha256(f"{run.sha256} {chosen}".encode()).hexdigest(),
+        )
+
+    def start(self, batch: int) -> Memory:
+        return new_memory(self, batch)
+
+    def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        hidden, memory = self._advance(tokens, memory)
+        return self._answer(lambda: self.model.vocabulary.logits(hidden)), memory
+
+    def predict(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        hidden, memory = self._advance(tokens, memory)
+        return self._answer(lambda: self.model.vocabulary.logits(hidden[:, -1])), memory
+
+    def score(self, tokens: np.ndarray, targets: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        import torch
+
+        wanted = torch.from_numpy(checked_targets(self, targets, tokens))
+        hidden, memory = self._advance(tokens, memory)
+        log_probs = np.zeros(wanted.shape, np.float32)
+        chosen = wanted >= 0
+        log_probs[chosen.numpy()] = self._answer(
+            lambda: self.model.vocabulary.log_prob(hidden[chosen], wanted[chosen])
+        )
+        return log_probs, memory
+
+    def _advance(self, tokens: np.ndarray, memory: Memory) -> tuple[Tensor, Memory]:
+        """The last layer's output [B, T, D], and the memory after the segment."""
+        import torch
+
+        tokens = checked_tokens(self, tokens, memory)
+        past = [torch.from_numpy(memory.tensors[tensor.name]) for tensor in self.state]
+        hidden, after = self._layers(torch.from_numpy(tokens), past, torch.from_numpy(memory.positions))
+        memory.tensors = {tensor.name: array.numpy() for tensor, array in zip(self.state, after, strict=True)}
+        memory.positions += tokens.shape[1]
+        return hidden, memory
+
+    def _layers(self, tokens: Tensor, past: list[Tensor], positions: Tensor) -> tuple[Tensor, list[Tensor]]:
+        import torch
+
+        with torch.inference_mode():
+            outputs, after = self.model.layers(tokens, past, positions, self.rule)
+            return self.model.last(outputs), after
+
+    def _answer(self, compute: Callable[[], Tensor]) -> np.ndarray:
+        import torch
+
+        with torch.inference_mode():
+            answer: np.ndarray = compute().numpy()
+        return answer
+
+
+class ProjectedTorchSession(TorchSession):
+    """The same model and answers with keys and values for memory, which are not computed again in each segment.
+
+    What an artefact is compared with where hidden states would take too long, and PyTorch's side in benchmarks.
+    """
+
+    def __init__(self, model: LanguageModel, vocab: Vocab, rule: MemoryRule, *, identity: str) -> None:
+        from trainer.model.projected import ProjectedModel
+
+        super().__init__(model, vocab, rule, identity=f"{identity} projected")
+        config, self._projected = model.config, ProjectedModel(model, rule)
+        shape = ("batch", str(config.heads), str(rule.mem_len), str(config.head_dim))
+        names = [f"{kind}.{layer}" for layer in range(config.layers) for kind in ("key", "value")]
+        self.state = tuple(TensorFacts(name=name, dtype="float32", shape=shape) for name in names)
+
+    def _layers(self, tokens: Tensor, past: list[Tensor], positions: Tensor) -> tuple[Tensor, list[Tensor]]:
+        return self._projected.step(tokens, past, positions)

@@ -1,0 +1,1 @@
+"""The training loop and what it needs: state, objective, optimiser, schedule, validation, processes."""

@@ -1,0 +1,194 @@
+"""Training with segment recurrence: text → RUN. A run killed at any moment resumes from its last checkpoint.
+
+Each of B lanes reads its own contiguous part of the text, T tokens a step, and carries its memory from one
+segment to the next (section 3.2); at the end of the lanes the streams start again at position 0. Under `torchrun` each process
+has its share of the lanes, and the first of them writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from runtimes.base.errors import ArtefactError, ConfigError, DivergedError
+from runtimes.base.files import atomic_folder, read_json, refuse_existing, write_json
+from runtimes.base.records import from_json, to_json
+from runtimes.contract.spec import VOCAB
+from trainer.data.source import Source, load_source, reload_source, with_vocab_size
+from trainer.run.checkpoint import CONFIG, METRICS, MODEL, STATE, TEST
+from trainer.run.config import TrainConfig
+from trainer.training.journal import Journal, check_tensorboard
+from trainer.training.parallel import Ranks, joined
+from trainer.training.snapshot import facts_of, mend, restore, save, snapshot, write
+from trainer.training.state import Training, refuse_infinite
+from trainer.training.validation import Validation, best, out_of_patience, validate
+
+__all__ = ["METRICS", "TEST", "resume", "train"]
+
+
+def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress: bool = True) -> Path:
+    """Trains a new run in the folder `out` and returns it.
+
+    The folder appears whole, with its held-out texts and a checkpoint of step 0. Raises UserError for an
+    existing `out` (unless it is a run and `force`), a text that does not fit the configuration, or a loss that is not finite.
+    """
+    out = Path(out)
+    check_tensorboard(config.tensorboard)
+    with joined(config.device) as ranks:
+        _start(config, out, ranks, force=force, progress=progress and ranks.is_first)
+    return out
+
+
+def resume(run: Path | str, *, progress: bool = True) -> Path:
+    """Continues a run from its last checkpoint, bit for bit as if it had never stopped (CPU, same threads, same processes).
+
+    On another number of processes the losses are the same up to rounding; dropout then draws other numbers.
+    """
+    run = Path(run)
+    if not (run / STATE).is_file():
+        raise ArtefactError(
+            f"{run} cannot be resumed: it has no {STATE}; start a new run with `xl-export train --out RUN`."
+        )
+    config = from_json(TrainConfig, read_json(run / CONFIG), where=str(run / CONFIG))
+    check_tensorboard(config.tensorboard)
+    with joined(config.device) as ranks:
+        _go_on(config, run, ranks, progress=progress and ranks.is_first)
+    return run
+
+
+def _start(config: TrainConfig, out: Path, ranks: Ranks, *, force: bool, progress: bool) -> None:
+    ranks.on_first(lambda: refuse_existing(out, force=force, marker=METRICS))
+    if config.text is not None:  # so that the run can be resumed from any folder
+        config = dataclasses.replace(config, text=str(Path(config.text).resolve()))
+    if config.data is not None:
+        config = dataclasses.replace(config, data=str(Path(config.data).resolve()))
+    source = load_source(config)
+    config = with_vocab_size(config, source.vocab)
+    _check_held_out(config, source.valid)
+    ranks.agree("configurations or texts", f"{config} {source.digest}")
+    training = Training.start(config, ranks)
+    tensors = snapshot(training)
+
+    def make_folder() -> None:
+        with atomic_folder(out, force=force, marker=METRICS) as folder:
+            write_json(folder / CONFIG, to_json(config))
+            write_json(folder / VOCAB, source.vocab.to_json())
+            for name, text in source.files.items():
+                (folder / name).write_bytes(text)
+            (folder / METRICS).touch()
+            write(training, tensors, folder, source.digest)
+
+    ranks.on_first(make_folder)
+    _continue(training, out, source, progress=progress)
+
+
+def _go_on(config: TrainConfig, run: Path, ranks: Ranks, *, progress: bool) -> None:
+    source = reload_source(config, run)
+    training = Training.start(config, ranks)
+    restore(training, run, source.digest)
+    ranks.agree("checkpoints or texts", f"{facts_of(training, source.digest)}")
+    ranks.on_first(lambda: _mend(training, run))
+    if training.finished and progress:
+        print(
+            f"{run} is finished already, at step {training.step} of {config.steps}; there is nothing to continue"
+        )
+    _continue(training, run, source, progress=progress)
+
+
+def _mend(training: Training, run: Path) -> None:
+    """Puts right what a kill left behind, once every process has read what it needs."""
+    mend(training, run)
+    for name in (STATE, MODEL, METRICS):
+        for leftover in run.glob(f".{name}.*"):
+            leftover.unlink(missing_ok=True)
+
+
+def _check_held_out(config: TrainConfig, held_out: np.ndarray) -> None:
+    """Raises ConfigError where the recipe depends on validation and there is no text for it."""
+    averaging = config.averaging is not None and config.averaging.patience is not None
+    if len(held_out) < 2 and (config.schedule == "plateau" or config.patience or averaging):
+        raise ConfigError(
+            f"the held-out text has {len(held_out)} token(s) and schedule plateau, patience and averaging.patience need a "
+            "validation, of 2 at least; give a longer text, or another recipe."
+        )
+
+
+def _continue(training: Training, run: Path, source: Source, *, progress: bool) -> None:
+    config, ranks, validates = training.config, training.ranks, len(source.valid) > 1
+    if progress and not training.finished:
+        print(
+            f"training on {source.name}: {source.tokens.size:,} tokens, vocabulary {source.vocab.size:,}, "
+            f"{config.model.parameters:,} parameters, {ranks.device}"
+        )
+    journal = Journal(run, step=training.step, tensorboard=config.tensorboard) if ranks.is_first else None
+    began, tokens = time.perf_counter(), 0
+    hidden = None if progress else True
+    with tqdm(
+        total=config.steps, initial=training.step, unit="step", disable=hidden, dynamic_ncols=True
+    ) as bar:
+        if progress and not validates:
+            bar.write(
+                f"the held-out text has {len(source.valid)} token(s), too few to validate: {MODEL} will be the last checkpoint"
+            )
+        while not training.finished:
+            rate, T = training.rate, training.rule.segment
+            loss = training.advance(source.tokens)
+            tokens += config.batch * T
+            step, last = training.step, training.step == config.steps
+            speed = tokens / (time.perf_counter() - began)
+            facts = f"loss {loss:.3f} nats, {loss / math.log(2):.3f} bits/token, {speed:,.0f} tokens/s"
+            bar.set_postfix_str(
+                facts, refresh=False
+            )  # tqdm draws at most ten times a second, not at every step
+            bar.update()
+            if journal and (step % config.log_every == 0 or last):
+                journal.write(
+                    step,
+                    loss_nats=loss,
+                    bits_per_token=loss / math.log(2),
+                    learning_rate=rate,
+                    tokens_per_second=speed,
+                )
+            is_best = False
+            if validates and (step % config.validate_every == 0 or last):
+                is_best = _validate(training, source, journal)
+                if progress:
+                    bar.write(_report(training))
+            if is_best or step % config.checkpoint_every == 0 or training.finished:
+                save(training, run, source.digest)
+    if journal:
+        journal.close()
+
+
+def _validate(training: Training, source: Source, journal: Journal | None) -> bool:
+    """Scores the held-out text on the first process, for all; whether it is the best score so far."""
+    weights, config = training.weights, training.config
+
+    def bits_per_token() -> float:
+        try:
+            return validate(weights, config, source.vocab, source.valid).bits_per_token
+        except DivergedError:
+            return math.nan  # said with its step below
+
+    score = training.ranks.on_first(bits_per_token)
+    refuse_infinite("validation score", score, training.step, training.ranks)
+    training.validations.append(Validation(step=training.step, bits_per_token=score))
+    leader = best(training.validations)
+    assert leader is not None
+    if journal:
+        journal.write(training.step, validation_bits_per_token=score, best_step=leader.step)
+    return leader.step == training.step
+
+
+def _report(training: Training) -> str:
+    last, leader = training.validations[-1], best(training.validations)
+    assert leader is not None
+    line = f"step {last.step}: validation {last.bits_per_token:.4f} bits/token ({training.config.evaluation})"
+    if out_of_patience(training.validations, training.config.patience):
+        line += f"; no better than step {leader.step} for {training.config.patience} validations, so training ends"
+    return line

@@ -1,0 +1,59 @@
+"""What training descends: likelihood of the next token, and what the papers and their baselines add to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from runtimes.contract.rule import MemoryRule
+from trainer.model.model import LanguageModel
+from trainer.model.vocabulary import at_least_fp32
+
+
+@dataclass(frozen=True)
+class Loss:
+    """objective: the scalar that training descends, penalties included. nats: mean negative log-likelihood of a token."""
+
+    objective: Tensor
+    nats: Tensor
+
+
+def segment_loss(
+    model: LanguageModel,
+    tokens: Tensor,
+    targets: Tensor,
+    memory: list[Tensor],
+    positions: Tensor,
+    rule: MemoryRule,
+    *,
+    progress: float,
+) -> tuple[Loss, list[Tensor]]:
+    """What one segment costs, and the memory after it.
+
+    targets int64 [B, T]: the token after each; progress: share of the training done, 0 to 1, which ends the
+    losses of intermediate layers one by one (Al-Rfou et al. 2018, section 3.2). Other arguments: `LanguageModel.layers`.
+    """
+    config = model.config
+    outputs, after = model.layers(tokens, memory, positions, rule)
+    first = tokens.shape[1] // 2 if config.objective.half else 0
+    hidden, wanted = model.last(outputs)[:, first:], targets[:, first:]
+    nats = -model.vocabulary.log_prob(hidden.flatten(0, 1), wanted.flatten()).mean()
+    objective = nats
+    for name, classifier in model.auxiliary.items():
+        layer, ahead = (int(part) for part in name.split("_"))
+        if layer < config.layers - 1 and progress >= (layer + 1) / (2 * config.layers):
+            objective = objective + 0.0 * sum(
+                parameter.sum() for parameter in classifier.parameters()
+            )  # used, for DDP
+            continue
+        seen = outputs[layer] if layer < config.layers - 1 else model.last(outputs)
+        logits = at_least_fp32(classifier(seen[:, first : tokens.shape[1] - (ahead - 1)]))
+        objective = (
+            objective
+            + F.cross_entropy(logits.flatten(0, 1), targets[:, first + ahead - 1 :].flatten()) / ahead
+        )
+    for span in model.spans():
+        objective = objective + span.penalty()
+    return Loss(objective, nats.detach()), after

@@ -1,0 +1,178 @@
+"""Several processes that train one model, started by `torchrun`: who this one is, its device, and what they exchange.
+
+Everything here is torch.distributed: gloo on the CPU, NCCL on GPUs. A process that was started alone is the first of one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from runtimes.base.errors import ConfigError, UserError
+from runtimes.base.machine import memory_bytes
+
+# How long one process waits for another: longer than a validation, which the first one makes while the others wait.
+TIMEOUT = timedelta(minutes=30)
+# Seconds for gloo's threads to let go of the last tensors. DistributedDataParallel keeps them alive (PyTorch 2.13), and one that
+# does so while Python ends aborts a process that was done: about 2 in 100 runs on a busy machine.
+SETTLE = 0.5
+KEPT = "the last checkpoint is kept: continue with `xl-export train --resume RUN`, on any number of processes"
+
+CPU = torch.device("cpu")
+
+Rows = TypeVar("Rows", Tensor, np.ndarray)
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process (0, 1, …, count - 1) among those of one run, and the device that it trains on."""
+
+    rank: int = 0
+    count: int = 1
+    device: torch.device = CPU
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes, validates and reports."""
+        return self.rank == 0
+
+    def lanes(self, batch: int, parts: int) -> int:
+        """How many of the batch's lanes each process has; raises ConfigError where they cannot be shared out in `parts` parts."""
+        if batch % (self.count * parts):
+            accumulated = f" and accumulate {parts}" if parts > 1 else ""
+            raise ConfigError(
+                f"batch is {batch} with {self.count} processes{accumulated}; expected a multiple of {self.count * parts}: "
+                "every part of the batch gets as many lanes as the others."
+            )
+        return batch // self.count
+
+    def share(self, rows: Rows) -> Rows:
+        """This process's own contiguous part of the rows of all."""
+        own = len(rows) // self.count
+        return rows[self.rank * own : (self.rank + 1) * own]
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """The module, or one that averages its gradients over all processes during the backward pass."""
+        return module if self.count == 1 else DistributedDataParallel(module)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over all processes."""
+        if self.count > 1:
+            dist.all_reduce(values)
+        return values / self.count
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows of all processes, in the order of `share`; the same on every process."""
+        if self.count == 1:
+            return rows
+        mine = rows.to(self.device).contiguous()  # NCCL takes nothing from the host
+        parts = [torch.empty_like(mine) for _ in range(self.count)]
+        dist.all_gather(parts, mine)
+        return torch.cat(parts).to(rows.device)
+
+    def on_first(self, work: Callable[[], Answer]) -> Answer:
+        """What `work` returns on the first process, on all of them; its UserError ends them all."""
+        if self.count == 1:
+            return work()
+        outcome: list[Any] = [None, None]
+        if self.is_first:
+            try:
+                outcome[0] = work()
+            except UserError as error:
+                outcome[1] = error
+        dist.broadcast_object_list(outcome)
+        if outcome[1] is not None:
+            self.refuse(outcome[1])
+        return outcome[0]  # type: ignore[no-any-return]
+
+    def refuse(self, error: UserError) -> NoReturn:
+        """Raises on the first process an error that all of them have found; the others end quietly with its exit code."""
+        if self.is_first:
+            raise error
+        raise SystemExit(2)
+
+    def agree(self, what: str, value: str) -> None:
+        """Raises ConfigError where processes were started with different things."""
+        values: list[Any] = [None] * self.count
+        if self.count > 1:
+            dist.all_gather_object(values, value)
+            if len(set(values)) > 1:
+                self.refuse(
+                    ConfigError(
+                        f"the processes of this run have different {what}; give every machine the same."
+                    )
+                )
+
+    def memory_bytes(self) -> int:
+        """Memory of the device."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_properties(self.device).total_memory
+        return memory_bytes()
+
+
+ALONE = Ranks()
+
+
+def unexchanged(module: nn.Module) -> AbstractContextManager[None]:
+    """Backward passes of a wrapped module in this block keep their gradients; the first one after it exchanges the sum."""
+    return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
+
+
+@contextmanager
+def joined(device: str) -> Iterator[Ranks]:
+    """This process among those that `torchrun` started, until the block ends.
+
+    device: `cpu` or `cuda`. Raises ConfigError for a GPU that is not there, and UserError where another process is lost, which
+    a closed connection shows at once, torchrun's own SIGTERM within a second, and TIMEOUT at the latest.
+    """
+    count, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    if device == "cuda":
+        if torch.cuda.device_count() <= local:
+            raise ConfigError(
+                f"device is cuda and PyTorch sees {torch.cuda.device_count()} GPUs for process {local + 1} of this machine; "
+                "give --device cpu, install a CUDA build of PyTorch, or start fewer processes."
+            )
+        torch.cuda.set_device(local)
+    place = torch.device(device, local) if device == "cuda" else torch.device(device)
+    if count == 1:
+        yield Ranks(device=place)
+        return
+    before = signal.signal(signal.SIGTERM, _told_to_end)
+    try:
+        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
+        yield Ranks(dist.get_rank(), count, place)
+        dist.barrier()  # the first process may still be writing; who leaves earlier would look lost
+        dist.destroy_process_group()
+        time.sleep(SETTLE)
+    except BaseException as error:
+        before = signal.SIG_IGN  # this process is ending already, and its own sentence is the one to read
+        if isinstance(error, RuntimeError) and _is_of_the_connection(error):
+            raise UserError(f"another process of this run was lost or does not answer; {KEPT}.") from error
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _told_to_end(*_: object) -> None:
+    raise UserError(
+        f"this process was told to end (SIGTERM), as torchrun does when another one of the run was lost; {KEPT}."
+    )
+
+
+def _is_of_the_connection(error: RuntimeError) -> bool:
+    return isinstance(error, dist.DistError) or any(
+        word in str(error) for word in ("gloo", "NCCL", "Connection", "c10d")
+    )

@@ -1,0 +1,41 @@
+"""What changes as training goes on: the learning rate, and the lengths of memory and segment."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from runtimes.contract.rule import MemoryRule
+from trainer.run.config import Schedule, TrainConfig
+
+
+def learning_rate(config: TrainConfig, step: int, *, decays: int = 0) -> float:
+    """The rate of step 0, 1, …, steps - 1. decays: how often a plateau has been reached (`trainer.training.validation.decays`)."""
+    highest, lowest = config.learning_rate, config.min_learning_rate
+    if step < config.warmup_steps:
+        return highest * (step + 1) / config.warmup_steps
+    if config.schedule == "cosine":
+        done = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+        return lowest + (highest - lowest) * 0.5 * (1 + math.cos(math.pi * done))
+    if config.schedule == "inverse-sqrt":  # continues the warm-up's last rate
+        return max(lowest, highest * math.sqrt(max(1, config.warmup_steps) / (step + 1)))
+    if config.schedule == "plateau":
+        return max(lowest, highest * config.plateau_decay**decays)
+    return highest
+
+
+def training_rule(config: TrainConfig, step: int) -> MemoryRule:
+    """The memory rule of step 0, 1, …, with the lengths that the schedules have reached."""
+    rule = config.training
+    M, T = (
+        _reached(config.mem_len_schedule, step, rule.mem_len),
+        _reached(config.segment_schedule, step, rule.segment),
+    )
+    return rule if (rule.mem_len, rule.segment) == (M, T) else dataclasses.replace(rule, mem_len=M, segment=T)
+
+
+def _reached(schedule: Schedule, step: int, value: int) -> int:
+    for start, changed in schedule:
+        if start <= step:
+            value = changed
+    return value

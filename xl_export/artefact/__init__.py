@@ -1,0 +1,1 @@
+"""Run to artefact: export, validation against PyTorch, and what a precision costs."""

@@ -1,0 +1,258 @@
+"""`xl-export attention` and `xl-export spans`: what a run has learned to look at, in pictures and numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+import numpy as np
+
+from runtimes.base.errors import ConfigError, TextError, UserError, needs
+from runtimes.base.files import (
+    atomic_file,
+    atomic_folder,
+    read_bytes,
+    refuse_existing,
+    refuse_replacing,
+    write_json,
+)
+from runtimes.base.records import to_json
+from runtimes.cli.options import echo_json, json_option, threads_option
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import SPEC, Form, bytes_saved
+from runtimes.contract.vocabulary import Vocab
+from xl_export.figures import attention as pictures
+
+if TYPE_CHECKING:
+    from trainer.model.inspection import LearnedSpans, Observation
+    from trainer.run.checkpoint import Run
+
+MARKER, ARRAYS = "attention.json", "attention.npz"
+ROWS = 16  # targets of Figure 6
+PACKAGES = ("torch", "safetensors", "tqdm")
+
+
+@click.command("attention")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--text",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The text to look at, for example RUN/valid.txt.",
+)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to write.")
+@click.option(
+    "--layer",
+    type=click.IntRange(min=0),
+    help="Of Figure 6, from 0; that which looks furthest back by default.",
+)
+@click.option(
+    "--head",
+    type=click.IntRange(min=0),
+    help="Of Figure 6, from 0; that which looks furthest back by default.",
+)
+@click.option(
+    "--at",
+    type=click.IntRange(min=0),
+    help=f"First of Figure 6's {ROWS} targets; the last that are read by default.",
+)
+@click.option(
+    "--tokens",
+    "count",
+    default=10_000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Tokens of the text to read; more if --at asks.",
+)
+@click.option(
+    "--mem-len",
+    type=click.IntRange(min=0),
+    help="Tokens remembered; those of the run's evaluation by default.",
+)
+@click.option("--force", is_flag=True, help="Replace the folder if it holds earlier pictures.")
+@threads_option
+@json_option
+def attention_command(
+    run: Path, text: Path, out: Path, layer: int | None, head: int | None, at: int | None, count: int,
+    mem_len: int | None, force: bool, threads: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Draw what the heads of RUN attend to in a text.
+
+    The pictures are those of Dai et al. 2019, Appendix D.
+
+    \b
+    figure-5.png  the average weight of every head by distance
+    figure-6.png  one head over a piece of the text, the highest fifth of each token's memory in red
+    figure-7.png  terms (a), (b) and (d) of the score, the softmax of each alone; relative positions only
+    attention.npz, attention.json: the numbers and the settings
+
+    What is seen is that of the run's evaluation, with --mem-len for its memory. Tokens that lack a whole memory before
+    them are left out of averages.
+    """
+    refuse_existing(out, force=force, marker=MARKER)
+    pictures.new_figure(1, 1)  # before anything is computed: is there something to draw with?
+    opened, tokens = _open(run, threads), read_bytes(text)
+    from trainer.model.inspection import observe
+
+    _check_choice(opened, layer, head)
+    stream, rule = opened.vocab.encode(tokens), opened.config.evaluation
+    rule = rule if mem_len is None else dataclasses.replace(rule, mem_len=mem_len)
+    stretch = _stretch(len(stream), rule.mem_len, at, count)
+    relative = opened.config.model.positions == "relative"
+    seen = observe(opened.model, stream[: max(count, stretch.stop)], rule, stretch=stretch, terms=relative)
+    layer, head = seen.widest(layer, head)
+    title = f"{rule}; {seen.positions:,} tokens"
+    facts = _facts(opened, rule, seen, layer, head)
+    with atomic_folder(out, force=force, marker=MARKER) as folder:
+        pictures.draw_average(folder / "figure-5.png", seen.average, seen.persistent, title=title)
+        _draw_stretch(folder / "figure-6.png", opened, rule, seen, layer, head, stream)
+        if seen.terms is not None:
+            pictures.draw_terms(folder / "figure-7.png", seen.terms, title=title)
+        np.savez(folder / ARRAYS, **_arrays(seen))
+        write_json(folder / MARKER, facts)
+        names = sorted(path.name for path in folder.iterdir())
+    click.echo(
+        f"{out} has {', '.join(names)}; Figure 6 is of layer {layer}, head {head}, tokens {stretch.start} to {stretch.stop - 1}"
+    )
+    if not relative:
+        click.echo(
+            f"figure-7.png is left out: {opened.config.model.positions} positions have no terms (a) to (d)"
+        )
+    echo_json(facts, as_json)
+
+
+@click.command("spans")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="Draw the spans into this PNG file.")
+@click.option("--force", is_flag=True, help="Replace the file of --out if it exists.")
+@json_option
+def spans_command(run: Path, out: Path | None, force: bool, as_json: bool) -> None:
+    """Print how far back the heads of RUN have learned to look.
+
+    The adaptive spans of Sukhbaatar et al. 2019a, and the memory that they save.
+    """
+    if out:
+        pictures.check_picture(out)
+        refuse_replacing(out, option="--out", force=force)
+    opened = _open(run, None)
+    from trainer.model.inspection import learned_spans
+
+    learned, rule = learned_spans(opened.model), opened.config.evaluation
+    saved = {form: bytes_saved(opened.model.facts(), rule, form) for form in get_args(Form)}
+    for line in span_lines(learned):
+        click.echo(line)
+    forms = ", ".join(f"{num_bytes:,} bytes ({form})" for form, num_bytes in saved.items())
+    click.echo(f"an artefact with memory {rule.mem_len} saves {forms} per stream")
+    if out:
+        title = f"at most {learned.maximum:,} tokens; {rule}"
+        with atomic_file(out) as temporary:
+            pictures.draw_spans(
+                temporary, learned.spans, learned.reaches, maximum=learned.maximum, title=title
+            )
+        click.echo(f"drawn to {out}", err=True)
+    echo_json(
+        {
+            "maximum": learned.maximum,
+            "spans": learned.spans,
+            "reaches": learned.reaches,
+            "bytes_saved": saved,
+        },
+        as_json,
+    )
+
+
+def span_lines(learned: LearnedSpans) -> list[str]:
+    """A line for each layer: of every head the span in tokens and the longest distance that it gives any weight."""
+    rows = [["layer", *(f"head {head}" for head in range(len(learned.spans[0])))]]
+    for layer, heads in enumerate(zip(learned.spans, learned.reaches, strict=True)):
+        rows.append([str(layer), *(f"{span:.1f} → {reach}" for span, reach in zip(*heads, strict=True))])
+    width = max(len(cell) for row in rows for cell in row[1:])
+    table = ["  ".join([f"{row[0]:>5}", *(f"{cell:>{width}}" for cell in row[1:])]) for row in rows]
+    return [f"span in tokens, of at most {learned.maximum}, and the longest reach after the arrow", *table]
+
+
+def _open(folder: Path, threads: int | None) -> Run:
+    if (folder / SPEC).is_file():
+        raise UserError(
+            f"{folder} is an artefact, which does not tell what its heads look at; give the run that it was exported from."
+        )
+    with needs("train", *PACKAGES):
+        import torch
+
+        from trainer.run.checkpoint import load_run
+    if threads is not None:
+        torch.set_num_threads(threads)
+    run = load_run(folder)
+    run.model.eval()
+    return run
+
+
+def _check_choice(run: Run, layer: int | None, head: int | None) -> None:
+    """Raises ConfigError for a layer or head that the model does not have, or that sees no context."""
+    for name, given, count in (
+        ("layer", layer, run.config.model.layers),
+        ("head", head, run.model.facts().context_heads),
+    ):
+        if given is not None and given >= count:
+            raise ConfigError(
+                f"--{name} is {given}; expected 0 to {count - 1}, of those that attend to the text."
+            )
+
+
+def _stretch(length: int, mem_len: int, at: int | None, count: int) -> range:
+    """The targets of Figure 6, each with a whole memory: from `at`, or the last ones of the tokens that are averaged over."""
+    last = length - ROWS
+    if last < mem_len:
+        raise TextError(
+            f"the text has {length} tokens; with a memory of {mem_len} and {ROWS} targets expected at least {mem_len + ROWS}."
+        )
+    if at is not None and not mem_len <= at <= last:
+        raise TextError(
+            f"--at is {at}; expected {mem_len} to {last}, where a whole memory lies before and {ROWS} tokens follow."
+        )
+    first = max(mem_len, min(count, length) - ROWS) if at is None else at
+    return range(first, first + ROWS)
+
+
+def _symbol(vocab: Vocab, token: int) -> str:
+    """One token as text; a byte that is no character alone as two hexadecimal digits."""
+    text = vocab.decoder()(token)
+    return pictures.legible(text) if text and "\ufffd" not in text else f"{token:02x}"
+
+
+def _draw_stretch(
+    path: Path, run: Run, rule: MemoryRule, seen: Observation, layer: int, head: int, stream: np.ndarray
+) -> None:
+    from trainer.model.inspection import highlighted
+
+    weights, context = (
+        seen.weights[layer, head],
+        range(seen.stretch.start - seen.weights.shape[-1] + 1, seen.stretch.stop),
+    )
+    symbols = [_symbol(run.vocab, int(stream[position])) if position >= 0 else "" for position in context]
+    pictures.draw_stretch(
+        path, weights, seen.seen, highlighted(weights, seen.seen), symbols,
+        first=seen.stretch.start, title=f"layer {layer}, head {head}; {rule}",
+    )  # fmt: skip
+
+
+def _arrays(seen: Observation) -> dict[str, np.ndarray]:
+    """The numbers behind the pictures; docstring of `Observation` for their shapes."""
+    arrays = {"average": seen.average, "weights": seen.weights, "seen": seen.seen}
+    if seen.persistent is not None:
+        arrays["persistent"] = seen.persistent
+    return arrays | {f"term_{name}": values for name, values in (seen.terms or {}).items()}
+
+
+def _facts(run: Run, rule: MemoryRule, seen: Observation, layer: int, head: int) -> dict[str, Any]:
+    """Settings, and what one number can say of each head."""
+    return {
+        "weights_sha256": run.sha256,
+        "rule": to_json(rule),
+        "positions": seen.positions,
+        "figure_6": {"layer": layer, "head": head, "first": seen.stretch.start, "targets": len(seen.stretch)},
+        "mean_distance": seen.mean_distances.tolist(),
+        "persistent_share": None if seen.persistent is None else seen.persistent.tolist(),
+    }

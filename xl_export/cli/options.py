@@ -1,0 +1,22 @@
+"""What the commands of this folder share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+PACKAGES = (
+    "torch",
+    "safetensors",
+    "tqdm",
+    "onnx",
+    "onnx_ir",
+    "onnxruntime",
+)  # that the steps here load when they run
+out_option = click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="The folder to write."
+)
+force_option = click.option(
+    "--force", is_flag=True, help="Replace the folder if it holds an earlier one of its kind."
+)

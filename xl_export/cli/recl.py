@@ -1,0 +1,180 @@
+"""`xl-export recl`: the relative effective context length of a group of models, as in Table 8 of the paper."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from runtimes.base.errors import ConfigError, UserError
+from runtimes.base.files import refuse_replacing, refuse_unwritable, write_json
+from runtimes.base.records import to_json
+from runtimes.cli.eval import text_option
+from runtimes.cli.options import echo_json, json_option, threads_option
+from runtimes.contract.session import Session
+from runtimes.contract.tokens import read_tokens
+from runtimes.sessions.open import open_session
+from runtimes.tasks.context_losses import context_losses, refuse_beyond_reach, spread_positions
+from runtimes.tasks.effective_context import THRESHOLD, perplexities, perplexity_gains, recl, relative_gains
+from runtimes.tasks.sweep import parse_values, sweep, under
+
+
+@click.command("recl")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@text_option
+@click.option(
+    "--lengths", required=True, metavar="FIRST:LAST:Δ", help="Context lengths, such as 100:1000:100."
+)
+@click.option(
+    "--r",
+    "shares",
+    multiple=True,
+    type=float,
+    default=(0.1, 0.5, 1.0),
+    show_default=True,
+    help="Share of hard positions.",
+)
+@click.option(
+    "--positions",
+    default=1000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Tokens of the text to predict.",
+)
+@click.option(
+    "--mem-len", type=click.IntRange(min=0), help="Tokens remembered, for runs; their own by default."
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Write all figures to this .json file.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Draw gains and perplexities into this .png file."
+)
+@click.option("--force", is_flag=True, help="Replace the files of --out and --plot if they exist.")
+@threads_option
+@json_option
+def recl_command(
+    paths: tuple[Path, ...],
+    text: Path,
+    lengths: str,
+    shares: tuple[float, ...],
+    positions: int,
+    mem_len: int | None,
+    out: Path | None,
+    plot: Path | None,
+    force: bool,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Measure the relative effective context length of PATHS.
+
+    These are runs and artefacts, compared as one group. How many tokens back a model still finds what lowers the
+    group's best perplexity by 1% or more, at the hardest share r of the positions (Dai et al. 2019, section 4.3 and
+    Appendix C). A model that still gains at the last length has at least that.
+    """
+    contexts = _ascending(lengths)
+    if not all(0 < r <= 1 for r in shares):
+        raise ConfigError(
+            f"--r is {' and '.join(f'{r:g}' for r in shares)}; expected shares above 0 and up to 1."
+        )
+    if out:
+        refuse_unwritable(out, option="--out", suffixes=(".json",))
+        refuse_replacing(out, option="--out", force=force)
+    if plot:
+        from xl_export.figures.recl import check_plot
+
+        check_plot(plot)
+        refuse_replacing(plot, option="--plot", force=force)
+    sessions = _group(paths, mem_len=mem_len, threads=threads)
+    refuse_beyond_reach(sessions, contexts[-1])
+    tokens = read_tokens(text, sessions[0].vocab)
+    where = spread_positions(len(tokens), count=positions, longest=contexts[-1])
+    names = [str(path) for path in paths]
+    losses_ICN = np.empty((len(sessions), len(contexts), len(where)), np.float32)
+    for (i, session), (c, context) in itertools.product(enumerate(sessions), enumerate(contexts)):
+        click.echo(f"{names[i]}: {len(where):,} tokens, each after {context}", err=True)
+        losses_ICN[i, c] = context_losses(session, tokens, where, context=context)
+    report = _report(names, sessions, contexts, losses_ICN, shares)
+    _show(report)
+    if out:
+        write_json(out, report)
+    if plot:
+        from xl_export.figures.recl import plot_recl
+
+        plot_recl(plot, report)
+    echo_json(report, as_json)
+
+
+def _ascending(text: str) -> tuple[int, ...]:
+    lengths = parse_values(text, "--lengths", least=1)
+    if len(lengths) < 2 or list(lengths) != sorted(lengths):
+        raise ConfigError(
+            f"--lengths is {text!r:.60}; expected at least two context lengths in ascending order."
+        )
+    return lengths
+
+
+def _group(paths: tuple[Path, ...], *, mem_len: int | None, threads: int | None) -> list[Session]:
+    sessions = []
+    for path in paths:
+        session = open_session(path, threads=threads)
+        ((rule, _),) = sweep(session.rule, mem_lens=None if mem_len is None else (mem_len,))
+        sessions.append(under(session, rule))
+        if session.vocab.to_json() != sessions[0].vocab.to_json():
+            raise UserError(
+                f"{path} has another vocabulary than {paths[0]}; a group's losses compare only over the same tokens."
+            )
+    return sessions
+
+
+def _report(
+    names: list[str],
+    sessions: list[Session],
+    lengths: tuple[int, ...],
+    losses_ICN: np.ndarray,
+    shares: tuple[float, ...],
+) -> dict[str, Any]:
+    """All figures as JSON: for each model its rule and perplexities, and for each r its RECL and the gains of every step."""
+    models: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "identity": session.identity,
+            "rule": to_json(session.rule),
+            "perplexity": perplexity.tolist(),
+            "by_r": [],
+        }
+        for name, session, perplexity in zip(names, sessions, perplexities(losses_ICN), strict=True)
+    ]
+    for r in shares:
+        found = recl(losses_ICN, lengths, r=r)
+        gains, perplexity_drops = relative_gains(losses_ICN, r=r), perplexity_gains(losses_ICN, r=r)
+        for i, model in enumerate(models):
+            model["by_r"].append(
+                {
+                    "r": r, "recl": found[i].length, "at_least": found[i].at_least, "shown": str(found[i]),
+                    "relative_gain": gains[i].tolist(), "perplexity_gain": perplexity_drops[i].tolist(),
+                }
+            )  # fmt: skip
+    return {
+        "lengths": list(lengths),
+        "threshold": THRESHOLD,
+        "positions": losses_ICN.shape[2],
+        "models": models,
+    }
+
+
+def _show(report: dict[str, Any]) -> None:
+    models, lengths = report["models"], report["lengths"]
+    width = max(12, *(len(model["name"]) + 2 for model in models))
+    click.echo("model".ljust(width) + "".join(f"r = {by['r']:g}".rjust(10) for by in models[0]["by_r"]))
+    for model in models:
+        click.echo(model["name"].ljust(width) + "".join(by["shown"].rjust(10) for by in model["by_r"]))
+    click.echo(
+        f"context lengths {lengths[0]} to {lengths[-1]}, {report['positions']:,} positions, threshold {report['threshold']:g}"
+        + (
+            "; ≥: still gains at the last length"
+            if any(by["at_least"] for model in models for by in model["by_r"])
+            else ""
+        )
+    )

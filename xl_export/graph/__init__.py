@@ -1,0 +1,1 @@
+"""The step of a model as an ONNX graph."""

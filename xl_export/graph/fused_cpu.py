@@ -1,0 +1,74 @@
+"""The step graph for one kernel: each layer's ring write, position scores, mask, softmax and values as one operator.
+
+`RelativeAttention` of the library in `runtimes/kernel/` does in the cache what the standard operators do in memory. It serves
+ring memory that is masked before a text begins, and models whose scores depend on distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import onnx_ir as ir
+
+from runtimes.contract.spec import Spec
+from trainer.model.config import ModelConfig
+from xl_export.graph.layers import Weights
+from xl_export.graph.step import Group, StepGraph
+from xl_export.graph.tables import bias_table, position_table, query_bias
+
+DOMAIN = "xl_export"
+TABLE = 4  # which of the operator's inputs is the position table
+OPERATORS = {
+    "float32": "RelativeAttention",
+    "float16": "RelativeAttentionOverHalves",
+}  # by type of the memory tensors
+
+
+def takes(spec: Spec) -> bool:
+    """Whether the operator computes what this artefact's layers do."""
+    by_distance = (
+        spec.model.positions in ("relative", "shaw", "learned") and spec.model.sublayers == "feed-forward"
+    )
+    served = spec.form == "ring" and spec.target == "onnxruntime"
+    return served and spec.rule.initial_memory == "masked" and by_distance
+
+
+def fused_step_graph(spec: Spec, config: ModelConfig, weights: Weights) -> ir.Model:
+    """The model of `step_graph` with the fused operator."""
+    return _FusedStepGraph(spec, config, weights).build()
+
+
+class _FusedStepGraph(StepGraph):
+    domains: Mapping[str, int] = MappingProxyType({DOMAIN: 1})
+
+    def attention(self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]) -> ir.Value:
+        op, config = self.op, self.config
+        order = [head for group in groups for head in group.heads]
+        products = [product for product, _ in self.projected(layer, x, order, [])]
+        query, context = products[0], products[-1]  # one, or queries apart from keys and values
+        key_at = 0 if len(products) > 1 else len(order) * config.head_dim
+        answers = []
+        for group in groups:
+            arguments = (self.weights, config)
+            u, v = (query_bias(*arguments, kind, layer, group.heads) for kind in ("u", "v"))
+            table = position_table(*arguments, group.rule, layer, group.heads)
+            bias = bias_table(*arguments, group.rule, layer, group.heads)
+            assert table is not None, "a model whose scores depend on distance has a table"
+            optional = ((u, "u"), (v, "v"), (bias, "bias_table"))
+            name, before = f"blocks.{group.name}.", order.index(group.heads[0]) * config.head_dim
+            inputs = [
+                query, context, *(self.inputs[f"past_key_values.{group.name}.{kind}"] for kind in ("key", "value")),
+                op.constant(table, name + "position_table"), self.inputs["position_ids"],
+                *(None if array is None else op.constant(array, name + kind) for array, kind in optional),
+            ]  # fmt: skip
+            attributes = {
+                "heads": len(group.heads), "head_dim": config.head_dim, "mem_len": group.rule.mem_len,
+                "nearest": group.rule.nearest, "full": int(group.rule.mask == "full"), "query_at": before,
+                "key_at": key_at + before, "value_at": key_at + len(order) * config.head_dim + before,
+            }  # fmt: skip
+            answer, *kept = op.custom(DOMAIN, OPERATORS[self.spec.state_dtype], inputs, attributes, outputs=3)
+            answers.append(answer)
+            present += kept
+        joined = op.Concat(*answers, axis=2) if len(answers) > 1 else answers[0]
+        return op.MatMul(joined, self.output_projection(layer, order))

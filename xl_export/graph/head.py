@@ -1,0 +1,157 @@
+"""The output layer: all logits for a small vocabulary; for a large one only what is asked for.
+
+A large vocabulary's graph has two more inputs. `logit_rows` names the positions whose whole distribution is wanted (the last one,
+to generate). `targets` are the tokens whose log-probability is wanted (to score): each cluster's logits are
+computed for the targets inside it alone, so no [T, V] array ever exists.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from runtimes.contract.spec import is_selective
+from trainer.model.config import Cluster, ModelConfig
+from xl_export.graph.layers import Layers
+
+
+def embed(layers: Layers, config: ModelConfig, tokens: ir.Value) -> ir.Value:
+    """Tokens int64 [B, T] → [B, T, D]."""
+    op, scale = layers.op, np.float32(config.d_model**0.5 if config.vocabulary.scale else 1.0)
+    x: ir.Value | None = None
+    for i, cluster in enumerate(config.clusters):
+        at = op.Clip(
+            op.Sub(tokens, _int(layers, cluster.first)),
+            _int(layers, 0),
+            _int(layers, cluster.last - cluster.first - 1),
+        )
+        rows = op.Gather(layers.weight(f"vocabulary.table.{i}"), at if len(config.clusters) > 1 else tokens)
+        if cluster.projected:
+            rows = op.MatMul(rows, layers.weight(f"vocabulary.projection.{i}", transpose=True))
+        inside = op.Unsqueeze(
+            op.GreaterOrEqual(tokens, _int(layers, cluster.first)), op.constant(np.array([2]))
+        )
+        x = rows if x is None else op.Where(inside, rows, x)
+    assert x is not None, "a vocabulary has at least one cluster"
+    return op.Mul(x, op.constant(scale)) if scale != 1 else x
+
+
+def all_logits(layers: Layers, config: ModelConfig, hidden: ir.Value) -> ir.Value:
+    """[B, T, D] → [B, T, V] for a plain softmax; [N, D] → [N, V] log-probabilities for an adaptive one."""
+    op, clusters = layers.op, config.clusters
+    if len(clusters) == 1:
+        return _logits(layers, config, 0, hidden)
+    head = op.LogSoftmax(_head(layers, config, hidden), axis=-1)
+    shortlist, *tails = op.split(head, [clusters[0].last] + [1] * (len(clusters) - 1), axis=1)
+    parts = [shortlist]
+    for i, tail in enumerate(tails, start=1):
+        parts.append(op.Add(op.LogSoftmax(_logits(layers, config, i, hidden), axis=-1), tail))
+    return op.Concat(*parts, axis=-1)
+
+
+def selected(
+    layers: Layers, config: ModelConfig, hidden: ir.Value, targets: ir.Value, logit_rows: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Logits [rows, V] of the chosen positions of hidden [B, T, D], and log p of the wanted targets [B, T], 0 elsewhere."""
+    op = layers.op
+    flat = op.Reshape(hidden, op.constant(np.array([-1, config.d_model])))
+    logits = all_logits(layers, config, op.Gather(flat, logit_rows))
+    wanted = op.Reshape(targets, op.constant(np.array([-1])))
+    at = _where(layers, op.GreaterOrEqual(wanted, _int(layers, 0)))
+    scores = _log_probs(layers, config, op.Gather(flat, at), op.Gather(wanted, at))
+    nothing = op.Expand(op.constant(np.float32(0)), op.Shape(wanted))
+    return logits, op.Reshape(op.ScatterElements(nothing, at, scores, axis=0), op.Shape(targets))
+
+
+def selected_densely(
+    layers: Layers, config: ModelConfig, hidden: ir.Value, targets: ir.Value, logit_rows: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """The same in shapes that do not depend on the targets, for engines: each cluster's logits are computed for all of them."""
+    op, zero, clusters = layers.op, _int(layers, 0), config.clusters
+    flat = op.Reshape(hidden, op.constant(np.array([-1, config.d_model])))
+    logits = all_logits(layers, config, op.Gather(flat, logit_rows))
+    wanted = op.Reshape(targets, op.constant(np.array([-1])))
+    log_probs = _chosen(
+        layers, _head(layers, config, flat), _head_column(layers, config, op.Max(wanted, zero))
+    )
+    nothing = op.constant(np.float32(0))
+    for i, cluster in enumerate(clusters[1:], start=1):
+        within = op.Clip(
+            op.Sub(wanted, _int(layers, cluster.first)), zero, _int(layers, cluster.last - cluster.first - 1)
+        )
+        scores = _chosen(layers, _logits(layers, config, i, flat), within)
+        log_probs = op.Add(log_probs, op.Where(_inside(layers, wanted, cluster), scores, nothing))
+    scored = op.Where(op.GreaterOrEqual(wanted, zero), log_probs, nothing)
+    return logits, op.Reshape(scored, op.Shape(targets))
+
+
+def _log_probs(layers: Layers, config: ModelConfig, hidden: ir.Value, targets: ir.Value) -> ir.Value:
+    """log p(target) [N] of hidden [N, D], targets in the vocabulary."""
+    op, clusters = layers.op, config.clusters
+    log_probs = _chosen(layers, _head(layers, config, hidden), _head_column(layers, config, targets))
+    for i, cluster in enumerate(clusters[1:], start=1):
+        at = _where(layers, _inside(layers, targets, cluster))
+        within = op.Sub(op.Gather(targets, at), _int(layers, cluster.first))
+        scores = _chosen(layers, _logits(layers, config, i, op.Gather(hidden, at)), within)
+        log_probs = op.ScatterElements(log_probs, at, scores, axis=0, reduction="add")
+    return log_probs
+
+
+def _head_column(layers: Layers, config: ModelConfig, targets: ir.Value) -> ir.Value:
+    """Where a target's first factor is in `_head`: its own column in the shortlist, or that of its cluster."""
+    op, clusters, column = layers.op, config.clusters, targets
+    for i, cluster in enumerate(clusters[1:]):
+        tail = op.GreaterOrEqual(targets, _int(layers, cluster.first))
+        column = op.Where(tail, _int(layers, clusters[0].last + i), column)
+    return column
+
+
+def _chosen(layers: Layers, logits: ir.Value, column: ir.Value) -> ir.Value:
+    """log softmax of [N, C] at one column of each row: [N]."""
+    op, last = layers.op, layers.op.constant(np.array([1]))
+    chosen = op.Squeeze(op.GatherElements(logits, op.Unsqueeze(column, last), axis=1), last)
+    return op.Sub(chosen, op.ReduceLogSumExp(logits, last, keepdims=0))
+
+
+def _head(layers: Layers, config: ModelConfig, hidden: ir.Value) -> ir.Value:
+    """Logits of the shortlist and the tail clusters, [N, n_0 + tails]."""
+    shortlist = _logits(layers, config, 0, hidden)
+    if len(config.clusters) == 1:
+        return shortlist
+    table, bias = (layers.weight(f"vocabulary.cluster_{kind}") for kind in ("table", "bias"))
+    return layers.op.Concat(
+        shortlist, layers.op.Gemm(_project(layers, config, 0, hidden), table, bias, transB=1), axis=-1
+    )
+
+
+def _logits(layers: Layers, config: ModelConfig, i: int, hidden: ir.Value) -> ir.Value:
+    """Logits of one cluster's own tokens. The table is read as it is stored, for input and output to share it."""
+    op, bias = layers.op, layers.weight(f"vocabulary.output_bias.{i}")
+    table = layers.weight(f"vocabulary.{'table' if config.vocabulary.tie_weights else 'output_table'}.{i}")
+    if is_selective(config.vocabulary.cutoffs, config.vocab_size):
+        return op.Gemm(_project(layers, config, i, hidden), table, bias, transB=1)
+    return op.Add(op.MatMul(_project(layers, config, i, hidden), op.Transpose(table, perm=[1, 0])), bias)
+
+
+def _project(layers: Layers, config: ModelConfig, i: int, hidden: ir.Value) -> ir.Value:
+    cluster = config.clusters[i]
+    if not cluster.projected:
+        return hidden
+    tied = "projection" if cluster.tied_projection else "output_projection"
+    return layers.op.MatMul(hidden, layers.weight(f"vocabulary.{tied}.{i}"))
+
+
+def _inside(layers: Layers, tokens: ir.Value, cluster: Cluster) -> ir.Value:
+    op = layers.op
+    return op.And(
+        op.GreaterOrEqual(tokens, _int(layers, cluster.first)), op.Less(tokens, _int(layers, cluster.last))
+    )
+
+
+def _where(layers: Layers, condition: ir.Value) -> ir.Value:
+    """Indices [n] where a condition [N] holds."""
+    return layers.op.Squeeze(layers.op.NonZero(condition), layers.op.constant(np.array([0])))
+
+
+def _int(layers: Layers, value: int) -> ir.Value:
+    return layers.op.constant(np.array(value))

@@ -1,0 +1,67 @@
+"""The parts that every graph of a model shares: weights by name, projections, heads, norms, feed-forward networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from xl_export.graph.ops import Ops
+
+Weights = Mapping[str, np.ndarray]  # the names of trainer.model.model.LanguageModel's state dict
+
+
+class Layers:
+    """Writes parts of a model into one graph; `op` is its pen."""
+
+    def __init__(self, weights: Weights, *, heads: int, head_dim: int, norm_epsilon: float = 1e-5) -> None:
+        self.weights, self.heads, self.head_dim, self.norm_epsilon, self.op = (
+            weights,
+            heads,
+            head_dim,
+            norm_epsilon,
+            Ops(),
+        )
+
+    def weight(self, name: str, *, transpose: bool = False) -> ir.Value:
+        array = self.weights[name]
+        return self.op.constant(array.T, name + ".T") if transpose else self.op.constant(array, name)
+
+    def projection(self, layer: int, kind: str, heads: Sequence[int] | None = None) -> np.ndarray:
+        """W of a layer's query, key or value as [D, H·K], of all heads or of some; 1/sqrt(K) is folded into the query's."""
+        matrix = self.weights[f"blocks.{layer}.{kind}.weight"].T
+        if heads is not None:
+            matrix = matrix.reshape(len(matrix), self.heads, self.head_dim)[:, list(heads)].reshape(
+                len(matrix), -1
+            )
+        return matrix * np.float32(self.head_dim**-0.5) if kind == "query" else matrix
+
+    def norm(self, name: str, x: ir.Value) -> ir.Value:
+        scale, shift = self.weight(name + ".weight"), self.weight(name + ".bias")
+        return self.op.LayerNormalization(x, scale, shift, axis=-1, epsilon=self.norm_epsilon)
+
+    def feed_forward(self, layer: int, x: ir.Value) -> ir.Value:
+        op, name = self.op, f"blocks.{layer}."
+        inner = op.Relu(
+            op.Add(
+                op.MatMul(x, self.weight(name + "expand.weight", transpose=True)),
+                self.weight(name + "expand.bias"),
+            )
+        )
+        return op.Add(
+            op.MatMul(inner, self.weight(name + "contract.weight", transpose=True)),
+            self.weight(name + "contract.bias"),
+        )
+
+    def split_heads(self, x: ir.Value) -> ir.Value:
+        """[B, T, H·K] → [B, H, T, K]"""
+        return self.op.Transpose(
+            self.op.Reshape(x, self.op.constant(np.array([0, 0, -1, self.head_dim]))), perm=[0, 2, 1, 3]
+        )
+
+    def join_heads(self, x: ir.Value) -> ir.Value:
+        """[B, H, T, K] → [B, T, H·K]"""
+        return self.op.Reshape(
+            self.op.Transpose(x, perm=[0, 2, 1, 3]), self.op.constant(np.array([0, 0, -1]))
+        )

@@ -1,0 +1,105 @@
+"""A pen for ONNX graphs: `op.MatMul(x, w)` records a node, `op.constant(array)` an initializer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from runtimes.contract.spec import GRAPH, WEIGHTS, TensorFacts
+
+IR_VERSION = 10  # the oldest that external data and these opsets need; every runtime in use reads it
+TYPES = {"int64": ir.DataType.INT64, "float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16}
+
+
+class Ops:
+    """Records the nodes and initializers of one graph."""
+
+    def __init__(self) -> None:
+        self._tape = ir.tape.Tape()
+        self._constants: dict[object, ir.Value] = {}
+
+    def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
+        """`op.Name(*inputs, **attributes)` for the standard operator Name, with one output."""
+        return lambda *inputs, **attributes: self._tape.op(op_type, inputs, attributes or None)
+
+    def split(self, x: ir.Value, sizes: list[int], *, axis: int) -> list[ir.Value]:
+        """`x` cut along an axis into pieces of the given sizes."""
+        inputs = [x, self.constant(np.array(sizes, np.int64))]
+        return list(self._tape.op_multi_out("Split", inputs, {"axis": axis}, num_outputs=len(sizes)))
+
+    def custom(
+        self,
+        domain: str,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, int | str],
+        *,
+        outputs: int,
+    ) -> list[ir.Value]:
+        """The outputs of an operator that is not standard."""
+        return list(self._tape.op_multi_out(op_type, inputs, attributes, num_outputs=outputs, domain=domain))
+
+    def constant(self, array: Any, name: str | None = None) -> ir.Value:
+        """An initializer, stored once however often it is asked for: by its name, or by its content."""
+        array = np.asarray(array, order="C")
+        key = name or (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = self._tape.initializer(
+                ir.tensor(array, name=name or f"constant_{len(self._constants)}")
+            )
+        assert self._constants[key].shape == array.shape, (
+            f"two constants of shapes other than {array.shape} are called {name}"
+        )
+        return self._constants[key]
+
+    def model(
+        self, inputs: list[ir.Value], outputs: list[ir.Value], facts: tuple[TensorFacts, ...], *, opset: int,
+        domains: Mapping[str, int] = MappingProxyType({}),
+    ) -> ir.Model:  # fmt: skip
+        """The finished model; `facts` give the outputs their names, types and shapes."""
+        for value, fact in zip(outputs, facts, strict=True):
+            value.name, value.dtype, value.shape = fact.name, TYPES[fact.dtype], _shape(fact)
+        graph = ir.Graph(
+            inputs,
+            outputs,
+            nodes=self._tape.nodes,
+            initializers=self._tape.initializers,
+            opset_imports={"": opset, **domains},
+            name="step",
+        )
+        return ir.Model(graph, ir_version=IR_VERSION, producer_name="xl-export")
+
+
+def graph_input(fact: TensorFacts) -> ir.Value:
+    """A graph input with its name, type and shape."""
+    return ir.val(fact.name, dtype=TYPES[fact.dtype], shape=_shape(fact))
+
+
+def save_model(model: ir.Model, folder: Path) -> None:
+    """Writes `step.onnx` and its external `weights.bin`; large tensors start on page boundaries, for memory maps."""
+    ir.save(
+        model,
+        folder / GRAPH,
+        external_data=WEIGHTS,
+        size_threshold_bytes=1024,
+        alignment=4096,
+        align_threshold=4096,
+    )
+
+
+def save_graph(model: ir.Model, path: Path, *, weights_of: Path) -> None:
+    """Writes another graph over the weights of one that `save_model` wrote: large tensors of equal names are in its file."""
+    stored = ir.load(weights_of).graph.initializers
+    for name, value in model.graph.initializers.items():
+        if name in stored and isinstance(stored[name].const_value, ir.ExternalTensor):
+            value.const_value = stored[name].const_value
+    ir.save(model, path)
+
+
+def _shape(fact: TensorFacts) -> ir.Shape:
+    return ir.Shape([int(size) if size.isdigit() else size for size in fact.shape])

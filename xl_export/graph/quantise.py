@@ -1,0 +1,206 @@
+"""Weights of fewer bits: passes over the finished fp32 graph, one for each preset.
+
+| preset | weights | products |
+|---|---|---|
+| fp16 | half precision, widened when the graph is loaded | fp32: a smaller file, the same time and memory but for tables |
+| int8 | blocks of 32 along the sum, each with a scale and a zero point | activations in int8 too (`MatMulNBits`, level 4) |
+| int4 | the same with 4 bits | the same |
+
+Matrices that a text's activations are multiplied by, and the vocabulary's tables, are quantised, by ONNX Runtime's own quantiser.
+What is left (position tables, persistent vectors, norms, biases) is stored in half precision.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from runtimes.contract.precision import Precision
+from xl_export.graph.fused_cpu import DOMAIN, TABLE
+
+BLOCK = 32  # values that share a scale
+LEVEL = 4  # activations in int8; level 0 multiplies in fp32 and is a hundred times slower with 8 bits
+BITS: dict[Precision, int] = {"int8": 8, "int4": 4}
+SMALL = 1024  # values; shorter constants stay as they are
+MICROSOFT = "com.microsoft"
+
+
+def lowered(model: ir.Model, precision: Precision) -> ir.Model:
+    """The fp32 step graph with its weights in a preset's precision; `model` itself is changed."""
+    if precision in BITS:
+        quantise(model, BITS[precision])
+    if precision != "fp32":
+        halve(model)
+    return model
+
+
+def halve(model: ir.Model) -> None:
+    """Stores every float32 constant of at least `SMALL` values in float16, with a Cast behind it that loading folds away.
+
+    The fused kernel reads position tables as they are.
+    """
+    graph = model.graph
+    for name, value in list(graph.initializers.items()):
+        array = _floats(value)
+        if array is None or array.size < SMALL:
+            continue
+        stored = _constant(graph, f"{name}.fp16", _half(array))
+        for node, index in value.uses():
+            if _takes_halves(node, index):
+                node.replace_input_with(index, stored)
+        if value.uses():
+            cast = ir.node("Cast", [stored], {"to": int(ir.DataType.FLOAT)})
+            cast.outputs[0].name = f"{name}.fp32"
+            graph.insert_before(graph[0], cast)
+            value.replace_all_uses_with(cast.outputs[0])
+        del graph.initializers[name]
+
+
+def quantise(model: ir.Model, bits: int) -> None:
+    """Puts `MatMulNBits` and `GatherBlockQuantized` in the place of products with constant matrices and of look-ups."""
+    graph = model.graph
+    model.opset_imports[MICROSOFT] = 1
+    for node in list(graph):
+        if (product := _product(node)) is not None:
+            new = _multiplied(graph, node, product, bits)
+        elif (table := _embedding(node)) is not None:
+            new = _gathered(graph, node, table, bits)
+        else:
+            continue
+        for made in new[:-1]:
+            made.outputs[0].name = f"{node.outputs[0].name}.{made.op_type}"
+        new[-1].outputs[0].name = node.outputs[0].name
+        ir.convenience.replace_nodes_and_values(graph, node, [node], new, node.outputs, new[-1].outputs)
+    _forget_unused(graph)
+
+
+def quantised(matrix: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """W [K, N] in blocks of `BLOCK` along K: values uint8 [N, blocks, BLOCK · bits / 8], scales [N, blocks], zero points.
+
+    The last block is filled up with zeros; zero points are uint8 [N, blocks], with 4 bits two in a byte.
+    """
+    packed, scales, zero_points = _quantiser(bits).qbits_block_quant(np.ascontiguousarray(matrix))
+    return packed, scales, zero_points
+
+
+@functools.cache
+def _quantiser(bits: int) -> Any:
+    from onnxruntime.quantization import matmul_nbits_quantizer as tool
+
+    return tool.DefaultWeightOnlyQuantizer(
+        tool.DefaultWeightOnlyQuantConfig(block_size=BLOCK, is_symmetric=False, bits=bits)
+    )
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A constant W [K, N], and the name it is stored under; x·W is the product it was found in."""
+
+    name: str
+    array: np.ndarray
+
+    def stored(self, graph: ir.Graph, bits: int) -> list[ir.Value]:
+        """Its parts as constants, there once for all that read them: an embedding and the output layer that is tied to it."""
+        kinds = [f"{self.name}.{kind}" for kind in ("values", "scales", "zero_points")]
+        if kinds[0] not in graph.initializers:
+            for name, part in zip(kinds, quantised(self.array, bits), strict=True):
+                _constant(graph, name, part)
+        return [graph.initializers[name] for name in kinds]
+
+
+def _product(node: ir.Node) -> _Matrix | None:
+    """The matrix of a product worth quantising; one of fewer than `BLOCK` rows is not worth a scale for each column."""
+    if node.op_type not in ("MatMul", "Gemm"):
+        return None
+    value = node.inputs[1]
+    behind = None if value is None else value.producer()
+    turned = node.op_type == "Gemm" or (behind is not None and behind.op_type == "Transpose")
+    matrix = _matrix(behind.inputs[0] if behind is not None and turned else value, turned=turned)
+    return matrix if matrix is not None and matrix.array.shape[0] >= BLOCK else None
+
+
+def _embedding(node: ir.Node) -> _Matrix | None:
+    """The table [V, D] of a look-up in the vocabulary, turned as the output layer has it."""
+    table = _matrix(node.inputs[0], turned=True) if node.op_type == "Gather" else None
+    return (
+        table
+        if table is not None and table.name.startswith("vocabulary.") and table.array.shape[0] >= BLOCK
+        else None
+    )
+
+
+def _matrix(value: ir.Value | None, *, turned: bool) -> _Matrix | None:
+    array = _floats(value)
+    if value is None or array is None or array.ndim != 2:
+        return None
+    return _Matrix(str(value.name), array.T) if turned else _Matrix(f"{value.name}.columns", array)
+
+
+def _multiplied(graph: ir.Graph, node: ir.Node, matrix: _Matrix, bits: int) -> list[ir.Node]:
+    K, N = matrix.array.shape
+    attributes = {"K": K, "N": N, "bits": bits, "block_size": BLOCK, "accuracy_level": LEVEL}
+    made = [
+        ir.node("MatMulNBits", [node.inputs[0], *matrix.stored(graph, bits)], attributes, domain=MICROSOFT)
+    ]
+    if node.op_type == "Gemm":
+        made.append(ir.node("Add", [made[0].outputs[0], node.inputs[2]]))
+    return made
+
+
+def _gathered(graph: ir.Graph, node: ir.Node, table: _Matrix, bits: int) -> list[ir.Node]:
+    values, scales, zero_points = table.stored(graph, bits)
+    width, rows = table.array.shape
+    blocks = -(-width // BLOCK)
+    flat = _constant(graph, f"{table.name}.flat", np.array([rows, blocks * BLOCK * bits // 8]))
+    made = [ir.node("Reshape", [values, flat])]
+    attributes = {"bits": bits, "block_size": BLOCK, "gather_axis": 0, "quantize_axis": 1}
+    inputs = [made[0].outputs[0], node.inputs[1], scales, zero_points]
+    made.append(ir.node("GatherBlockQuantized", inputs, attributes, domain=MICROSOFT))
+    if width != blocks * BLOCK:
+        bounds = [
+            _constant(graph, f"{table.name}.{key}", np.array([x]))
+            for key, x in (("from", 0), ("to", width), ("axis", -1))
+        ]
+        made.append(ir.node("Slice", [made[1].outputs[0], *bounds]))
+    return made
+
+
+def _floats(value: ir.Value | None) -> np.ndarray | None:
+    """The array of a float32 constant."""
+    tensor = None if value is None else value.const_value
+    return tensor.numpy() if tensor is not None and tensor.dtype == ir.DataType.FLOAT else None
+
+
+def _takes_halves(node: ir.Node, index: int) -> bool:
+    """Whether a node reads this input in float16 as it is: the fused kernel its position table."""
+    return node.domain == DOMAIN and index == TABLE
+
+
+def _half(array: np.ndarray) -> np.ndarray:
+    """float16, with what is beyond its range at its largest value; infinities (masks) stay."""
+    most = np.finfo(np.float16).max
+    return np.where(np.isinf(array), array, np.clip(array, -most, most)).astype(np.float16)
+
+
+def _constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+    value = ir.val(name, const_value=ir.tensor(array, name=name))
+    graph.register_initializer(value)
+    return value
+
+
+def _forget_unused(graph: ir.Graph) -> None:
+    """Removes the transposes and constants that nothing reads any more."""
+    for node in reversed(list(graph)):
+        if (
+            node.op_type == "Transpose"
+            and not node.outputs[0].uses()
+            and not node.outputs[0].is_graph_output()
+        ):
+            graph.remove(node, safe=True)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]

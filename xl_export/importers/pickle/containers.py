@@ -1,0 +1,170 @@
+"""The three ways in which a pickle and the storages of its tensors lie in a file.
+
+- PyTorch's zip container (since 1.6): `NAME/data.pkl`, and each storage stored as `NAME/data/KEY`.
+- PyTorch's legacy container: pickles of a magic number, the protocol and the system, the pickle itself, a pickle of the
+  storages' keys, then each storage as its number of elements (int64) and its elements.
+- A bare pickle, without tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, BinaryIO
+
+from torch import Tensor
+
+from xl_export.importers.names import called, named
+from xl_export.importers.pickle.interpreter import Machine
+from xl_export.importers.pickle.opcodes import run
+from xl_export.importers.pickle.tensors import Storages, fill
+from xl_export.importers.pickle.values import Named, PickleError, described, shown
+
+ZIP_MAGIC = b"PK\x03\x04"
+ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    struct.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    OverflowError,
+)
+LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+
+
+class ContainerError(Exception):
+    """Why a file is not read, as the end of a sentence of which the file is the subject: `lacks data.pkl`."""
+
+
+def read_zip(stream: BinaryIO, size: int) -> Any:
+    """The content of PyTorch's zip container; every member that is used is checked against its CRC."""
+    with _damage():
+        archive = zipfile.ZipFile(stream)
+    members = _members(archive, size)
+    prefix = _prefix(members)
+    with _damage(f"{prefix}byteorder: "):
+        order = archive.read(f"{prefix}byteorder") if f"{prefix}byteorder" in members else b"little"
+    if order != b"little":
+        raise ContainerError(f"has numbers in the byte order {shown(repr(order))}; expected little")
+    with _damage(f"{prefix}data.pkl: "):
+        pickle = archive.read(f"{prefix}data.pkl")
+    storages = Storages(size)
+    content = run(_machine(io.BytesIO(pickle), len(pickle), storages))
+    for key, flat in storages.flat.items():
+        name = f"{prefix}data/{key}"
+        if name not in members:
+            raise ContainerError(f"lacks the member {shown(name)}, a storage that its pickle mentions")
+        if members[name].file_size != flat.numel() * flat.element_size():
+            raise ContainerError(
+                f"has {members[name].file_size} bytes in {shown(name)}; its pickle says {len(flat)} {flat.dtype}"
+            )
+        with _damage(f"{name}: "), archive.open(name) as data:
+            fill(flat, data, key)  # with its last byte the CRC is checked
+    return content
+
+
+def read_stream(stream: BinaryIO, size: int) -> Any:
+    """The content of PyTorch's legacy container or of a bare pickle, told apart by what the first pickle holds."""
+    storages = Storages(size)
+    machine = _machine(stream, size, storages)
+    content = run(machine)
+    if type(content) is not int or content != LEGACY_MAGIC:
+        if storages.flat:
+            raise ContainerError("is a bare pickle that mentions tensors' storages and holds none")
+        return content
+    protocol, system = run(machine), run(machine)
+    if type(protocol) is not int or protocol != LEGACY_PROTOCOL:
+        raise ContainerError(
+            f"is a PyTorch file of protocol {described(protocol)}; expected {LEGACY_PROTOCOL}"
+        )
+    if type(system) is not dict or system.get("little_endian") is not True:
+        raise ContainerError("does not say that its numbers are little-endian")
+    content, keys = run(machine), run(machine)
+    if (
+        type(keys) is not list
+        or not all(type(key) is str for key in keys)
+        or sorted(keys) != sorted(storages.flat)
+    ):
+        raise ContainerError("lists other storages than its pickle mentions")
+    for key in keys:
+        flat = storages.flat[key]
+        head = stream.read(8)
+        if len(head) != 8 or struct.unpack("<q", head) != (flat.numel(),):
+            raise ContainerError(
+                f"does not hold the storage {shown(key)} of {len(flat)} elements where it should"
+            )
+        fill(flat, stream, key)
+    return content
+
+
+def _machine(stream: BinaryIO, size: int, storages: Storages) -> Machine:
+    return Machine(
+        stream, size, named=named, called=partial(called, storages), persistent=partial(_persistent, storages)
+    )
+
+
+def _persistent(storages: Storages, identity: Any) -> Tensor | Named:
+    """("storage", class, key, device, elements[, None]), or ("module", class, file, source) of a class whose source was kept.
+
+    The device is not looked at: all is read to the CPU. The source is not looked at either.
+    """
+    parts = identity if type(identity) is tuple else ()
+    if len(parts) == 4 and type(parts[0]) is str and parts[0] == "module" and isinstance(parts[1], Named):
+        return parts[1]
+    if (
+        len(parts) not in (5, 6)
+        or type(parts[0]) is not str
+        or parts[0] != "storage"
+        or not isinstance(parts[1], Named)
+    ):
+        raise PickleError("has a persistent id that is not one of a tensor's storage")
+    if len(parts) == 6 and parts[5] is not None:
+        raise PickleError(
+            "has a storage that is a view of another, which PyTorch before 0.4 wrote (save it again)"
+        )
+    return storages.storage(parts[2], parts[1].name, parts[4])
+
+
+def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
+    """The members by name, which together cannot be larger than the file: stored, once each, no encryption."""
+    members: dict[str, zipfile.ZipInfo] = {}
+    for member in archive.infolist():
+        if member.filename in members:
+            raise ContainerError(f"has the member {shown(member.filename)} twice")
+        if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
+            raise ContainerError(
+                f"has the compressed member {shown(member.filename)}; PyTorch stores its members as they are"
+            )
+        members[member.filename] = member
+    if sum(member.file_size for member in members.values()) > size:
+        raise ContainerError("claims members of more bytes than it has")
+    return members
+
+
+def _prefix(members: dict[str, zipfile.ZipInfo]) -> str:
+    found = [
+        name.removesuffix("data.pkl")
+        for name in members
+        if name.endswith("/data.pkl") and name.count("/") == 1
+    ]
+    if len(found) != 1:
+        raise ContainerError("is a zip archive without one NAME/data.pkl; expected what torch.save writes")
+    if f"{found[0]}constants.pkl" in members:
+        raise ContainerError("is a program of torch.jit.save; expected a checkpoint of torch.save")
+    return found[0]
+
+
+@contextlib.contextmanager
+def _damage(what: str = "") -> Iterator[None]:
+    """Turns all that `zipfile` raises for a damaged archive into one reason (an encrypted member is a RuntimeError)."""
+    try:
+        yield
+    except ZIP_ERRORS as error:
+        raise ContainerError(
+            f"is a damaged zip archive ({shown(what + str(error)) or type(error).__name__})"
+        ) from error

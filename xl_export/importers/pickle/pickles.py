@@ -1,0 +1,66 @@
+"""Checkpoints and vocabularies of other projects as plain data: `read_pickle(path)`. Nothing that is in them is run.
+
+How opcodes are followed is said in `machine.py`, which names in `names.py`, which containers in `containers.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from runtimes.base.errors import UserError
+from xl_export.importers.pickle.containers import ZIP_MAGIC, ContainerError, read_stream, read_zip
+from xl_export.importers.pickle.values import Foreign, Named, PickleError
+
+__all__ = ["CheckpointError", "Foreign", "Named", "read_pickle"]
+SAMPLE = 1 << 12  # bytes that tell a text from a pickle
+
+
+class CheckpointError(UserError):
+    """A checkpoint or vocabulary of another project is damaged, of an unknown form, or would run code."""
+
+
+def read_pickle(path: Path) -> Any:
+    """The content of a PyTorch checkpoint (zip or legacy container) or of a bare pickle, without running any of it.
+
+    It consists of dict, list, tuple, set, frozenset, str, bytes, int, float, bool, None, of CPU tensors (which share
+    memory where those in the file do; parameters are plain tensors), of Foreign for instances of foreign classes, and of
+    Named where a class itself is a value. It has no cycles and is at most 200 levels deep.
+
+    Raises CheckpointError, which names the file and, where there is one, the name that is not allowed. Memory is bounded
+    by a small multiple of the file.
+    """
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; give a checkpoint or a vocabulary.")
+    if not path.is_file():
+        raise CheckpointError(f"{path} is not a file; expected a checkpoint or a vocabulary.")
+    try:
+        with open(path, "rb") as stream:
+            size = path.stat().st_size
+            if size == 0:
+                raise CheckpointError(f"{path} is empty; copy it again.")
+            magic = stream.read(len(ZIP_MAGIC))
+            stream.seek(0)
+            return read_zip(stream, size) if magic == ZIP_MAGIC else read_stream(stream, size)
+    except PickleError as error:
+        if _is_text(path):
+            raise CheckpointError(
+                f"{path} is a text, not a checkpoint or vocabulary that torch.save or pickle wrote."
+            ) from error
+        raise CheckpointError(
+            f"{path} was not read, and nothing in it was run: the pickle {error}; copy it again, or give another checkpoint."
+        ) from error
+    except ContainerError as error:
+        raise CheckpointError(f"{path} {error}; copy it again, or save it again with torch.save.") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} could not be read: {error.strerror or error}.") from error
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a file that is no pickle looks like a text: no control characters, and no STOP at its end."""
+    with open(path, "rb") as stream:
+        head = stream.read(SAMPLE)
+        stream.seek(-1, 2)
+        last = stream.read(1)
+    control = set(range(32)) - set(b"\t\n\f\r")
+    return last != b"." and head[0] != 0x80 and control.isdisjoint(head)

@@ -1,0 +1,144 @@
+"""Tensors over storages whose sizes are checked before memory is taken: those of PyTorch's pickles, safetensors and `.npz`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from runtimes.base.errors import ArtefactError, first_line
+from runtimes.base.files import read_npz
+from xl_export.importers.pickle.values import PickleError, described, shown
+
+DTYPES = {
+    "torch.DoubleStorage": torch.float64,
+    "torch.FloatStorage": torch.float32,
+    "torch.HalfStorage": torch.float16,
+    "torch.BFloat16Storage": torch.bfloat16,
+    "torch.LongStorage": torch.int64,
+    "torch.IntStorage": torch.int32,
+    "torch.ShortStorage": torch.int16,
+    "torch.CharStorage": torch.int8,
+    "torch.ByteStorage": torch.uint8,
+    "torch.BoolStorage": torch.bool,
+}
+DTYPES |= {name.replace("torch.", "torch.cuda."): dtype for name, dtype in DTYPES.items()}
+VIEWS = 4  # tensors may share storages: together they have at most so many times the bytes of the file
+MAX_DIMENSIONS = 8
+MAX_TENSORS = 100_000
+BLOCK = 1 << 20
+
+
+class Storages:
+    """The storages that a pickle mentions, one flat CPU tensor for each key, and the tensors made over them.
+
+    budget: the bytes of the file, which all storages together cannot exceed. Memory is taken when a storage is first
+    mentioned and filled by whoever knows where its bytes are.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.left, self.left_of_views = budget, VIEWS * budget
+        self.flat: dict[str, Tensor] = {}
+        self.tensors = 0
+
+    def storage(self, key: Any, kind: str, count: Any) -> Tensor:
+        """The storage `key`, [count] of the type that its class `torch.FloatStorage` tells; zeros until it is filled."""
+        dtype = DTYPES.get(kind)
+        if dtype is None:
+            raise PickleError(f"has a storage of the type {kind}, which is not read here")
+        if type(key) is not str or type(count) is not int or count < 0:
+            raise PickleError(
+                f"has a storage whose key is {described(key)} and whose number of elements is {described(count)}"
+            )
+        if key not in self.flat:
+            self.left -= count * dtype.itemsize
+            if self.left < 0 or len(self.flat) >= MAX_TENSORS:
+                raise PickleError(
+                    f"has a storage {shown(key)} of {described(count)} elements, too many for its file"
+                )
+            self.flat[key] = torch.zeros(count, dtype=dtype)
+        flat = self.flat[key]
+        if flat.dtype != dtype or len(flat) != count:
+            raise PickleError(f"describes its storage {shown(key)} in two ways")
+        return flat
+
+    def view(self, flat: Any, offset: Any, shape: Any, strides: Any) -> Tensor:
+        """A tensor over a storage. It never has more elements than the storage, and none outside of it."""
+        if (
+            not isinstance(flat, Tensor)
+            or flat.dim() != 1
+            or type(shape) is not tuple
+            or type(strides) is not tuple
+        ):
+            raise PickleError("makes a tensor of something else than a storage, a shape and strides")
+        numbers = (offset, *shape, *strides)
+        if any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers):
+            raise PickleError("makes a tensor with a shape that is not one of whole numbers")
+        if len(shape) != len(strides) or len(shape) > MAX_DIMENSIONS:
+            raise PickleError(f"makes a tensor of {len(shape)} dimensions with {len(strides)} strides")
+        count = 1
+        for size in shape:
+            count *= size
+        last = (
+            offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+            if count
+            else offset
+        )
+        if count > len(flat) or (count and last >= len(flat)) or offset > len(flat):
+            raise PickleError(f"makes a tensor {list(shape)} of a storage of {len(flat)} elements")
+        self.left_of_views -= count * flat.element_size()
+        self.tensors += 1
+        if self.left_of_views < 0 or self.tensors > MAX_TENSORS:
+            raise PickleError(
+                f"makes tensors of more than {VIEWS} times the bytes of its file, or more than {MAX_TENSORS}"
+            )
+        return flat.as_strided(shape, strides, offset)
+
+
+def fill(flat: Tensor, stream: Any, key: str) -> None:
+    """Reads the elements of the storage `key` from `stream`; raises PickleError where they are too few."""
+    target = flat.view(torch.uint8).numpy()
+    done = 0
+    while done < len(target):
+        count = stream.readinto(target[done : done + BLOCK])
+        if not count:
+            raise PickleError(
+                f"describes {flat.numel()} elements in storage {shown(key)}, and the file ends before them"
+            )
+        done += count
+    if flat.dtype == torch.bool and done and target.max() > 1:
+        raise PickleError(f"has a storage {shown(key)} of booleans with other values than 0 and 1")
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a safetensors file; raises ArtefactError where its header and its bytes do not agree."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ArtefactError(
+            f"{path} is not a readable safetensors file ({first_line(error)}); copy it again."
+        ) from error
+
+
+def read_npz_tensors(path: Path) -> dict[str, Tensor]:
+    """Every array of an `.npz` file as a tensor; raises ArtefactError as `read_npz` does, and for types that are no numbers.
+
+    A checkpoint of TensorFlow becomes such a file where TensorFlow is, by
+
+        reader = tf.train.load_checkpoint("model.ckpt")
+        names = reader.get_variable_to_shape_map()
+        np.savez("model.npz", **{name: reader.get_tensor(name) for name in names})
+    """
+    tensors = {}
+    for name, array in read_npz(path).items():
+        try:
+            tensors[name] = torch.from_numpy(array)
+        except (TypeError, ValueError) as error:
+            raise ArtefactError(
+                f"{path}: {shown(name)} is of the type {shown(str(array.dtype))}; expected little-endian numbers."
+            ) from error
+    return tensors

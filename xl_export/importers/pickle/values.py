@@ -1,0 +1,107 @@
+"""What a pickle may consist of, and what keeps it small, flat and harmless for those who walk through it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_NODES = 64_000_000
+MAX_DEPTH = 200
+MAX_KEY = 1 << 16
+MAX_INT_KEY = 1 << 60
+
+
+class PickleError(Exception):
+    """Why a pickle is not read, as the end of a sentence of which it is the subject: `calls os.system, which …`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A class or function that a pickle names, `torch.nn.modules.linear.Linear`: its name and nothing else."""
+
+    name: str
+
+
+@dataclass(slots=True, eq=False)
+class Foreign:
+    """An instance of a class that is not imported: what the pickle says of it.
+
+    args: what it was made with; state: its attributes (another value where the class has its own way of pickling);
+    items and entries: its content where the class is a list or a dictionary.
+    """
+
+    name: str
+    args: tuple[Any, ...] = ()
+    state: Any = field(default_factory=dict)
+    items: list[Any] = field(default_factory=list)
+    entries: dict[Any, Any] = field(default_factory=dict)
+
+
+CONTAINERS = frozenset({list, tuple, set, frozenset, dict, Foreign})
+
+
+def checked_key(key: Any) -> Any:
+    """A key of a dictionary or a member of a set: short, and with a hash that is cheap and not for the file to choose."""
+    kind = type(key)
+    if kind in (str, bytes):
+        if len(key) > MAX_KEY:
+            raise PickleError(f"has a key of {len(key)} characters")
+    elif kind is int:
+        if not -MAX_INT_KEY < key < MAX_INT_KEY:
+            raise PickleError("has a whole number of more than 60 bits as a key")
+    elif kind not in (bool, type(None)):
+        raise PickleError(f"has a {described(key)} as a key")
+    return key
+
+
+def shown(name: str) -> str:
+    """A stranger's text, fit for a message: short, printable, one line."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name[:100])
+
+
+def described(value: Any) -> str:
+    """A whole number, the name of a class, or the type of any other value, which may be large: for a message."""
+    if type(value) is int and abs(value) < MAX_INT_KEY:
+        return str(value)
+    return value.name if isinstance(value, (Foreign, Named)) else type(value).__name__
+
+
+def check_shape(root: Any) -> None:
+    """Raises PickleError where an object holds itself, is nested too deeply, or shares parts until its tree is huge.
+
+    Nothing here recurses; whoever walks `root` afterwards may.
+    """
+    finished: dict[int, tuple[int, int]] = {}  # by id: nodes of the tree below, its depth
+    above: set[int] = set()
+    todo = [root]
+    while todo:
+        value = todo[-1]
+        if id(value) in finished:
+            todo.pop()
+            continue
+        parts = children(value)
+        inner = [id(part) for part in parts if type(part) in CONTAINERS]
+        if id(value) not in above:
+            above.add(id(value))
+            if not above.isdisjoint(inner):
+                raise PickleError("makes an object that holds itself")
+            todo += [part for part in parts if type(part) in CONTAINERS and id(part) not in finished]
+            continue
+        nodes = 1 + len(parts) + sum(finished[part][0] for part in inner)
+        depth = 1 + max((finished[part][1] for part in inner), default=0)
+        if nodes > MAX_NODES or depth > MAX_DEPTH:
+            raise PickleError(
+                "is nested too deeply, or shares its parts so often that they could not be listed"
+            )
+        finished[id(value)] = nodes, depth
+        above.discard(id(value))
+        todo.pop()
+
+
+def children(value: Any) -> tuple[Any, ...]:
+    """What a value holds; keys hold nothing."""
+    if isinstance(value, Foreign):
+        return value.args, value.state, value.items, value.entries
+    if type(value) is dict:
+        return tuple(value.values())
+    return tuple(value) if type(value) in (list, tuple) else ()
