@@ -153,6 +153,44 @@ def kernel_command(history: Path | None, as_json: bool) -> None:
     echo_json(document, as_json)
 
 
+@main.command("tables")
+@click.option(
+    "--check", "only_check", is_flag=True, help="Change nothing; exit with 1 where a document differs."
+)
+@click.option("--list", "only_list", is_flag=True, help="Print the names that markers may have.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    help="The folder with README.md, docs/ and benchmarks/history/; this checkout by default.",
+)
+def tables_command(only_check: bool, only_list: bool, folder: Path | None) -> None:
+    """Write the tables of README.md and docs/ from the history of measurements.
+
+    A document contains a table between `<!-- table: NAME -->` and `<!-- end of table -->`.
+    """
+    from benchmarks.tables import markers, registry
+    from benchmarks.tables.runs import History
+
+    if only_list:
+        for name in registry.TABLES:
+            click.echo(f"table   {name}")
+        for name in registry.FIGURES:
+            click.echo(f"figure  {name}")
+        return
+    folder = folder or Path(__file__).parent.parent
+    history = History.load(folder / "benchmarks" / "history")
+    if only_check:
+        differing = markers.differing(folder, history)
+        for name in differing:
+            click.echo(f"differs from the history: {name}")
+        if differing:
+            click.echo("run `python -m benchmarks tables` to write them again", err=True)
+            raise SystemExit(1)
+        return
+    for name in markers.write_tables(folder, history):
+        click.echo(f"written: {name}")
+
+
 def _checked(name: str, value: Any) -> Any:
     checks: dict[str, Callable[[Any], Any]] = {
         "config": load_config, "repeats": lambda given: checked_repeats(given, 1), "minutes": checked_minutes,

@@ -66,7 +66,7 @@ class Comparison:
 def find_results(which: str, folder: Path | None = None) -> list[Document]:
     """The results of a .jsonl file, or those in the folder that are of a commit or a date; raises ConfigError for none."""
     if Path(which).is_file():
-        if documents := _documents(Path(which)):
+        if documents := read_results(Path(which)):
             return documents
         raise ConfigError(
             f"{which} is empty; give a file that `python -m benchmarks run` has appended results to."
@@ -76,7 +76,7 @@ def find_results(which: str, folder: Path | None = None) -> list[Document]:
         found = [
             document
             for path in sorted(folder.glob("*.jsonl"))
-            for document in _documents(path)
+            for document in read_results(path)
             if (document.get("commit") or "").startswith(which) or str(document["time"]).startswith(which)
         ]
         if found:
@@ -169,7 +169,7 @@ def _machine(machine: Document) -> str:
     )
 
 
-def _documents(path: Path) -> list[Document]:
+def read_results(path: Path) -> list[Document]:
     """The lines of a history file; raises ArtefactError where one is no result."""
     documents = []
     for number, line in enumerate(read_bytes(path).splitlines(), start=1):

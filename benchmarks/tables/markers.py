@@ -1,0 +1,122 @@
+"""Replaces what stands between the markers of a document; see `benchmarks.tables` for how markers look."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.tables.registry import FIGURES, TABLES
+from benchmarks.tables.runs import History
+from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.files import atomic_file, read_bytes
+
+END_OF_TABLE = "<!-- end of table -->"
+TABLE = re.compile(r"^<!-- table: (?P<name>\S+) -->$")
+FIGURE = re.compile(r"(?<!`)<!-- figure: (?P<name>\S+) -->(?P<text>.*?)<!-- end of figure -->")
+OPEN_FIGURE = re.compile(r"(?<!`)<!-- figure: (?P<name>\S+) -->")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filled:
+    """A document with its markers filled. names: its tables and figures; changed: those that differed."""
+
+    text: str
+    names: tuple[str, ...]
+    changed: tuple[str, ...]
+
+
+def documents(folder: Path) -> Iterator[Path]:
+    """README.md and every Markdown file under docs/; raises ConfigError where there is no README.md."""
+    if not (folder / "README.md").is_file():
+        raise ConfigError(
+            f"{folder} has no README.md; run this in a checkout of xl-export, or give its folder."
+        )
+    yield folder / "README.md"
+    yield from sorted((folder / "docs").rglob("*.md"))
+
+
+def differing(folder: Path, history: History) -> list[str]:
+    """`PATH: NAME` for each table and figure that is not what the history says; nothing is written."""
+    return [
+        f"{path.relative_to(folder)}: {name}"
+        for path in documents(folder)
+        for name in fill(_read(path), history, where=str(path)).changed
+    ]
+
+
+def write_tables(folder: Path, history: History) -> list[str]:
+    """Writes every table and figure anew; returns `PATH: NAME` for each that changed.
+
+    All documents are filled before the first one is written, so that an unknown name changes nothing.
+    """
+    filled = {path: fill(_read(path), history, where=str(path)) for path in documents(folder)}
+    for path, document in filled.items():
+        if document.changed:
+            with atomic_file(path) as temporary:
+                temporary.write_text(document.text, encoding="utf-8")
+    return [
+        f"{path.relative_to(folder)}: {name}"
+        for path, document in filled.items()
+        for name in document.changed
+    ]
+
+
+def fill(text: str, history: History, *, where: str) -> Filled:
+    """A document's text with its tables and figures filled, and the names of those that it has.
+
+    Raises ArtefactError for an unknown name, or for a marker without its end. where: names the document then.
+    """
+    answer, names, changed = list[str](), list[str](), list[str]()
+
+    def figure(match: re.Match[str]) -> str:
+        """The same marker with the figure that the history gives."""
+        name = match["name"]
+        _refuse_unknown(name, FIGURES, where)
+        names.append(name)
+        if match["text"] != (new := FIGURES[name](history)):
+            changed.append(name)
+        return f"<!-- figure: {name} -->{new}<!-- end of figure -->"
+
+    lines, fence = iter(text.split("\n")), ""
+    for line in lines:
+        if line.lstrip().startswith(("```", "~~~")):
+            mark = line.lstrip()[:3]
+            fence = "" if fence == mark else fence or mark  # the other kind of fence does not end this one
+        if fence:
+            answer.append(line)
+        elif match := TABLE.match(line.strip()):
+            name = match["name"]
+            _refuse_unknown(name, TABLES, where)
+            old, new = _until_end(lines, name, where), ["", *TABLES[name](history), ""]
+            names.append(name)
+            if new != old:
+                changed.append(name)
+            answer += [line, *new, END_OF_TABLE]
+        else:
+            if len(OPEN_FIGURE.findall(line)) > len(FIGURE.findall(line)):
+                raise ArtefactError(
+                    f"{where} begins a figure without `<!-- end of figure -->` on the same line; add it."
+                )
+            answer.append(FIGURE.sub(figure, line))
+    return Filled(text="\n".join(answer), names=tuple(names), changed=tuple(changed))
+
+
+def _until_end(lines: Iterator[str], name: str, where: str) -> list[str]:
+    """The lines before the end of a table; the end itself is taken from the iterator too."""
+    old: list[str] = []
+    for line in lines:
+        if line.strip() == END_OF_TABLE:
+            return old
+        old.append(line)
+    raise ArtefactError(f"{where} begins the table {name} without a line `{END_OF_TABLE}` after it; add it.")
+
+
+def _refuse_unknown(name: str, makers: Mapping[str, object], where: str) -> None:
+    if name not in makers:
+        raise ArtefactError(f"{where} names {name}, which is none of {', '.join(makers)}; correct the name.")
+
+
+def _read(path: Path) -> str:
+    return read_bytes(path).decode("utf-8")

@@ -1,0 +1,143 @@
+"""Which run of the history a table shows, and the paragraph below it that says where it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.compare import read_results
+from benchmarks.configs import CONFIGS
+from runtimes.base.errors import ArtefactError
+
+BUSY = 0.1  # of the CPUs: what other processes may have used while a run that is published was measured
+SOFTWARE = (("onnxruntime", "ONNX Runtime"), ("torch", "PyTorch"), ("python", "Python"))
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One line of a history file: the result of one case, with all that its figures depend on."""
+
+    document: dict[str, Any]
+
+    @property
+    def rows(self) -> list[Row]:
+        rows: list[Row] = self.document["rows"]
+        return rows
+
+    @property
+    def operators(self) -> str:
+        """`fused` or `standard`: what computed the first row."""
+        return operators(self.rows[0])
+
+    def reading(self, num_bytes: float) -> float:
+        """Milliseconds that reading these bytes takes at the rate that was measured in the same run."""
+        return float(num_bytes / self.document["limits"]["read_bytes"] * 1e3)
+
+    def computing(self, multiply_adds: float) -> float:
+        """Milliseconds that these multiply-adds take at the rate that was measured in the same run."""
+        return float(multiply_adds / self.document["limits"]["multiply_adds"] * 1e3)
+
+    @property
+    def source(self) -> str:
+        """The command, the date and the commit of this run."""
+        document = self.document
+        config = f" --config {document['config']}" if document["config"] in CONFIGS else ""
+        fused = " --operators fused" if self.operators == "fused" else ""
+        time = datetime.fromisoformat(document["time"]).strftime("%Y-%m-%d %H:%M UTC")
+        return (
+            f"`python -m benchmarks run {document['case']}{config}{fused}` on {time} at commit "
+            f"{_commit(document.get('commit'))}"
+        )
+
+    @property
+    def machine(self) -> str:
+        """The machine, the number of threads, and the versions of the software."""
+        document, machine = self.document, self.document["machine"]
+        known = [
+            f"{title} {document['versions'][name]}"
+            for name, title in SOFTWARE
+            if name in document["versions"]
+        ]
+        return (
+            f"{machine['cpu']}, {machine['cpus']} CPUs, {machine['memory_bytes'] / 2**30:.0f} GiB, "
+            f"{machine['system']}, {document['threads']} threads, {', '.join(known)}"
+        )
+
+    @property
+    def limits(self) -> str:
+        """What the machine could do at best, measured in the same run."""
+        limits = self.document["limits"]
+        return (
+            f"reading memory {limits['read_bytes'] / 1e9:.0f} GB/s, "
+            f"fp32 products {limits['multiply_adds'] / 1e9:.0f} G multiply-adds/s"
+        )
+
+
+def sources(*runs: Run) -> str:
+    """The paragraph under a table: commands, dates, commits and the machine of the measurement."""
+    machines = dict.fromkeys(run.machine for run in runs)
+    if len(machines) == 1:
+        measured = "; ".join(f"{run.source} ({run.limits})" for run in runs)
+        return f"Measured by {measured}. Machine: {next(iter(machines))}."
+    return " ".join(f"Measured by {run.source} ({run.limits}). Machine: {run.machine}." for run in runs)
+
+
+@dataclass(frozen=True)
+class History:
+    """All runs of a folder of history files."""
+
+    runs: tuple[Run, ...]
+
+    @classmethod
+    def load(cls, folder: Path) -> History:
+        """Every line of every `.jsonl` file; raises ArtefactError where a line is not a result."""
+        return cls(
+            tuple(Run(document) for path in sorted(folder.glob("*.jsonl")) for document in read_results(path))
+        )
+
+    def newest(
+        self,
+        case: str,
+        config: str,
+        *,
+        operators: str | None = None,
+        rows: tuple[str, Collection[Any]] | None = None,
+    ) -> Run:
+        """The run that tables show: the newest one of this case and configuration that
+        - was computed by these operators, where a table names them,
+        - has a row for each of these values of a field, where a table needs them (`rows`: field and values),
+        - used all CPUs of its machine as threads, and
+        - found at most a tenth of the CPUs busy before it began (older runs did not record this).
+
+        Raises ArtefactError where there is none.
+        """
+        fits: list[Callable[[Run], bool]] = [
+            lambda run: (run.document["case"], run.document["config"]) == (case, config) and bool(run.rows),
+            lambda run: operators is None or run.operators == operators,
+            lambda run: rows is None or {row.get(rows[0]) for row in run.rows} >= set(rows[1]),
+            lambda run: run.document["threads"] == run.document["machine"]["cpus"],
+            lambda run: run.document["machine"].get("busy_cpus", 0) <= BUSY * run.document["machine"]["cpus"],
+        ]
+        suitable = [run for run in self.runs if all(test(run) for test in fits)]
+        if not suitable:
+            named = f" with {operators} operators" if operators else ""
+            raise ArtefactError(
+                f"the history has no run of {case} at {config}{named} that can be published; "
+                f"measure one with `python -m benchmarks run {case} --config {config}`."
+            )
+        return max(suitable, key=lambda run: datetime.fromisoformat(run.document["time"]))
+
+
+def operators(row: Row) -> str:
+    """`fused` or `standard`; older runs call the field `kernel`, and the oldest have neither."""
+    return str(row.get("operators", row.get("kernel", "standard")))
+
+
+def _commit(commit: str | None) -> str:
+    if commit is None:
+        return "unknown"
+    return f"`{commit[:12]}`" + (" with uncommitted changes" if commit.endswith("+") else "")

@@ -1,0 +1,185 @@
+"""The tables of the documents come from the history, and only from runs that may be published."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from benchmarks.__main__ import main
+from benchmarks.tables import markers
+from benchmarks.tables.registry import FIGURES, TABLES
+from benchmarks.tables.runs import History, Run, sources
+from runtimes.base.errors import ArtefactError
+
+ROOT = Path(__file__).parent.parent.parent
+PUBLISHED = History.load(ROOT / "benchmarks" / "history")
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    timing = {"median": 6.0, "fastest": 5.0, "slowest": 13.0, "repeats": 1000}
+    row = {"side": "fixed memory", "mem_len": 1600, "token": timing, "num_bytes": 1, "p90": 6.5, "p99": 7.0}
+    rows = [{**row, "medians": [6.0, 6.1]}, {**row, "side": "growing cache", "medians": [11.0, 14.0]}]
+    return {
+        "case": "latency",
+        "time": "2026-11-01T10:00:00+00:00",
+        "config": "enwik8-base",
+        "threads": 2,
+        "rows": rows,
+        "machine": {"cpu": "A", "cpus": 2, "system": "Linux", "memory_bytes": 1 << 34, "busy_cpus": 0.0},
+        "versions": {"onnxruntime": "1.31.1"},
+        "limits": {"read_bytes": 1e9, "multiply_adds": 1e9},
+        "commit": "0123456789abcdef+",
+        **changes,
+    }
+
+
+def history(*documents: dict[str, Any]) -> History:
+    return History(tuple(Run(d) for d in documents))
+
+
+def checkout(folder: Path, text: str, *documents: dict[str, Any]) -> Path:
+    (folder / "docs").mkdir()
+    (folder / "benchmarks" / "history").mkdir(parents=True)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+    lines = "".join(json.dumps(d) + "\n" for d in documents)
+    (folder / "benchmarks" / "history" / "latency.jsonl").write_text(lines, encoding="utf-8")
+    return folder
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["tables", *map(str, arguments)])
+
+
+def test_the_documents_of_this_checkout_show_what_the_history_says() -> None:
+    assert markers.differing(ROOT, PUBLISHED) == []
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_can_be_made_and_names_its_source(name: str) -> None:
+    lines = TABLES[name](PUBLISHED)
+    columns = lines[0].count("|")
+    body = lines[: lines.index("")]
+    assert len(body) > 2
+    assert all(line.count("|") == columns for line in body)
+    assert "`python -m benchmarks run " in lines[-1]
+    assert "commit `" in lines[-1]
+    assert "Python 3" in lines[-1]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_a_short_text(name: str) -> None:
+    assert 0 < len(FIGURES[name](PUBLISHED)) < 60
+
+
+def test_tables_are_written_then_agree_then_differ_by_one_digit(tmp_path: Path) -> None:
+    text = (
+        "# Title\n<!-- table: latency -->\n| an earlier table |\n<!-- end of table -->\n"
+        "| <!-- figure: token-fixed-memory --><!-- end of figure --> |\n"
+        "```\n<!-- table: nothing -->\n```\nand `<!-- figure: nothing -->`\n"
+    )
+    folder = checkout(tmp_path, text, document())
+    assert call("--check", "--folder", folder).exit_code == 1
+    result = call("--folder", folder)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == [
+        "written: README.md: latency",
+        "written: README.md: token-fixed-memory",
+    ]
+    written = (folder / "README.md").read_text(encoding="utf-8")
+    assert "| <!-- figure: token-fixed-memory -->6.00 ms<!-- end of figure --> |" in written
+    assert "fixed memory | 6.00 | 6.50" in written
+    assert "earlier" not in written
+    assert written.endswith("```\n<!-- table: nothing -->\n```\nand `<!-- figure: nothing -->`\n")
+    assert call("--check", "--folder", folder).exit_code == 0
+    (folder / "README.md").write_text(written.replace("| 6.50", "| 6.40"), encoding="utf-8")
+    result = call("--check", "--folder", folder)
+    assert result.exit_code == 1
+    assert result.stdout == "differs from the history: README.md: latency\n"
+
+
+BROKEN = [
+    ("<!-- table: latency -->\nno end\n", "begins the table latency without a line `<!-- end of table -->`"),
+    ("<!-- table: nothing -->\n<!-- end of table -->\n", "names nothing, which is none of headline"),
+    ("<!-- figure: token-fixed-memory -->6\n", "begins a figure without"),
+    (
+        "<!-- figure: nothing -->6<!-- end of figure -->\n",
+        "names nothing, which is none of token-fixed-memory",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), BROKEN)
+def test_a_broken_marker_is_one_sentence_and_changes_no_document(
+    text: str, sentence: str, tmp_path: Path
+) -> None:
+    good = "<!-- table: latency -->\n<!-- end of table -->\n"
+    folder = checkout(tmp_path, good, document())
+    (folder / "docs" / "page.md").write_text(text, encoding="utf-8")
+    result = call("--folder", folder)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert (folder / "README.md").read_text(encoding="utf-8") == good
+
+
+def test_a_folder_without_a_readme_is_refused(tmp_path: Path) -> None:
+    result = call("--folder", tmp_path)
+    assert result.exit_code == 2
+    assert "has no README.md" in result.stderr
+
+
+def busy(facts: dict[str, Any]) -> dict[str, Any]:
+    return {**facts, "machine": {**facts["machine"], "busy_cpus": 0.5}}
+
+
+def test_the_newest_run_of_an_idle_machine_with_all_its_cpus_is_shown() -> None:
+    newer, newest = "2026-11-02T10:00:00+00:00", "2026-11-03T10:00:00+00:00"
+    expected = document(time=newer)
+    others = [
+        document(),
+        expected,
+        busy(document(time=newest)),
+        document(time=newest, threads=1),
+        document(time=newest, config="small"),
+        document(time=newest, case="decode"),
+        document(time=newest, rows=[]),
+    ]
+    assert history(*others).newest("latency", "enwik8-base").document == expected
+
+
+def test_operators_are_read_under_their_new_and_their_old_name() -> None:
+    runs = []
+    for at, field in enumerate(({}, {"kernel": "fused"}, {"operators": "fused"}), start=1):
+        facts = copy.deepcopy(document(time=f"2026-11-0{at}T10:00:00+00:00"))
+        facts["rows"][0] |= field
+        runs.append(facts)
+    assert history(*runs).newest("latency", "enwik8-base", operators="standard").document == runs[0]
+    assert history(*runs[:2]).newest("latency", "enwik8-base", operators="fused").document == runs[1]
+    assert history(*runs).newest("latency", "enwik8-base", operators="fused").document == runs[2]
+
+
+def test_a_table_without_a_suitable_run_says_what_to_measure() -> None:
+    with pytest.raises(ArtefactError, match="run decode --config enwik8-base"):
+        history(document()).newest("decode", "enwik8-base")
+    with pytest.raises(ArtefactError, match="no run of latency"):
+        history(document()).newest("latency", "enwik8-base", rows=("mem_len", (1600, 3800)))
+
+
+def test_a_claim_that_is_missed_is_marked() -> None:
+    facts = document()
+    assert "Holds: the slowest took 2.17 times the median" in "\n".join(TABLES["latency"](history(facts)))
+    facts["rows"][0]["token"] = facts["rows"][0]["token"] | {"slowest": 30.0}
+    assert "**MISSED**: the slowest took 5.00 times" in "\n".join(TABLES["latency"](history(facts)))
+
+
+def test_runs_of_two_machines_are_both_described() -> None:
+    other = document(machine={**document()["machine"], "cpu": "B"})
+    text = sources(Run(document()), Run(other))
+    assert text.count("Machine: A,") == text.count("Machine: B,") == 1
+    assert sources(Run(document()), Run(document())).count("Machine:") == 1
+    assert "with uncommitted changes" in text
