@@ -1,8 +1,9 @@
-"""Runs artefacts without PyTorch: open a session, score, generate, check. Imports only NumPy and ONNX Runtime."""
+"""Runs artefacts without PyTorch: open a session, score, generate, check. It imports only NumPy and ONNX Runtime."""
 
 from runtimes.base.errors import UserError
+from runtimes.contract.checks import load_memory
 from runtimes.contract.memory import Memory, save_memory
-from runtimes.contract.session import Session, load_memory
+from runtimes.contract.session import Session
 from runtimes.sessions.open import open_session
 from runtimes.tasks.check import CheckReport, check
 from runtimes.tasks.evaluate import Score, evaluate
@@ -10,6 +11,17 @@ from runtimes.tasks.generate import Piece, generate
 from runtimes.tasks.sample import Sampler
 
 __all__ = [
-    "CheckReport", "Memory", "Piece", "Sampler", "Score", "Session", "UserError",
-    "check", "evaluate", "generate", "load_memory", "open_session", "save_memory",
-]  # fmt: skip
+    "CheckReport",
+    "Memory",
+    "Piece",
+    "Sampler",
+    "Score",
+    "Session",
+    "UserError",
+    "check",
+    "evaluate",
+    "generate",
+    "load_memory",
+    "open_session",
+    "save_memory",
+]

@@ -5,23 +5,44 @@ from __future__ import annotations
 import os
 from importlib.metadata import PackageNotFoundError, version
 
+from runtimes.base.errors import StreamError, UserError
+
 
 def available_cpus() -> int:
-    """CPUs that this process may use."""
+    """The number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes() -> int:
-    """Physical memory in bytes."""
+    """The physical memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def refuse_beyond_memory(
+    num_bytes: int,
+    *,
+    what: str,
+    mend: str,
+    error: type[UserError] = StreamError,
+    available: int | None = None,
+) -> None:
+    """Raises `error` where `num_bytes` is more than the memory of this machine, or than `available` bytes of it.
+
+    what: the subject of the sentence, in the singular. mend: what the reader can do, in the imperative.
+    """
+    available = memory_bytes() if available is None else available
+    if num_bytes > available:
+        raise error(
+            f"{what} takes about {num_bytes / 2**30:,.0f} GiB and this machine has {available / 2**30:.0f}; {mend}."
+        )
+
+
 def package_versions() -> dict[str, str]:
-    """The versions of the packages that have a part in our numbers; those not installed are left out."""
-    found = {}
+    """The versions of the packages that take part in our numbers; a package that is not installed is left out."""
+    installed = {}
     for package in ("xl-export", "numpy", "onnx-ir", "onnxruntime", "torch"):
         try:
-            found[package] = version(package)
-        except PackageNotFoundError:  # a checkout on the path, or onnxruntime-gpu in onnxruntime's place
+            installed[package] = version(package)
+        except PackageNotFoundError:  # a checkout on the path, or onnxruntime-gpu in place of onnxruntime
             continue
-    return found
+    return installed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from runtimes.cli.options import KERNELS, echo_json, folder_argument, json_option, threads_option
+from runtimes.cli.options import echo_json, folder_argument, json_option, threads_option
 from runtimes.tasks.check import check
 
 
@@ -24,8 +24,7 @@ def check_command(path: Path, threads: int | None, as_json: bool) -> None:
     report = check(path, threads=threads)
     verdict = "passed" if report.passed else "FAILED"
     click.echo(f"{verdict}: {report.sentence}")
-    if report.kernel:
-        click.echo(f"kernel: {KERNELS[report.kernel]}")
+    click.echo(f"computed by: {report.computed_by}")
     if report.note:
         click.echo(f"note: {report.note}")
     echo_json(report.to_json(), as_json)

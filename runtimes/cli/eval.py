@@ -13,14 +13,14 @@ import numpy as np
 from runtimes.base.errors import UserError
 from runtimes.base.files import refuse_replacing, refuse_unwritable
 from runtimes.base.progress import Progress
-from runtimes.cli.options import KERNELS, echo_json, folder_argument, json_option, threads_option
+from runtimes.cli.options import echo_json, folder_argument, json_option, threads_option
 from runtimes.contract.session import Session
 from runtimes.contract.tokens import read_tokens, unknown_share
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.open import open_session
 from runtimes.tasks.evaluate import Score, evaluate
 from runtimes.tasks.losses_file import SUFFIXES, write_losses
-from runtimes.tasks.sweep import parse_values, refuse_if_too_large, sweep, under
+from runtimes.tasks.sweep import parse_values, refuse_if_too_large, sweep
 
 text_option = click.option(
     "--text",
@@ -88,7 +88,7 @@ def eval_command(
         raise UserError(
             f"--losses writes the tokens of one setting and these options make {len(pairs)}; give one value of each."
         )
-    settings = [(under(own, rule), tokens_per_step) for rule, tokens_per_step in pairs]
+    settings = [(own.with_rule(rule), tokens_per_step) for rule, tokens_per_step in pairs]
     tokens = read_tokens(text, own.vocab)
     for session, tokens_per_step in settings:
         refuse_if_too_large(session, rows=lanes, segment=min(tokens_per_step, -(-len(tokens) // lanes)))
@@ -106,9 +106,8 @@ def eval_command(
         if losses:
             write_losses(losses, score, tokens, own.vocab)
         document = _show(score, own.vocab, tokens)
-    if kernel := getattr(own, "kernel", None):
-        document["kernel"] = kernel
-        _line("kernel", KERNELS[kernel])
+    document |= {"computed_by": own.computed_by, "kernel": own.kernel}
+    _line("computed by", own.computed_by)
     echo_json(document, as_json)
 
 

@@ -8,8 +8,8 @@ import click
 
 from runtimes.base.errors import UserError
 from runtimes.cli.options import folder_argument, threads_option
+from runtimes.contract.checks import load_memory
 from runtimes.contract.memory import save_memory
-from runtimes.contract.session import load_memory
 from runtimes.sessions.open import open_session
 from runtimes.tasks.generate import generate
 from runtimes.tasks.sample import Sampler

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from runtimes.cli.options import echo_json, folder_argument, json_option
-from runtimes.tasks.describe import describe, describe_lines
+from runtimes.sessions.open import describe
+from runtimes.tasks.describe import describe_lines
 
 
 @click.command("info")
@@ -16,8 +17,8 @@ from runtimes.tasks.describe import describe, describe_lines
 def info_command(path: Path, as_json: bool) -> None:
     """Print what the artefact or run at PATH is.
 
-    Model and parameters, memory form and bytes per stream, mask rule, precision, kernel, hashes, and every tensor
-    of the graph with its shape.
+    That is the model and its parameters, the form of its memory and the bytes per stream, the mask rule, the precision, what
+    computes a step, the hashes, and every tensor of the graph with its shape.
     """
     facts = describe(path)
     for line in describe_lines(facts):

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-KERNELS = {"standard": "standard operators", "fused": "fused"}  # of ONNX Runtime, as people are told
 folder_argument = click.argument("path", type=click.Path(path_type=Path))
 threads_option = click.option(
     "--threads", type=click.IntRange(1, 1024), help="CPU threads; all that this process may use by default."

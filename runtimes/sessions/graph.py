@@ -1,4 +1,4 @@
-"""The session protocol over a step graph whose inputs and outputs the spec names: what ONNX Runtime and TensorRT share."""
+"""What ONNX Runtime and TensorRT share: the session protocol over a step graph whose tensors the spec names."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError
+from runtimes.base.errors import ArtefactError, StreamError
+from runtimes.contract.checks import checked_targets, checked_tokens, new_memory
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.session import FromLogits, checked_targets, checked_tokens, new_memory
 from runtimes.contract.spec import VOCAB, Spec, TensorFacts
 from runtimes.contract.vocabulary import Vocab
+from runtimes.sessions.from_logits import FromLogits
 
-LogitsOf = Literal["all", "last", "none"]
+Positions = Literal["all", "last", "none"]  # positions of a segment whose logits are computed
 
 
 class GraphSession(FromLogits, ABC):
-    """The session protocol (see `runtimes.contract.session.Session`); a runtime says how one step is run."""
+    """The session protocol (see `runtimes.contract.session.Session`); a runtime adds how the graph runs once.
 
-    fewest_logits: ClassVar[LogitsOf] = (
-        "none"  # positions whose logits a graph with chosen rows computes while scoring
-    )
+    A graph with a large vocabulary computes logits only for chosen rows ("selective", `ModelFacts.selective`).
+    """
+
+    # Positions whose logits a selective graph computes while scoring, where nobody reads them: as few as the runtime allows.
+    logits_while_scoring: ClassVar[Positions] = "none"
 
     def __init__(self, spec: Spec, vocab: Vocab, identity: str) -> None:
         self.spec, self.vocab, self.identity = spec, vocab, identity
@@ -33,9 +36,36 @@ class GraphSession(FromLogits, ABC):
                 f"{VOCAB} has {vocab.size} symbols and the model {spec.model.vocab_size}; export it again."
             )
 
+    @property
+    @abstractmethod
+    def computed_by(self) -> str:
+        """What computes a step, in words for people."""
+
     @abstractmethod
     def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
-        """Runs the graph once: reads `inputs` and the memory's tensors, fills `outputs`, advances the tensors."""
+        """Runs the graph once: reads `inputs` and the memory's tensors, fills `outputs` and advances the tensors."""
+
+    def with_rule(self, rule: MemoryRule) -> GraphSession:
+        own = self.rule
+        if rule == own:
+            return self
+        if rule.segment > own.segment:
+            raise StreamError(
+                f"segment is {rule.segment}; this artefact takes 1 to {own.segment} tokens a step: give a smaller one, "
+                "or export with a larger --segment."
+            )
+        name = "mem_len" if rule.mem_len != own.mem_len else "clamp_len"
+        option, wanted, fixed = f"--{name.replace('_', '-')}", getattr(rule, name), getattr(own, name)
+        raise StreamError(
+            f"{option} is {'none' if wanted is None else wanted} and this artefact was exported with "
+            f"{'none' if fixed is None else fixed}, which is fixed in its graph: export again with {option} {wanted or 0}, "
+            "or give the run that it was made from."
+        )
+
+    def step_bytes(self, *, segment: int) -> int:
+        state = sum(tensor.num_bytes(batch=1) for tensor in self.state)
+        logits = 4 * segment * self.vocab.size
+        return 2 * state + 3 * logits  # memory before and after the step; logits, and two arrays made of them
 
     def start(self, batch: int) -> Memory:
         return new_memory(self, batch)
@@ -54,11 +84,11 @@ class GraphSession(FromLogits, ABC):
         if not self.spec.model.selective:
             return super().score(tokens, targets, memory)
         targets = checked_targets(self, targets, tokens)
-        _, log_probs = self._advance(tokens, memory, logits_of=self.fewest_logits, targets=targets)
+        _, log_probs = self._advance(tokens, memory, logits_of=self.logits_while_scoring, targets=targets)
         return log_probs, memory
 
     def _advance(
-        self, tokens: np.ndarray, memory: Memory, *, logits_of: LogitsOf, targets: np.ndarray | None = None
+        self, tokens: np.ndarray, memory: Memory, *, logits_of: Positions, targets: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Logits [rows, V] of some positions, and log p(target) [B, T] where targets are given; advances the memory."""
         tokens = checked_tokens(self, tokens, memory)
@@ -67,10 +97,8 @@ class GraphSession(FromLogits, ABC):
         inputs = {"input_ids": tokens, "position_ids": memory.positions[:, None] + np.arange(tokens.shape[1])}
         outputs = {"logits": np.empty((len(rows), self.spec.model.vocab_size), np.float32)}
         if self.spec.model.selective:
-            inputs |= {
-                "targets": np.full_like(tokens, -1) if targets is None else targets,
-                "logit_rows": rows,
-            }
+            inputs["targets"] = np.full_like(tokens, -1) if targets is None else targets
+            inputs["logit_rows"] = rows
             outputs["log_probs"] = np.empty(tokens.shape, np.float32)
         else:
             outputs["logits"] = outputs["logits"].reshape(*tokens.shape, -1)

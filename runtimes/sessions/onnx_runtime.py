@@ -13,20 +13,19 @@ from runtimes.contract.memory import Memory
 from runtimes.contract.spec import FUSED, GRAPH, VOCAB, Form, Spec, load_spec
 from runtimes.contract.vocabulary import Vocab, load_vocab
 from runtimes.sessions import fused_cpu
+from runtimes.sessions.description import describe_spec
 from runtimes.sessions.graph import GraphSession
 
 Kernel = Literal["auto", "standard", "fused"]
-OLDEST: dict[Form, tuple[int, int]] = {
-    "ring": (1, 25),
-    "shift": (1, 23),
-    "hidden": (1, 23),
-}  # releases that run each form
+COMPUTED_BY = {"standard": "ONNX Runtime, standard operators", "fused": "ONNX Runtime, fused operator"}
+# The first release of ONNX Runtime that runs each form of memory.
+OLDEST: dict[Form, tuple[int, int]] = {"ring": (1, 25), "shift": (1, 23), "hidden": (1, 23)}
 
 
 class OrtSession(GraphSession):
     """The session protocol (see `runtimes.contract.session.Session`) over one artefact's step graph.
 
-    library: of the fused operator, where the graph has it.
+    library: the file of the fused operator, where the graph uses it.
     """
 
     def __init__(
@@ -43,12 +42,30 @@ class OrtSession(GraphSession):
         self._ort = _import_onnxruntime(spec.form)
         self._session = self._load(graph, threads, library)
 
+    @property
+    def computed_by(self) -> str:
+        return COMPUTED_BY[self.kernel]
+
+    @classmethod
+    def describe(cls, folder: Path) -> dict[str, Any]:
+        """The facts of the artefact in a folder; needs no ONNX Runtime.
+
+        fused_graph: whether the artefact has a graph for the fused operator. fused_kernel_built: whether that operator is built
+        on this machine.
+        """
+        spec = load_spec(folder)
+        return describe_spec(spec) | {
+            "computed_by": COMPUTED_BY["fused" if chosen_library(spec) else "standard"],
+            "fused_graph": FUSED in spec.files,
+            "fused_kernel_built": fused_cpu.built() is not None,
+        }
+
     @classmethod
     def open(cls, folder: Path, *, threads: int | None = None, kernel: Kernel = "auto") -> OrtSession:
         """Verifies every hash of the artefact, then loads it.
 
         kernel: `auto` takes the fused operator where the artefact has a graph for it and `xl-export fused-kernel` has built it
-        on this machine, and the standard operators otherwise. Raises ConfigError where `fused` is asked for and cannot be.
+        on this machine. Otherwise it takes the standard operators. Raises ConfigError where `fused` cannot be had.
         """
         spec = load_spec(folder)
         library = chosen_library(spec, kernel)

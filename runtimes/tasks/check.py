@@ -1,7 +1,7 @@
-"""`reference.npz`: tokens and PyTorch's answers to them, inside the artefact, so that any device can check itself.
+"""The self-test of an artefact: it replays `reference.npz`, which holds tokens and PyTorch's answers to them.
 
-The streams start with empty memory, run well past the memory length in segments of 1, 7 and T tokens, and
-one row is restarted on the way. Restarts, segments and answers are all in the file; replaying needs no torch.
+The streams of a reference start with empty memory and run well past the memory length in segments of 1, 7 and T tokens. One
+row is restarted on the way. Restarts, segments and answers are all in the file, so replaying needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from runtimes.base.logits import log_sum_exp
 from runtimes.contract.precision import QUANTISED, unmeasured
 from runtimes.contract.session import Session
 from runtimes.contract.spec import REFERENCE, Spec
-from runtimes.sessions.graph import GraphSession
 from runtimes.sessions.open import open_session
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """tokens int64 [B, N + 1]; segments int64, their lengths, sum N; restarts bool [segments, B]: rows that
-    start a new text there; log_probs float32 [B, N] of each next token; last float32 [B, V], of all at the end."""
+    """Tokens, how they are fed, and the answers to them.
+
+    tokens: int64 [B, N + 1]. segments: int64, the lengths of the segments; their sum is N. restarts: bool [segments, B], the
+    rows that start a new text at a segment. log_probs: float32 [B, N], of each next token. last: float32 [B, V], of every
+    symbol after the last token.
+    """
 
     tokens: np.ndarray
     segments: np.ndarray
@@ -40,9 +43,9 @@ class Reference:
 class CheckReport:
     """Whether this device computes what the trained model computes. Differences are in log-probability (nats).
 
-    against: whose answers they are compared with: PyTorch's, or with quantised weights those of the machine that exported.
-    The mean has a tolerance of its own. kernel: what ONNX Runtime ran, `standard` or `fused` (see `OrtSession.open`); None for an
-    engine. note: what passing does not say.
+    against: whose answers they were compared with. These are PyTorch's, or with quantised weights those of the machine that
+    exported. The mean difference has a tolerance of its own. computed_by, kernel: what computed here, as `Session` has it.
+    note: what a passed check does not say.
     """
 
     passed: bool
@@ -53,6 +56,7 @@ class CheckReport:
     tokens: int
     seconds: float
     against: str
+    computed_by: str
     kernel: str | None = None
     note: str | None = None
 
@@ -69,13 +73,13 @@ class CheckReport:
 
 
 def check(artefact: Path | str, *, threads: int | None = None) -> CheckReport:
-    """Replays the reference of an artefact or engine on this very device and compares every log-probability.
+    """A report of how far every log-probability on this device is from the reference of an artefact or engine.
 
-    Raises ArtefactError for a folder that is damaged, or that holds no reference, such as a run.
+    Raises ArtefactError for a folder that is damaged, and for one that holds no reference, such as a run.
     """
     folder = Path(artefact)
     session = open_session(folder, threads=threads)
-    if not isinstance(session, GraphSession):
+    if session.spec is None:
         raise ArtefactError(
             f"{folder} is a run, the reference itself; check the artefact that `xl-export export` makes of it."
         )
@@ -87,40 +91,46 @@ def check(artefact: Path | str, *, threads: int | None = None) -> CheckReport:
     differences = np.concatenate(
         [np.abs(log_probs - reference.log_probs).ravel(), np.abs(last - reference.last).ravel()]
     )
-    worst, mean = (
-        float(differences.max()),
-        float(differences.mean()),
-    )  # of a NaN anywhere NaN, which no tolerance lets pass
-    tolerance, mean_tolerance = spec.tolerance, spec.mean_tolerance
+    # A NaN anywhere makes both figures NaN, and no comparison with a tolerance holds for a NaN.
+    worst, mean = float(differences.max()), float(differences.mean())
     return CheckReport(
-        passed=worst <= tolerance and mean <= mean_tolerance, max_difference=worst, tolerance=tolerance, mean_difference=mean,
-        mean_tolerance=mean_tolerance, tokens=log_probs.size, seconds=seconds,
+        passed=worst <= spec.tolerance and mean <= spec.mean_tolerance,
+        max_difference=worst,
+        tolerance=spec.tolerance,
+        mean_difference=mean,
+        mean_tolerance=spec.mean_tolerance,
+        tokens=log_probs.size,
+        seconds=seconds,
         against="the exporting machine" if quantised else "PyTorch",
-        kernel=getattr(session, "kernel", None), note=unmeasured(spec.precision) if quantised and spec.measured is None else None,
-    )  # fmt: skip
+        computed_by=session.computed_by,
+        kernel=session.kernel,
+        note=unmeasured(spec.precision) if quantised and spec.measured is None else None,
+    )
 
 
 def replay(
     session: Session, tokens: np.ndarray, segments: Iterable[int], restarts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """log p of each next token [B, N], and of every symbol after the last one [B, V], over chained segments."""
+    """log p of each next token [B, N], and of every symbol after the last token [B, V], over chained segments."""
     memory = session.start(len(tokens))
-    pieces, at = [], 0
+    pieces, at, before_last = [], 0, None
     for length, restart in zip(segments, restarts, strict=True):
         memory.positions[restart] = 0
-        before, piece = (
-            memory.copy() if at + length == tokens.shape[1] - 1 else None,
-            tokens[:, at : at + length],
-        )
+        piece = tokens[:, at : at + length]
+        if (
+            at + length == tokens.shape[1] - 1
+        ):  # the last segment is fed twice: it is scored, then predicted from
+            before_last = memory.copy()
         log_probs, memory = session.score(piece, tokens[:, at + 1 : at + length + 1], memory)
         pieces.append(log_probs)
         at += length
-    assert before is not None, "the segments do not end with the tokens"
-    last, _ = session.predict(piece, before)
+    assert before_last is not None, "the segments do not end with the tokens"
+    last, _ = session.predict(piece, before_last)
     return np.concatenate(pieces, axis=1), last - log_sum_exp(last)[:, None]
 
 
 def save_reference(path: Path, reference: Reference) -> None:
+    """Writes a reference as a compressed `.npz` file."""
     np.savez_compressed(path, **reference.__dict__)
 
 
@@ -135,10 +145,12 @@ def load_reference(path: Path, spec: Spec) -> Reference:
         ) from error
     batch, length = reference.log_probs.shape if reference.log_probs.ndim == 2 else (0, 0)
     expected = {
-        "tokens": ("int64", (batch, length + 1)), "segments": ("int64", reference.segments.shape[:1]),
-        "restarts": ("bool", (*reference.segments.shape[:1], batch)), "log_probs": ("float32", (batch, length)),
+        "tokens": ("int64", (batch, length + 1)),
+        "segments": ("int64", reference.segments.shape[:1]),
+        "restarts": ("bool", (*reference.segments.shape[:1], batch)),
+        "log_probs": ("float32", (batch, length)),
         "last": ("float32", (batch, spec.model.vocab_size)),
-    }  # fmt: skip
+    }
     found = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
     fits = (
         found == expected

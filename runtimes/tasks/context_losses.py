@@ -10,7 +10,7 @@ from runtimes.base.errors import DivergedError, StreamError, TextError
 from runtimes.base.machine import memory_bytes
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
-from runtimes.tasks.sweep import refuse_if_too_large, step_bytes
+from runtimes.tasks.sweep import refuse_if_too_large
 
 MOST_ROWS = 64  # windows side by side; more are hardly faster
 
@@ -87,4 +87,4 @@ def _last_losses(
 
 def _rows_that_fit(session: Session) -> int:
     """Windows side by side whose step takes a quarter of this machine's memory at most."""
-    return min(MOST_ROWS, max(1, memory_bytes() // (4 * step_bytes(session, segment=session.rule.segment))))
+    return min(MOST_ROWS, max(1, memory_bytes() // (4 * session.step_bytes(segment=session.rule.segment))))

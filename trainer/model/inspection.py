@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtimes.base.errors import ArtefactError, ConfigError, StreamError, TextError
-from runtimes.base.machine import memory_bytes
+from runtimes.base.errors import ArtefactError, ConfigError, TextError
+from runtimes.base.machine import refuse_beyond_memory
 from runtimes.contract.rule import MemoryRule
 from trainer.model.attention import NO_TERMS, Terms, attention_weights, position_scores, relative_attention
 from trainer.model.model import LanguageModel
@@ -239,8 +239,8 @@ def _refuse_if_too_large(model: LanguageModel, rule: MemoryRule, targets: int, l
         + 4 * 12 * H * T * (rule.mem_len + T)
         + 8 * L * (rule.mem_len + T) * model.config.d_model
     )
-    if needed > memory_bytes():
-        raise StreamError(
-            f"the attention of {H} heads over memory {rule.mem_len} and segments of {T} takes {needed / 2**30:,.0f} GiB and this "
-            f"machine has {memory_bytes() / 2**30:.0f}; lower evaluation.segment or evaluation.mem_len in the run's config.json."
-        )
+    refuse_beyond_memory(
+        needed,
+        what=f"the attention of {H} heads over memory {rule.mem_len} and segments of {T}",
+        mend="lower evaluation.segment or evaluation.mem_len in the run's config.json",
+    )

@@ -10,6 +10,7 @@ from typing import Literal
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.files import read_json
+from runtimes.base.machine import refuse_beyond_memory
 from runtimes.base.records import from_json
 from runtimes.contract.rule import MemoryRule
 from trainer.model.config import ModelConfig
@@ -174,12 +175,13 @@ class TrainConfig:
 
     def refuse_if_too_large(self, *, lanes: int, memory_bytes: int) -> None:
         """Raises ConfigError where training `lanes` of the batch takes more memory than the device has."""
-        needed = self.num_bytes(lanes)
-        if needed > memory_bytes:
-            raise ConfigError(
-                f"training {self.model.parameters:,} parameters in {lanes} lanes takes {needed / 2**30:,.0f} GiB "
-                f"and this machine has {memory_bytes / 2**30:.0f}; reduce layers, d_model, d_ff, batch, segment or mem_len."
-            )
+        refuse_beyond_memory(
+            self.num_bytes(lanes),
+            what=f"training {self.model.parameters:,} parameters in {lanes} lanes",
+            mend="reduce layers, d_model, d_ff, batch, segment or mem_len",
+            error=ConfigError,
+            available=memory_bytes,
+        )
 
     def num_bytes(self, lanes: int) -> int:
         """About what training takes: weights, gradients and the optimiser's moments, and what the backward pass keeps."""

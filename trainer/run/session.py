@@ -6,14 +6,15 @@ import dataclasses
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from runtimes.base.errors import needs
+from runtimes.base.records import to_json
+from runtimes.contract.checks import checked_targets, checked_tokens, new_memory
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.session import checked_targets, checked_tokens, new_memory
 from runtimes.contract.spec import TensorFacts, state_tensors
 from runtimes.contract.vocabulary import Vocab
 
@@ -24,7 +25,14 @@ if TYPE_CHECKING:
 
 
 class TorchSession:
-    """The session protocol (see `runtimes.contract.session.Session`) over a PyTorch model, with the paper's hidden-state memory."""
+    """The session protocol (see `runtimes.contract.session.Session`) over a PyTorch model.
+
+    The memory is the paper's: the hidden states of the last M tokens in front of each layer.
+    """
+
+    spec: None = None  # no artefact
+    kernel: None = None  # PyTorch has one implementation
+    computed_by = "PyTorch"
 
     def __init__(self, model: LanguageModel, vocab: Vocab, rule: MemoryRule, *, identity: str) -> None:
         self.model, self.vocab, self.rule, self.identity = model, vocab, rule, identity
@@ -37,7 +45,10 @@ class TorchSession:
     def open(
         cls, folder: Path, *, threads: int | None = None, rule: MemoryRule | None = None
     ) -> TorchSession:
-        """A run's last checkpoint, under the rule that it is evaluated with unless another is given."""
+        """A session over the last checkpoint of a run.
+
+        rule: the run's own rule of evaluation when None. threads: PyTorch has one number for the whole process.
+        """
         with needs("train", "torch", "safetensors", "tqdm"):
             import torch
 
@@ -52,6 +63,33 @@ class TorchSession:
             chosen,
             identity=sha256(f"{run.sha256} {chosen}".encode()).hexdigest(),
         )
+
+    @classmethod
+    def describe(cls, folder: Path) -> dict[str, Any]:
+        """The facts of the run in a folder, for `info`; the run is opened, so this needs PyTorch."""
+        session = cls.open(folder)
+        return {
+            "kind": "run",
+            "identity": session.identity,
+            "computed_by": session.computed_by,
+            "model": to_json(session.model.facts()),
+            "rule": to_json(session.rule),
+            "vocabulary": session.vocab.kind,
+        }
+
+    def with_rule(self, rule: MemoryRule) -> TorchSession:
+        """The same weights under any other rule, so that a run in training keeps one model through a sweep."""
+        if rule == self.rule:
+            return self
+        identity = sha256(f"{self.identity} {rule}".encode()).hexdigest()
+        return type(self)(self.model, self.vocab, rule, identity=identity)
+
+    def step_bytes(self, *, segment: int) -> int:
+        state = sum(tensor.num_bytes(batch=1) for tensor in self.state)
+        scores = 4 * self.model.facts().heads * segment * (self.rule.mem_len + segment)
+        logits = 4 * segment * self.vocab.size
+        # Memory before and after the step; logits, and two arrays made of them; scores of one layer, and four made of them.
+        return 2 * state + 3 * logits + 5 * scores
 
     def start(self, batch: int) -> Memory:
         return new_memory(self, batch)
@@ -103,9 +141,9 @@ class TorchSession:
 
 
 class ProjectedTorchSession(TorchSession):
-    """The same model and answers with keys and values for memory, which are not computed again in each segment.
+    """The same model and answers with keys and values as its memory: a segment does not compute those of the past again.
 
-    What an artefact is compared with where hidden states would take too long, and PyTorch's side in benchmarks.
+    An artefact is compared with it, because hidden states would take too long. It is PyTorch's side in benchmarks.
     """
 
     def __init__(self, model: LanguageModel, vocab: Vocab, rule: MemoryRule, *, identity: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import atomic_folder, refuse_existing, write_json
-from runtimes.base.machine import memory_bytes, package_versions
+from runtimes.base.machine import package_versions, refuse_beyond_memory
 from runtimes.contract.precision import MemoryPrecision, Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import (
@@ -165,11 +165,9 @@ def refuse_if_too_large(spec: Spec) -> None:
         + 2 * ROWS * spec.bytes_per_stream
         + 4 * (4 * scores + 4 * logits + 2 * kept + tables)
     )
-    if needed > memory_bytes():
-        raise ConfigError(
-            f"exporting with {rule} takes about {needed / 2**30:,.0f} GiB and this machine has {memory_bytes() / 2**30:.0f}; "
-            "give a smaller --mem-len or --segment."
-        )
+    refuse_beyond_memory(
+        needed, what=f"exporting with {rule}", mend="give a smaller --mem-len or --segment", error=ConfigError
+    )
 
 
 def finite_weights(run: Run) -> Weights:

@@ -19,7 +19,7 @@ from runtimes.contract.tokens import read_tokens
 from runtimes.sessions.open import open_session
 from runtimes.tasks.context_losses import context_losses, refuse_beyond_reach, spread_positions
 from runtimes.tasks.effective_context import THRESHOLD, perplexities, perplexity_gains, recl, relative_gains
-from runtimes.tasks.sweep import parse_values, sweep, under
+from runtimes.tasks.sweep import parse_values, sweep
 
 
 @click.command("recl")
@@ -120,7 +120,7 @@ def _group(paths: tuple[Path, ...], *, mem_len: int | None, threads: int | None)
     for path in paths:
         session = open_session(path, threads=threads)
         ((rule, _),) = sweep(session.rule, mem_lens=None if mem_len is None else (mem_len,))
-        sessions.append(under(session, rule))
+        sessions.append(session.with_rule(rule))
         if session.vocab.to_json() != sessions[0].vocab.to_json():
             raise UserError(
                 f"{path} has another vocabulary than {paths[0]}; a group's losses compare only over the same tokens."

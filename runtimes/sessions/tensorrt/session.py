@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, StreamError
+from runtimes.base.records import to_json
 from runtimes.contract.engine import (
     NAMES,
     PLAN,
@@ -24,7 +25,8 @@ from runtimes.contract.engine import (
 from runtimes.contract.memory import Memory
 from runtimes.contract.spec import VOCAB, Spec, TensorFacts
 from runtimes.contract.vocabulary import Vocab, load_vocab
-from runtimes.sessions.graph import GraphSession, LogitsOf
+from runtimes.sessions.description import describe_spec
+from runtimes.sessions.graph import GraphSession, Positions
 from runtimes.sessions.tensorrt.device_memory import Cuda, DeviceArray, Graph, PinnedArray
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
 
@@ -38,7 +40,8 @@ TYPES = {
 class TrtSession(GraphSession):
     """The session protocol (see `runtimes.contract.session.Session`) over one engine."""
 
-    fewest_logits: ClassVar[LogitsOf] = "last"  # the profiles have no room for empty tensors
+    logits_while_scoring: ClassVar[Positions] = "last"  # the profiles have no room for empty tensors
+    kernel: None = None  # an engine has one implementation
 
     def __init__(self, facts: EngineFacts, spec: Spec, vocab: Vocab, folder: Path) -> None:
         super().__init__(spec, vocab, facts.identity)
@@ -56,6 +59,23 @@ class TrtSession(GraphSession):
         self._engine = self._load(folder / PLAN)
         self._verify_signature()
         self._contexts = [self._context(index) for index in range(len(facts.profiles))]
+
+    @property
+    def computed_by(self) -> str:
+        return f"{NAMES[self.facts.flavour]} engine"
+
+    @classmethod
+    def describe(cls, folder: Path) -> dict[str, Any]:
+        """The facts of the engine in a folder; needs no TensorRT."""
+        engine, spec = load_engine(folder)
+        return describe_spec(spec) | {
+            "kind": "engine",
+            "identity": engine.identity,
+            "computed_by": f"{NAMES[engine.flavour]} engine",
+            "files": {name: to_json(facts) for name, facts in engine.files.items()},
+            "engine": to_json(engine),
+            "producer": spec.producer | engine.producer,
+        }
 
     @classmethod
     def open(cls, folder: Path, *, threads: int | None = None) -> TrtSession:

@@ -45,7 +45,8 @@ def test_check_passes_and_prints_its_figures(form: str, artefacts: dict[str, Pat
         "seconds",
         "against",
     }
-    assert set(figures) == keys | {"kernel", "note"}
+    assert set(figures) == keys | {"computed_by", "kernel", "note"}
+    assert "computed by: ONNX Runtime, standard operators\n" in result.stdout
     assert figures["passed"] is True
     assert figures["max_difference"] <= figures["tolerance"] == 1e-4
     assert figures["tokens"] > 100
@@ -69,7 +70,10 @@ def test_eval_prints_its_figures_and_settings(kind: str, folders: dict[str, Path
     figures = last_line(
         xl("eval", folders[kind], "--text", text_file, "--lanes", 3, "--segment", 5, "--json")
     )
-    assert figures.pop("kernel", None) == (None if kind == "torch" else "standard")
+    assert figures.pop("kernel") == (None if kind == "torch" else "standard")
+    assert figures.pop("computed_by") == (
+        "PyTorch" if kind == "torch" else "ONNX Runtime, standard operators"
+    )
     assert set(figures) == {
         "tokens", "nats", "nats_per_token", "bits_per_token", "perplexity", "tokens_per_second", "lanes", "segment",
         "memory_carried", "mem_len", "mask", "clamp_len", "initial_memory",
@@ -200,7 +204,7 @@ def test_memory_of_another_artefact_is_refused(artefacts: dict[str, Path], tmp_p
         == 0
     )
     refused(
-        xl("generate", artefacts["shift"], "--prompt", "a", "--load-memory", saved), "memory of the artefact"
+        xl("generate", artefacts["shift"], "--prompt", "a", "--load-memory", saved), "the memory of artefact"
     )
     refused(
         xl("generate", artefacts["ring"], "--prompt", "a", "--prompt", "b", "--load-memory", saved),

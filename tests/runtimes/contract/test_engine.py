@@ -21,7 +21,8 @@ from runtimes.contract.engine import (
     refuse_elsewhere,
     save_engine,
 )
-from runtimes.tasks.describe import describe, describe_lines
+from runtimes.sessions.open import describe
+from runtimes.tasks.describe import describe_lines
 from tests.fake_gpu import make_engine
 
 MUTATIONS = 300

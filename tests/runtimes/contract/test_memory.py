@@ -11,8 +11,9 @@ import pytest
 
 from runtimes.base.errors import ArtefactError, StreamError, UserError
 from runtimes.base.files import read_npz
+from runtimes.contract.checks import load_memory
 from runtimes.contract.memory import Memory, save_memory
-from runtimes.contract.session import Session, load_memory
+from runtimes.contract.session import Session
 
 EDGE_ONLY = ("torch", "onnx", "onnx_ir", "trainer", "xl_export", "benchmarks", "safetensors")
 CONTINUE = """
@@ -81,7 +82,7 @@ def test_memory_of_another_artefact_is_refused_by_loading_and_by_stepping(
 ) -> None:
     memory = feed(sessions["shift"], tokens)
     save_memory(memory, tmp_path / "memory.npz")
-    with pytest.raises(StreamError, match="holds memory of the artefact"):
+    with pytest.raises(StreamError, match="holds the memory of artefact"):
         load_memory(tmp_path / "memory.npz", sessions["ring"])
     with pytest.raises(StreamError, match="memory belongs to artefact"):
         sessions["ring"].step(tokens[None, :2].repeat(2, axis=0), memory)

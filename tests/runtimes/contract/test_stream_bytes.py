@@ -12,7 +12,8 @@ import pytest
 from runtimes import Memory, open_session
 from runtimes.contract.precision import MemoryPrecision
 from runtimes.contract.spec import Form, load_spec
-from runtimes.tasks.describe import describe, describe_lines
+from runtimes.sessions.open import describe
+from runtimes.tasks.describe import describe_lines
 from tests.architectures import ARCHITECTURES
 from tests.streams import rows
 from xl_export.artefact.export import export

@@ -280,7 +280,7 @@ def test_an_old_tensorrt_is_refused(monkeypatch: pytest.MonkeyPatch, engine: Pat
 
 
 def test_info_needs_no_tensorrt(engine: Path, python: Callable) -> None:
-    code = "from runtimes.tasks.describe import describe, describe_lines\nfrom pathlib import Path\n"
+    code = "from runtimes.sessions.open import describe\nfrom runtimes.tasks.describe import describe_lines\nfrom pathlib import Path\n"
     ended = python(
         code + "print(*describe_lines(describe(Path(sys.argv[1]))), sep='\\n')",
         engine,

@@ -12,8 +12,9 @@ import pytest
 from runtimes.base.errors import StreamError, TextError, UserError
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.session import FromLogits, Session
+from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab
+from runtimes.sessions.from_logits import FromLogits
 from runtimes.sessions.open import open_session
 from runtimes.tasks.generate import Piece, generate
 from runtimes.tasks.sample import Sampler

@@ -10,8 +10,7 @@ import pytest
 from runtimes import evaluate, open_session
 from runtimes.base.errors import ConfigError, StreamError
 from runtimes.contract.rule import MemoryRule
-from runtimes.tasks import sweep as settings
-from runtimes.tasks.sweep import parse_values, refuse_if_too_large, sweep, under
+from runtimes.tasks.sweep import parse_values, refuse_if_too_large, sweep
 from trainer.run.session import TorchSession
 
 RULE = MemoryRule(mem_len=16, segment=8)
@@ -66,8 +65,15 @@ def test_a_sweep_has_every_combination_and_keeps_what_is_not_given() -> None:
     assert sweep(RULE) == [(RULE, 8)]
     pairs = sweep(RULE, mem_lens=(4, 32), segments=(2, 20), clamp_lens=(0, 6))
     assert [(rule.mem_len, segment, rule.clamp_len) for rule, segment in pairs] == [
-        (4, 2, None), (4, 2, 6), (4, 20, None), (4, 20, 6), (32, 2, None), (32, 2, 6), (32, 20, None), (32, 20, 6),
-    ]  # fmt: skip
+        (4, 2, None),
+        (4, 2, 6),
+        (4, 20, None),
+        (4, 20, 6),
+        (32, 2, None),
+        (32, 2, 6),
+        (32, 20, None),
+        (32, 20, 6),
+    ]
     assert {(segment, rule.segment) for rule, segment in pairs} == {(2, 8), (20, 20)}
     with pytest.raises(ConfigError, match="1,024 settings"):
         sweep(RULE, mem_lens=range(32), segments=range(1, 33))
@@ -78,38 +84,38 @@ def test_a_sweep_has_every_combination_and_keeps_what_is_not_given() -> None:
 def test_a_run_under_another_rule_is_the_run_opened_with_it(run: Path, tokens: np.ndarray) -> None:
     own = open_session(run)
     for rule, segment in sweep(own.rule, mem_lens=(0, 5, 40), segments=(3, 12), clamp_lens=(0, 4)):
-        varied = evaluate(under(own, rule), tokens[:200], segment=segment)
+        varied = evaluate(own.with_rule(rule), tokens[:200], segment=segment)
         opened = evaluate(TorchSession.open(run, rule=rule), tokens[:200], segment=segment)
         assert np.array_equal(varied.token_nats, opened.token_nats)
         assert varied.rule == rule
-    assert under(own, own.rule) is own
+    assert own.with_rule(own.rule) is own
 
 
 def test_memory_does_not_pass_between_rules(run: Path) -> None:
     own = open_session(run)
-    other = under(own, sweep(own.rule, clamp_lens=(3,))[0][0])
+    other = own.with_rule(sweep(own.rule, clamp_lens=(3,))[0][0])
     with pytest.raises(StreamError, match="belongs to artefact"):
         other.step(np.zeros((1, 1), np.int64), own.start(1))
 
 
 def test_the_rule_of_an_artefact_is_fixed(artefacts: dict[str, Path]) -> None:
     own = open_session(artefacts["ring"])
-    assert under(own, own.rule) is own
+    assert own.with_rule(own.rule) is own
     cases = [
         ({"mem_lens": (4,)}, "--mem-len is 4.*exported with 16"),
         ({"clamp_lens": (4,)}, "--clamp-len is 4.*exported with none"),
     ]
     for given, message in cases:
         with pytest.raises(StreamError, match=f"{message}.*export again"):
-            under(own, sweep(own.rule, **given)[0][0])  # type: ignore[arg-type]
+            own.with_rule(sweep(own.rule, **given)[0][0])  # type: ignore[arg-type]
     with pytest.raises(StreamError, match="segment is 9; this artefact takes 1 to 8"):
-        under(own, sweep(own.rule, segments=(9,))[0][0])
+        own.with_rule(sweep(own.rule, segments=(9,))[0][0])
 
 
 def test_a_step_that_this_machine_cannot_hold_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = open_session(run)
     refuse_if_too_large(session, rows=2, segment=8)
-    monkeypatch.setattr(settings, "memory_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("runtimes.base.machine.memory_bytes", lambda: 1 << 20)
     refuse_if_too_large(session, rows=2, segment=8)
     with pytest.raises(StreamError, match=r"2 x 900 tokens with memory 16.*smaller --segment"):
         refuse_if_too_large(session, rows=2, segment=900)

@@ -231,7 +231,7 @@ def test_what_cannot_be_observed_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     model.blocks[0].query.weight.data[0, 0] = float("nan")
     with pytest.raises(ArtefactError, match="not finite"):
         observe(model, text(), rule, stretch=range(20, 22))
-    monkeypatch.setattr(inspection, "memory_bytes", lambda: 1000)
+    monkeypatch.setattr("runtimes.base.machine.memory_bytes", lambda: 1000)
     with pytest.raises(StreamError, match=r"the attention of 2 heads over memory 16 and segments of 8 takes"):
         observe(model, text(), rule, stretch=range(20, 22))
 

@@ -1,0 +1,25 @@
+"""`predict` and `score` for a session that computes all logits in `step`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runtimes.base.logits import log_probability
+from runtimes.contract.checks import checked_targets
+from runtimes.contract.memory import Memory
+from runtimes.contract.session import Session
+
+
+class FromLogits:
+    """`predict` and `score` from `step`. That is enough for a vocabulary of moderate size."""
+
+    def predict(self: Session, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        logits, memory = self.step(tokens, memory)
+        return logits[:, -1], memory
+
+    def score(
+        self: Session, tokens: np.ndarray, targets: np.ndarray, memory: Memory
+    ) -> tuple[np.ndarray, Memory]:
+        targets = checked_targets(self, targets, tokens)
+        logits, memory = self.step(tokens, memory)
+        return log_probability(logits, targets), memory
