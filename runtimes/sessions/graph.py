@@ -41,6 +41,11 @@ class GraphSession(FromLogits, ABC):
     def computed_by(self) -> str:
         """What computes a step, in words for people."""
 
+    @property
+    def kernel(self) -> str | None:
+        """The implementation that computes a step, where the runtime has several."""
+        return None
+
     @abstractmethod
     def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
         """Runs the graph once: reads `inputs` and the memory's tensors, fills `outputs` and advances the tensors."""

@@ -38,13 +38,17 @@ class OrtSession(GraphSession):
         library: Path | None = None,
     ) -> None:
         super().__init__(spec, vocab, spec.identity)
-        self.kernel: Kernel = "fused" if library else "standard"
+        self._kernel: Literal["standard", "fused"] = "fused" if library else "standard"
         self._ort = _import_onnxruntime(spec.form)
         self._session = self._load(graph, threads, library)
 
     @property
     def computed_by(self) -> str:
-        return COMPUTED_BY[self.kernel]
+        return COMPUTED_BY[self._kernel]
+
+    @property
+    def kernel(self) -> Literal["standard", "fused"]:
+        return self._kernel
 
     @classmethod
     def describe(cls, folder: Path) -> dict[str, Any]:

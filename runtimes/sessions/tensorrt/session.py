@@ -41,7 +41,6 @@ class TrtSession(GraphSession):
     """The session protocol (see `runtimes.contract.session.Session`) over one engine."""
 
     logits_while_scoring: ClassVar[Positions] = "last"  # the profiles have no room for empty tensors
-    kernel: None = None  # an engine has one implementation
 
     def __init__(self, facts: EngineFacts, spec: Spec, vocab: Vocab, folder: Path) -> None:
         super().__init__(spec, vocab, facts.identity)
