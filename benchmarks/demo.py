@@ -10,7 +10,8 @@ import click
 
 from benchmarks.cases.sliding_window import Row, run
 from benchmarks.configs import BenchmarkConfig
-from runtimes.base.files import read_bytes, refuse_existing
+from runtimes.base.files import read_bytes
+from runtimes.base.folders import refuse_existing
 from runtimes.sessions.open import open_session
 from runtimes.tasks.check import CheckReport, check
 from runtimes.tasks.evaluate import Score, evaluate

@@ -11,8 +11,6 @@ import hashlib
 import json
 import math
 import os
-import secrets
-import shutil
 import struct
 import tokenize
 import zipfile
@@ -25,6 +23,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from runtimes.base.errors import ArtefactError, UserError, first_line
+from runtimes.base.partial import make_hidden, sweep
 
 # Everything that zipfile and NumPy raise for a damaged archive (an encrypted member is a RuntimeError,
 # a header that is no Python literal a SyntaxError, TypeError or TokenError).
@@ -37,57 +36,16 @@ NPZ_ERRORS = (
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends without an error."""
-    temporary = _beside(path)
     with writing(path):
+        sweep(path)
+        temporary, lock = make_hidden(path, folder=False)
         try:
-            temporary.touch(exist_ok=False)
             yield temporary
-            _flush(temporary)
+            flush(temporary)
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def atomic_folder(path: Path, *, force: bool = False, marker: str) -> Iterator[Path]:
-    """A temporary folder beside `path` that takes its place when the block ends without an error.
-
-    An existing `path` is refused unless `force`, and then unless it holds the file `marker`, which shows that
-    it is what is being made again; it is replaced only once the new one is whole.
-    """
-    refuse_existing(path, force=force, marker=marker)
-    path = path.resolve()
-    temporary, retired = _beside(path), _beside(path)
-    with writing(path):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.mkdir()
-            yield temporary
-            for file in temporary.iterdir():
-                _flush(file)
-            if path.exists():
-                os.replace(path, retired)
-            try:
-                os.replace(temporary, path)
-            except OSError:
-                if retired.exists():
-                    os.replace(retired, path)
-                raise
-            shutil.rmtree(retired, ignore_errors=True)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-def refuse_existing(path: Path, *, force: bool, marker: str) -> None:
-    """Raises UserError when `path` exists and may not be replaced: see `atomic_folder`."""
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file, not a folder; give another --out.")
-    if path.exists() and not force:
-        raise UserError(f"{path} exists already; give another --out, or --force to replace it.")
-    if path.exists() and not (path / marker).is_file() and any(path.iterdir()):
-        raise UserError(
-            f"{path} holds other things than a folder to replace would (no {marker}); give another --out."
-        )
+            os.close(lock)
 
 
 def refuse_unwritable(path: Path, *, option: str, suffixes: tuple[str, ...]) -> None:
@@ -96,10 +54,10 @@ def refuse_unwritable(path: Path, *, option: str, suffixes: tuple[str, ...]) -> 
         raise UserError(f"{option} is {path}; expected a file name that ends in {' or '.join(suffixes)}.")
     if path.is_dir():
         raise UserError(f"{option} is {path}, which is a folder; give a file name.")
-    probe = _beside(path)
     with writing(path):
-        probe.touch(exist_ok=False)
+        probe, lock = make_hidden(path, folder=False)
         probe.unlink()
+        os.close(lock)
 
 
 def refuse_replacing(path: Path, *, option: str, force: bool) -> None:
@@ -195,11 +153,6 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     with open(path, "rb+") as stream:
         os.fsync(stream.fileno())
-
-
-def _beside(path: Path) -> Path:
-    """A new hidden name in the same folder."""
-    return path.parent / f".{path.name}.{secrets.token_hex(4)}"

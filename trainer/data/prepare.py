@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from runtimes.base.errors import TextError, UserError
-from runtimes.base.files import atomic_folder, refuse_existing, write_json
+from runtimes.base.files import write_json
+from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.spec import VOCAB, FileFacts, file_facts
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, WordVocab
 from trainer.data.corpora import CORPORA, WHOLE, Corpus
@@ -38,8 +39,8 @@ def prepare(
     all the same, unless it is another corpus. A tar or zip is unpacked beside `out` for the while.
     """
     corpus = CORPORA[name]
-    refuse_existing(out, force=force, marker=DATA)
-    with atomic_folder(out, force=force, marker=DATA) as folder:
+    refuse_existing(out, force=force, marker=DATA, sources=[source])
+    with atomic_folder(out, force=force, marker=DATA, sources=[source]) as folder:
         scratch = folder / "unpacked"
         found = find_corpus(corpus, source, scratch, unverified=unverified, progress=progress)
         vocab = _vocabulary(corpus, found.parts, progress)

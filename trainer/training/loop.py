@@ -16,7 +16,8 @@ import numpy as np
 from tqdm import tqdm
 
 from runtimes.base.errors import ArtefactError, ConfigError, DivergedError
-from runtimes.base.files import atomic_folder, read_json, refuse_existing, write_json
+from runtimes.base.files import read_json, write_json
+from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.records import from_json, to_json
 from runtimes.contract.spec import VOCAB
 from trainer.data.source import Source, load_source, reload_source, with_vocab_size
@@ -62,7 +63,8 @@ def resume(run: Path | str, *, progress: bool = True) -> Path:
 
 
 def _start(config: TrainConfig, out: Path, ranks: Ranks, *, force: bool, progress: bool) -> None:
-    ranks.on_first(lambda: refuse_existing(out, force=force, marker=METRICS))
+    sources = [Path(path) for path in (config.text, config.data) if path is not None]
+    ranks.on_first(lambda: refuse_existing(out, force=force, marker=METRICS, sources=sources))
     if config.text is not None:  # so that the run can be resumed from any folder
         config = dataclasses.replace(config, text=str(Path(config.text).resolve()))
     if config.data is not None:
@@ -75,7 +77,7 @@ def _start(config: TrainConfig, out: Path, ranks: Ranks, *, force: bool, progres
     tensors = snapshot(training)
 
     def make_folder() -> None:
-        with atomic_folder(out, force=force, marker=METRICS) as folder:
+        with atomic_folder(out, force=force, marker=METRICS, sources=sources) as folder:
             write_json(folder / CONFIG, to_json(config))
             write_json(folder / VOCAB, source.vocab.to_json())
             for name, text in source.files.items():

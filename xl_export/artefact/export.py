@@ -10,7 +10,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.base.files import atomic_folder, refuse_existing, write_json
+from runtimes.base.files import write_json
+from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.machine import package_versions, refuse_beyond_memory
 from runtimes.contract.precision import MemoryPrecision, Precision
 from runtimes.contract.rule import MemoryRule
@@ -61,7 +62,8 @@ def export(
     (unless it is an artefact and `force`), when the run is damaged, or when validation fails; `out` is then as it was.
     """
     out = Path(out)
-    refuse_existing(out, force=force, marker=SPEC)
+    sources = [Path(run), *([text] if text else [])]
+    refuse_existing(out, force=force, marker=SPEC, sources=sources)
     form, (precision, memory_precision) = (
         form_for(target, memory),
         precisions_for(target, precision, memory_precision),
@@ -75,7 +77,10 @@ def export(
         )
     tokens = held_out(Path(run), trained.vocab, text) if spec.lossy else None
     torch = ProjectedTorchSession(trained.model.eval(), trained.vocab, spec.rule, identity=trained.sha256)
-    with atomic_folder(out, force=force, marker=SPEC) as folder, tempfile.TemporaryDirectory() as beside:
+    with (
+        atomic_folder(out, force=force, marker=SPEC, sources=sources) as folder,
+        tempfile.TemporaryDirectory() as beside,
+    ):
         exact = spec
         if (
             spec.lossy

@@ -10,14 +10,8 @@ import click
 import numpy as np
 
 from runtimes.base.errors import ConfigError, TextError, UserError, needs
-from runtimes.base.files import (
-    atomic_file,
-    atomic_folder,
-    read_bytes,
-    refuse_existing,
-    refuse_replacing,
-    write_json,
-)
+from runtimes.base.files import atomic_file, read_bytes, refuse_replacing, write_json
+from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.records import to_json
 from runtimes.cli.options import echo_json, json_option, threads_option
 from runtimes.contract.rule import MemoryRule
@@ -91,7 +85,7 @@ def attention_command(
     What is seen is that of the run's evaluation, with --mem-len for its memory. Tokens that lack a whole memory before
     them are left out of averages.
     """
-    refuse_existing(out, force=force, marker=MARKER)
+    refuse_existing(out, force=force, marker=MARKER, sources=[run, text])
     pictures.new_figure(1, 1)  # before anything is computed: is there something to draw with?
     opened, tokens = _open(run, threads), read_bytes(text)
     from trainer.model.inspection import observe
@@ -105,7 +99,7 @@ def attention_command(
     layer, head = seen.widest(layer, head)
     title = f"{rule}; {seen.positions:,} tokens"
     facts = _facts(opened, rule, seen, layer, head)
-    with atomic_folder(out, force=force, marker=MARKER) as folder:
+    with atomic_folder(out, force=force, marker=MARKER, sources=[run, text]) as folder:
         pictures.draw_average(folder / "figure-5.png", seen.average, seen.persistent, title=title)
         _draw_stretch(folder / "figure-6.png", opened, rule, seen, layer, head, stream)
         if seen.terms is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from runtimes.base.errors import UserError, needs
-from runtimes.base.files import refuse_existing
+from runtimes.base.folders import refuse_existing
 from runtimes.cli.options import echo_json, json_option
 
 NAMES = (

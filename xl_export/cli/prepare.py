@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from runtimes.base.errors import UserError, needs
-from runtimes.base.files import refuse_existing
+from runtimes.base.folders import refuse_existing
 from runtimes.base.records import to_json
 from runtimes.cli.options import echo_json, json_option
 
@@ -63,7 +63,7 @@ def prepare_command(
         from trainer.data.download import download
         from trainer.data.prepare import prepare
 
-    refuse_existing(out, force=force, marker=DATA)
+    refuse_existing(out, force=force, marker=DATA, sources=[source])
     if not source.exists() and not fetch:
         raise UserError(
             f"{source} does not exist; give the archive, folder or file of {name}, or --download to fetch it there."

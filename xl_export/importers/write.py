@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from runtimes.base.files import atomic_folder, write_json
+from runtimes.base.files import write_json
+from runtimes.base.folders import atomic_folder
 from runtimes.base.machine import package_versions
 from runtimes.base.records import to_json
 from runtimes.contract.spec import VOCAB, file_facts
@@ -29,7 +30,8 @@ def write_run(checkpoint: Checkpoint, out: Path, *, record: dict[str, Any], forc
     assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == expected, (
         "a reader left something out"
     )
-    with atomic_folder(out, force=force, marker=IMPORT) as folder:
+    sources = list(checkpoint.files.values())
+    with atomic_folder(out, force=force, marker=IMPORT, sources=sources) as folder:
         write_json(folder / CONFIG, to_json(config))
         write_json(folder / VOCAB, checkpoint.vocab.to_json())
         save_tensors(folder / MODEL, {name: tensor.clone() for name, tensor in checkpoint.tensors.items()})

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import ArtefactError, ConfigError, UserError
-from runtimes.base.files import atomic_file, atomic_folder, read_bytes, refuse_existing, refuse_unwritable
+from runtimes.base.files import atomic_file, read_bytes, refuse_unwritable
+from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.machine import package_versions
 from runtimes.contract.engine import BUILD, NAMES, PLAN, SIDE_FILES, EngineFacts, Profile, save_engine
 from runtimes.contract.precision import QUANTISED
@@ -30,7 +31,7 @@ def build(
     is damaged or of a form that engines do not take, and when TensorRT refuses the graph; `out` is then as it was.
     """
     artefact, out = Path(artefact), Path(out)
-    refuse_existing(out, force=force, marker=BUILD)
+    refuse_existing(out, force=force, marker=BUILD, sources=[artefact])
     spec = load_spec(artefact)
     refuse_artefact(spec, artefact)
     profiles = options.profiles(spec.rule)
@@ -46,7 +47,7 @@ def build(
         refuse_unfit(spec, gpu)
         register_plugins(gpu)
     began = time.perf_counter()
-    with atomic_folder(out, force=force, marker=BUILD) as folder:
+    with atomic_folder(out, force=force, marker=BUILD, sources=[artefact]) as folder:
         with held_interrupt():
             parsed = parse(trt, log, artefact, attention=options.attention, name=NAMES[options.flavour])
         (folder / PLAN).write_bytes(serialize(trt, log, parsed, spec, profiles, options))

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from runtimes.base.errors import ArtefactError, UserError
-from runtimes.base.files import atomic_file, atomic_folder, read_bytes, read_json, read_npz, write_json
+from runtimes.base.files import atomic_file, read_bytes, read_json, read_npz, write_json
+from runtimes.base.folders import atomic_folder
 
 
 def names(folder: Path) -> list[str]:
@@ -34,14 +35,6 @@ def test_a_file_takes_its_place_when_the_block_ends(tmp_path: Path) -> None:
         assert (tmp_path / "file").read_text() == "old"
     assert (tmp_path / "file").read_text() == "new"
     assert names(tmp_path) == ["file"]
-
-
-def test_a_folder_takes_its_place_when_the_block_ends(tmp_path: Path) -> None:
-    with atomic_folder(tmp_path / "deep" / "folder", marker="file") as temporary:
-        (temporary / "file").write_text("new")
-        assert not (tmp_path / "deep" / "folder").exists()
-    assert (tmp_path / "deep" / "folder" / "file").read_text() == "new"
-    assert names(tmp_path / "deep") == ["folder"]
 
 
 def test_files_and_folders_have_the_usual_permissions(tmp_path: Path) -> None:
@@ -84,60 +77,6 @@ def test_an_error_inside_leaves_the_old_content_and_nothing_else(
     assert names(tmp_path / "folder") == ["file"]
 
 
-def test_an_existing_folder_is_refused_without_force_and_replaced_with_it(tmp_path: Path) -> None:
-    path = tmp_path / "folder"
-    for content in ("first", "second"):
-        with atomic_folder(path, force=content == "second", marker="first") as temporary:
-            (temporary / content).write_text(content)
-    assert names(path) == ["second"]
-    assert names(tmp_path) == ["folder"]
-    with pytest.raises(UserError, match="exists already"), atomic_folder(path, marker="file"):
-        pytest.fail("the block must not run")
-    (tmp_path / "file").write_text("precious")
-    with (
-        pytest.raises(UserError, match="not a folder"),
-        atomic_folder(tmp_path / "file", force=True, marker="file"),
-    ):
-        pytest.fail("the block must not run")
-
-
-def test_force_replaces_nothing_but_an_earlier_folder_of_the_same_kind(tmp_path: Path) -> None:
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "thesis.txt").write_text("years")
-    for path in (tmp_path / "precious", tmp_path, Path("/")):
-        with (
-            pytest.raises(UserError, match="holds other things"),
-            atomic_folder(path, force=True, marker="file"),
-        ):
-            pytest.fail("the block must not run")
-    assert (tmp_path / "precious" / "thesis.txt").read_text() == "years"
-    assert names(tmp_path) == ["precious"]
-
-
-def test_a_replacement_that_fails_on_the_way_brings_the_old_folder_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "file").write_text("old")
-    replace, calls = os.replace, []
-
-    def failing(source: Path, target: Path) -> None:
-        calls.append(target)
-        if len(calls) == 2:
-            raise OSError(28, "No space left on device")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", failing)
-    with (
-        pytest.raises(UserError, match="No space left"),
-        atomic_folder(tmp_path / "folder", force=True, marker="file") as new,
-    ):
-        (new / "file").write_text("new")
-    assert len(calls) == 3
-    assert (tmp_path / "folder" / "file").read_text() == "old"
-    assert names(tmp_path) == ["folder"]
-
-
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="could not be written: Not a directory"):
@@ -155,7 +94,8 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from runtimes.base.errors import UserError
-from runtimes.base.files import atomic_folder, write_json
+from runtimes.base.files import write_json
+from runtimes.base.folders import atomic_folder
 target = Path(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
@@ -189,7 +129,7 @@ def test_a_kill_while_writing_leaves_no_folder_and_a_second_try_succeeds(tmp_pat
     code = """
 import sys, time
 from pathlib import Path
-from runtimes.base.files import atomic_folder
+from runtimes.base.folders import atomic_folder
 with atomic_folder(Path(sys.argv[1]), marker="file") as folder:
     (folder / "first").write_bytes(b"x" * 100000)
     print("writing", flush=True)

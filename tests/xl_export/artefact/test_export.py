@@ -20,6 +20,7 @@ from runtimes import UserError, check, open_session
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import REFERENCE, WEIGHTS, file_facts, load_spec, save_spec
 from runtimes.tasks.check import load_reference
+from tests.commands import refused, xl
 from xl_export.artefact import validate
 from xl_export.artefact.export import export
 from xl_export.cli.main import main
@@ -261,3 +262,16 @@ def test_check_fails_where_weights_are_others_even_if_every_hash_was_made_to_fit
     report = check(folder)
     assert not report.passed
     assert report.max_difference > 0.01
+
+
+def test_an_export_over_the_folder_that_holds_its_source_is_refused(
+    artefacts: dict[str, Path], run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(artefacts["ring"], tmp_path / "artefact"))
+    shutil.copytree(run, folder / "run")
+    before = sorted(path.name for path in folder.rglob("*"))
+    monkeypatch.chdir(folder)
+    ended = xl("export", "run", "--out", ".", "--force")
+    refused(ended, "run lies in ., which would be replaced and deleted")
+    refused(xl("export", run, "--out", ".", "--force"), "the folder that this command was started in")
+    assert sorted(path.name for path in folder.rglob("*")) == before

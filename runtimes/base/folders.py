@@ -1,0 +1,136 @@
+"""Folders that are whole or absent: everything is made under a hidden name and renamed into place at the end.
+
+A kill at any moment leaves either the old folder or the new one under the name that was asked for. What it leaves
+under the hidden name is removed by the next command that writes to the same place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from runtimes.base.errors import UserError
+from runtimes.base.files import flush, writing
+from runtimes.base.partial import hidden_name, make_hidden, sweep
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
+
+
+@contextlib.contextmanager
+def atomic_folder(
+    path: Path, *, force: bool = False, marker: str, sources: Sequence[Path] = ()
+) -> Iterator[Path]:
+    """A temporary folder beside `path` that takes its place when the block ends without an error.
+
+    marker: the file that shows what kind of folder this is. An existing `path` is refused unless it is empty,
+    or `force` is given and it holds the marker; it is looked at again just before it is replaced, because
+    somebody else may have filled it meanwhile. sources: what the new folder is made from, which must not lie
+    in the folder that is replaced. Raises UserError; `path` is then as it was.
+    """
+    refuse_existing(path, force=force, marker=marker, sources=sources)
+    path = path.resolve()
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sweep(path)
+        temporary, lock = make_hidden(path, folder=True)
+        try:
+            yield temporary
+            for file in temporary.iterdir():
+                flush(file)
+            if force:
+                _exchange(temporary, path, marker=marker, sources=sources)
+            else:
+                _move_onto_nothing(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            os.close(lock)
+
+
+def refuse_existing(path: Path, *, force: bool, marker: str, sources: Sequence[Path] = ()) -> None:
+    """Raises UserError when `path` exists and may not be replaced: see `atomic_folder`."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file, not a folder; give another --out.")
+    if not path.exists() or not any(path.iterdir()):
+        return
+    if not force:
+        raise UserError(f"{path} exists already; give another --out, or --force to replace it.")
+    if not (path / marker).is_file():
+        raise UserError(
+            f"{path} holds other things than a folder to replace would (no {marker}); give another --out."
+        )
+    whole = path.resolve()
+    for source in sources:
+        if source.exists() and source.resolve().is_relative_to(whole):
+            raise UserError(
+                f"{source} lies in {path}, which would be replaced and deleted; give another --out, "
+                "or move it elsewhere first."
+            )
+    if _working_folder().is_relative_to(whole):
+        raise UserError(
+            f"{path} is the folder that this command was started in, or contains it, and would be deleted; "
+            "start the command elsewhere, or give another --out."
+        )
+
+
+def _working_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # it was deleted
+        return Path("/")
+
+
+def _move_onto_nothing(temporary: Path, path: Path) -> None:
+    """Renames onto what is absent or an empty folder: the operating system refuses anything else."""
+    try:
+        os.rename(temporary, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        raise UserError(
+            f"{path} was written by somebody else meanwhile, and is left as it is; give another --out, "
+            "or --force to replace it."
+        ) from error
+
+
+def _exchange(temporary: Path, path: Path, *, marker: str, sources: Sequence[Path]) -> None:
+    """Puts the new folder in place of the old one, which ends up under the temporary name."""
+    refuse_existing(path, force=True, marker=marker, sources=sources)
+    if not path.exists():
+        return _move_onto_nothing(temporary, path)
+    if _swap(temporary, path):
+        try:  # what was there at that very moment must be what may be deleted
+            refuse_existing(temporary, force=True, marker=marker)
+        except UserError as error:
+            _swap(temporary, path)
+            raise UserError(f"{path} changed meanwhile, and is left as it is; give another --out.") from error
+        return None
+    retired = hidden_name(path)
+    os.rename(path, retired)
+    try:
+        os.rename(temporary, path)
+    except OSError:
+        os.rename(retired, path)
+        raise
+    os.rename(retired, temporary)
+    return None
+
+
+def _swap(first: Path, second: Path) -> bool:
+    """Exchanges two names at once, so that neither is ever missing; False where the system cannot."""
+    if not sys.platform.startswith("linux"):
+        return False
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(second), RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):  # the file system knows no exchange
+        return False
+    raise OSError(number, os.strerror(number), str(second))

@@ -1,0 +1,63 @@
+"""Hidden names for what is being written, beside the place that it will take.
+
+Whoever writes holds a lock on the hidden file or folder. So a later command can tell what a killed one left
+behind, which nobody has locked, from what somebody else is writing now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+
+
+def hidden_name(path: Path) -> Path:
+    """A new hidden name in the folder of `path`; `sweep` knows it again."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+
+
+def make_hidden(path: Path, *, folder: bool) -> tuple[Path, int]:
+    """An empty hidden file or folder beside `path`, and the descriptor that holds its lock until it is closed."""
+    while True:
+        hidden = hidden_name(path)
+        if folder:
+            hidden.mkdir()
+            lock = os.open(hidden, os.O_RDONLY)
+        else:
+            lock = os.open(hidden, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # a sweeper came between the two calls, and removes it: take another name
+            os.close(lock)
+            continue
+        except OSError:  # a file system without locks, where nothing is swept
+            return hidden, lock
+        if hidden.exists():
+            return hidden, lock
+        os.close(lock)
+
+
+def sweep(path: Path) -> None:
+    """Removes what killed commands left beside `path`: hidden names made for it that nobody has locked."""
+    left = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{8}\.partial")
+    with contextlib.suppress(OSError):  # a folder that cannot be listed keeps what is in it
+        for entry in list(os.scandir(path.parent)):
+            if left.fullmatch(entry.name) and not entry.is_symlink():
+                _remove_unlocked(Path(entry.path), folder=entry.is_dir())
+
+
+def _remove_unlocked(hidden: Path, *, folder: bool) -> None:
+    with contextlib.suppress(OSError):
+        lock = os.open(hidden, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if folder:
+                shutil.rmtree(hidden, ignore_errors=True)
+            else:
+                hidden.unlink()
+        finally:
+            os.close(lock)

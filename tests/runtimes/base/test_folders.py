@@ -1,0 +1,219 @@
+"""Folders are whole or absent, and nothing is replaced that nobody asked to replace."""
+
+# ruff: noqa: PT012 (what happens inside the block is what is tested)
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from runtimes.base import folders
+from runtimes.base.errors import UserError
+from runtimes.base.files import atomic_file
+from runtimes.base.folders import atomic_folder
+from tests.runtimes.base.test_files import names
+
+
+def test_a_folder_takes_its_place_when_the_block_ends(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path / "deep" / "folder", marker="file") as temporary:
+        (temporary / "file").write_text("new")
+        assert not (tmp_path / "deep" / "folder").exists()
+    assert (tmp_path / "deep" / "folder" / "file").read_text() == "new"
+    assert names(tmp_path / "deep") == ["folder"]
+
+
+def test_an_existing_folder_is_refused_without_force_and_replaced_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    for content in ("first", "second"):
+        with atomic_folder(path, force=content == "second", marker="first") as temporary:
+            (temporary / content).write_text(content)
+    assert names(path) == ["second"]
+    assert names(tmp_path) == ["folder"]
+    with pytest.raises(UserError, match="exists already"), atomic_folder(path, marker="file"):
+        pytest.fail("the block must not run")
+    (tmp_path / "file").write_text("precious")
+    with (
+        pytest.raises(UserError, match="not a folder"),
+        atomic_folder(tmp_path / "file", force=True, marker="file"),
+    ):
+        pytest.fail("the block must not run")
+
+
+def test_force_replaces_nothing_but_an_earlier_folder_of_the_same_kind(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.txt").write_text("years")
+    for path in (tmp_path / "precious", tmp_path, Path("/")):
+        with (
+            pytest.raises(UserError, match="holds other things"),
+            atomic_folder(path, force=True, marker="file"),
+        ):
+            pytest.fail("the block must not run")
+    assert (tmp_path / "precious" / "thesis.txt").read_text() == "years"
+    assert names(tmp_path) == ["precious"]
+
+
+def test_a_replacement_that_fails_on_the_way_brings_the_old_folder_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("old")
+    rename, calls = os.rename, []
+
+    def failing(source: Path, target: Path) -> None:
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        rename(source, target)
+
+    monkeypatch.setattr(folders, "_swap", lambda first, second: False)
+    monkeypatch.setattr(os, "rename", failing)
+    with (
+        pytest.raises(UserError, match="No space left"),
+        atomic_folder(tmp_path / "folder", force=True, marker="file") as new,
+    ):
+        (new / "file").write_text("new")
+    assert len(calls) == 3
+    assert (tmp_path / "folder" / "file").read_text() == "old"
+    assert names(tmp_path) == ["folder"]
+
+
+def fill(folder: Path, text: str) -> None:
+    """Makes a folder that a command of the kind `file` could have written."""
+    folder.mkdir(exist_ok=True)
+    (folder / "file").write_text(text)
+
+
+def test_a_folder_that_somebody_else_fills_meanwhile_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    with (
+        pytest.raises(UserError, match="was written by somebody else meanwhile"),
+        atomic_folder(path, marker="file") as mine,
+    ):
+        fill(mine, "mine")
+        fill(path, "theirs")
+    assert (path / "file").read_text() == "theirs"
+    assert names(tmp_path) == ["folder"]
+
+
+def test_an_empty_folder_is_filled_without_force(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with atomic_folder(tmp_path / "folder", marker="file") as mine:
+        fill(mine, "mine")
+    assert (tmp_path / "folder" / "file").read_text() == "mine"
+
+
+def test_of_two_that_write_one_folder_the_second_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    with (
+        pytest.raises(UserError, match="meanwhile"),
+        atomic_folder(path, marker="file") as first,
+    ):
+        fill(first, "first")
+        with atomic_folder(path, marker="file") as second:
+            fill(second, "second")
+    assert (path / "file").read_text() == "second"
+    assert names(tmp_path) == ["folder"]
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_what_became_something_else_meanwhile_is_not_replaced(
+    exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --force, too; whether it changes before the last look or between that and the exchange."""
+    path, swap = tmp_path / "folder", folders._swap
+
+    def change_and_swap(first: Path, second: Path) -> bool:
+        if (path / "file").exists():
+            (path / "file").rename(path / "thesis")
+        return swap(first, second)
+
+    fill(path, "old")
+    if exchange:
+        monkeypatch.setattr(folders, "_swap", change_and_swap)
+    with (
+        pytest.raises(UserError, match="changed meanwhile" if exchange else "holds other things"),
+        atomic_folder(path, marker="file", force=True) as mine,
+    ):
+        fill(mine, "mine")
+        if not exchange:
+            (path / "file").rename(path / "thesis")
+    assert (path / "thesis").read_text() == "old"
+    assert names(tmp_path) == ["folder"]
+
+
+def test_a_source_inside_the_folder_that_is_replaced_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "folder"
+    fill(path, "old")
+    fill(path / "run", "source")
+    for source in (path, path / "run", tmp_path / "other" / ".." / "folder" / "run" / "file"):
+        (tmp_path / "other").mkdir(exist_ok=True)
+        with (
+            pytest.raises(UserError, match="which would be replaced and deleted"),
+            atomic_folder(path, marker="file", force=True, sources=[source]),
+        ):
+            pytest.fail("the block must not run")
+    monkeypatch.chdir(path / "run")
+    with (
+        pytest.raises(UserError, match="this command was started in"),
+        atomic_folder(Path(".."), marker="file", force=True),
+    ):
+        pytest.fail("the block must not run")
+    assert (path / "run" / "file").read_text() == "source"
+
+
+REPLACE_FOR_EVER = """
+import sys
+from pathlib import Path
+from runtimes.base.folders import atomic_folder
+path = Path(sys.argv[1])
+print("ready", flush=True)
+while True:
+    with atomic_folder(path, marker="file", force=True) as mine:
+        (mine / "file").write_text("whole")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux exchanges two names at once")
+def test_a_kill_between_two_renames_leaves_neither_name_empty(tmp_path: Path) -> None:
+    """While a folder is replaced again and again it is always there; so it is after each kill."""
+    path = tmp_path / "folder"
+    fill(path, "whole")
+    for _ in range(5):
+        command = [sys.executable, "-c", REPLACE_FOR_EVER, str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            began = time.monotonic()
+            while time.monotonic() - began < 0.15:
+                os.stat(path)  # never FileNotFoundError
+            child.send_signal(signal.SIGKILL)
+        assert (path / "file").read_text() == "whole"
+    with atomic_folder(path, marker="file", force=True) as mine:
+        fill(mine, "new")
+    assert names(tmp_path) == ["folder"]
+
+
+def test_what_a_killed_command_left_is_swept_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+    path, other = tmp_path / "folder", tmp_path / "other"
+    for left in (".folder.0123abcd.partial", ".file.0123abcd.partial", ".folder.0123abcd.not"):
+        (tmp_path / left).mkdir()
+    (tmp_path / ".file.0123abce.partial").touch()
+    with atomic_folder(path, marker="file") as mine:
+        fill(mine, "mine")
+        with atomic_folder(path, marker="file", force=True) as second:  # sweeps, but not what is in use
+            fill(second, "second")
+        assert (mine / "file").read_text() == "mine"
+        for folder in (path, second):
+            assert folder.exists() == (folder == path)
+        (path / "file").unlink()
+    with atomic_file(tmp_path / "file") as temporary:
+        temporary.write_text("text")
+    assert not other.exists()
+    assert names(tmp_path) == [".folder.0123abcd.not", "file", "folder"]
