@@ -1,7 +1,7 @@
 """Folders that are whole or absent: everything is made under a hidden name and renamed into place at the end.
 
-A kill at any moment leaves either the old folder or the new one under the name that was asked for. What it leaves
-under the hidden name is removed by the next command that writes to the same place.
+A kill at any moment leaves either the old folder or the new one under the name that was asked for. What it
+leaves under the hidden name is removed by the next command that writes to the same place.
 """
 
 from __future__ import annotations

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 from importlib.metadata import PackageNotFoundError, version
 
+from runtimes.base.cgroup import cpu_limit, memory_limit
 from runtimes.base.errors import StreamError, UserError
 
 
 def available_cpus() -> int:
-    """The number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The number of CPUs that this process may use: by its affinity, and by the quota of its container."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cpus, cpu_limit() or cpus)
 
 
 def memory_bytes() -> int:
-    """The physical memory in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """The bytes of memory that this process may take: the physical memory, or the limit of its container."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(physical, memory_limit() or physical)
 
 
 def refuse_beyond_memory(
@@ -26,19 +29,23 @@ def refuse_beyond_memory(
     error: type[UserError] = StreamError,
     available: int | None = None,
 ) -> None:
-    """Raises `error` where `num_bytes` is more than the memory of this machine, or than `available` bytes of it.
+    """Raises `error` where `num_bytes` is more than the memory of this machine, or than `available` bytes of
+    it.
 
     what: the subject of the sentence, in the singular. mend: what the reader can do, in the imperative.
     """
     available = memory_bytes() if available is None else available
     if num_bytes > available:
         raise error(
-            f"{what} takes about {num_bytes / 2**30:,.0f} GiB and this machine has {available / 2**30:.0f}; {mend}."
+            f"{what} takes about {num_bytes / 2**30:,.0f} GiB and this "
+            f"machine has {available / 2**30:.0f}; {mend}."
         )
 
 
 def package_versions() -> dict[str, str]:
-    """The versions of the packages that take part in our numbers; a package that is not installed is left out."""
+    """The versions of the packages that take part in our numbers; a package that is not installed is left
+    out.
+    """
     installed = {}
     for package in ("xl-export", "numpy", "onnx-ir", "onnxruntime", "torch"):
         try:
