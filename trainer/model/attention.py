@@ -18,6 +18,8 @@ class Terms:
 
     position [J, H, K]: r(d). bias [J, H]: added to r(d)'s score. u, v [H, K]: added to the query where it meets keys, and
     where it meets r(d). gate [J, H]: m(d), the soft span mask. Each may be None.
+    window and epsilon go with a gate that is normalised as in the public code of adaptive spans: the softmax covers the
+    distances up to `window`, and masked weights are divided by their sum plus `epsilon`.
     """
 
     position: Tensor | None = None
@@ -25,6 +27,8 @@ class Terms:
     u: Tensor | None = None
     v: Tensor | None = None
     gate: Tensor | None = None
+    window: int | None = None
+    epsilon: float = 0.0
 
 
 NO_TERMS = Terms()
@@ -65,6 +69,9 @@ def attention_weights(
     scores_BHTJ = torch.einsum("bthk,bjhk->bhtj", query if terms.u is None else query + terms.u, key)
     if terms.position is not None:
         scores_BHTJ = scores_BHTJ + position_scores(query, terms)
+    if terms.window is not None:
+        distance = torch.arange(J - T, J, device=key.device)[:, None] - torch.arange(J, device=key.device)
+        visible = visible & (distance <= terms.window)
     scores = (scores_BHTJ * scale).masked_fill(~visible[:, None], float("-inf"))
     if persistent is not None:
         scores = torch.cat([scores, torch.einsum("bthk,hnk->bhtn", query, persistent) * scale], dim=-1)
@@ -76,7 +83,7 @@ def attention_weights(
         return weights
     gate_HTJ = shift(terms.gate.flip(0).T[None, :, None].expand(1, -1, T, -1))[0]
     weights = torch.cat([weights[..., :J] * gate_HTJ, weights[..., J:]], dim=-1)
-    total = weights.sum(dim=-1, keepdim=True)
+    total = weights.sum(dim=-1, keepdim=True) + terms.epsilon
     return weights / torch.where(total > 0, total, 1.0)  # a query that sees nothing keeps its zeros
 
 

@@ -64,15 +64,20 @@ class SpanConfig:
     """Adaptive attention span (Sukhbaatar et al. 2019a, section 3.2; 2019b, section 5.1).
 
     maximum: the longest span that a head can learn, in tokens (S). ramp: width of the soft edge (R). penalty: the
-    coefficient of the span loss. initial: share of the maximum that spans start with.
+    coefficient of the span loss. initial: share of the maximum that spans start with. epsilon: is added to the sum that
+    masked weights are divided by; the public code of the paper adds 1e-8. A head whose softmax lies almost wholly outside
+    its span then answers with less than one full weight, so an imported model needs it to give its project's scores.
     """
 
     maximum: int
     ramp: int = 32
     penalty: float = 0.0
     initial: float = 0.0
+    epsilon: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.epsilon < 1:
+            raise ConfigError(f"span.epsilon is {self.epsilon}; expected 0, or a small number such as 1e-8.")
         if not 1 <= self.maximum <= MAX_LENGTH or not 1 <= self.ramp <= MAX_LENGTH:
             raise ConfigError(
                 f"span.maximum is {self.maximum} and span.ramp {self.ramp}; expected 1 to {MAX_LENGTH} tokens."

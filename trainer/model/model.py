@@ -86,7 +86,9 @@ class Block(nn.Module):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, terms: Terms, sight: Sight) -> Tensor:
         """Answers [B, T, D] of the first sublayer to query [B, T, H, K], key and value [B, J, H, K]."""
         if self.span is not None:
-            terms = replace(terms, gate=self.span.mask(key.shape[1]))
+            terms = replace(
+                terms, gate=self.span.mask(key.shape[1]), window=self.span.window(), epsilon=self.span.span.epsilon
+            )
         dropout = self.config.attention_dropout if self.training else 0.0
         if self.persistent is None or self.two_sublayers:
             answer = sight.attention(query, key, value, visible=sight.visible, terms=terms, dropout=dropout)
@@ -223,8 +225,8 @@ class LanguageModel(nn.Module):
         return [like.new_zeros(batch, rule.mem_len, self.config.d_model) for _ in self.blocks]
 
     def reaches(self) -> tuple[tuple[int, ...], ...] | None:
-        """The longest distance that each head of each layer gives any weight, [L][H]; None without adaptive spans."""
-        return tuple(span.reaches() for span in self.spans()) or None
+        """The longest distance that each head of each layer must remember, [L][H]; None without adaptive spans."""
+        return tuple(span.remembered() for span in self.spans()) or None
 
     def spans(self) -> list[AdaptiveSpan]:
         """The adaptive spans of all layers; none where the model has none."""

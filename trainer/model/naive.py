@@ -30,6 +30,8 @@ def naive_attention(
                 if not visible[b, i, j]:
                     continue
                 distance = (J - T + i) - j
+                if terms.window is not None and distance > terms.window:
+                    continue
                 scores.append(_score(query[b, i], key[b, j], distance, terms) / K**0.5)
                 masks.append(torch.ones(H).to(query) if terms.gate is None else terms.gate[distance])
                 values.append(value[b, j])
@@ -42,7 +44,8 @@ def naive_attention(
                 rows.append(0 * query[b, i])
                 continue
             weights_HJ = torch.stack(scores, dim=-1).softmax(dim=-1) * torch.stack(masks, dim=-1)
-            weights_HJ = F.dropout(weights_HJ / weights_HJ.sum(dim=-1, keepdim=True), dropout)
+            weights_HJ = weights_HJ / (weights_HJ.sum(dim=-1, keepdim=True) + terms.epsilon)
+            weights_HJ = F.dropout(weights_HJ, dropout)
             rows.append(torch.einsum("hj,jhk->hk", weights_HJ, torch.stack(values)))
     return torch.stack(rows).view(B, T, H, K)
 

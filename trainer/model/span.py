@@ -11,6 +11,9 @@ from runtimes.base.errors import ArtefactError
 from trainer.model.config import ModelConfig, SpanConfig
 
 
+WINDOW_STEP = 64  # tokens by which the public code shortens its softmax
+
+
 class AdaptiveSpan(nn.Module):
     """The spans of all heads of one layer. share [H]: z_h / S, from 0 to 1."""
 
@@ -37,6 +40,22 @@ class AdaptiveSpan(nn.Module):
         """Clamps spans to 0 … S, as after each optimiser step."""
         with torch.no_grad():
             self.share.clamp_(0, 1)
+
+    def window(self) -> int | None:
+        """The longest distance in the softmax before the mask, where `epsilon` makes it matter; otherwise None.
+
+        The public code drops whole steps of 64 tokens beyond the longest span of a layer's heads and its ramp.
+        """
+        if not self.span.epsilon:
+            return None
+        S = self.span.maximum
+        longest = min(S, math.ceil(self.share.max().item() * S) + self.span.ramp)
+        return S - min(S - 1, S - longest) // WINDOW_STEP * WINDOW_STEP
+
+    def remembered(self) -> tuple[int, ...]:
+        """The longest distance that each head must remember: all of the window, or as far as its span gives weight."""
+        window = self.window()
+        return self.reaches() if window is None else (window,) * len(self.share)
 
     def reaches(self) -> tuple[int, ...]:
         """The longest distance that each head gives any weight; raises ArtefactError for spans that no training leaves."""

@@ -23,11 +23,12 @@ import onnx_ir as ir
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Form, HeadGroup, Spec, head_groups
 from trainer.model.config import ModelConfig
+from xl_export.graph.gated import gated_attention
 from xl_export.graph.head import all_logits, embed, selected
 from xl_export.graph.layers import Layers, Weights
 from xl_export.graph.ops import graph_input
 from xl_export.graph.persistent import attend_persistent, context_and_persistent
-from xl_export.graph.tables import bias_table, position_table, query_bias, sinusoids, table_rows
+from xl_export.graph.tables import bias_table, position_table, query_bias, sinusoids, span_table, table_rows
 from xl_export.graph.visibility import Sight, make_sight
 
 OPSETS: dict[Form, int] = {"ring": 24, "shift": 23, "hidden": 23}  # Attention is 23, TensorScatter 24
@@ -184,7 +185,7 @@ class StepGraph(Layers):
         op, arguments = self.op, (self.weights, self.config)
         u, v = (query_bias(*arguments, kind, group.layer, group.heads) for kind in ("u", "v"))
         table = position_table(*arguments, group.rule, group.layer, group.heads)
-        bias = bias_table(*arguments, group.rule, group.layer, group.heads)
+        bias = bias_table(*arguments, group.rule, group.layer, group.heads, masks=not self.gated)
         name, sight = f"blocks.{group.name}.", self.sight(group)
         scores = None
         if table is not None:
@@ -203,11 +204,30 @@ class StepGraph(Layers):
                 )
             bias_BHTJ = op.Add(op.GatherElements(scores, row, axis=3), sight.mask)
         content = query if u is None else op.Add(query, op.constant(u, name + "u"))
+        if self.gated:
+            return gated_attention(
+                self, self.config, group.layer, group.heads, query=query, content=content, key=key, value=value,
+                bias=bias_BHTJ, gate=self.gate(group, query),
+            )  # fmt: skip
         if self.config.sublayers == "all-attention":
             return context_and_persistent(
                 self, group.layer, group.heads, query, content, key, value, bias_BHTJ
             )
         return op.Attention(content, key, value, bias_BHTJ, scale=1.0)
+
+    @property
+    def gated(self) -> bool:
+        """Whether the span mask multiplies weights after the softmax, which an epsilon in the sum requires."""
+        return self.config.span is not None and self.config.span.epsilon > 0
+
+    def gate(self, group: Group, query: ir.Value) -> ir.Value:
+        """m(d) of a group's heads for every query and key, [B, h, T, J]; 0 for keys that are not visible."""
+        op, sight = self.op, self.sight(group)
+        table = span_table(self.weights, self.config, group.rule, group.layer, group.heads)
+        constant = op.constant(table[:, None], f"blocks.{group.name}.span_table")
+        lead = op.Concat(op.Shape(query, start=0, end=3), op.constant(np.array([1])), axis=0)
+        by_key = op.GatherElements(op.Expand(constant, lead), sight.row_of(len(group.heads)), axis=3)
+        return op.Mul(by_key, op.Exp(sight.mask))
 
     def from_input(
         self, layer: int, x: ir.Value, order: list[int], others: list[int]

@@ -55,22 +55,33 @@ def position_table(
 
 
 def bias_table(
-    weights: Weights, config: ModelConfig, rule: MemoryRule, layer: int, heads: Sequence[int]
+    weights: Weights, config: ModelConfig, rule: MemoryRule, layer: int, heads: Sequence[int], *, masks: bool = True
 ) -> np.ndarray | None:
-    """What is added to the score of a distance whatever the query, float32 [h, 1, R]: biases / sqrt(K), and log m(d)."""
+    """What is added to the score of a distance whatever the query, float32 [h, 1, R]: biases / sqrt(K), and log m(d).
+
+    masks: whether log m(d) is part of it; otherwise the memory rule of the heads ends at the last distance of their softmax.
+    """
     rows, table = np.arange(table_rows(config, rule)), None
     if config.positions == "shaw":
         at = np.minimum(
             rows if rule.clamp_len is None else np.minimum(rows, rule.clamp_len), config.context - 1
         )
         table = weights["positions.table_bias"][layer][at] / np.float32(config.head_dim**0.5)
-    if config.span:
-        share = weights[f"blocks.{layer}.span.share"]
-        mask = np.clip((1 - rows[:, None] + share * config.span.maximum) / config.span.ramp + 1, 0, 1)
+    if config.span and masks:
         with np.errstate(divide="ignore"):
-            log_mask = np.where(rows[:, None] > config.span.maximum, -np.inf, np.log(mask)).astype(np.float32)
+            log_mask = np.log(span_table(weights, config, rule, layer, range(config.heads)).T)
         table = log_mask if table is None else table + log_mask
     return None if table is None else np.ascontiguousarray(table.T[list(heads), None])
+
+
+def span_table(
+    weights: Weights, config: ModelConfig, rule: MemoryRule, layer: int, heads: Sequence[int]
+) -> np.ndarray:
+    """m(d) of the heads by distance, float32 [h, R]."""
+    assert config.span is not None
+    rows, share = np.arange(table_rows(config, rule))[:, None], weights[f"blocks.{layer}.span.share"]
+    mask = np.clip((1 - rows + share * config.span.maximum) / config.span.ramp + 1, 0, 1)
+    return np.where(rows > config.span.maximum, 0, mask).astype(np.float32).T[list(heads)]
 
 
 def query_bias(

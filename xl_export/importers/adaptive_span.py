@@ -5,9 +5,9 @@ there are vectors of zero, which are attended to; one table of positions for all
 after each sublayer; embeddings are not scaled, except adaptive ones; the head's column of tail cluster i counts from the end.
 Heads, span, layers and persistent vectors follow from the tensors. The ramp of the spans and the block size are not in the file.
 
-What differs: that code divides the weights of a head by their sum + 1e-8, after a softmax that it cuts off in steps of 64 tokens
-beyond the longest span (`trim`). Here they are divided by their sum. A head whose weights sum to s before that differs by a
-share of 1e-8 / s of its answer.
+That code divides the masked weights of a head by their sum + 1e-8, after a softmax that it cuts off in steps of 64 tokens beyond
+the longest span of the layer. A head whose softmax lies outside its span has a sum of that size, so both are part of the model
+(`SpanConfig.epsilon`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ from xl_export.importers.vocabularies import read_vocabulary
 PROJECT = "facebookresearch/adaptive-span"
 VOCABULARIES = ("corpus.pt", "corpus_sorted.pt")
 SPAN = "adaptive_span._mask"
-DIFFERS = (
-    "weights are divided by their sum, where that code adds 1e-8 to it: below 1e-5 nats in what was measured"
-)
+EPSILON = 1e-8  # is added to the sum that masked weights are divided by
 
 
 def recognises(opened: Opened) -> bool:
@@ -58,7 +56,7 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     return Checkpoint(
         config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings,
         files={"model": where, "vocabulary": vocab_path},
-        notes=(*found.notes, *wishes.notes_on(t, config, settings), *([DIFFERS] if config.span else [])),
+        notes=(*found.notes, *wishes.notes_on(t, config, settings)),
     )  # fmt: skip
 
 
@@ -100,7 +98,7 @@ def convert(t: Tensors, sizes: Sizes, *, ramp: int) -> tuple[ModelConfig, dict[s
             d_ff=0 if s.persistent else t.peek("layers.0.ff.fc1.weight", dimensions=2).shape[0],
             positions="learned", context=s.span + 1,
             sublayers="all-attention" if s.persistent else "feed-forward", persistent=s.persistent,
-            span=SpanConfig(maximum=s.span, ramp=ramp) if s.adaptive_span else None,
+            span=SpanConfig(maximum=s.span, ramp=ramp, epsilon=EPSILON) if s.adaptive_span else None,
             vocabulary=VocabularyConfig(cutoffs=s.cutoffs, div_val=s.div_val, scale=bool(s.cutoffs)),
         )  # fmt: skip
     config, ours = convert_vocabulary(t, config, reversed_clusters=True)

@@ -176,6 +176,11 @@ def _no_bytes(_: Storages, args: tuple[Any, ...]) -> bytes:
     return b""
 
 
+def _backend(_: Storages, args: tuple[Any, ...]) -> None:
+    """_get_thnn_function_backend(): until PyTorch 1.1 every module had it as `_backend`. It holds no data."""
+    () = args
+
+
 def _scalar(_: Storages, args: tuple[Any, ...]) -> Any:
     """numpy's scalar(dtype, bytes), as a plain number."""
     dtype, data = args
@@ -202,6 +207,7 @@ CALLS: dict[str, Call] = {
     "collections.Counter": _dict,
     "collections.defaultdict": _default_dict,
     "_codecs.encode": _latin1,
+    "torch.nn.backends.thnn._get_thnn_function_backend": _backend,
     "numpy.core.multiarray.scalar": _scalar,
     "numpy._core.multiarray.scalar": _scalar,
 }

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import ArtefactError
-from xl_export.importers.checked import ascending, fraction, shown, truth, truths, whole
+from xl_export.importers.checked import Tensors, ascending, fraction, shown, truth, truths, whole
 from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside
+from xl_export.importers.embedding import same
 from xl_export.importers.settings import Setting, memory_rule, published
 from xl_export.importers.transformer_xl import Facts, convert
 from xl_export.importers.vocabularies import read_vocabulary, vocabulary
@@ -44,6 +45,7 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
         raise ArtefactError(f"{where}: model_state is a {type(state).__name__}, expected tensors by name.")
     named = ((renamed(name), tensor) for name, tensor in state.items())
     tensors = wishes.tensors(named, where=where, project=PROJECT, spell=spelled)
+    drop_shared_projections(tensors)
     config, ours = convert(tensors, facts)
     names = ("tgt_len", "ext_len", "mem_len", "clamp_len", "same_length")
     lengths = ", ".join(f"{name} {shown(content['model_config'].get(name))}" for name in names)
@@ -52,6 +54,23 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
         config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings, files=files,
         notes=(f"attn_type {facts.attention_type}, trained with {lengths}", *found.notes, *notes),
     )  # fmt: skip
+
+
+def drop_shared_projections(tensors: Tensors) -> None:
+    """Leaves out `crit.shared_out_projs`, which is the list of input projections under a second name.
+
+    The output reads it for the clusters that `tie_projs` ties. Raises ArtefactError where an entry differs from its twin.
+    """
+    for i in range(tensors.count("crit.shared_out_projs")):
+        shared, projection = (
+            tensors.peek(f"{name}.{i}", dimensions=2) for name in ("crit.shared_out_projs", "word_emb.emb_projs")
+        )
+        if not same(shared, projection):
+            raise ArtefactError(
+                f"{tensors.where}: crit.shared_out_projs.{i} and word_emb.emb_projs.{i} are one tensor in the code of "
+                f"{PROJECT}, and they differ here; copy the checkpoint again."
+            )
+        tensors.drop(f"crit.shared_out_projs.{i}")
 
 
 def config_facts(config: Any, where: Path) -> Facts:

@@ -183,3 +183,24 @@ def test_dropout_falls_on_the_weights_and_keeps_their_mean() -> None:
     sums = [attend(relative_attention, given, visible, dropout=0.5)[0, 0, 0, 0].item() for _ in range(2000)]
     assert len({round(value, 9) for value in sums}) == 2**4  # every subset of four weights
     assert sum(sums) / len(sums) == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize("kind", ["span", "all"])
+def test_a_window_and_an_epsilon_mean_the_same_in_both_forms(kind: str) -> None:
+    """The softmax ends at the window, and the masked weights are divided by their sum plus the epsilon."""
+    given = inputs(2, 7, 5, 3, 5, kind)
+    visible = visibility(MemoryRule(mem_len=5, segment=7, include_self=False), [0, 9], 7)
+    terms = {name: given[name] for name in ("position", "bias", "u", "v", "gate") if name in given}
+    persistent = (given["persistent_key"], given["persistent_value"]) if kind == "all" else None
+    context = (given["query"], given["key"], given["value"])
+    answers = {}
+    for form in (relative_attention, naive_attention):
+        for window, epsilon in ((3, 0.5), (3, 0.0), (5, 0.5)):
+            chosen = Terms(**terms, window=window, epsilon=epsilon)
+            answers[form, window, epsilon] = form(*context, visible=visible, terms=chosen, persistent=persistent)
+    for window, epsilon in ((3, 0.5), (3, 0.0), (5, 0.5)):
+        fast, naive = (answers[form, window, epsilon] for form in (relative_attention, naive_attention))
+        torch.testing.assert_close(fast, naive, **TIGHT)
+    first = answers[relative_attention, 3, 0.5]
+    for other in ((3, 0.0), (5, 0.5)):
+        assert not torch.allclose(first, answers[(relative_attention, *other)])

@@ -89,3 +89,27 @@ def test_spans_beyond_the_positions_or_the_memory_are_refused() -> None:
     config.check_training_rule(MemoryRule(mem_len=100, segment=1))
     with pytest.raises(ConfigError, match=r"span.maximum is 100 and training.mem_len 99"):
         config.check_training_rule(MemoryRule(mem_len=99, segment=1))
+
+
+@pytest.mark.parametrize(
+    ("share", "maximum", "ramp", "window"),
+    [
+        (0.1, 256, 32, 64),  # 26 + 32 tokens are needed, and 256 - 58 = 198 are not: three steps of 64 are dropped
+        (0.0, 256, 32, 64),
+        (0.2, 256, 32, 128),
+        (1.0, 256, 32, 256),
+        (0.0, 64, 1, 64),  # at least one token is kept: 63 could be dropped, which is less than a step
+    ],
+)
+def test_the_window_is_shortened_by_whole_steps(share: float, maximum: int, ramp: int, window: int) -> None:
+    module = build([0.0, share], maximum=maximum, ramp=ramp, epsilon=1e-8)
+    assert module.window() == window
+    assert module.remembered() == (window, window)
+    plain = build([0.0, share], maximum=maximum, ramp=ramp)
+    assert plain.window() is None
+    assert plain.remembered() == plain.reaches()
+
+
+def test_an_epsilon_that_is_not_small_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"span\.epsilon is 1\.5; expected 0, or a small number"):
+        SpanConfig(maximum=10, epsilon=1.5)

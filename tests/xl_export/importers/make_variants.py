@@ -1,8 +1,8 @@
 """Writes `tests/data/variants/`: what the public code computes for options that no oracle of `tests/data/` has.
 
-    python tests/xl_export/importers/make_variants.py KIMIYOUNG ADAPTIVE_SPAN
+    python tests/xl_export/importers/make_variants.py KIMIYOUNG ADAPTIVE_SPAN [NAME ...]
 
-The arguments are clones of kimiyoung/transformer-xl at 44781ed (the folder `pytorch/`, with the patches that
+NAME is a variant; all are written when none is named. The first arguments are clones of kimiyoung/transformer-xl at 44781ed (the folder `pytorch/`, with the patches that
 `tests/data/README.md` names) and of facebookresearch/adaptive-span at 27b815f. Weights are random, tokens too; nothing of the
 programs is kept.
 """
@@ -61,6 +61,9 @@ ADAPTIVE_SPAN: dict[str, dict[str, Any]] = {
     },
     "adaptive-span-io": {"adapt_io_params": IO | {"adapt_io_tied": False}, "spans": SPANS},
     "adaptive-span-persistent-fixed": {"persistent": 3},
+    # The softmax lies outside the spans, so that the epsilon of the normalisation counts; a window shorter than the span.
+    "adaptive-span-outside": {"spans": SPANS, "attn_span": 140, "positions": 12.0},
+    "adaptive-span-outside-persistent": {"spans": SPANS, "attn_span": 140, "positions": 6.0, "persistent": 3},
 }
 
 
@@ -125,10 +128,18 @@ def make_adaptive_span(name: str, options: dict[str, Any]) -> None:
         options.get("spans", {"adapt_span_enabled": False}),
     )
     model = TransformerSeq(
-        vocab_size=60, hidden_size=12, inner_hidden_size=14, nb_heads=3, nb_layers=2, attn_span=11, dropout=0.1, emb_dropout=0.1,
+        vocab_size=60, hidden_size=12, inner_hidden_size=14, nb_heads=3, nb_layers=2, attn_span=options.get("attn_span", 11), dropout=0.1, emb_dropout=0.1,
         adapt_io_params=io, adapt_span_params=spans, pers_mem_params={"pers_mem_size": options.get("persistent", 0)},
     ).eval()  # fmt: skip
     stream = randomise(model)
+    if "positions" in options:
+        with torch.no_grad():
+            model.key_pe.mul_(options["positions"] / 0.3)
+            for part, parameter in model.named_parameters():
+                if part.endswith("current_val"):
+                    parameter.mul_(0.2)
+                elif part.endswith(("persistent_memory.key", "proj_query.weight")):
+                    parameter.mul_(2)
     (OUT / name).mkdir(parents=True, exist_ok=True)
     state = {f"module.{key}": tensor for key, tensor in model.state_dict().items()}
     torch.save(
@@ -148,7 +159,7 @@ def make_adaptive_span(name: str, options: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/utils", sys.argv[2]]
-    for name, options in KIMIYOUNG.items():
-        make_kimiyoung(name, options)
-    for name, options in ADAPTIVE_SPAN.items():
-        make_adaptive_span(name, options)
+    wanted = sys.argv[3:] or [*KIMIYOUNG, *ADAPTIVE_SPAN]
+    for name in wanted:
+        make, table = (make_kimiyoung, KIMIYOUNG) if name in KIMIYOUNG else (make_adaptive_span, ADAPTIVE_SPAN)
+        make(name, table[name])

@@ -1,0 +1,45 @@
+"""Attention whose weights are masked after the softmax and divided by their sum plus epsilon, in the graph.
+
+This is the form of the public code of adaptive spans (`SpanConfig.epsilon`). Without an epsilon the mask is part of the
+scores, as log m(d), and the softmax alone is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from trainer.model.config import ModelConfig
+from xl_export.graph.layers import Layers
+from xl_export.graph.persistent import persistent_tables
+
+LEAST_SCORE = np.float32(-1e30)  # in place of minus infinity, so that a query that sees no key is not NaN
+
+
+def gated_attention(
+    layers: Layers, config: ModelConfig, layer: int, heads: Sequence[int], *, query: ir.Value, content: ir.Value,
+    key: ir.Value, value: ir.Value, bias: ir.Value, gate: ir.Value,
+) -> ir.Value:  # fmt: skip
+    """The answers [B, h, T, K] of some heads; a query that sees no key gets zeros.
+
+    query, content: queries without and with u, [B, h, T, K]. key, value [B, h, J, K]. bias [B, h, T, J]: what is added to
+    the scores. gate [B, h, T, J]: what the weights are multiplied by, 0 for keys that are not visible.
+    """
+    assert config.span is not None
+    op = layers.op
+    scores = op.Add(op.MatMul(content, op.Transpose(key, perm=[0, 1, 3, 2])), op.Max(bias, op.constant(LEAST_SCORE)))
+    last, total = op.constant(np.array([3])), op.constant(np.float32(config.span.epsilon))
+    if config.sublayers != "all-attention":
+        weights = op.Mul(op.Softmax(scores, axis=-1), gate)
+        return op.Div(op.MatMul(weights, value), op.Add(op.ReduceSum(weights, last), total))
+    keys, values = (table[list(heads)] for table in persistent_tables(layers, layer))
+    name, count = f"blocks.{layer}.persistent.{heads[0]}.", keys.shape[1]
+    own = op.MatMul(query, op.constant(keys.transpose(0, 2, 1), name + "key"))
+    joint = op.Softmax(op.Concat(own, scores, axis=3), axis=-1)
+    start, end = op.constant(np.array([count])), op.constant(np.array([np.iinfo(np.int64).max]))
+    on_own = op.Slice(joint, op.constant(np.array([0])), start, last)
+    weights = op.Mul(op.Slice(joint, start, end, last), gate)
+    answers = op.Add(op.MatMul(weights, value), op.MatMul(on_own, op.constant(values, name + "value")))
+    return op.Div(answers, op.Add(op.Add(op.ReduceSum(weights, last), op.ReduceSum(on_own, last)), total))
