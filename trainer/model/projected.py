@@ -7,6 +7,7 @@ hidden states for the T tokens of a segment and is tested against the papers; th
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,5 +66,5 @@ def _block(
 
 def _nearest(terms: Terms, count: int) -> Terms:
     """The terms of distances 0 … count - 1."""
-    tables = {"position": terms.position, "bias": terms.bias}
+    tables: dict[str, Any] = {"position": terms.position, "bias": terms.bias}
     return replace(terms, **{name: table[:count] for name, table in tables.items() if table is not None})

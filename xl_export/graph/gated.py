@@ -29,7 +29,9 @@ def gated_attention(
     """
     assert config.span is not None
     op = layers.op
-    scores = op.Add(op.MatMul(content, op.Transpose(key, perm=[0, 1, 3, 2])), op.Max(bias, op.constant(LEAST_SCORE)))
+    scores = op.Add(
+        op.MatMul(content, op.Transpose(key, perm=[0, 1, 3, 2])), op.Max(bias, op.constant(LEAST_SCORE))
+    )
     last, total = op.constant(np.array([3])), op.constant(np.float32(config.span.epsilon))
     if config.sublayers != "all-attention":
         weights = op.Mul(op.Softmax(scores, axis=-1), gate)

@@ -55,11 +55,17 @@ def position_table(
 
 
 def bias_table(
-    weights: Weights, config: ModelConfig, rule: MemoryRule, layer: int, heads: Sequence[int], *, masks: bool = True
+    weights: Weights,
+    config: ModelConfig,
+    rule: MemoryRule,
+    layer: int,
+    heads: Sequence[int],
+    *,
+    masks: bool = True,
 ) -> np.ndarray | None:
-    """What is added to the score of a distance whatever the query, float32 [h, 1, R]: biases / sqrt(K), and log m(d).
+    """What is added to the scores of each distance, float32 [h, 1, R]: biases / sqrt(K), and log m(d).
 
-    masks: whether log m(d) is part of it; otherwise the memory rule of the heads ends at the last distance of their softmax.
+    masks: whether log m(d) is part of it. Where it is not, the graph multiplies by m(d) after the softmax.
     """
     rows, table = np.arange(table_rows(config, rule)), None
     if config.positions == "shaw":

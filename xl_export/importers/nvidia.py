@@ -63,7 +63,8 @@ def drop_shared_projections(tensors: Tensors) -> None:
     """
     for i in range(tensors.count("crit.shared_out_projs")):
         shared, projection = (
-            tensors.peek(f"{name}.{i}", dimensions=2) for name in ("crit.shared_out_projs", "word_emb.emb_projs")
+            tensors.peek(f"{name}.{i}", dimensions=2)
+            for name in ("crit.shared_out_projs", "word_emb.emb_projs")
         )
         if not same(shared, projection):
             raise ArtefactError(

@@ -197,7 +197,9 @@ def test_a_window_and_an_epsilon_mean_the_same_in_both_forms(kind: str) -> None:
     for form in (relative_attention, naive_attention):
         for window, epsilon in ((3, 0.5), (3, 0.0), (5, 0.5)):
             chosen = Terms(**terms, window=window, epsilon=epsilon)
-            answers[form, window, epsilon] = form(*context, visible=visible, terms=chosen, persistent=persistent)
+            answers[form, window, epsilon] = form(
+                *context, visible=visible, terms=chosen, persistent=persistent
+            )
     for window, epsilon in ((3, 0.5), (3, 0.0), (5, 0.5)):
         fast, naive = (answers[form, window, epsilon] for form in (relative_attention, naive_attention))
         torch.testing.assert_close(fast, naive, **TIGHT)

@@ -19,9 +19,11 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def build(shares: list[float], **span: Any) -> AdaptiveSpan:
+def build(shares: list[float], context: int = 101, **span: Any) -> AdaptiveSpan:
     module = AdaptiveSpan(
-        ModelConfig(**SIZES | {"heads": len(shares)}, span=SpanConfig(**{"maximum": 100} | span))
+        ModelConfig(
+            **SIZES | {"heads": len(shares), "context": context}, span=SpanConfig(**{"maximum": 100} | span)
+        )
     )
     module.share.data = torch.tensor(shares)
     return module
@@ -94,7 +96,12 @@ def test_spans_beyond_the_positions_or_the_memory_are_refused() -> None:
 @pytest.mark.parametrize(
     ("share", "maximum", "ramp", "window"),
     [
-        (0.1, 256, 32, 64),  # 26 + 32 tokens are needed, and 256 - 58 = 198 are not: three steps of 64 are dropped
+        (
+            0.1,
+            256,
+            32,
+            64,
+        ),  # 26 + 32 tokens are needed, and 256 - 58 = 198 are not: three steps of 64 are dropped
         (0.0, 256, 32, 64),
         (0.2, 256, 32, 128),
         (1.0, 256, 32, 256),
@@ -102,10 +109,10 @@ def test_spans_beyond_the_positions_or_the_memory_are_refused() -> None:
     ],
 )
 def test_the_window_is_shortened_by_whole_steps(share: float, maximum: int, ramp: int, window: int) -> None:
-    module = build([0.0, share], maximum=maximum, ramp=ramp, epsilon=1e-8)
+    module = build([0.0, share], context=maximum + 1, maximum=maximum, ramp=ramp, epsilon=1e-8)
     assert module.window() == window
     assert module.remembered() == (window, window)
-    plain = build([0.0, share], maximum=maximum, ramp=ramp)
+    plain = build([0.0, share], context=maximum + 1, maximum=maximum, ramp=ramp)
     assert plain.window() is None
     assert plain.remembered() == plain.reaches()
 

@@ -161,5 +161,7 @@ if __name__ == "__main__":
     sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/utils", sys.argv[2]]
     wanted = sys.argv[3:] or [*KIMIYOUNG, *ADAPTIVE_SPAN]
     for name in wanted:
-        make, table = (make_kimiyoung, KIMIYOUNG) if name in KIMIYOUNG else (make_adaptive_span, ADAPTIVE_SPAN)
+        make, table = (
+            (make_kimiyoung, KIMIYOUNG) if name in KIMIYOUNG else (make_adaptive_span, ADAPTIVE_SPAN)
+        )
         make(name, table[name])

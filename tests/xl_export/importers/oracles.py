@@ -1,8 +1,13 @@
-"""The oracles of `tests/data/` and its variants: where they are, how they are evaluated, what must come out."""
+"""The oracles of `tests/data/` and its variants: where they are, how they are evaluated, what must come out.
+
+Three more oracles are too large for the repository. Their folder is named by the environment variable
+XL_EXPORT_ORACLES, or is `../shared/oracles` beside the checkout; tests over them are skipped where it is absent.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +18,18 @@ from runtimes.contract.session import Session
 from tests.commands import xl
 
 DATA = Path(__file__).parents[2] / "data"
+SHARED = Path(os.environ.get("XL_EXPORT_ORACLES", Path(__file__).parents[4] / "shared" / "oracles"))
 ROUNDING = 2e-5  # nats, in float32: tests/data/README.md
 NAMES = (
     "kimiyoung-enwik8", "adaptive-span-enwik8", "adaptive-span-persistent", "kimiyoung-wt103-large", "hf-wt103",
     "nvidia-wt103-base", "kimiyoung-ptb-full-mask",
 )  # fmt: skip
+# Outside the repository, and the checkpoint in each.
+SHARED_NAMES = {
+    "kimiyoung-lm1b": "model_legacy.pt",
+    "nvidia-large": "checkpoint_last.pt",
+    "adaptive-span-adaptio-persistent": "checkpoint.pt",
+}
 FOLDERS = {"hf-wt103": DATA / "hf-wt103" / "pretrained"}
 
 
@@ -46,27 +58,28 @@ class Case:
 
 
 def oracle_cases() -> list[Case]:
-    cases = []
-    for name in NAMES:
-        facts = json.loads((DATA / name / "config.json").read_text())
-        for evaluation, chosen in {"eval": facts["eval"], **facts.get("extra_evals", {})}.items():
-            options: tuple[Any, ...] = ("--segment", chosen["tgt_len"])
-            if facts["family"] == "adaptive-span":
-                options += ("--ramp", facts["adapt_span_params"]["adapt_span_ramp"])
-            else:
-                mask = "same-length" if chosen["same_length"] else "full"
-                options += (
-                    "--mem-len",
-                    chosen["mem_len"],
-                    "--mask",
-                    mask,
-                    "--clamp-len",
-                    chosen["clamp_len"],
-                )
-            answers = "expected.npz" if evaluation == "eval" else f"expected_{evaluation}.npz"
-            cases.append(
-                Case(name, evaluation, FOLDERS.get(name, DATA / name), options, DATA / name / answers)
-            )
+    """Every oracle of the repository under every evaluation."""
+    return [case for name in NAMES for case in _cases(DATA / name, FOLDERS.get(name, DATA / name))]
+
+
+def shared_cases() -> list[Case]:
+    """Every oracle outside the repository under every evaluation; none where their folder is absent."""
+    names = {name: file for name, file in SHARED_NAMES.items() if (SHARED / name).is_dir()}
+    return [case for name, file in names.items() for case in _cases(SHARED / name, SHARED / name / file)]
+
+
+def _cases(folder: Path, source: Path) -> list[Case]:
+    """One checkpoint under the evaluations that its `config.json` lists."""
+    cases, facts = [], json.loads((folder / "config.json").read_text())
+    for evaluation, chosen in {"eval": facts["eval"], **facts.get("extra_evals", {})}.items():
+        options: tuple[Any, ...] = ("--segment", chosen["tgt_len"])
+        if facts["family"] == "adaptive-span":
+            options += ("--ramp", facts["adapt_span_params"]["adapt_span_ramp"])
+        else:
+            mask = "same-length" if chosen["same_length"] else "full"
+            options += ("--mem-len", chosen["mem_len"], "--mask", mask, "--clamp-len", chosen["clamp_len"])
+        answers = "expected.npz" if evaluation == "eval" else f"expected_{evaluation}.npz"
+        cases.append(Case(folder.name, evaluation, source, options, folder / answers))
     return cases
 
 

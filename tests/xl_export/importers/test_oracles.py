@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runtimes import open_session
-from tests.xl_export.importers.oracles import ROUNDING, Case, nll, oracle_cases, variant_cases
+from tests.xl_export.importers.oracles import ROUNDING, Case, nll, oracle_cases, shared_cases, variant_cases
 from trainer.run.checkpoint import load_run
 from xl_export.artefact.export import export
 
@@ -81,6 +81,17 @@ def test_artefacts_give_every_token_the_oracles_likelihood(
     session = open_session(export(runs[str(case)], tmp_path / "artefact", memory=form))  # type: ignore[arg-type]
     expected = case.expected()
     assert np.abs(nll(session, expected) - expected["nll"]).max() < ROUNDING
+
+
+@pytest.mark.skipif(
+    not shared_cases(), reason="the oracles outside the repository are not here: XL_EXPORT_ORACLES"
+)
+@pytest.mark.parametrize("case", shared_cases() or [None], ids=str)
+def test_oracles_outside_the_repository_agree_in_pytorch_ring_and_shift(case: Case, tmp_path: Path) -> None:
+    run, expected = case.imported(tmp_path / "run"), case.expected()
+    sources = [run, *(export(run, tmp_path / form, memory=form) for form in ("ring", "shift"))]
+    for source in sources:
+        assert np.abs(nll(open_session(source), expected) - expected["nll"]).max() < ROUNDING
 
 
 @pytest.mark.parametrize("case", variant_cases(), ids=str)
