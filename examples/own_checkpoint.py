@@ -1,0 +1,32 @@
+"""Takes a checkpoint of another project to a checked artefact, and scores a few tokens with it.
+
+    python own_checkpoint.py CHECKPOINT FOLDER
+
+CHECKPOINT is a file or folder that `xl-export import --help` names. FOLDER is made; it will hold `run` and
+`artefact`. Importing and exporting need PyTorch. Checking and scoring do not: copy `artefact` to the device and do
+these there.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import runtimes
+import xl_export
+
+checkpoint, folder = sys.argv[1], Path(sys.argv[2])
+folder.mkdir(parents=True)
+
+# The command prints every setting with the place that it comes from: read that once for your checkpoint.
+command = [sys.executable, "-m", "xl_export", "import", checkpoint, "--out", str(folder / "run")]
+subprocess.run(command, check=True)
+artefact = xl_export.export(folder / "run", folder / "artefact")
+
+report = runtimes.check(artefact)
+print(f"{'passed' if report.passed else 'FAILED'}: {report.sentence}")
+
+session = runtimes.open_session(artefact)
+tokens = np.arange(20) % session.vocab.size  # in place of a text of yours: session.vocab.encode(text)
+print(f"{runtimes.evaluate(session, tokens).bits_per_token:.4f} bits per token")

@@ -1,0 +1,150 @@
+"""Every command and snippet of the documents runs, and prints what the document shows.
+
+The tutorial runs first, in an empty folder. Every other page starts in a copy of the folder that the tutorial
+leaves: `run` and `artefact` are there. `tests/docs/pages.py` says how outputs are compared, and how a block is
+marked that does not run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT, Block, blocks, difference
+
+TUTORIAL = "docs/tutorial.md"
+RUNS = [
+    page for page in PAGES if any(b.language in ("console", "python") and not b.reason for b in blocks(page))
+]
+SKIPPED = [block for page in PAGES for block in blocks(page) if block.reason]
+
+
+@pytest.fixture(scope="session")
+def after_tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the tutorial leaves, made once for all processes of the test run."""
+    shared = tmp_path_factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else None
+    folder = (shared or tmp_path_factory.mktemp("documents")) / "tutorial"
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "finished").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            (folder / "tests").symlink_to(ROOT / "tests")
+            (folder / "examples").symlink_to(ROOT / "examples")
+            run_page(TUTORIAL, folder)
+            (folder / "finished").touch()
+    return folder
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", RUNS)
+def test_commands_and_snippets_print_what_the_page_shows(
+    page: str, after_tutorial: Path, tmp_path: Path
+) -> None:
+    if page == TUTORIAL:
+        return  # it ran, and its outputs were compared, for the folder that the other pages start with
+    folder = tmp_path / "page"
+    shutil.copytree(after_tutorial, folder, symlinks=True)
+    run_page(page, folder)
+
+
+@pytest.mark.parametrize("block", SKIPPED, ids=lambda block: block.name)
+def test_blocks_that_are_not_run_say_why(block: Block) -> None:
+    assert block.reason
+    pytest.skip(f"{block.name} is not run: {block.reason}")
+
+
+def run_page(page: str, folder: Path) -> None:
+    """Runs the blocks of a page in a folder, in order; fails at the first that prints something else."""
+    environment = make_environment(folder)
+    printed = ""
+    for block in blocks(page):
+        if block.reason is not None:
+            continue
+        if block.mark == "output":
+            check(block.name, block.body, printed)
+        elif block.language == "python":
+            printed = execute([sys.executable, "-c", block.body], block.name, folder, environment)
+        elif block.language == "console":
+            for command, shown in block.commands:
+                instead = block.mark.removeprefix("instead: ") if block.mark.startswith("instead: ") else ""
+                printed = execute(["bash", "-c", instead or command], block.name, folder, environment)
+                if shown:
+                    check(f"{block.name}: {command}", shown, printed, shape_only=bool(instead))
+
+
+def make_environment(folder: Path) -> dict[str, str]:
+    """Variables for commands: `xl-export` and `python` are those of this test run, in a home of their own."""
+    programs = folder / ".bin"
+    programs.mkdir(exist_ok=True)
+    command = programs / "xl-export"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m xl_export "$@"\n')
+    command.chmod(command.stat().st_mode | stat.S_IEXEC)
+    if not (programs / "python").exists():
+        (programs / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        (programs / "python").chmod(0o755)
+    return {
+        "PATH": f"{programs}:/usr/bin:/bin",
+        "PYTHONPATH": str(ROOT),
+        "XDG_CACHE_HOME": str(folder / ".cache"),
+        "HOME": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "100",
+    }
+
+
+def execute(words: list[str], name: str, folder: Path, environment: dict[str, str]) -> str:
+    """What a command prints on standard output; fails with its errors where it does not succeed."""
+    result = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, f"{name} failed:\n{words[-1]}\n{result.stderr[-3000:]}"
+    return result.stdout
+
+
+def check(name: str, shown: str, printed: str, *, shape_only: bool = False) -> None:
+    wrong = difference(shown, printed, shape_only=shape_only)
+    assert wrong is None, f"{name} prints something else: {wrong}\n\nthe whole output:\n{printed}"
+
+
+def test_every_make_target_of_the_documents_exists() -> None:
+    text = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"`make (\w+)`", text)) | set(re.findall(r"^\$ make (\w+)", text, re.M))
+    assert targets >= {"demo", "test", "docs"}
+    assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.M)] == []
+
+
+def test_every_file_that_the_documents_name_exists() -> None:
+    """Files in backquotes by their path from the top, and files that links lead to."""
+    missing = []
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for name in re.findall(
+            r"`((?:runtimes|trainer|xl_export|benchmarks|tests|docs|examples)/[\w/.-]*\w(?:/|\.\w+))`", text
+        ):
+            if not (ROOT / name).exists():
+                missing.append(f"{page}: {name}")
+        for name in re.findall(r"\]\((?!https?:)([^)#\s]+)", text):
+            if not ((ROOT / page).parent / name).exists():
+                missing.append(f"{page}: link to {name}")
+    assert missing == []
+
+
+def test_every_example_is_run_by_a_page() -> None:
+    commands = [
+        command
+        for page in PAGES
+        for block in blocks(page)
+        if block.language == "console" and not block.reason
+        for command, _ in block.commands
+    ]
+    examples = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").glob("*.py"))
+    assert len(examples) >= 4
+    assert [name for name in examples if not any(name in command for command in commands)] == []
