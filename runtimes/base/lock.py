@@ -1,0 +1,60 @@
+"""A folder that one process at a time may write to."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from runtimes.base.errors import UserError
+from runtimes.base.files import writing
+
+LOCK = ".writer"  # in the folder: who writes to it, for people; the lock itself is the operating system's
+MOST_BYTES = 200
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path, *, doing: str) -> Iterator[None]:
+    """While the block runs, every other process that asks for the same folder is refused.
+
+    doing: what this process does there, for the sentence that the others get. The operating system gives the
+    lock back when this process ends, however it ends. Raises UserError that names the process that holds it.
+    """
+    lock = _take(folder)
+    try:
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        os.truncate(lock, 0)
+        os.pwrite(
+            lock, f"{doing} by process {os.getpid()} on {socket.gethostname()} since {since}".encode(), 0
+        )
+        yield
+    finally:
+        # The file goes before the lock, so that whoever gets the lock on it next sees that it is gone.
+        (folder / LOCK).unlink(missing_ok=True)
+        os.close(lock)
+
+
+def _take(folder: Path) -> int:
+    """The descriptor of the lock file, locked."""
+    while True:
+        with writing(folder):
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(lock, MOST_BYTES, 0).decode("utf-8", "replace")
+            os.close(lock)
+            said = f" ({holder})" if holder and holder.isprintable() else ""
+            raise UserError(
+                f"{folder} is being written by another process{said}; wait until that one ends, or stop it."
+            ) from None
+        except OSError:  # a file system without locks: there is nothing to hold
+            return lock
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), os.stat(folder / LOCK)):
+                return lock
+        os.close(lock)  # the process before had it and has just removed the file
