@@ -1,0 +1,151 @@
+"""Looks into an ONNX file before ONNX Runtime gets it: which files it refers to, and whether it can loop.
+
+Only the few fields of the format that answer these two questions are read (onnx.proto: ModelProto,
+GraphProto, NodeProto, TensorProto); the edge has no package that knows them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from runtimes.base.errors import ArtefactError
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # how a field is stored
+MODEL = {"graph": 7, "functions": 25}
+GRAPH = {"node": 1, "initializer": 5, "sparse_initializer": 15}
+FUNCTION_NODE = 7
+NODE = {"op_type": 4, "attribute": 5}
+ATTRIBUTE = {"tensor": (5, 10), "graph": (6, 11), "sparse": (22, 23)}
+SPARSE = (1, 2)  # values, indices
+TENSOR_EXTERNAL, ENTRY_KEY, ENTRY_VALUE = 13, 1, 2
+# The operators that run a part of the graph again and again, perhaps for ever. No graph of this project has
+# one.
+LOOPS = {b"Loop", b"Scan", b"SequenceMap"}
+DEEPEST = 16  # graphs within graphs
+
+
+class _DamagedError(Exception):
+    """The bytes are no message of the format."""
+
+
+@dataclass
+class _Inside:
+    """What was found: the names of files that hold tensors, and operators that loop."""
+
+    files: set[bytes] = field(default_factory=set)
+    loops: set[bytes] = field(default_factory=set)
+
+
+def refuse_foreign_graph(data: bytes, *, name: str, files: Collection[str]) -> None:
+    """Raises ArtefactError unless an ONNX file takes its tensors from itself and `files` only, and has no
+    loop.
+
+    data: the file's content. name: of the file, for the sentence. files: names that the artefact's spec
+    lists.
+    """
+    inside = _Inside()
+    try:
+        _read_model(memoryview(data), inside)
+    except (_DamagedError, RecursionError) as error:
+        raise ArtefactError(
+            f"{name} is not a readable ONNX file; copy or export the artefact again."
+        ) from error
+    known = {file.encode() for file in files}
+    if other := inside.files - known:
+        shown = ascii(min(other).decode("utf-8", "replace"))[:80]
+        raise ArtefactError(
+            f"{name} takes tensors from the file {shown}, which the artefact's spec does not list; "
+            "export the artefact again."
+        )
+    if inside.loops:
+        raise ArtefactError(
+            f"{name} has a {min(inside.loops).decode()} operator, which may never end, and no step needs one; "
+            "export the artefact again."
+        )
+
+
+def _read_model(data: memoryview, inside: _Inside) -> None:
+    for number, value in _fields(data):
+        if number == MODEL["graph"]:
+            _read_graph(value, inside, depth=0)
+        elif number == MODEL["functions"]:
+            for inner, node in _fields(value):
+                if inner == FUNCTION_NODE:
+                    _read_node(node, inside, depth=0)
+
+
+def _read_graph(data: memoryview, inside: _Inside, *, depth: int) -> None:
+    if depth > DEEPEST:
+        raise _DamagedError
+    for number, value in _fields(data):
+        if number == GRAPH["node"]:
+            _read_node(value, inside, depth=depth)
+        elif number == GRAPH["initializer"]:
+            _read_tensor(value, inside)
+        elif number == GRAPH["sparse_initializer"]:
+            _read_sparse(value, inside)
+
+
+def _read_node(data: memoryview, inside: _Inside, *, depth: int) -> None:
+    for number, value in _fields(data):
+        if number == NODE["op_type"] and bytes(value) in LOOPS:
+            inside.loops.add(bytes(value))
+        elif number == NODE["attribute"]:
+            for inner, content in _fields(value):
+                if inner in ATTRIBUTE["graph"]:
+                    _read_graph(content, inside, depth=depth + 1)
+                elif inner in ATTRIBUTE["tensor"]:
+                    _read_tensor(content, inside)
+                elif inner in ATTRIBUTE["sparse"]:
+                    _read_sparse(content, inside)
+
+
+def _read_sparse(data: memoryview, inside: _Inside) -> None:
+    for number, value in _fields(data):
+        if number in SPARSE:
+            _read_tensor(value, inside)
+
+
+def _read_tensor(data: memoryview, inside: _Inside) -> None:
+    for number, value in _fields(data):
+        if number == TENSOR_EXTERNAL:
+            entry = dict(_fields(value))
+            if bytes(entry.get(ENTRY_KEY, b"")) == b"location":
+                inside.files.add(bytes(entry.get(ENTRY_VALUE, b"")))
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Number and content of each field of a message that is stored as bytes; numbers are passed over."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        kind, number = tag & 7, tag >> 3
+        if kind == BYTES:
+            length, at = _varint(data, at)
+            if length > len(data) - at:
+                raise _DamagedError
+            yield number, data[at : at + length]
+            at += length
+        elif kind == VARINT:
+            _, at = _varint(data, at)
+        elif kind in (FIXED64, FIXED32):
+            at += 8 if kind == FIXED64 else 4
+        else:
+            raise _DamagedError
+    if at != len(data):
+        raise _DamagedError
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """A number of seven bits a byte, the lowest first, and where the next field begins."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            raise _DamagedError
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value, at
+    raise _DamagedError
