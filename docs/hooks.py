@@ -1,22 +1,46 @@
-"""What the site needs beyond its pages: links to files of the repository lead to the repository itself."""
+"""What the site needs beyond its pages: the help texts of all commands, and links into the repository."""
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
+
 TOP = Path(__file__).resolve().parent.parent
+WIDTH = 78  # columns of a help text
 LINK = re.compile(
     r"\[([^\]]+)\]\(((?:\.\./)+(?:examples|tests|runtimes|trainer|xl_export|benchmarks|[A-Z]+\.md)[^)]*)\)"
 )
+COMMANDS = re.compile(r"^<!-- commands: (?P<program>.+) (?P<module>\S+) -->$", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Links out of docs/ become names of files: the site holds the pages alone."""
+    """The page with the help texts that it asks for; links out of docs/ become names of files."""
 
     def named(match: re.Match[str]) -> str:
         path = (TOP / "docs" / Path(page.file.src_uri).parent / match[2]).resolve()
         return f"`{path.relative_to(TOP).as_posix()}`"
 
-    return LINK.sub(named, markdown)
+    def helped(match: re.Match[str]) -> str:
+        sys.path.insert(0, str(TOP))
+        group: click.Group = importlib.import_module(match["module"]).main
+        return "\n\n".join(help_texts(group, match["program"]))
+
+    return COMMANDS.sub(helped, LINK.sub(named, markdown))
+
+
+def help_texts(group: click.Group, program: str) -> Iterator[str]:
+    """A section for a group, and one for each of its commands that the help shows."""
+    settings = {**group.context_settings, "terminal_width": WIDTH}
+    context = click.Context(group, info_name=program, **settings)
+    yield f"## {program}\n\n```text\n{group.get_help(context)}\n```"
+    for name in sorted(group.list_commands(context)):
+        command = group.get_command(context, name)
+        if command is not None and not command.hidden:
+            inner = click.Context(command, parent=context, info_name=name, **settings)
+            yield f"### {program} {name}\n\n```text\n{command.get_help(inner)}\n```"

@@ -2,9 +2,9 @@
 
     python live_streams.py ARTEFACT
 
-A row whose request is answered is given to the next request: its position is set to 0, and nothing has to be
-cleared. Rows without a request are fed padding at a negative position, which nothing ever sees. At the end the
-program answers each request alone, in a batch of one, and compares the answers.
+A row whose request is answered is given to the next request: its position is set to 0, and nothing has to
+be cleared. Rows without a request are fed padding at a negative position, which nothing ever sees. At the
+end the program answers each request alone, in a batch of one, and compares the answers.
 """
 
 import sys

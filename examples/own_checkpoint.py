@@ -1,10 +1,10 @@
 """Takes a checkpoint of another project to a checked artefact, and scores a few tokens with it.
 
-    python own_checkpoint.py CHECKPOINT FOLDER
+    python own_checkpoint.py CHECKPOINT FOLDER [OPTIONS]
 
 CHECKPOINT is a file or folder that `xl-export import --help` names. FOLDER is made; it will hold `run` and
-`artefact`. Importing and exporting need PyTorch. Checking and scoring do not: copy `artefact` to the device and do
-these there.
+`artefact`. OPTIONS are those of `import`, such as --mem-len 40. Importing and exporting need PyTorch.
+Checking and scoring do not: copy `artefact` to the device and do these there.
 """
 
 import subprocess
@@ -16,11 +16,11 @@ import numpy as np
 import runtimes
 import xl_export
 
-checkpoint, folder = sys.argv[1], Path(sys.argv[2])
+checkpoint, folder, options = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
 folder.mkdir(parents=True)
 
 # The command prints every setting with the place that it comes from: read that once for your checkpoint.
-command = [sys.executable, "-m", "xl_export", "import", checkpoint, "--out", str(folder / "run")]
+command = [sys.executable, "-m", "xl_export", "import", checkpoint, "--out", str(folder / "run"), *options]
 subprocess.run(command, check=True)
 artefact = xl_export.export(folder / "run", folder / "artefact")
 

@@ -2,8 +2,9 @@
 
     python plain_onnxruntime.py ARTEFACT "The "
 
-The program feeds the prompt in segments, and then continues it with the likeliest symbol, one token at a time. It
-takes artefacts with `ring` memory whose vocabulary is characters: the default of `xl-export export` for a text.
+The program feeds the prompt in segments, and then continues it with the likeliest symbol, one token at a
+time. It takes artefacts with `ring` memory whose vocabulary is characters: the default of `xl-export
+export` for a text.
 """
 
 import json

@@ -3,8 +3,8 @@
     tail -f events.log | python score_stream.py ARTEFACT
 
 For each line the program prints how many bits it took to predict a symbol of it, given everything that came
-before. A line with a high figure is one that the model did not expect. Each symbol but the first of the stream is
-scored exactly once.
+before. A line with a high figure is one that the model did not expect. Each symbol but the first of the
+stream is scored exactly once.
 """
 
 import math

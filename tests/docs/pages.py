@@ -116,7 +116,7 @@ def matches(expected: str, actual: str, *, shape_only: bool = False) -> bool:
 
 
 def close(expected: str, actual: str) -> bool:
-    """Whether two numbers agree within the tolerance; a difference such as 8.6e-06 may be ten times as large."""
+    """Whether two numbers agree within the tolerance; 8.6e-06 and the like may be ten times as large."""
     want, have = (
         float(text.replace(",", "").replace("−", "-").replace("±", "")) for text in (expected, actual)
     )

@@ -1,8 +1,8 @@
 """Every command and snippet of the documents runs, and prints what the document shows.
 
 The tutorial runs first, in an empty folder. Every other page starts in a copy of the folder that the tutorial
-leaves: `run` and `artefact` are there. `tests/docs/pages.py` says how outputs are compared, and how a block is
-marked that does not run.
+leaves: `run` and `artefact` are there. `tests/docs/pages.py` says how outputs are compared, and how a
+block is marked that does not run.
 """
 
 from __future__ import annotations
