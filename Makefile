@@ -1,12 +1,20 @@
-# On a fresh machine `make demo` or `make test` is all that is needed: each sets up .venv first.
+# On a fresh machine `make demo` or `make test` is all that is needed: each first installs into .venv what it needs.
+# `make demo` installs ONNX Runtime, PyTorch and the ONNX packages; `make test` installs the rest into the same .venv.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# PyPI's torch for Linux brings NVIDIA's packages. Without a GPU its CPU build is taken, where PyTorch's own index answers.
+TORCH_CPU = https://download.pytorch.org/whl/cpu
+ANSWERS = $(PYTHON) -c "from urllib.request import urlopen; urlopen('$(TORCH_CPU)/torch/', timeout=5)" >/dev/null 2>&1
+WITHOUT_GPU = test "$$(uname)" = Linux && ! command -v nvidia-smi >/dev/null
+INDEX = $(shell $(WITHOUT_GPU) && $(ANSWERS) && echo --extra-index-url $(TORCH_CPU))
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(INDEX)
+DEMO_READY = $(VENV)/.ready-demo
 READY = $(VENV)/.ready
 
 .PHONY: demo test lint docs setup clean
 
-demo: $(READY)
+demo: $(DEMO_READY)
 	$(BIN)/xl-export demo --out demo --force
 
 test: $(READY)
@@ -24,10 +32,15 @@ docs: $(READY)
 
 setup: $(READY)
 
+$(DEMO_READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) -e '.[demo]'
+	touch $@
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+	$(INSTALL) -e '.[dev]'
+	touch $(DEMO_READY) $@
 
 clean:
 	rm -rf $(VENV) demo build dist *.egg-info

@@ -1,4 +1,4 @@
-"""`python -m benchmarks list | run CASE… | compare A B`: correctness first, then every side in the same run."""
+"""`python -m benchmarks`: lists, measures and compares cases, and writes the tables of the documents."""
 
 from __future__ import annotations
 
@@ -9,106 +9,121 @@ from typing import Any
 
 import click
 
-from benchmarks.cases.registry import CASES, Case, find_case, refuse_foreign_options
+from benchmarks.cases.registry import CASES, OLD_NAMES, Case, find_case, refuse_unsuitable_options
 from benchmarks.compare import compare, find_results
 from benchmarks.configs import checked_minutes, checked_repeats, checked_threads, load_config, parse_lengths
-from benchmarks.csv_file import check_csv, write_csv
+from benchmarks.machine import history_folder
+from benchmarks.output import check_csv, write_csv
 from runtimes.base.errors import ConfigError, needs
 from runtimes.cli.group import Group
 from runtimes.cli.options import echo_json, json_option
 
 PACKAGES = ("onnxruntime", "onnx_ir", "torch", "safetensors", "tqdm")
 SMALL = "small"
+FILE = click.Path(path_type=Path)
 
 
 class Cases(Group):
-    """A case's name alone runs it."""
+    """A group in which the name of a case is a command too: `decode` means `run decode`."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        return super().resolve_command(ctx, ["run", *args] if args and args[0] in CASES else args)
+        is_case = bool(args) and (args[0] in CASES or args[0] in OLD_NAMES)
+        return super().resolve_command(ctx, ["run", *args] if is_case else args)
 
 
 @click.group(cls=Cases, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Measure what this project claims: correctness first, then both sides in the same run."""
+    """Measure what this project claims.
+
+    Each case first checks that every side computes the right answers, and then measures all sides in the same
+    run.
+    """
 
 
 @main.command("list")
 def list_command() -> None:
-    """The cases, a line each."""
+    """List the cases, one line each; --plot can draw those marked so."""
     for case in CASES.values():
-        click.echo(f"{case.name:<16}{case.what}{' (--plot)' if case.plots else ''}")
+        click.echo(f"{case.name:<16}{case.summary}{' (--plot)' if case.plots else ''}")
 
 
 @main.command("run")
 @click.argument("cases", nargs=-1, required=True, metavar="CASE...")
-@click.option("--config", help=f"Sizes: {SMALL} (default), enwik8-base (minutes), or enwik8-large.")
 @click.option(
-    "--threads", type=int, help="CPU threads of every side; all that this process may use by default."
+    "--config",
+    help=f"The size of the model: {SMALL} (default), enwik8-base (some minutes) or enwik8-large.",
 )
 @click.option(
-    "--repeats", type=int, help="Timed calls of each side; the case's or configuration's own by default."
+    "--threads", type=int, help="CPU threads of every side; by default all CPUs that this process may use."
 )
-@click.option("--attention-lengths", help="Such as 64,128,256; the configuration's own by default.")
-@click.option("--mem-len", type=int, help="Tokens remembered (M); the configuration's own by default.")
+@click.option("--repeats", type=int, help="Timed calls of each side; the default depends on case and size.")
 @click.option(
-    "--kernel",
+    "--attention-lengths", help="Lengths in tokens, such as 64,128,256; the default depends on the size."
+)
+@click.option(
+    "--mem-len", type=int, help="Length of the memory in tokens (M); the default depends on the size."
+)
+@click.option(
+    "--operators",
     type=click.Choice(["standard", "fused"]),
-    help="Operators of ONNX Runtime, or the fused one, built first.",
+    help="What computes a step: ONNX Runtime's own operators (default), or the fused operator for the CPU, "
+    "which is built first.",
 )
+@click.option("--kernel", "old_operators", type=click.Choice(["standard", "fused"]), hidden=True)
 @click.option(
     "--run",
     "trained",
-    type=click.Path(path_type=Path),
-    help="precision: a trained run for random weights: quality too.",
+    type=FILE,
+    help="precision: a trained run, whose quality is measured too; by default the weights are random.",
 )
 @click.option(
     "--minutes",
     type=float,
-    help="architectures: CPU minutes of all threads together for each model; 3 by default.",
+    help="architectures: CPU minutes for each model, of all threads together; 3 by default.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="architectures: the runs' folder.")
-@click.option(
-    "--only", "names", multiple=True, help="architectures: one of the models; several may be given."
-)
+@click.option("--out", type=FILE, help="architectures: the folder for the runs.")
+@click.option("--only", "names", multiple=True, help="architectures: train this model only; may be repeated.")
 @click.option(
     "--history",
-    type=click.Path(path_type=Path),
-    help="Append here; benchmarks/history/CASE.jsonl by default.",
+    type=FILE,
+    help="The file that results are appended to. Default: CASE.jsonl in benchmarks/history/ of a checkout "
+    "of this project, and in ./benchmark-history/ elsewhere.",
 )
+@click.option("--csv", "csv_to", type=FILE, help="Also write the rows of all cases to this CSV file.")
+@click.option("--plot", "plot_to", type=FILE, help="Also draw the result to this PNG file; for one case.")
 @click.option(
-    "--csv",
-    "csv_to",
-    type=click.Path(path_type=Path),
-    help="Write the rows of all cases into this CSV file too.",
-)
-@click.option(
-    "--plot",
-    "plot_to",
-    type=click.Path(path_type=Path),
-    help="Draw the result of one case into this PNG file.",
+    "--force", is_flag=True, help="Let --csv and --plot replace a file that this command did not write."
 )
 @json_option
 def run_command(
-    cases: tuple[str, ...], threads: int | None, history: Path | None, csv_to: Path | None, plot_to: Path | None,
-    as_json: bool, **options: Any,
-) -> None:  # fmt: skip
-    """Check, then measure, the CASEs; print them with the machine's limits beside them, and append to the history.
+    cases: tuple[str, ...],
+    threads: int | None,
+    old_operators: str | None,
+    history: Path | None,
+    csv_to: Path | None,
+    plot_to: Path | None,
+    force: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Check and then measure each CASE, print its table, and append the result to the history.
 
-    A case's name alone does the same: python -m benchmarks decode. With --json each case ends with its document on one line.
+    The table shows the limits of the machine too. The name of a case alone does the same: python -m
+    benchmarks decode. With --json, each case ends with its result on one line.
     """
     chosen, threads = [find_case(name) for name in dict.fromkeys(cases)], checked_threads(threads)
-    given = {name: _checked(name, value) for name, value in options.items() if value not in (None, ())}
+    options["operators"] = options["operators"] or old_operators
+    options = {name: _checked(name, value) for name, value in options.items() if value not in (None, ())}
     for case in chosen:
-        refuse_foreign_options(case, given)
+        refuse_unsuitable_options(case, options)
     if plot_to:
-        _check_plot(plot_to, chosen)
+        _check_plot(plot_to, chosen, force=force)
     if csv_to:
-        check_csv(csv_to)
+        check_csv(csv_to, force=force)
     documents = [
-        _measure(case, given, threads, history, plot_to, as_json) for case in chosen if not _skipped(case)
+        _measure(case, options, threads, history, plot_to, as_json) for case in chosen if not _skipped(case)
     ]
     if csv_to and documents:
         write_csv(csv_to, documents)
@@ -119,38 +134,23 @@ def run_command(
 @click.argument("before")
 @click.argument("after")
 @click.option(
-    "--history", type=click.Path(path_type=Path), help="Folder of results; benchmarks/history by default."
+    "--history",
+    type=FILE,
+    help="The folder with the results. Default: benchmarks/history/ of a checkout of this project, and "
+    "./benchmark-history/ elsewhere.",
 )
 @json_option
 def compare_command(before: str, after: str, history: Path | None, as_json: bool) -> None:
-    """Medians of the same rows at BEFORE and AFTER: two commits, two dates, or two .jsonl files."""
-    report = compare(find_results(before, history), find_results(after, history))
+    """Compare the medians of the same rows in BEFORE and AFTER.
+
+    Each of the two is a .jsonl file, or the beginning of a commit or of a date. Rows without a counterpart
+    are listed.
+    """
+    folder = history or history_folder()
+    report = compare(find_results(before, folder), find_results(after, folder))
     for line in report.lines:
         click.echo(line)
     echo_json(report.to_json(), as_json)
-
-
-@main.command("kernel")
-@click.option(
-    "--history",
-    type=click.Path(path_type=Path),
-    help="Append here; benchmarks/history/kernel.jsonl by default.",
-)
-@json_option
-def kernel_command(history: Path | None, as_json: bool) -> None:
-    """TensorRT's attention kernel against PyTorch's forms of the same attention, on this machine's GPU."""
-    with needs("export,tensorrt", "torch", "triton"):
-        from benchmarks.cases import triton_kernel
-        from benchmarks.history import HISTORY, append
-    triton_kernel.refuse_without_gpu()
-    file = history or HISTORY / "kernel.jsonl"
-    rows = triton_kernel.run(progress=lambda line: click.echo(line, err=True))
-    for line in triton_kernel.table(rows):
-        click.echo(line)
-    document = triton_kernel.document(rows)
-    append(file, document)
-    click.echo(f"appended to {file}")
-    echo_json(document, as_json)
 
 
 @main.command("tables")
@@ -160,7 +160,7 @@ def kernel_command(history: Path | None, as_json: bool) -> None:
 @click.option("--list", "only_list", is_flag=True, help="Print the names that markers may have.")
 @click.option(
     "--folder",
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="The folder with README.md, docs/ and benchmarks/history/; this checkout by default.",
 )
 def tables_command(only_check: bool, only_list: bool, folder: Path | None) -> None:
@@ -172,47 +172,49 @@ def tables_command(only_check: bool, only_list: bool, folder: Path | None) -> No
     from benchmarks.tables.runs import History
 
     if only_list:
-        for name in registry.TABLES:
-            click.echo(f"table   {name}")
-        for name in registry.FIGURES:
-            click.echo(f"figure  {name}")
+        for kind, names in (("table", registry.TABLES), ("figure", registry.FIGURES)):
+            for name in names:
+                click.echo(f"{kind:<8}{name}")
         return
     folder = folder or Path(__file__).parent.parent
     history = History.load(folder / "benchmarks" / "history")
-    if only_check:
-        differing = markers.differing(folder, history)
-        for name in differing:
-            click.echo(f"differs from the history: {name}")
-        if differing:
-            click.echo("run `python -m benchmarks tables` to write them again", err=True)
-            raise SystemExit(1)
+    if not only_check:
+        for name in markers.write_tables(folder, history):
+            click.echo(f"written: {name}")
         return
-    for name in markers.write_tables(folder, history):
-        click.echo(f"written: {name}")
+    differing = markers.differing(folder, history)
+    for name in differing:
+        click.echo(f"differs from the history: {name}")
+    if differing:
+        click.echo("run `python -m benchmarks tables` to write them again", err=True)
+        raise SystemExit(1)
 
 
 def _checked(name: str, value: Any) -> Any:
+    """The value of an option as the cases take it; raises ConfigError where it cannot be measured."""
     checks: dict[str, Callable[[Any], Any]] = {
-        "config": load_config, "repeats": lambda given: checked_repeats(given, 1), "minutes": checked_minutes,
+        "config": load_config,
+        "repeats": lambda repeats: checked_repeats(repeats, 1),
+        "minutes": checked_minutes,
         "attention_lengths": parse_lengths,
-        "names": lambda given: import_module("benchmarks.cases.architectures").chosen(given),
-    }  # fmt: skip
+        "names": lambda names: import_module("benchmarks.cases.architectures").chosen(names),
+    }
     return checks[name](value) if name in checks else value
 
 
-def _check_plot(path: Path, chosen: list[Case]) -> None:
+def _check_plot(path: Path, chosen: list[Case], *, force: bool) -> None:
     drawn = [case.name for case in CASES.values() if case.plots]
     if len(chosen) != 1 or chosen[0].name not in drawn:
         raise ConfigError(
-            f"--plot draws one case, and there are pictures of {', '.join(drawn)}; run one of these by itself."
+            f"--plot draws one case, and can draw {', '.join(drawn)}; measure one of these alone."
         )
     from benchmarks.plot import check_plot
 
-    check_plot(path)
+    check_plot(path, force=force)
 
 
 def _skipped(case: Case) -> bool:
-    """Whether the case cannot be measured on this machine; says why."""
+    """Whether the case cannot be measured on this machine; the reason is printed."""
     if not case.may_skip:
         return False
     with needs("cpu,export", *PACKAGES):
@@ -223,27 +225,38 @@ def _skipped(case: Case) -> bool:
 
 
 def _measure(
-    case: Case, given: dict[str, Any], threads: int, history: Path | None, plot_to: Path | None, as_json: bool
+    case: Case,
+    options: dict[str, Any],
+    threads: int,
+    history: Path | None,
+    plot_to: Path | None,
+    as_json: bool,
 ) -> dict[str, Any]:
-    """One case from check to history; returns its document."""
+    """The result of one case, which is also printed, drawn and appended to the history."""
     with needs("cpu,export", *PACKAGES):
         module = import_module(case.module)
         from benchmarks.history import begin
-    given = dict(given)
-    if "trained" in given:
-        given["config"] = module.size_of(given["trained"])
-    config = given.pop("config", load_config(SMALL)) if "config" in case.takes else module.described()
-    others = {
-        name: value
-        for name, value in given.items()
-        if value != getattr(config, name, None) and name != "repeats"
-    }
-    claims = {} if others else {name: getattr(config, name) for name in case.claims}
-    sizes = (config,) if "config" in case.takes else ()
-    result = begin(case.name, config, threads=threads, file=history, engine=case.engine)
-    rows = module.run(*sizes, threads=threads, progress=lambda line: click.echo(line, err=True), **given)
+    options = dict(options)
+    if "trained" in options:
+        options["config"] = module.size_of(options["trained"])
+    takes_config = "config" in case.takes
+    config = options.pop("config", load_config(SMALL)) if takes_config else module.described()
+    # A claim is about a configuration as it is. It is not judged where an option changes more than repeats.
+    changed = any(
+        name != "repeats" and value != getattr(config, name, None) for name, value in options.items()
+    )
+    claims = {} if changed else {name: getattr(config, name) for name in case.claims}
+    result = begin(
+        case.name, config, threads=threads, file=history, engine=case.engine, precision=case.precision
+    )
+    rows = module.run(
+        *([config] if takes_config else []),
+        threads=threads,
+        progress=lambda line: click.echo(line, err=True),
+        **options,
+    )
     result = result.remeasured()
-    title = result.title + (", fused kernel" if given.get("kernel") == "fused" else "")
+    title = result.title + (", fused operator" if options.get("operators") == "fused" else "")
     for line in (title, *result.machine_lines, "", *module.table(rows, result.limits, **claims), ""):
         click.echo(line)
     document = result.finish([row.to_json() for row in rows])

@@ -1,7 +1,9 @@
-"""Multiply-adds and bytes of both sides, counted as the graphs compute them: the ratio that arithmetic alone predicts.
+"""Multiply-adds and bytes of a step, counted as the graphs compute them, and the ratio that follows from
+them.
 
-A = H·K is the width of all heads together. Softmax, look-ups, norms and the cost of starting an operator are left
-out; they weigh most where models are narrow and steps short, so small sizes measure less than is predicted.
+A = H·K is the width of all heads together. Softmax, look-ups, norms and the cost of starting an operator are
+left out; they weigh most where models are narrow and steps short, so small sizes measure less than is
+predicted.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Form
 from trainer.model.config import ModelConfig
 
-BLOCK = 256  # queries that a recomputed window answers together; measured fastest of 128, 256, 512 and all at once
+BLOCK = 256  # queries that a recomputed window computes together; faster than 128, 512 and all at once
 FLOAT = 4  # bytes
 
 
@@ -53,7 +55,8 @@ def step_multiply_adds(model: ModelConfig, rule: MemoryRule, form: Form, segment
 
 
 def needed_multiply_adds(model: ModelConfig, rule: MemoryRule, segment: int) -> int:
-    """What a step of T tokens cannot do without, well into a stream: of the scores only those that the mask lets through.
+    """What a step of T tokens cannot do without, well into a stream: of the scores only those that the mask
+    lets through.
 
         each layer   D A 4 T + 2 D F T + 3 A Σ_t seen(t)
         output       T D V
@@ -66,7 +69,8 @@ def needed_multiply_adds(model: ModelConfig, rule: MemoryRule, segment: int) -> 
 
 
 def step_bytes(model: ModelConfig, rule: MemoryRule, form: Form, *, streams: int = 1) -> int:
-    """Bytes that a step of one token for each stream cannot avoid reading: weights, visible memory, position tables, all fp32.
+    """Bytes that a step of one token for each stream cannot avoid reading: weights, visible memory, position
+    tables, all fp32.
 
     each layer   4 D A + 2 D F + F + 5 D + 2 A weights, A R of the position table, and memory:
                  2 A (M + 1) keys and values, or D M hidden states
@@ -80,7 +84,7 @@ def step_bytes(model: ModelConfig, rule: MemoryRule, form: Form, *, streams: int
 
 
 def predicted_ratio(model: ModelConfig, rule: MemoryRule, window: int) -> float:
-    """How many times more multiply-adds a token costs by a recomputed window than by ring segments of rule.segment tokens."""
+    """Multiply-adds of a token by a recomputed window over those by ring segments of rule.segment tokens."""
     return (
         window_multiply_adds(model, window)
         * rule.segment

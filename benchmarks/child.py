@@ -1,6 +1,7 @@
-"""Something done once in a process of its own, which alone tells what it costs: seconds, and memory of that process.
+"""Opening or exporting once in a new process, which shows the seconds and the memory of this work alone.
 
-`python -m benchmarks.child WHAT ARGUMENT…` prints one line of JSON. Memory is that of Linux's /proc; null elsewhere.
+`python -m benchmarks.child WHAT ARGUMENT…` prints one line of JSON. The memory comes from /proc of Linux, and
+is null on other systems.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ STATUS = Path("/proc/self/status")
 
 
 def in_child(what: str, *arguments: object, threads: int) -> dict[str, Any]:
-    """What a new process reports of `open` or `export`; raises ArtefactError with its last line where it fails."""
+    """The report of a new process about `open` or `export`; raises ArtefactError where the process fails."""
     command = [sys.executable, "-m", "benchmarks.child", what, str(threads), *map(str, arguments)]
     done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         raise ArtefactError(
-            f"{what} failed in a process of its own ({lines[-1] if lines else done.returncode}); please report this."
+            f"{what} failed in a new process ({lines[-1] if lines else done.returncode}); please report this."
         )
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return report
 
 
 def measure_open(threads: int, path: str) -> dict[str, Any]:
-    """Opens an artefact or run and computes one token with empty memory. imports: seconds before, for packages."""
+    """Seconds of importing packages, opening an artefact or run, and one token; bytes of the process then."""
     began = time.perf_counter()
     import numpy as np
 
@@ -47,13 +48,16 @@ def measure_open(threads: int, path: str) -> dict[str, Any]:
     session.predict(np.zeros((1, 1), np.int64), memory)
     ready = time.perf_counter()
     return {
-        "imports": imported - began, "open": opened - imported, "first_token": ready - opened,
-        "memory_bytes": sum(array.nbytes for array in memory.tensors.values()), **_resident(),
-    }  # fmt: skip
+        "imports": imported - began,
+        "open": opened - imported,
+        "first_token": ready - opened,
+        "memory_bytes": sum(array.nbytes for array in memory.tensors.values()),
+        **_resident(),
+    }
 
 
 def measure_export(threads: int, run: str, out: str, form: str) -> dict[str, Any]:
-    """Exports a run, validation included."""
+    """Seconds of an export, which includes the comparison with PyTorch; bytes of the process after it."""
     import torch
 
     import xl_export
@@ -65,15 +69,14 @@ def measure_export(threads: int, run: str, out: str, form: str) -> dict[str, Any
 
 
 def _resident() -> dict[str, int | None]:
-    """resident_bytes now, and peak_bytes: the most so far (VmHWM; ru_maxrss would count the parent's)."""
+    """resident_bytes of now, and peak_bytes (VmHWM, since ru_maxrss includes the parent process)."""
     if not STATUS.is_file():
         return {"resident_bytes": None, "peak_bytes": None}
     fields = dict(line.split(":", 1) for line in STATUS.read_text(encoding="utf-8").splitlines())
-    found = {
+    return {
         name: int(fields[key].split()[0]) * 1024
         for name, key in (("resident_bytes", "VmRSS"), ("peak_bytes", "VmHWM"))
     }
-    return {**found}
 
 
 def main(arguments: Sequence[object]) -> str:

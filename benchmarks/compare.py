@@ -1,4 +1,4 @@
-"""Two results of the same case side by side: by how much the medians moved between commits, dates or files."""
+"""Compares two sets of results: by how much each median changed, and which rows have no counterpart."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases.registry import CASES
+from benchmarks.cases.registry import CASES, OLD_NAMES
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import read_bytes
 from runtimes.base.records import to_json
 
-HISTORY = Path(__file__).parent / "history"
 SHORTEST = 4  # characters of a commit or date
 MACHINE = ("cpu", "cpus", "system", "memory_bytes")
+OLD_FIELDS = {"operators": "kernel"}  # names that fields of a row had before
 Document = dict[str, Any]
-Place = tuple[str, str, int, str]  # case, configuration, threads, and what names a row
+Key = tuple[str, str, int, str]  # case, configuration, threads, and what names the row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,139 +38,108 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unmatched:
+    """One row that was left out. reason: why nothing could be compared, such as `only in BEFORE`."""
+
+    case: str
+    config: str
+    threads: int
+    row: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What can be compared, and what makes it doubtful."""
+    """The changes, the rows that were left out, and what makes the changes doubtful."""
 
     changes: list[Change]
+    unmatched: list[Unmatched] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     @property
     def lines(self) -> list[str]:
+        """The comparison as text: warnings, a table for each case, and the rows that were left out."""
         lines = [f"warning: {warning}" for warning in self.warnings]
         name = ""
         for change in self.changes:
             if name != (name := f"{change.case}, {change.config}, {change.threads} threads"):
                 lines += ["", f"{name:<44}{'before, ms':>12}{'after, ms':>12}{'after/before':>14}"]
-            lines.append(
-                f"  {change.row + '  ' + change.timing:<42}{change.before:>12.4g}{change.after:>12.4g}{change.ratio:>14.3f}"
-            )
+            row = f"{change.row}  {change.timing}"
+            lines.append(f"  {row:<42}{change.before:>12.4g}{change.after:>12.4g}{change.ratio:>14.3f}")
+        if self.unmatched:
+            lines += ["", "not compared:"]
+        for left in self.unmatched:
+            lines.append(f"  {left.case}, {left.config}, {left.threads} threads, {left.row}: {left.reason}")
         return lines
 
     def to_json(self) -> Document:
         return {
-            "changes": [{**to_json(c), "ratio": c.ratio} for c in self.changes],
+            "changes": [{**to_json(change), "ratio": change.ratio} for change in self.changes],
+            "unmatched": [to_json(row) for row in self.unmatched],
             "warnings": self.warnings,
         }
 
 
-def find_results(which: str, folder: Path | None = None) -> list[Document]:
-    """The results of a .jsonl file, or those in the folder that are of a commit or a date; raises ConfigError for none."""
+def find_results(which: str, folder: Path) -> list[Document]:
+    """The results in a .jsonl file, or those in the folder that are of a commit or of a date.
+
+    which: the file's path, or the beginning of a commit or of a time. Raises ConfigError where there are
+    none.
+    """
     if Path(which).is_file():
         if documents := read_results(Path(which)):
             return documents
         raise ConfigError(
             f"{which} is empty; give a file that `python -m benchmarks run` has appended results to."
         )
-    folder = folder or HISTORY
     if len(which) >= SHORTEST:
-        found = [
+        documents = [
             document
             for path in sorted(folder.glob("*.jsonl"))
             for document in read_results(path)
             if (document.get("commit") or "").startswith(which) or str(document["time"]).startswith(which)
         ]
-        if found:
-            return found
+        if documents:
+            return documents
     raise ConfigError(
-        f"{which!r:.80} is neither a file nor a commit or date with results in {folder}; give two of them, at least {SHORTEST} "
-        "characters each, such as 2026-11-21."
+        f"{which!r:.80} is neither a file nor a commit or date with results in {folder}; give a file, or at "
+        f"least {SHORTEST} characters of a commit or date, such as 2026-11-21."
     )
 
 
 def compare(before: Sequence[Document], after: Sequence[Document]) -> Comparison:
-    """The newest row of each kind, by case, configuration and number of threads, on both sides.
+    """The medians of the newest row of each kind on both sides; a kind is case, configuration, threads and
+    keys.
 
-    Raises ConfigError where the two have nothing in common.
+    Raises ConfigError where the two sides have no timing in common.
     """
     old, new = _newest(before), _newest(after)
-    changes, warnings = [], []
-    for what in [what for what in old if what in new]:
-        (row, one), (other_row, other) = old[what], new[what]
-        found = list(_changes(what, row, other_row))
-        changes += found
-        warnings += _doubts(", ".join(what[:2]), one, other) if found else []
-    changes.sort(key=lambda change: (change.case, change.config, change.threads))
+    changes: list[Change] = []
+    unmatched: list[Unmatched] = []
+    warnings: list[str] = []
+    for key, (row, document) in old.items():
+        if key not in new:
+            unmatched.append(_unmatched(key, "only in BEFORE"))
+            continue
+        other_row, other_document = new[key]
+        timings = list(_changes(key, row, other_row))
+        changes += timings
+        if timings:
+            warnings += _doubts(", ".join(key[:2]), document, other_document)
+        else:
+            unmatched.append(_unmatched(key, "has no timing on both sides"))
+    unmatched += [_unmatched(key, "only in AFTER") for key in new if key not in old]
     if not changes:
         raise ConfigError(
-            "the two have no timing in common: give results of the same case, configuration and threads."
+            "the two have no timing in common; give results of the same case, configuration and threads."
         )
-    return Comparison(changes=changes, warnings=list(dict.fromkeys(warnings)))
-
-
-def _newest(documents: Sequence[Document]) -> dict[Place, tuple[Document, Document]]:
-    """The newest row of each kind, and the document that it is in: one run may have measured some, and another the others."""
-    ordered = sorted((d for d in documents if d["case"] in CASES), key=lambda document: document["time"])
-    return {
-        (d["case"], d["config"], d["threads"], _key(d["case"], row)): (row, d)
-        for d in ordered
-        for row in d["rows"]
-    }
-
-
-def _changes(what: Place, row: Document, other: Document) -> Iterator[Change]:
-    case, config, threads, key = what
-    for timing, value in row.items():
-        pair = [_median(x) for x in (value, other.get(timing))]
-        if min(pair) > 0:
-            yield Change(
-                case=case,
-                config=config,
-                threads=threads,
-                row=key,
-                timing=timing,
-                before=pair[0],
-                after=pair[1],
-            )
-
-
-def _median(timing: Any) -> float:
-    """The median of a timing, 0 for anything else."""
-    median = timing.get("median") if isinstance(timing, dict) else None
-    return float(median) if isinstance(median, int | float) else 0.0
-
-
-def _key(case: str, row: Document) -> str:
-    named = [(name.replace("_", " "), row.get(name)) for name in CASES[case].keys]
-    return ", ".join(
-        f"{name} {value}" for name, value in named if value not in (None, "standard")
-    )  # what was not said before
-
-
-def _doubts(what: str, one: Document, other: Document) -> list[str]:
-    """What differs besides the code that was measured."""
-    doubts = []
-    machines = [document["machine"] for document in (one, other)]
-    if any(machines[0].get(name) != machines[1].get(name) for name in MACHINE):
-        doubts.append(
-            f"the machines differ ({' against '.join(_machine(m) for m in machines)}): ratios of {what} mean little"
-        )
-    differing = sorted(
-        name for name in one["versions"].keys() | other["versions"].keys()
-        if name != "xl-export" and one["versions"].get(name) != other["versions"].get(name)
-    )  # fmt: skip
-    if differing:
-        doubts.append(f"other versions of {', '.join(differing)} in {what}")
-    return doubts
-
-
-def _machine(machine: Document) -> str:
-    return (
-        f"{machine.get('cpu')}, {machine.get('cpus')} CPUs, {machine.get('memory_bytes', 0) / 2**30:.0f} GiB"
-    )
+    changes.sort(key=lambda change: (change.case, change.config, change.threads))
+    unmatched.sort(key=lambda row: (row.case, row.config, row.threads))
+    return Comparison(changes=changes, unmatched=unmatched, warnings=list(dict.fromkeys(warnings)))
 
 
 def read_results(path: Path) -> list[Document]:
-    """The lines of a history file; raises ArtefactError where one is no result."""
+    """The lines of a history file; raises ArtefactError where one is not a result."""
     documents = []
     for number, line in enumerate(read_bytes(path).splitlines(), start=1):
         try:
@@ -189,3 +158,73 @@ def read_results(path: Path) -> list[Document]:
             )
         documents.append(document)
     return documents
+
+
+def _newest(documents: Sequence[Document]) -> dict[Key, tuple[Document, Document]]:
+    """The newest row of each kind with its document; different runs may have measured different kinds."""
+    newest: dict[Key, tuple[Document, Document]] = {}
+    for document in sorted(documents, key=lambda document: str(document["time"])):
+        case = str(document["case"])
+        case = OLD_NAMES.get(case, case)
+        for at, row in enumerate(document["rows"]):
+            key = (case, document["config"], document["threads"], _row_name(case, row, at))
+            newest[key] = (row, document)
+    return newest
+
+
+def _row_name(case: str, row: Document, at: int) -> str:
+    """What tells a row from others of its case; the oldest rows name no operators and are `standard`."""
+    if case not in CASES:  # of another version of this project
+        return f"row {at + 1}"
+    parts = []
+    for name in CASES[case].keys:
+        value = row.get(name, row.get(OLD_FIELDS.get(name, name)))
+        if isinstance(value, dict):
+            value = " ".join(f"{letter} {size}" for letter, size in value.items())
+        if value not in (None, "standard"):
+            parts.append(f"{name.replace('_', ' ')} {value}")
+    return ", ".join(parts)
+
+
+def _changes(key: Key, row: Document, other: Document) -> Iterator[Change]:
+    """A change for each timing that both rows have."""
+    case, config, threads, name = key
+    for timing, value in row.items():
+        before, after = _median(value), _median(other.get(timing))
+        if before > 0 and after > 0:
+            yield Change(
+                case=case, config=config, threads=threads, row=name, timing=timing, before=before, after=after
+            )
+
+
+def _median(timing: Any) -> float:
+    """The median of a timing, and 0 for anything else."""
+    median = timing.get("median") if isinstance(timing, dict) else None
+    return float(median) if isinstance(median, int | float) else 0.0
+
+
+def _unmatched(key: Key, reason: str) -> Unmatched:
+    case, config, threads, row = key
+    return Unmatched(case=case, config=config, threads=threads, row=row, reason=reason)
+
+
+def _doubts(what: str, one: Document, other: Document) -> list[str]:
+    """What differs between two results besides the code that was measured."""
+    doubts = []
+    machines = [document["machine"] for document in (one, other)]
+    if any(machines[0].get(name) != machines[1].get(name) for name in MACHINE):
+        named = " against ".join(_machine(machine) for machine in machines)
+        doubts.append(f"the machines differ ({named}), so the ratios of {what} mean little")
+    differing = sorted(
+        name
+        for name in one["versions"].keys() | other["versions"].keys()
+        if name != "xl-export" and one["versions"].get(name) != other["versions"].get(name)
+    )
+    if differing:
+        doubts.append(f"the versions of {', '.join(differing)} differ in {what}")
+    return doubts
+
+
+def _machine(machine: Document) -> str:
+    memory = machine.get("memory_bytes", 0) / 2**30
+    return f"{machine.get('cpu')}, {machine.get('cpus')} CPUs, {memory:.0f} GiB"

@@ -1,4 +1,4 @@
-"""The named sizes that benchmarks run at, as data; what a case measures at them is the case's own affair."""
+"""The named sizes of models that cases measure, as data."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ MOST_REPEATS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig:
-    """One size of model and of everything measured with it.
+    """One size of model, and how much each case measures with it.
 
-    segment: tokens per step (T). attention_lengths: of sliding-window and decode. mem_len: of all others. repeats: timed calls
-    that take long; token_repeats: of those that take one token. streams: batch sizes of batch. consecutive: tokens of latency.
-    training_batch: rows of a training step. ring_claim: how many times faster than `hidden` the ring must be in memory-forms;
-    latency_claim: how many medians the slowest of the consecutive tokens may take. None is for no claim.
+    segment: tokens in a step (T). attention_lengths: of sliding-window and decode, in tokens. mem_len: of all
+    other cases (M). repeats: timed calls that take long; token_repeats: timed calls of one token. streams:
+    batch sizes of batch. consecutive: timed tokens of latency. training_batch: rows of a training step.
+    ring_claim: in memory-forms, `hidden` must take at least this many times as long as the ring.
+    latency_claim: the slowest of the consecutive tokens must take at most this many medians. A claim that is
+    None is not made.
     """
 
     name: str
@@ -41,20 +43,37 @@ CONFIGS = {
     config.name: config
     for config in (
         BenchmarkConfig(
-            name="small", segment=32, attention_lengths=(64, 128, 256, 512, 1024), repeats=24, mem_len=512, token_repeats=100,
+            name="small",
+            segment=32,
+            attention_lengths=(64, 128, 256, 512, 1024),
+            repeats=24,
+            mem_len=512,
+            token_repeats=100,
             model=ModelConfig(layers=6, d_model=256, heads=4, head_dim=64, d_ff=1024, vocab_size=256),
         ),
         BenchmarkConfig(
-            name="enwik8-base", segment=128, attention_lengths=(800, 1800, 2800, 3800), repeats=5, mem_len=1600, token_repeats=50,
-            model=ModelConfig(layers=12, d_model=512, heads=8, head_dim=64, d_ff=2048, vocab_size=256), ring_claim=6.0,
+            name="enwik8-base",
+            segment=128,
+            attention_lengths=(800, 1800, 2800, 3800),
+            repeats=5,
+            mem_len=1600,
+            token_repeats=50,
+            model=ModelConfig(layers=12, d_model=512, heads=8, head_dim=64, d_ff=2048, vocab_size=256),
+            ring_claim=6.0,
             training_batch=2,
         ),
         BenchmarkConfig(
-            name="enwik8-large", segment=128, attention_lengths=(3800,), repeats=3, mem_len=3800, token_repeats=20,
-            training_batch=1, model=ModelConfig(layers=24, d_model=1024, heads=8, head_dim=128, d_ff=3072, vocab_size=256),
+            name="enwik8-large",
+            segment=128,
+            attention_lengths=(3800,),
+            repeats=3,
+            mem_len=3800,
+            token_repeats=20,
+            training_batch=1,
+            model=ModelConfig(layers=24, d_model=1024, heads=8, head_dim=128, d_ff=3072, vocab_size=256),
         ),
     )
-}  # fmt: skip
+}
 
 
 def load_config(name: str) -> BenchmarkConfig:
@@ -67,7 +86,7 @@ def load_config(name: str) -> BenchmarkConfig:
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:
-    """Attention lengths from `64,128,…`, ascending and each once."""
+    """The attention lengths of a text such as `64,128`, ascending and each once."""
     try:
         lengths = {int(part) for part in text.split(",")}
     except ValueError:
@@ -78,7 +97,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
 
 
 def checked_lengths(lengths: list[int] | tuple[int, ...]) -> tuple[int, ...]:
-    """The attention lengths, where all can be measured; raises ConfigError otherwise."""
+    """The same attention lengths; raises ConfigError where one of them cannot be measured."""
     if not lengths:
         raise ConfigError("no attention lengths were given; expected at least one, such as 64,128.")
     for length in lengths:
@@ -88,7 +107,7 @@ def checked_lengths(lengths: list[int] | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def checked_threads(threads: int | None) -> int:
-    """CPU threads to measure with, all that there are when None; more than that would measure their quarrel."""
+    """The number of CPU threads, by default all that this process may use; raises ConfigError for more."""
     most = available_cpus()
     if threads is not None and not 1 <= threads <= most:
         raise ConfigError(f"threads is {threads}; expected 1 to {most}, the CPUs that this process may use.")
@@ -96,14 +115,14 @@ def checked_threads(threads: int | None) -> int:
 
 
 def checked_repeats(repeats: int | None, default: int) -> int:
-    """Timed calls of each side."""
+    """The number of timed calls of each side; raises ConfigError where it cannot be."""
     if repeats is not None and not 1 <= repeats <= MOST_REPEATS:
         raise ConfigError(f"repeats is {repeats}; expected 1 to {MOST_REPEATS}.")
     return repeats or default
 
 
 def checked_minutes(minutes: float) -> float:
-    """CPU minutes to train for."""
+    """The CPU minutes of training; raises ConfigError where they are not positive."""
     if not 0 < minutes < math.inf:
         raise ConfigError(f"minutes is {minutes}; expected a positive number of CPU minutes.")
     return minutes

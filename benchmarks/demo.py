@@ -1,4 +1,4 @@
-"""The golden path in one call: train → export → check → evaluate → generate → measure, and one table at the end."""
+"""All steps in one call: train, export, check, evaluate, generate and measure, and one table at the end."""
 
 from __future__ import annotations
 
@@ -25,33 +25,38 @@ PROMPT, CHARACTERS, LANES = "The ", 300, 4
 
 
 def run_demo(out: Path, *, steps: int | None = None, force: bool = False) -> dict[str, Any]:
-    """Runs every step into `out`/run and `out`/artefact, printing as it goes; returns the figures of the table."""
+    """Runs every step and prints what it does; returns the figures of the table.
+
+    The run is written to `out`/run and the artefact to `out`/artefact. steps: of training; by default those
+    of the demo configuration.
+    """
     refuse_existing(out, force=force, marker=f"run/{METRICS}")
     config = TrainConfig.load("demo")
     if steps is not None:
         config = config.with_steps(steps)
     _title(
         "1/6 train",
-        f"{config.model.parameters:,} parameters and an alphabet, on the built-in corpus, {config.steps} steps",
+        f"{config.steps} steps on the built-in corpus",
     )
     trained = train(config, out / "run", force=force)
-    _title("2/6 export", "ring memory; validated against PyTorch before the folder appears")
+    _title("2/6 export", "ring memory; the graph is compared with PyTorch before the folder appears")
     artefact = export(trained, out / "artefact", force=force)
-    _title("3/6 check", "the artefact's own reference, replayed without PyTorch")
+    _title("3/6 check", "the artefact against the answers of PyTorch that it contains; no PyTorch is needed")
     report = check(artefact)
     click.echo(
-        f"largest difference {report.max_difference:.2e} nats over {report.tokens} tokens, tolerance {report.tolerance:g}"
+        f"largest difference over {report.tokens} tokens: {report.max_difference:.2e} nats (tolerance "
+        f"{report.tolerance:g})"
     )
     _title(
         "4/6 evaluate",
-        f"held-out text, {LANES} lanes, memory carried and memory cut to zero at every segment",
+        f"held-out text in {LANES} lanes, with memory and with memory cut to zero before every segment",
     )
     scores = _scores(trained, artefact)
     _title("5/6 generate", f"{CHARACTERS} characters, top-k 40")
     text = _write(artefact)
     _title(
         "6/6 measure",
-        "a token in segments with memory, and by a sliding window; random weights of the same size",
+        "one token in segments with memory, and by a recomputed window; random weights of the same size",
     )
     row = _against_window(config)
     click.echo("")
@@ -66,7 +71,7 @@ def run_demo(out: Path, *, steps: int | None = None, force: bool = False) -> dic
 
 
 def table(scores: dict[str, Score], report: CheckReport, row: Row) -> list[str]:
-    """The figures side by side, as lines of text."""
+    """The figures as lines of text."""
     lines = [f"{'':<34}bits per character    tokens/s"]
     lines += [
         f"{name:<34}{score.bits_per_token:>18.4f}{score.tokens_per_second:>12,.0f}"
@@ -108,9 +113,14 @@ def _write(artefact: Path) -> str:
 def _against_window(config: TrainConfig) -> Row:
     rule = config.evaluation
     size = BenchmarkConfig(
-        name="demo", model=dataclasses.replace(config.model, vocab_size=256), segment=rule.segment,
-        attention_lengths=(rule.mem_len,), repeats=30, mem_len=rule.mem_len, token_repeats=30,
-    )  # fmt: skip
+        name="demo",
+        model=dataclasses.replace(config.model, vocab_size=256),
+        segment=rule.segment,
+        attention_lengths=(rule.mem_len,),
+        repeats=30,
+        mem_len=rule.mem_len,
+        token_repeats=30,
+    )
     return run(size)[0]
 
 

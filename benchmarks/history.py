@@ -1,8 +1,9 @@
-"""One JSON line per result, appended: how every figure of this project came to be, and on what."""
+"""The history of measurements: one JSON line for each result, with all that its figures depend on."""
 
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 from dataclasses import dataclass, replace
@@ -12,18 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.configs import BenchmarkConfig
-from benchmarks.machine import commit, machine_facts, versions
+from benchmarks.machine import commit, history_folder, machine_facts, versions
 from benchmarks.measure import Limits, measure_limits
 from runtimes.base.files import writing
 from runtimes.base.records import to_json
 
-BUSY = 0.1  # of the CPUs
-HISTORY = Path(__file__).parent / "history"
+BUSY = 0.1  # the share of the CPUs that others may use while figures for publication are measured
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A result under way: all that its figures depend on, taken before the measuring began. engine: the package that computes."""
+    """A result before its rows are known: what its figures depend on, recorded before the measurement began.
+
+    file: the history file that it will be appended to. engine: the package that computes, such as
+    `onnxruntime`.
+    """
 
     case: str
     config: BenchmarkConfig
@@ -33,33 +37,34 @@ class Result:
     machine: dict[str, Any]
     versions: dict[str, str]
     engine: str = "onnxruntime"
+    precision: str = "fp32"
 
     @property
     def title(self) -> str:
+        """The case, the sizes of the model and the number of threads, as one line."""
         m = self.config.model
         return (
-            f"{self.case}, {self.config.name}: {m.layers} layers, D {m.d_model}, H {m.heads}, K {m.head_dim}, FF {m.d_ff}, "
-            f"segment {self.config.segment}, {self.threads} threads"
+            f"{self.case}, {self.config.name}: {m.layers} layers, D {m.d_model}, H {m.heads}, K "
+            f"{m.head_dim}, FF {m.d_ff}, segment {self.config.segment}, {self.threads} threads"
         )
 
     @property
     def machine_lines(self) -> list[str]:
+        """The machine and its limits, and a note where it was busy."""
         machine, limits = self.machine, self.limits
-        busy = machine["busy_cpus"] > BUSY * machine["cpus"]
-        return [
-            *(
-                ["note: other jobs were using the CPUs; figures of such a run are not to be published"]
-                if busy
-                else []
-            ),
-            f"machine: {machine['cpu']}, {machine['cpus']} CPUs, {machine['busy_cpus']:g} of them busy before; medians; "
-            f"{self.engine} {self.versions.get(self.engine, 'unknown')}",
-            f"limits, best of before and after: memory read {limits.read_bytes / 1e9:.0f} GB/s, "
-            f"fp32 matrix product {limits.multiply_adds / 1e9:.0f} G multiply-adds/s",
+        lines = [
+            f"machine: {machine['cpu']}, {machine['cpus']} CPUs ({machine['busy_cpus']:g} busy before), "
+            f"{self.engine} {self.versions.get(self.engine, 'unknown')}; all times are medians",
+            f"limits of the machine (the better of before and after): reading memory "
+            f"{limits.read_bytes / 1e9:.0f} GB/s, fp32 products {limits.multiply_adds / 1e9:.0f} G "
+            "multiply-adds/s",
         ]
+        if machine["busy_cpus"] > BUSY * machine["cpus"]:
+            lines.insert(0, "note: other processes used the CPUs; do not publish the figures of this run")
+        return lines
 
     def remeasured(self) -> Result:
-        """The same with the machine's limits measured once more, the better of each kept: a busy moment hides a limit."""
+        """The same result with the better of these limits and new ones, since a busy moment hides a limit."""
         again = measure_limits(self.threads)
         best = Limits(
             read_bytes=max(self.limits.read_bytes, again.read_bytes),
@@ -68,52 +73,86 @@ class Result:
         return replace(self, limits=best)
 
     def finish(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Appends the rows with all they depend on to the history file, and returns that document."""
+        """Appends the result with its rows to the history file, and returns it as it was written."""
         document = {
-            "case": self.case, "time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "config": self.config.name,
-            "model": to_json(self.config.model), "segment": self.config.segment, "threads": self.threads, "precision": "fp32",
-            "engine": self.engine, "rows": rows, "limits": to_json(self.limits), "machine": self.machine,
-            "versions": self.versions, "commit": commit(),
-        }  # fmt: skip
+            "case": self.case,
+            "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "config": self.config.name,
+            "model": to_json(self.config.model),
+            "segment": self.config.segment,
+            "threads": self.threads,
+            "precision": self.precision,
+            "engine": self.engine,
+            "rows": rows,
+            "limits": to_json(self.limits),
+            "machine": self.machine,
+            "versions": self.versions,
+            "commit": commit(),
+        }
         append(self.file, document)
         return document
 
 
 def begin(
-    case: str, config: BenchmarkConfig, *, threads: int, file: Path | None, engine: str = "onnxruntime"
+    case: str,
+    config: BenchmarkConfig,
+    *,
+    threads: int,
+    file: Path | None,
+    engine: str = "onnxruntime",
+    precision: str = "fp32",
 ) -> Result:
-    """Takes down the machine and its limits, and makes sure that the history file can be written before anything is measured."""
-    file, machine = _writable(file or HISTORY / f"{case}.jsonl"), _machine_at_first()
-    limits = measure_limits(threads)
+    """A result with the machine and its limits recorded. file: of the history; the case's own by default.
+
+    Raises UserError where the history file cannot be written, before anything is measured.
+    """
+    file = _writable(file or history_folder() / f"{case}.jsonl")
+    machine = _machine_at_first()
     return Result(
-        case=case, config=config, threads=threads, file=file, limits=limits, machine=machine, versions=versions(), engine=engine
-    )  # fmt: skip
+        case=case,
+        config=config,
+        threads=threads,
+        file=file,
+        limits=measure_limits(threads),
+        machine=machine,
+        versions=versions(),
+        engine=engine,
+        precision=precision,
+    )
 
 
 @cache
 def _machine_at_first() -> dict[str, Any]:
-    """The machine before the first case of this process: how busy it is after that is this process's own doing."""
+    """The machine before the first case of this process; later, this process itself keeps the CPUs busy."""
     return machine_facts()
 
 
 def append(path: Path, document: dict[str, Any]) -> None:
     """Adds one line to a history file, whole or not at all."""
     line = (json.dumps(document, allow_nan=False, ensure_ascii=False) + "\n").encode()
-    with (
-        writing(path),
-        path.open("ab", buffering=0) as stream,
-    ):  # one write, so that a kill cannot come between two
-        if (written := stream.write(line)) < len(line):
-            os.ftruncate(stream.fileno(), stream.tell() - written)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    # There is one unbuffered write, so that a kill cannot come between two halves of a line.
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as stream:
+            _write_whole(stream, line)
+
+
+def _write_whole(stream: io.FileIO, line: bytes) -> None:
+    """Writes the line at the end of the file, or raises OSError and leaves the file as it was."""
+    if (written := stream.write(line)) < len(line):
+        os.ftruncate(stream.fileno(), stream.tell() - written)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _writable(path: Path) -> Path:
-    """The path, which a line can be added to; where there is no file yet there is none after this either."""
+    """The same path, if a line can be added to the file there; no file and no folder is left behind."""
+    missing = [folder for folder in path.parents if not folder.exists()]
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        there = path.exists()
+        existed = path.exists()
         path.open("a").close()
-        if not there:
+        if not existed:
             path.unlink()
+        for folder in missing:
+            folder.rmdir()
     return path

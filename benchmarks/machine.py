@@ -1,7 +1,8 @@
-"""What a figure was measured on: processor, packages and commit. No host names, no paths."""
+"""What a figure was measured on (no host names, no paths), and the folder in which results are kept."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -15,7 +16,7 @@ CPUINFO, STAT = Path("/proc/cpuinfo"), Path("/proc/stat")
 
 
 def machine_facts() -> dict[str, Any]:
-    """Processor, its CPUs that this process may use, memory, and how busy the machine was when asked."""
+    """The processor, the CPUs that this process may use, the memory, and how many CPUs were busy now."""
     return {
         "cpu": _cpu_model(),
         "cpus": available_cpus(),
@@ -26,7 +27,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def busy_cpus(seconds: float = 1.0) -> float:
-    """How many CPUs others keep busy, while this process sleeps for so long; the load average where the system does not count."""
+    """How many CPUs other processes use while this one sleeps; the load average on systems without /proc."""
     if not STAT.is_file():
         return os.getloadavg()[0]
     before = _worked()
@@ -35,7 +36,7 @@ def busy_cpus(seconds: float = 1.0) -> float:
 
 
 def _worked() -> int:
-    """Ticks that all CPUs together have worked, or were kept from this machine by its host."""
+    """Clock ticks that all CPUs together have worked, or that the host of a virtual machine took from it."""
     user, nice, system, _idle, _waiting, *rest = map(
         int, STAT.read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]
     )
@@ -43,13 +44,35 @@ def _worked() -> int:
 
 
 def versions() -> dict[str, str]:
-    """Python and every package that has a part in the figures."""
+    """The versions of Python and of every package that figures depend on."""
     return {"python": platform.python_version(), **package_versions()}
 
 
+def checkout() -> Path | None:
+    """The folder of this project's source, where this package is part of it; None where it is installed."""
+    folder = Path(__file__).resolve().parent.parent
+    with contextlib.suppress(OSError):
+        if 'name = "xl-export"' in (folder / "pyproject.toml").read_text(encoding="utf-8"):
+            return folder
+    return None
+
+
+def history_folder() -> Path:
+    """Where results are kept: benchmarks/history in a checkout of this project, benchmark-history elsewhere.
+
+    Elsewhere it is a folder of the working folder, so that nothing is ever written into an installed package.
+    """
+    folder = checkout()
+    if folder is not None and Path.cwd().resolve().is_relative_to(folder):
+        return folder / "benchmarks" / "history"
+    return Path("benchmark-history")
+
+
 def commit() -> str | None:
-    """The commit of this checkout, with `+` when files differ from it; None outside a checkout."""
-    folder = Path(__file__).parent.parent
+    """The commit of this checkout, with `+` when files differ from it; None where this is no checkout."""
+    folder = checkout()
+    if folder is None:  # an installed package may lie in the checkout of another project
+        return None
     commands = (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"])
     try:
         head, changes = (

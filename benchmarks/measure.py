@@ -1,4 +1,4 @@
-"""Timing two or more sides fairly, and the limits that this machine sets to all of them."""
+"""Times two or more sides fairly, and measures the limits of the machine that hold for all of them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx_ir as ir
 
-from benchmarks.operators import open_graph
+from benchmarks.checked_sessions import open_graph
 from runtimes.contract.spec import TensorFacts
 from xl_export.graph.ops import Ops, graph_input
 
-READ_BYTES = 512 << 20  # far larger than any cache
+READ_BYTES = 512 << 20  # much larger than any cache
 MATRIX = 2048
-REST = 0.3  # seconds before another side is timed: an engine's idle threads spin for a while, and take a core
+REST = 0.3  # seconds before another side is timed, since the idle threads of an engine spin for a while
 Side = TypeVar("Side", bound=str)
 
 
@@ -32,7 +32,7 @@ class Timing:
     repeats: int
 
     def per(self, tokens: int) -> Timing:
-        """The same, per token, where a call serves several."""
+        """The same timing per token, where a call computes this many tokens."""
         return Timing(
             median=self.median / tokens,
             fastest=self.fastest / tokens,
@@ -43,7 +43,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the machine could do at best: bytes read from memory and fp32 multiply-adds, per second."""
+    """What the machine can do at best per second: bytes read from memory, and fp32 multiply-adds."""
 
     read_bytes: float
     multiply_adds: float
@@ -58,20 +58,21 @@ class Limits:
 def take_turns(
     sides: Mapping[Side, Callable[[], Any]], *, repeats: int, warmup: int = 2, turns: int = 3
 ) -> dict[Side, Timing]:
-    """Times every side `repeats` times, in turns, so that a machine that slows down slows all of them.
+    """A timing of `repeats` calls of every side, in turns, so that a machine that slows down slows all sides.
 
-    Each turn begins with a rest, until the side before has let go of the cores, and untimed calls, which take the caches back.
+    Each turn begins with a rest, in which the threads of the side before go to sleep, and with untimed calls,
+    which fill the caches again.
     """
-    found: dict[Side, list[float]] = {name: [] for name in sides}
+    times: dict[Side, list[float]] = {name: [] for name in sides}
     for turn in range(turns):
         share = repeats * (turn + 1) // turns - repeats * turn // turns
         for name, call in sides.items():
             if share:
                 time.sleep(REST if len(sides) > 1 else 0)
-                found[name] += milliseconds(call, repeats=share, warmup=warmup)
+                times[name] += milliseconds(call, repeats=share, warmup=warmup)
     return {
         n: Timing(median=median(ms), fastest=min(ms), slowest=max(ms), repeats=len(ms))
-        for n, ms in found.items()
+        for n, ms in times.items()
     }
 
 
@@ -93,12 +94,12 @@ def milliseconds(call: Callable[[], Any], *, repeats: int, warmup: int = 2) -> l
 
 
 def measure_limits(threads: int) -> Limits:
-    """Both limits with this many threads, each the best of several tries; takes about two seconds."""
+    """Both limits with this many threads, each the best of several measurements; takes about two seconds."""
     return Limits(read_bytes=_read_rate(threads), multiply_adds=_matrix_rate(threads))
 
 
 def _read_rate(threads: int) -> float:
-    """Bytes per second that threads add up, each over its own part of one large buffer."""
+    """Bytes per second that the threads read together, each from its own part of one large buffer."""
     parts = np.array_split(np.ones(READ_BYTES // 8, np.int64), threads)
     with ThreadPoolExecutor(threads) as pool:
         best = min(milliseconds(lambda: list(pool.map(np.sum, parts)), repeats=8))
@@ -106,7 +107,7 @@ def _read_rate(threads: int) -> float:
 
 
 def _matrix_rate(threads: int) -> float:
-    """Multiply-adds per second of ONNX Runtime's own matrix product, large, square and with a constant side."""
+    """Multiply-adds per second of a large square matrix product in ONNX Runtime, one side constant."""
     op, shape = Ops(), (str(MATRIX), str(MATRIX))
     facts = [TensorFacts(name=name, dtype="float32", shape=shape) for name in ("x", "y")]
     x = graph_input(facts[0])

@@ -1,6 +1,6 @@
-"""Both sides' models: random weights of a size, and a real artefact made from them by `xl_export.export`.
+"""Models to measure: random weights of a size, and a real artefact of them by `xl_export.export`.
 
-Speed does not depend on what the weights are; correctness is judged on them too, so none of them is zero.
+Speed does not depend on the weights. None of them is zero, since the answers are checked with them too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Weights = dict[str, np.ndarray]  # the names of trainer.model.model.LanguageMode
 
 
 def random_weights(model: ModelConfig, *, seed: int = 0) -> Weights:
-    """Float32 weights: matrices of variance 1/columns, so that no layer drowns in another; norms near 1, biases near 0."""
+    """Weights: float32 matrices of variance 1/columns, so that all layers count; norms near 1."""
     draw = np.random.default_rng(seed)
     with torch.device("meta"):
         shapes = {name: tuple(tensor.shape) for name, tensor in LanguageModel(model).state_dict().items()}

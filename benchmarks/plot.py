@@ -1,4 +1,4 @@
-"""Results as pictures: of sliding-window (cost of a token on both sides, and their ratio), decode, and latency."""
+"""Results as pictures: of sliding-window, decode and latency."""
 
 from __future__ import annotations
 
@@ -6,44 +6,54 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtimes.base.errors import MissingPackageError, UserError
-from runtimes.base.files import atomic_file
+from benchmarks.output import refuse_other_file
+from runtimes.base.errors import MissingPackageError
+from runtimes.base.files import atomic_file, refuse_unwritable
 
 if TYPE_CHECKING:
     from benchmarks.cases.latency import Row as LatencyRow
     from benchmarks.cases.sliding_window import Row
     from benchmarks.steps import Row as StepRow
 
+SIDES = {"fixed memory": "memory of fixed length", "growing cache": "key/value cache that grows"}
 WINDOW, SEGMENT, ARITHMETIC, PAPER = "#c2410c", "#1d4ed8", "#6b7280", "#111827"
+SOFTWARE = "python -m benchmarks --plot"  # recorded in each picture, so that it may be replaced later
 
 
-def check_plot(path: Path) -> None:
-    """Raises UserError, before anything is measured, when `path` cannot become a picture."""
+def check_plot(path: Path, *, force: bool = False) -> None:
+    """Raises UserError, before anything is measured, where the picture cannot or must not be written."""
     _figure_class()
-    if path.suffix != ".png":
-        raise UserError(f"--plot is {path}; expected a file name that ends in .png.")
-    if not path.parent.is_dir():
-        raise UserError(f"{path.parent} is not a folder; make it, or give another --plot.")
+    refuse_unwritable(path, option="--plot", suffixes=(".png",))
+    refuse_other_file(path, is_own=_is_own_picture, option="--plot", force=force)
 
 
 def plot(path: Path, case: str, rows: Sequence[Any], *, title: str) -> None:
-    """Writes the picture of a case's rows to a PNG file."""
+    """Writes the picture of the rows of a case to a PNG file."""
     figure = _figure_class()(figsize=(11, 4.8), layout="constrained")
     figure.suptitle(title, fontsize=11)
     draw: dict[str, Callable[[Any, Sequence[Any]], None]] = {
-        "sliding-window": _sliding_window, "decode": _decode, "latency": _latency,
-    }  # fmt: skip
+        "sliding-window": _sliding_window,
+        "decode": _decode,
+        "latency": _latency,
+    }
     draw[case](figure, rows)
     for axes in figure.axes:
         axes.grid(True, which="major", color="#e5e7eb")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, markerscale=4 if case == "latency" else 1)
     with atomic_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
+        figure.savefig(temporary, format="png", dpi=150, metadata={"Software": SOFTWARE})
+
+
+def _is_own_picture(path: Path) -> bool:
+    """Whether the file is a PNG that `plot` wrote, by the text that PNG files carry before their pixels."""
+    with open(path, "rb") as stream:
+        head = stream.read(1024)
+    return head.startswith(b"\x89PNG") and b"Software\x00" + SOFTWARE.encode() in head
 
 
 def _sliding_window(figure: Any, rows: Sequence[Row]) -> None:
-    """Milliseconds per token, and their ratio, against attention length."""
+    """The time per token of both sides, and its ratio, against attention length."""
     latency, ratio = figure.subplots(1, 2)
     _draw_latency(latency, rows)
     _draw_ratio(ratio, rows)
@@ -53,38 +63,41 @@ def _sliding_window(figure: Any, rows: Sequence[Row]) -> None:
 
 
 def _decode(figure: Any, rows: Sequence[StepRow]) -> None:
-    """Milliseconds per token on both sides against memory length."""
+    """The time per token of both sides against memory length."""
     axes, lengths = figure.subplots(), [row.mem_len for row in rows]
     for label, colour, timings in (
         ("PyTorch", WINDOW, [row.pytorch for row in rows]),
         ("ONNX Runtime", SEGMENT, [row.onnxruntime for row in rows]),
     ):
         axes.plot(lengths, [timing.median for timing in timings], "o-", color=colour, label=label)
-    axes.set_xlabel("memory length (tokens)")
-    axes.set_ylabel("milliseconds per token")
+    axes.set_xlabel("memory length M (tokens)")
+    axes.set_ylabel("time per token (ms)")
     axes.set_ylim(bottom=0)
-    axes.set_title("One token with full memory (medians)", fontsize=10)
+    axes.set_title("Time of one token with full memory (medians)", fontsize=10)
     _label_lengths(axes, lengths)
 
 
 def _latency(figure: Any, rows: Sequence[LatencyRow]) -> None:
-    """Every token's milliseconds in the order in which they came."""
+    """The time of every token, in order."""
     axes = figure.subplots()
     for row, colour in zip(rows, (SEGMENT, WINDOW), strict=True):
-        axes.plot(row.milliseconds, ".", ms=2, color=colour, label=f"{row.side}: median {row.median:.3g} ms")
-    axes.set_xlabel("token")
-    axes.set_ylabel("milliseconds")
+        axes.plot(
+            row.milliseconds, ".", ms=2, color=colour, label=f"{SIDES[row.side]} (median {row.median:.3g} ms)"
+        )
+    axes.set_xlabel("number of the token")
+    axes.set_ylabel("time (ms)")
     top = 4 * max(row.median for row in rows)
     beyond = sum(x > top for row in rows for x in row.milliseconds)
     axes.set_ylim(0, top)
-    axes.set_title(f"Consecutive tokens; {beyond or 'none'} beyond the top", fontsize=10)
+    outside = f" (slower ones outside the picture: {beyond})" if beyond else ""
+    axes.set_title(f"Time of each of {len(rows[0].milliseconds):,} consecutive tokens{outside}", fontsize=10)
 
 
 def _draw_latency(axes: Any, rows: Sequence[Row]) -> None:
     lengths = [row.attention_length for row in rows]
     for label, colour, timings in (
-        ("vanilla, window recomputed for each token", WINDOW, [row.window for row in rows]),
-        ("segments with memory", SEGMENT, [row.segment for row in rows]),
+        ("vanilla Transformer, window recomputed for each token", WINDOW, [row.window for row in rows]),
+        ("Transformer-XL, segments with memory", SEGMENT, [row.segment for row in rows]),
     ):
         axes.plot(lengths, [timing.median for timing in timings], "o-", color=colour, label=label)
         axes.fill_between(
@@ -96,17 +109,21 @@ def _draw_latency(axes: Any, rows: Sequence[Row]) -> None:
             lw=0,
         )
     _log_scale(axes)
-    axes.set_ylabel("milliseconds per token (log scale)")
-    axes.set_title("Cost of one token (medians; bands from fastest to slowest)", fontsize=10)
+    axes.set_ylabel("time per token (ms, log scale)")
+    axes.set_title("Time per token (lines: medians; bands: fastest to slowest)", fontsize=10)
 
 
 def _draw_ratio(axes: Any, rows: Sequence[Row]) -> None:
     from benchmarks.cases.sliding_window import TABLE_9
 
     lengths = [row.attention_length for row in rows]
-    axes.plot(lengths, [row.ratio for row in rows], "o-", color=SEGMENT, label="measured")
+    axes.plot(lengths, [row.ratio for row in rows], "o-", color=SEGMENT, label="measured here")
     axes.plot(
-        lengths, [row.predicted_ratio for row in rows], "s--", color=ARITHMETIC, label="multiply-adds alone"
+        lengths,
+        [row.predicted_ratio for row in rows],
+        "s--",
+        color=ARITHMETIC,
+        label="expected from multiply-adds alone",
     )
     paper = sorted(set(lengths) & set(TABLE_9))
     if paper:
@@ -116,17 +133,22 @@ def _draw_ratio(axes: Any, rows: Sequence[Row]) -> None:
             "*",
             ms=11,
             color=PAPER,
-            label="Table 9 of the paper (GPU)",
+            label="Dai et al. 2019, Table 9 (GPU)",
         )
     for row in rows:
-        axes.annotate(  # beside the line, where neither the paper's stars nor the squares are
-            f"{row.ratio:,.0f}×", (row.attention_length, row.ratio), textcoords="offset points", xytext=(8, -11),
-            ha="left", fontsize=8, color=SEGMENT,
-        )  # fmt: skip
+        axes.annotate(  # below the point, where the marks of the other lines do not cover it
+            f"{row.ratio:,.0f}×",
+            (row.attention_length, row.ratio),
+            textcoords="offset points",
+            xytext=(8, -11),
+            ha="left",
+            fontsize=8,
+            color=SEGMENT,
+        )
     _log_scale(axes)
     axes.margins(x=0.12, y=0.12)
-    axes.set_ylabel("ratio, window / segments (log scale)")
-    axes.set_title("How many times slower the window is", fontsize=10)
+    axes.set_ylabel("window time / segment time (log scale)")
+    axes.set_title("How many times slower the recomputed window is", fontsize=10)
 
 
 def _log_scale(axes: Any) -> None:

@@ -1,7 +1,8 @@
-"""What decode, segment and batch share: steps of some streams and tokens with full memory, on ONNX Runtime and in PyTorch.
+"""Steps with full memory on ONNX Runtime and in PyTorch: what the cases decode, segment and batch share.
 
-Both have keys and values for memory, so neither computes the past again; the artefact was compared with PyTorch when it was
-exported. The least time is that of reading weights, tables and visible memory, or of the multiply-adds, whichever is longer.
+The memory of both sides holds keys and values, so neither computes the past again. The export has compared
+the artefact with PyTorch. The least time of a step is the longer of two: reading weights, tables and visible
+memory, and computing the multiply-adds.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ import numpy as np
 import torch
 
 from benchmarks.arithmetic import step_bytes, step_multiply_adds
+from benchmarks.checked_sessions import Operators, open_checked
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Limits, Timing, take_turns
 from benchmarks.models import Weights, random_weights, write_artefact
-from benchmarks.operators import open_checked
 from runtimes.base.records import to_json
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
-from runtimes.sessions.onnx_runtime import Kernel, OrtSession
+from runtimes.sessions.onnx_runtime import OrtSession
 from trainer.run.checkpoint import load_run
 from trainer.run.session import ProjectedTorchSession
 
@@ -33,15 +34,17 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One kind of step: M, streams (B) and tokens of each (T). Times are per token of each stream that is wanted: of B·T of them.
+    """One kind of step: memory length (M), number of streams (B), and tokens of each stream (T).
 
-    kernel: ONNX Runtime's operators. tolerance: that `export` held its side to against PyTorch, nats.
+    onnxruntime, pytorch: times per token, which is the time of the step over B·T. operators: of ONNX
+    Runtime's side. num_bytes, multiply_adds: of the whole step. tolerance: of the comparison with PyTorch, in
+    nats.
     """
 
     mem_len: int
     batch: int
     tokens: int
-    kernel: Kernel
+    operators: Operators
     onnxruntime: Timing
     pytorch: Timing
     num_bytes: int
@@ -53,11 +56,9 @@ class Row:
         return self.pytorch.median / self.onnxruntime.median
 
     def at_least(self, limits: Limits) -> float:
-        """Milliseconds per token that the machine's limits allow."""
-        reading, computing = (
-            limits.read_milliseconds(self.num_bytes),
-            limits.compute_milliseconds(self.multiply_adds),
-        )
+        """The least milliseconds per token that the limits of the machine allow."""
+        reading = limits.read_milliseconds(self.num_bytes)
+        computing = limits.compute_milliseconds(self.multiply_adds)
         return max(reading, computing) / (self.batch * self.tokens)
 
     def to_json(self) -> dict[str, Any]:
@@ -65,29 +66,45 @@ class Row:
 
 
 def measure_steps(
-    config: BenchmarkConfig, mem_len: int, steps: Sequence[tuple[int, int]], *, threads: int, repeats: int, kernel: Kernel,
+    config: BenchmarkConfig,
+    mem_len: int,
+    steps: Sequence[tuple[int, int]],
+    *,
+    threads: int,
+    repeats: int,
+    operators: Operators,
     progress: Progress,
-) -> list[Row]:  # fmt: skip
-    """A row for each (batch, tokens) of steps."""
+) -> list[Row]:
+    """A row for each pair (batch, tokens) of `steps`."""
     rule, weights = MemoryRule(mem_len=mem_len, segment=config.segment), random_weights(config.model)
-    progress(f"memory {mem_len}: exporting, with comparison against PyTorch")
+    progress(f"memory of {mem_len} tokens: exporting and comparing with PyTorch")
     with tempfile.TemporaryDirectory() as folder:
-        ours, theirs = open_both(Path(folder), config, rule, weights, threads=threads, kernel=kernel)
+        artefact, torch_run = open_both(
+            Path(folder), config, rule, weights, threads=threads, operators=operators
+        )
         rows = []
         for batch, tokens in steps:
-            progress(f"memory {mem_len}: timing {repeats} steps of {batch} x {tokens} tokens")
-            sides = {"onnxruntime": _step(ours, batch, tokens), "pytorch": _step(theirs, batch, tokens)}
+            progress(f"memory of {mem_len} tokens: timing {repeats} steps of {batch} x {tokens} tokens")
+            sides = {
+                "onnxruntime": _step(artefact, batch, tokens),
+                "pytorch": _step(torch_run, batch, tokens),
+            }
             times = {
                 name: timing.per(batch * tokens)
                 for name, timing in take_turns(sides, repeats=repeats).items()
             }
             rows.append(
                 Row(
-                    mem_len=mem_len, batch=batch, tokens=tokens, kernel=kernel, **times,
+                    mem_len=mem_len,
+                    batch=batch,
+                    tokens=tokens,
+                    operators=operators,
+                    **times,
                     num_bytes=step_bytes(config.model, rule, "ring", streams=batch),
-                    multiply_adds=batch * step_multiply_adds(config.model, rule, "ring", tokens), tolerance=ours.spec.tolerance,
+                    multiply_adds=batch * step_multiply_adds(config.model, rule, "ring", tokens),
+                    tolerance=artefact.spec.tolerance,
                 )
-            )  # fmt: skip
+            )
         return rows
 
 
@@ -98,18 +115,18 @@ def open_both(
     weights: Weights,
     *,
     threads: int,
-    kernel: Kernel = "standard",
+    operators: Operators = "standard",
 ) -> tuple[OrtSession, ProjectedTorchSession]:
-    """Sessions of the same weights on both engines."""
+    """Sessions of the same weights: an artefact on ONNX Runtime, and its run in PyTorch."""
     artefact = write_artefact(folder, config.model, rule, weights, "ring")
     run = load_run(artefact.with_name(artefact.name.replace("artefact", "run")))
     torch.set_num_threads(threads)
-    theirs = ProjectedTorchSession(run.model.eval(), run.vocab, rule, identity=run.sha256)
-    return open_checked(artefact, threads=threads, kernel=kernel), theirs
+    torch_run = ProjectedTorchSession(run.model.eval(), run.vocab, rule, identity=run.sha256)
+    return open_checked(artefact, threads=threads, operators=operators), torch_run
 
 
 def filled(session: Session, batch: int) -> Memory:
-    """Memory of streams that have run once around the ring."""
+    """The memory of streams that have run once around the ring."""
     draw, memory = np.random.default_rng(0), session.start(batch)
     while memory.positions[0] <= session.rule.slots:
         _, memory = session.predict(
@@ -119,15 +136,17 @@ def filled(session: Session, batch: int) -> Memory:
 
 
 def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text; the least time is by the machine's measured rates."""
+    """The rows as text, with the least time by the measured rates of the machine."""
     lines = [
-        "                                   ms per token                 times     tokens/s",
-        "memory  streams  tokens in a step  ONNX Runtime  at least  PyTorch  slower    ONNX Runtime",
+        "                           ms per token                       PyTorch /     tokens/s",
+        "memory  streams  tokens in  ONNX Runtime  at least  PyTorch  ONNX Runtime  ONNX Runtime",
+        "                 the step",
     ]
     for row in rows:
         lines.append(
-            f"{row.mem_len:6,}  {row.batch:<7}  {row.tokens:<16}  {row.onnxruntime.median:<12.3g}  {row.at_least(limits):<8.3g}  "
-            f"{row.pytorch.median:<7.3g}  {row.ratio:<8.2f}  {1e3 / row.onnxruntime.median:,.0f}"
+            f"{row.mem_len:6,}  {row.batch:<7}  {row.tokens:<9}  {row.onnxruntime.median:<12.3g}  "
+            f"{row.at_least(limits):<8.3g}  {row.pytorch.median:<7.3g}  {row.ratio:<12.2f}  "
+            f"{1e3 / row.onnxruntime.median:,.0f}"
         )
     return lines
 

@@ -1,7 +1,9 @@
-"""The baseline of latency: the same model and weights with a cache to which every token is appended and nothing is ever dropped.
+"""The baseline of latency: the same model with a key/value cache to which every token is added and none
+dropped.
 
-Given the engine's best for one token at a time: all that is in the cache is visible, so there is no mask, and the position
-scores are one product with the rows that are needed, stored from the furthest to the nearest so that no shift is left to do.
+It uses the best of the engine for one token at a time. All of the cache is visible, so there is no mask. The
+position scores are one product with the needed rows of the table, which are stored from the furthest to the
+nearest, so that no shift is left to do.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import onnx_ir as ir
 import onnxruntime
 import torch
 
+from benchmarks.checked_sessions import open_graph
 from benchmarks.models import Weights
-from benchmarks.operators import open_graph
 from runtimes.base.errors import ArtefactError
 from runtimes.base.logits import log_sum_exp
 from runtimes.contract.precision import TOLERANCES
@@ -32,7 +34,7 @@ TOLERANCE = TOLERANCES["fp32"]  # nats
 
 
 class Growing:
-    """One stream on ONNX Runtime whose memory is all that it has seen, up to `longest` tokens."""
+    """One stream on ONNX Runtime that remembers all of its tokens, up to `longest`."""
 
     def __init__(
         self, folder: Path, weights: Weights, model: ModelConfig, longest: int, *, threads: int
@@ -58,7 +60,7 @@ class Growing:
 
 
 def pytorch_logits(weights: Weights, model: ModelConfig, tokens: np.ndarray) -> np.ndarray:
-    """Logits [N, V] after each of tokens [N] in PyTorch, which sees them in one segment without memory, as in training."""
+    """Logits [N, V] after each of tokens [N] in PyTorch, in one segment without memory, as in training."""
     network = LanguageModel(model).eval()
     network.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
     rule = MemoryRule(mem_len=0, segment=len(tokens), mask="full")
@@ -70,19 +72,26 @@ def pytorch_logits(weights: Weights, model: ModelConfig, tokens: np.ndarray) -> 
     return answer
 
 
-def check_growing(mine: np.ndarray, truth: np.ndarray) -> float:
-    """The largest difference in nats of logits [N, V] from PyTorch's; raises ArtefactError beyond the tolerance."""
-    worst = float(np.abs((mine - log_sum_exp(mine)[:, None]) - (truth - log_sum_exp(truth)[:, None])).max())
+def check_growing(logits: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference of log-probabilities between two logits [N, V], in nats.
+
+    expected: from PyTorch. Raises ArtefactError beyond the tolerance.
+    """
+    log_probs = [x - log_sum_exp(x)[:, None] for x in (logits, expected)]
+    worst = float(np.abs(log_probs[0] - log_probs[1]).max())
     if not worst <= TOLERANCE:
         raise ArtefactError(
-            f"the growing cache differs from PyTorch by {worst:.3g} nats, more than {TOLERANCE:g}; nothing was reported: "
-            "try another onnxruntime version, or report this."
+            f"the growing cache differs from PyTorch by {worst:.3g} nats, more than {TOLERANCE:g}; no result "
+            "was written, try another version of onnxruntime or report this."
         )
     return worst
 
 
 def growing_graph(weights: Weights, model: ModelConfig, longest: int) -> ir.Model:
-    """input_ids int64 [1, 1], keys and values [1, H, P, K] of all before → logits [1, 1, V], keys and values [1, H, P + 1, K]."""
+    """The graph of one token. Inputs: input_ids int64 [1, 1], and keys and values [1, H, P, K] of all before.
+
+    Outputs: logits [1, 1, V], and keys and values [1, H, P + 1, K].
+    """
     return _GrowingGraph(weights, model, longest).build()
 
 
@@ -116,7 +125,7 @@ class _GrowingGraph(Layers):
         return op.model([ids, *past], [all_logits(self, model, x), *present], tuple(facts), opset=OPSET)
 
     def attention(self, layer: int, x: ir.Value, past: list[ir.Value]) -> tuple[ir.Value, list[ir.Value]]:
-        """Heads' answers [1, 1, H·K] to the one token, and the longer cache."""
+        """The answers of all heads [1, 1, H·K] to the token, and the longer cache."""
         op, name, heads = self.op, f"blocks.{layer}.", range(self.heads)
         width = self.heads * self.head_dim
         matrices = [self.projection(layer, kind) for kind in ("query", "key", "value")]

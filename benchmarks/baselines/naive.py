@@ -1,4 +1,4 @@
-"""The truth about the vanilla window model: float64, one query at a time, every layer at every position. Slow."""
+"""The reference for the vanilla window model: float64, one query at a time, every layer everywhere. Slow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.model.positions import sinusoids
 def naive_next_logits(
     weights: Mapping[str, np.ndarray], model: ModelConfig, tokens: np.ndarray
 ) -> np.ndarray:
-    """Logits [V] of the token after tokens [W]: a post-norm Transformer with absolute positions and a causal mask."""
+    """Logits [V] of the token after tokens [W]: a causal post-norm Transformer with absolute positions."""
     w = {name: array.astype(np.float64) for name, array in weights.items()}
     x = (
         w["vocabulary.table.0"][tokens] * model.d_model**0.5
@@ -40,7 +40,7 @@ def naive_next_logits(
 
 
 def _attend(query_HK: np.ndarray, key_HJK: np.ndarray, value_HJK: np.ndarray) -> np.ndarray:
-    """The answer [H·K] of one query to the keys up to and with its own."""
+    """The answer [H·K] of one query to the keys up to its own, which is included."""
     scores_HJ = (key_HJK @ query_HK[:, :, None])[:, :, 0] / query_HK.shape[-1] ** 0.5
     weights_HJ = np.exp(scores_HJ - scores_HJ.max(axis=-1, keepdims=True))
     weights_HJ /= weights_HJ.sum(axis=-1, keepdims=True)

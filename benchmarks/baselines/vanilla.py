@@ -1,9 +1,10 @@
-"""The other side of the comparison: a vanilla Transformer that recomputes a whole window for every prediction.
+"""The baseline of sliding-window: a vanilla Transformer that recomputes a whole window for every prediction.
 
-Same sizes and weights as the Transformer-XL (but for its position terms), absolute positions, no memory; the
-evaluation of Al-Rfou et al. as section 3.1 of Dai et al. (2019) describes it. It is given the engine's best:
-packed projections, the Attention operator (or the fused kernel, where the other side has it), queries in blocks that never
-touch keys after them, and a last layer that answers for the last position alone.
+It has the sizes and weights of the Transformer-XL except its position terms, absolute positions, and no
+memory. This is the evaluation of Al-Rfou et al. as section 3.1 of Dai et al. (2019) describes it. It uses the
+best of the engine: packed projections, the Attention operator (or the fused operator, where the other side
+has it), queries in blocks that never touch later keys, and a last layer that computes the last position
+alone.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import onnx_ir as ir
 
 from benchmarks.arithmetic import query_blocks
 from benchmarks.baselines.naive import naive_next_logits
-from benchmarks.operators import open_graph
+from benchmarks.checked_sessions import open_graph
 from runtimes.base.errors import ArtefactError
 from runtimes.base.logits import log_sum_exp
 from runtimes.contract.precision import TOLERANCES
 from runtimes.contract.spec import GRAPH, TensorFacts
 from trainer.model.config import ModelConfig
-from xl_export.graph.fused_cpu import DOMAIN, OPERATORS
+from xl_export.graph.fused_cpu import DOMAIN
 from xl_export.graph.head import all_logits, embed
 from xl_export.graph.layers import Layers, Weights
 from xl_export.graph.ops import graph_input, save_model
@@ -34,7 +35,7 @@ TOLERANCE = TOLERANCES["fp32"]  # nats
 
 
 class Window:
-    """The window model on ONNX Runtime: one prediction per call. library: of the fused kernel, to attend with it."""
+    """The window model on ONNX Runtime: one prediction per call. library: of the fused operator, if used."""
 
     def __init__(
         self,
@@ -62,13 +63,18 @@ class Window:
 
 
 def check_window(window: Window, weights: Weights, model: ModelConfig, tokens: np.ndarray) -> float:
-    """The largest difference of log-probability from the naive model (nats); raises ArtefactError beyond the tolerance."""
-    mine, truth = window.next_logits(tokens), naive_next_logits(weights, model, tokens)
-    worst = float(np.abs((mine - log_sum_exp(mine)) - (truth - log_sum_exp(truth))).max())
+    """The largest difference of log-probabilities from the naive model, in nats.
+
+    Raises ArtefactError beyond the tolerance.
+    """
+    logits = window.next_logits(tokens), naive_next_logits(weights, model, tokens)
+    log_probs = [x - log_sum_exp(x) for x in logits]
+    worst = float(np.abs(log_probs[0] - log_probs[1]).max())
     if not worst <= TOLERANCE:
         raise ArtefactError(
-            f"the window graph of {len(tokens)} tokens differs from the naive model by {worst:.3g} nats, more than "
-            f"{TOLERANCE:g}; nothing was measured: try another onnxruntime version, or report this."
+            f"the window graph of {len(tokens)} tokens differs from the naive model by {worst:.3g} nats, "
+            f"more than {TOLERANCE:g}; nothing was measured, try another version of onnxruntime "
+            "or report this."
         )
     return worst
 
@@ -100,7 +106,7 @@ class _WindowGraph(Layers):
         return op.model([ids], [logits], (facts,), opset=OPSET, domains=self.domains)
 
     def attention(self, layer: int, x: ir.Value) -> ir.Value:
-        """Heads' answers [1, W, H·K] at every position, block by block of queries."""
+        """The answers of all heads [1, W, H·K] at every position, one block of queries after the other."""
         op, width = self.op, self.model.heads * self.model.head_dim
         packed = op.MatMul(x, self.packed(layer, "query", "key", "value"))
         query, key, value = (self.split_heads(y) for y in op.split(packed, [width] * 3, axis=2))
@@ -113,7 +119,7 @@ class _WindowGraph(Layers):
         return self.join_heads(op.Concat(*answers, axis=2))
 
     def attention_of_last(self, layer: int, x: ir.Value, last: ir.Value) -> ir.Value:
-        """Heads' answers [1, 1, H·K] at the last position, which sees the whole window."""
+        """The answers of all heads [1, 1, H·K] at the last position, to which the whole window is visible."""
         op, width = self.op, self.model.heads * self.model.head_dim
         key, value = op.split(op.MatMul(x, self.packed(layer, "key", "value")), [width] * 2, axis=2)
         query = op.MatMul(last, self.packed(layer, "query"))
@@ -136,7 +142,7 @@ class _WindowGraph(Layers):
 
 
 class _FusedWindowGraph(_WindowGraph):
-    """The same with the fused operator, which is causal where the window of memory is empty and grows with each token."""
+    """The same with the fused operator, which is causal attention with mem_len 0 and the full mask."""
 
     domains: Mapping[str, int] = MappingProxyType({DOMAIN: 1})
 
@@ -145,8 +151,14 @@ class _FusedWindowGraph(_WindowGraph):
         packed = op.MatMul(x, self.packed(layer, "query", "key", "value"))
         positions = op.constant(np.arange(self.window)[None])
         attributes = {
-            "heads": self.model.heads, "head_dim": self.model.head_dim, "mem_len": 0, "nearest": 0, "full": 1,
-            "query_at": 0, "key_at": width, "value_at": 2 * width,
-        }  # fmt: skip
+            "heads": self.model.heads,
+            "head_dim": self.model.head_dim,
+            "mem_len": 0,
+            "nearest": 0,
+            "full": 1,
+            "query_at": 0,
+            "key_at": width,
+            "value_at": 2 * width,
+        }
         inputs = [packed, packed, None, None, None, positions]
-        return op.custom(DOMAIN, OPERATORS["float32"], inputs, attributes, outputs=1)[0]
+        return op.custom(DOMAIN, "RelativeAttention", inputs, attributes, outputs=1)[0]

@@ -1,18 +1,20 @@
-"""Six small models of nearly equal size, each trained for the same CPU time on the built-in corpus: does the papers' order hold?
+"""Six small models of nearly equal size, trained for the same CPU time: does the order of the papers hold?
 
-Every model has 3 layers, D 128, segments of T = 64 tokens, and memory of 64 where it has recurrence; batch, seed, optimiser
-and schedule are the same. The steps of each are as many as its budget of CPU seconds pays for, measured at the start; CPU
-seconds are those of all threads together.
+Every model has 3 layers, D 128, segments of T = 64 tokens, and memory of 64 tokens where it has recurrence.
+Corpus, batch, seed, optimiser and schedule are the same. A model is trained for as many steps as its budget
+of CPU seconds allows, by the time of a few steps at the start. CPU seconds are those of all threads together.
 
-Each is scored in two ways on the same text. *Exact context*: every token given exactly the c tokens before it and no others, as a
-sliding window would, which treats all models alike (`runtimes/tasks/context_losses.py`). *Stream*: segment by segment as the model is
-meant to be used; memory of c tokens where positions are relative, and segments of c tokens without memory where
-they are absolute. c is T, and then 4 T, which no model was trained with.
+Each model is scored in two ways on the same text, with contexts of c = T and c = 4 T tokens; none was trained
+with 4 T. *Exact context*: every token is predicted from exactly the c tokens before it, as a sliding window
+does, which treats all models alike (`runtimes/tasks/context_losses.py`). *Stream*: segment by segment, as the
+model is meant to be used, with memory of c tokens where positions are relative, and in segments of c tokens
+without memory where they are absolute.
 
-Only relative positions can be carried to 4 T. Sinusoids start again every `context` tokens of the stream; 8 T of them keep
-a window of 4 T, which begins at a multiple of 4 T, clear of that, and training meets them all, T at a time. Learned tables
-(Shaw's too) have a row for each distance of training, 0 to 2 T - 1, and their last row stands for all beyond: one more
-row would never be trained, and be most of what 4 T looks up.
+Only relative positions extend to 4 T. Sinusoids start again after `context` tokens of the stream. With a
+context of 8 T, a window of 4 T tokens, which begins at a multiple of 4 T, never meets that point, and
+training uses all of these positions, T at a time. Learned tables, and those of Shaw et al., have a row for
+each distance of training, 0 to 2 T - 1; the last row serves all longer distances. One more row would never be
+trained, and most look-ups at 4 T would take it.
 """
 
 from __future__ import annotations
@@ -46,17 +48,21 @@ from trainer.run.session import TorchSession
 from trainer.training.loop import train
 from trainer.training.state import Training
 
-T, FACTOR = 64, 4  # training length in tokens, and how many times that memory is scored as well
+T, FACTOR = 64, 4  # the training length in tokens, and the factor of the longer context
 WARM_UP, TIMED, POSITIONS, LANES = 5, 20, 2000, 4
 RECURRENT = MemoryRule(mem_len=T, segment=T, mask="full")
 ALONE = MemoryRule(mem_len=0, segment=T, mask="full")
 UNSEEN = dataclasses.replace(RECURRENT, include_self=False)
 BASE: dict[str, Any] = {"layers": 3, "d_model": 128, "heads": 4, "head_dim": 32, "d_ff": 512}
-WIDER: dict[str, Any] = BASE | {"d_ff": 576}  # what W_kR takes in the others
-ROWS = RECURRENT.position_rows  # the distances that training meets, and no more
+WIDER: dict[str, Any] = BASE | {"d_ff": 576}  # for as many parameters as W_kR has in the other models
+ROWS = RECURRENT.position_rows  # the number of distances in training
 PERSISTENT: dict[str, Any] = BASE | {
-    "d_ff": 0, "sublayers": "all-attention", "persistent": 576, "positions": "learned", "context": ROWS,
-}  # fmt: skip
+    "d_ff": 0,
+    "sublayers": "all-attention",
+    "persistent": 576,
+    "positions": "learned",
+    "context": ROWS,
+}
 MODELS: dict[str, tuple[dict[str, Any], MemoryRule]] = {
     "Transformer-XL": (BASE, RECURRENT),
     "without recurrence": (BASE, ALONE),
@@ -75,10 +81,11 @@ MODELS: dict[str, tuple[dict[str, Any], MemoryRule]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One model. Bits per character by context in tokens; mean_span in tokens, where spans are learned.
+    """One model. exact, stream: bits per character by context in tokens.
 
-    tokens: seen in training, repetitions included. budget_seconds, cpu_seconds: CPU time that was meant and that was spent, on
-    reading the text and the last validation too. recipe: all that the run was trained by.
+    tokens: of training, repetitions included. budget_seconds: CPU time that was planned; cpu_seconds: that
+    was spent, which includes reading the text and the last validation. mean_span: in tokens, where spans are
+    learned. recipe: the whole configuration of the run.
     """
 
     name: str
@@ -97,27 +104,42 @@ class Row:
 
 
 def recipe(name: str, *, threads: int) -> TrainConfig:
-    """How one of the models is trained, for a number of steps still to be decided."""
+    """The configuration of one of the models, whose number of steps is not decided yet."""
     sizes, rule = MODELS[name]
     return TrainConfig(
-        model=ModelConfig(**sizes), training=rule, evaluation=rule, batch=16, learning_rate=2e-3, warmup_steps=50,
-        steps=1_000_000, validate_every=1 << 40, checkpoint_every=1 << 40, threads=threads,
-    )  # fmt: skip
+        model=ModelConfig(**sizes),
+        training=rule,
+        evaluation=rule,
+        batch=16,
+        learning_rate=2e-3,
+        warmup_steps=50,
+        steps=1_000_000,
+        validate_every=1 << 40,
+        checkpoint_every=1 << 40,
+        threads=threads,
+    )
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """The models asked for, all when none is named; raises ConfigError for one that is not there."""
+    """The models of these names, and all where none is given; raises ConfigError for an unknown name."""
     for name in names:
         if name not in MODELS:
-            raise ConfigError(f"{name} is not one of the models; expected {', '.join(MODELS)}.")
+            raise ConfigError(f"{name} is not one of the models; give one of {', '.join(MODELS)}.")
     return [name for name in MODELS if not names or name in names]
 
 
 def run(
-    out: Path = Path("architectures"), *, minutes: float = 3.0, threads: int, names: Sequence[str] = (),
+    out: Path = Path("architectures"),
+    *,
+    minutes: float = 3.0,
+    threads: int,
+    names: Sequence[str] = (),
     progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:  # fmt: skip
-    """Checks every model's fast attention against the naive one, then trains and scores them one after the other."""
+) -> list[Row]:
+    """A row for each model, trained and scored one after the other.
+
+    The fast attention of every model is compared with the naive one before the first is trained.
+    """
     minutes, wanted = checked_minutes(minutes), chosen(names)
     for name in wanted:
         check(recipe(name, threads=threads))
@@ -131,15 +153,17 @@ def run(
         folder = train(config, out / name.replace(" ", "-").replace(",", ""), force=True, progress=False)
         spent = time.process_time() - began
         rows.append(score(name, folder, budget_seconds=60 * minutes, cpu_seconds=spent))
-        progress(f"{name}: {rows[-1].stream}")
+        scores = ", ".join(f"{bits:.4f} with {context} tokens" for context, bits in rows[-1].stream.items())
+        progress(f"{name}: bits per character {scores}")
     return rows
 
 
 def check(config: TrainConfig) -> None:
     """Raises ArtefactError where fast and naive attention of a model differ, over two segments in float64.
 
-    The weights are large and random, and the spans shorter than what is seen: with those that training starts
-    from, distance biases are 0 and span masks 1, and an attention without them would pass.
+    The weights are large and random, and the spans are shorter than the memory. With the weights that
+    training starts from, distance biases are 0 and span masks are 1, and an attention without them would
+    pass.
     """
     torch.manual_seed(0)
     model = LanguageModel(dataclasses.replace(config.model, layers=1, vocab_size=50)).double().eval()
@@ -161,12 +185,12 @@ def check(config: TrainConfig) -> None:
     worst = (answers[0] - answers[1]).abs().max().item()
     if not worst <= 1e-9:
         raise ArtefactError(
-            f"fast and naive attention differ by {worst:.3g}; nothing was trained: please report this."
+            f"fast and naive attention differ by {worst:.3g}; nothing was trained, please report this."
         )
 
 
 def affordable(config: TrainConfig, cpu_seconds: float) -> int:
-    """Steps that the CPU seconds pay for, by the time of a few of them after a warm-up."""
+    """The number of steps that these CPU seconds allow, by the time of a few steps after a warm-up."""
     source = load_source(config)
     training = Training.start(with_vocab_size(config, source.vocab))
     for _ in range(WARM_UP):
@@ -178,7 +202,7 @@ def affordable(config: TrainConfig, cpu_seconds: float) -> int:
 
 
 def score(name: str, folder: Path, *, budget_seconds: float, cpu_seconds: float) -> Row:
-    """Both ways of scoring the run's test text, at T and 4 T tokens of context."""
+    """The row of a trained run: both scores of its test text with T and 4 T tokens of context."""
     run = load_run(folder)
     tokens = run.vocab.encode((folder / "test.txt").read_bytes())
     positions = spread_positions(
@@ -197,31 +221,45 @@ def score(name: str, folder: Path, *, budget_seconds: float, cpu_seconds: float)
     spans = [span.share.detach() * span.span.maximum for span in run.model.spans()]
     recipe, steps = run.config, run.config.steps
     return Row(
-        name=name, parameters=recipe.model.parameters, steps=steps, tokens=steps * recipe.batch * recipe.training.segment,
-        budget_seconds=budget_seconds, cpu_seconds=cpu_seconds, exact=exact, stream=stream, recipe=recipe,
+        name=name,
+        parameters=recipe.model.parameters,
+        steps=steps,
+        tokens=steps * recipe.batch * recipe.training.segment,
+        budget_seconds=budget_seconds,
+        cpu_seconds=cpu_seconds,
+        exact=exact,
+        stream=stream,
+        recipe=recipe,
         mean_span=float(np.mean([span.numpy() for span in spans])) if spans else None,
-    )  # fmt: skip
+    )
 
 
 def table(rows: Sequence[Row], limits: Limits | None = None) -> list[str]:
     """The rows as lines of a markdown table."""
     near, far = str(T), str(FACTOR * T)
     lines = [
-        f"| model | parameters | steps | million tokens | CPU s | exact {near} | exact {far} | stream {near} | stream {far} |",
+        f"| model | parameters | steps | million tokens | CPU s | exact {near} | exact {far} | stream {near} "
+        f"| stream {far} |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         spans = "" if row.mean_span is None else f" (mean span {row.mean_span:.0f})"
         lines.append(
-            f"| {row.name}{spans} | {row.parameters:,} | {row.steps:,} | {row.tokens / 1e6:.2f} | {row.cpu_seconds:.0f} "
-            f"| {row.exact[near]:.4f} | {row.exact[far]:.4f} | {row.stream[near]:.4f} | {row.stream[far]:.4f} |"
+            f"| {row.name}{spans} | {row.parameters:,} | {row.steps:,} | {row.tokens / 1e6:.2f} "
+            f"| {row.cpu_seconds:.0f} | {row.exact[near]:.4f} | {row.exact[far]:.4f} "
+            f"| {row.stream[near]:.4f} | {row.stream[far]:.4f} |"
         )
     return lines
 
 
 def described() -> BenchmarkConfig:
-    """The sizes that all of the models share, for the history."""
+    """The sizes that all models share, for the history."""
     return BenchmarkConfig(
-        name="six small models", model=ModelConfig(**BASE), segment=T, attention_lengths=(T, FACTOR * T), repeats=1, mem_len=T,
+        name="six small models",
+        model=ModelConfig(**BASE),
+        segment=T,
+        attention_lengths=(T, FACTOR * T),
+        repeats=1,
+        mem_len=T,
         token_repeats=1,
-    )  # fmt: skip
+    )

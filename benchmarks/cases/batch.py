@@ -1,10 +1,10 @@
-"""One token of each of several independent streams with full memory: what serving them together saves."""
+"""One token of each of several independent streams with full memory: what a common step saves."""
 
 from __future__ import annotations
 
+from benchmarks.checked_sessions import Operators
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.steps import Progress, Row, measure_steps, table
-from runtimes.sessions.onnx_runtime import Kernel
 
 __all__ = ["Row", "run", "table"]
 
@@ -15,10 +15,10 @@ def run(
     mem_len: int | None = None,
     threads: int | None = None,
     repeats: int | None = None,
-    kernel: Kernel = "standard",
+    operators: Operators = "standard",
     progress: Progress = lambda line: None,
 ) -> list[Row]:
-    """A row for each number of streams; what is None is the configuration's own."""
+    """A row for each number of streams. An argument that is None is taken from the configuration."""
     threads, repeats = checked_threads(threads), checked_repeats(repeats, config.repeats)
     steps = [(batch, 1) for batch in config.streams]
     return measure_steps(
@@ -27,6 +27,6 @@ def run(
         steps,
         threads=threads,
         repeats=repeats,
-        kernel=kernel,
+        operators=operators,
         progress=progress,
     )

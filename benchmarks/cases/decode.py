@@ -1,12 +1,12 @@
-"""One token with full memory, against memory length: what generation costs."""
+"""One token with full memory at several memory lengths: what generation costs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.checked_sessions import Operators
 from benchmarks.configs import BenchmarkConfig, checked_lengths, checked_repeats, checked_threads
 from benchmarks.steps import Progress, Row, measure_steps, table
-from runtimes.sessions.onnx_runtime import Kernel
 
 __all__ = ["Row", "run", "table"]
 
@@ -17,10 +17,10 @@ def run(
     attention_lengths: Sequence[int] | None = None,
     threads: int | None = None,
     repeats: int | None = None,
-    kernel: Kernel = "standard",
+    operators: Operators = "standard",
     progress: Progress = lambda line: None,
 ) -> list[Row]:
-    """A row for each memory length; what is None is the configuration's own."""
+    """A row for each memory length. An argument that is None is taken from the configuration."""
     lengths = checked_lengths(
         list(config.attention_lengths if attention_lengths is None else attention_lengths)
     )
@@ -29,6 +29,6 @@ def run(
         row
         for length in lengths
         for row in measure_steps(
-            config, length, [(1, 1)], threads=threads, repeats=repeats, kernel=kernel, progress=progress
+            config, length, [(1, 1)], threads=threads, repeats=repeats, operators=operators, progress=progress
         )
     ]

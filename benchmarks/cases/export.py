@@ -1,4 +1,4 @@
-"""What an export costs, validation against PyTorch included: seconds, and the most memory that its process ever had."""
+"""The seconds and the peak memory of an export, which includes the comparison with PyTorch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Form
 
-FORMS: tuple[Form, ...] = ("ring", "shift")  # hidden computes all keys and values again: see memory-forms
+FORMS: tuple[Form, ...] = ("ring", "shift")  # not hidden, which the case memory-forms shows to be slow
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One form of memory, exported once. peak_bytes: of the process, None where the system does not say."""
+    """One form of memory, exported once. peak_bytes: of the process; None where the system does not tell."""
 
     form: Form
     mem_len: int
@@ -39,7 +39,7 @@ def run(
     threads: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """A row for each form, at the configuration's memory length."""
+    """A row for each form, at the memory length of the configuration."""
     threads, rule = checked_threads(threads), MemoryRule(mem_len=config.mem_len, segment=config.segment)
     rows = []
     with tempfile.TemporaryDirectory() as name:
@@ -50,10 +50,13 @@ def run(
             once = report["seconds"] * 1e3
             rows.append(
                 Row(
-                    form=form, mem_len=rule.mem_len, export=Timing(median=once, fastest=once, slowest=once, repeats=1),
-                    peak_bytes=report["peak_bytes"], weight_bytes=4 * config.model.parameters,
+                    form=form,
+                    mem_len=rule.mem_len,
+                    export=Timing(median=once, fastest=once, slowest=once, repeats=1),
+                    peak_bytes=report["peak_bytes"],
+                    weight_bytes=4 * config.model.parameters,
                 )
-            )  # fmt: skip
+            )
     return rows
 
 
@@ -65,6 +68,7 @@ def table(rows: Sequence[Row], limits: Limits) -> list[str]:
         if row.peak_bytes is not None:
             peak, times = f"{row.peak_bytes / 1e6:.0f}", f"{row.peak_bytes / row.weight_bytes:.1f}"
         seconds, least = row.export.median / 1e3, limits.read_milliseconds(row.weight_bytes) / 1e3
-        line = f"{row.form:6}  {seconds:<7.3g}  {least:<8.2g}  {peak:10}  {row.weight_bytes / 1e6:<13.0f}  {times}"
+        weights = f"{row.weight_bytes / 1e6:.0f}"
+        line = f"{row.form:6}  {seconds:<7.3g}  {least:<8.2g}  {peak:10}  {weights:13}  {times}"
         lines.append(line.rstrip())
     return lines

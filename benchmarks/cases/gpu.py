@@ -1,7 +1,8 @@
-"""One token and one segment on an NVIDIA GPU: ONNX Runtime's CUDA provider, and PyTorch on the same device, in fp32.
+"""One token and one segment on an NVIDIA GPU in fp32: ONNX Runtime's CUDA provider against PyTorch.
 
-The artefact has the shift form: its memory stays on the device in two sets of buffers that change places, and each of the two
-steps is captured as a CUDA graph of its own. Written where no such machine was at hand, and **not run yet**: doubt it first.
+The artefact has the shift form. Its memory stays on the device in two sets of buffers that change places, and
+each of the two steps is captured as a CUDA graph of its own. This case was written without such a machine and
+has **not been run**: where its figures look wrong, doubt this file first.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from trainer.model.projected import ProjectedModel
 from trainer.run.checkpoint import load_run
 
 PROVIDER = "CUDAExecutionProvider"
-CHECKED = 6  # steps compared with the CPU: each graph is captured in its first, and replayed after it
-TOLERANCE = 1e-3  # nats; sums are in another order on a GPU
+CHECKED = 6  # steps that are compared with the CPU; a graph is captured in its first step and replayed later
+TOLERANCE = 1e-3  # nats; a GPU adds in another order
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Tokens in a step of one stream, times per token. difference: of CUDA's answers from the CPU's, nats."""
+    """One kind of step: its number of tokens. Times are per token. difference: from the CPU, in nats."""
 
     tokens: int
     mem_len: int
@@ -55,10 +56,11 @@ class Row:
 
 
 def unavailable() -> str | None:
-    """Why this cannot be measured here; None where it can."""
+    """Why this case cannot be measured on this machine; None where it can."""
     if PROVIDER not in onnxruntime.get_available_providers():
         version = onnxruntime.__version__
-        return f"onnxruntime {version} has no {PROVIDER} here; install 'xl-export[gpu]' on a machine with an NVIDIA GPU"
+        where = "on a machine with an NVIDIA GPU"
+        return f"onnxruntime {version} has no {PROVIDER} here; install 'xl-export[gpu]' {where}"
     if not torch.cuda.is_available():
         return "PyTorch finds no NVIDIA GPU; install its CUDA build"
     return None
@@ -71,7 +73,7 @@ def run(
     repeats: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """A row for one token and one for a segment, at the configuration's memory length."""
+    """A row for one token and a row for a segment, at the memory length of the configuration."""
     threads, repeats = checked_threads(threads), checked_repeats(repeats, config.token_repeats)
     rule, rows = MemoryRule(mem_len=config.mem_len, segment=config.segment), []
     with tempfile.TemporaryDirectory() as name:
@@ -79,23 +81,26 @@ def run(
         cpu = OrtSession.open(artefact, threads=threads)
         model = load_run(artefact.with_name(artefact.name.replace("artefact", "run"))).model.eval().cuda()
         for tokens in (1, rule.segment):
-            progress(f"{tokens} tokens in a step: comparing with the CPU, then timing {repeats} steps")
-            ours = _CudaStream(artefact, cpu.spec, tokens)
-            difference = _check(ours, cpu, tokens)
-            sides = {"onnxruntime": _onnxruntime(ours, tokens), "pytorch": _pytorch(model, rule, tokens)}
+            progress(f"steps of {tokens} tokens: comparing with the CPU, then timing {repeats} steps")
+            cuda = _CudaStream(artefact, cpu.spec, tokens)
+            difference = _check(cuda, cpu, tokens)
+            sides = {"onnxruntime": _onnxruntime(cuda, tokens), "pytorch": _pytorch(model, rule, tokens)}
             times = {side: timing.per(tokens) for side, timing in take_turns(sides, repeats=repeats).items()}
             rows.append(
                 Row(
-                    tokens=tokens, mem_len=rule.mem_len, **times, difference=difference,
+                    tokens=tokens,
+                    mem_len=rule.mem_len,
+                    **times,
+                    difference=difference,
                     num_bytes=step_bytes(config.model, rule, "shift"),
                     multiply_adds=step_multiply_adds(config.model, rule, "shift", tokens),
                 )
-            )  # fmt: skip
+            )
     return rows
 
 
 class _CudaStream:
-    """One stream whose memory never leaves the device."""
+    """One stream whose memory stays on the device."""
 
     def __init__(self, artefact: Path, spec: Spec, tokens: int) -> None:
         options = onnxruntime.SessionOptions()
@@ -143,18 +148,21 @@ def _on_device(array: np.ndarray) -> Any:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0)
 
 
-def _check(ours: _CudaStream, cpu: OrtSession, tokens: int) -> float:
-    """The largest difference in nats from the CPU over the first steps; raises ArtefactError beyond the tolerance."""
+def _check(cuda: _CudaStream, cpu: OrtSession, tokens: int) -> float:
+    """The largest difference from the CPU over the first steps, in nats.
+
+    Raises ArtefactError beyond the tolerance.
+    """
     draw, memory, worst = np.random.default_rng(0), cpu.start(1), 0.0
     for _ in range(CHECKED):
         segment = draw.integers(0, cpu.vocab.size, (1, tokens))
-        truth, memory = cpu.step(segment, memory)
-        log_probs = [x - log_sum_exp(x)[..., None] for x in (ours.step(segment), truth)]
+        expected, memory = cpu.step(segment, memory)
+        log_probs = [x - log_sum_exp(x)[..., None] for x in (cuda.step(segment), expected)]
         worst = max(worst, float(np.abs(log_probs[0] - log_probs[1]).max()))
     if not worst <= TOLERANCE:
         raise ArtefactError(
-            f"the CUDA provider differs from the CPU by {worst:.3g} nats, more than {TOLERANCE:g}; nothing was measured: "
-            "try another onnxruntime version, or report this."
+            f"the CUDA provider differs from the CPU by {worst:.3g} nats, more than {TOLERANCE:g}; nothing "
+            "was measured, try another version of onnxruntime or report this."
         )
     return worst
 
@@ -183,9 +191,10 @@ def _pytorch(model: Any, rule: MemoryRule, tokens: int) -> Callable[[], None]:
 
 
 def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text. The limits measured are the CPU's and say nothing here; bytes and multiply-adds are in the history."""
-    lines = ["        ms per token", "tokens  ONNX Runtime  PyTorch  times"]
+    """The rows as text. limits: of the CPU, which say nothing about a GPU."""
+    lines = ["        ms per token", "tokens  ONNX Runtime  PyTorch  PyTorch / ONNX Runtime"]
     for row in rows:
-        ours, theirs = row.onnxruntime.median, row.pytorch.median
-        lines.append(f"{row.tokens:6}  {ours:<12.3g}  {theirs:<7.3g}  {theirs / ours:.2f}")
+        onnxruntime_ms, pytorch_ms = row.onnxruntime.median, row.pytorch.median
+        ratio = pytorch_ms / onnxruntime_ms
+        lines.append(f"{row.tokens:6}  {onnxruntime_ms:<12.3g}  {pytorch_ms:<7.3g}  {ratio:.2f}")
     return lines

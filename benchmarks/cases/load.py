@@ -1,7 +1,7 @@
-"""From opening to the first token, and the memory that stays taken: an artefact on ONNX Runtime and the run in PyTorch.
+"""From opening to the first token, and the memory that stays taken: an artefact against its run in PyTorch.
 
-Every repeat is a process of its own. The files are in the page cache, as on a machine that has opened them before. Opening
-verifies the hash of every file on both sides.
+Each repeat is a new process. The files are in the page cache, as on a machine that has opened them before.
+Opening verifies the hash of every file on both sides.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ OPENINGS = 5  # of each side; every one starts a process
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One side. open: from the call to the session; token: from there to the first logits; imports: of packages, before both.
+    """One side. imports: of packages; open: from the call to the session; token: from there to the first
+    logits.
 
-    resident_bytes: of the process after that token; needed_bytes: weights, and memory of one stream.
+    resident_bytes: of the process after that token; None where the system does not tell. needed_bytes: of the
+    weights and of the memory of one stream.
     """
 
     side: str
@@ -49,31 +51,35 @@ def run(
     repeats: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """The artefact's row and the run's; what is None is the configuration's own."""
+    """A row of the artefact and a row of the run. None stands for the value of the configuration."""
     threads, repeats = checked_threads(threads), checked_repeats(repeats, min(config.repeats, OPENINGS))
     rule = MemoryRule(mem_len=config.mem_len, segment=config.segment)
     with tempfile.TemporaryDirectory() as name:
-        progress("exporting, with comparison against PyTorch")
+        progress("exporting and comparing with PyTorch")
         artefact = write_artefact(Path(name), config.model, rule, random_weights(config.model), "ring")
         weights = (artefact / WEIGHTS).stat().st_size
         sides = {
             "artefact": artefact,
             "run in PyTorch": artefact.with_name(artefact.name.replace("artefact", "run")),
         }
-        progress(f"opening each in {repeats} processes")
-        found: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+        progress(f"opening each side in {repeats} new processes")
+        reports: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
         for _ in range(repeats):
             for side, folder in sides.items():
-                found[side].append(in_child("open", folder, threads=threads))
-    return [_row(side, reports, weights) for side, reports in found.items()]
+                reports[side].append(in_child("open", folder, threads=threads))
+    return [_row(side, of_side, weights) for side, of_side in reports.items()]
 
 
 def _row(side: str, reports: Sequence[dict[str, Any]], weights: int) -> Row:
     resident = [report["resident_bytes"] for report in reports]
     return Row(
-        side=side, imports=_timing(reports, "imports"), open=_timing(reports, "open"), token=_timing(reports, "first_token"),
-        resident_bytes=None if None in resident else round(median(resident)), needed_bytes=weights + reports[0]["memory_bytes"],
-    )  # fmt: skip
+        side=side,
+        imports=_timing(reports, "imports"),
+        open=_timing(reports, "open"),
+        token=_timing(reports, "first_token"),
+        resident_bytes=None if None in resident else round(median(resident)),
+        needed_bytes=weights + reports[0]["memory_bytes"],
+    )
 
 
 def _timing(reports: Sequence[dict[str, Any]], name: str) -> Timing:
@@ -82,7 +88,7 @@ def _timing(reports: Sequence[dict[str, Any]], name: str) -> Timing:
 
 
 def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text; at least: reading weights and memory once from memory."""
+    """The rows as text. at least: the time of reading weights and memory once."""
     lines = [
         "                ms                                         MB",
         "side            imports  open     first token  at least    resident  weights and memory",

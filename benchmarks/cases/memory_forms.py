@@ -1,7 +1,7 @@
-"""One token with full memory in the three forms of memory: ring, shift and hidden.
+"""One token with full memory in each of the three forms of memory: ring, shift and hidden.
 
-What a token must at least read (weights, visible memory, position tables) over the machine's measured read rate is
-the limit of `ring` and `shift`; `hidden` computes all keys and values again and is bound by multiply-adds.
+The limit of `ring` and `shift` is reading: weights, visible memory and position tables at the measured rate
+of the machine. `hidden` computes all keys and values again, and its limit is the multiply-adds.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, get_args
 import numpy as np
 
 from benchmarks.arithmetic import step_bytes, step_multiply_adds
+from benchmarks.checked_sessions import Operators, open_checked
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads, load_config
 from benchmarks.measure import Limits, Timing, take_turns
 from benchmarks.models import random_weights, write_artefact
-from benchmarks.operators import open_checked
 from runtimes.base.errors import ArtefactError
 from runtimes.base.logits import log_sum_exp
 from runtimes.base.records import to_json
@@ -26,7 +26,6 @@ from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.contract.spec import Form
-from runtimes.sessions.onnx_runtime import Kernel
 
 FORMS: tuple[Form, ...] = get_args(Form)
 TOLERANCE = 1e-4  # nats, between the forms
@@ -34,7 +33,10 @@ TOLERANCE = 1e-4  # nats, between the forms
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One form. token: the time of one. ring_ratio: times the ring's. difference: from the ring's answers, nats."""
+    """One form of memory. token: the time of one token. ring_ratio: this time over the ring's.
+
+    difference: of log-probabilities from the ring's, at most, in nats. operators: what computed this form.
+    """
 
     form: Form
     mem_len: int
@@ -43,7 +45,7 @@ class Row:
     num_bytes: int
     multiply_adds: int
     difference: float
-    kernel: Kernel = "standard"
+    operators: Operators = "standard"
 
     def to_json(self) -> dict[str, Any]:
         return to_json(self)
@@ -55,12 +57,13 @@ def run(
     mem_len: int | None = None,
     threads: int | None = None,
     repeats: int | None = None,
-    kernel: Kernel = "standard",
+    operators: Operators = "standard",
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """Checks the forms against PyTorch and one another, then measures them in turns; what is None is the configuration's own.
+    """A row for each form, all measured in turns after a comparison with PyTorch and with one another.
 
-    kernel: of the ring; the other forms have no fused one.
+    An argument that is None is taken from the configuration. operators: of the ring; the other forms always
+    use standard operators.
     """
     config = load_config(config) if isinstance(config, str) else config
     threads, repeats = checked_threads(threads), checked_repeats(repeats, config.token_repeats)
@@ -69,13 +72,13 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         sessions: dict[Form, Session] = {}
         for form in FORMS:
-            progress(f"{form}: exporting, with comparison against PyTorch")
+            progress(f"{form}: exporting and comparing with PyTorch")
             artefact = write_artefact(Path(folder), config.model, rule, weights, form)
             sessions[form] = open_checked(
-                artefact, threads=threads, kernel=kernel if form == "ring" else "standard"
+                artefact, threads=threads, operators=operators if form == "ring" else "standard"
             )
         progress(f"comparing the forms with one another, then timing {repeats} tokens of each")
-        return _measure(config, rule, sessions, repeats=repeats, kernel=kernel)
+        return _measure(config, rule, sessions, repeats=repeats, operators=operators)
 
 
 def _measure(
@@ -84,7 +87,7 @@ def _measure(
     sessions: Mapping[Form, Session],
     *,
     repeats: int,
-    kernel: Kernel,
+    operators: Operators,
 ) -> list[Row]:
     tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, (1, rule.slots + rule.segment))
     streams = {form: feed(session, tokens) for form, session in sessions.items()}
@@ -95,16 +98,24 @@ def _measure(
     times = take_turns(sides, repeats=repeats)
     return [
         Row(
-            form=form, mem_len=rule.mem_len, token=times[form], ring_ratio=times[form].median / times["ring"].median,
-            num_bytes=step_bytes(config.model, rule, form), multiply_adds=step_multiply_adds(config.model, rule, form, 1),
-            difference=differences[form], kernel=kernel if form == "ring" else "standard",
+            form=form,
+            mem_len=rule.mem_len,
+            token=times[form],
+            ring_ratio=times[form].median / times["ring"].median,
+            num_bytes=step_bytes(config.model, rule, form),
+            multiply_adds=step_multiply_adds(config.model, rule, form, 1),
+            difference=differences[form],
+            operators=operators if form == "ring" else "standard",
         )
         for form in FORMS
-    ]  # fmt: skip
+    ]
 
 
 def feed(session: Session, tokens: np.ndarray) -> tuple[np.ndarray, Memory]:
-    """Log-probabilities [N, V] after each of tokens [1, N], fed in segments from empty memory, and the memory then."""
+    """Log-probabilities [N, V] after each of tokens [1, N], fed in segments, and the memory after the last.
+
+    The memory is empty before the first token.
+    """
     memory, pieces = session.start(1), []
     for at in range(0, tokens.shape[1], session.rule.segment):
         logits, memory = session.step(tokens[:, at : at + session.rule.segment], memory)
@@ -121,31 +132,31 @@ def _difference(form: Form, answers: np.ndarray, ring: np.ndarray) -> float:
     worst = float(np.abs(answers - ring).max())
     if not worst <= TOLERANCE:
         raise ArtefactError(
-            f"the {form} form differs from the ring by {worst:.3g} nats, more than {TOLERANCE:g}; nothing was measured: "
-            "try another onnxruntime version, or report this."
+            f"the {form} form differs from the ring by {worst:.3g} nats, more than {TOLERANCE:g}; nothing "
+            "was measured, try another version of onnxruntime or report this."
         )
     return worst
 
 
 def table(rows: Sequence[Row], limits: Limits, *, ring_claim: float | None = None) -> list[str]:
-    """The rows as text, with both of the machine's limits, and the verdict on the claim where there is one."""
+    """The rows as text with both limits of the machine, and whether the claim holds where there is one."""
     lines = [
         "                                     at least, ms       at least, ms",
-        "form    ms per token  times ring's   MB read  reading   M multiply-adds  computing",
+        "form    ms per token  / ring's time  MB read  reading   M multiply-adds  computing",
     ]
     for row in rows:
-        reading, computing = (
-            limits.read_milliseconds(row.num_bytes),
-            limits.compute_milliseconds(row.multiply_adds),
-        )
+        reading = limits.read_milliseconds(row.num_bytes)
+        computing = limits.compute_milliseconds(row.multiply_adds)
         lines.append(
-            f"{row.form:6}  {row.token.median:<12.3g}  {row.ring_ratio:<12.3g}   {row.num_bytes / 1e6:<7.4g}  {reading:<7.3g}   "
-            f"{row.multiply_adds / 1e6:<15,.4g}  {computing:.3g}"
+            f"{row.form:6}  {row.token.median:<12.3g}  {row.ring_ratio:<12.3g}   "
+            f"{row.num_bytes / 1e6:<7.4g}  {reading:<7.3g}   {row.multiply_adds / 1e6:<15,.4g}  "
+            f"{computing:.3g}"
         )
     hidden = next(row for row in rows if row.form == "hidden")
     if ring_claim is not None:
         verdict = "holds" if hidden.ring_ratio >= ring_claim else "MISSED"
         lines.append(
-            f"claim: hidden takes at least {ring_claim:g} times as long as ring: {verdict}, {hidden.ring_ratio:.1f} times"
+            f"claim: hidden takes at least {ring_claim:g} times as long as ring: {verdict}, "
+            f"{hidden.ring_ratio:.1f} times"
         )
     return lines

@@ -1,7 +1,7 @@
-"""What fewer bits gain and lose: each precision of weights and memory, the time of one token with full memory, size and quality.
+"""Each precision of weights and memory: the time of one token with full memory, the size, and the quality.
 
-A trained run measures its quality itself when it is exported, on its own test text. Random weights of a named size say how
-fast a precision is and nothing about what it loses.
+The export of a trained run measures the quality on the test text of the run. Random weights show how fast a
+precision is, and nothing about its quality.
 """
 
 from __future__ import annotations
@@ -15,39 +15,46 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from benchmarks.checked_sessions import Operators, open_checked
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.measure import Limits, Timing, take_turns
 from benchmarks.models import random_weights, write_run
-from benchmarks.operators import open_checked
 from runtimes.base.records import to_json
 from runtimes.contract.memory import Memory
 from runtimes.contract.precision import Measured, MemoryPrecision, Precision, verdict
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import FUSED, GRAPH, WEIGHTS, Spec
-from runtimes.sessions.onnx_runtime import Kernel, OrtSession
+from runtimes.sessions.onnx_runtime import OrtSession
 from trainer.run.checkpoint import load_run
 from xl_export import export
 
 PRECISIONS: tuple[tuple[Precision, MemoryPrecision], ...] = (
-    ("fp32", "fp32"), ("fp16", "fp32"), ("int8", "fp32"), ("int4", "fp32"), ("fp32", "fp16"), ("int8", "fp16"), ("int4", "fp16"),
-)  # fmt: skip
+    ("fp32", "fp32"),
+    ("fp16", "fp32"),
+    ("int8", "fp32"),
+    ("int4", "fp32"),
+    ("fp32", "fp16"),
+    ("int8", "fp16"),
+    ("int4", "fp16"),
+)
 HEADER = (
-    "weights  memory  kernel    ms per token  at least  times fp32  MB on disk  MB a stream  "
-    "bits a token  lost     KL, nats  agreement"
-)  # fmt: skip
+    "weights  memory  operators  ms per token  at least  times faster  MB on disk  MB per stream  "
+    "bits/token    lost     KL, nats  same likeliest token"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One precision in the ring. read_bytes: that a token cannot avoid reading. speed_up: against fp32 weights and memory.
+    """One precision with ring memory. speed_up: how many times faster than weights and memory in fp32.
 
-    num_bytes: of graph and weights. measured: on the run's test text; None for random weights, and for fp32.
+    read_bytes: that a token must read. num_bytes: of graph and weights on disk. measured: the quality on the
+    test text of the run; None for random weights, and for fp32.
     """
 
     precision: Precision
     memory_precision: MemoryPrecision
     mem_len: int
-    kernel: Kernel
+    operators: Operators
     token: Timing
     speed_up: float
     read_bytes: int
@@ -60,28 +67,40 @@ class Row:
 
 
 def size_of(run: Path) -> BenchmarkConfig:
-    """A trained run as a size to measure at: its own model and evaluation rule."""
+    """A trained run as a size to measure: its model and its evaluation rule."""
     config = load_run(run).config
     rule = config.evaluation
     return BenchmarkConfig(
-        name=run.resolve().name, model=config.model, segment=rule.segment, attention_lengths=(max(rule.mem_len, 1),), repeats=1,
-        mem_len=rule.mem_len, token_repeats=100,
-    )  # fmt: skip
+        name=run.resolve().name,
+        model=config.model,
+        segment=rule.segment,
+        attention_lengths=(max(rule.mem_len, 1),),
+        repeats=1,
+        mem_len=rule.mem_len,
+        token_repeats=100,
+    )
 
 
 def run(
-    config: BenchmarkConfig, *, trained: Path | None = None, mem_len: int | None = None, threads: int | None = None,
-    repeats: int | None = None, kernel: Kernel = "standard", progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:  # fmt: skip
-    """Exports a trained run, or random weights of a size, in each precision, then times a token of each in turns.
+    config: BenchmarkConfig,
+    *,
+    trained: Path | None = None,
+    mem_len: int | None = None,
+    threads: int | None = None,
+    repeats: int | None = None,
+    operators: Operators = "standard",
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Row]:
+    """A row for each precision of a trained run, or of random weights; the tokens are timed in turns.
 
-    kernel: `fused` for the precisions that it serves.
+    An argument that is None is taken from the configuration. operators: of the precisions that have a fused
+    graph; the others always use standard operators.
     """
     threads, repeats = checked_threads(threads), checked_repeats(repeats, config.token_repeats)
     rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
     with tempfile.TemporaryDirectory() as folder:
         source = trained or write_run(Path(folder) / "run", config.model, rule, random_weights(config.model))
-        sessions, sizes, read = [], [], []
+        sessions, served, sizes, read = [], list[Operators](), [], []
         for precision, memory in PRECISIONS:
             progress(f"{precision} weights, {memory} memory: exporting")
             artefact = export(
@@ -91,25 +110,35 @@ def run(
                 precision=precision,
                 memory_precision=memory,
             )
-            served: Kernel = kernel if (artefact / FUSED).is_file() else "standard"
-            sessions.append(open_checked(artefact, threads=threads, kernel=served))
+            served.append(operators if (artefact / FUSED).is_file() else "standard")
+            sessions.append(open_checked(artefact, threads=threads, operators=served[-1]))
             sizes.append(sum((artefact / name).stat().st_size for name in (GRAPH, WEIGHTS)))
-            read.append(read_bytes(sessions[-1].spec, artefact / (FUSED if served == "fused" else GRAPH)))
+            read.append(read_bytes(sessions[-1].spec, artefact / (FUSED if served[-1] == "fused" else GRAPH)))
         progress(f"timing {repeats} tokens of each")
         sides = {str(at): _one_token(session) for at, session in enumerate(sessions)}
         times = list(take_turns(sides, repeats=repeats).values())
     return [
         Row(
-            precision=session.spec.precision, memory_precision=session.spec.memory_precision, mem_len=rule.mem_len,
-            kernel=session.kernel, token=token, speed_up=times[0].median / token.median, read_bytes=num_read,
-            num_bytes=size, bytes_per_stream=session.spec.bytes_per_stream, measured=session.spec.measured,
+            precision=session.spec.precision,
+            memory_precision=session.spec.memory_precision,
+            mem_len=rule.mem_len,
+            operators=by,
+            token=token,
+            speed_up=times[0].median / token.median,
+            read_bytes=num_read,
+            num_bytes=size,
+            bytes_per_stream=session.spec.bytes_per_stream,
+            measured=session.spec.measured,
         )
-        for session, token, size, num_read in zip(sessions, times, sizes, read, strict=True)
-    ]  # fmt: skip
+        for session, by, token, size, num_read in zip(sessions, served, times, sizes, read, strict=True)
+    ]
 
 
 def read_bytes(spec: Spec, graph: Path) -> int:
-    """Weights and tables as they are once loaded, where a Cast from float16 is folded, and the memory that is visible."""
+    """The bytes that one token must read: weights and tables as they are once loaded, and the visible memory.
+
+    ONNX Runtime folds a Cast from float16 when it loads a graph, so a table behind one is read in float32.
+    """
     widths = 0
     for value in ir.load(graph).graph.initializers.values():
         widened = value.dtype == ir.DataType.FLOAT16 and any(
@@ -120,7 +149,7 @@ def read_bytes(spec: Spec, graph: Path) -> int:
 
 
 def _one_token(session: OrtSession) -> Callable[[], Any]:
-    """One token of a stream that is well beyond its beginning; the numbers in its memory are random."""
+    """A step of one token, far beyond the beginning of its stream; the numbers in the memory are random."""
     draw, memory, token = np.random.default_rng(0), session.start(1), np.zeros((1, 1), np.int64)
     _fill(memory, draw)
     memory.positions[:] = 3 * session.rule.slots
@@ -133,7 +162,7 @@ def _fill(memory: Memory, draw: np.random.Generator) -> None:
 
 
 def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text, the least time by the machine's measured read rate."""
+    """The rows as text, with the least time by the measured read rate of the machine."""
     lines = [HEADER]
     for row in rows:
         quality = "-             -        -         -"
@@ -142,8 +171,8 @@ def table(rows: Sequence[Row], limits: Limits) -> list[str]:
             judged = verdict(row.precision, m)
             quality += "" if judged.startswith("within") else f"  {judged}"
         lines.append(
-            f"{row.precision:7}  {row.memory_precision:6}  {row.kernel:8}  {row.token.median:<12.3g}  "
-            f"{limits.read_milliseconds(row.read_bytes):<8.3g}  {row.speed_up:<10.2f}  {row.num_bytes / 1e6:<10.4g}  "
-            f"{row.bytes_per_stream / 1e6:<11.4g}  {quality}"
+            f"{row.precision:7}  {row.memory_precision:6}  {row.operators:9}  {row.token.median:<12.3g}  "
+            f"{limits.read_milliseconds(row.read_bytes):<8.3g}  {row.speed_up:<12.2f}  "
+            f"{row.num_bytes / 1e6:<10.4g}  {row.bytes_per_stream / 1e6:<13.4g}  {quality}"
         )
     return lines

@@ -1,7 +1,7 @@
-"""What can be measured, as data: each case is a module of this folder with `run`, `Row` and `table`.
+"""The cases that can be measured, as data. Each is a module of this folder with `run`, `Row` and `table`.
 
-`run` checks first that what it will time computes what it should, then measures every side in the same run. A new case is a
-module and a line here.
+`run` first checks that what it will time computes what it should, and then measures every side in the same
+run. A new case is a module, and an entry here.
 """
 
 from __future__ import annotations
@@ -13,83 +13,148 @@ from runtimes.base.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """name: of the case; its module has underscores. what: one line about it. keys: the fields of a row that name it.
+    """One case. Its module has the same name with underscores.
 
-    takes: what `run` may be given besides threads. claims: figures of a `BenchmarkConfig` that `table` judges, at that
-    configuration's own sizes only. plots: whether `benchmarks.plot` has a picture of it. may_skip: whether the module has
-    `unavailable`, which says why this machine cannot measure it. engine: the package that computes.
+    summary: one line about it. keys: the fields of a row that tell it from other rows. takes: the options of
+    `run` besides threads. claims: the fields of a `BenchmarkConfig` that `table` judges, at the sizes of that
+    configuration only. plots: whether `benchmarks.plot` can draw it. may_skip: whether the module has
+    `unavailable`, which says why this machine cannot measure the case. engine: the package that computes.
+    precision: of the weights and the arithmetic, for the history.
     """
 
     name: str
-    what: str
+    summary: str
     keys: tuple[str, ...]
     takes: tuple[str, ...] = ("config", "repeats")
     claims: tuple[str, ...] = ()
     plots: bool = False
     may_skip: bool = False
     engine: str = "onnxruntime"
+    precision: str = "fp32"
 
     @property
     def module(self) -> str:
+        """The full name of the module."""
         return "benchmarks.cases." + self.name.replace("-", "_")
 
 
-STEP = ("mem_len", "batch", "tokens", "kernel")
-STEPS = ("config", "repeats", "mem_len", "kernel")
+STEP_KEYS = ("mem_len", "batch", "tokens", "operators")
+STEP_OPTIONS = ("config", "repeats", "mem_len", "operators")
+LENGTH_OPTIONS = ("config", "repeats", "attention_lengths", "operators")
 CASES = {
     case.name: case
     for case in (
         Case(
-            name="decode", what="one token against memory length: ONNX Runtime and PyTorch, with the same memory",
-            keys=STEP, takes=("config", "repeats", "attention_lengths", "kernel"), plots=True,
-        ),
-        Case(name="segment", what="a whole segment, per token: ONNX Runtime and PyTorch", keys=STEP, takes=STEPS),
-        Case(name="batch", what="one token of 1, 8 and 32 independent streams: ONNX Runtime and PyTorch", keys=STEP, takes=STEPS),
-        Case(
-            name="latency", what="1,000 consecutive tokens: percentiles and jitter, against a cache that grows", keys=("side",),
-            takes=("config", "repeats", "mem_len"), claims=("latency_claim",), plots=True,
+            name="decode",
+            summary="one token at several memory lengths: ONNX Runtime against PyTorch with the same memory",
+            keys=STEP_KEYS,
+            takes=LENGTH_OPTIONS,
+            plots=True,
         ),
         Case(
-            name="gpu", what="one token and one segment on an NVIDIA GPU: CUDA provider and PyTorch (not run yet by anybody)",
-            keys=("tokens", "mem_len"), may_skip=True,
+            name="segment",
+            summary="one whole segment: ONNX Runtime against PyTorch",
+            keys=STEP_KEYS,
+            takes=STEP_OPTIONS,
         ),
         Case(
-            name="sliding-window", what="segments with memory against a window recomputed for each token (Table 9)",
-            keys=("attention_length", "kernel"), takes=("config", "repeats", "attention_lengths", "kernel"), plots=True,
+            name="batch",
+            summary="one token of each of 1, 8 and 32 independent streams: ONNX Runtime against PyTorch",
+            keys=STEP_KEYS,
+            takes=STEP_OPTIONS,
         ),
         Case(
-            name="memory-forms", what="one token in the three forms of memory", keys=("form", "mem_len", "kernel"),
-            takes=STEPS, claims=("ring_claim",),
+            name="latency",
+            summary="1,000 consecutive tokens with fixed memory against a key/value cache that grows",
+            keys=("side",),
+            takes=("config", "repeats", "mem_len"),
+            claims=("latency_claim",),
+            plots=True,
         ),
         Case(
-            name="precision", what="one token with weights in fp32, fp16, int8 and int4, and memory in fp16",
-            keys=("precision", "memory_precision", "mem_len", "kernel"), takes=(*STEPS, "trained"),
+            name="gpu",
+            summary="one token and one segment on an NVIDIA GPU: ONNX Runtime against PyTorch (never run)",
+            keys=("tokens", "mem_len"),
+            may_skip=True,
         ),
-        Case(name="load", what="from opening to the first token, and resident memory: artefact and run", keys=("side",)),
-        Case(name="export", what="time and peak memory of an export, validation included", keys=("form",), takes=("config",)),
-        Case(name="training", what="a training step with memory and without", keys=("mem_len",), engine="torch"),
         Case(
-            name="architectures", what="six small models trained for the same CPU time: bits per character",
-            keys=("name",), takes=("minutes", "out", "names"), engine="torch",
+            name="triton-kernel",
+            summary="TensorRT's attention kernel against PyTorch's on an NVIDIA GPU (never run)",
+            keys=("shape", "side"),
+            takes=(),
+            may_skip=True,
+            engine="torch",
+            precision="fp16",
+        ),
+        Case(
+            name="sliding-window",
+            summary="segments with memory against a window recomputed for each token (Table 9 of Dai et al.)",
+            keys=("attention_length", "operators"),
+            takes=LENGTH_OPTIONS,
+            plots=True,
+        ),
+        Case(
+            name="memory-forms",
+            summary="one token in each of the three forms of memory",
+            keys=("form", "mem_len", "operators"),
+            takes=STEP_OPTIONS,
+            claims=("ring_claim",),
+        ),
+        Case(
+            name="precision",
+            summary="one token with weights in fp32, fp16, int8 and int4, and with memory in fp16",
+            keys=("precision", "memory_precision", "mem_len", "operators"),
+            takes=(*STEP_OPTIONS, "trained"),
+        ),
+        Case(
+            name="load",
+            summary="from opening to the first token, and the memory that stays taken: artefact against run",
+            keys=("side",),
+        ),
+        Case(
+            name="export",
+            summary="time and peak memory of an export, which includes the comparison with PyTorch",
+            keys=("form",),
+            takes=("config",),
+        ),
+        Case(
+            name="training",
+            summary="a training step with memory and without",
+            keys=("mem_len",),
+            engine="torch",
+        ),
+        Case(
+            name="architectures",
+            summary="six small models trained for the same CPU time: bits per character",
+            keys=("name",),
+            takes=("minutes", "out", "names"),
+            engine="torch",
         ),
     )
-}  # fmt: skip
+}
+OLD_NAMES = {"kernel": "triton-kernel"}  # names that cases had before
+FLAGS = {
+    "names": "only",
+    "trained": "run",
+}  # options whose name on the command line is not that of the argument
 
 
 def find_case(name: str) -> Case:
-    """The case of that name; raises ConfigError for any other."""
+    """The case of that name or of that old name; raises ConfigError for any other."""
+    name = OLD_NAMES.get(name, name)
     if name not in CASES:
         raise ConfigError(f"{name} is not a case; give one of {', '.join(CASES)}.")
     return CASES[name]
 
 
-def refuse_foreign_options(case: Case, given: dict[str, object]) -> None:
-    """Raises ConfigError for an option that the case has no use for, and for two that contradict each other."""
-    if "trained" in given and "config" in given:
-        raise ConfigError("--run is measured at its own size; leave out --config, or leave out --run.")
-    for option in given:
+def refuse_unsuitable_options(case: Case, options: dict[str, object]) -> None:
+    """Raises ConfigError for an option that the case does not take, and for two that exclude each other."""
+    if "trained" in options and "config" in options:
+        raise ConfigError("--run has a size of its own; leave out --config, or leave out --run.")
+    for option in options:
         if option not in case.takes:
-            flag = {"names": "only", "trained": "run"}.get(option, option).replace("_", "-")
+            flag = FLAGS.get(option, option).replace("_", "-")
             raise ConfigError(
-                f"{case.name} takes no --{flag}; leave it out, or measure the cases in runs of their own."
+                f"{case.name} does not take --{flag}; leave the option out, or measure the other cases "
+                "without this one."
             )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from benchmarks.checked_sessions import Operators
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.steps import Progress, Row, measure_steps, table
-from runtimes.sessions.onnx_runtime import Kernel
 
 __all__ = ["Row", "run", "table"]
 
@@ -15,10 +15,10 @@ def run(
     mem_len: int | None = None,
     threads: int | None = None,
     repeats: int | None = None,
-    kernel: Kernel = "standard",
+    operators: Operators = "standard",
     progress: Progress = lambda line: None,
 ) -> list[Row]:
-    """One row, at the configuration's memory and segment length; what is None is its own."""
+    """One row, at the segment length of the configuration. None stands for its values."""
     threads, repeats = checked_threads(threads), checked_repeats(repeats, config.repeats)
     return measure_steps(
         config,
@@ -26,6 +26,6 @@ def run(
         [(1, config.segment)],
         threads=threads,
         repeats=repeats,
-        kernel=kernel,
+        operators=operators,
         progress=progress,
     )

@@ -1,7 +1,8 @@
-"""Segments with memory against a vanilla Transformer that recomputes its window for every token (Dai et al. 2019, 4.5).
+"""Segments with memory against a vanilla Transformer that recomputes its window for every token.
 
-Both sides have the same sizes, engine, threads and precision, and are compared with PyTorch or a naive model before
-they are timed. A token of the segment side sees M tokens and itself, one of the window side M tokens in all.
+This is section 4.5 of Dai et al. (2019). Both sides have the same sizes, engine, threads and precision, and
+are compared with PyTorch or with a naive model before they are timed. A token of the segment side sees M
+tokens and itself; a token of the window side sees M tokens, itself included.
 """
 
 from __future__ import annotations
@@ -16,28 +17,31 @@ import numpy as np
 
 from benchmarks.arithmetic import needed_multiply_adds, step_multiply_adds, window_multiply_adds
 from benchmarks.baselines.vanilla import Window, check_window
+from benchmarks.checked_sessions import Operators, fused_library, open_checked
 from benchmarks.configs import BenchmarkConfig, checked_lengths, checked_repeats, checked_threads, load_config
 from benchmarks.measure import Limits, Timing, take_turns
 from benchmarks.models import Weights, random_weights, write_artefact
-from benchmarks.operators import library_of, open_checked
 from runtimes.base.records import to_json
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
-from runtimes.sessions.onnx_runtime import Kernel
 
 TABLE_9 = {
     3800: 1874,
     2800: 1409,
     1800: 773,
     800: 363,
-}  # attention length: times that Al-Rfou et al. are slower, on one GPU
+}  # by attention length: how many times slower the model of Al-Rfou et al. is, on one GPU
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One attention length. window, segment: per token. difference: of the window graph from the naive model, nats;
-    tolerance: that `export` held the segment side to against PyTorch, nats. kernel: of both sides."""
+    """One attention length. window, segment: times per token. operators: of both sides.
+
+    difference: of the window graph from the naive model, in nats. tolerance: of the comparison of the segment
+    side with PyTorch, in nats. needed_multiply_adds: of the segment side per token, only for visible keys; 0
+    in results that did not record it.
+    """
 
     attention_length: int
     window: Timing
@@ -46,8 +50,8 @@ class Row:
     segment_multiply_adds: float
     difference: float
     tolerance: float
-    kernel: Kernel = "standard"
-    needed_multiply_adds: float = 0  # of the segment side per token: what the mask lets through
+    operators: Operators = "standard"
+    needed_multiply_adds: float = 0
 
     @property
     def ratio(self) -> float:
@@ -76,14 +80,14 @@ def run(
     attention_lengths: Sequence[int] | None = None,
     threads: int | None = None,
     repeats: int | None = None,
-    kernel: Kernel = "standard",
+    operators: Operators = "standard",
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """Checks, then measures, both sides at each attention length; what is None is the configuration's own.
+    """A row for each attention length, whose two sides are checked before they are timed.
 
-    kernel: `standard` operators, or the `fused` one on both sides.
-    progress: told what is being done now, a line at a time. Raises ConfigError for settings that cannot be
-    measured, ArtefactError when either side computes something else than it should.
+    An argument that is None is taken from the configuration. operators: of both sides. progress: is called
+    with a line of text before each piece of work. Raises ConfigError for settings that cannot be measured,
+    and ArtefactError where one side computes wrong answers.
     """
     config = load_config(config) if isinstance(config, str) else config
     lengths = checked_lengths(
@@ -97,7 +101,13 @@ def run(
         with tempfile.TemporaryDirectory() as folder:
             rows.append(
                 _measure(
-                    config, weights, length, Path(folder), threads=threads, repeats=repeats, kernel=kernel
+                    config,
+                    weights,
+                    length,
+                    Path(folder),
+                    threads=threads,
+                    repeats=repeats,
+                    operators=operators,
                 )
             )
     return rows
@@ -111,15 +121,17 @@ def _measure(
     *,
     threads: int,
     repeats: int,
-    kernel: Kernel,
+    operators: Operators,
 ) -> Row:
     rule, model = MemoryRule(mem_len=length, segment=config.segment), config.model
     draw = np.random.default_rng(length)
     tokens = draw.integers(0, model.vocab_size, max(length, config.segment))
-    window = Window(folder / "window", weights, model, length, threads=threads, library=library_of(kernel))
+    window = Window(
+        folder / "window", weights, model, length, threads=threads, library=fused_library(operators)
+    )
     difference = check_window(window, weights, model, tokens[:length])
     artefact = write_artefact(folder, model, rule, weights, "ring")
-    session = open_checked(artefact, threads=threads, kernel=kernel)
+    session = open_checked(artefact, threads=threads, operators=operators)
     memory, segment = filled_memory(session, draw), tokens[None, : config.segment]
     sides = {
         "window": lambda: window.next_logits(tokens[:length]),
@@ -127,16 +139,20 @@ def _measure(
     }
     times = take_turns(sides, repeats=repeats)
     return Row(
-        attention_length=length, window=times["window"], segment=times["segment"].per(config.segment),
+        attention_length=length,
+        window=times["window"],
+        segment=times["segment"].per(config.segment),
         window_multiply_adds=window_multiply_adds(model, length),
         segment_multiply_adds=step_multiply_adds(model, rule, "ring", config.segment) / config.segment,
-        difference=difference, tolerance=session.spec.tolerance, kernel=kernel,
+        difference=difference,
+        tolerance=session.spec.tolerance,
+        operators=operators,
         needed_multiply_adds=needed_multiply_adds(model, rule, config.segment) / config.segment,
-    )  # fmt: skip
+    )
 
 
 def filled_memory(session: Session, draw: np.random.Generator) -> Memory:
-    """Memory of one stream that has run until all of its memory is of real tokens, once around the ring."""
+    """The memory of one stream that has run once around the ring, so that all of it holds real tokens."""
     memory = session.start(1)
     while memory.positions[0] <= session.rule.slots:
         _, memory = session.step(draw.integers(0, session.vocab.size, (1, session.rule.segment)), memory)
@@ -144,10 +160,10 @@ def filled_memory(session: Session, draw: np.random.Generator) -> Memory:
 
 
 def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text; the arithmetic limits are each side's multiply-adds at the machine's measured fp32 rate."""
+    """The rows as text. at least: the time of the multiply-adds at the measured rate of the machine."""
     lines = [
-        "           ms per token            times slower            at least, ms per token",
-        "attention  window     segments     measured  arithmetic    window     segments     Table 9 (paper, GPU)",
+        "           ms per token            window / segments       at least, ms per token",
+        "attention  window     segments     measured  arithmetic    window     segments     Table 9 (GPU)",
     ]
     for row in rows:
         window, segment = (
@@ -155,7 +171,8 @@ def table(rows: Sequence[Row], limits: Limits) -> list[str]:
         )
         paper = f"{row.table_9:,}" if row.table_9 else ""
         lines.append(
-            f"{row.attention_length:9,}  {row.window.median:<9.4g}  {row.segment.median:<9.3g}    {row.ratio:<8,.0f}  "
-            f"{row.predicted_ratio:<10,.0f}    {window:<9.4g}  {segment:<9.3g}    {paper}".rstrip()
+            f"{row.attention_length:9,}  {row.window.median:<9.4g}  {row.segment.median:<9.3g}    "
+            f"{row.ratio:<8,.0f}  {row.predicted_ratio:<10,.0f}    "
+            f"{window:<9.4g}  {segment:<9.3g}    {paper}".rstrip()
         )
     return lines

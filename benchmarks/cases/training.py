@@ -1,4 +1,4 @@
-"""A training step in PyTorch, with memory as long as the segment and without: what segment recurrence costs while training."""
+"""A training step in PyTorch with memory as long as the segment, and without: what recurrence costs there."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from runtimes.contract.rule import MemoryRule
 from trainer.run.config import TrainConfig
 from trainer.training.state import Training
 
-PASSES = 3  # a backward pass has twice the multiply-adds of a forward one
+PASSES = 3  # forward, and backward with twice as many multiply-adds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One memory length. token: time of one trained token; multiply_adds: of one, forward and backward."""
+    """One memory length. token: the time of one trained token; ratio: this time over the one without memory.
+
+    multiply_adds: of one token, forward and backward.
+    """
 
     mem_len: int
     batch: int
@@ -42,7 +45,7 @@ def run(
     repeats: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """A row with memory and one without; ratio: times the cost without. What is None is the configuration's own."""
+    """A row with memory and a row without. An argument that is None is taken from the configuration."""
     threads, repeats = checked_threads(threads), checked_repeats(repeats, config.repeats)
     batch, T = config.training_batch, config.segment
     sides: dict[int, Callable[[], Any]] = {}
@@ -51,10 +54,10 @@ def run(
         recipe = TrainConfig(
             model=config.model, training=rule, evaluation=rule, vocab="byte", batch=batch, threads=threads
         )
-        progress(f"memory {mem_len}: comparing the attention that is trained with the naive one")
+        progress(f"memory of {mem_len} tokens: comparing the attention of training with the naive one")
         check(recipe)
         sides[mem_len] = _step(recipe)
-    progress(f"timing {repeats} steps of {batch} x {T} tokens of each")
+    progress(f"timing {repeats} steps of {batch} x {T} tokens for each")
     times = {
         name: timing.per(batch * T) for name, timing in take_turns(_named(sides), repeats=repeats).items()
     }
@@ -63,10 +66,13 @@ def run(
         rule = MemoryRule(mem_len=mem_len, segment=T)
         rows.append(
             Row(
-                mem_len=mem_len, batch=batch, token=times[str(mem_len)], ratio=times[str(mem_len)].median / times["0"].median,
+                mem_len=mem_len,
+                batch=batch,
+                token=times[str(mem_len)],
+                ratio=times[str(mem_len)].median / times["0"].median,
                 multiply_adds=PASSES * step_multiply_adds(config.model, rule, "hidden", T) / T,
             )
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -82,12 +88,12 @@ def _named(sides: dict[int, Callable[[], Any]]) -> dict[str, Callable[[], Any]]:
 
 
 def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text; at least: the multiply-adds at the machine's measured fp32 rate."""
-    lines = ["memory  batch  ms per token  at least  times  tokens/s"]
+    """The rows as text. at least: the time of the multiply-adds at the measured rate of the machine."""
+    lines = ["memory  batch  ms per token  at least  / without  tokens/s"]
     for row in rows:
         least = limits.compute_milliseconds(row.multiply_adds)
         lines.append(
-            f"{row.mem_len:<6,}  {row.batch:<5}  {row.token.median:<12.4g}  {least:<8.3g}  {row.ratio:<5.2f}  "
-            f"{1e3 / row.token.median:,.0f}"
+            f"{row.mem_len:<6,}  {row.batch:<5}  {row.token.median:<12.4g}  {least:<8.3g}  "
+            f"{row.ratio:<9.2f}  {1e3 / row.token.median:,.0f}"
         )
     return lines

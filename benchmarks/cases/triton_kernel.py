@@ -1,33 +1,37 @@
-"""Our attention kernel against other forms of the same attention on one GPU: PyTorch as it is, compiled, and FlexAttention.
+"""TensorRT's attention kernel in Triton against other forms of the same attention on one GPU.
 
-Every side is compared with PyTorch in float64 before it is timed. The limits are the GPU's own, measured in the same run: what
-must at least be read and written over its copying rate, what must be multiplied over its rate for a large float16 product.
+The other forms are PyTorch as it is, compiled, and FlexAttention. Every side is compared with PyTorch in
+float64 before it is timed. The limits are the GPU's own, measured in the same run: the bytes that must be
+read and written at its rate for a large copy, and the multiply-adds at its rate for a large float16 product.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.machine import commit, machine_facts, versions
-from runtimes.base.errors import ArtefactError, ConfigError
+from benchmarks.configs import CONFIGS, BenchmarkConfig
+from benchmarks.measure import Limits, Timing
+from runtimes.base.errors import ArtefactError
 from runtimes.base.records import to_json
 from xl_export.tensorrt.compile import JOINS, Tactic, tactics
 from xl_export.tensorrt.operator import Attributes
 
-TOLERANCE = 1e-2  # of answers of size one, in float16
+TOLERANCE = 1e-2  # in float16, where answers are of the order of one
 ATTRIBUTES = Attributes(full_mask=0, nearest=0, initial_masked=1, persistent=0)
 Call = Callable[[], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes by their letters; one attention of a Transformer-XL whose memory is full."""
+    """The sizes of one attention of a Transformer-XL whose memory is full, by their letters."""
 
     B: int
     H: int
@@ -37,13 +41,13 @@ class Shape:
 
     @property
     def num_bytes(self) -> int:
-        """What must at least be read and written: queries, keys, values, the position table, answers, float16."""
+        """Bytes that must be read and written: queries, keys, values, position table and answers."""
         rows = 2 * self.B * self.T + 2 * self.B * (self.M + self.T) + self.M + 1
         return 2 * self.H * self.K * rows
 
     @property
     def multiply_adds(self) -> int:
-        """Of contents, positions and values, for the M + 1 keys that each query sees."""
+        """Multiply-adds of contents, positions and values, for the M + 1 keys that each query sees."""
         return 3 * self.B * self.H * self.T * (self.M + 1) * self.K
 
 
@@ -59,58 +63,82 @@ SHAPES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One side at one shape. milliseconds: the median. reading, computing: the least that either must take."""
+    """One side at one shape. reading, computing: milliseconds that the limits of the GPU allow.
+
+    difference: of the answers from float64, at most. device: the name of the GPU.
+    """
 
     shape: Shape
     side: str
-    milliseconds: float
+    attention: Timing
     reading: float
     computing: float
     difference: float
+    device: str
 
     def to_json(self) -> dict[str, Any]:
         return to_json(self)
 
 
+def unavailable() -> str | None:
+    """Why this case cannot be measured on this machine; None where it can."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed; install 'xl-export[tensorrt]' on a machine with an NVIDIA GPU"
+    if not torch.cuda.is_available():
+        return "PyTorch finds no NVIDIA GPU; install its CUDA build on a machine with one"
+    return None
+
+
 def run(
-    shapes: Sequence[Shape] = SHAPES, *, progress: Callable[[str], None] = lambda line: None
+    shapes: Sequence[Shape] = SHAPES,
+    *,
+    threads: int | None = None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """Measures every side at every shape on this machine's GPU; raises ConfigError where there is none."""
-    refuse_without_gpu()
+    """A row for every side at every shape, on this machine's GPU. threads: not used, the GPU does the work.
+
+    Raises ArtefactError where a side differs from float64 by more than the tolerance.
+    """
     from triton.testing import do_bench
 
     bytes_rate, product_rate = _copy_rate(), _product_rate()
     rows = []
     for shape in shapes:
-        progress(f"{asdict(shape)}: comparing every side with PyTorch in float64, then timing it")
+        progress(f"{shape}: comparing every side with PyTorch in float64, then timing it")
         tensors = inputs(shape, device="cuda", dtype=torch.float16)
-        truth = eager(
-            *(x.double() for x in (*tensors[:3], *tensors[4:7]))
-        )  # the naive operator takes too much memory here
+        # The reference is not the naive operator, which takes too much memory at these sizes.
+        reference = eager(*(x.double() for x in (*tensors[:3], *tensors[4:7])))
         for side, call in sides(tensors).items():
-            difference = float((call() - truth).abs().max())
+            difference = float((call() - reference).abs().max())
             if not difference <= TOLERANCE:
                 raise ArtefactError(
-                    f"{side} differs from float64 by {difference:.3g} at {shape}; nothing was measured."
+                    f"{side} differs from float64 by {difference:.3g} at {shape}, more than {TOLERANCE:g}; "
+                    "nothing was measured, please report this."
                 )
+            times = do_bench(call, return_mode="all")
             rows.append(
                 Row(
-                    shape=shape, side=side, milliseconds=do_bench(call, return_mode="median"), difference=difference,
-                    reading=shape.num_bytes / bytes_rate * 1e3, computing=shape.multiply_adds / product_rate * 1e3,
+                    shape=shape,
+                    side=side,
+                    attention=Timing(
+                        median=median(times), fastest=min(times), slowest=max(times), repeats=len(times)
+                    ),
+                    difference=difference,
+                    reading=shape.num_bytes / bytes_rate * 1e3,
+                    computing=shape.multiply_adds / product_rate * 1e3,
+                    device=torch.cuda.get_device_name(),
                 )
-            )  # fmt: skip
+            )
     return rows
 
 
-def refuse_without_gpu() -> None:
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            "PyTorch finds no NVIDIA GPU here, and the kernel runs on nothing else; measure on a machine with one."
-        )
+def described() -> BenchmarkConfig:
+    """The size that stands for this case in the history; the shapes that were measured are in the rows."""
+    return dataclasses.replace(CONFIGS["enwik8-base"], name="shapes")
 
 
 def inputs(shape: Shape, *, device: str, dtype: torch.dtype) -> list[Tensor]:
-    """Random inputs of the operator, rows far into their texts."""
+    """Random inputs of the operator; each stream is far beyond its beginning."""
     B, H, T, M, K = shape.B, shape.H, shape.T, shape.M, shape.K
     draw = torch.Generator(device).manual_seed(0)
 
@@ -126,12 +154,12 @@ def inputs(shape: Shape, *, device: str, dtype: torch.dtype) -> list[Tensor]:
 
 
 def sides(tensors: Sequence[Tensor]) -> dict[str, Call]:
-    """Every form of the attention, by name, as a call: our tactics, PyTorch's forms as they are and compiled."""
+    """Every form of the attention as a call, by name: each tactic of the kernel, and PyTorch's forms."""
     query, key, value, _, u, v, table = tensors[:7]
     made: dict[str, Call] = {}
     for tactic in tactics(query.shape[-1]):
         if (query.shape[2] == 1) == (tactic.block_t == 1):
-            made[f"kernel {tactic.block_t}x{tactic.block_j}"] = _ours(tactic, tensors)
+            made[f"Triton {tactic.block_t}x{tactic.block_j}"] = _launched(tactic, tensors)
     compiled = {form.__name__: torch.compile(form, dynamic=False) for form in (eager, flex)}
     made["eager"] = lambda: eager(query, key, value, u, v, table)
     made["torch.compile"] = lambda: compiled["eager"](query, key, value, u, v, table)
@@ -140,8 +168,8 @@ def sides(tensors: Sequence[Tensor]) -> dict[str, Call]:
     return made
 
 
-def _ours(tactic: Tactic, tensors: Sequence[Tensor]) -> Call:
-    """Both launches, into memory that is there already, as an engine's is."""
+def _launched(tactic: Tactic, tensors: Sequence[Tensor]) -> Call:
+    """Both launches of a tactic, into memory that is already allocated, as in an engine."""
     from xl_export.tensorrt.launch import launch, make_scratch
 
     answer, scratch, join = torch.empty_like(tensors[0]), make_scratch(tensors[0]), JOINS[tactic.block_t > 1]
@@ -154,7 +182,7 @@ def _ours(tactic: Tactic, tensors: Sequence[Tensor]) -> Call:
 
 
 def eager(query: Tensor, key: Tensor, value: Tensor, u: Tensor, v: Tensor, table: Tensor) -> Tensor:
-    """As one writes it in PyTorch: position scores by row of the table, gathered by distance, then a softmax over J scores."""
+    """Plain PyTorch: scores with each row of the position table, gathered by distance, then the softmax."""
     distance = _distances(query, key)
     by_row = (query + v) @ table.transpose(1, 2)
     rows = distance.clamp(0, table.shape[1] - 1).expand(*query.shape[:2], -1, -1)
@@ -166,7 +194,7 @@ def eager(query: Tensor, key: Tensor, value: Tensor, u: Tensor, v: Tensor, table
 
 
 def flex(query: Tensor, key: Tensor, value: Tensor, u: Tensor, v: Tensor, table: Tensor, mask: Any) -> Tensor:
-    """FlexAttention: the position scores by row of the table are a tensor [B, H, T, R], which its score function looks up."""
+    """FlexAttention, whose score function looks up the position scores in a tensor [B, H, T, R]."""
     from torch.nn.attention.flex_attention import flex_attention
 
     by_row = (query + v) @ table.transpose(1, 2)
@@ -182,7 +210,7 @@ def flex(query: Tensor, key: Tensor, value: Tensor, u: Tensor, v: Tensor, table:
 
 
 def flex_mask(query: Tensor, key: Tensor) -> Any:
-    """What queries see, for FlexAttention to skip blocks by."""
+    """The mask of visible keys, by which FlexAttention skips blocks."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     T, J = query.shape[2], key.shape[2]
@@ -199,7 +227,7 @@ def _distances(query: Tensor, key: Tensor) -> Tensor:
 
 
 def _copy_rate() -> float:
-    """Bytes per second read and written by a large copy on the GPU."""
+    """Bytes per second that a large copy on the GPU reads and writes."""
     from triton.testing import do_bench
 
     source = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
@@ -215,17 +243,8 @@ def _product_rate() -> float:
     return 4096**3 / float(do_bench(lambda: side @ side, return_mode="min")) * 1e3
 
 
-def document(rows: Sequence[Row]) -> dict[str, Any]:
-    """The rows with all they depend on, for the history."""
-    return {
-        "case": "kernel", "time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "config": "shapes", "threads": 1,
-        "precision": "fp16", "gpu": torch.cuda.get_device_name(), "rows": [row.to_json() for row in rows],
-        "machine": machine_facts(), "versions": versions(), "commit": commit(),
-    }  # fmt: skip
-
-
-def table(rows: Sequence[Row]) -> list[str]:
-    """The rows as text, each beside what it must at least take."""
+def table(rows: Sequence[Row], limits: Limits) -> list[str]:
+    """The rows as text. limits: of the CPU, which say nothing here; each row has the limits of the GPU."""
     lines = [
         "                                                          at least, ms",
         "shape                           side             ms        reading   computing",
@@ -234,6 +253,6 @@ def table(rows: Sequence[Row]) -> list[str]:
         s = row.shape
         sizes = f"B {s.B} H {s.H} T {s.T} M {s.M} K {s.K}"
         lines.append(
-            f"{sizes:31} {row.side:16} {row.milliseconds:<9.3g} {row.reading:<9.3g} {row.computing:.3g}"
+            f"{sizes:31} {row.side:16} {row.attention.median:<9.3g} {row.reading:<9.3g} {row.computing:.3g}"
         )
     return lines

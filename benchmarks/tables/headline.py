@@ -109,7 +109,8 @@ def sliding_window_limits(history: History) -> list[str]:
     ]
     note = (
         "MISSED: measured below the ratio of the paper's Table 9. At least: the multiply-adds at the "
-        "measured rate; for segments those that the mask lets through where the run recorded them, and otherwise all."
+        "measured rate; for segments those that the mask lets through, and all of them where the run did not "
+        "record that."
     )
     return table(header, rows, note, sources(*runs.values()))
 

@@ -125,8 +125,8 @@ def memory_forms(history: History) -> list[str]:
     return table(
         header,
         rows,
-        f"Memory of {run.rows[0]['mem_len']:,} tokens. Claim: `hidden` takes at least {claim:g} times as long "
-        f"as `ring`. {verdict}: it took {hidden:.1f} times as long.",
+        f"Memory of {run.rows[0]['mem_len']:,} tokens. Claim: `hidden` takes at least {claim:g} times as "
+        f"long as `ring`. {verdict}: it took {hidden:.1f} times as long.",
         sources(run),
     )
 

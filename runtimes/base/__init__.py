@@ -1,1 +1,1 @@
-"""What all other folders use: errors, atomic files, records, the machine, progress, how commands start."""
+"""What everything stands on: errors, files that are whole or absent, records, this machine, progress."""

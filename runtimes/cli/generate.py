@@ -18,11 +18,7 @@ from runtimes.tasks.sample import Sampler
 @click.command("generate")
 @folder_argument
 @click.option(
-    "--prompt",
-    "prompts",
-    multiple=True,
-    required=True,
-    help="The text to continue; give the option several times for a batch.",
+    "--prompt", "prompts", multiple=True, required=True, help="Text to continue; several make a batch."
 )
 @click.option(
     "--tokens",
@@ -30,48 +26,33 @@ from runtimes.tasks.sample import Sampler
     default=300,
     show_default=True,
     type=click.IntRange(min=1),
-    help="The number of tokens to generate.",
+    help="Tokens to generate.",
 )
 @click.option(
-    "--temperature",
-    default=1.0,
-    show_default=True,
-    help="Below 1 likely tokens become more likely, above 1 less; 0 always takes the likeliest.",
+    "--temperature", default=1.0, show_default=True, help="Below 1 sharper, above 1 flatter, 0 greedy."
 )
 @click.option(
     "--top-k",
     default=40,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Draw from the k likeliest tokens; 0 means from all.",
+    help="Draw from the k likeliest; 0 for all.",
 )
 @click.option(
-    "--top-p",
-    default=1.0,
-    show_default=True,
-    help="Draw from the fewest likeliest tokens whose probabilities add up to this.",
+    "--top-p", default=1.0, show_default=True, help="Draw from the likeliest tokens that hold this share."
 )
 @click.option(
-    "--seed",
-    default=0,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="The seed of the random numbers; the same seed gives the same text.",
+    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Same seed, same text."
 )
-@click.option(
-    "--stop", multiple=True, help="Stop before this text appears; the option may be given several times."
-)
+@click.option("--stop", multiple=True, help="End where this text would appear.")
 @click.option(
     "--save-memory",
     "save_to",
     type=click.Path(path_type=Path),
-    help="Write the memory of the streams to this file at the end.",
+    help="Keep the streams in this file at the end.",
 )
 @click.option(
-    "--load-memory",
-    "load_from",
-    type=click.Path(path_type=Path),
-    help="Continue the streams whose memory is in this file.",
+    "--load-memory", "load_from", type=click.Path(path_type=Path), help="Continue the streams of this file."
 )
 @threads_option
 def generate_command(
@@ -89,9 +70,8 @@ def generate_command(
 ) -> None:
     """Continue a text with the artefact or run at PATH.
 
-    Each piece of text is printed as soon as it is computed; a batch is printed at the end. Every token costs
-    the same, however long the text grows. By default tokens are drawn from the 40 likeliest, as in the paper
-    on Transformer-XL.
+    The text streams to standard output as it comes. Every token costs the same, however long the text grows. The
+    default sampling is the paper's, top-k 40.
     """
     if save_to and (save_to.is_dir() or not save_to.parent.is_dir()):
         raise UserError(
@@ -105,8 +85,9 @@ def generate_command(
     pieces = generate(
         session, prompts, max_tokens=max_tokens, sampler=sampler, seed=seed, stop=stop, memory=memory
     )
-    # Each word of a vocabulary of words brings the blank before it.
-    shown = [prompt.rstrip(" ") if session.vocab.kind == "word" else prompt for prompt in prompts]
+    shown = [
+        prompt.rstrip(" ") if session.vocab.kind == "word" else prompt for prompt in prompts
+    ]  # words bring their blank
     if len(shown) == 1:
         click.echo(shown[0], nl=False)
         for piece in pieces:

@@ -10,10 +10,19 @@ from benchmarks.configs import CONFIGS, BenchmarkConfig
 from trainer.model.config import ModelConfig
 
 TINY = BenchmarkConfig(
-    name="tiny", segment=8, attention_lengths=(8, 20), repeats=3, mem_len=12, token_repeats=4, ring_claim=1e-9,
-    latency_claim=1e9, streams=(1, 3), consecutive=30, training_batch=2,
+    name="tiny",
+    segment=8,
+    attention_lengths=(8, 20),
+    repeats=3,
+    mem_len=12,
+    token_repeats=4,
+    ring_claim=1e-9,
+    latency_claim=1e9,
+    streams=(1, 3),
+    consecutive=30,
+    training_batch=2,
     model=ModelConfig(layers=2, d_model=16, heads=2, head_dim=4, d_ff=24, vocab_size=256),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,7 +35,7 @@ def kernel_of_benchmarks(no_kernel: None, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchmarkConfig]:
-    """The configuration `tiny`, limits that are measured in a moment, and no more threads than so small a model needs."""
+    """The configuration `tiny`, with limits that are measured in a moment, and one thread."""
     monkeypatch.setitem(CONFIGS, TINY.name, TINY)
     monkeypatch.setattr(measure, "READ_BYTES", 1 << 20)
     monkeypatch.setattr(measure, "MATRIX", 64)

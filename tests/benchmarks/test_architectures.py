@@ -1,4 +1,4 @@
-"""Six small models for the same CPU time: nearly equal sizes, both scores, nothing measured when something is wrong."""
+"""Six small models for the same CPU time: nearly equal sizes, both scores, no result where one is wrong."""
 
 from __future__ import annotations
 

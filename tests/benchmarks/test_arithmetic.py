@@ -19,7 +19,7 @@ from benchmarks.arithmetic import (
     step_bytes,
     step_multiply_adds,
     window_multiply_adds,
-)  # fmt: skip
+)
 from benchmarks.baselines.vanilla import window_graph
 from benchmarks.models import random_weights
 from runtimes.contract.rule import MemoryRule
@@ -39,7 +39,8 @@ def test_query_blocks_cover_the_window_once(monkeypatch):
 
 
 def test_window_by_hand(monkeypatch):
-    # W 3: layer 0: 3 (4·4·2 + 2·4·3) + 2·2·9 = 204; layer 1: 3·2·4·2 + 2·4·2 + 2·4·3 + 2·2·3 = 100; output 4·5 = 20.
+    # W 3: layer 0: 3 (4·4·2 + 2·4·3) + 2·2·9 = 204.
+    # Layer 1: 3·2·4·2 + 2·4·2 + 2·4·3 + 2·2·3 = 100; output: 4·5 = 20.
     assert window_multiply_adds(MODEL, 3) == 324
     monkeypatch.setattr(arithmetic, "BLOCK", 2)  # 2·2 + 1·3 = 7 pairs instead of 9, at 2·2 each
     assert window_multiply_adds(MODEL, 3) == 316
@@ -47,15 +48,20 @@ def test_window_by_hand(monkeypatch):
 
 @pytest.mark.parametrize(("form", "expected"), [("ring", 696), ("shift", 696), ("hidden", 888)])
 def test_step_by_hand(form, expected):
-    # T 3, J 9, R 7: each layer 4·2·(6 + 6) + 2·4·3·3 + 3·2·(18 + 7) = 318; `hidden` projects 6 more, 4·2·12; output 3·4·5.
+    # T 3, J 9, R 7: each layer 4·2·(6 + 6) + 2·4·3·3 + 3·2·(18 + 7) = 318.
+    # `hidden` projects 6 more, 4·2·12; output: 3·4·5.
     assert step_multiply_adds(MODEL, RULE, form, 3) == expected
 
 
-@pytest.mark.parametrize(("rule", "pairs"), [
-    (RULE, 3 * 7),
-    (MemoryRule(mem_len=6, segment=3, mask="full"), 7 + 8 + 9),
-    (MemoryRule(mem_len=6, segment=3, include_self=False), 3 * 6),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("rule", "pairs"),
+    [
+        (RULE, 3 * 7),
+        (MemoryRule(mem_len=6, segment=3, mask="full"), 7 + 8 + 9),
+        (MemoryRule(mem_len=6, segment=3, include_self=False), 3 * 6),
+    ],
+    ids=str,
+)
 def test_needed_by_hand(rule, pairs):
     visible = rule.visible(np.arange(3)[:, None] - np.arange(-100, 3), 1000, np.arange(3)[:, None])
     assert visible.sum() == pairs
@@ -114,13 +120,30 @@ def test_bytes_are_those_of_the_graph_and_the_visible_memory(form):
 
 def step_model(form):
     facts = ModelFacts(
-        positions="relative", sublayers="feed-forward", layers=2, heads=1, head_dim=2, d_model=4, d_ff=3, persistent=0,
-        vocab_size=5, cutoffs=(), reaches=(), pre_norm=False, parameters=MODEL.parameters,
-    )  # fmt: skip
+        positions="relative",
+        sublayers="feed-forward",
+        layers=2,
+        heads=1,
+        head_dim=2,
+        d_model=4,
+        d_ff=3,
+        persistent=0,
+        vocab_size=5,
+        cutoffs=(),
+        reaches=(),
+        pre_norm=False,
+        parameters=MODEL.parameters,
+    )
     spec = Spec(
-        model=facts, rule=RULE, form=form, precision="fp32", opset=OPSETS[form],
-        state=state_tensors(facts, RULE, form), producer={}, source={},
-    )  # fmt: skip
+        model=facts,
+        rule=RULE,
+        form=form,
+        precision="fp32",
+        opset=OPSETS[form],
+        state=state_tensors(facts, RULE, form),
+        producer={},
+        source={},
+    )
     return step_graph(spec, MODEL, random_weights(MODEL)), spec
 
 

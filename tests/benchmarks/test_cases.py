@@ -155,7 +155,7 @@ def test_a_wrong_artefact_is_not_timed(tiny: BenchmarkConfig, monkeypatch: pytes
 
 @pytest.fixture(params=["here", pytest.param("processes", marks=pytest.mark.slow)])
 def children(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where load and export do what they measure: in processes of their own as they should, or quickly in this one."""
+    """Where load and export do their work: in new processes as users do, or faster in this process."""
     if request.param == "here":
         for case in (load, export):
             monkeypatch.setattr(
@@ -198,14 +198,17 @@ def test_training_compares_with_the_naive_attention_first(
 def test_the_picture_of_latency_says_how_many_tokens_it_leaves_out() -> None:
     Figure = pytest.importorskip("matplotlib.figure").Figure
     sides = [(1.0, 1.0, 1.0, 9.0, 5.0), (1.0, 1.0, 1.0, 2.0)]
-    for milliseconds, what in ((sides, "2"), (sides[1:] * 2, "none")):
+    for milliseconds, what in ((sides, "2"), (sides[1:] * 2, None)):
         rows = [
-            latency.Row(side="", mem_len=1, milliseconds=ms, num_bytes=1, difference=0.0)
-            for ms in milliseconds
+            latency.Row(side=side, mem_len=1, milliseconds=ms, num_bytes=1, difference=0.0)
+            for side, ms in zip(plot.SIDES, milliseconds, strict=True)
         ]
         figure = Figure()
         plot._latency(figure, rows)
-        assert figure.axes[0].get_title() == f"Consecutive tokens; {what} beyond the top"
+        title = figure.axes[0].get_title()
+        assert title.startswith(f"Time of each of {len(milliseconds[0])} consecutive tokens")
+        assert ("outside" in title) == (what is not None)
+        assert what is None or f"(slower ones outside the picture: {what})" in title
 
 
 def test_decode_is_drawn(tiny: BenchmarkConfig, tmp_path: Path) -> None:

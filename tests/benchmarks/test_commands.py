@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import history
-from benchmarks import operators as kernels
+from benchmarks import checked_sessions, history
 from benchmarks.__main__ import main
 from benchmarks.baselines import vanilla
 from benchmarks.cases import memory_forms, sliding_window
@@ -27,7 +26,7 @@ from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.tasks.check import CheckReport
 
 NEEDS_GCC = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="there is no g++ here to build the kernel with"
+    shutil.which("g++") is None, reason="there is no g++ here to build the fused operator with"
 )
 BAD = [
     (["--config", "huge"], "huge is not a benchmark configuration"),
@@ -38,18 +37,18 @@ BAD = [
     (["--threads", "4096"], "threads is 4096"),
     (["--repeats", "0"], "repeats is 0"),
     (["--plot", "result.pdf"], "ends in .png"),
-    (["--plot", "no/such/folder/result.png"], "is not a folder"),
+    (["--plot", "no/such/folder/result.png"], "No such file or directory"),
     (["--csv", "result.txt"], "ends in .csv"),
     (
         ["precision", "--run", "run", "--config", "small"],
-        "--run is measured at its own size; leave out --config",
+        "--run has a size of its own; leave out --config",
     ),
-    (["--mem-len", "5"], "sliding-window takes no --mem-len"),
-    (["--only", "all-attention"], "sliding-window takes no --only"),
+    (["--mem-len", "5"], "sliding-window does not take --mem-len"),
+    (["--only", "all-attention"], "sliding-window does not take --only"),
     (["nothing"], "nothing is not a case; give one of decode, "),
     (
         ["batch", "--plot", "result.png"],
-        "--plot draws one case, and there are pictures of decode, latency, sliding-window",
+        "--plot draws one case, and can draw decode, latency, sliding-window",
     ),
 ]
 
@@ -58,21 +57,21 @@ def call(*arguments):
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-@pytest.mark.parametrize("kernel", ["standard", pytest.param("fused", marks=NEEDS_GCC)])
+@pytest.mark.parametrize("operators", ["standard", pytest.param("fused", marks=NEEDS_GCC)])
 @pytest.mark.parametrize("case", ["decode", "segment", "batch"])
-def test_steps_are_measured_with_either_kernel(case, kernel, tiny, tmp_path):
+def test_steps_are_measured_with_either_operators(case, operators, tiny, tmp_path):
     history = tmp_path / "history.jsonl"
-    result = call(case, "--config", "tiny", "--threads", 1, "--history", history, "--kernel", kernel)
+    result = call(case, "--config", "tiny", "--threads", 1, "--history", history, "--operators", operators)
     assert result.exit_code == 0, result.output
     rows = json.loads(history.read_text())["rows"]
-    assert {row["kernel"] for row in rows} == {kernel}
-    assert (", fused kernel\n" in result.stdout) == (kernel == "fused")
+    assert {row["operators"] for row in rows} == {operators}
+    assert (", fused operator\n" in result.stdout) == (operators == "fused")
     if case == "batch":
         assert rows[1]["num_bytes"] < rows[1]["batch"] * rows[0]["num_bytes"]
 
 
-@pytest.mark.parametrize("kernel", ["standard", pytest.param("fused", marks=NEEDS_GCC)])
-def test_precision(kernel, tiny, tmp_path):
+@pytest.mark.parametrize("operators", ["standard", pytest.param("fused", marks=NEEDS_GCC)])
+def test_precision(operators, tiny, tmp_path):
     history = tmp_path / "history.jsonl"
     result = call(
         "precision",
@@ -84,16 +83,16 @@ def test_precision(kernel, tiny, tmp_path):
         history,
         "--mem-len",
         300,
-        "--kernel",
-        kernel,
+        "--operators",
+        operators,
     )
     assert result.exit_code == 0, result.output
     rows = json.loads(history.read_text())["rows"]
     assert [(row["precision"], row["memory_precision"]) for row in rows] == list(PRECISIONS)
-    assert {row["kernel"] for row in rows} == {kernel}
+    assert {row["operators"] for row in rows} == {operators}
     assert rows[0]["speed_up"] == 1
     assert (rows[1]["read_bytes"] < rows[0]["read_bytes"]) is (
-        kernel == "fused"
+        operators == "fused"
     )  # which reads position tables as they are stored
     assert rows[4]["bytes_per_stream"] - 8 == (rows[0]["bytes_per_stream"] - 8) // 2
     assert all(row["measured"] is None for row in rows)
@@ -118,14 +117,14 @@ def test_precision_of_a_trained_run(make_run, text, tiny, tmp_path):
 
 @NEEDS_GCC
 @pytest.mark.parametrize("case", ["sliding-window", "memory-forms"])
-def test_the_fused_kernel_is_measured_where_it_is_asked_for(case, tiny, tmp_path, monkeypatch):
+def test_the_fused_operator_is_measured_where_it_is_asked_for(case, tiny, tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr(OrtSession, "open", recording(OrtSession.open, opened))
     history = tmp_path / "history.jsonl"
-    result = call(case, "--config", "tiny", "--threads", 1, "--history", history, "--kernel", "fused")
+    result = call(case, "--config", "tiny", "--threads", 1, "--history", history, "--operators", "fused")
     assert result.exit_code == 0, result.output
     row = json.loads(history.read_text())["rows"][0]
-    assert row["kernel"] == "fused"
+    assert row["operators"] == "fused"
     assert "fused" in opened
 
 
@@ -279,17 +278,24 @@ def test_a_wrong_window_is_not_timed(tiny, monkeypatch):
 
 
 @NEEDS_GCC
-def test_a_wrong_kernel_is_not_timed(tiny, monkeypatch):
+def test_a_wrong_fused_operator_is_not_timed(tiny, monkeypatch):
     wrong = CheckReport(
-        passed=False, max_difference=1.0, tolerance=1e-4, mean_difference=1.0, mean_tolerance=1e-4, tokens=9, seconds=0.0,
+        passed=False,
+        max_difference=1.0,
+        tolerance=1e-4,
+        mean_difference=1.0,
+        mean_tolerance=1e-4,
+        tokens=9,
+        seconds=0.0,
         against="PyTorch",
-    )  # fmt: skip
-    monkeypatch.setattr(kernels, "check", lambda artefact, **_: wrong)
+        computed_by="the fused operator",
+    )
+    monkeypatch.setattr(checked_sessions, "check", lambda artefact, **_: wrong)
     monkeypatch.setattr(
         sliding_window, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer")
     )
-    with pytest.raises(ArtefactError, match="the fused kernel differs from PyTorch by 1 nats"):
-        sliding_window.run(tiny, threads=1, kernel="fused")
+    with pytest.raises(ArtefactError, match="the fused operator differs from PyTorch by 1 nats"):
+        sliding_window.run(tiny, threads=1, operators="fused")
 
 
 def test_forms_that_disagree_are_not_timed(tiny, monkeypatch):
@@ -344,5 +350,8 @@ def test_table_9_stands_beside_its_lengths():
 
 
 def test_help_is_cheap():
-    code = "import sys, benchmarks.__main__; sys.exit(sorted({'torch', 'onnx_ir', 'matplotlib'} & set(sys.modules)) or 0)"
+    code = (
+        "import sys, benchmarks.__main__; "
+        "sys.exit(sorted({'torch', 'onnx_ir', 'matplotlib'} & set(sys.modules)) or 0)"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr == ""

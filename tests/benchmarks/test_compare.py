@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from benchmarks.__main__ import main
-from benchmarks.compare import HISTORY, compare, find_results
+from benchmarks.compare import compare, find_results
 
 MACHINE = {"cpu": "A", "cpus": 2, "system": "Linux x86_64", "memory_bytes": 1 << 34}
 
@@ -22,9 +22,15 @@ def document(day: int, scale: float, *, commit: str = "0123456789ab", **changes:
         for mem_len in changes.pop("lengths", (64, 128))
     ]
     facts = {
-        "case": "decode", "time": f"2026-11-{day:02}T10:00:00+00:00", "config": "small", "threads": 2, "rows": rows,
-        "machine": MACHINE, "versions": {"onnxruntime": "1.31.1"}, "commit": commit,
-    }  # fmt: skip
+        "case": "decode",
+        "time": f"2026-11-{day:02}T10:00:00+00:00",
+        "config": "small",
+        "threads": 2,
+        "rows": rows,
+        "machine": MACHINE,
+        "versions": {"onnxruntime": "1.31.1"},
+        "commit": commit,
+    }
     return {**facts, **changes}
 
 
@@ -73,16 +79,53 @@ def test_rows_of_several_runs_are_taken_together(tmp_path: Path) -> None:
     other = write(tmp_path / "other.jsonl", document(2, 2.0, lengths=(64, 128, 256)))
     found = [
         (change.row, change.ratio)
-        for change in compare(find_results(str(one)), find_results(str(other))).changes
+        for change in compare(find_results(str(one), tmp_path), find_results(str(other), tmp_path)).changes
     ]
     assert found == [("mem len 64, batch 1, tokens 1", 2), ("mem len 256, batch 1, tokens 1", 2)]
 
 
-def test_two_files_and_only_rows_that_both_have(tmp_path: Path) -> None:
+def test_rows_without_a_counterpart_are_listed(tmp_path: Path) -> None:
     one = write(tmp_path / "one.jsonl", document(1, 1.0, lengths=(64, 256)))
     other = write(tmp_path / "other.jsonl", document(2, 2.0, lengths=(256, 512)))
-    (change,) = compare(find_results(str(one)), find_results(str(other))).changes
-    assert (change.row, change.ratio) == ("mem len 256, batch 1, tokens 1", 2)
+    result = call(one, other, "--json")
+    report = json.loads(result.stdout.splitlines()[-1])
+    (change,) = report["changes"]
+    assert (change["row"], change["ratio"]) == ("mem len 256, batch 1, tokens 1", 2)
+    assert [(row["row"], row["reason"]) for row in report["unmatched"]] == [
+        ("mem len 64, batch 1, tokens 1", "only in BEFORE"),
+        ("mem len 512, batch 1, tokens 1", "only in AFTER"),
+    ]
+    assert "decode, small, 2 threads, mem len 64, batch 1, tokens 1: only in BEFORE" in result.stdout
+
+
+def test_a_row_without_a_common_timing_is_listed(tmp_path: Path) -> None:
+    changed = document(2, 2.0)
+    changed["rows"][0]["pytorch"] = changed["rows"][0].pop("onnxruntime")
+    one = write(tmp_path / "one.jsonl", document(1, 1.0))
+    report = compare(find_results(str(one), tmp_path), [changed])
+    assert [(row.row, row.reason) for row in report.unmatched] == [
+        ("mem len 64, batch 1, tokens 1", "has no timing on both sides")
+    ]
+
+
+@pytest.mark.parametrize("operators", ["standard", "fused"])
+def test_rows_of_older_versions_meet_those_of_newer_ones(operators: str, tmp_path: Path) -> None:
+    """The field was called kernel before."""
+    old, new = document(1, 1.0), document(2, 2.0)
+    old["rows"] = [{**row, "kernel": operators} for row in old["rows"]]
+    new["rows"] = [{**row, "operators": operators} for row in new["rows"]]
+    report = compare([old], [new])
+    assert [change.ratio for change in report.changes] == [2, 2]
+    assert report.unmatched == []
+
+
+def test_shapes_name_rows(tmp_path: Path) -> None:
+    one, other = document(1, 1.0), document(2, 3.0)
+    for each, case in ((one, "kernel"), (other, "triton-kernel")):
+        each["case"] = case
+        each["rows"] = [{**each["rows"][0], "shape": {"B": 1, "T": 2}, "side": "eager"}]
+    (change,) = compare([one], [other]).changes
+    assert (change.case, change.row, change.ratio) == ("triton-kernel", "shape B 1 T 2, side eager", 3)
 
 
 def test_other_machines_and_versions_are_a_warning(tmp_path: Path) -> None:
@@ -93,7 +136,7 @@ def test_other_machines_and_versions_are_a_warning(tmp_path: Path) -> None:
     )
     lines = call(one, other).stdout.splitlines()
     assert lines[0].startswith("warning: the machines differ (A, 2 CPUs, 16 GiB against B, 2 CPUs, 16 GiB)")
-    assert lines[1] == "warning: other versions of onnxruntime in decode, small"
+    assert lines[1] == "warning: the versions of onnxruntime differ in decode, small"
 
 
 def test_other_threads_are_another_result(tmp_path: Path) -> None:
@@ -108,9 +151,13 @@ def test_other_threads_are_another_result(tmp_path: Path) -> None:
 
 
 BAD = [
-    "[]", "{}", "x", '{"case": 1, "time": "", "config": "", "threads": 1, "rows": [], "machine": {}, "versions": {}}',
-    '{"case": "decode", "time": "", "config": "", "threads": 1, "rows": [1], "machine": {}, "versions": {}}', "[" * 100_000,
-]  # fmt: skip
+    "[]",
+    "{}",
+    "x",
+    '{"case": 1, "time": "", "config": "", "threads": 1, "rows": [], "machine": {}, "versions": {}}',
+    '{"case": "decode", "time": "", "config": "", "threads": 1, "rows": [1], "machine": {}, "versions": {}}',
+    "[" * 100_000,
+]
 
 
 @pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))
@@ -140,6 +187,7 @@ def test_what_names_no_result_is_refused(which: str, tmp_path: Path) -> None:
 
 
 def test_the_history_of_this_repository_can_be_read() -> None:
-    assert find_results("2026-11-21")
-    for path in HISTORY.glob("*.jsonl"):
-        assert {result["case"] for result in find_results(str(path))} == {path.stem}
+    history = Path(__file__).parent.parent.parent / "benchmarks" / "history"
+    assert find_results("2026-11-21", history)
+    for path in history.glob("*.jsonl"):
+        assert {result["case"] for result in find_results(str(path), history)} == {path.stem}

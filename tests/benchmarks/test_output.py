@@ -1,0 +1,114 @@
+"""Where results go: the history never into an installed package, --csv and --plot over no other file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from benchmarks.__main__ import main
+from benchmarks.configs import BenchmarkConfig
+from benchmarks.machine import checkout, commit, history_folder
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def measure(*arguments: object) -> Result:
+    fixed = ["decode", "--config", "tiny", "--attention-lengths", "8", "--threads", "1"]
+    return CliRunner().invoke(main, [*fixed, *map(str, arguments)])
+
+
+def test_in_a_checkout_the_history_is_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (ROOT, ROOT / "docs"):
+        monkeypatch.chdir(folder)
+        assert history_folder() == ROOT / "benchmarks" / "history"
+
+
+def test_elsewhere_the_history_is_in_the_working_folder_and_this_is_said(
+    tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = measure()
+    assert result.exit_code == 0, result.output
+    file = Path("benchmark-history") / "decode.jsonl"
+    assert f"appended to {file}\n" in result.stdout
+    assert len((tmp_path / file).read_text(encoding="utf-8").splitlines()) == 1
+    compared = CliRunner().invoke(main, ["compare", "2", "2", "--json"])
+    assert "neither a file nor a commit or date with results in benchmark-history" in compared.stderr
+
+
+def test_an_installed_package_is_no_checkout_even_inside_one(tmp_path: Path) -> None:
+    """A virtual environment often lies in the checkout of another project, whose commit says nothing here."""
+    installed = tmp_path / "site-packages"
+    for package in ("benchmarks", "runtimes"):
+        shutil.copytree(
+            ROOT / package, installed / package, ignore=shutil.ignore_patterns("history", "__pycache__")
+        )
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "another"\n', encoding="utf-8")
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    code = "from benchmarks.machine import *; print(checkout(), commit(), history_folder())"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.split() == ["None", "None", "benchmark-history"]
+    assert checkout() == ROOT
+    assert commit() is None or len(str(commit())) >= 40
+
+
+def test_a_csv_file_of_the_same_command_is_replaced(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+    table, history = tmp_path / "rows.csv", tmp_path / "history.jsonl"
+    for _ in range(2):
+        assert measure("--history", history, "--csv", table).exit_code == 0
+    assert table.read_text(encoding="utf-8").startswith("case,config,threads,precision,time,commit,cpu,")
+
+
+@pytest.mark.parametrize(("option", "name"), [("--csv", "mine.csv"), ("--plot", "mine.png")])
+@pytest.mark.parametrize("content", [b"", b"name,amount\nrent,5\n", b"\x89PNG\r\n\x1a\nsomebody's picture"])
+def test_a_file_of_another_kind_is_replaced_with_force_only(
+    option: str, name: str, content: bytes, tiny: BenchmarkConfig, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    file, history = tmp_path / name, tmp_path / "history.jsonl"
+    file.write_bytes(content)
+    result = measure("--history", history, option, file)
+    assert result.exit_code == 2
+    assert f"{file} exists and was not written by `python -m benchmarks {option}`" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert file.read_bytes() == content
+    assert not history.exists()
+    assert measure("--history", history, option, file, "--force").exit_code == 0
+    assert file.read_bytes() != content
+
+
+def test_a_picture_of_the_same_command_is_replaced(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture, history = tmp_path / "decode.png", tmp_path / "history.jsonl"
+    for _ in range(2):
+        result = measure("--history", history, "--plot", picture)
+        assert result.exit_code == 0, result.output
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_named_pipe_is_refused_even_with_force(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.csv"
+    os.mkfifo(pipe)
+    result = CliRunner().invoke(main, ["decode", "--csv", str(pipe), "--force"])
+    assert result.exit_code == 2
+    assert "is not a regular file" in result.stderr
+
+
+def test_the_old_name_of_operators_still_works_and_is_hidden(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+    result = measure("--history", tmp_path / "history.jsonl", "--kernel", "standard")
+    assert result.exit_code == 0, result.output
+    assert "--kernel" not in CliRunner().invoke(main, ["run", "--help"]).stdout
+    assert "does not take --operators" in CliRunner().invoke(main, ["latency", "--kernel", "fused"]).stderr
