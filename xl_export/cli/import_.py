@@ -23,49 +23,74 @@ NAMES = (
 
 @click.command("import")
 @click.argument("source", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="The run folder to write.")
-@click.option("--describe", is_flag=True, help="Print what SOURCE is and write nothing.")
+@click.option("--out", type=click.Path(path_type=Path), help="The folder of the run to write.")
+@click.option("--describe", is_flag=True, help="Print what SOURCE holds, and write nothing.")
 @click.option(
     "--from",
     "wanted",
     type=click.Choice(["auto", *NAMES]),
     default="auto",
     show_default=True,
-    help="Its format.",
+    help="The format that SOURCE must have.",
 )
 @click.option(
     "--vocab",
     type=click.Path(path_type=Path),
-    help="The vocabulary's file; the one beside SOURCE by default.",
+    help="The file of the vocabulary. By default it is the one in the folder of SOURCE.",
 )
 @click.option(
     "--settings",
     type=click.Path(path_type=Path),
-    help="A JSON file of the next five, or the project's words.",
+    help="A JSON file with the next five options, by these names or by those of the project.",
 )
-@click.option("--mem-len", type=click.IntRange(min=0), help="The project's mem_len.")
-@click.option("--segment", type=click.IntRange(min=1), help="Tokens of one step: its tgt_len or block_sz.")
-@click.option("--mask", type=click.Choice(["same-length", "full"]), help="With or without its same_length.")
-@click.option("--clamp-len", type=click.IntRange(min=-1), help="Its clamp_len; 0 or -1 for none.")
-@click.option("--ramp", type=click.IntRange(min=1), help="Its adapt_span_ramp.")
-@click.option("--allow-nonfinite", is_flag=True, help="Take weights that are NaN or infinite.")
-@click.option("--force", is_flag=True, help="Replace the folder if it holds an earlier import.")
+@click.option(
+    "--mem-len",
+    type=click.IntRange(min=0),
+    help="The length of the memory in tokens: mem_len of the project.",
+)
+@click.option(
+    "--segment",
+    type=click.IntRange(min=1),
+    help="The tokens of one step: tgt_len or block_sz of the project.",
+)
+@click.option(
+    "--mask",
+    type=click.Choice(["same-length", "full"]),
+    help="The attention mask: same-length is the project's flag same_length, and full is its absence.",
+)
+@click.option(
+    "--clamp-len",
+    type=click.IntRange(min=-1),
+    help="The largest distance with a position of its own: clamp_len of the project. 0 or -1 means no limit.",
+)
+@click.option(
+    "--ramp",
+    type=click.IntRange(min=1),
+    help="The width of the soft edge of adaptive spans: adapt_span_ramp of the project.",
+)
+@click.option(
+    "--allow-nonfinite",
+    is_flag=True,
+    help="Import the checkpoint although weights in it are NaN or infinite.",
+)
+@click.option("--force", is_flag=True, help="Replace the folder if it holds an import.")
 @json_option
 def import_command(
     source: Path, out: Path | None, describe: bool, wanted: str, vocab: Path | None, settings: Path | None,
     allow_nonfinite: bool, force: bool, as_json: bool, **flags: Any,
 ) -> None:  # fmt: skip
-    """Make a run of SOURCE, a checkpoint of another project.
+    """Import SOURCE, a checkpoint of another project, as a run.
 
     \b
-    kimiyoung      model.pt of kimiyoung/transformer-xl, with cache.pt
-    nvidia         checkpoint_*.pt of DeepLearningExamples
-    huggingface    a TransfoXL folder
-    adaptive-span  checkpoint.pt of facebookresearch/adaptive-span, with corpus.pt
-    tensorflow     an .npz of the original release's variables
-    xl-export      a run
+    The formats are:
+    kimiyoung      model.pt of kimiyoung/transformer-xl, with its cache.pt
+    nvidia         checkpoint_*.pt of NVIDIA DeepLearningExamples
+    huggingface    the folder of a TransfoXL model
+    adaptive-span  checkpoint.pt of facebookresearch/adaptive-span, with its corpus.pt
+    tensorflow     an .npz file with the variables of the original TensorFlow release
+    xl-export      a run of this project
 
-    A TensorFlow checkpoint becomes an .npz where TensorFlow is installed:
+    Where TensorFlow is installed, these lines make an .npz file of a checkpoint:
 
     \b
     import numpy, tensorflow
@@ -73,8 +98,11 @@ def import_command(
     numpy.savez("model.npz", **{n: variables.get_tensor(n) for n in
                 variables.get_variable_to_shape_map() if "/Adam" not in n})
 
-    How a model is evaluated is mostly not in its file. Settings are in the project's own words and mean what they mean
-    there; those that are not given are what the project published, and all are printed. Nothing in SOURCE is executed.
+    Most checkpoints do not say how their model is evaluated. The options for that have the meaning that they have in the
+    project of the checkpoint. Where an option is missing, the value that the project published is used, and every value
+    is printed with its origin. No code in SOURCE is executed.
+
+    Before the run appears, the import is checked: the model scores random tokens in two ways, which must agree.
     """
     if (out is None) != describe:
         raise UserError("give either --out RUN to write a run, or --describe to look at SOURCE.")
@@ -83,6 +111,7 @@ def import_command(
     with needs("train", "torch", "safetensors", "tqdm"):
         from xl_export.importers.checkpoint import Wishes
         from xl_export.importers.formats import FORMATS, open_source, recognise
+        from xl_export.importers.self_check import check_import
         from xl_export.importers.settings import Given, Settings, read_settings
         from xl_export.importers.write import import_record, write_run
     given = [("option", Settings(**flags))]
@@ -94,7 +123,9 @@ def import_command(
         opened, Wishes(given=Given(*given), vocab=vocab, allow_nonfinite=allow_nonfinite)
     )
     record = import_record(checkpoint, name=name, project=FORMATS[name].project)
+    difference = None
     if out is not None:
+        difference = check_import(checkpoint) if checkpoint.finite else None
         write_run(checkpoint, out, record=record, force=force)
     model = checkpoint.config
     click.echo(f"format      {name}: {record['project']}")
@@ -116,6 +147,10 @@ def import_command(
     click.echo(f"here        {checkpoint.rule}")
     for note in checkpoint.notes:
         click.echo(f"note        {note}")
+    if difference is not None:
+        click.echo(
+            f"check       the fast form and the naive form in float64 agree to {difference:.1g} nats on random tokens"
+        )
     if out is not None:
         following = f"; next: xl-export export {out} --out artefact" if checkpoint.finite else ""
         click.echo(f"{out} is imported{following}")

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from runtimes.contract.rule import MemoryRule
 from tests.architectures import ARCHITECTURES, RULE
 from tests.commands import last_line, refused, xl
 from tests.xl_export.importers.oracles import DATA, FOLDERS, NAMES
+from trainer.model.attention import relative_attention
 from trainer.run.checkpoint import load_run
 from xl_export.cli import import_ as cli_import
-from xl_export.importers import formats
+from xl_export.importers import formats, kimiyoung, self_check
+from xl_export.importers.checkpoint import Checkpoint, Wishes
 from xl_export.importers.pickle.pickles import read_pickle
 
 FORMATS = {
@@ -127,6 +132,25 @@ def test_a_run_of_ours_comes_back_identical(name: str, make_run: Callable[..., P
 def test_the_rule_of_a_run_of_ours_can_be_given(run: Path, tmp_path: Path) -> None:
     assert xl("import", run, "--out", tmp_path / "copy", "--mem-len", 5, "--clamp-len", 3).exit_code == 0
     assert load_run(tmp_path / "copy").config.evaluation == MemoryRule(mem_len=5, segment=8, clamp_len=3)
+
+
+def test_an_import_whose_two_forms_differ_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a term were read otherwise by the fast attention: no run appears."""
+    wrong = partial(wrong_attention, 1.01)
+    assert self_check.check_import(checkpoint_of(BYTES)) < 1e-5
+    monkeypatch.setattr(self_check, "relative_attention", wrong)
+    result = xl("import", BYTES, "--out", tmp_path / "run")
+    refused(result, "model.pt was read", "not computed alike", "nothing was written")
+    assert not (tmp_path / "run").exists()
+
+
+def wrong_attention(factor: float, query: Tensor, *others: Tensor, **options: Any) -> Tensor:
+    return relative_attention(query * factor, *others, **options)
+
+
+def checkpoint_of(folder: Path) -> Checkpoint:
+    opened = formats.open_source(folder)
+    return formats.FORMATS[formats.recognise(opened)].read(opened, Wishes())
 
 
 def test_force_replaces_an_earlier_import_and_nothing_else(run: Path, tmp_path: Path) -> None:
@@ -456,3 +480,57 @@ def test_half_precision_becomes_float32_and_that_is_said(tmp_path: Path) -> None
     assert "weights were float16 and are float32 now" in result.output
     expected = content["model_state"]["r_w_bias"].float()
     assert torch.equal(load_run(tmp_path / "run").model.state_dict()["positions.u"][0], expected)
+
+
+def shared(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of kimiyoung's model with four tables, under the names that NVIDIA's code has for them."""
+    numbered = {"weight": "crit.out_layers_weights.", "bias": "crit.out_layers_biases."}
+    named = {}
+    for name, tensor in state.items():
+        first, _, last = name.removeprefix("crit.out_layers.").partition(".")
+        if not name.startswith("crit.out_layers."):
+            named[name] = tensor
+        elif last == "bias":
+            named[numbered[last] + first] = tensor
+    tied = {i: named[f"word_emb.emb_projs.{i}"] for i in range(4)}
+    named = {name: x for name, x in named.items() if not re.fullmatch(r"crit\.out_projs\.[123]", name)}
+    return named | {f"crit.shared_out_projs.{i}": x.clone() for i, x in tied.items()}
+
+
+@pytest.mark.parametrize("damage", [False, True])
+def test_shared_output_projections_are_those_of_the_input(damage: bool, tmp_path: Path) -> None:
+    """NVIDIA's large model lists its input projections a second time, as `crit.shared_out_projs`."""
+    source = DATA / "kimiyoung-wt103-large"
+    model = json.loads((source / "config.json").read_text())["model"]
+    state = shared(dict(kimiyoung.module_tensors(read_pickle(source / "model.pt"), source)))
+    if damage:
+        state["crit.shared_out_projs.2"] += 1
+    names = (
+        "n_token",
+        "n_layer",
+        "n_head",
+        "d_model",
+        "d_head",
+        "d_embed",
+        "div_val",
+        "attn_type",
+        "tie_projs",
+    )
+    config = {name: model[name] for name in names}
+    config |= {
+        "cutoffs": model["cutoffs"],
+        "tie_weight": True,
+        "pre_lnorm": False,
+        "dropout": 0.1,
+        "dropatt": 0.0,
+    }
+    torch.save({"model_config": config, "model_state": state}, tmp_path / "checkpoint.pt")
+    options = ("--mem-len", 48, "--segment", 16, "--clamp-len", 32, "--vocab", source / "cache.pt")
+    result = xl("import", tmp_path / "checkpoint.pt", "--out", tmp_path / "run", *options)
+    if damage:
+        refused(result, "crit.shared_out_projs.2 and word_emb.emb_projs.2 are one tensor", "they differ here")
+        return
+    assert xl("import", source, "--out", tmp_path / "kin", *options).exit_code == 0
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("run", "kin"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.xl_export.importers.forge import call, program, text
+from tests.xl_export.importers.test_refusals import refused
 from xl_export.importers.pickle.pickles import Foreign, Named, read_pickle
 
 DATA = Path(__file__).parents[2] / "data"
@@ -220,3 +222,18 @@ def test_numbers_and_devices_of_libraries_are_plain_data(tmp_path: Path) -> None
         assert read_pickle(tmp_path / "file.pkl") == [1.5, -3, 0.25, True, "cuda:1", Named("torch.float16")]
     (tmp_path / "file.pkl").write_bytes(pickle.dumps(np.arange(3), 2))
     assert read_pickle(tmp_path / "file.pkl").name == "numpy.ndarray"
+
+
+def test_the_backend_that_modules_of_2019_hold_is_nothing(tmp_path: Path) -> None:
+    """PyTorch before 1.2 pickled `_backend` with every module: a call of one function, without arguments."""
+    backend = call("torch.nn.backends.thnn._get_thnn_function_backend")
+    module = call("torch.nn.modules.linear.Linear") + b"}" + text("_backend") + backend + b"sb"
+    (tmp_path / "file.pt").write_bytes(program(module))
+    assert read_pickle(tmp_path / "file.pt").state == {"_backend": None}
+    given = call("torch.nn.backends.thnn._get_thnn_function_backend", text("x"))
+    refused(
+        tmp_path / "file.pt",
+        program(given),
+        "_get_thnn_function_backend",
+        "1 arguments that it does not take",
+    )

@@ -1,0 +1,75 @@
+"""A check of every import before its run appears: the fast attention against the naive one, on random tokens.
+
+It finds weights that this project's float32 arithmetic cannot hold and terms that the two forms of attention read
+differently. It cannot find a rule of the other project that is misread in the same way by both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from runtimes.base.errors import ArtefactError
+from runtimes.contract.rule import MemoryRule
+from trainer.model.attention import relative_attention
+from trainer.model.model import LanguageModel
+from trainer.model.naive import naive_attention
+from xl_export.importers.checkpoint import Checkpoint
+
+TOLERANCE = (
+    1e-3  # nats, for any one token; float32 rounding stays below 1e-4 in every model that was measured
+)
+MEMORY, SEGMENT, SEGMENTS, BATCH = 10, 4, 4, 2  # the naive form is slow: at most so many tokens of each
+
+
+def check_import(checkpoint: Checkpoint) -> float:
+    """The largest difference, in nats, between the fast form in float32 and the naive form in float64.
+
+    Both score the same random tokens, with a memory shortened to 10 tokens; the naive form takes all probabilities, and
+    the fast one only those of the targets. Raises ArtefactError where a token differs by more than 1e-3.
+    """
+    rule = dataclasses.replace(
+        checkpoint.rule,
+        mem_len=min(checkpoint.rule.mem_len, MEMORY),
+        segment=min(checkpoint.rule.segment, SEGMENT),
+    )
+    with torch.device("meta"):
+        model = LanguageModel(checkpoint.config)
+    model.load_state_dict(checkpoint.tensors, assign=True)
+    model.eval()
+    shape, draw = (BATCH, SEGMENTS * rule.segment), torch.Generator().manual_seed(0)
+    tokens, targets = (
+        torch.randint(0, checkpoint.config.vocab_size, shape, generator=draw) for _ in range(2)
+    )
+    with torch.inference_mode():
+        fast = _scores(model, rule, tokens, targets, naive=False).double()
+        naive = _scores(model.double(), rule, tokens, targets, naive=True)
+    difference = float((fast - naive).abs().max())
+    if not difference <= TOLERANCE:  # NaN is refused too
+        raise ArtefactError(
+            f"{checkpoint.files['model']} was read, and its model is not computed alike in float32 and in float64: one "
+            f"random token differs by {difference:.2g} nats, and at most {TOLERANCE} was expected; nothing was written: "
+            "check that the file is whole, or report it with the output of --describe."
+        )
+    return difference
+
+
+def _scores(
+    model: LanguageModel, rule: MemoryRule, tokens: Tensor, targets: Tensor, *, naive: bool
+) -> Tensor:
+    """log p(target) [B, N], segment by segment from an empty memory."""
+    memory, pieces = model.start(len(tokens), rule), []
+    for first in range(0, tokens.shape[1], rule.segment):
+        part = slice(first, first + rule.segment)
+        attention = naive_attention if naive else relative_attention
+        positions = torch.full((len(tokens),), first)
+        outputs, memory = model.layers(tokens[:, part], memory, positions, rule, attention=attention)
+        hidden, wanted = outputs[-1].flatten(0, 1), targets[:, part].flatten()
+        if naive:
+            log_probs = model.vocabulary.logits(hidden).log_softmax(-1).gather(1, wanted[:, None])
+        else:
+            log_probs = model.vocabulary.log_prob(hidden, wanted)
+        pieces.append(log_probs.view(len(tokens), -1))
+    return torch.cat(pieces, dim=1)
