@@ -76,9 +76,17 @@ NAMES = (
 @click.option("--force", is_flag=True, help="Replace the folder if it holds an import.")
 @json_option
 def import_command(
-    source: Path, out: Path | None, describe: bool, wanted: str, vocab: Path | None, settings: Path | None,
-    allow_nonfinite: bool, force: bool, as_json: bool, **flags: Any,
-) -> None:  # fmt: skip
+    source: Path,
+    out: Path | None,
+    describe: bool,
+    wanted: str,
+    vocab: Path | None,
+    settings: Path | None,
+    allow_nonfinite: bool,
+    force: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
     """Import SOURCE, a checkpoint of another project, as a run.
 
     \b
@@ -98,21 +106,22 @@ def import_command(
     numpy.savez("model.npz", **{n: variables.get_tensor(n) for n in
                 variables.get_variable_to_shape_map() if "/Adam" not in n})
 
-    Most checkpoints do not say how their model is evaluated. The options for that have the meaning that they have in the
-    project of the checkpoint. Where an option is missing, the value that the project published is used, and every value
-    is printed with its origin. No code in SOURCE is executed.
+    Most checkpoints do not say how their model is evaluated. The options for that have the meaning that they
+    have in the project of the checkpoint. Where an option is missing, the value that the project published
+    is used, and every value is printed with its origin. No code in SOURCE is executed.
 
-    Before the run appears, the import is checked: the model scores random tokens in two ways, which must agree.
+    Before the run appears, the import is checked: the model scores random tokens in two ways, which must
+    agree.
     """
     if (out is None) != describe:
         raise UserError("give either --out RUN to write a run, or --describe to look at SOURCE.")
     if out is not None:
         refuse_existing(out, force=force, marker="import.json")
     with needs("train", "torch", "safetensors", "tqdm"):
-        from xl_export.importers.checkpoint import Wishes
+        from xl_export.importers.checkpoint import ImportOptions
         from xl_export.importers.formats import FORMATS, open_source, recognise
         from xl_export.importers.self_check import check_import
-        from xl_export.importers.settings import Given, Settings, read_settings
+        from xl_export.importers.settings import Overrides, Settings, read_settings
         from xl_export.importers.write import import_record, write_run
     given = [("option", Settings(**flags))]
     if settings is not None:
@@ -120,7 +129,7 @@ def import_command(
     opened = open_source(source)
     name = recognise(opened, wanted)
     checkpoint = FORMATS[name].read(
-        opened, Wishes(given=Given(*given), vocab=vocab, allow_nonfinite=allow_nonfinite)
+        opened, ImportOptions(overrides=Overrides(*given), vocab=vocab, allow_nonfinite=allow_nonfinite)
     )
     record = import_record(checkpoint, name=name, project=FORMATS[name].project)
     difference = None
@@ -133,10 +142,11 @@ def import_command(
         click.echo(
             f"{role:<12}{facts['name']}, {facts['num_bytes']:,} bytes, SHA-256 {facts['sha256'][:16]}…"
         )
+    inner = f"N {model.persistent}" if model.persistent else f"FF {model.d_ff}"
+    order = "pre" if model.pre_norm else "post"
     click.echo(
         f"sizes       {model.layers} layers, D {model.d_model}, H {model.heads}, K {model.head_dim}, "
-        + (f"N {model.persistent}" if model.persistent else f"FF {model.d_ff}")
-        + f", {model.positions} positions, {'pre' if model.pre_norm else 'post'}-norm, {model.parameters:,} parameters"
+        f"{inner}, {model.positions} positions, {order}-norm, {model.parameters:,} parameters"
     )
     clusters = (
         f", clusters from {', '.join(map(str, model.vocabulary.cutoffs))}" if model.vocabulary.cutoffs else ""
@@ -149,7 +159,8 @@ def import_command(
         click.echo(f"note        {note}")
     if difference is not None:
         click.echo(
-            f"check       the fast form and the naive form in float64 agree to {difference:.1g} nats on random tokens"
+            f"check       the fast form and the naive form in float64 agree to {difference:.1g} nats on "
+            f"random tokens"
         )
     if out is not None:
         following = f"; next: xl-export export {out} --out artefact" if checkpoint.finite else ""

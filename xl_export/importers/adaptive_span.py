@@ -1,13 +1,15 @@
-"""facebookresearch/adaptive-span: its checkpoints, plain and all-attention, and its corpus `corpus.pt` for the vocabulary.
+"""facebookresearch/adaptive-span: its checkpoints, plain and all-attention, and its corpus `corpus.pt` for
+the vocabulary.
 
-Semantics (measured with that code at 27b815f): a query sees the `attn_span` tokens before it and not itself; before the text
-there are vectors of zero, which are attended to; one table of positions for all layers and heads, nearest last; LayerNorm
-after each sublayer; embeddings are not scaled, except adaptive ones; the head's column of tail cluster i counts from the end.
-Heads, span, layers and persistent vectors follow from the tensors. The ramp of the spans and the block size are not in the file.
+Semantics (measured with that code at 27b815f): a query sees the `attn_span` tokens before it and not itself;
+before the text there are vectors of zero, which are attended to; one table of positions for all layers and
+heads, nearest last; LayerNorm after each sublayer; embeddings are not scaled, except adaptive ones; the
+head's column of tail cluster i counts from the end. Heads, span, layers and persistent vectors follow from
+the tensors. The ramp of the spans and the block size are not in the file.
 
-That code divides the masked weights of a head by their sum + 1e-8, after a softmax that it cuts off in steps of 64 tokens beyond
-the longest span of the layer. A head whose softmax lies outside its span has a sum of that size, so both are part of the model
-(`SpanConfig.epsilon`).
+That code divides the masked weights of a head by their sum + 1e-8, after a softmax that it cuts off in steps
+of 64 tokens beyond the longest span of the layer. A head whose softmax lies outside its span has a sum of
+that size, so both are part of the model (`SpanConfig.epsilon`).
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from torch import Tensor
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.rule import MAX_LENGTH, MemoryRule
 from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
-from xl_export.importers.checked import Tensors, sizes_of
-from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside
+from xl_export.importers.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.embedding import convert_vocabulary, same
 from xl_export.importers.settings import Setting
+from xl_export.importers.validated import Tensors, sizes_of
 from xl_export.importers.vocabularies import read_vocabulary
 
 PROJECT = "facebookresearch/adaptive-span"
@@ -34,30 +36,35 @@ SPAN = "adaptive_span._mask"
 EPSILON = 1e-8  # is added to the sum that masked weights are divided by
 
 
-def recognises(opened: Opened) -> bool:
+def recognises(opened: Source) -> bool:
     state = opened.content.get("model") if isinstance(opened.content, dict) else None
     return isinstance(state, dict) and any(name in state for name in ("module.key_pe", "key_pe"))
 
 
-def read(opened: Opened, wishes: Wishes) -> Checkpoint:
-    """The model in such a checkpoint; raises ArtefactError or ConfigError for what is missing, wrong or cannot be expressed."""
+def read(opened: Source, options: ImportOptions) -> Checkpoint:
+    """The model in such a checkpoint; raises ArtefactError or ConfigError for what is missing, wrong or
+    cannot be expressed."""
     where = opened.path
     state = ((renamed(name), tensor) for name, tensor in opened.content["model"].items())
     plain = any(name in opened.content["model"] for name in ("module.in_emb.weight", "in_emb.weight"))
-    t = wishes.tensors(state, where=where, project=PROJECT, spell=partial(spelled, plain=plain))
+    t = options.tensors(state, where=where, project=PROJECT, spell=partial(spelled, plain=plain))
     sizes = Sizes(t)
-    settings = wishes.given.over(PROJECT, defaults(sizes))
+    settings = options.overrides.applied_to(PROJECT, defaults(sizes))
     config, ours = convert(t, sizes, ramp=settings["ramp"].value if sizes.adaptive_span else 0)
-    vocab_path = beside(where, VOCABULARIES, wishes.vocab, what="vocabulary")
+    vocab_path = companion_file(where, VOCABULARIES, options.vocab, what="vocabulary")
     found = read_vocabulary(vocab_path, size=config.vocab_size)
     rule = MemoryRule(
         mem_len=sizes.span, segment=settings["segment"].value, include_self=False, initial_memory="zeros"
     )
     return Checkpoint(
-        config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings,
+        config=config,
+        tensors=ours,
+        rule=rule,
+        vocab=found.vocab,
+        settings=settings,
         files={"model": where, "vocabulary": vocab_path},
-        notes=(*found.notes, *wishes.notes_on(t, config, settings)),
-    )  # fmt: skip
+        notes=(*found.notes, *options.notes_on(t, config, settings)),
+    )
 
 
 class Sizes:
@@ -72,7 +79,8 @@ class Sizes:
             or not 0 < self.span < MAX_LENGTH
         ):
             raise ArtefactError(
-                f"{t.where}: key_pe is {list(t.peek('key_pe', dimensions=3).shape)}, expected [1, K, span] with K a part of the "
+                f"{t.where}: key_pe is {list(t.peek('key_pe', dimensions=3).shape)}, expected [1, K, "
+                f"span] with K a part of the "
                 f"{self.d_model} of layers.0.attn.proj_query.weight."
             )
         self.heads, self.layers = self.d_model // self.head_dim, t.count("layers")
@@ -90,17 +98,24 @@ class Sizes:
 
 
 def convert(t: Tensors, sizes: Sizes, *, ramp: int) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Configuration and tensors of our model; every tensor of the checkpoint finds its place, or ArtefactError names it."""
+    """Configuration and tensors of our model; every tensor of the checkpoint finds its place, or
+    ArtefactError names it."""
     s = sizes
     with sizes_of(t.where):
         config = ModelConfig(
-            layers=s.layers, d_model=s.d_model, heads=s.heads, head_dim=s.head_dim, vocab_size=s.vocab_size,
+            layers=s.layers,
+            d_model=s.d_model,
+            heads=s.heads,
+            head_dim=s.head_dim,
+            vocab_size=s.vocab_size,
             d_ff=0 if s.persistent else t.peek("layers.0.ff.fc1.weight", dimensions=2).shape[0],
-            positions="learned", context=s.span + 1,
-            sublayers="all-attention" if s.persistent else "feed-forward", persistent=s.persistent,
+            positions="learned",
+            context=s.span + 1,
+            sublayers="all-attention" if s.persistent else "feed-forward",
+            persistent=s.persistent,
             span=SpanConfig(maximum=s.span, ramp=ramp, epsilon=EPSILON) if s.adaptive_span else None,
             vocabulary=VocabularyConfig(cutoffs=s.cutoffs, div_val=s.div_val, scale=bool(s.cutoffs)),
-        )  # fmt: skip
+        )
     config, ours = convert_vocabulary(t, config, reversed_clusters=True)
     by_distance = t.take("key_pe", 1, s.head_dim, s.span)[0].T.flip(
         0

@@ -1,4 +1,4 @@
-"""What every reader of a foreign checkpoint gives: one of our models, its rule, and what must be said about them."""
+"""What every importer returns: a model of this project, its memory rule, and notes for the user."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from runtimes.contract.rule import MemoryRule
 from runtimes.contract.vocabulary import Vocab
 from trainer.model.config import ModelConfig
 from trainer.run.config import TrainConfig
-from xl_export.importers.checked import Tensors
-from xl_export.importers.settings import Given, Setting, size_notes
+from xl_export.importers.settings import Overrides, Setting, size_notes
+from xl_export.importers.validated import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
+class Source:
     """A source that was found and read, not yet understood.
 
-    path: the file, or the folder of one of the formats that are folders. content: what the file holds, plain data and tensors.
+    path: the file, or the folder of one of the formats that are folders. content: what the file holds, plain
+    data and tensors.
     """
 
     path: Path
@@ -31,10 +32,14 @@ class Opened:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """What the user asked for. vocab: the file of the vocabulary; beside the checkpoint when None."""
+class ImportOptions:
+    """What the user chose for one import.
 
-    given: Given = field(default_factory=Given)
+    overrides: settings that replace those of the project. vocab: the file of the vocabulary; when None, it is looked for
+    in the folder of the checkpoint. allow_nonfinite: whether weights may be NaN or infinite.
+    """
+
+    overrides: Overrides = field(default_factory=Overrides)
     vocab: Path | None = None
     allow_nonfinite: bool = False
 
@@ -68,8 +73,10 @@ class Wishes:
 class Checkpoint:
     """A model of another project in our terms.
 
-    tensors: of `trainer.model.model.LanguageModel`, by name. settings: chosen ones by name. files: what was read, by role.
-    notes: sentences on what differs from its project, or was decided. run: how it was trained, where that is ours.
+    tensors: of `trainer.model.model.LanguageModel`, by name. settings: chosen ones by name. files: what was
+    read, by role.
+    notes: sentences on what differs from its project, or was decided. run: how it was trained, where that is
+    ours.
     """
 
     config: ModelConfig
@@ -87,14 +94,15 @@ class Checkpoint:
         return all(bool(torch.isfinite(tensor).all()) for tensor in self.tensors.values())
 
     def train_config(self) -> TrainConfig:
-        """The configuration of a run with this model. It was not trained here: text and recipe are left at their defaults."""
+        """The configuration of a run with this model. It was not trained here: text and recipe are left at
+        their defaults."""
         if self.run is not None:
             return self.run
         kind = cast(Literal["byte", "char", "word"], self.vocab.kind)
         return TrainConfig(model=self.config, training=self.rule, evaluation=self.rule, vocab=kind)
 
 
-def beside(path: Path, names: tuple[str, ...], wanted: Path | None, *, what: str) -> Path:
+def companion_file(path: Path, names: tuple[str, ...], wanted: Path | None, *, what: str) -> Path:
     """The file that the user named, or the first of `names` in the checkpoint's folder."""
     if wanted is not None:
         return wanted
@@ -103,5 +111,6 @@ def beside(path: Path, names: tuple[str, ...], wanted: Path | None, *, what: str
         if (folder / name).is_file():
             return folder / name
     raise ArtefactError(
-        f"{folder} has no {' or '.join(names)}, in which this project keeps its {what}; give the file with --vocab FILE."
+        f"{folder} has no {' or '.join(names)}, in which this project keeps its {what}; give the file "
+        f"with --vocab FILE."
     )

@@ -1,4 +1,5 @@
-"""Embedding and output layer of foreign checkpoints, all of which are kimiyoung's in this: tables, projections, clusters.
+"""Embedding and output layer of foreign checkpoints, all of which are kimiyoung's in this: tables,
+projections, clusters.
 
 With div_val 1 there is one table for all clusters. Names: see `transformer_xl`.
 """
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from runtimes.base.errors import ArtefactError
 from trainer.model.config import ModelConfig
-from xl_export.importers.checked import Tensors
+from xl_export.importers.validated import Tensors
 
 
 def convert_vocabulary(
@@ -25,9 +26,10 @@ def convert_vocabulary(
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Our tensors of both, and the configuration with what they tie.
 
-    config: the model's, whose clusters are known. reversed_clusters: the head's column of tail cluster i counts from the end.
-    tie_weights, tie_projections (for each cluster): what is tied may be absent; None to take as tied what is equal. Raises
-    ArtefactError.
+    config: the model's, whose clusters are known. reversed_clusters: the head's column of tail cluster i
+    counts from the end.
+    tie_weights, tie_projections (for each cluster): what is tied may be absent; None to take as tied what is
+    equal. Raises ArtefactError.
     """
     clusters, D = config.clusters, config.d_model
     tables = _tables(t, "word_emb.emb_layers.{}.weight", config)

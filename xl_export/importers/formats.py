@@ -1,4 +1,5 @@
-"""The formats that `xl-export import` reads, and how each is told from the others: by what is in the file, not by its name."""
+"""The formats that `xl-export import` reads, and how each is told from the others: by what is in the file,
+not by its name."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_json
 from runtimes.contract.spec import SPEC
 from xl_export.importers import adaptive_span, huggingface, kimiyoung, nvidia, ours, tensorflow
-from xl_export.importers.checked import shown
-from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes
-from xl_export.importers.pickle.pickles import read_pickle
+from xl_export.importers.checkpoint import Checkpoint, ImportOptions, Source
+from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.tensors import read_npz_tensors
+from xl_export.importers.validated import shown
 
 CONFIG = "config.json"
 # looked for in a folder, in this order
@@ -28,8 +29,8 @@ class Format:
 
     project: str
     files: str
-    recognises: Callable[[Opened], bool]
-    read: Callable[[Opened, Wishes], Checkpoint]
+    recognises: Callable[[Source], bool]
+    read: Callable[[Source, ImportOptions], Checkpoint]
 
 
 FORMATS = {
@@ -50,8 +51,9 @@ FORMATS = {
 }
 
 
-def recognise(opened: Opened, wanted: str = "auto") -> str:
-    """The name of the format of what was opened; raises ArtefactError where it is none, or not the wanted one."""
+def recognise(opened: Source, wanted: str = "auto") -> str:
+    """The name of the format of what was opened; raises ArtefactError where it is none, or not the wanted
+    one."""
     found = next((name for name, known in FORMATS.items() if known.recognises(opened)), None)
     if found is None:
         content = opened.content
@@ -74,11 +76,12 @@ def recognise(opened: Opened, wanted: str = "auto") -> str:
     return found
 
 
-def open_source(path: Path) -> Opened:
+def open_source(path: Path) -> Source:
     """What is in a file, or in the checkpoint file of a folder; raises UserError where it cannot be read."""
     if tensorflow.is_checkpoint(path):
         raise ArtefactError(
-            f"{path} is a TensorFlow checkpoint; make an .npz of it where TensorFlow is installed (three lines in "
+            f"{path} is a TensorFlow checkpoint; make an .npz of it where TensorFlow is installed (three "
+            f"lines in "
             "`xl-export import --help`) and import that."
         )
     if path.is_dir():
@@ -93,16 +96,16 @@ def open_source(path: Path) -> Opened:
             )
         return _open_folder(path.parent)
     if path.suffix == ".npz":
-        return Opened(path=path, content=read_npz_tensors(path))
-    return Opened(path=path, content=read_pickle(path))
+        return Source(path=path, content=read_npz_tensors(path))
+    return Source(path=path, content=read_pickle(path))
 
 
-def _open_folder(folder: Path) -> Opened:
+def _open_folder(folder: Path) -> Source:
     if (folder / SPEC).is_file():
         raise ArtefactError(f"{folder} is an artefact; give the run that it was made of.")
     found = f" and no {CONFIG} of one; name the file"
     if (folder / CONFIG).is_file():
-        opened = Opened(path=folder, content=read_json(folder / CONFIG))
+        opened = Source(path=folder, content=read_json(folder / CONFIG))
         if any(known.recognises(opened) for known in FORMATS.values()):
             return opened
         kind = opened.content.get("model_type") if isinstance(opened.content, dict) else None

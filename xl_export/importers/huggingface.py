@@ -1,8 +1,10 @@
-"""Hugging Face TransfoXL folders: `config.json`, `model.safetensors` or `pytorch_model.bin`, `vocab.pkl`, `.bin` or `.txt`.
+"""Hugging Face TransfoXL folders: `config.json`, `model.safetensors` or `pytorch_model.bin`, `vocab.pkl`,
+`.bin` or `.txt`.
 
-Semantics (measured with transformers 4.37.2, the last release that runs them): memory is mem_len vectors of zeros at first, and
-they are attended to; `same_length` shows mem_len keys, the token itself among them; the head's columns are in the order of the
-clusters; u and v are those of each layer with `untie_r`. Tied tensors are left out of the file and follow from `config.json`.
+Semantics (measured with transformers 4.37.2, the last release that runs them): memory is mem_len vectors of
+zeros at first, and they are attended to; `same_length` shows mem_len keys, the token itself among them; the
+head's columns are in the order of the clusters; u and v are those of each layer with `untie_r`. Tied tensors
+are left out of the file and follow from `config.json`.
 """
 
 from __future__ import annotations
@@ -11,26 +13,41 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import ArtefactError
-from xl_export.importers.checked import ascending, fraction, truth, truths, whole
-from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside
-from xl_export.importers.pickle.pickles import read_pickle
+from xl_export.importers.checkpoint import Checkpoint, ImportOptions, Source, companion_file
+from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.tensors import read_safetensors
 from xl_export.importers.settings import Setting, memory_rule
-from xl_export.importers.transformer_xl import Facts, convert
+from xl_export.importers.transformer_xl import Architecture, convert
+from xl_export.importers.validated import ascending, boolean, booleans, fraction, integer
 from xl_export.importers.vocabularies import read_vocabulary
 
 PROJECT = "Hugging Face TransfoXL"
 CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
 VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
 DEFAULTS: dict[str, Any] = {  # of TransfoXLConfig, for what an older config.json leaves out
-    "vocab_size": 267735, "cutoffs": [20000, 40000, 200000], "d_model": 1024, "d_embed": 1024, "n_head": 16, "d_head": 64,
-    "div_val": 4, "pre_lnorm": False, "n_layer": 18, "mem_len": 1600, "clamp_len": 1000, "same_length": True, "attn_type": 0,
-    "proj_share_all_but_first": True, "untie_r": True, "dropout": 0.1, "dropatt": 0.0, "layer_norm_epsilon": 1e-5,
+    "vocab_size": 267735,
+    "cutoffs": [20000, 40000, 200000],
+    "d_model": 1024,
+    "d_embed": 1024,
+    "n_head": 16,
+    "d_head": 64,
+    "div_val": 4,
+    "pre_lnorm": False,
+    "n_layer": 18,
+    "mem_len": 1600,
+    "clamp_len": 1000,
+    "same_length": True,
+    "attn_type": 0,
+    "proj_share_all_but_first": True,
+    "untie_r": True,
+    "dropout": 0.1,
+    "dropatt": 0.0,
+    "layer_norm_epsilon": 1e-5,
     "tie_word_embeddings": True,
-}  # fmt: skip
+}
 
 
-def recognises(opened: Opened) -> bool:
+def recognises(opened: Source) -> bool:
     return (
         opened.path.is_dir()
         and isinstance(opened.content, dict)
@@ -38,16 +55,17 @@ def recognises(opened: Opened) -> bool:
     )
 
 
-def read(opened: Opened, wishes: Wishes) -> Checkpoint:
-    """The model in such a folder; raises ArtefactError or ConfigError for what is missing, wrong or cannot be expressed."""
+def read(opened: Source, options: ImportOptions) -> Checkpoint:
+    """The model in such a folder; raises ArtefactError or ConfigError for what is missing, wrong or cannot
+    be expressed."""
     folder, config_file = opened.path, opened.path / CONFIG
     described = (
         DEFAULTS | {"vocab_size": opened.content.get("n_token", DEFAULTS["vocab_size"])} | opened.content
     )
     facts = config_facts(described, config_file)
-    vocab_path = beside(folder, VOCABULARIES, wishes.vocab, what="vocabulary")
+    vocab_path = companion_file(folder, VOCABULARIES, options.vocab, what="vocabulary")
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
-    settings = wishes.given.over(PROJECT, defaults(described, config_file))
+    settings = options.overrides.applied_to(PROJECT, defaults(described, config_file))
     rule = memory_rule(settings, project=PROJECT, beyond_self=-1, initial_memory="zeros")
     weights = next((path for name in WEIGHTS if (path := folder / name).is_file()), None)
     if weights is None:
@@ -58,44 +76,57 @@ def read(opened: Opened, wishes: Wishes) -> Checkpoint:
     if not isinstance(state, dict):
         raise ArtefactError(f"{weights} is a {type(state).__name__}, expected tensors by name.")
     named = ((renamed(name), tensor) for name, tensor in state.items())
-    tensors = wishes.tensors(named, where=weights, project=PROJECT, spell=spelled)
+    tensors = options.tensors(named, where=weights, project=PROJECT, spell=spelled)
     config, ours = convert(tensors, facts)
     return Checkpoint(
-        config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings,
+        config=config,
+        tensors=ours,
+        rule=rule,
+        vocab=found.vocab,
+        settings=settings,
         files={"config": config_file, "model": weights, "vocabulary": vocab_path},
-        notes=(*found.notes, *wishes.notes_on(tensors, config, settings)),
-    )  # fmt: skip
+        notes=(*found.notes, *options.notes_on(tensors, config, settings)),
+    )
 
 
-def config_facts(config: dict[str, Any], path: Path) -> Facts:
+def config_facts(config: dict[str, Any], path: Path) -> Architecture:
     """What `config.json` says."""
     at = str(path)
     names = ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_embed", "div_val")
-    n = {name: whole(config, name, where=at, least=1) for name in names}
-    if kind := whole(config, "attn_type", where=at):
+    n = {name: integer(config, name, where=at, least=1) for name in names}
+    if kind := integer(config, "attn_type", where=at):
         raise ArtefactError(f"{at}: attn_type is {kind}; that library runs 0 alone.")
     cutoffs = ascending(config, "cutoffs", where=at)
-    share = truth(config, "proj_share_all_but_first", where=at)
+    share = boolean(config, "proj_share_all_but_first", where=at)
     ties = config if "tie_projs" in config else {"tie_projs": [False] + [share] * len(cutoffs)}
-    return Facts(
-        layers=n["n_layer"], d_model=n["d_model"], heads=n["n_head"], head_dim=n["d_head"], vocab_size=n["vocab_size"],
-        d_embed=n["d_embed"], div_val=n["div_val"], cutoffs=cutoffs, reversed_clusters=False,
-        biases_in_layers=truth(config, "untie_r", where=at), pre_norm=truth(config, "pre_lnorm", where=at),
-        tie_weights=truth(config, "tie_word_embeddings", where=at),
-        tie_projections=truths(ties, "tie_projs", count=len(cutoffs) + 1, where=at),
+    return Architecture(
+        layers=n["n_layer"],
+        d_model=n["d_model"],
+        heads=n["n_head"],
+        head_dim=n["d_head"],
+        vocab_size=n["vocab_size"],
+        d_embed=n["d_embed"],
+        div_val=n["div_val"],
+        cutoffs=cutoffs,
+        reversed_clusters=False,
+        biases_in_layers=boolean(config, "untie_r", where=at),
+        pre_norm=boolean(config, "pre_lnorm", where=at),
+        tie_weights=boolean(config, "tie_word_embeddings", where=at),
+        tie_projections=booleans(ties, "tie_projs", count=len(cutoffs) + 1, where=at),
         norm_epsilon=fraction(config, "layer_norm_epsilon", where=at),
-        dropout=fraction(config, "dropout", where=at), attention_dropout=fraction(config, "dropatt", where=at),
-    )  # fmt: skip
+        dropout=fraction(config, "dropout", where=at),
+        attention_dropout=fraction(config, "dropatt", where=at),
+    )
 
 
 def defaults(config: dict[str, Any], path: Path) -> dict[str, Setting]:
     """`config.json` holds all but the segment; 128 was published with the model of WikiText-103."""
     at = str(path)
     return {
-        "mem_len": Setting(whole(config, "mem_len", where=at), CONFIG),
+        "mem_len": Setting(integer(config, "mem_len", where=at), CONFIG),
         "segment": Setting(128, "published for wt103 large"),
-        "mask": Setting("same-length" if truth(config, "same_length", where=at) else "full", CONFIG),
-        "clamp_len": Setting(max(whole(config, "clamp_len", where=at, least=-1), 0), CONFIG),
+        "mask": Setting("same-length" if boolean(config, "same_length", where=at) else "full", CONFIG),
+        "clamp_len": Setting(max(integer(config, "clamp_len", where=at, least=-1), 0), CONFIG),
     }
 
 

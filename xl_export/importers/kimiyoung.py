@@ -1,11 +1,15 @@
-"""kimiyoung/transformer-xl, PyTorch: the pickled module `model.pt`, and its corpus `cache.pt` for the vocabulary.
+"""kimiyoung/transformer-xl, PyTorch: the pickled module `model.pt`, and its corpus `cache.pt` for the
+vocabulary.
 
-Semantics (measured with that code at 44781ed): memory is empty at first and nothing is seen before the text; `same_length` shows
-mem_len keys, the token itself among them; distances are clamped to clamp_len (attn_type 1: to its nearest clamp_len vectors); the
-head's column of tail cluster i counts from the end. What `eval.py` is told, memory, segment, clamp and mask, is not in the file.
+Semantics (measured with that code at 44781ed): memory is empty at first and nothing is seen before the text;
+`same_length` shows mem_len keys, the token itself among them; distances are clamped to clamp_len (attn_type
+1: to its nearest clamp_len vectors); the head's column of tail cluster i counts from the end. What `eval.py`
+is told, memory, segment, clamp and mask, is not in the file.
 
-attn_types 2 and 3 count positions back from the end of each segment. With memory, type 2 stops at the first segment, and type 3
-adds positions to the same memory again at every segment, which no memory here does: they are imported for mem_len 0.
+attn_types 2 and 3 count positions back from the end of each segment. With memory, type 2 stops at the first
+segment, and type 3
+adds positions to the same memory again at every segment, which no memory here does: they are imported for
+mem_len 0.
 """
 
 from __future__ import annotations
@@ -19,12 +23,12 @@ from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.rule import MemoryRule
-from xl_export.importers.checked import ascending, fraction, shown, truth, whole
-from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside
+from xl_export.importers.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.pickle import values
 from xl_export.importers.pickle.values import Foreign
 from xl_export.importers.settings import Setting, memory_rule, published
-from xl_export.importers.transformer_xl import Facts, convert
+from xl_export.importers.transformer_xl import Architecture, convert
+from xl_export.importers.validated import ascending, boolean, fraction, integer, shown
 from xl_export.importers.vocabularies import read_vocabulary
 
 PROJECT = "kimiyoung/transformer-xl"
@@ -32,36 +36,41 @@ MODEL, VOCABULARIES = "model.pt", ("cache.pt",)
 MAX_PARTS = 1_000_000
 
 
-def recognises(opened: Opened) -> bool:
+def recognises(opened: Source) -> bool:
     return isinstance(opened.content, Foreign) and opened.content.name.endswith(".MemTransformerLM")
 
 
-def read(opened: Opened, wishes: Wishes) -> Checkpoint:
-    """The model in a pickled module; raises ArtefactError or ConfigError for what is missing, wrong or cannot be expressed."""
+def read(opened: Source, options: ImportOptions) -> Checkpoint:
+    """The model in a pickled module; raises ArtefactError or ConfigError for what is missing, wrong or
+    cannot be expressed."""
     where = opened.path
     facts, state = module_facts(opened.content, where)
-    vocab_path = beside(where, VOCABULARIES, wishes.vocab, what="vocabulary")
+    vocab_path = companion_file(where, VOCABULARIES, options.vocab, what="vocabulary")
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
-    settings = wishes.given.over(PROJECT, defaults(found.dataset, facts, state, where))
+    settings = options.overrides.applied_to(PROJECT, defaults(found.dataset, facts, state, where))
     facts, rule = under_rule(facts, settings, state, where)
-    tensors = wishes.tensors(module_tensors(opened.content, where), where=where, project=PROJECT)
+    tensors = options.tensors(module_tensors(opened.content, where), where=where, project=PROJECT)
     config, ours = convert(tensors, facts)
     last = ", ".join(f"{name} {shown(state.get(name))}" for name in (*LENGTHS, "clamp_len", "same_length"))
-    notes = wishes.notes_on(tensors, config, settings)
+    notes = options.notes_on(tensors, config, settings)
     return Checkpoint(
-        config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings,
+        config=config,
+        tensors=ours,
+        rule=rule,
+        vocab=found.vocab,
+        settings=settings,
         files={"model": where, "vocabulary": vocab_path},
         notes=(f"attn_type {facts.attention_type}, last run with {last}", *found.notes, *notes),
-    )  # fmt: skip
+    )
 
 
-def module_facts(module: Foreign, where: Path) -> tuple[Facts, dict[str, Any]]:
+def module_facts(module: Foreign, where: Path) -> tuple[Architecture, dict[str, Any]]:
     """What the module says of itself, and all its attributes."""
     state = _attributes(module, where, "the model")
     embedding = _attributes(_part(module, where, "word_emb"), where, "word_emb")
-    layers = whole(state, "n_layer", where=str(where), least=1)
+    layers = integer(state, "n_layer", where=str(where), least=1)
     names = ("n_token", "d_model", "n_head", "d_head", "d_embed")
-    numbers = {name: whole(state, name, where=str(where), least=1) for name in names}
+    numbers = {name: integer(state, name, where=str(where), least=1) for name in names}
     ends = ascending(embedding, "cutoffs", where=str(where))
     if ends[-1:] != (numbers["n_token"],):
         raise ArtefactError(
@@ -72,7 +81,7 @@ def module_facts(module: Foreign, where: Path) -> tuple[Facts, dict[str, Any]]:
         for name in ("dec_attn", "pos_ff"):
             path = ("layers", str(layer), name)
             orders.add(
-                truth(_attributes(_part(module, where, *path), where, name), "pre_lnorm", where=str(where))
+                boolean(_attributes(_part(module, where, *path), where, name), "pre_lnorm", where=str(where))
             )
             norms.add(
                 fraction(
@@ -86,21 +95,32 @@ def module_facts(module: Foreign, where: Path) -> tuple[Facts, dict[str, Any]]:
             f"{where}: its layers have different LayerNorms; expected one epsilon and one order for all."
         )
     attention = _part(module, where, "layers", "0", "dec_attn", "dropatt")
-    return Facts(
-        layers=layers, d_model=numbers["d_model"], heads=numbers["n_head"], head_dim=numbers["d_head"],
-        vocab_size=numbers["n_token"], d_embed=numbers["d_embed"], div_val=whole(embedding, "div_val", where=str(where), least=1),
-        cutoffs=ends[:-1], reversed_clusters=True, attention_type=whole(state, "attn_type", where=str(where)),
-        pre_norm=orders.pop(), norm_epsilon=norms.pop(),
+    return Architecture(
+        layers=layers,
+        d_model=numbers["d_model"],
+        heads=numbers["n_head"],
+        head_dim=numbers["d_head"],
+        vocab_size=numbers["n_token"],
+        d_embed=numbers["d_embed"],
+        div_val=integer(embedding, "div_val", where=str(where), least=1),
+        cutoffs=ends[:-1],
+        reversed_clusters=True,
+        attention_type=integer(state, "attn_type", where=str(where)),
+        pre_norm=orders.pop(),
+        norm_epsilon=norms.pop(),
         dropout=fraction(_attributes(_part(module, where, "drop"), where, "drop"), "p", where=str(where)),
         attention_dropout=fraction(_attributes(attention, where, "dropatt"), "p", where=str(where)),
-    ), state  # fmt: skip
+    ), state
 
 
-def defaults(dataset: str | None, facts: Facts, state: dict[str, Any], where: Path) -> dict[str, Setting]:
-    """The evaluation that the project published for the data set and size; the model's last lengths where it published none."""
+def defaults(
+    dataset: str | None, facts: Architecture, state: dict[str, Any], where: Path
+) -> dict[str, Setting]:
+    """The evaluation that the project published for the data set and size; the model's last lengths where it
+    published none."""
     large = facts.d_model >= 1024
     if facts.attention_type in (2, 3):
-        segment = whole(state, "tgt_len", where=str(where), least=1) + whole(
+        segment = integer(state, "tgt_len", where=str(where), least=1) + integer(
             state, "ext_len", where=str(where)
         )
         chosen = {
@@ -120,19 +140,20 @@ def defaults(dataset: str | None, facts: Facts, state: dict[str, Any], where: Pa
     if dataset == "lm1b":
         return published("lm1b", segment=32, mem_len=128, clamp_len=0)
     return {
-        "mem_len": Setting(whole(state, "mem_len", where=str(where)), "the file"),
-        "segment": Setting(whole(state, "tgt_len", where=str(where), least=1), "the file"),
+        "mem_len": Setting(integer(state, "mem_len", where=str(where)), "the file"),
+        "segment": Setting(integer(state, "tgt_len", where=str(where), least=1), "the file"),
         "mask": Setting(
-            "same-length" if truth(state, "same_length", where=str(where)) else "full", "the file"
+            "same-length" if boolean(state, "same_length", where=str(where)) else "full", "the file"
         ),
-        "clamp_len": Setting(max(whole(state, "clamp_len", where=str(where), least=-1), 0), "the file"),
+        "clamp_len": Setting(max(integer(state, "clamp_len", where=str(where), least=-1), 0), "the file"),
     }
 
 
 def under_rule(
-    facts: Facts, settings: dict[str, Setting], state: dict[str, Any], where: Path
-) -> tuple[Facts, MemoryRule]:
-    """The memory rule of the settings, and the facts that depend on them; raises ConfigError where it cannot be expressed."""
+    facts: Architecture, settings: dict[str, Setting], state: dict[str, Any], where: Path
+) -> tuple[Architecture, MemoryRule]:
+    """The memory rule of the settings, and the facts that depend on them; raises ConfigError where it cannot
+    be expressed."""
     kind, clamp_len, segment = (
         facts.attention_type,
         settings.get("clamp_len", Setting(0, "")).value,
@@ -141,7 +162,8 @@ def under_rule(
     if kind in (2, 3):
         if settings["mem_len"].value or settings["mask"].value != "full":
             raise ConfigError(
-                f"attn_type {kind} with memory adds its positions to remembered states, which has no equal here; "
+                f"attn_type {kind} with memory adds its positions to remembered states, which has no "
+                f"equal here; "
                 "give --mem-len 0 --mask full, as the project evaluates such models."
             )
         if kind == 3 and segment > (rows := _rows(state, where)):
@@ -151,7 +173,7 @@ def under_rule(
         context = (
             (clamp_len + 1)
             if clamp_len
-            else max(segment, sum(whole(state, n, where=str(where)) for n in LENGTHS))
+            else max(segment, sum(integer(state, n, where=str(where)) for n in LENGTHS))
         )
         return dataclasses.replace(facts, context=context), MemoryRule(
             mem_len=0, segment=segment, mask="full"
@@ -162,7 +184,8 @@ def under_rule(
     ):  # the nearest clamp_len vectors, of which the first is for distance 0
         if rule.clamp_len == 1:
             raise ConfigError(
-                "clamp_len 1 leaves an attn_type 1 model one vector for all distances; give --clamp-len 2 or more."
+                "clamp_len 1 leaves an attn_type 1 model one vector for all distances; give --clamp-len 2 "
+                "or more."
             )
         rule = dataclasses.replace(rule, clamp_len=rule.clamp_len - 1)
     return facts, rule

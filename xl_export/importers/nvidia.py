@@ -1,8 +1,9 @@
-"""NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL: `checkpoint_best.pt` and `checkpoint_last.pt`.
+"""NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL: `checkpoint_best.pt` and
+`checkpoint_last.pt`.
 
-A dictionary that holds arguments, model configuration, weights and vocabulary, beside the state of the training. Semantics
-(measured with that code at 729963d): as kimiyoung's, but `same_length` shows mem_len keys besides the token itself
-(in its TorchScript model mem_len with it: give one less there).
+A dictionary that holds arguments, model configuration, weights and vocabulary, beside the state of the
+training. Semantics (measured with that code at 729963d): as kimiyoung's, but `same_length` shows mem_len
+keys besides the token itself (in its TorchScript model mem_len with it: give one less there).
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import ArtefactError
-from xl_export.importers.checked import Tensors, ascending, fraction, shown, truth, truths, whole
-from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside
+from xl_export.importers.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.embedding import same
 from xl_export.importers.settings import Setting, memory_rule, published
-from xl_export.importers.transformer_xl import Facts, convert
+from xl_export.importers.transformer_xl import Architecture, convert
+from xl_export.importers.validated import Tensors, ascending, boolean, booleans, fraction, integer, shown
 from xl_export.importers.vocabularies import read_vocabulary, vocabulary
 
 PROJECT = "NVIDIA DeepLearningExamples Transformer-XL"
@@ -24,42 +25,49 @@ VOCABULARIES = ("cache.pt",)
 OUTPUT = re.compile(r"crit\.out_layers_(weight|bias)e?s\.(\d+)")
 
 
-def recognises(opened: Opened) -> bool:
+def recognises(opened: Source) -> bool:
     return isinstance(opened.content, dict) and {"model_config", "model_state"} <= set(opened.content)
 
 
-def read(opened: Opened, wishes: Wishes) -> Checkpoint:
-    """The model in such a checkpoint; raises ArtefactError or ConfigError for what is missing, wrong or cannot be expressed."""
+def read(opened: Source, options: ImportOptions) -> Checkpoint:
+    """The model in such a checkpoint; raises ArtefactError or ConfigError for what is missing, wrong or
+    cannot be expressed."""
     where, content = opened.path, opened.content
     facts = config_facts(content["model_config"], where)
     files = {"model": where}
-    if wishes.vocab is None and content.get("vocab") is not None:
+    if options.vocab is None and content.get("vocab") is not None:
         found = vocabulary(content["vocab"], where=where, size=facts.vocab_size)
     else:
-        files["vocabulary"] = beside(where, VOCABULARIES, wishes.vocab, what="vocabulary")
+        files["vocabulary"] = companion_file(where, VOCABULARIES, options.vocab, what="vocabulary")
         found = read_vocabulary(files["vocabulary"], size=facts.vocab_size)
-    settings = wishes.given.over(PROJECT, defaults(facts))
+    settings = options.overrides.applied_to(PROJECT, defaults(facts))
     rule = memory_rule(settings, project=PROJECT, beyond_self=0, initial_memory="masked")
     state = content["model_state"]
     if not isinstance(state, dict):
         raise ArtefactError(f"{where}: model_state is a {type(state).__name__}, expected tensors by name.")
     named = ((renamed(name), tensor) for name, tensor in state.items())
-    tensors = wishes.tensors(named, where=where, project=PROJECT, spell=spelled)
+    tensors = options.tensors(named, where=where, project=PROJECT, spell=spelled)
     drop_shared_projections(tensors)
     config, ours = convert(tensors, facts)
     names = ("tgt_len", "ext_len", "mem_len", "clamp_len", "same_length")
     lengths = ", ".join(f"{name} {shown(content['model_config'].get(name))}" for name in names)
-    notes = wishes.notes_on(tensors, config, settings)
+    notes = options.notes_on(tensors, config, settings)
     return Checkpoint(
-        config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings, files=files,
+        config=config,
+        tensors=ours,
+        rule=rule,
+        vocab=found.vocab,
+        settings=settings,
+        files=files,
         notes=(f"attn_type {facts.attention_type}, trained with {lengths}", *found.notes, *notes),
-    )  # fmt: skip
+    )
 
 
 def drop_shared_projections(tensors: Tensors) -> None:
     """Leaves out `crit.shared_out_projs`, which is the list of input projections under a second name.
 
-    The output reads it for the clusters that `tie_projs` ties. Raises ArtefactError where an entry differs from its twin.
+    The output reads it for the clusters that `tie_projs` ties. Raises ArtefactError where an entry differs
+    from its twin.
     """
     for i in range(tensors.count("crit.shared_out_projs")):
         shared, projection = (
@@ -68,13 +76,14 @@ def drop_shared_projections(tensors: Tensors) -> None:
         )
         if not same(shared, projection):
             raise ArtefactError(
-                f"{tensors.where}: crit.shared_out_projs.{i} and word_emb.emb_projs.{i} are one tensor in the code of "
+                f"{tensors.where}: crit.shared_out_projs.{i} and word_emb.emb_projs.{i} are one tensor in "
+                f"the code of "
                 f"{PROJECT}, and they differ here; copy the checkpoint again."
             )
         tensors.drop(f"crit.shared_out_projs.{i}")
 
 
-def config_facts(config: Any, where: Path) -> Facts:
+def config_facts(config: Any, where: Path) -> Architecture:
     """What `model_config` says."""
     if not isinstance(config, dict):
         raise ArtefactError(
@@ -82,22 +91,31 @@ def config_facts(config: Any, where: Path) -> Facts:
         )
     at = f"{where}, model_config"
     names = ("n_token", "n_layer", "n_head", "d_model", "d_head", "div_val")
-    n = {name: whole(config, name, where=at, least=1) for name in names}
-    kind, cutoffs = whole(config, "attn_type", where=at), ascending(config, "cutoffs", where=at)
+    n = {name: integer(config, name, where=at, least=1) for name in names}
+    kind, cutoffs = integer(config, "attn_type", where=at), ascending(config, "cutoffs", where=at)
     if kind:
         raise ArtefactError(f"{at}: attn_type is {kind}; of this project only 0 is known here.")
-    return Facts(
-        layers=n["n_layer"], d_model=n["d_model"], heads=n["n_head"], head_dim=n["d_head"], vocab_size=n["n_token"],
-        d_embed=n["d_model"] if config.get("d_embed") is None else whole(config, "d_embed", where=at, least=1),
-        div_val=n["div_val"], cutoffs=cutoffs, reversed_clusters=True,
-        tie_weights=truth(config, "tie_weight", where=at),
-        tie_projections=truths(config, "tie_projs", count=len(cutoffs) + 1, where=at),
-        pre_norm=truth(config, "pre_lnorm", where=at),
-        dropout=fraction(config, "dropout", where=at), attention_dropout=fraction(config, "dropatt", where=at),
-    )  # fmt: skip
+    return Architecture(
+        layers=n["n_layer"],
+        d_model=n["d_model"],
+        heads=n["n_head"],
+        head_dim=n["d_head"],
+        vocab_size=n["n_token"],
+        d_embed=n["d_model"]
+        if config.get("d_embed") is None
+        else integer(config, "d_embed", where=at, least=1),
+        div_val=n["div_val"],
+        cutoffs=cutoffs,
+        reversed_clusters=True,
+        tie_weights=boolean(config, "tie_weight", where=at),
+        tie_projections=booleans(config, "tie_projs", count=len(cutoffs) + 1, where=at),
+        pre_norm=boolean(config, "pre_lnorm", where=at),
+        dropout=fraction(config, "dropout", where=at),
+        attention_dropout=fraction(config, "dropatt", where=at),
+    )
 
 
-def defaults(facts: Facts) -> dict[str, Setting]:
+def defaults(facts: Architecture) -> dict[str, Setting]:
     """The evaluation that the project published for the size."""
     if facts.d_model >= 1024:
         return published("wt103 large", segment=128, mem_len=1600, clamp_len=1000)

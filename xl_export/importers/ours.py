@@ -1,4 +1,5 @@
-"""Our own runs, so that `import` reads whatever has weights: `config.json`, `model.safetensors` and `vocab.json`."""
+"""Our own runs, so that `import` reads whatever has weights: `config.json`, `model.safetensors` and
+`vocab.json`."""
 
 from __future__ import annotations
 
@@ -8,13 +9,13 @@ from typing import Any
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.spec import VOCAB
 from trainer.run.checkpoint import CONFIG, MODEL, load_run
-from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes
+from xl_export.importers.checkpoint import Checkpoint, ImportOptions, Source
 from xl_export.importers.settings import Setting
 
 PROJECT = "xl-export"
 
 
-def recognises(opened: Opened) -> bool:
+def recognises(opened: Source) -> bool:
     return (
         opened.path.is_dir()
         and isinstance(opened.content, dict)
@@ -22,23 +23,38 @@ def recognises(opened: Opened) -> bool:
     )
 
 
-def read(opened: Opened, wishes: Wishes) -> Checkpoint:
-    """A run as it is, under its evaluation rule or what was given in its place; settings are in our own words."""
-    if wishes.vocab is not None:
+def read(opened: Source, options: ImportOptions) -> Checkpoint:
+    """A run as it is, under its evaluation rule or what was given in its place; settings are in our own
+    words."""
+    if options.vocab is not None:
         raise ArtefactError(f"{opened.path} is a run, which has its own {VOCAB}; leave out --vocab.")
     run = load_run(opened.path)
     rule = run.config.evaluation
     defaults: dict[str, Any] = {
-        "mem_len": rule.mem_len, "segment": rule.segment, "mask": rule.mask, "clamp_len": rule.clamp_len or 0,
-    }  # fmt: skip
-    settings = wishes.given.over(PROJECT, {name: Setting(value, CONFIG) for name, value in defaults.items()})
+        "mem_len": rule.mem_len,
+        "segment": rule.segment,
+        "mask": rule.mask,
+        "clamp_len": rule.clamp_len or 0,
+    }
+    settings = options.overrides.applied_to(
+        PROJECT, {name: Setting(value, CONFIG) for name, value in defaults.items()}
+    )
     changed = {name: setting.value for name, setting in settings.items()}
     rule = dataclasses.replace(rule, **changed | {"clamp_len": changed["clamp_len"] or None})
     state = run.model.state_dict()
-    tensors = wishes.tensors(state.items(), where=opened.path / MODEL, project=PROJECT)
+    tensors = options.tensors(state.items(), where=opened.path / MODEL, project=PROJECT)
     taken = {name: tensors.take(name, *tensor.shape) for name, tensor in state.items()}
     return Checkpoint(
-        config=run.config.model, tensors=taken, notes=wishes.notes_on(tensors, run.config.model, settings),
-        rule=rule, vocab=run.vocab, settings=settings, run=dataclasses.replace(run.config, evaluation=rule),
-        files={"config": opened.path / CONFIG, "model": opened.path / MODEL, "vocabulary": opened.path / VOCAB},
-    )  # fmt: skip
+        config=run.config.model,
+        tensors=taken,
+        notes=options.notes_on(tensors, run.config.model, settings),
+        rule=rule,
+        vocab=run.vocab,
+        settings=settings,
+        run=dataclasses.replace(run.config, evaluation=rule),
+        files={
+            "config": opened.path / CONFIG,
+            "model": opened.path / MODEL,
+            "vocabulary": opened.path / VOCAB,
+        },
+    )

@@ -1,7 +1,7 @@
 """A check of every import before its run appears: the fast attention against the naive one, on random tokens.
 
-It finds weights that this project's float32 arithmetic cannot hold and terms that the two forms of attention read
-differently. It cannot find a rule of the other project that is misread in the same way by both.
+It finds weights that this project's float32 arithmetic cannot hold and terms that the two forms of attention
+read differently. It cannot find a rule of the other project that both forms misread in the same way.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ MEMORY, SEGMENT, SEGMENTS, BATCH = 10, 4, 4, 2  # the naive form is slow: at mos
 def check_import(checkpoint: Checkpoint) -> float:
     """The largest difference, in nats, between the fast form in float32 and the naive form in float64.
 
-    Both score the same random tokens, with a memory shortened to 10 tokens; the naive form takes all probabilities, and
-    the fast one only those of the targets. Raises ArtefactError where a token differs by more than 1e-3.
+    Both score the same random tokens, with a memory shortened to 10 tokens; the naive form takes all
+    probabilities, and the fast one only those of the targets. Raises ArtefactError where a token differs by
+    more than 1e-3.
     """
     rule = dataclasses.replace(
         checkpoint.rule,
@@ -49,8 +50,10 @@ def check_import(checkpoint: Checkpoint) -> float:
     difference = float((fast - naive).abs().max())
     if not difference <= TOLERANCE:  # NaN is refused too
         raise ArtefactError(
-            f"{checkpoint.files['model']} was read, and its model is not computed alike in float32 and in float64: one "
-            f"random token differs by {difference:.2g} nats, and at most {TOLERANCE} was expected; nothing was written: "
+            f"{checkpoint.files['model']} was read, and its model is not computed alike in float32 and in "
+            f"float64: one "
+            f"random token differs by {difference:.2g} nats, and at most {TOLERANCE} was expected; "
+            f"nothing was written: "
             "check that the file is whole, or report it with the output of --describe."
         )
     return difference

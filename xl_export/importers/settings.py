@@ -1,4 +1,5 @@
-"""What a checkpoint does not say of how its model is evaluated: from flags, a file, or what its project published."""
+"""What a checkpoint does not say of how its model is evaluated: from flags, a file, or what its project
+published."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from runtimes.contract.rule import MAX_LENGTH, MemoryRule
 class Settings:
     """Lengths and mask in the words of the project that trained the model; null for what is not given.
 
-    mem_len: its own `mem_len`, whatever its mask makes of that. segment: tokens of one step (`tgt_len`, `block_sz`). mask:
-    `same-length` (its flag `same_length`) or `full`. clamp_len: the largest distance with a position of its own; 0 or -1: none.
+    mem_len: its own `mem_len`, whatever its mask makes of that. segment: tokens of one step (`tgt_len`,
+    `block_sz`). mask: `same-length` (its flag `same_length`) or `full`. clamp_len: the largest distance with
+    a position of its own; 0 or -1: none.
     ramp: width of the soft edge of adaptive spans (`adapt_span_ramp`).
     """
 
@@ -39,15 +41,20 @@ class Settings:
 
 # the words of the projects' own command lines
 WORDS = {
-    "tgt_len": "segment", "eval_tgt_len": "segment", "block_sz": "segment", "same_length": "mask", "adapt_span_ramp": "ramp",
-}  # fmt: skip
+    "tgt_len": "segment",
+    "eval_tgt_len": "segment",
+    "block_sz": "segment",
+    "same_length": "mask",
+    "adapt_span_ramp": "ramp",
+}
 
 
 def read_settings(path: Path) -> Settings:
     """The settings in a JSON file, by our names or the projects' words for them (`WORDS`).
 
-    `same_length` is true or false. A `clamp_len` of null is none, as `eval --json` and config.json write it; any other null
-    is not given. Raises ConfigError for an unknown key, and for two words that give one setting different values.
+    `same_length` is true or false. A `clamp_len` of null is none, as `eval --json` and config.json write it;
+    any other null is not given. Raises ConfigError for an unknown key, and for two words that give one
+    setting different values.
     """
     data = read_json(path)
     if not isinstance(data, dict):
@@ -66,7 +73,8 @@ def read_settings(path: Path) -> Settings:
             continue
         if name in chosen and chosen[name] != value:
             raise ConfigError(
-                f"{path}: {said[name]} is {data[said[name]]!r:.40} and {word} {data[word]!r:.40}; give one of them."
+                f"{path}: {said[name]} is {data[said[name]]!r:.40} and {word} {data[word]!r:.40}; give "
+                f"one of them."
             )
         chosen[name], said[name] = value, word
     unknown = sorted(set(chosen) - {field.name for field in dataclasses.fields(Settings)})
@@ -84,14 +92,15 @@ class Setting:
     origin: str
 
 
-class Given:
+class Overrides:
     """What the user gave, the first source first: (its name, its settings)."""
 
     def __init__(self, *sources: tuple[str, Settings]) -> None:
         self.sources = sources
 
-    def over(self, project: str, defaults: Mapping[str, Setting]) -> dict[str, Setting]:
-        """`defaults` with what was given in their place; raises ConfigError for a setting that the project has no use for."""
+    def applied_to(self, project: str, defaults: Mapping[str, Setting]) -> dict[str, Setting]:
+        """`defaults` with what was given in their place; raises ConfigError for a setting that the project
+        has no use for."""
         chosen = dict(defaults)
         for origin, settings in reversed(self.sources):
             for field in dataclasses.fields(settings):
@@ -99,7 +108,8 @@ class Given:
                     continue
                 if field.name not in defaults:
                     raise ConfigError(
-                        f"{field.name} was given ({origin}), and a {project} checkpoint takes {', '.join(defaults)} alone: "
+                        f"{field.name} was given ({origin}), and a {project} checkpoint takes "
+                        f"{', '.join(defaults)} alone: "
                         "it holds the rest; leave it out."
                     )
                 chosen[field.name] = Setting(max(value, 0) if field.name == "clamp_len" else value, origin)
@@ -115,13 +125,14 @@ def memory_rule(
 ) -> MemoryRule:
     """The rule of a Transformer-XL model under its project's settings.
 
-    beyond_self: how many tokens its `same_length` mask shows besides the token itself, less its mem_len: 0, or -1 where
-    mem_len counts the token itself too.
+    beyond_self: how many tokens its `same_length` mask shows besides the token itself, less its mem_len: 0,
+    or -1 where mem_len counts the token itself too.
     """
     mem_len, mask = chosen["mem_len"].value, chosen["mask"].value
     if mask == "same-length" and mem_len + beyond_self < 0:
         raise ConfigError(
-            f"mem_len is {mem_len} with a same-length mask, under which a {project} model sees nothing, not even the token "
+            f"mem_len is {mem_len} with a same-length mask, under which a {project} model sees nothing, "
+            f"not even the token "
             "itself; give --mem-len 1 or more, or --mask full."
         )
     return MemoryRule(
@@ -134,10 +145,15 @@ def memory_rule(
 
 
 SIZES = {  # layers and d_model of what was published
-    "enwik8 base": (12, 512), "text8 base": (12, 512), "enwik8 and text8 base": (12, 512),
-    "enwik8 large": (24, 1024), "text8 large": (24, 1024), "enwik8 and text8 large": (24, 1024),
-    "wt103 base": (16, 410), "wt103 large": (18, 1024),
-}  # fmt: skip
+    "enwik8 base": (12, 512),
+    "text8 base": (12, 512),
+    "enwik8 and text8 base": (12, 512),
+    "enwik8 large": (24, 1024),
+    "text8 large": (24, 1024),
+    "enwik8 and text8 large": (24, 1024),
+    "wt103 base": (16, 410),
+    "wt103 large": (18, 1024),
+}
 PUBLISHED = "published for "
 
 

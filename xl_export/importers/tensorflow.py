@@ -1,15 +1,18 @@
-"""The TensorFlow checkpoints of the original release (kimiyoung/transformer-xl, `tf/`), as an `.npz` of their variables by name.
+"""The TensorFlow checkpoints of the original release (kimiyoung/transformer-xl, `tf/`), as an `.npz` of
+their variables by name.
 
 Where TensorFlow is installed, three lines write it:
 
     import numpy, tensorflow
     variables = tensorflow.train.load_checkpoint("model.ckpt-0")
-    numpy.savez("model.npz", **{n: variables.get_tensor(n) for n in variables.get_variable_to_shape_map() if "/Adam" not in n})
+    numpy.savez("model.npz", **{n: variables.get_tensor(n) for n in variables.get_variable_to_shape_map() if
+    "/Adam" not in n})
 
-Semantics (read from that code at 44781ed): memory is mem_len vectors of zeros at first, and they are attended to; `same_length`
-shows mem_len keys besides the token itself; the head's columns are in the order of the clusters; u and v are those of each layer
-with `untie_r`; input and output always share their tables, the projections where the output has none of its own; LayerNorm
-has epsilon 1e-12. Sizes, cutoffs and options follow from the names and shapes of the variables.
+Semantics (read from that code at 44781ed): memory is mem_len vectors of zeros at first, and they are
+attended to; `same_length` shows mem_len keys besides the token itself; the head's columns are in the order
+of the clusters; u and v are those of each layer with `untie_r`; input and output always share their tables,
+the projections where the output has none of its own; LayerNorm has epsilon 1e-12. Sizes, cutoffs and options
+follow from the names and shapes of the variables.
 """
 
 from __future__ import annotations
@@ -23,10 +26,10 @@ from typing import Any
 
 from torch import Tensor
 
-from xl_export.importers.checked import Tensors
-from xl_export.importers.checkpoint import Checkpoint, Opened, Wishes, beside
+from xl_export.importers.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.settings import Setting, memory_rule, published
-from xl_export.importers.transformer_xl import Facts, convert
+from xl_export.importers.transformer_xl import Architecture, convert
+from xl_export.importers.validated import Tensors
 from xl_export.importers.vocabularies import read_vocabulary
 
 PROJECT = "TensorFlow Transformer-XL"
@@ -34,7 +37,8 @@ VOCABULARIES = ("cache.pkl", "vocab.txt", "vocab.json")
 NORM_EPSILON = 1e-12  # of tf.contrib.layers.layer_norm
 FILES = re.compile(r"checkpoint|.*\.ckpt.*\.(index|meta|data-\d+-of-\d+)")
 OTHERS = re.compile(r"global_step|beta[12]_power(_\d+)?|.*/Adam(_\d+)?")  # of the optimiser
-NAMES = {  # kimiyoung's names for the variables below `transformer/`; kernels are [in, out] and are turned around
+# kimiyoung's names for the variables below `transformer/`; kernels are [in, out] and are turned around
+NAMES = {
     "adaptive_embed/cutoff_{}/lookup_table": "word_emb.emb_layers.{}.weight",
     "adaptive_embed/cutoff_{}/proj_W": "word_emb.emb_projs.{}",
     "adaptive_embed/lookup_table": "word_emb.emb_layers.0.weight",
@@ -62,36 +66,43 @@ TURNED = ("/kernel", "/proj_W", "/proj")
 SCOPE = "transformer/"
 
 
-def recognises(opened: Opened) -> bool:
+def recognises(opened: Source) -> bool:
     return isinstance(opened.content, dict) and any(
         str(name).startswith(SCOPE + "layer_0/") for name in opened.content
     )
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a path is what TensorFlow itself writes: a folder of it, one of its files, or the beginning of their names."""
+    """Whether a path is what TensorFlow itself writes: a folder of it, one of its files, or the beginning of
+    their names."""
     if path.is_dir():
         return any(path.glob("*.ckpt*.index")) or any(path.glob("*.ckpt*.data-*"))
     return bool(FILES.fullmatch(path.name)) or path.with_name(path.name + ".index").is_file()
 
 
-def read(opened: Opened, wishes: Wishes) -> Checkpoint:
-    """The model in such variables; raises ArtefactError or ConfigError for what is missing, wrong or cannot be expressed."""
+def read(opened: Source, options: ImportOptions) -> Checkpoint:
+    """The model in such variables; raises ArtefactError or ConfigError for what is missing, wrong or cannot
+    be expressed."""
     where = opened.path
     plain = SCOPE + "adaptive_embed/lookup_table" in opened.content
-    t = wishes.tensors(
+    t = options.tensors(
         renamed(opened.content), where=where, project=PROJECT, spell=partial(spelled, plain=plain)
     )
     facts = sizes(t, plain=plain)
-    vocab_path = beside(where, VOCABULARIES, wishes.vocab, what="vocabulary")
+    vocab_path = companion_file(where, VOCABULARIES, options.vocab, what="vocabulary")
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
-    settings = wishes.given.over(PROJECT, defaults(facts, found.dataset))
+    settings = options.overrides.applied_to(PROJECT, defaults(facts, found.dataset))
     rule = memory_rule(settings, project=PROJECT, beyond_self=0, initial_memory="zeros")
     config, ours = convert(t, facts)
     return Checkpoint(
-        config=config, tensors=ours, rule=rule, vocab=found.vocab, settings=settings,
-        files={"model": where, "vocabulary": vocab_path}, notes=(*found.notes, *wishes.notes_on(t, config, settings)),
-    )  # fmt: skip
+        config=config,
+        tensors=ours,
+        rule=rule,
+        vocab=found.vocab,
+        settings=settings,
+        files={"model": where, "vocabulary": vocab_path},
+        notes=(*found.notes, *options.notes_on(t, config, settings)),
+    )
 
 
 def renamed(variables: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
@@ -119,8 +130,9 @@ def renamed(variables: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
             yield known or name, variable
 
 
-def sizes(t: Tensors, *, plain: bool) -> Facts:
-    """What names and shapes say. plain: div_val 1, one table for all clusters, which show in the biases of the output then."""
+def sizes(t: Tensors, *, plain: bool) -> Architecture:
+    """What names and shapes say. plain: div_val 1, one table for all clusters, which show in the biases of
+    the output then."""
     untied = "r_w_bias" not in t
     heads, head_dim = t.peek("layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", dimensions=2).shape
     counted = "crit.out_layers" if plain else "word_emb.emb_layers"
@@ -130,7 +142,7 @@ def sizes(t: Tensors, *, plain: bool) -> Facts:
     ]
     ends = list(itertools.accumulate(part[0] for part in parts))
     d_embed = t.peek("word_emb.emb_layers.0.weight", dimensions=2).shape[1]
-    return Facts(
+    return Architecture(
         layers=t.count("layers"),
         d_model=t.peek("layers.0.dec_attn.o_net.weight", dimensions=2).shape[0],
         heads=heads,
@@ -148,8 +160,9 @@ def sizes(t: Tensors, *, plain: bool) -> Facts:
     )
 
 
-def defaults(facts: Facts, dataset: str | None) -> dict[str, Setting]:
-    """The evaluation of the project's scripts for the data set, or for what the kind of vocabulary and the size suggest."""
+def defaults(facts: Architecture, dataset: str | None) -> dict[str, Setting]:
+    """The evaluation of the project's scripts for the data set, or for what the kind of vocabulary and the
+    size suggest."""
     large = facts.d_model >= 1024
     if dataset == "lm1b" or facts.cutoffs[:1] == (60000,):
         return published("lm1b", segment=32, mem_len=128, clamp_len=0)

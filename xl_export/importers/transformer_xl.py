@@ -1,13 +1,16 @@
-"""The Transformer-XL of kimiyoung's PyTorch code in our names: NVIDIA's, Hugging Face's and TensorFlow's are told in its terms.
+"""The Transformer-XL of kimiyoung's PyTorch code in our names: NVIDIA's, Hugging Face's and TensorFlow's are
+told in its terms.
 
-Its tensors, for layer l and cluster i of width d_i = d_embed // div_val**i (with div_val 1 there is one table for all):
+Its tensors, for layer l and cluster i of width d_i = d_embed // div_val**i (with div_val 1 there is one
+table for all):
 
     word_emb.emb_layers.i.weight [n_i, d_i]      word_emb.emb_projs.i [D, d_i]       r_w_bias, r_r_bias [H, K]
     crit.out_layers.i.{weight,bias} [n_i, d_i]   crit.out_projs.i [D, d_i]           pos_emb.inv_freq [D / 2]
-    crit.cluster_{weight,bias} [tails, d_embed]  layers.l.dec_attn.{qkv_net,r_net,o_net,layer_norm}, layers.l.pos_ff.…
+    crit.cluster_{weight,bias} [tails, d_embed]  layers.l.dec_attn.{qkv_net,r_net,o_net,layer_norm},
+    layers.l.pos_ff.…
 
-Attention types: 0 is the paper's; 1 has learned vectors by distance (`shaw`); 2 adds sinusoids to the input and 3 learned vectors
-to every layer's, both counted back from the last token of the segment.
+Attention types: 0 is the paper's; 1 has learned vectors by distance (`shaw`); 2 adds sinusoids to the input
+and 3 learned vectors to every layer's, both counted back from the last token of the segment.
 """
 
 from __future__ import annotations
@@ -19,18 +22,20 @@ from torch import Tensor
 
 from runtimes.base.errors import ArtefactError
 from trainer.model.config import ModelConfig, Position, VocabularyConfig
-from xl_export.importers.checked import Tensors, sizes_of
 from xl_export.importers.embedding import convert_vocabulary, same
+from xl_export.importers.validated import Tensors, sizes_of
 
 POSITIONS: dict[int, Position] = {0: "relative", 1: "shaw", 2: "absolute", 3: "per-layer"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class Architecture:
     """What such a checkpoint is, besides its tensors.
 
-    tie_weights, tie_projections (for each cluster): what is tied may be absent; None to take as tied what is equal.
-    reversed_clusters: the head's column of tail cluster i counts from the end. biases_in_layers: u and v for each layer.
+    tie_weights, tie_projections (for each cluster): what is tied may be absent; None to take as tied what is
+    equal.
+    reversed_clusters: the head's column of tail cluster i counts from the end. biases_in_layers: u and v for
+    each layer.
     context: rows of sinusoids for type 2.
     """
 
@@ -55,8 +60,9 @@ class Facts:
     context: int = 0
 
 
-def convert(t: Tensors, facts: Facts) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Configuration and tensors of our model; every tensor of the checkpoint finds its place, or ArtefactError names it."""
+def convert(t: Tensors, facts: Architecture) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Configuration and tensors of our model; every tensor of the checkpoint finds its place, or
+    ArtefactError names it."""
     config = _config(t, facts)
     config, ours = convert_vocabulary(
         t,
@@ -72,14 +78,15 @@ def convert(t: Tensors, facts: Facts) -> tuple[ModelConfig, dict[str, Tensor]]:
     return config, ours
 
 
-def _config(t: Tensors, facts: Facts) -> ModelConfig:
+def _config(t: Tensors, facts: Architecture) -> ModelConfig:
     """All but what is tied. Its checks stand between the checkpoint's sizes and every loop over them."""
     kind = facts.attention_type
     if kind not in POSITIONS:
         raise ArtefactError(f"{t.where}: attn_type is {kind}; expected 0, 1, 2 or 3.")
     if kind == 3 and facts.heads * facts.head_dim != facts.d_model:
         raise ArtefactError(
-            f"{t.where}: attn_type 3 adds {facts.heads} heads of {facts.head_dim} to inputs of width {facts.d_model}; "
+            f"{t.where}: attn_type 3 adds {facts.heads} heads of {facts.head_dim} to inputs of width "
+            f"{facts.d_model}; "
             "expected the same width."
         )
     learned = t.peek("r_emb", dimensions=4).shape[1] if kind in (1, 3) else 0
@@ -110,7 +117,7 @@ def _config(t: Tensors, facts: Facts) -> ModelConfig:
         )
 
 
-def _positions(t: Tensors, facts: Facts, config: ModelConfig) -> dict[str, Tensor]:
+def _positions(t: Tensors, facts: Architecture, config: ModelConfig) -> dict[str, Tensor]:
     L, D, H, K, R = config.layers, config.d_model, config.heads, config.head_dim, config.context
     ours = {"positions.frequencies": t.take("pos_emb.inv_freq", D // 2)} if config.stored_frequencies else {}
     if facts.attention_type == 0:
@@ -144,7 +151,7 @@ def _head_biases(t: Tensors, name: str, config: ModelConfig) -> Tensor:
     return found[0][None]
 
 
-def _block(t: Tensors, facts: Facts, layer: int, d_ff: int) -> dict[str, Tensor]:
+def _block(t: Tensors, facts: Architecture, layer: int, d_ff: int) -> dict[str, Tensor]:
     D, width = facts.d_model, facts.heads * facts.head_dim
     theirs, ours = f"layers.{layer}.", f"blocks.{layer}."
     if facts.attention_type in (0, 1):

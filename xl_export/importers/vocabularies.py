@@ -1,14 +1,14 @@
-"""Vocabularies of other projects as ours, symbol by symbol: taken from beside the checkpoint, never built anew.
+"""Vocabularies of other projects as ours, symbol by symbol: taken from beside the checkpoint, never built
+anew.
 
-| theirs | ours |
-|---|---|
-| words | `WordVocab`: words between white space, `<eos>` for a newline, the unknown symbol of theirs for other words |
-| words of the One Billion Word benchmark, `<S>` and `<UNK>` | the same, `<S>` before and after each line |
-| byte values in decimal (enwik8) | `ByteVocab` of those bytes; a newline is `<eos>` where there is one, and left out where not |
-| single characters (text8, `_` for a blank) | `CharVocab` |
+- Words become a `WordVocab`: words between white space, `<eos>` for a newline, and their unknown symbol for
+  every other word. With the `<S>` of the One Billion Word benchmark, `<S>` stands before and after each line.
+- Decimal byte values (enwik8) become a `ByteVocab` of those bytes. A newline is `<eos>` where they have one;
+  otherwise newlines are left out.
+- Single characters (text8, with `_` for a blank) become a `CharVocab`.
 
-What theirs does before it looks symbols up (Moses tokenisation and `@-@` of Hugging Face, say) ours does not: texts are to be
-prepared in the same way.
+Their code may change a text before it looks symbols up: Hugging Face applies Moses tokenisation and `@-@`.
+This project does not, so texts must be prepared in the same way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_bytes
 from runtimes.contract.vocabulary import END_OF_LINE, ByteVocab, CharVocab, Vocab, WordVocab, load_vocab
-from xl_export.importers.pickle.pickles import read_pickle
+from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.values import Foreign
 
 UNKNOWNS = ("<unk>", "<UNK>")
@@ -28,7 +28,7 @@ SENTENCE = "<S>"  # before and after each line of the One Billion Word benchmark
 
 
 @dataclass(frozen=True)
-class Found:
+class ReadVocabulary:
     """A vocabulary, the name of the data set where the file has one, and what must be said about it."""
 
     vocab: Vocab
@@ -36,17 +36,19 @@ class Found:
     notes: tuple[str, ...] = ()
 
 
-def read_vocabulary(path: Path, *, size: int) -> Found:
-    """The vocabulary in a file of any of the projects, or in our `vocab.json`; raises ArtefactError if its size is another."""
+def read_vocabulary(path: Path, *, size: int) -> ReadVocabulary:
+    """The vocabulary in a file of any of the projects, or in our `vocab.json`; raises ArtefactError if its
+    size is another."""
     if path.suffix == ".json":
-        return _sized(Found(load_vocab(path)), size, path)
+        return _sized(ReadVocabulary(load_vocab(path)), size, path)
     if path.suffix == ".txt":
         return vocabulary(_lines(path), where=path, size=size)
     return vocabulary(read_pickle(path), where=path, size=size)
 
 
-def vocabulary(content: Any, *, where: Path, size: int) -> Found:
-    """The vocabulary in what a file holds: a list of symbols, a vocabulary object, or a corpus that has one."""
+def vocabulary(content: Any, *, where: Path, size: int) -> ReadVocabulary:
+    """The vocabulary in what a file holds: a list of symbols, a vocabulary object, or a corpus that has
+    one."""
     facts = content.state if isinstance(content, Foreign) else content
     dataset, lower_case, symbols = None, False, facts
     if isinstance(facts, dict):
@@ -71,10 +73,12 @@ def vocabulary(content: Any, *, where: Path, size: int) -> Found:
     ):
         raise ArtefactError(f"{where} is not a vocabulary: its symbol {broken[:20]!a} is not Unicode text.")
     found = translated(symbols, lower_case=lower_case)
-    return _sized(Found(found.vocab, dataset if isinstance(dataset, str) else None, found.notes), size, where)
+    return _sized(
+        ReadVocabulary(found.vocab, dataset if isinstance(dataset, str) else None, found.notes), size, where
+    )
 
 
-def translated(symbols: list[str], *, lower_case: bool) -> Found:
+def translated(symbols: list[str], *, lower_case: bool) -> ReadVocabulary:
     """Our vocabulary of the symbols of another project, in their order."""
     others = [symbol for symbol in symbols if symbol != END_OF_LINE]
     if others and all(
@@ -84,8 +88,8 @@ def translated(symbols: list[str], *, lower_case: bool) -> Found:
         values = [10 if symbol == END_OF_LINE else int(symbol) for symbol in symbols]
         if max(values) < 256 and len(set(values)) == len(values):
             if 10 in values:
-                return Found(ByteVocab(values), notes=(f"the newline is their {END_OF_LINE}",))
-            return Found(
+                return ReadVocabulary(ByteVocab(values), notes=(f"the newline is their {END_OF_LINE}",))
+            return ReadVocabulary(
                 ByteVocab(values, skipped=[10]),
                 notes=("newlines of a text are left out, as their data code does",),
             )
@@ -94,7 +98,9 @@ def translated(symbols: list[str], *, lower_case: bool) -> Found:
             "\n" if symbol == END_OF_LINE else " " if symbol == "_" else symbol for symbol in symbols
         ]
         if len(set(characters)) == len(characters):
-            return Found(CharVocab(characters), notes=("a blank is their _",) if "_" in symbols else ())
+            return ReadVocabulary(
+                CharVocab(characters), notes=("a blank is their _",) if "_" in symbols else ()
+            )
     sentence = SENTENCE in symbols and END_OF_LINE not in symbols
     ends = SENTENCE if sentence else END_OF_LINE if END_OF_LINE in symbols else None
     vocab = WordVocab(
@@ -104,10 +110,12 @@ def translated(symbols: list[str], *, lower_case: bool) -> Found:
         start_of_line=SENTENCE if sentence else None,
         lower_case=lower_case,
     )
-    return Found(vocab, notes=("texts are split at white space: tokenise them as the training text was",))
+    return ReadVocabulary(
+        vocab, notes=("texts are split at white space: tokenise them as the training text was",)
+    )
 
 
-def _sized(found: Found, size: int, where: Path) -> Found:
+def _sized(found: ReadVocabulary, size: int, where: Path) -> ReadVocabulary:
     if found.vocab.size != size:
         raise ArtefactError(
             f"{where} has {found.vocab.size} symbol{'s' * (found.vocab.size != 1)} and the model {size}; "

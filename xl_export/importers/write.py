@@ -1,4 +1,5 @@
-"""A foreign model as a run: a folder that `onnx`, `eval` and `generate` take like one that was trained here."""
+"""A foreign model as a run: a folder that `onnx`, `eval` and `generate` take like one that was trained
+here."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ IMPORT = "import.json"
 
 
 def write_run(checkpoint: Checkpoint, out: Path, *, record: dict[str, Any], force: bool = False) -> None:
-    """Writes the folder `out`, whole or not at all: configuration, vocabulary, weights, and `record` as `import.json`.
+    """Writes the folder `out`, whole or not at all: configuration, vocabulary, weights, and `record` as
+    `import.json`.
 
     `force` replaces an earlier import and nothing else.
     """
@@ -39,7 +41,8 @@ def write_run(checkpoint: Checkpoint, out: Path, *, record: dict[str, Any], forc
 
 
 def import_record(checkpoint: Checkpoint, *, name: str, project: str) -> dict[str, Any]:
-    """Where a run came from and what was decided: format, files with their hashes, settings with their origins, notes."""
+    """Where a run came from and what was decided: format, files with their hashes, settings with their
+    origins, notes."""
     return {
         "format": name,
         "project": project,

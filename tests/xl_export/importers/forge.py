@@ -85,7 +85,8 @@ def legacy_container(
     protocol: object = 1001,
     system: object = SYSTEM,
 ) -> bytes:
-    """PyTorch's legacy container around a pickle; storages: the number of elements to claim, and the bytes."""
+    """PyTorch's legacy container around a pickle; storages: the number of elements to claim, and the
+    bytes."""
     storages = storages or {}
     head = b"".join(pickle.dumps(part, 2) for part in (magic, protocol, system))
     tail = b"".join(struct.pack("<q", count) + content for count, content in storages.values())

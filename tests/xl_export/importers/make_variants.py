@@ -1,9 +1,11 @@
-"""Writes `tests/data/variants/`: what the public code computes for options that no oracle of `tests/data/` has.
+"""Writes `tests/data/variants/`: what the public code computes for options that no oracle of `tests/data/`
+has.
 
     python tests/xl_export/importers/make_variants.py KIMIYOUNG ADAPTIVE_SPAN [NAME ...]
 
-NAME is a variant; all are written when none is named. The first arguments are clones of kimiyoung/transformer-xl at 44781ed (the folder `pytorch/`, with the patches that
-`tests/data/README.md` names) and of facebookresearch/adaptive-span at 27b815f. Weights are random, tokens too; nothing of the
+NAME is a variant; all are written when none is named. The first arguments are clones of
+kimiyoung/transformer-xl at 44781ed (the folder `pytorch/`, with the patches that `tests/data/README.md`
+names) and of facebookresearch/adaptive-span at 27b815f. Weights are random, tokens too; nothing of the
 programs is kept.
 """
 
@@ -33,17 +35,29 @@ CLUSTERS: dict[str, Any] = {"cutoffs": [10, 25], "div_val": 2}
 LENGTHS: dict[str, Any] = {"tgt_len": 8, "ext_len": 0, "mem_len": 4}
 KIMIYOUNG: dict[str, dict[str, Any]] = {  # of the model; `eval`: its lengths, mask and clamp afterwards
     "kimiyoung-pre-norm": {"pre_lnorm": True, "eval": {"mem_len": 9, "same_length": True, "clamp_len": 6}},
-    "kimiyoung-clusters": CLUSTERS | {"tie_projs": [True, False, True], "tie_weight": False, "eval": {"mem_len": 9}},
+    "kimiyoung-clusters": CLUSTERS
+    | {"tie_projs": [True, False, True], "tie_weight": False, "eval": {"mem_len": 9}},
     "kimiyoung-one-table": {
-        "cutoffs": [10, 25], "d_embed": 8, "tie_projs": [False, True, False], "eval": {"mem_len": 9, "same_length": True},
+        "cutoffs": [10, 25],
+        "d_embed": 8,
+        "tie_projs": [False, True, False],
+        "eval": {"mem_len": 9, "same_length": True},
     },
     "kimiyoung-shaw": {"attn_type": 1, "eval": {"mem_len": 20, "same_length": True}},
-    "kimiyoung-shaw-clamp-pre-norm": {"attn_type": 1, "pre_lnorm": True, "eval": {"mem_len": 9, "clamp_len": 5}},
+    "kimiyoung-shaw-clamp-pre-norm": {
+        "attn_type": 1,
+        "pre_lnorm": True,
+        "eval": {"mem_len": 9, "clamp_len": 5},
+    },
     "kimiyoung-absolute": {"attn_type": 2, "eval": {"mem_len": 0}},
-    "kimiyoung-absolute-clamp-pre-norm": {"attn_type": 2, "pre_lnorm": True, "eval": {"mem_len": 0, "clamp_len": 4}},
+    "kimiyoung-absolute-clamp-pre-norm": {
+        "attn_type": 2,
+        "pre_lnorm": True,
+        "eval": {"mem_len": 0, "clamp_len": 4},
+    },
     "kimiyoung-per-layer": {"attn_type": 3, "d_head": 6, "eval": {"mem_len": 0}},
     "kimiyoung-per-layer-pre-norm": {"attn_type": 3, "d_head": 6, "pre_lnorm": True, "eval": {"mem_len": 0}},
-}  # fmt: skip
+}
 IO = {"adapt_io_enabled": True, "adapt_io_divval": 2, "adapt_io_cutoffs": [10, 25]}
 SPANS = {
     "adapt_span_enabled": True,
@@ -61,7 +75,8 @@ ADAPTIVE_SPAN: dict[str, dict[str, Any]] = {
     },
     "adaptive-span-io": {"adapt_io_params": IO | {"adapt_io_tied": False}, "spans": SPANS},
     "adaptive-span-persistent-fixed": {"persistent": 3},
-    # The softmax lies outside the spans, so that the epsilon of the normalisation counts; a window shorter than the span.
+    # The softmax lies outside the spans, so that the epsilon of the normalisation counts; a window shorter
+    # than the span.
     "adaptive-span-outside": {"spans": SPANS, "attn_span": 140, "positions": 12.0},
     "adaptive-span-outside-persistent": {"spans": SPANS, "attn_span": 140, "positions": 6.0, "persistent": 3},
 }
@@ -128,9 +143,18 @@ def make_adaptive_span(name: str, options: dict[str, Any]) -> None:
         options.get("spans", {"adapt_span_enabled": False}),
     )
     model = TransformerSeq(
-        vocab_size=60, hidden_size=12, inner_hidden_size=14, nb_heads=3, nb_layers=2, attn_span=options.get("attn_span", 11), dropout=0.1, emb_dropout=0.1,
-        adapt_io_params=io, adapt_span_params=spans, pers_mem_params={"pers_mem_size": options.get("persistent", 0)},
-    ).eval()  # fmt: skip
+        vocab_size=60,
+        hidden_size=12,
+        inner_hidden_size=14,
+        nb_heads=3,
+        nb_layers=2,
+        attn_span=options.get("attn_span", 11),
+        dropout=0.1,
+        emb_dropout=0.1,
+        adapt_io_params=io,
+        adapt_span_params=spans,
+        pers_mem_params={"pers_mem_size": options.get("persistent", 0)},
+    ).eval()
     stream = randomise(model)
     if "positions" in options:
         with torch.no_grad():

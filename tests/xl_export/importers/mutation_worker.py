@@ -1,7 +1,9 @@
-"""Damages checkpoint files in many ways and reads each: `python mutation_worker.py SCRATCH SEED`, one JSON line each.
+"""Damages checkpoint files in many ways and reads each: `python mutation_worker.py SCRATCH SEED`, one JSON
+line each.
 
-It runs as a process of its own, with bounds on its memory and processor time, so that what a file could do to the reader
-is seen by the test that started it. An audit hook sees whatever would run, import or write something.
+It runs as a process of its own, with bounds on its memory and processor time, so that what a file could do
+to the reader is seen by the test that started it. An audit hook sees whatever would run, import or write
+something.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import torch
 
 from runtimes.base.errors import UserError
 from tests.xl_export.importers.forge import zip_container
-from xl_export.importers.pickle.pickles import read_pickle
+from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.tensors import read_npz_tensors, read_safetensors
 
 DATA = Path(__file__).parents[2] / "data"

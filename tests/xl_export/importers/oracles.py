@@ -1,7 +1,8 @@
 """The oracles of `tests/data/` and its variants: where they are, how they are evaluated, what must come out.
 
 Three more oracles are too large for the repository. Their folder is named by the environment variable
-XL_EXPORT_ORACLES, or is `../shared/oracles` beside the checkout; tests over them are skipped where it is absent.
+XL_EXPORT_ORACLES, or is `../shared/oracles` beside the checkout; tests over them are skipped where it is
+absent.
 """
 
 from __future__ import annotations
@@ -21,9 +22,14 @@ DATA = Path(__file__).parents[2] / "data"
 SHARED = Path(os.environ.get("XL_EXPORT_ORACLES", Path(__file__).parents[4] / "shared" / "oracles"))
 ROUNDING = 2e-5  # nats, in float32: tests/data/README.md
 NAMES = (
-    "kimiyoung-enwik8", "adaptive-span-enwik8", "adaptive-span-persistent", "kimiyoung-wt103-large", "hf-wt103",
-    "nvidia-wt103-base", "kimiyoung-ptb-full-mask",
-)  # fmt: skip
+    "kimiyoung-enwik8",
+    "adaptive-span-enwik8",
+    "adaptive-span-persistent",
+    "kimiyoung-wt103-large",
+    "hf-wt103",
+    "nvidia-wt103-base",
+    "kimiyoung-ptb-full-mask",
+)
 # Outside the repository, and the checkpoint in each.
 SHARED_NAMES = {
     "kimiyoung-lm1b": "model_legacy.pt",
@@ -35,7 +41,8 @@ FOLDERS = {"hf-wt103": DATA / "hf-wt103" / "pretrained"}
 
 @dataclass(frozen=True)
 class Case:
-    """One checkpoint under one evaluation: its options for `xl-export import`, and the file with the answers."""
+    """One checkpoint under one evaluation: its options for `xl-export import`, and the file with the
+    answers."""
 
     name: str
     evaluation: str

@@ -1,4 +1,5 @@
-"""Small files that would make a plain unpickler, or whoever walks through what it makes, take all memory or all time."""
+"""Small files that would make a plain unpickler, or whoever walks through what it makes, take all memory or
+all time."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 from tests.xl_export.importers.forge import call, in_every_container, name, number, program, text
 from tests.xl_export.importers.test_refusals import refused
 from xl_export.importers.pickle import interpreter as machine
-from xl_export.importers.pickle.pickles import read_pickle
+from xl_export.importers.pickle.read import read_pickle
 
 DOUBLED = b")q\x00" + b"0h\x00h\x00\x86q\x00" * 60  # a tuple of 2^60 nodes in 300 bytes
 BOMBS = {

@@ -1,4 +1,5 @@
-"""Damaged and lying containers: each is refused with one sentence that says what is wrong, before memory is taken."""
+"""Damaged and lying containers: each is refused with one sentence that says what is wrong, before memory is
+taken."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from tests.xl_export.importers.forge import (
     zip_container,
 )
 from tests.xl_export.importers.test_refusals import refused
-from xl_export.importers.pickle.pickles import CheckpointError, read_pickle
+from xl_export.importers.pickle.read import CheckpointError, read_pickle
 
 DATA = Path(__file__).parents[2] / "data"
 CONTENT = program(tensor(storage(4), (2, 2), (2, 1)))

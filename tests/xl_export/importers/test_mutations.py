@@ -13,9 +13,9 @@ import torch
 
 from runtimes.base.errors import UserError
 from tests.xl_export.importers.oracles import DATA
-from xl_export.importers.checkpoint import Opened, Wishes
+from xl_export.importers.checkpoint import ImportOptions, Source
 from xl_export.importers.formats import FORMATS, open_source, recognise
-from xl_export.importers.pickle.pickles import Foreign
+from xl_export.importers.pickle.read import Foreign
 
 SOURCES = {
     "kimiyoung": DATA / "kimiyoung-wt103-large",
@@ -27,10 +27,36 @@ SOURCES = {
     "per-layer": DATA / "variants/kimiyoung-per-layer",
 }
 JUNK = [
-    None, True, 0, -1, 3, 1 << 40, 10**30, 0.5, float("nan"), float("inf"), "", "x", b"x", [], [1], [0, "a"], {}, {"a": 1},
-    (2, 1), set(), torch.zeros(0), torch.zeros(3), torch.zeros(2, 2, 2), torch.tensor(1), torch.zeros(4, 10).long(),
-    torch.zeros(3, dtype=torch.complex64), Foreign("a.b"), Foreign("a.b", state=3), Foreign("a.b", state={"_modules": {"x": 1}}),
-]  # fmt: skip
+    None,
+    True,
+    0,
+    -1,
+    3,
+    1 << 40,
+    10**30,
+    0.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    b"x",
+    [],
+    [1],
+    [0, "a"],
+    {},
+    {"a": 1},
+    (2, 1),
+    set(),
+    torch.zeros(0),
+    torch.zeros(3),
+    torch.zeros(2, 2, 2),
+    torch.tensor(1),
+    torch.zeros(4, 10).long(),
+    torch.zeros(3, dtype=torch.complex64),
+    Foreign("a.b"),
+    Foreign("a.b", state=3),
+    Foreign("a.b", state={"_modules": {"x": 1}}),
+]
 
 
 def holders(root: Any) -> list[Any]:
@@ -75,10 +101,10 @@ def test_a_mutated_checkpoint_is_read_or_refused(kind: str, tmp_path: Path) -> N
     opened, draw = open_source(SOURCES[kind]), random.Random(kind)
     format_, vocab, messages = FORMATS[recognise(opened)], SOURCES[kind] / "vocab.txt", []
     for _ in range(120):
-        changed = Opened(path=opened.path, content=mutate(opened.content, draw))
+        changed = Source(path=opened.path, content=mutate(opened.content, draw))
         try:
             if format_.recognises(changed):
-                checkpoint = format_.read(changed, Wishes(vocab=vocab if vocab.exists() else None))
+                checkpoint = format_.read(changed, ImportOptions(vocab=vocab if vocab.exists() else None))
                 assert all(np.isfinite(tensor.numpy()).all() for tensor in checkpoint.tensors.values())
         except UserError as error:
             messages.append(str(error))

@@ -1,4 +1,5 @@
-"""What other projects compute, imported models compute: per token, in PyTorch and on ONNX Runtime, cut as theirs was."""
+"""What other projects compute, imported models compute: per token, in PyTorch and on ONNX Runtime, cut as
+theirs was."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def test_double_precision_meets_the_oracles_own(case: Case, runs: dict[str, Path
 
 
 def _compare_memories(memory: list[torch.Tensor], expected: dict[str, np.ndarray]) -> None:
-    """The inputs of the first and the last layer that are left; theirs are [M, B, D] or [B, M, D] and may reach further back."""
+    """The inputs of the first and the last layer that are left; theirs are [M, B, D] or [B, M, D] and may
+    reach further back."""
     for mine, name in ((memory[0], "mems_last_layer0"), (memory[-1], "mems_last_layerN")):
         theirs = expected.get(name)
         if theirs is None or not theirs.size:

@@ -16,7 +16,7 @@ import torch
 
 from tests.xl_export.importers.forge import call, program, text
 from tests.xl_export.importers.test_refusals import refused
-from xl_export.importers.pickle.pickles import Foreign, Named, read_pickle
+from xl_export.importers.pickle.read import Foreign, Named, read_pickle
 
 DATA = Path(__file__).parents[2] / "data"
 FILES = sorted(path.relative_to(DATA).as_posix() for kind in ("*.pt", "*.pkl") for path in DATA.rglob(kind))

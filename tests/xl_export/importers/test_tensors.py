@@ -24,7 +24,7 @@ from tests.xl_export.importers.forge import (
     zip_container,
 )
 from tests.xl_export.importers.test_refusals import refused
-from xl_export.importers.pickle.pickles import read_pickle
+from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.tensors import read_npz_tensors, read_safetensors
 
 FOUR = {"0": struct.pack("<4f", 1, 2, 3, 4)}

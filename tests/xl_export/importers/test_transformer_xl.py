@@ -1,4 +1,5 @@
-"""Formats that share kimiyoung's names: the same model told in each of them, and pickled modules that are not whole."""
+"""Formats that share kimiyoung's names: the same model told in each of them, and pickled modules that are
+not whole."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from tests.commands import refused, xl
 from tests.xl_export.importers.oracles import DATA, nll
 from trainer.run.checkpoint import load_run
 from xl_export.importers import kimiyoung, tensorflow
-from xl_export.importers.checkpoint import Opened, Wishes
-from xl_export.importers.pickle.pickles import Foreign, read_pickle
+from xl_export.importers.checkpoint import ImportOptions, Source
+from xl_export.importers.pickle.read import Foreign, read_pickle
 
 FOLDER, WORDS = DATA / "hf-wt103" / "pretrained", DATA / "kimiyoung-wt103-large"
 
@@ -144,7 +145,8 @@ def test_a_folder_without_weights_or_vocabulary_is_refused(folder: Path) -> None
     )
 
 
-# TensorFlow: the variables that its code would have for the same model. Kernels are [in, out], head columns in order.
+# TensorFlow: the variables that its code would have for the same model. Kernels are [in, out], head columns
+# in order.
 
 
 def variables_of(run: Path) -> dict[str, np.ndarray]:
@@ -190,7 +192,8 @@ def variables_of(run: Path) -> dict[str, np.ndarray]:
 
 
 def test_tensorflow_variables_give_the_likelihoods_of_their_kin(tmp_path: Path) -> None:
-    """Hugging Face's code keeps what TensorFlow's does but for one token of the mask and the epsilon of LayerNorm."""
+    """Hugging Face's code keeps what TensorFlow's does but for one token of the mask and the epsilon of
+    LayerNorm."""
     assert xl("import", FOLDER, "--out", tmp_path / "run").exit_code == 0
     np.savez(tmp_path / "model.npz", **variables_of(tmp_path / "run"))
     options = ("--mem-len", 47, "--segment", 16, "--clamp-len", 32, "--vocab", FOLDER / "vocab.pkl")
@@ -203,9 +206,11 @@ def test_tensorflow_variables_give_the_likelihoods_of_their_kin(tmp_path: Path) 
 
 
 SOURCES = {
-    "four-tables": DATA / "kimiyoung-wt103-large", "one-table-with-clusters": DATA / "nvidia-wt103-base",
-    "plain": DATA / "kimiyoung-enwik8", "one-projection-and-clusters": DATA / "variants" / "kimiyoung-one-table",
-}  # fmt: skip
+    "four-tables": DATA / "kimiyoung-wt103-large",
+    "one-table-with-clusters": DATA / "nvidia-wt103-base",
+    "plain": DATA / "kimiyoung-enwik8",
+    "one-projection-and-clusters": DATA / "variants" / "kimiyoung-one-table",
+}
 
 
 @pytest.mark.parametrize("kind", SOURCES)
@@ -326,7 +331,7 @@ def test_a_pickled_module_that_is_not_whole_is_refused(change: Callable[[Foreign
     found = module()
     change(found)
     with pytest.raises(UserError) as caught:
-        kimiyoung.read(Opened(path=WORDS / "model.pt", content=found), Wishes())
+        kimiyoung.read(Source(path=WORDS / "model.pt", content=found), ImportOptions())
     assert words in str(caught.value)
 
 

@@ -12,14 +12,18 @@ import torch
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab, decode
 from tests.xl_export.importers.oracles import DATA, NAMES
-from xl_export.importers.pickle.pickles import read_pickle
+from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.vocabularies import read_vocabulary, translated, vocabulary
 
 FILES = {
-    "kimiyoung-enwik8": "cache.pt", "kimiyoung-wt103-large": "cache.pt", "kimiyoung-ptb-full-mask": "cache.pt",
-    "nvidia-wt103-base": "cache.pt", "adaptive-span-enwik8": "corpus.pt", "adaptive-span-persistent": "corpus.pt",
+    "kimiyoung-enwik8": "cache.pt",
+    "kimiyoung-wt103-large": "cache.pt",
+    "kimiyoung-ptb-full-mask": "cache.pt",
+    "nvidia-wt103-base": "cache.pt",
+    "adaptive-span-enwik8": "corpus.pt",
+    "adaptive-span-persistent": "corpus.pt",
     "hf-wt103": "pretrained/vocab.pkl",
-}  # fmt: skip
+}
 
 
 def symbol_of(vocab: Vocab, token: int) -> str:
@@ -95,14 +99,21 @@ def test_a_list_of_words_is_read_as_these_projects_read_it(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({}, "is not a vocabulary"), ([1], "is not a vocabulary"), (["a", ""], "is not a vocabulary"),
-        ("ab", "is not a vocabulary"), (None, "is not a vocabulary"), ([], "is not a vocabulary"),
-        ({"vocab": torch.zeros(3)}, "is not a vocabulary"), ({"idx2sym": torch.zeros(3)}, "is not a vocabulary"),
-        ({"idx2sym": {"a": 0}}, "is not a vocabulary"), ({"vocab": 3}, "is not a vocabulary"),
-        (["a", "a"], "its symbols repeat"), (["a", "\ud800"], "is not Unicode"),
+        ({}, "is not a vocabulary"),
+        ([1], "is not a vocabulary"),
+        (["a", ""], "is not a vocabulary"),
+        ("ab", "is not a vocabulary"),
+        (None, "is not a vocabulary"),
+        ([], "is not a vocabulary"),
+        ({"vocab": torch.zeros(3)}, "is not a vocabulary"),
+        ({"idx2sym": torch.zeros(3)}, "is not a vocabulary"),
+        ({"idx2sym": {"a": 0}}, "is not a vocabulary"),
+        ({"vocab": 3}, "is not a vocabulary"),
+        (["a", "a"], "its symbols repeat"),
+        (["a", "\ud800"], "is not Unicode"),
         (["a", "b", "c"], "has 3 symbols and the model 2"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_vocabulary_of_the_model_is_refused(content: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(ArtefactError, match=words):
         vocabulary(content, where=tmp_path / "cache.pt", size=2)

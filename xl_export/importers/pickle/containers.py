@@ -1,7 +1,8 @@
 """The three ways in which a pickle and the storages of its tensors lie in a file.
 
 - PyTorch's zip container (since 1.6): `NAME/data.pkl`, and each storage stored as `NAME/data/KEY`.
-- PyTorch's legacy container: pickles of a magic number, the protocol and the system, the pickle itself, a pickle of the
+- PyTorch's legacy container: pickles of a magic number, the protocol and the system, the pickle itself, a
+pickle of the
   storages' keys, then each storage as its number of elements (int64) and its elements.
 - A bare pickle, without tensors.
 """
@@ -18,8 +19,8 @@ from typing import Any, BinaryIO
 
 from torch import Tensor
 
-from xl_export.importers.names import called, named
-from xl_export.importers.pickle.interpreter import Machine
+from xl_export.importers.pickle.allowed_names import called, named
+from xl_export.importers.pickle.interpreter import Interpreter
 from xl_export.importers.pickle.opcodes import run
 from xl_export.importers.pickle.tensors import Storages, fill
 from xl_export.importers.pickle.values import Named, PickleError, described, shown
@@ -61,7 +62,8 @@ def read_zip(stream: BinaryIO, size: int) -> Any:
             raise ContainerError(f"lacks the member {shown(name)}, a storage that its pickle mentions")
         if members[name].file_size != flat.numel() * flat.element_size():
             raise ContainerError(
-                f"has {members[name].file_size} bytes in {shown(name)}; its pickle says {len(flat)} {flat.dtype}"
+                f"has {members[name].file_size} bytes in {shown(name)}; its pickle says {len(flat)} "
+                f"{flat.dtype}"
             )
         with _damage(f"{name}: "), archive.open(name) as data:
             fill(flat, data, key)  # with its last byte the CRC is checked
@@ -69,7 +71,8 @@ def read_zip(stream: BinaryIO, size: int) -> Any:
 
 
 def read_stream(stream: BinaryIO, size: int) -> Any:
-    """The content of PyTorch's legacy container or of a bare pickle, told apart by what the first pickle holds."""
+    """The content of PyTorch's legacy container or of a bare pickle, told apart by what the first pickle
+    holds."""
     storages = Storages(size)
     machine = _machine(stream, size, storages)
     content = run(machine)
@@ -102,14 +105,15 @@ def read_stream(stream: BinaryIO, size: int) -> Any:
     return content
 
 
-def _machine(stream: BinaryIO, size: int, storages: Storages) -> Machine:
-    return Machine(
+def _machine(stream: BinaryIO, size: int, storages: Storages) -> Interpreter:
+    return Interpreter(
         stream, size, named=named, called=partial(called, storages), persistent=partial(_persistent, storages)
     )
 
 
 def _persistent(storages: Storages, identity: Any) -> Tensor | Named:
-    """("storage", class, key, device, elements[, None]), or ("module", class, file, source) of a class whose source was kept.
+    """("storage", class, key, device, elements[, None]), or ("module", class, file, source) of a class whose
+    source was kept.
 
     The device is not looked at: all is read to the CPU. The source is not looked at either.
     """
@@ -131,7 +135,8 @@ def _persistent(storages: Storages, identity: Any) -> Tensor | Named:
 
 
 def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
-    """The members by name, which together cannot be larger than the file: stored, once each, no encryption."""
+    """The members by name, which together cannot be larger than the file: stored, once each, no
+    encryption."""
     members: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
         if member.filename in members:
@@ -161,7 +166,8 @@ def _prefix(members: dict[str, zipfile.ZipInfo]) -> str:
 
 @contextlib.contextmanager
 def _damage(what: str = "") -> Iterator[None]:
-    """Turns all that `zipfile` raises for a damaged archive into one reason (an encrypted member is a RuntimeError)."""
+    """Turns all that `zipfile` raises for a damaged archive into one reason (an encrypted member is a
+    RuntimeError)."""
     try:
         yield
     except ZIP_ERRORS as error:

@@ -1,13 +1,17 @@
-"""The machine that pickles are written for, with nothing in it that could import or call.
+"""An interpreter of pickles that knows only data: nothing in it imports a module or calls a function of a file.
 
-A pickle is a program for a stack machine. `pickle.Unpickler` runs it with real classes: what keeps it safe is one
-overridden method, and still a short file can make it take gigabytes (a memo index, a length) or run for hours (a set of
-nested tuples, which hash in 2^n steps). This machine knows only data. A global becomes a `Named`, and where a pickle
-would call something, a function that the caller gives decides. Everything that it holds is bounded:
+A pickle is a program for a stack machine. `pickle.Unpickler` runs it with real classes: what keeps it safe
+is one overridden method, and still a short file can make it take gigabytes (a memo index, a length) or run
+for hours (a set of nested tuples, which hash in 2^n steps). This machine knows only data. A global becomes a
+`Named`, and where a pickle would call something, a function that the caller gives decides. Everything that
+it holds is bounded:
 
-- lengths are compared with what is left of the file before anything is read; whole numbers have at most 1 KiB;
-- every opcode, and every element that is copied, costs one of `MAX_STEPS`; every container one of `MAX_CONTAINERS`;
-- so a pickle takes at most some hundred bytes of memory for each of its own, and 1.5 GB in all, beside the text in it;
+- lengths are compared with what is left of the file before anything is read; whole numbers have at most 1
+KiB;
+- every opcode, and every element that is copied, costs one of `MAX_STEPS`; every container one of
+`MAX_CONTAINERS`;
+- so a pickle takes at most some hundred bytes of memory for each of its own, and 1.5 GB in all, beside the
+text in it;
 - keys and members of sets are short scalars;
 - nothing recurses, and what comes out holds no cycles and is not deep (`check_shape`).
 
@@ -30,10 +34,11 @@ MAX_MEMO = 4_000_000
 MAX_LINE = 1 << 16
 
 
-class Machine:
+class Interpreter:
     """Runs pickles, one after another, from `stream`, which has `size` bytes in all.
 
-    named(module, name): the global, or PickleError where it may not occur. called(target, args): what a call gives.
+    named(module, name): the global, or PickleError where it may not occur. called(target, args): what a call
+    gives.
     persistent(id): what a persistent id stands for.
     """
 
@@ -164,7 +169,8 @@ class Machine:
         target.update([checked_key(value) for value in values])
 
     def build(self, state: Any) -> None:
-        """Gives attributes to the object on top; those of a dictionary (`_metadata` of a state dict) are dropped."""
+        """Gives attributes to the object on top; those of a dictionary (`_metadata` of a state dict) are
+        dropped."""
         target = self.top()
         if type(target) is dict:
             return

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from xl_export.importers.pickle.interpreter import Machine
+from xl_export.importers.pickle.interpreter import Interpreter
 from xl_export.importers.pickle.values import PickleError, check_shape, checked_key
 
 MAX_INT_BYTES = 1 << 10
@@ -24,7 +24,7 @@ REFUSED = {
 }
 
 
-def run(machine: Machine) -> Any:
+def run(machine: Interpreter) -> Any:
     """The object that the machine's next pickle makes; raises PickleError for anything that is not data."""
     machine.begin()
     while (code := machine.stream.read(1)) != b".":
@@ -84,79 +84,79 @@ def _integer(data: bytes) -> bool | int:
     return booleans[data] if data in booleans else int(_decimal(data))
 
 
-def _long(machine: Machine, layout: struct.Struct) -> int:
+def _long(machine: Interpreter, layout: struct.Struct) -> int:
     count = machine.number(layout)
     if count > MAX_INT_BYTES:
         raise PickleError(f"has a whole number of {count} bytes")
     return int.from_bytes(machine.exact(count), "little", signed=True)
 
 
-def _tuple(machine: Machine, count: int) -> None:
+def _tuple(machine: Interpreter, count: int) -> None:
     machine.push_container(tuple(reversed([machine.pop() for _ in range(count)])))
 
 
-def _reduce(machine: Machine) -> None:
+def _reduce(machine: Interpreter) -> None:
     args, target = machine.pop(), machine.pop()
     machine.call(target, args)
 
 
-def _new_with_keywords(machine: Machine) -> None:
+def _new_with_keywords(machine: Interpreter) -> None:
     keywords, args, target = machine.pop(), machine.pop(), machine.pop()
     machine.call(target, args, keywords)
 
 
-def _instance(machine: Machine) -> None:
+def _instance(machine: Interpreter) -> None:
     module, name = _text(machine.line()), _text(machine.line())
     args = tuple(machine.group())
     machine.call(machine.named(module, name), args)
 
 
-def _object(machine: Machine) -> None:
+def _object(machine: Interpreter) -> None:
     items = machine.group()
     if not items:
         raise PickleError("calls nothing")
     machine.call(items[0], tuple(items[1:]))
 
 
-def _stack_global(machine: Machine) -> None:
+def _stack_global(machine: Interpreter) -> None:
     name, module = machine.pop(), machine.pop()
     machine.global_(module, name)
 
 
-def _global(machine: Machine) -> None:
+def _global(machine: Interpreter) -> None:
     module, name = _text(machine.line()), _text(machine.line())
     machine.global_(module, name)
 
 
-def _pair(machine: Machine) -> list[Any]:
+def _pair(machine: Interpreter) -> list[Any]:
     value, key = machine.pop(), machine.pop()
     return [key, value]
 
 
-def _protocol(machine: Machine) -> None:
+def _protocol(machine: Interpreter) -> None:
     if (version := machine.number(U1)) > 5:
         raise PickleError(f"is of protocol {version}, which is newer than 5")
 
 
-def _pop(machine: Machine) -> None:
+def _pop(machine: Interpreter) -> None:
     if machine.stack:
         machine.stack.pop()
     else:
         machine.group()
 
 
-def _dict(machine: Machine) -> None:
+def _dict(machine: Interpreter) -> None:
     items = machine.group()
     machine.push_container({})
     machine.set_items(items)
 
 
-OPERATIONS: dict[bytes, Callable[[Machine], Any]] = {
+OPERATIONS: dict[bytes, Callable[[Interpreter], Any]] = {
     b"\x80": _protocol,
     b"\x95": lambda m: m.exact(8),  # FRAME: a hint for buffering
-    b"(": Machine.mark,
+    b"(": Interpreter.mark,
     b"0": _pop,
-    b"1": Machine.group,  # POP_MARK
+    b"1": Interpreter.group,  # POP_MARK
     b"2": lambda m: m.push(m.top()),  # DUP
     # scalars
     b"N": lambda m: m.push(None),

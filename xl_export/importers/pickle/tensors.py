@@ -1,4 +1,5 @@
-"""Tensors over storages whose sizes are checked before memory is taken: those of PyTorch's pickles, safetensors and `.npz`."""
+"""Tensors over storages whose sizes are checked before memory is taken: those of PyTorch's pickles,
+safetensors and `.npz`."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ BLOCK = 1 << 20
 class Storages:
     """The storages that a pickle mentions, one flat CPU tensor for each key, and the tensors made over them.
 
-    budget: the bytes of the file, which all storages together cannot exceed. Memory is taken when a storage is first
-    mentioned and filled by whoever knows where its bytes are.
+    budget: the bytes of the file, which all storages together cannot exceed. Memory is taken when a storage
+    is first mentioned and filled by whoever knows where its bytes are.
     """
 
     def __init__(self, budget: int) -> None:
@@ -45,13 +46,15 @@ class Storages:
         self.tensors = 0
 
     def storage(self, key: Any, kind: str, count: Any) -> Tensor:
-        """The storage `key`, [count] of the type that its class `torch.FloatStorage` tells; zeros until it is filled."""
+        """The storage `key`, [count] of the type that its class `torch.FloatStorage` tells; zeros until it
+        is filled."""
         dtype = DTYPES.get(kind)
         if dtype is None:
             raise PickleError(f"has a storage of the type {kind}, which is not read here")
         if type(key) is not str or type(count) is not int or count < 0:
             raise PickleError(
-                f"has a storage whose key is {described(key)} and whose number of elements is {described(count)}"
+                f"has a storage whose key is {described(key)} and whose number of elements is "
+                f"{described(count)}"
             )
         if key not in self.flat:
             self.left -= count * dtype.itemsize
@@ -114,7 +117,8 @@ def fill(flat: Tensor, stream: Any, key: str) -> None:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file; raises ArtefactError where its header and its bytes do not agree."""
+    """Every tensor of a safetensors file; raises ArtefactError where its header and its bytes do not
+    agree."""
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -125,7 +129,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_npz_tensors(path: Path) -> dict[str, Tensor]:
-    """Every array of an `.npz` file as a tensor; raises ArtefactError as `read_npz` does, and for types that are no numbers.
+    """Every array of an `.npz` file as a tensor; raises ArtefactError as `read_npz` does, and for types that
+    are no numbers.
 
     A checkpoint of TensorFlow becomes such a file where TensorFlow is, by
 
@@ -139,6 +144,7 @@ def read_npz_tensors(path: Path) -> dict[str, Tensor]:
             tensors[name] = torch.from_numpy(array)
         except (TypeError, ValueError) as error:
             raise ArtefactError(
-                f"{path}: {shown(name)} is of the type {shown(str(array.dtype))}; expected little-endian numbers."
+                f"{path}: {shown(name)} is of the type {shown(str(array.dtype))}; expected little-endian "
+                f"numbers."
             ) from error
     return tensors

@@ -12,12 +12,14 @@ MAX_INT_KEY = 1 << 60
 
 
 class PickleError(Exception):
-    """Why a pickle is not read, as the end of a sentence of which it is the subject: `calls os.system, which …`."""
+    """Why a pickle is not read, as the end of a sentence of which it is the subject: `calls os.system, which
+    …`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A class or function that a pickle names, `torch.nn.modules.linear.Linear`: its name and nothing else."""
+    """A class or function that a pickle names, `torch.nn.modules.linear.Linear`: its name and nothing
+    else."""
 
     name: str
 
@@ -26,7 +28,8 @@ class Named:
 class Foreign:
     """An instance of a class that is not imported: what the pickle says of it.
 
-    args: what it was made with; state: its attributes (another value where the class has its own way of pickling);
+    args: what it was made with; state: its attributes (another value where the class has its own way of
+    pickling);
     items and entries: its content where the class is a list or a dictionary.
     """
 
@@ -41,7 +44,8 @@ CONTAINERS = frozenset({list, tuple, set, frozenset, dict, Foreign})
 
 
 def checked_key(key: Any) -> Any:
-    """A key of a dictionary or a member of a set: short, and with a hash that is cheap and not for the file to choose."""
+    """A key of a dictionary or a member of a set: short, and with a hash that is cheap and not for the file
+    to choose."""
     kind = type(key)
     if kind in (str, bytes):
         if len(key) > MAX_KEY:
@@ -60,14 +64,16 @@ def shown(name: str) -> str:
 
 
 def described(value: Any) -> str:
-    """A whole number, the name of a class, or the type of any other value, which may be large: for a message."""
+    """A whole number, the name of a class, or the type of any other value, which may be large: for a
+    message."""
     if type(value) is int and abs(value) < MAX_INT_KEY:
         return str(value)
     return value.name if isinstance(value, (Foreign, Named)) else type(value).__name__
 
 
 def check_shape(root: Any) -> None:
-    """Raises PickleError where an object holds itself, is nested too deeply, or shares parts until its tree is huge.
+    """Raises PickleError where an object holds itself, is nested too deeply, or shares parts until its tree
+    is huge.
 
     Nothing here recurses; whoever walks `root` afterwards may.
     """

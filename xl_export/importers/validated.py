@@ -15,10 +15,12 @@ from xl_export.importers.pickle import values
 
 
 class Tensors:
-    """The tensors of one checkpoint by their names there, taken one by one; what is left over at the end is an error.
+    """The tensors of one checkpoint by their names there, taken one by one; what is left over at the end is
+    an error.
 
     tensors: pairs of a name and a tensor, whose names were translated: two that became one are refused.
-    where: the file, for messages. project: whose it should be. spell: the name in the file of a tensor that has another one here.
+    where: the file, for messages. project: whose it should be. spell: the name in the file of a tensor that
+    has another one here.
     allow_nonfinite: whether NaN and infinity may pass.
     """
 
@@ -38,7 +40,8 @@ class Tensors:
         for name, tensor in tensors:
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
                 raise ArtefactError(
-                    f"{where}: {str(name)[:80]!r} is a {type(tensor).__name__}; expected a tensor of {project}."
+                    f"{where}: {str(name)[:80]!r} is a {type(tensor).__name__}; expected a tensor of "
+                    f"{project}."
                 )
             if name in self._left:
                 raise ArtefactError(
@@ -50,12 +53,14 @@ class Tensors:
         return name in self._left
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """A tensor as float32, of exactly this shape; raises ArtefactError that names it where it is missing or another."""
+        """A tensor as float32, of exactly this shape; raises ArtefactError that names it where it is missing
+        or another."""
         tensor = self.peek(name, dimensions=len(shape))
         del self._left[name]
         if tuple(tensor.shape) != shape:
             raise ArtefactError(
-                f"{self.where}: {self.spell(name)} is {list(tensor.shape)}, expected {list(shape)} by the sizes of the model."
+                f"{self.where}: {self.spell(name)} is {list(tensor.shape)}, expected {list(shape)} by the "
+                f"sizes of the model."
             )
         if not tensor.is_floating_point():
             raise ArtefactError(
@@ -104,7 +109,8 @@ class Tensors:
         if self._left:
             name = min(self._left)
             raise ArtefactError(
-                f"{self.where} has the unexpected tensor {values.shown(self.spell(name))} {list(self._left[name].shape)}; "
+                f"{self.where} has the unexpected tensor {values.shown(self.spell(name))} "
+                f"{list(self._left[name].shape)}; "
                 f"its sizes and options are not those of a {self.project} model that is known here."
             )
 
@@ -118,7 +124,7 @@ def sizes_of(where: str) -> Iterator[None]:
         raise ArtefactError(f"{where} is of no model that is known here: {error}") from error
 
 
-def whole(facts: Mapping[Any, Any], name: str, *, where: str, least: int = 0) -> int:
+def integer(facts: Mapping[Any, Any], name: str, *, where: str, least: int = 0) -> int:
     """A whole number that a checkpoint states of itself."""
     value = facts.get(name)
     if type(value) is not int or not least <= value <= MAX_LENGTH:
@@ -128,7 +134,7 @@ def whole(facts: Mapping[Any, Any], name: str, *, where: str, least: int = 0) ->
     return value
 
 
-def truth(facts: Mapping[Any, Any], name: str, *, where: str) -> bool:
+def boolean(facts: Mapping[Any, Any], name: str, *, where: str) -> bool:
     """A yes or no that a checkpoint states of itself."""
     value = facts.get(name)
     if type(value) is not bool:
@@ -136,7 +142,7 @@ def truth(facts: Mapping[Any, Any], name: str, *, where: str) -> bool:
     return value
 
 
-def truths(facts: Mapping[Any, Any], name: str, *, count: int, where: str) -> tuple[bool, ...]:
+def booleans(facts: Mapping[Any, Any], name: str, *, count: int, where: str) -> tuple[bool, ...]:
     """As many of them, one for each cluster."""
     value = facts.get(name)
     if not isinstance(value, list | tuple) or len(value) != count or any(type(x) is not bool for x in value):

@@ -1,7 +1,10 @@
-"""The names that may occur in a pickle, and what a call of each gives: plain data, or a Foreign that remembers the call.
+"""The names that may occur in a pickle, and what a call of each gives: plain data, or a Foreign that
+remembers the call.
 
-A name is only ever compared with the tables here, so one that is allowed is still not imported. All others are refused,
-whether the pickle calls them or only mentions them: a real unpickler would import them, which runs their module.
+A name is only ever compared with the tables here, so one that is allowed is still not imported. All others
+are refused,
+whether the pickle calls them or only mentions them: a real unpickler would import them, which runs their
+module.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from torch import Tensor
 from xl_export.importers.pickle.tensors import DTYPES, Storages
 from xl_export.importers.pickle.values import Foreign, Named, PickleError, checked_key, shown
 
-# Packages whose classes occur in published checkpoints and vocabularies: an instance of one becomes a Foreign.
+# Packages whose classes occur in published checkpoints and vocabularies: an instance of one becomes a
+# Foreign.
 FOREIGN_MODULES = re.compile(
     r"mem_transformer|proj_adaptive_softmax|data_utils|vocabulary|data|argparse"
     r"|utils(\.\w+)*|torch\.nn\.(modules|parallel)(\.\w+)*|(transformers|tokenizers|sacremoses)(\.\w+)*",
@@ -110,13 +114,15 @@ def called(storages: Storages, target: Named, args: tuple[Any, ...]) -> Any:
 
 
 def _tensor(storages: Storages, args: tuple[Any, ...]) -> Tensor:
-    """_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks[, metadata]), and its older form of four."""
+    """_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks[, metadata]), and its older
+    form of four."""
     flat, offset, shape, strides, *_ = args
     return storages.view(flat, offset, shape, strides)
 
 
 def _parameter(_: Storages, args: tuple[Any, ...]) -> Tensor:
-    """_rebuild_parameter(tensor, requires_grad, hooks), and the class itself of PyTorch 0.4: the tensor alone."""
+    """_rebuild_parameter(tensor, requires_grad, hooks), and the class itself of PyTorch 0.4: the tensor
+    alone."""
     if not args or not isinstance(args[0], Tensor):
         raise ValueError
     return args[0]

@@ -1,6 +1,8 @@
-"""Checkpoints and vocabularies of other projects as plain data: `read_pickle(path)`. Nothing that is in them is run.
+"""Checkpoints and vocabularies of other projects as plain data: `read_pickle(path)`. Nothing that is in them
+is run.
 
-How opcodes are followed is said in `machine.py`, which names in `names.py`, which containers in `containers.py`.
+How opcodes are followed is said in `machine.py`, which names in `names.py`, which containers in
+`containers.py`.
 """
 
 from __future__ import annotations
@@ -21,14 +23,16 @@ class CheckpointError(UserError):
 
 
 def read_pickle(path: Path) -> Any:
-    """The content of a PyTorch checkpoint (zip or legacy container) or of a bare pickle, without running any of it.
+    """The content of a PyTorch checkpoint (zip or legacy container) or of a bare pickle, without running any
+    of it.
 
-    It consists of dict, list, tuple, set, frozenset, str, bytes, int, float, bool, None, of CPU tensors (which share
-    memory where those in the file do; parameters are plain tensors), of Foreign for instances of foreign classes, and of
-    Named where a class itself is a value. It has no cycles and is at most 200 levels deep.
+    It consists of dict, list, tuple, set, frozenset, str, bytes, int, float, bool, None, of CPU tensors
+    (which share memory where those in the file do; parameters are plain tensors), of Foreign for instances
+    of foreign classes, and of Named where a class itself is a value. It has no cycles and is at most 200
+    levels deep.
 
-    Raises CheckpointError, which names the file and, where there is one, the name that is not allowed. Memory is bounded
-    by a small multiple of the file.
+    Raises CheckpointError, which names the file and, where there is one, the name that is not allowed.
+    Memory is bounded by a small multiple of the file.
     """
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; give a checkpoint or a vocabulary.")
@@ -48,7 +52,8 @@ def read_pickle(path: Path) -> Any:
                 f"{path} is a text, not a checkpoint or vocabulary that torch.save or pickle wrote."
             ) from error
         raise CheckpointError(
-            f"{path} was not read, and nothing in it was run: the pickle {error}; copy it again, or give another checkpoint."
+            f"{path} was not read, and nothing in it was run: the pickle {error}; copy it again, or give "
+            f"another checkpoint."
         ) from error
     except ContainerError as error:
         raise CheckpointError(f"{path} {error}; copy it again, or save it again with torch.save.") from error
