@@ -35,8 +35,8 @@ class Source:
 class ImportOptions:
     """What the user chose for one import.
 
-    overrides: settings that replace those of the project. vocab: the file of the vocabulary; when None, it is looked for
-    in the folder of the checkpoint. allow_nonfinite: whether weights may be NaN or infinite.
+    overrides: settings that replace those of the project. vocab: the file of the vocabulary; when None, it is
+    looked for in the folder of the checkpoint. allow_nonfinite: whether weights may be NaN or infinite.
     """
 
     overrides: Overrides = field(default_factory=Overrides)

@@ -1,4 +1,4 @@
-"""An interpreter of pickles that knows only data: nothing in it imports a module or calls a function of a file.
+"""An interpreter of pickles that knows only data: nothing in it imports a module or calls a function.
 
 A pickle is a program for a stack machine. `pickle.Unpickler` runs it with real classes: what keeps it safe
 is one overridden method, and still a short file can make it take gigabytes (a memo index, a length) or run
