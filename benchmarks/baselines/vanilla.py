@@ -24,7 +24,7 @@ from runtimes.base.logits import log_sum_exp
 from runtimes.contract.precision import TOLERANCES
 from runtimes.contract.spec import GRAPH, TensorFacts
 from trainer.model.config import ModelConfig
-from xl_export.graph.fused_cpu import DOMAIN
+from xl_export.graph.fused_cpu import DOMAIN, OPERATORS
 from xl_export.graph.head import all_logits, embed
 from xl_export.graph.layers import Layers, Weights
 from xl_export.graph.ops import graph_input, save_model
@@ -161,4 +161,4 @@ class _FusedWindowGraph(_WindowGraph):
             "value_at": 2 * width,
         }
         inputs = [packed, packed, None, None, None, positions]
-        return op.custom(DOMAIN, "RelativeAttention", inputs, attributes, outputs=1)[0]
+        return op.custom(DOMAIN, OPERATORS["float32"], inputs, attributes, outputs=1)[0]

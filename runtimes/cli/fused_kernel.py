@@ -1,4 +1,4 @@
-"""`xl-export fused-kernel`: builds the fused attention operator for this processor."""
+"""`xl-export fused-kernel`: builds the fused operator for this processor."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from runtimes.sessions import fused_cpu
 
 @click.command("fused-kernel")
 def fused_kernel_command() -> None:
-    """Build the fused attention operator for this processor.
+    """Build the fused operator for this processor.
 
-    That takes GCC (g++, or what $CXX names). Built once, it is used by every command, for every artefact that has a graph
-    for it; `info` says which have. Its file is in the user's cache; without it the standard operators compute the same.
+    The fused operator is one C++ operator that computes a layer's attention faster than the standard
+    operators of ONNX Runtime. It needs GCC 9 or newer: g++, or the compiler that the variable CXX names. It
+    is built once on a machine, into the user's cache, and then every command uses it for each artefact that
+    has a graph for it; `info` says whether an artefact has one. Without it the standard operators compute the
+    same.
     """
-    there = fused_cpu.built() is not None
-    click.echo(f"the fused kernel {'was there already' if there else 'is built'}: {fused_cpu.build()}")
+    before = fused_cpu.built() is not None
+    click.echo(f"the fused operator {'was built before' if before else 'is built'}: {fused_cpu.build()}")

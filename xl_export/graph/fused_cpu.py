@@ -1,7 +1,8 @@
-"""The step graph for one kernel: each layer's ring write, position scores, mask, softmax and values as one operator.
+"""The step graph for the fused operator: one node per layer for ring write, scores, mask, softmax and values.
 
-`RelativeAttention` of the library in `runtimes/kernel/` does in the cache what the standard operators do in memory. It serves
-ring memory that is masked before a text begins, and models whose scores depend on distance.
+The operator is part of the C++ library in `runtimes/sessions/fused_cpu/`, which lists its inputs and
+attributes. It serves ring memory that is masked before a text begins, and models whose scores depend on
+distance.
 """
 
 from __future__ import annotations
@@ -18,15 +19,14 @@ from xl_export.graph.step import Group, StepGraph
 from xl_export.graph.tables import bias_table, position_table, query_bias
 
 DOMAIN = "xl_export"
-TABLE = 4  # which of the operator's inputs is the position table
-OPERATORS = {
-    "float32": "RelativeAttention",
-    "float16": "RelativeAttentionOverHalves",
-}  # by type of the memory tensors
+TABLE = 4  # the index of the position table among the operator's inputs
+# By type of the memory tensors. Artefacts of version 0.1 call the operators RelativeAttention and
+# RelativeAttentionOverHalves.
+OPERATORS = {"float32": "RingRelativeAttention", "float16": "RingRelativeAttentionOverHalves"}
 
 
 def takes(spec: Spec) -> bool:
-    """Whether the operator computes what this artefact's layers do."""
+    """Whether the operator computes what the layers of this artefact compute."""
     by_distance = (
         spec.model.positions in ("relative", "shaw", "learned") and spec.model.sublayers == "feed-forward"
     )
@@ -35,7 +35,7 @@ def takes(spec: Spec) -> bool:
 
 
 def fused_step_graph(spec: Spec, config: ModelConfig, weights: Weights) -> ir.Model:
-    """The model of `step_graph` with the fused operator."""
+    """The graph that `step_graph` makes, with the fused operator in place of the standard ones."""
     return _FusedStepGraph(spec, config, weights).build()
 
 
@@ -58,15 +58,23 @@ class _FusedStepGraph(StepGraph):
             optional = ((u, "u"), (v, "v"), (bias, "bias_table"))
             name, before = f"blocks.{group.name}.", order.index(group.heads[0]) * config.head_dim
             inputs = [
-                query, context, *(self.inputs[f"past_key_values.{group.name}.{kind}"] for kind in ("key", "value")),
-                op.constant(table, name + "position_table"), self.inputs["position_ids"],
+                query,
+                context,
+                *(self.inputs[f"past_key_values.{group.name}.{kind}"] for kind in ("key", "value")),
+                op.constant(table, name + "position_table"),
+                self.inputs["position_ids"],
                 *(None if array is None else op.constant(array, name + kind) for array, kind in optional),
-            ]  # fmt: skip
+            ]
             attributes = {
-                "heads": len(group.heads), "head_dim": config.head_dim, "mem_len": group.rule.mem_len,
-                "nearest": group.rule.nearest, "full": int(group.rule.mask == "full"), "query_at": before,
-                "key_at": key_at + before, "value_at": key_at + len(order) * config.head_dim + before,
-            }  # fmt: skip
+                "heads": len(group.heads),
+                "head_dim": config.head_dim,
+                "mem_len": group.rule.mem_len,
+                "nearest": group.rule.nearest,
+                "full": int(group.rule.mask == "full"),
+                "query_at": before,
+                "key_at": key_at + before,
+                "value_at": key_at + len(order) * config.head_dim + before,
+            }
             answer, *kept = op.custom(DOMAIN, OPERATORS[self.spec.state_dtype], inputs, attributes, outputs=3)
             answers.append(answer)
             present += kept

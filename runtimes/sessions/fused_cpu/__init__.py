@@ -1,4 +1,4 @@
-"""The fused attention operator for the CPU: a C++ library, built once on a machine."""
+"""The fused operator for the CPU: a C++ library that is built once on a machine."""
 
 from runtimes.sessions.fused_cpu.library import build, built
 

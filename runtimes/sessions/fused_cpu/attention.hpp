@@ -6,9 +6,11 @@
 
 namespace xl {
 
-/// Answers of queries first … first + count - 1 of one head.
+/// Writes the answers of queries first … first + count - 1 of one head.
 template <class Stored>
-inline void attend(const Head<Stored>& head, const Rule& rule, int64_t first, int64_t count, Scratch& scratch) {
+inline void attend(const Head<Stored>& head, const Rule& rule, int64_t first, int64_t count,
+                   Scratch& scratch) {
+  // A step of one token has a path of its own for common head widths, with the width known at compile time.
   if (head.length == 1 && head.width % LANES == 0) switch (head.width / LANES) {
       case 1: return attend_token<1>(head, rule, scratch);
       case 2: return attend_token<2>(head, rule, scratch);

@@ -1,4 +1,4 @@
-// Half-precision numbers as memory keeps them; everything is computed in floats.
+// Half-precision numbers: memory and tables may be stored in them, and everything is computed in floats.
 #pragma once
 
 #include <algorithm>
@@ -28,16 +28,18 @@ inline float widened(float x) { return x; }
 inline float widened(half x) {
   const uint32_t sign = (x.bits & 0x8000u) << 16, rest = x.bits & 0x7fffu;
   if (rest >= 0x7c00) return float_of(sign | 0x7f800000 | (rest & 0x3ff) << 13);
-  return float_of(sign | bits_of(float_of(rest << 13) * 0x1p112f));  // exponents of floats are 112 larger
+  return float_of(sign |
+                  bits_of(float_of(rest << 13) * 0x1p112f));  // the exponent bias of floats is larger by 112
 }
 
-/// The nearest half, the even one of two.
+/// The nearest half; of two that are equally near, the even one.
 inline half narrowed(float x) {
   const uint32_t sign = bits_of(x) >> 16 & 0x8000, rest = bits_of(x) & 0x7fffffff;
   uint32_t bits;
   if (rest > 0x7f800000) bits = 0x7e00;
-  else if (rest >= 0x477ff000) bits = 0x7c00;  // 65,520 and more
-  else if (rest < 0x38800000) bits = bits_of(float_of(rest) + 0.5f) - 0x3f000000;  // subnormal: the addition rounds
+  else if (rest >= 0x477ff000) bits = 0x7c00;  // 65,520 and more become infinity
+  else if (rest < 0x38800000)
+    bits = bits_of(float_of(rest) + 0.5f) - 0x3f000000;  // subnormal: the addition rounds
   else bits = (rest + 0xc8000fff + (rest >> 13 & 1)) >> 13;
   return {static_cast<uint16_t>(sign | bits)};
 }
@@ -64,7 +66,9 @@ inline void store(half* at, vec x) {
 #endif
 }
 
-inline void copy(const float* from, int64_t count, float* to) { std::memcpy(to, from, count * sizeof(float)); }
+inline void copy(const float* from, int64_t count, float* to) {
+  std::memcpy(to, from, count * sizeof(float));
+}
 
 inline void copy(const half* from, int64_t count, float* to) {
   int64_t i = 0;

@@ -1,8 +1,13 @@
-// Relative attention over a ring memory, one head of one stream at a time, by online softmax: scores never leave the cache.
+// What attention of one head of one stream reads and writes.
 //
 // For the query at position p + t and the key at distance d:
-//   score = (q + u)·k + (q + v)·r(d) + bias(d), over nearest <= d <= window, where 1/sqrt(K) is folded into q, u and v.
-// Time runs from the segment's first token at 0: the key at time j has distance t - j and lies in slot (p + j) mod S.
+//   score = (q + u)·k + (q + v)·r(d) + bias(d), over nearest <= d <= window. 1/sqrt(K) is already part of q,
+//   u and v.
+// Softmax is computed online, a block of keys at a time, so that the scores never leave the processor's
+// cache.
+//
+// Times are counted from the segment's first token, which is at time 0. The key at time j has distance t - j
+// from the query at time t, and lies in slot (p + j) mod S of the ring.
 #pragma once
 
 #include <algorithm>
@@ -13,41 +18,47 @@
 
 namespace xl {
 
-constexpr int BLOCK = 128;  // queries, and keys, that are worked on together
-constexpr float NONE = -1e30f;
-constexpr float LOG2E = 1.44269504f;  // queries carry it, so that e^score is 2^score
-constexpr float SLACK = 8;            // what a score may exceed the reference of its row by, in powers of two
+constexpr int BLOCK = 128;          // queries, and keys, that are worked on together
+constexpr float NO_SCORE = -1e30f;  // below every score: the largest score of no keys
+constexpr float LOG2E =
+    1.44269504f;            // log2(e); queries are multiplied by it, so that e^score becomes 2^score
+constexpr float SLACK = 8;  // how far a score may exceed the reference of its row, in powers of two
 
 struct Rule {
-  int64_t mem_len, nearest;  // tokens remembered; smallest distance seen
+  int64_t mem_len, nearest;  // tokens remembered; the smallest visible distance
   bool full;                 // whether the window grows by one with each token of the segment
 };
 
-/// One head of one stream. Its rows are `width` floats, so far apart as the pitches say; those of the table
-/// are `rows` distances. Keys and values are floats or halves.
+/// One head of one stream. Rows of queries, keys, values and answers have `width` floats, and begin a pitch
+/// apart.
 template <class Stored>
 struct Head {
   const float *query, *u, *v, *bias;  // u, v and bias [rows] may be null
-  const float* table;                 // [width, rows], or null
-  const half* half_table;             // the same in halves, instead
-  const Stored *keys, *values;
+  const float* table;                 // r(d) as [width, rows], or null
+  const half* half_table;             // the same in halves, where `table` is null
+  const Stored *keys, *values;        // floats or halves
   float* out;
   int64_t query_pitch, ring_pitch, out_pitch, width, slots, rows, position, length;
 
+  /// The slot of the ring that holds the token at this time.
   int64_t slot(int64_t time) const {
     const int64_t s = (position + time) % slots;
     return s < 0 ? s + slots : s;
   }
-  int64_t row(int64_t distance) const { return std::clamp<int64_t>(distance, 0, rows - 1); }
-  int64_t furthest(const Rule& rule, int64_t t) const {
+  /// The row of the table for this distance.
+  int64_t table_row(int64_t distance) const { return std::clamp<int64_t>(distance, 0, rows - 1); }
+  /// The longest distance that the query at time t sees; never beyond the beginning of its text.
+  int64_t longest_distance(const Rule& rule, int64_t t) const {
     return std::min(rule.mem_len + (rule.full ? t : 0), std::max<int64_t>(position + t, 0));
   }
 };
 
-/// Aligned floats that grow as needed and stay with their thread.
+/// Working memory of one thread: aligned floats, kept from call to call.
 class Scratch {
  public:
   ~Scratch() { std::free(floats_); }
+
+  /// At least `count` floats; what an earlier call returned is no longer valid.
   float* take(int64_t count) {
     if (count > size_) {
       std::free(floats_);

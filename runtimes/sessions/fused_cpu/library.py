@@ -1,7 +1,9 @@
-"""The fused attention operator: built from source once on a machine, then used for every artefact that has a graph for it.
+"""Builds the fused operator from its C++ sources and finds the library that was built.
 
-One operator does what a layer's ring write, position scores, shift, mask, softmax and values do as a dozen standard
-ones, and no score leaves the processor's cache. It needs a C++ compiler on the machine that runs the artefact, nothing else.
+The fused operator computes what about a dozen standard operators compute in a layer: the ring write, the
+position scores, the shift, the mask, the softmax and the weighted values. Its scores never leave the
+processor's cache. It is compiled once on the machine that runs the artefact, which needs a C++ compiler for
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from runtimes.base.files import sha256, writing
 FOLDER = Path(__file__).parent
 SOURCES = (
     "library.cpp",
-    "ort.hpp",
+    "vendor/onnxruntime/onnxruntime_c_api.h",
     "attention.hpp",
     "block.hpp",
     "token.hpp",
@@ -30,27 +32,28 @@ SOURCES = (
 )
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fwrapv", "-shared", "-fPIC", "-w")
 CPUINFO = Path("/proc/cpuinfo")
-DIGITS = 16  # of a hash, in a file name
+DIGITS = 16  # of a hash that are part of a file name
 
 
 def built() -> Path | None:
-    """The library for this processor and these sources, where `build` has made it and it is as it was made."""
+    """The library for this processor and these sources; None where none is built or the file was altered."""
     return next(
         (library for library in _libraries() if library.stem.endswith(sha256(library)[:DIGITS])), None
     )
 
 
 def build() -> Path:
-    """Compiles the library for this processor into the user's cache, unless it is there already, and returns it.
+    """The library for this processor, compiled into the user's cache unless it is there already.
 
-    The compiler is $CXX, or g++. Raises MissingPackageError where there is none, UserError where it fails.
+    The compiler is the command in the variable CXX, or g++. Raises MissingPackageError where it cannot be
+    started and UserError where it fails.
     """
     if library := built():
         return library
     cache, damaged = _cache(), _libraries()
     if cache is None:
         raise UserError(
-            "there is no home folder to keep the fused kernel in; name a folder in the variable XDG_CACHE_HOME."
+            "there is no home folder for the fused operator; name a folder in the variable XDG_CACHE_HOME."
         )
     compiler = shlex.split(os.environ.get("CXX", "g++")) or ["g++"]
     with writing(cache):
@@ -71,30 +74,33 @@ def _compile(compiler: list[str], library: Path) -> None:
         ended = subprocess.run(command, capture_output=True, text=True, errors="replace")
     except OSError as error:
         raise MissingPackageError(
-            f"{compiler[0]} could not be started ({error.strerror}); install GCC, or name it in the variable CXX."
+            f"{compiler[0]} could not be started ({error.strerror}); install GCC, or name a compiler in "
+            "the variable CXX."
         ) from error
     if ended.returncode:
-        said = next(
+        message = next(
             (line for line in ended.stderr.splitlines() if "error" in line), f"exit code {ended.returncode}"
         )
         raise UserError(
-            f"{compiler[0]} could not compile the fused kernel ({said:.200}); give GCC 9 or newer in CXX."
+            f"{compiler[0]} could not compile the fused operator ({message:.200}); "
+            "name GCC 9 or newer in the variable CXX."
         )
     if not library.is_file():
-        raise UserError(f"{compiler[0]} wrote no fused kernel; give GCC 9 or newer in CXX.")
+        raise UserError(f"{compiler[0]} wrote no library; name GCC 9 or newer in the variable CXX.")
 
 
 def _libraries() -> list[Path]:
-    """What is there for this processor and these sources: `fused-KEY-HASH.so`, where HASH begins the file's own SHA-256.
+    """The files in the cache for this processor and these sources, damaged ones included.
 
-    A damaged library can end the process that loads it, so one that its name does not fit is never loaded.
+    A file is named `fused-KEY-HASH.so`, where HASH is the beginning of its own SHA-256: loading a damaged
+    library can end the process, so a file whose name does not fit its content is never loaded.
     """
     cache = _cache()
     return [] if cache is None else sorted(cache.glob(f"fused-{_key()}-*.so"))
 
 
 def _cache() -> Path | None:
-    """The folder of this user's libraries; None for a user without a home, as in some containers."""
+    """The folder of this user's libraries; None for a user without a home folder, as in some containers."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "xl-export"
     except RuntimeError:
@@ -102,7 +108,7 @@ def _cache() -> Path | None:
 
 
 def _key() -> str:
-    """Of sources, flags and processor, so that neither an older nor another machine's library is ever loaded."""
+    """A hash of sources, flags and processor, so that no other version's library is ever loaded."""
     facts = [
         platform.machine(),
         *FLAGS,
@@ -113,7 +119,7 @@ def _key() -> str:
 
 
 def _processor() -> str:
-    """What the processor can do, as far as the system says."""
+    """The processor's instruction sets, as the operating system lists them."""
     if not CPUINFO.is_file():
         return platform.processor()
     lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,4 +1,5 @@
-// Vectors of floats as wide as the processor that this was compiled for, and the few kernels that attention is made of.
+// Vectors of floats, as wide as those of the processor that this is compiled for, and the few operations on
+// them that attention is made of.
 #pragma once
 
 #include <cstdint>
@@ -24,16 +25,17 @@ typedef float loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias
 inline vec load(const float* at) { return *reinterpret_cast<const loose*>(at); }
 inline void store(float* at, vec x) { *reinterpret_cast<loose*>(at) = x; }
 inline vec all(float x) { return x - vec{}; }
-/// The larger of each pair; b where either is not a number.
+/// The larger of each pair, and b where either is not a number.
 inline vec larger(vec a, vec b) { return a > b ? a : b; }
 
-inline ivec zip_index(int first) {  // first, L + first, first + 1, L + first + 1, …
+/// The indices first, LANES + first, first + 1, LANES + first + 1, …
+inline ivec zip_index(int first) {
   ivec index{};
   for (int i = 0; i < LANES; ++i) index[i] = first + i / 2 + (i % 2) * LANES;
   return index;
 }
 
-/// Transposes LANES × LANES: perfect shuffles, log2(LANES) times.
+/// Transposes LANES × LANES floats by log2(LANES) perfect shuffles.
 inline void transpose(vec (&x)[LANES]) {
   const ivec low = zip_index(0), high = zip_index(LANES / 2);
   for (int stage = 1; stage < LANES; stage *= 2) {
@@ -48,7 +50,7 @@ inline void transpose(vec (&x)[LANES]) {
   }
 }
 
-/// The sum of each of LANES vectors, as one vector in their order.
+/// The sums of LANES vectors: lane i of the result is the sum over x[i].
 inline vec sums(vec (&x)[LANES]) {
   const ivec low = zip_index(0), high = zip_index(LANES / 2);
 #pragma GCC unroll 4
@@ -60,29 +62,30 @@ inline vec sums(vec (&x)[LANES]) {
   return x[0];
 }
 
-inline ivec turn_index(int by) {
+/// The indices i xor by: lanes that are `by` apart change places.
+inline ivec exchange_index(int by) {
   ivec index{};
   for (int i = 0; i < LANES; ++i) index[i] = i ^ by;
   return index;
 }
 
-inline const ivec BACKWARDS = turn_index(LANES - 1);
+inline const ivec BACKWARDS = exchange_index(LANES - 1);
 
 inline vec reversed(vec x) { return __builtin_shuffle(x, BACKWARDS); }
 
 inline float sum(vec x) {
 #pragma GCC unroll 4
-  for (int by = LANES / 2; by >= 1; by /= 2) x += __builtin_shuffle(x, turn_index(by));
+  for (int by = LANES / 2; by >= 1; by /= 2) x += __builtin_shuffle(x, exchange_index(by));
   return x[0];
 }
 
 inline float largest(vec x) {
 #pragma GCC unroll 4
-  for (int by = LANES / 2; by >= 1; by /= 2) x = larger(x, __builtin_shuffle(x, turn_index(by)));
+  for (int by = LANES / 2; by >= 1; by /= 2) x = larger(x, __builtin_shuffle(x, exchange_index(by)));
   return x[0];
 }
 
-/// 2^r for |r| <= 1/2, to 2.3e-7 of itself.
+/// 2^r for |r| <= 1/2, with a relative error of at most 2.3e-7.
 inline vec exp2_near_zero(vec r) {
   vec y = all(1.3276472e-3f);
   y = y * r + 9.6755415e-3f;
@@ -92,24 +95,28 @@ inline vec exp2_near_zero(vec r) {
   return y * r + 1.00000007f;
 }
 
-/// 2^x for x <= 100, never more than 2^-126 where x is less than that; NaN stays NaN.
+/// 2^x for x <= 100; at most 2^-126 where x is below -126; NaN stays NaN.
 inline vec exp2_of(vec x) {
 #if defined(__AVX512F__)
   const vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT);
-  return _mm512_scalef_ps(exp2_near_zero(x - n), n);  // 0 for minus infinity, by definition of the instruction
+  return _mm512_scalef_ps(exp2_near_zero(x - n), n);  // the instruction gives 0 for minus infinity
 #else
   const vec rounder = all(12582912.0f), power = larger(all(-126.0f), x), shifted = power + rounder;
   const vec y = exp2_near_zero(power - (shifted - rounder));
-  const vec scaled = (vec)((ivec)y + ((ivec)shifted << 23));  // the low bits of the rounded sum are n
+  const vec scaled = (vec)((ivec)y + ((ivec)shifted << 23));  // the low bits of `shifted` are the integer n
   return x == x ? scaled : x;
 #endif
 }
 
-/// C [ROWS, NV vectors] = init + A [ROWS, depth] · B [depth, NV vectors]; init's rows are `init_pitch` apart, and null is zero.
-/// For each 16 of depth, 64 floats at `ahead` are fetched, and those `ahead_pitch` further the next time.
+/// C [ROWS, NV vectors] = init + A [ROWS, depth] · B [depth, NV vectors]. The rows of init are `init_pitch`
+/// apart; a null init is zero. C stays in registers until the end.
+///
+/// For each 16 of depth, the 64 floats at `ahead` are fetched into the cache, and `ahead` moves on by
+/// `ahead_pitch`: so memory that is needed later arrives while this product is computed.
 template <int ROWS, int NV>
-inline void tile(const float* a, int64_t a_pitch, const float* b, int64_t b_pitch, int depth, float* c, int64_t c_pitch,
-                 const float* init, int64_t init_pitch, const float* ahead, int64_t ahead_pitch) {
+inline void tile(const float* a, int64_t a_pitch, const float* b, int64_t b_pitch, int depth, float* c,
+                 int64_t c_pitch, const float* init, int64_t init_pitch, const float* ahead,
+                 int64_t ahead_pitch) {
   vec acc[ROWS][NV];
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r)
@@ -140,7 +147,7 @@ inline void tile(const float* a, int64_t a_pitch, const float* b, int64_t b_pitc
 
 using Tile = decltype(&tile<1, 1>);
 
-/// The tile of so many rows and vectors, at most TILE_ROWS and TILE_VECTORS.
+/// The function `tile` for this number of rows and vectors, which are at most TILE_ROWS and TILE_VECTORS.
 inline Tile tile_of(int rows, int vectors) {
   static const Tile tiles[TILE_ROWS][4] = {
       {tile<1, 1>, tile<1, 2>, tile<1, 3>, tile<1, 4>}, {tile<2, 1>, tile<2, 2>, tile<2, 3>, tile<2, 4>},

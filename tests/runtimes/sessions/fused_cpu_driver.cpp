@@ -1,5 +1,8 @@
-// Drives the operator through a stand-in for ONNX Runtime, with buffers that end where their sizes say: built with
-// -fsanitize=address,undefined it finds every access beyond them. `driver SEED COUNT` prints how many steps were computed.
+// Runs the fused operator on random inputs through a stand-in for ONNX Runtime.
+//
+// Every buffer ends where its sizes say, so that a build with -fsanitize=address,undefined finds each access
+// beyond one. `driver SEED COUNT` runs COUNT steps and prints how many were computed and how many were
+// refused.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -10,14 +13,28 @@
 
 #include "library.cpp"
 
-namespace ort {
-struct Shape { std::vector<int64_t> sizes; int type = 1; };
-struct Value { Shape shape; std::unique_ptr<char[]> data; };
-struct Status { std::string text; };
-struct Info { std::map<std::string, int64_t> attributes; };
-struct Context { std::vector<Value*> inputs; std::vector<Value> outputs; std::vector<bool> wanted; size_t stored; };
-struct Domain {};
-}  // namespace ort
+// ONNX Runtime declares these types and defines them elsewhere; here they are what the operator needs of
+// them.
+struct OrtTensorTypeAndShapeInfo {
+  std::vector<int64_t> sizes;
+  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+};
+struct OrtValue {
+  OrtTensorTypeAndShapeInfo shape;
+  std::unique_ptr<char[]> data;
+};
+struct OrtStatus {
+  std::string text;
+};
+struct OrtKernelInfo {
+  std::map<std::string, int64_t> attributes;
+};
+struct OrtKernelContext {
+  std::vector<OrtValue*> inputs;
+  std::vector<OrtValue> outputs;
+  std::vector<bool> wanted;  // which outputs the graph does not leave out
+  size_t stored;             // bytes of a number in the ring
+};
 
 namespace {
 
@@ -26,111 +43,168 @@ std::mt19937_64 source;
 int64_t pick(int64_t from, int64_t to) { return std::uniform_int_distribution<int64_t>(from, to)(source); }
 bool rarely() { return pick(0, 39) == 0; }
 
-ort::Value made(Sizes sizes, size_t width) {
+OrtValue made(Sizes sizes, size_t width) {
   int64_t count = 1;
   for (int64_t size : sizes) count *= size;
-  return {{sizes}, std::unique_ptr<char[]>(count ? new char[count * width] : nullptr)};  // never more, so that reading on is found
+  return {{sizes},
+          std::unique_ptr<char[]>(count ? new char[count * width] : nullptr)};  // and not a byte more
 }
 
-ort::Value floats(Sizes sizes) {
-  ort::Value value = made(sizes, sizeof(float));
+OrtValue floats(Sizes sizes) {
+  OrtValue value = made(sizes, sizeof(float));
   int64_t count = 1;
   for (int64_t size : sizes) count *= size;
-  for (int64_t i = 0; i < count; ++i) reinterpret_cast<float*>(value.data.get())[i] = pick(-1000, 1000) * 1e-3f;
+  for (int64_t i = 0; i < count; ++i)
+    reinterpret_cast<float*>(value.data.get())[i] = pick(-1000, 1000) * 1e-3f;
   return value;
 }
 
-ort::Value narrowed(const ort::Value& from) {
-  ort::Value value = made(from.shape.sizes, sizeof(xl::half));
-  value.shape.type = ort::FLOAT16;
+OrtValue narrowed(const OrtValue& from) {
+  OrtValue value = made(from.shape.sizes, sizeof(xl::half));
+  value.shape.type = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
   int64_t count = 1;
   for (int64_t size : from.shape.sizes) count *= size;
-  xl::copy(reinterpret_cast<const float*>(from.data.get()), count, reinterpret_cast<xl::half*>(value.data.get()));
+  xl::copy(reinterpret_cast<const float*>(from.data.get()), count,
+           reinterpret_cast<xl::half*>(value.data.get()));
   return value;
 }
 
-template <class F>
-const void* place(F* f) { return reinterpret_cast<const void*>(f); }
-
-const void* const* table() {
-  using namespace ort;
-  static const void* places[300] = {};
-  places[0] = place(+[](int, const char* text) { return new Status{text}; });
-  places[51] = place(+[](Value* v, void** out) -> Status* { *out = v->data.get(); return nullptr; });
-  places[60] = place(+[](const Shape* s, int* out) -> Status* { *out = s->type; return nullptr; });
-  places[61] = place(+[](const Shape* s, size_t* out) -> Status* { *out = s->sizes.size(); return nullptr; });
-  places[62] = place(+[](const Shape* s, int64_t* out, size_t n) -> Status* { std::copy_n(s->sizes.data(), n, out); return nullptr; });
-  places[65] = place(+[](const Value* v, Shape** out) -> Status* { *out = new Shape(v->shape); return nullptr; });
-  places[86] = place(+[](const Info* i, const char* name, int64_t* out) -> Status* {
-    auto found = i->attributes.find(name);
-    if (found == i->attributes.end()) return new Status{"missing"};
+/// The functions of ONNX Runtime that the operator calls; the others are null.
+const OrtApi* stand_in() {
+  static OrtApi api{};
+  api.CreateStatus = [](OrtErrorCode, const char* text) noexcept { return new OrtStatus{text}; };
+  api.GetTensorMutableData = [](OrtValue* value, void** out) noexcept -> OrtStatus* {
+    *out = value->data.get();
+    return nullptr;
+  };
+  api.GetTensorElementType = [](const OrtTensorTypeAndShapeInfo* shape,
+                                ONNXTensorElementDataType* out) noexcept -> OrtStatus* {
+    *out = shape->type;
+    return nullptr;
+  };
+  api.GetDimensionsCount = [](const OrtTensorTypeAndShapeInfo* shape, size_t* out) noexcept -> OrtStatus* {
+    *out = shape->sizes.size();
+    return nullptr;
+  };
+  api.GetDimensions = [](const OrtTensorTypeAndShapeInfo* shape, int64_t* out,
+                         size_t n) noexcept -> OrtStatus* {
+    std::copy_n(shape->sizes.data(), n, out);
+    return nullptr;
+  };
+  api.GetTensorTypeAndShape = [](const OrtValue* value,
+                                 OrtTensorTypeAndShapeInfo** out) noexcept -> OrtStatus* {
+    *out = new OrtTensorTypeAndShapeInfo(value->shape);
+    return nullptr;
+  };
+  api.ReleaseTensorTypeAndShapeInfo = [](OrtTensorTypeAndShapeInfo* shape) noexcept { delete shape; };
+  api.KernelInfoGetAttribute_int64 = [](const OrtKernelInfo* info, const char* name,
+                                        int64_t* out) noexcept -> OrtStatus* {
+    auto found = info->attributes.find(name);
+    if (found == info->attributes.end()) return new OrtStatus{"missing"};
     *out = found->second;
     return nullptr;
-  });
-  places[90] = place(+[](const Context* c, size_t i, const Value** out) -> Status* { *out = c->inputs[i]; return nullptr; });
-  places[91] = place(+[](Context* c, size_t i, const int64_t* sizes, size_t rank, Value** out) -> Status* {
-    *out = nullptr;
-    if (c->wanted[i]) c->outputs[i] = made(Sizes(sizes, sizes + rank), i > 0 ? c->stored : sizeof(float)), *out = &c->outputs[i];
+  };
+  api.KernelContext_GetInput = [](const OrtKernelContext* context, size_t i,
+                                  const OrtValue** out) noexcept -> OrtStatus* {
+    *out = context->inputs[i];
     return nullptr;
-  });
-  places[99] = place(+[](Shape* s) { delete s; });
-  places[274] = place(+[](const Context*, void (*task)(void*, size_t), size_t n, size_t, void* data) -> Status* {
+  };
+  api.KernelContext_GetOutput = [](OrtKernelContext* context, size_t i, const int64_t* sizes, size_t rank,
+                                   OrtValue** out) noexcept -> OrtStatus* {
+    *out = nullptr;
+    if (!context->wanted[i]) return nullptr;
+    context->outputs[i] = made(Sizes(sizes, sizes + rank), i > 0 ? context->stored : sizeof(float));
+    *out = &context->outputs[i];
+    return nullptr;
+  };
+  api.KernelContext_ParallelFor = [](const OrtKernelContext*, void (*task)(void*, size_t), size_t n, size_t,
+                                     void* data) noexcept -> OrtStatus* {
     for (size_t i = 0; i < n; ++i) task(data, i);
     return nullptr;
-  });
-  return places;
+  };
+  return &api;
 }
 
 /// One node with sizes that fit or nearly fit, run once; whether it was computed rather than refused.
 bool step() {
   const int64_t batch = pick(1, 2), heads = pick(1, 3), width = pick(0, 2) ? pick(1, 70) : 16 * pick(1, 8);
-  const int64_t length = pick(0, 2) ? pick(1, 20) : pick(0, 1) ? 1 : pick(100, 300), mem_len = pick(0, 3) ? pick(0, 40) : pick(0, 400);
-  const int64_t slots = mem_len + length + pick(0, 1) * pick(0, 30), rows = pick(0, 1) ? pick(1, 9) : pick(1, mem_len + length);
-  ort::Info info{{{"heads", heads}, {"head_dim", width}, {"mem_len", mem_len}, {"nearest", pick(0, 1)}, {"full", pick(0, 1)},
-                  {"query_at", pick(0, 3)}, {"key_at", pick(0, 3)}, {"value_at", pick(0, 2) * heads * width}}};
+  const int64_t length = pick(0, 2)   ? pick(1, 20)
+                         : pick(0, 1) ? 1
+                                      : pick(100, 300),
+                mem_len = pick(0, 3) ? pick(0, 40) : pick(0, 400);
+  const int64_t slots = mem_len + length + pick(0, 1) * pick(0, 30),
+                rows = pick(0, 1) ? pick(1, 9) : pick(1, mem_len + length);
+  OrtKernelInfo info{{{"heads", heads},
+                      {"head_dim", width},
+                      {"mem_len", mem_len},
+                      {"nearest", pick(0, 1)},
+                      {"full", pick(0, 1)},
+                      {"query_at", pick(0, 3)},
+                      {"key_at", pick(0, 3)},
+                      {"value_at", pick(0, 2) * heads * width}}};
   const int64_t pitch = heads * width * 3 + 3;
   const bool ring = pick(0, 5), by_distance = pick(0, 4), halves = pick(0, 2) == 0;
-  const ort::CustomOp& op = OPERATORS[halves];
-  std::vector<Sizes> sizes = {{batch, length, heads * width + 3}, {batch, length, pitch}, {batch, heads, slots, width},
-                              {batch, heads, slots, width}, {heads, width, rows}, {batch, length}, {heads, 1, width},
-                              {heads, 1, width}, {heads, 1, rows}};
-  std::vector<bool> given = {true, true, ring, ring, by_distance, true, pick(0, 1) > 0, pick(0, 1) > 0, by_distance && pick(0, 1)};
+  const OrtCustomOp& op = OPERATORS[halves];
+  std::vector<Sizes> sizes = {{batch, length, heads * width + 3},
+                              {batch, length, pitch},
+                              {batch, heads, slots, width},
+                              {batch, heads, slots, width},
+                              {heads, width, rows},
+                              {batch, length},
+                              {heads, 1, width},
+                              {heads, 1, width},
+                              {heads, 1, rows}};
+  std::vector<bool> given = {
+      true, true, ring, ring, by_distance, true, pick(0, 1) > 0, pick(0, 1) > 0, by_distance && pick(0, 1)};
   const int64_t odd[] = {-1, 0, 1, 7, 1 << 24, (1 << 24) + 1, INT64_MAX, INT64_MIN};
   if (rarely()) std::next(info.attributes.begin(), pick(0, 7))->second = odd[pick(0, 7)];
   if (rarely()) std::next(info.attributes.begin(), pick(0, 7))->second += pick(-3, 3);
   if (rarely()) info.attributes.erase(std::next(info.attributes.begin(), pick(0, 7)));
-  if (rarely()) { Sizes& some = sizes[pick(0, 8)]; some[pick(0, some.size() - 1)] += pick(-1, 1); }
-  if (rarely()) { Sizes& some = sizes[pick(0, 8)]; some[pick(0, some.size() - 1)] = 0; }
+  if (rarely()) {
+    Sizes& some = sizes[pick(0, 8)];
+    some[pick(0, some.size() - 1)] += pick(-1, 1);
+  }
+  if (rarely()) {
+    Sizes& some = sizes[pick(0, 8)];
+    some[pick(0, some.size() - 1)] = 0;
+  }
   if (rarely()) sizes[pick(0, 8)].pop_back();
   if (const int64_t which = pick(2, 8); rarely() && which != 5) given[which] = !given[which];
 
-  std::vector<ort::Value> values;
+  std::vector<OrtValue> values;
   for (const Sizes& some : sizes) values.push_back(floats(some));
   values[5] = made(sizes[5], sizeof(int64_t));
-  const int64_t poisoned = pick(0, 3) ? -1 : pick(0, batch * length - 1), row = sizes[0].empty() ? 0 : sizes[0].back();
-  if (poisoned >= 0 && sizes[0] == Sizes({batch, length, heads * width + 3}))  // one token's query is not a number
+  const int64_t poisoned = pick(0, 3) ? -1 : pick(0, batch * length - 1),
+                row = sizes[0].empty() ? 0 : sizes[0].back();
+  if (poisoned >= 0 &&
+      sizes[0] == Sizes({batch, length, heads * width + 3}))  // one token's query is not a number
     std::fill_n(reinterpret_cast<float*>(values[0].data.get()) + poisoned * row, row, NAN);
-  if (halves) for (int side : {2, 3}) values[side] = narrowed(values[side]);
+  if (halves)
+    for (int side : {2, 3}) values[side] = narrowed(values[side]);
   if (pick(0, 1)) values[4] = narrowed(values[4]);
   int64_t count = 1;
   for (int64_t size : sizes[5]) count *= size;
-  for (int64_t i = 0; i < count; ++i) {  // mostly as they should be: they follow one another, some at negative positions
+  for (int64_t i = 0; i < count; ++i) {  // mostly valid: consecutive, some of them negative
     const int64_t strange[] = {INT64_MAX - 5, INT64_MIN, INT64_MAX, -1, 1ll << 40, pick(0, 1000)};
-    reinterpret_cast<int64_t*>(values[5].data.get())[i] = pick(0, 3) ? pick(-9, 500) + i : strange[pick(0, 5)];
+    reinterpret_cast<int64_t*>(values[5].data.get())[i] =
+        pick(0, 3) ? pick(-9, 500) + i : strange[pick(0, 5)];
   }
-  ort::Context context{{}, std::vector<ort::Value>(3), {true, !rarely(), !rarely()}, halves ? sizeof(xl::half) : sizeof(float)};
+  OrtKernelContext context{
+      {}, std::vector<OrtValue>(3), {true, !rarely(), !rarely()}, halves ? sizeof(xl::half) : sizeof(float)};
   for (int i = 0; i < 9; ++i) context.inputs.push_back(given[i] ? &values[i] : nullptr);
   void* kernel = nullptr;
-  ort::Status* status = op.create_kernel_v2(&op, table(), &info, &kernel);
-  if (!status) status = op.compute_v2(kernel, &context);
-  if (kernel) op.destroy(kernel);
+  OrtStatus* status = op.CreateKernelV2(&op, stand_in(), &info, &kernel);
+  if (!status) status = op.KernelComputeV2(kernel, &context);
+  if (kernel) op.KernelDestroy(kernel);
   const bool computed = status == nullptr;
   delete status;
   if (!computed) return false;
-  const ort::Value& answers = context.outputs[0];
+  const OrtValue& answers = context.outputs[0];
   for (int64_t i = 0; i < batch * length * info.attributes["heads"] * info.attributes["head_dim"]; ++i)
-    if (i / (info.attributes["heads"] * info.attributes["head_dim"]) != poisoned && !(std::fabs(reinterpret_cast<const float*>(answers.data.get())[i]) <= 1.001f)) {
-      std::printf("an answer is no mean of values: B %ld h %ld K %ld T %ld M %ld S %ld\n", batch, heads, width, length, mem_len, slots);
+    if (i / (info.attributes["heads"] * info.attributes["head_dim"]) != poisoned &&
+        !(std::fabs(reinterpret_cast<const float*>(answers.data.get())[i]) <= 1.001f)) {
+      std::printf("an answer is no mean of values: B %ld h %ld K %ld T %ld M %ld S %ld\n", batch, heads,
+                  width, length, mem_len, slots);
       std::exit(1);  // every value is between -1 and 1
     }
   return true;

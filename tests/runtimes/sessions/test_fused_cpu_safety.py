@@ -1,4 +1,4 @@
-"""The fused operator reads and writes nothing beyond its tensors, whatever their sizes, and refuses those that do not fit."""
+"""The fused operator reads and writes nothing beyond its tensors, and refuses sizes that do not fit."""
 
 from __future__ import annotations
 
