@@ -1,0 +1,9 @@
+"""Measures what this project claims: `python -m benchmarks`."""
+
+from xl_export.shadow import refuse_shadowed
+
+refuse_shadowed()
+
+from runtimes.base.startup import prepare_libraries  # noqa: E402 (it may be shadowed)
+
+prepare_libraries()  # the cases import PyTorch and ONNX Runtime, and their children take over the environment

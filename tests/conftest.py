@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from runtimes.base.startup import prepare_libraries
 from runtimes.contract.rule import MemoryRule
 
+prepare_libraries()  # before any test module imports ONNX Runtime: no test reports to its maker
 RULE = MemoryRule(mem_len=16, segment=8)
 
 if (
@@ -110,7 +112,7 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Whether the fused kernel is built is up to the tests, not to the machine's cache."""
+    """Whether the fused operator is built is up to the tests, not to the machine's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield

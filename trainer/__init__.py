@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-# Set before PyTorch loads: threads that wait should sleep. Spinning, they take the cores from each other and
-# from every other job; on two busy cores training was six times slower.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+from runtimes.base.startup import prepare_libraries
 
 __all__ = ["TrainConfig", "resume", "train"]
 
@@ -19,6 +16,7 @@ def __getattr__(name: str) -> Any:
 
         return TrainConfig
     if name in ("resume", "train"):
+        prepare_libraries()  # before PyTorch loads
         import trainer.training.loop as steps
 
         return getattr(steps, name)

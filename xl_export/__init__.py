@@ -10,6 +10,13 @@ __all__ = ["export"]
 def __getattr__(name: str) -> Any:
     """`xl_export.export`, imported when first used: it needs torch and onnx, and the command line may not."""
     if name == "export":
+        from xl_export.shadow import shadowed
+
+        if sentence := shadowed():
+            raise ImportError(sentence)
+        from runtimes.base.startup import prepare_libraries
+
+        prepare_libraries()  # before PyTorch and ONNX Runtime load
         from xl_export.artefact.export import export
 
         return export

@@ -1,1 +1,1 @@
-"""What everything stands on: errors, files that are whole or absent, records, this machine, progress."""
+"""What all other folders use: errors, atomic files, records, the machine, progress, how commands start."""

@@ -1,7 +1,7 @@
-"""The one family of errors that a user can cause; everything else is a bug of ours.
+"""The family of errors that a user can mend; every other exception is a bug of ours.
 
-Each message is one sentence that says what was given, what was expected and how to mend it.
-The command line prints it without a traceback and exits with code 2.
+Each message is one sentence that says what was given, what was expected and how to mend it. The command line
+prints it without a traceback and ends with exit code 2.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ class UserError(ValueError):
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what a library says of its failure, without a full stop."""
+    """The first line of the message of a library's exception, without a full stop."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 @contextmanager
 def needs(extras: str, *packages: str) -> Iterator[None]:
-    """Turns the lack of an optional package into the command that installs it; any other ImportError is a bug of ours."""
+    """Raises MissingPackageError, which names the command to run, where one of `packages` cannot be imported.
+
+    extras: the extras of xl-export that install them. Any other ImportError is a bug of ours and passes
+    through.
+    """
     try:
         yield
     except ImportError as error:

@@ -28,9 +28,21 @@ from runtimes.base.partial import make_hidden, sweep
 # Everything that zipfile and NumPy raise for a damaged archive (an encrypted member is a RuntimeError,
 # a header that is no Python literal a SyntaxError, TypeError or TokenError).
 NPZ_ERRORS = (
-    ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, TypeError, AttributeError, SyntaxError, OverflowError,
-    MemoryError, zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError,
-)  # fmt: skip
+    ValueError,
+    KeyError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    AttributeError,
+    SyntaxError,
+    OverflowError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    tokenize.TokenError,
+)
 
 
 @contextlib.contextmanager
@@ -49,7 +61,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def refuse_unwritable(path: Path, *, option: str, suffixes: tuple[str, ...]) -> None:
-    """Raises UserError, before work is spent, where no file of one of these kinds can be written at `path`."""
+    """Raises UserError where no file of one of these kinds can be written at `path`; call it before work."""
     if path.suffix not in suffixes:
         raise UserError(f"{option} is {path}; expected a file name that ends in {' or '.join(suffixes)}.")
     if path.is_dir():
@@ -61,7 +73,7 @@ def refuse_unwritable(path: Path, *, option: str, suffixes: tuple[str, ...]) -> 
 
 
 def refuse_replacing(path: Path, *, option: str, force: bool) -> None:
-    """Raises UserError, before work is spent, where a file is there already and `force` does not say to replace it."""
+    """Raises UserError where a file exists and `force` does not say to replace it; call it before work."""
     if path.exists() and not force:
         raise UserError(f"{path} exists already; give another {option}, or --force to replace it.")
 
@@ -108,8 +120,8 @@ def read_json(path: Path) -> Any:
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """Every array of an `.npz` file.
 
-    Raises ArtefactError for a damaged archive, for pickled objects, for a name that is there twice, and for headers that
-    promise more data than the archive holds; nothing is allocated before that is known.
+    Raises ArtefactError for a damaged archive, for pickled objects, for a name that is there twice, and for
+    headers that promise more data than the archive holds; nothing is allocated before that is known.
     """
     try:
         with zipfile.ZipFile(path) as archive:

@@ -1,4 +1,4 @@
-"""How far long work is, said on standard error."""
+"""Prints on standard error how far long work has come."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import time
 
 import click
 
-FIRST, RARELY = 2.0, 60.0  # seconds until the first line, and between later ones at most
+FIRST, RARELY = 2.0, 60.0  # seconds until the first line, and the longest time between later lines
 
 
 class Progress:
-    """Call it with what is done of `total`, often: it prints a line after 2 seconds, 4, 8, 16, 32 and then every minute."""
+    """Prints lines of progress: call it often, with the number of units done.
+
+    The lines come after 2, 4, 8, 16 and 32 seconds, and then every minute. Work of less than 2 seconds prints
+    none.
+    """
 
     def __init__(self, what: str, total: int, unit: str) -> None:
         self.what, self.total, self.unit = what, total, unit

@@ -1,6 +1,6 @@
-"""Frozen dataclasses from JSON and back, with unknown keys and wrong types refused.
+"""Turns JSON into frozen dataclasses and back; unknown keys and wrong types are refused.
 
-Used for everything the project writes as JSON: configurations, rules, specs.
+Everything that the project writes as JSON goes through this module: configurations, rules and specs.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ def _convert(hint: Any, value: Any, *, where: str) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         return from_json(typing.cast(type, hint), value, where=where)
-    if origin in (
-        types.UnionType,
-        typing.Union,
-    ):  # X | None is the only union in use; of a Literal it is a typing.Union
+    # X | None is the only union in use. A union with a Literal is a typing.Union, others are a
+    # types.UnionType.
+    if origin in (types.UnionType, typing.Union):
         inner = next(arg for arg in args if arg is not type(None))
         return None if value is None else _convert(inner, value, where=where)
     if origin is typing.Literal:

@@ -1,4 +1,4 @@
-"""`xl-export check`: whether an artefact computes here what was trained."""
+"""`xl-export check`: whether an artefact computes on this device what was trained."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from runtimes.tasks.check import check
 @threads_option
 @json_option
 def check_command(path: Path, threads: int | None, as_json: bool) -> None:
-    """Prove that the artefact at PATH computes what was trained.
+    """Check that the artefact at PATH computes what was trained.
 
-    Replays the tokens in its reference.npz and compares every log-probability with the answers that PyTorch
-    gave at export, or the machine that exported where weights are int8 or int4. Exit code 0 when all are within
-    the tolerance of its precision, 1 when not, 2 when the artefact is damaged.
+    The command runs the tokens in the file reference.npz of the artefact and compares every log-probability
+    with the one that PyTorch computed at export. Where the weights are int8 or int4, it compares with what
+    ONNX Runtime computed on the machine that exported. The exit code is 0 when all differences are within the
+    tolerance of the precision, 1 when one is not, and 2 when the artefact is damaged.
     """
     report = check(path, threads=threads)
     verdict = "passed" if report.passed else "FAILED"

@@ -1,4 +1,4 @@
-"""`xl-export eval`: what a text costs a model, under one setting or under each of a sweep."""
+"""`xl-export eval`: the loss of a model on a text, for one setting or for each setting of a sweep."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ text_option = click.option(
     "--text",
     required=True,
     type=click.Path(path_type=Path),
-    help="The text, such as RUN/test.txt, token ids in a .npy file, or a prepared dataset for its test part.",
+    help="The text to score: a text file such as RUN/test.txt, a .npy file of token ids, or a prepared "
+    "dataset, of which the test part is scored.",
 )
 
 
@@ -38,20 +39,32 @@ text_option = click.option(
     default=1,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Parts of the text scored side by side.",
+    help="The number of parts that the text is cut into; they are scored side by side.",
 )
-@click.option("--mem-len", metavar="N,N,…", help="Tokens remembered, for a run; its own by default.")
-@click.option("--segment", metavar="N,N,…", help="Tokens per step; the model's largest by default.")
+@click.option(
+    "--mem-len",
+    metavar="N,N,…",
+    help="How many tokens the memory of a run holds; by default as in its configuration.",
+)
+@click.option(
+    "--segment",
+    metavar="N,N,…",
+    help="The number of tokens per step; by default the largest that the model takes.",
+)
 @click.option(
     "--clamp-len",
     metavar="N,N,…",
-    help="Largest distance with a position of its own, for a run; 0 for no clamp.",
+    help="The distance from which on all positions of a run count as equal; 0 means no clamp.",
 )
 @click.option(
-    "--no-memory", is_flag=True, help="Start every segment with empty memory, to see what memory is worth."
+    "--no-memory",
+    is_flag=True,
+    help="Start every segment with empty memory; the difference shows what memory is worth.",
 )
 @click.option(
-    "--losses", type=click.Path(path_type=Path), help="Write what each token costs to this .npz or .csv file."
+    "--losses",
+    type=click.Path(path_type=Path),
+    help="Write the loss of each token to this .npz or .csv file.",
 )
 @click.option("--force", is_flag=True, help="Replace the file of --losses if it exists.")
 @threads_option
@@ -71,10 +84,13 @@ def eval_command(
 ) -> None:
     """Score a text with the artefact or run at PATH.
 
-    It is read segment by segment, memory carried along. Every token but the first is predicted exactly once. A byte
-    counts as a character, as in papers on enwik8. Several values of --mem-len, --segment or --clamp-len (64,128,256, or
-    100:1000:100 for first, last and step) make a sweep over all their combinations. An artefact's memory and clamp are
-    fixed when it is exported.
+    The text is read segment by segment, and the memory is carried from one segment to the next. Every token
+    but the first is predicted exactly once. For a model of bytes a byte counts as a character, as in papers
+    on enwik8.
+
+    The options --mem-len, --segment and --clamp-len take several values: 64,128,256, or 100:1000:100 for
+    first, last and step. Then every combination is scored. The memory and the clamp of an artefact are fixed
+    when it is exported.
     """
     mem_lens = parse_values(mem_len, "--mem-len") if mem_len else None
     segments = parse_values(segment, "--segment", least=1) if segment else None
@@ -86,7 +102,8 @@ def eval_command(
     pairs = sweep(own.rule, mem_lens=mem_lens, segments=segments, clamp_lens=clamp_lens)
     if losses and len(pairs) > 1:
         raise UserError(
-            f"--losses writes the tokens of one setting and these options make {len(pairs)}; give one value of each."
+            f"--losses writes the tokens of one setting and these options make {len(pairs)}; "
+            "give one value of each."
         )
     settings = [(own.with_rule(rule), tokens_per_step) for rule, tokens_per_step in pairs]
     tokens = read_tokens(text, own.vocab)
@@ -134,7 +151,7 @@ def _show(score: Score, vocab: Vocab, tokens: np.ndarray) -> dict[str, Any]:
 
 
 def _show_sweep(scores: Iterable[Score], vocab: Vocab) -> dict[str, Any]:
-    """Prints a row for each score as it comes, then which is the best: the lowest loss, the first of equals."""
+    """Prints a row for each score as soon as it is there, then the first of those with the lowest loss."""
     click.echo(
         f"{'mem_len':>9}{'segment':>9}{'clamp_len':>11}{_unit(vocab):>20}{'perplexity':>14}{'tokens/s':>12}"
     )

@@ -18,7 +18,11 @@ from runtimes.tasks.sample import Sampler
 @click.command("generate")
 @folder_argument
 @click.option(
-    "--prompt", "prompts", multiple=True, required=True, help="Text to continue; several make a batch."
+    "--prompt",
+    "prompts",
+    multiple=True,
+    required=True,
+    help="The text to continue; give the option several times for a batch.",
 )
 @click.option(
     "--tokens",
@@ -26,33 +30,48 @@ from runtimes.tasks.sample import Sampler
     default=300,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Tokens to generate.",
+    help="The number of tokens to generate.",
 )
 @click.option(
-    "--temperature", default=1.0, show_default=True, help="Below 1 sharper, above 1 flatter, 0 greedy."
+    "--temperature",
+    default=1.0,
+    show_default=True,
+    help="Below 1 likely tokens become more likely, above 1 less; 0 always takes the likeliest.",
 )
 @click.option(
     "--top-k",
     default=40,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Draw from the k likeliest; 0 for all.",
+    help="Draw from the k likeliest tokens; 0 means from all.",
 )
 @click.option(
-    "--top-p", default=1.0, show_default=True, help="Draw from the likeliest tokens that hold this share."
+    "--top-p",
+    default=1.0,
+    show_default=True,
+    help="Draw from the fewest likeliest tokens whose probabilities add up to this.",
 )
 @click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Same seed, same text."
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="The seed of the random numbers; the same seed gives the same text.",
 )
-@click.option("--stop", multiple=True, help="End where this text would appear.")
+@click.option(
+    "--stop", multiple=True, help="Stop before this text appears; the option may be given several times."
+)
 @click.option(
     "--save-memory",
     "save_to",
     type=click.Path(path_type=Path),
-    help="Keep the streams in this file at the end.",
+    help="Write the memory of the streams to this file at the end.",
 )
 @click.option(
-    "--load-memory", "load_from", type=click.Path(path_type=Path), help="Continue the streams of this file."
+    "--load-memory",
+    "load_from",
+    type=click.Path(path_type=Path),
+    help="Continue the streams whose memory is in this file.",
 )
 @threads_option
 def generate_command(
@@ -70,8 +89,9 @@ def generate_command(
 ) -> None:
     """Continue a text with the artefact or run at PATH.
 
-    The text streams to standard output as it comes. Every token costs the same, however long the text grows. The
-    default sampling is the paper's, top-k 40.
+    Each piece of text is printed as soon as it is computed; a batch is printed at the end. Every token costs
+    the same, however long the text grows. By default tokens are drawn from the 40 likeliest, as in the paper
+    on Transformer-XL.
     """
     if save_to and (save_to.is_dir() or not save_to.parent.is_dir()):
         raise UserError(
@@ -85,9 +105,8 @@ def generate_command(
     pieces = generate(
         session, prompts, max_tokens=max_tokens, sampler=sampler, seed=seed, stop=stop, memory=memory
     )
-    shown = [
-        prompt.rstrip(" ") if session.vocab.kind == "word" else prompt for prompt in prompts
-    ]  # words bring their blank
+    # Each word of a vocabulary of words brings the blank before it.
+    shown = [prompt.rstrip(" ") if session.vocab.kind == "word" else prompt for prompt in prompts]
     if len(shown) == 1:
         click.echo(shown[0], nl=False)
         for piece in pieces:

@@ -1,32 +1,37 @@
-"""The group that every command belongs to: what a user can mend is one sentence, and its exit code is 2."""
+"""The group of all commands: it turns what a user can mend into one sentence and exit code 2."""
 
 from __future__ import annotations
 
 import signal
 import sys
+import threading
+from difflib import get_close_matches
 from typing import Any
 
 import click
 
 from runtimes.base.errors import UserError
+from runtimes.base.startup import start_command
 
 
 class Refusal(click.ClickException):
-    """One sentence on standard error, exit code 2."""
+    """Prints one sentence on standard error and ends with exit code 2."""
 
     exit_code = 2
 
 
 class Group(click.Group):
-    """Prints what a user can mend as one sentence; a traceback is a bug of ours.
+    """A group of commands whose errors are one sentence each; a traceback is a bug of ours.
 
-    Exit codes: 2 for what cannot be used, 130 when interrupted, 143 when terminated; both clean up what was half made.
+    Exit codes: 2 for what cannot be used, 130 when interrupted, 143 when terminated. What was half written is
+    removed in each case.
     """
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        signal.signal(
-            signal.SIGTERM, lambda *_: sys.exit(143)
-        )  # an exception, so that temporary folders are removed
+        start_command()
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+            # An exception instead of a sudden end, so that temporary folders are removed.
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         try:
             return super().main(*args, **kwargs)
         except OSError as error:  # from printing a help text
@@ -36,9 +41,17 @@ class Group(click.Group):
             )
             sys.exit(2)
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **kwargs)
+        except click.UsageError as error:  # in the options before the command's name
+            raise _refusal(error) from error
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            raise _refusal(error) from error
         except UserError as error:
             raise Refusal(str(error)) from error
         except MemoryError as error:
@@ -47,15 +60,48 @@ class Group(click.Group):
             ) from error
         except UnicodeEncodeError as error:
             raise Refusal(
-                f"standard output is {error.encoding} and cannot show {error.object[error.start]!r}; set PYTHONIOENCODING=utf-8."
+                f"standard output is {error.encoding} and cannot show {error.object[error.start]!r}; "
+                "set PYTHONIOENCODING=utf-8."
             ) from error
         except KeyboardInterrupt:
             click.echo("stopped", err=True)
             raise SystemExit(130) from None
-        except BrokenPipeError:  # the reader has had enough, as `head` does
+        except BrokenPipeError:  # the reader has closed the pipe, as `head` does: click ends quietly
             raise
         except OSError as error:
             what = error.filename or "standard output"
             raise Refusal(
                 f"{what} cannot be used ({error.strerror or error}); give another place."
             ) from error
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        given = (
+            args and not args[0].startswith("-") and not ctx.resilient_parsing
+        )  # it is set for completion in a shell
+        if given and self.get_command(ctx, args[0]) is None:
+            visible = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
+            raise Refusal(
+                f"{ctx.command_path} has no command {args[0]!r}; {_meant(args[0], visible)}"
+                f"`{ctx.command_path} --help` lists all of them."
+            )
+        return super().resolve_command(ctx, args)
+
+
+def _refusal(error: click.UsageError) -> click.ClickException:
+    """A usage error as one sentence, with the option that was probably meant."""
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        return error  # a command without arguments prints its help text
+    path = error.ctx.command_path if error.ctx else "xl-export"
+    if isinstance(error, click.NoSuchOption):
+        known = [name for option in error.ctx.command.params for name in option.opts] if error.ctx else []
+        meant = _meant(error.option_name, [name for name in known if name.startswith("--")])
+        return Refusal(f"{path} has no option {error.option_name}; {meant}`{path} --help` lists all of them.")
+    message = " ".join(error.format_message().split()).rstrip(".")
+    return Refusal(f"{message[:1].lower()}{message[1:]}; `{path} --help` says what {path} takes.")
+
+
+def _meant(given: str, known: list[str]) -> str:
+    close = get_close_matches(given, known, n=1)
+    return f"{close[0]} was probably meant, and " if close else ""

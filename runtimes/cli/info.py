@@ -1,4 +1,4 @@
-"""`xl-export info`: what a folder holds."""
+"""`xl-export info`: what an artefact, an engine or a run is."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from runtimes.tasks.describe import describe_lines
 def info_command(path: Path, as_json: bool) -> None:
     """Print what the artefact or run at PATH is.
 
-    That is the model and its parameters, the form of its memory and the bytes per stream, the mask rule, the precision, what
-    computes a step, the hashes, and every tensor of the graph with its shape.
+    That is the model and its parameters, the form of its memory and the bytes per stream, the mask rule, the
+    precision, what computes a step, the hashes, and every tensor of the graph with its shape.
     """
     facts = describe(path)
     for line in describe_lines(facts):

@@ -1,4 +1,4 @@
-"""What the commands share: arguments, options, and JSON on the last line."""
+"""Arguments and options that the commands share, and the JSON document on the last line."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ import click
 
 folder_argument = click.argument("path", type=click.Path(path_type=Path))
 threads_option = click.option(
-    "--threads", type=click.IntRange(1, 1024), help="CPU threads; all that this process may use by default."
+    "--threads",
+    type=click.IntRange(1, 1024),
+    help="The number of CPU threads; by default all that this process may use.",
 )
 json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Last line of standard output: one JSON document."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print all figures as one JSON document on the last line of standard output.",
 )
 
 
 def echo_json(document: dict[str, Any], wanted: bool) -> None:
-    """The document on one last line; a figure that is not finite becomes null."""
+    """Prints the document on one line if it is wanted; a figure that is not finite becomes null."""
     if wanted:
         click.echo(json.dumps(_finite(document), allow_nan=False))
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError, first_line
 from runtimes.base.machine import available_cpus
+from runtimes.base.startup import FATAL, load_onnxruntime
 from runtimes.contract.memory import Memory
 from runtimes.contract.spec import FUSED, GRAPH, VOCAB, Form, Spec, load_spec
 from runtimes.contract.vocabulary import Vocab, load_vocab
@@ -54,8 +55,8 @@ class OrtSession(GraphSession):
     def describe(cls, folder: Path) -> dict[str, Any]:
         """The facts of the artefact in a folder; needs no ONNX Runtime.
 
-        fused_graph: whether the artefact has a graph for the fused operator. fused_kernel_built: whether that operator is built
-        on this machine.
+        fused_graph: whether the artefact has a graph for the fused operator. fused_kernel_built: whether that
+        operator is built on this machine.
         """
         spec = load_spec(folder)
         return describe_spec(spec) | {
@@ -68,8 +69,9 @@ class OrtSession(GraphSession):
     def open(cls, folder: Path, *, threads: int | None = None, kernel: Kernel = "auto") -> OrtSession:
         """Verifies every hash of the artefact, then loads it.
 
-        kernel: `auto` takes the fused operator where the artefact has a graph for it and `xl-export fused-kernel` has built it
-        on this machine. Otherwise it takes the standard operators. Raises ConfigError where `fused` cannot be had.
+        kernel: `auto` takes the fused operator where the artefact has a graph for it and `xl-export
+        fused-kernel` has built it on this machine. Otherwise it takes the standard operators. Raises
+        ConfigError where `fused` cannot be had.
         """
         spec = load_spec(folder)
         library = chosen_library(spec, kernel)
@@ -99,9 +101,8 @@ class OrtSession(GraphSession):
     def _load(self, graph: Path, threads: int | None, library: Path | None) -> Any:
         options = self._ort.SessionOptions()
         options.log_severity_level = (
-            4  # nothing: errors are raised, and device discovery warns on machines without a GPU
+            FATAL  # errors are raised, and device discovery warns where there is no GPU
         )
-        self._ort.set_default_logger_severity(4)  # its allocator writes to the logger of the whole process
         options.intra_op_num_threads = threads or available_cpus()
         if library:
             self._register(options, library)
@@ -124,8 +125,9 @@ class OrtSession(GraphSession):
             options.register_custom_ops_library(str(library))
         except Exception as error:  # as in _load
             raise MissingPackageError(
-                f"the fused kernel {library} could not be loaded by ONNX Runtime {self._ort.__version__} ({first_line(error)}); "
-                "delete it: the standard operators compute the same, and `xl-export fused-kernel` builds it again."
+                f"the fused operator {library} could not be loaded by ONNX Runtime {self._ort.__version__} "
+                f"({first_line(error)}); delete it: the standard operators compute the same, and "
+                "`xl-export fused-kernel` builds it again."
             ) from error
 
 
@@ -188,14 +190,15 @@ def chosen_library(spec: Spec, kernel: Kernel = "auto") -> Path | None:
             else "does not serve this artefact's model and memory"
         )
         raise ConfigError(
-            f"the fused kernel {missing}; build it with `xl-export fused-kernel`, or use the standard operators."
+            f"the fused operator {missing}; build it with `xl-export fused-kernel`, "
+            "or use the standard operators."
         )
     return library
 
 
 def _import_onnxruntime(form: Form) -> Any:
     try:
-        import onnxruntime
+        onnxruntime = load_onnxruntime()
     except ImportError as error:
         raise MissingPackageError(
             "ONNX Runtime is not installed; run `pip install 'xl-export[cpu]'`, "

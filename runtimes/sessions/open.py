@@ -6,12 +6,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from runtimes.base.errors import ArtefactError, StreamError
+from runtimes.base.errors import ArtefactError, MissingPackageError, StreamError
+from runtimes.base.startup import prepare_libraries
 from runtimes.contract.engine import BUILD
 from runtimes.contract.session import Session, SessionClass
 from runtimes.contract.spec import SPEC
 
-# The file that marks a folder's kind, and the class for it. A class is named here and imported only when it is needed.
+# The file that marks a folder's kind, and the class for it. A class is named here and imported only when it
+# is needed.
 SESSIONS = {
     BUILD: ("runtimes.sessions.tensorrt.session", "TrtSession"),  # before SPEC, which an engine has too
     SPEC: ("runtimes.sessions.onnx_runtime", "OrtSession"),
@@ -22,11 +24,11 @@ MAX_THREADS = 1024
 
 
 def open_session(path: Path | str, *, threads: int | None = None) -> Session:
-    """A session for an artefact (ONNX Runtime), an engine (TensorRT) or a run (PyTorch, needs `xl-export[train]`).
+    """A session for an artefact (ONNX Runtime), an engine (TensorRT) or a run (PyTorch).
 
-    threads: the number of CPU threads; all CPUs that this process may use when None. PyTorch has one number for the whole
-    process. An engine takes none.
-    Raises ArtefactError for a folder that is none of these or is damaged, StreamError for an impossible number of threads.
+    threads: the number of CPU threads; all CPUs that this process may use when None. PyTorch has one number
+    for the whole process. An engine takes none. Raises ArtefactError for a folder that is none of these or is
+    damaged, StreamError for an impossible number of threads.
     """
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise StreamError(f"threads is {threads}; expected 1 to {MAX_THREADS}.")
@@ -36,7 +38,8 @@ def open_session(path: Path | str, *, threads: int | None = None) -> Session:
 def describe(path: Path | str) -> dict[str, Any]:
     """The facts of an artefact, an engine or a run, as `info` prints them (see `SessionClass.describe`).
 
-    Artefacts and engines are described from their verified files, so this needs none of ONNX Runtime, TensorRT and PyTorch.
+    Artefacts and engines are described from their verified files, so this needs none of ONNX Runtime,
+    TensorRT and PyTorch.
     """
     return _session_class(Path(path)).describe(Path(path))
 
@@ -49,7 +52,17 @@ def _session_class(folder: Path) -> SessionClass:
         )
     for marker, (module, name) in SESSIONS.items():
         if (folder / marker).is_file():
-            return cast(SessionClass, getattr(import_module(module), name))
+            prepare_libraries()  # before the module loads PyTorch or ONNX Runtime
+            try:
+                return cast(SessionClass, getattr(import_module(module), name))
+            except ModuleNotFoundError as error:
+                if not module.startswith(f"{error.name}"):
+                    raise
+                package = module.partition(".")[0]
+                raise MissingPackageError(
+                    f"Python does not find the package {package} of xl-export; rename a file or folder of "
+                    f"the name {package} that lies beside your script or in the working folder."
+                ) from error
     raise ArtefactError(
         f"{folder} is neither an artefact (it has no {SPEC}) nor a run (it has no config.json) nor an engine "
         f"(it has no {BUILD}); make them with `xl-export train`, `xl-export export` and `xl-export build`."

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "demo", "shared")
 EDGE_PACKAGES = {"click", "flatbuffers", "numpy", "onnxruntime", "packaging", "protobuf", "xl-export"}
-# What some releases of ONNX Runtime bring along besides.
+# Packages that some releases of ONNX Runtime need in addition.
 EXTRA = {
     "coloredlogs",
     "humanfriendly",
@@ -52,7 +52,10 @@ def call(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_edge_holds_only_what_it_needs(edge: Path) -> None:
-    code = "from importlib.metadata import distributions; print(*{d.metadata['Name'].lower() for d in distributions()})"
+    code = (
+        "from importlib.metadata import distributions\n"
+        "print(*{distribution.metadata['Name'].lower() for distribution in distributions()})"
+    )
     found = set(call(edge / "python", "-c", code).stdout.split()) - {"pip", "setuptools", "wheel"}
     assert found >= {"click", "numpy", "onnxruntime", "xl-export"}
     assert found <= EDGE_PACKAGES | EXTRA

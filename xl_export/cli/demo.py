@@ -18,18 +18,21 @@ from xl_export.cli.options import PACKAGES, force_option
     default="demo",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="The folder for run and artefact.",
+    help="The folder that the run and the artefact are written to.",
 )
 @click.option(
-    "--steps", type=click.IntRange(min=1), help="Training steps; the demo configuration's by default."
+    "--steps",
+    type=click.IntRange(min=1),
+    help="The number of training steps; by default that of the demo configuration.",
 )
 @force_option
 @json_option
 def demo_command(out: Path, steps: int | None, force: bool, as_json: bool) -> None:
-    """The whole path in one command, in a few minutes on two cores.
+    """Show the whole path in a few minutes.
 
-    On a built-in corpus: trains a small character model, exports it, checks it, scores it with and without memory in
-    PyTorch and in ONNX Runtime, generates text, and measures it against a sliding window.
+    The demo trains a small character model on a built-in corpus, exports it and checks the artefact. Then it
+    scores the model with and without memory, in PyTorch and in ONNX Runtime, generates text, and compares its
+    speed with that of a sliding window.
     """
     with needs("cpu,train,export", *PACKAGES):
         demo = import_module("benchmarks.demo")  # by name: the benchmarks import this package

@@ -1,4 +1,7 @@
-"""`xl-export`: every step from text to a verified artefact as one command. Heavy packages load only in their command."""
+"""`xl-export`: each step from text to a verified artefact is one command.
+
+Heavy packages are imported only by the commands that need them.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,52 @@ from xl_export.cli.prepare import prepare_command
 from xl_export.cli.recl import recl_command
 from xl_export.cli.train import train_command
 
+COMMANDS = [
+    train_command,
+    prepare_command,
+    import_command,
+    export_command,
+    build_command,
+    demo_command,
+    check_command,
+    eval_command,
+    generate_command,
+    info_command,
+    recl_command,
+    attention_command,
+    spans_command,
+    fused_kernel_command,
+]
+# The names of version 0.1. Scripts may still use them; the help shows the new names alone.
+OLD_NAMES = {
+    "data": prepare_command,
+    "onnx": export_command,
+    "tensorrt": build_command,
+    "kernel": fused_kernel_command,
+}
+
+
+@click.group("xl-export", cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="xl-export")
+def main() -> None:
+    """Take a language model with segment recurrence from text to a device without PyTorch.
+
+    A run is the folder of a trained model. An artefact is the folder of an exported one: an ONNX graph, its
+    weights, and answers of PyTorch to compare with. An engine is an artefact built by TensorRT for one kind
+    of NVIDIA GPU.
+
+    \b
+    xl-export train --out run                         text → run
+    xl-export import model.pt --out run               checkpoint of another project → run
+    xl-export export run --out artefact               run → artefact
+    xl-export build artefact --out engine             artefact → engine
+    xl-export check artefact                          artefact → does this device compute the same as PyTorch?
+    xl-export eval artefact --text run/test.txt       artefact → bits per token, with memory
+    xl-export generate artefact --prompt "The "       artefact → text
+    xl-export prepare text8 --from zip --out text8    public corpus → dataset; `train` reads plain text files
+    too
+    """
+
 
 def hidden_alias(command: click.Command) -> click.Command:
     """The same command, left out of the list of commands."""
@@ -29,35 +78,7 @@ def hidden_alias(command: click.Command) -> click.Command:
     return alias
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="xl-export")
-def main() -> None:
-    """Take a language model with segment recurrence from text to a device that has no PyTorch.
-
-    \b
-    xl-export prepare text8 --from zip --out text8  public corpus → dataset; any text will do without
-    xl-export train --out run                    text → run
-    xl-export import model.pt --out run          checkpoint of another project → run
-    xl-export export run --out artefact            run → artefact: ONNX graph, weights, proof
-    xl-export check artefact                     the same numbers as PyTorch, on this device?
-    xl-export build artefact --out engine     artefact → TensorRT engine, for NVIDIA GPUs
-    xl-export eval artefact --text run/test.txt  bits per token, with memory
-    xl-export generate artefact --prompt "The "  text, at the same cost for every token
-    """
-
-
-for command in (
-    train_command,
-    prepare_command, import_command, export_command, build_command, demo_command,
-    check_command, eval_command, generate_command, info_command, recl_command, attention_command,
-    spans_command, fused_kernel_command,
-):  # fmt: skip
+for command in COMMANDS:
     main.add_command(command)
-# The names of version 0.1, kept so that scripts and habits still work; the help shows the new ones alone.
-for old, command in (
-    ("data", prepare_command),
-    ("onnx", export_command),
-    ("tensorrt", build_command),
-    ("kernel", fused_kernel_command),
-):
-    main.add_command(hidden_alias(command), old)
+for old_name, command in OLD_NAMES.items():
+    main.add_command(hidden_alias(command), old_name)

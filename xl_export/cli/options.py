@@ -1,4 +1,4 @@
-"""What the commands of this folder share."""
+"""Options that the commands of this folder share."""
 
 from __future__ import annotations
 
@@ -6,17 +6,11 @@ from pathlib import Path
 
 import click
 
-PACKAGES = (
-    "torch",
-    "safetensors",
-    "tqdm",
-    "onnx",
-    "onnx_ir",
-    "onnxruntime",
-)  # that the steps here load when they run
+# The packages that the steps of this folder import when they run.
+PACKAGES = ("torch", "safetensors", "tqdm", "onnx", "onnx_ir", "onnxruntime")
 out_option = click.option(
     "--out", required=True, type=click.Path(path_type=Path), help="The folder to write."
 )
 force_option = click.option(
-    "--force", is_flag=True, help="Replace the folder if it holds an earlier one of its kind."
+    "--force", is_flag=True, help="Replace the folder if it holds an earlier result of the same kind."
 )

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from runtimes.base.startup import load_onnxruntime
 from runtimes.contract.precision import Precision
-from xl_export.graph.fused_cpu import DOMAIN, TABLE
+from xl_export.graph.fused_cpu import DOMAIN, OPERATORS, TABLE
 
 BLOCK = 32  # values that share a scale
 LEVEL = 4  # activations in int8; level 0 multiplies in fp32 and is a hundred times slower with 8 bits
@@ -89,6 +90,7 @@ def quantised(matrix: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np
 
 @functools.cache
 def _quantiser(bits: int) -> Any:
+    load_onnxruntime()
     from onnxruntime.quantization import matmul_nbits_quantizer as tool
 
     return tool.DefaultWeightOnlyQuantizer(
@@ -176,8 +178,8 @@ def _floats(value: ir.Value | None) -> np.ndarray | None:
 
 
 def _takes_halves(node: ir.Node, index: int) -> bool:
-    """Whether a node reads this input in float16 as it is: the fused kernel its position table."""
-    return node.domain == DOMAIN and index == TABLE
+    """Whether a node reads this input in float16 as it is: the fused operator reads its position table so."""
+    return node.domain == DOMAIN and node.op_type in OPERATORS.values() and index == TABLE
 
 
 def _half(array: np.ndarray) -> np.ndarray:

@@ -32,17 +32,33 @@ class Outer:
 
 
 GOOD: dict[str, Any] = {
-    "number": 3, "share": 0.5, "flag": True, "name": "é", "kind": "b", "inner": {"size": 1}, "inners": [{"size": 2}, {"size": 3}],
-    "table": {"k": 1.5}, "maybe": 4, "listed": ["y", "z"],
-}  # fmt: skip
+    "number": 3,
+    "share": 0.5,
+    "flag": True,
+    "name": "é",
+    "kind": "b",
+    "inner": {"size": 1},
+    "inners": [{"size": 2}, {"size": 3}],
+    "table": {"k": 1.5},
+    "maybe": 4,
+    "listed": ["y", "z"],
+}
 
 
 def test_a_record_goes_to_json_text_and_back() -> None:
     record = from_json(Outer, GOOD, where="here")
     assert record == Outer(
-        number=3, share=0.5, flag=True, name="é", kind="b", inner=Inner(size=1), inners=(Inner(size=2), Inner(size=3)),
-        table={"k": 1.5}, maybe=4, listed=("y", "z"),
-    )  # fmt: skip
+        number=3,
+        share=0.5,
+        flag=True,
+        name="é",
+        kind="b",
+        inner=Inner(size=1),
+        inners=(Inner(size=2), Inner(size=3)),
+        table={"k": 1.5},
+        maybe=4,
+        listed=("y", "z"),
+    )
     assert json.loads(json.dumps(to_json(record))) == GOOD
     assert from_json(Outer, json.loads(json.dumps(to_json(record))), where="here") == record
 

@@ -75,9 +75,20 @@ def test_eval_prints_its_figures_and_settings(kind: str, folders: dict[str, Path
         "PyTorch" if kind == "torch" else "ONNX Runtime, standard operators"
     )
     assert set(figures) == {
-        "tokens", "nats", "nats_per_token", "bits_per_token", "perplexity", "tokens_per_second", "lanes", "segment",
-        "memory_carried", "mem_len", "mask", "clamp_len", "initial_memory",
-    }  # fmt: skip
+        "tokens",
+        "nats",
+        "nats_per_token",
+        "bits_per_token",
+        "perplexity",
+        "tokens_per_second",
+        "lanes",
+        "segment",
+        "memory_carried",
+        "mem_len",
+        "mask",
+        "clamp_len",
+        "initial_memory",
+    }
     assert figures["tokens"] == 899
     assert figures["bits_per_token"] == pytest.approx(figures["nats"] / 899 / np.log(2))
     assert (figures["lanes"], figures["segment"], figures["mem_len"], figures["memory_carried"]) == (

@@ -1,0 +1,53 @@
+"""Settings of this process that must be made before PyTorch or ONNX Runtime loads.
+
+Nothing here happens at import. A command calls `start_command` when it starts; functions that load one of
+these libraries for users of the Python interface call `prepare_libraries` or `load_onnxruntime`.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+# What a user has set stays as it is.
+DEFAULTS = {
+    # Threads of PyTorch that wait should sleep. Spinning, they take the cores from each other and from every
+    # other job: on two busy cores training was six times slower, and evaluation 30 to 75 times.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # The wheels of ONNX Runtime for Linux report to their maker from release 1.29 on, onnxruntime-genai's
+    # too: a device identifier and a queue of events appear in the user's cache as soon as the package is
+    # imported.
+    "ORT_DISABLE_TELEMETRY": "1",
+}
+FATAL = 4  # ONNX Runtime's highest severity: its errors reach us as exceptions, and their text says the same
+
+_in_command = False
+
+
+def prepare_libraries() -> None:
+    """Sets the environment variables of `DEFAULTS` that the user has not set."""
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def start_command() -> None:
+    """Says that this process is a command of ours: libraries are prepared and write no log of their own."""
+    global _in_command
+    _in_command = True
+    prepare_libraries()
+
+
+def load_onnxruntime() -> ModuleType:
+    """The package onnxruntime, imported after `prepare_libraries`. In a command, its own log is silent.
+
+    Raises ImportError where it is not installed.
+    """
+    prepare_libraries()
+    import onnxruntime
+
+    if (
+        _in_command
+    ):  # its allocator, for one, writes to the logger of the process and not to that of a session
+        onnxruntime.set_default_logger_severity(FATAL)
+    module: ModuleType = onnxruntime
+    return module

@@ -1,0 +1,42 @@
+"""Finds files of the user that Python imports in place of this project's packages.
+
+The names `runtimes`, `trainer` and `benchmarks` are common. A script, and `python -m`, look for modules in
+the folder of the script or in the working folder first. This module imports none of the project's packages,
+because any may be shadowed.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+PACKAGES = ("runtimes", "trainer", "benchmarks")
+
+
+def shadowed() -> str | None:
+    """One sentence that names the first file that shadows a package of ours; None where there is none."""
+    ours = Path(__file__).resolve().parent.parent
+    for package in PACKAGES:
+        try:
+            spec = find_spec(package)
+        except ValueError:  # a module without a specification, which only a test puts there
+            continue
+        if spec is None:  # not installed: the import says so
+            continue
+        places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+        found = Path(places[0]) if places else ours / package
+        folder = found.parent if found.name == "__init__.py" else found
+        if folder.resolve() != ours / package:
+            return (
+                f"{folder} has the name of xl-export's package {package} and is imported in its place; "
+                "rename it, or run the command xl-export in another folder."
+            )
+    return None
+
+
+def refuse_shadowed() -> None:
+    """Ends the process with exit code 2 and one sentence where a package of this project is shadowed."""
+    if sentence := shadowed():
+        print(f"Error: {sentence}", file=sys.stderr)
+        sys.exit(2)
