@@ -52,7 +52,10 @@ def atomic_file(path: Path) -> Iterator[Path]:
         sweep(path)
         temporary, lock = make_hidden(path, folder=False)
         try:
+            mode = temporary.stat().st_mode
             yield temporary
+            # Some writers replace the file by one that only its owner may read; here the umask decides.
+            temporary.chmod(mode)
             flush(temporary)
             os.replace(temporary, path)
         finally:

@@ -6,9 +6,11 @@ Everything that the project writes as JSON goes through this module: configurati
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import sys
 import types
 import typing
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from runtimes.base.errors import ConfigError
@@ -28,8 +30,10 @@ def from_json(cls: type[Record], data: Any, *, where: str) -> Record:
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     unknown = sorted(set(data) - set(fields))
     if unknown:
+        meant = _probably_meant(unknown[0], cls)
+        advice = f"{meant!r} was probably meant, and the" if meant else "the"
         raise ConfigError(
-            f"{where}: unknown key {unknown[0]!r}; the known keys are {', '.join(sorted(fields))}."
+            f"{where}: unknown key {unknown[0]!r}; {advice} known keys are {', '.join(sorted(fields))}."
         )
     hints = typing.get_type_hints(cls)
     values = {}
@@ -44,6 +48,28 @@ def from_json(cls: type[Record], data: Any, *, where: str) -> Record:
 def to_json(record: Any) -> dict[str, Any]:
     """The JSON form of a dataclass: the inverse of `from_json`."""
     return dataclasses.asdict(record)
+
+
+def _probably_meant(key: str, cls: type) -> str | None:
+    """The known key that `key` most likely stands for, as a path such as `model.layers`; None if none is similar.
+
+    It is a key of the same name inside another record, a key with these initials, or one that is spelled nearly so.
+    """
+    paths = list(_paths(cls))
+    names = {path.rpartition(".")[2]: path for path in reversed(paths)}
+    initials = {"".join(word[0] for word in name.split("_")): path for name, path in reversed(names.items())}
+    near = difflib.get_close_matches(key, names, n=1)
+    return names.get(key) or initials.get(key) or (names[near[0]] if near else None)
+
+
+def _paths(cls: type) -> Iterator[str]:
+    """The keys of a record, and after them those of the records inside it with their paths."""
+    hints = typing.get_type_hints(cls)
+    yield from hints
+    for name, hint in hints.items():
+        for inner in (hint, *typing.get_args(hint)):
+            if isinstance(inner, type) and dataclasses.is_dataclass(inner):
+                yield from (f"{name}.{path}" for path in _paths(inner))
 
 
 def _convert(hint: Any, value: Any, *, where: str) -> Any:

@@ -1,11 +1,14 @@
-"""Files out of what people have: a folder, a zip, a tar, a tar.gz, or the bare file.
+"""Finds files in what people have: a folder, a zip, a tar, a single file, and the latter two also compressed.
 
-An archive is a stranger's: nothing of it is written under its own names, links and other special members are passed
-over, and both what its headers promise and what really comes out of it are bounded.
+Compressions are gzip, bz2 and xz. An archive may come from a stranger. So no file is written under a name from the archive,
+links and other special members are skipped, and two sizes are limited: what the headers claim, and what is really
+unpacked.
 """
 
 from __future__ import annotations
 
+import bz2
+import lzma
 import os
 import stat
 import tarfile
@@ -14,42 +17,52 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from gzip import GzipFile
-from io import BufferedReader, FileIO
+from io import BufferedReader, FileIO, RawIOBase
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from runtimes.base.errors import UserError, first_line
 from runtimes.base.files import NPZ_ERRORS
+from trainer.data.formats import COMPRESSED, kind_of
 
+FORMATS = "zip, tar, tar.gz, tar.bz2 or tar.xz"  # for people
+SUFFIXES = (".gz", ".bz2", ".xz")  # of a compressed single file
 BLOCK = 1 << 20
 MAX_MEMBERS = 100_000  # of an archive or a folder: the largest corpus has 152
-READ_ERRORS = (*NPZ_ERRORS, tarfile.TarError, OSError)
+READ_ERRORS = (*NPZ_ERRORS, tarfile.TarError, lzma.LZMAError, OSError)
 MAX_DIRECTORY = 1 << 24  # bytes of a zip's list of members, which zipfile reads in one piece
-MAX_FILES = 1_000  # that are wanted
+MAX_FILES = 1_000  # wanted files of one source
+MAX_WINDOW = 1 << 28  # bytes of memory that an xz file may ask for; `xz -9` needs 65 MiB
 Wanted = Callable[[str], bool]
 Tick = Callable[[int], object]
 
 
 @dataclass(frozen=True)
-class Found:
-    """`files`: those wanted, by their names inside the source. `names`: of all that it holds."""
+class Contents:
+    """What a source holds.
+
+    files: the wanted files, by their names inside the source. names: the names of all its files.
+    is_single: the source is one file that is no archive; it may be compressed.
+    """
 
     files: dict[str, Path] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
+    is_single: bool = False
 
 
-def is_archive(path: Path) -> bool:
-    """Whether `path` is a file that starts as a zip, gzip or tar does."""
-    return path.is_file() and _kind(path) != "file"
+def is_packed(path: Path) -> bool:
+    """Whether `path` is an archive or a compressed file."""
+    return path.is_file() and kind_of(path) in ("zip", "tar", *COMPRESSED)
 
 
 def find_files(
     source: Path, wanted: Wanted, *, scratch: Path, limit: int, tick: Tick = lambda num_bytes: None
-) -> Found:
-    """The files of `source` whose names are `wanted`: in place, or unpacked into the new folder `scratch`.
+) -> Contents:
+    """The files of `source` whose names are `wanted`, in place or unpacked into the new folder `scratch`.
 
-    limit: the most bytes they, or for a tar all members together, may have. tick: called as bytes are unpacked.
-    Raises UserError for a source that is missing, damaged, encrypted or larger.
+    A single file is taken whatever its name is. limit: the most bytes that the wanted files may have, or all members of a
+    tar together. tick: called with the number of bytes of the source that were read. Raises UserError for a source that
+    is missing, damaged, encrypted or larger.
     """
     if source.is_dir():
         return _in_folder(source, wanted, limit)
@@ -57,30 +70,36 @@ def find_files(
         raise UserError(
             f"{source} is neither a file nor a folder; give the archive, the folder or the file of the corpus."
         )
-    kind = _kind(source)
+    kind = kind_of(source)
     if source.stat().st_size > limit:
         raise UserError(
             f"{source} has {source.stat().st_size:,} bytes, and at most {limit:,} were expected; it is something else."
         )
-    if kind == "file":
-        return Found({source.name: source}, [source.name])
+    if not is_packed(source):
+        return Contents({source.name: source}, [source.name], is_single=True)
     scratch.mkdir()
-    return (_from_zip if kind == "zip" else _from_tar)(source, wanted, scratch, limit, tick)
+    if kind == "zip":
+        return _from_zip(source, wanted, scratch, limit, tick)
+    return (_from_tar if kind == "tar" or _holds_tar(source) else _from_single)(
+        source, wanted, scratch, limit, tick
+    )
 
 
-def _kind(path: Path) -> str:
+def _holds_tar(source: Path) -> bool:
+    """Whether a compressed file starts with the header of a tar."""
+    with _reading(source), _opened(source) as stream:
+        start = stream.read(tarfile.BLOCKSIZE)
     try:
-        with open(path, "rb") as stream:
-            start = stream.read(262)
-    except OSError as error:
-        raise UserError(f"{path} could not be read: {error.strerror or error}.") from error
-    if start[:4] in (b"PK\3\4", b"PK\5\6"):
-        return "zip"
-    return "tar" if start[:2] == b"\x1f\x8b" or start[257:262] == b"ustar" else "file"
+        tarfile.TarInfo.frombuf(start, "utf-8", "surrogateescape")
+    except tarfile.EOFHeaderError:  # a tar without members
+        return True
+    except tarfile.HeaderError:
+        return False
+    return True
 
 
-def _in_folder(source: Path, wanted: Wanted, limit: int) -> Found:
-    found = Found()
+def _in_folder(source: Path, wanted: Wanted, limit: int) -> Contents:
+    found = Contents()
     for folder, _, names in os.walk(source):
         for name in sorted(names):
             path = Path(folder, name)
@@ -99,9 +118,9 @@ def _in_folder(source: Path, wanted: Wanted, limit: int) -> Found:
     return found
 
 
-def _from_zip(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tick) -> Found:
-    found, left = Found(), limit
-    with _Pieces(FileIO(source)) as pieces:
+def _from_zip(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tick) -> Contents:
+    found, left = Contents(), limit
+    with _Pieces(_Counted(source, tick)) as pieces:
         with _reading(source):
             archive = zipfile.ZipFile(pieces)
         if len(archive.infolist()) > MAX_MEMBERS:
@@ -120,16 +139,14 @@ def _from_zip(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tic
             with _reading(source):
                 stream = archive.open(member)
             with stream:
-                _unpack(source, stream, member.filename, member.file_size, found, scratch, tick)
+                _unpack(source, stream, member.filename, member.file_size, found, scratch)
     return found
 
 
-def _from_tar(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tick) -> Found:
-    found = Found()
-    with open(source, "rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
-        stream = _Forward(GzipFile(fileobj=file) if packed else file, source, limit)
+def _from_tar(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tick) -> Contents:
+    found = Contents()
+    with _opened(source, tick) as file:
+        stream = _Forward(file, source, limit)
         with _reading(source):
             members = iter(tarfile.TarFile(fileobj=stream))  # type: ignore[arg-type]
         while True:
@@ -144,16 +161,45 @@ def _from_tar(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tic
                 _less(limit, member.size, source)
                 with _reading(source):
                     stream.seek(member.offset_data)
-                _unpack(source, stream, member.name, member.size, found, scratch, tick)
+                _unpack(source, stream, member.name, member.size, found, scratch)
 
 
-def _unpack(
-    source: Path, stream: _Readable, name: str, size: int, found: Found, scratch: Path, tick: Tick
-) -> None:
-    """Copies the `size` bytes of one member to a file with a name of ours."""
+def _from_single(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tick) -> Contents:
+    """The content of a compressed file that is no archive, whatever its name is."""
+    name = source.stem if source.suffix in SUFFIXES else source.name
+    path = scratch / f"{0:06}"
+    with _opened(source, tick) as file, open(path, "wb") as target:
+        stream = _Forward(file, source, limit)
+        while True:
+            with _reading(source):
+                block = stream.read(BLOCK)
+            if not block:
+                return Contents({name: path}, [name], is_single=True)
+            target.write(block)
+
+
+@contextmanager
+def _opened(source: Path, tick: Tick = lambda num_bytes: None) -> Iterator[_Readable]:
+    """The content of a file that may be compressed, as a stream to be read once."""
+    kind = kind_of(source)
+    with BufferedReader(_Counted(source, tick)) as file:
+        if kind == "gzip":
+            yield GzipFile(fileobj=file)
+        elif kind == "bz2":
+            yield BufferedReader(_Decompressed(file, bz2.BZ2Decompressor))
+        elif kind == "xz":
+            yield BufferedReader(
+                _Decompressed(file, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_WINDOW))
+            )
+        else:
+            yield file
+
+
+def _unpack(source: Path, stream: _Readable, name: str, size: int, found: Contents, scratch: Path) -> None:
+    """Copies the `size` bytes of one member to a file that is named by its number."""
     if name in found.files or len(found.files) >= MAX_FILES:
         raise UserError(f"{source} holds {name} too many times; give the archive as it was published.")
-    found.files[name] = path = scratch / f"{len(found.files):06}"
+    path = found.files[name] = scratch / f"{len(found.files):06}"
     left = size
     with open(path, "wb") as target:
         while left:
@@ -163,7 +209,6 @@ def _unpack(
                     raise EOFError(f"{name} ends {left:,} bytes early")
             target.write(block)
             left -= len(block)
-            tick(len(block))
 
 
 def _less(left: int, size: int, source: Path) -> int:
@@ -183,7 +228,8 @@ def _reading(source: Path) -> Iterator[None]:
         raise
     except READ_ERRORS as error:
         raise UserError(
-            f"{source} is damaged or no such archive ({first_line(error)}); copy or download it again."
+            f"{source} is damaged, or not what its first bytes promise ({first_line(error)}); "
+            "copy or download it again."
         ) from error
 
 
@@ -191,8 +237,51 @@ class _Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
+class _Counted(FileIO):
+    """A file that tells `tick` how many bytes were read from it."""
+
+    def __init__(self, path: Path, tick: Tick) -> None:
+        super().__init__(path)
+        self._tick = tick
+
+    def readinto(self, buffer: Any, /) -> int:
+        count = super().readinto(buffer) or 0
+        self._tick(count)
+        return count
+
+
+class _Decompressed(RawIOBase):
+    """The content of a bz2 or xz file. Several compressed streams one after the other are one content.
+
+    The reader of the standard library would do as well, but it sets no limit to the memory that an xz file asks for.
+    """
+
+    def __init__(self, file: _Readable, new: Callable[[], Any]) -> None:
+        self._file, self._new, self._decompressor = file, new, new()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        while True:
+            given = b""
+            if self._decompressor.eof:
+                given = (self._decompressor.unused_data or self._file.read(BLOCK)).lstrip(b"\0")  # padding
+                if not given:
+                    return 0
+                self._decompressor = self._new()
+            elif self._decompressor.needs_input:
+                given = self._file.read(BLOCK)
+                if not given:
+                    raise EOFError("it ends early")
+            data = self._decompressor.decompress(given, len(buffer))
+            if data:
+                buffer[: len(data)] = data
+                return len(data)
+
+
 class _Pieces(BufferedReader):
-    """A zip file for zipfile, which would read and list a directory of any size that the archive claims."""
+    """A zip file for zipfile, which otherwise reads a list of members of any size that the archive claims."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         size = MAX_DIRECTORY if size is None or size < 0 else size
@@ -202,10 +291,10 @@ class _Pieces(BufferedReader):
 
 
 class _Forward:
-    """A stream that is read once from start to end, in small pieces, and no further than `limit`.
+    """A stream that is read once from start to end, in small pieces, and up to `limit` bytes.
 
-    tarfile asks it for whole headers and for places to go to; headers that lie about their size, or lead backwards for
-    ever, end here.
+    tarfile reads headers from it and skips to positions in it. A header with a false size, or one that leads backwards
+    for ever, is an error here.
     """
 
     def __init__(self, stream: _Readable, source: Path, limit: int) -> None:

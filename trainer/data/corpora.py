@@ -1,4 +1,4 @@
-"""The public corpora: where their files are, what is public of their size and hash, how they become tokens.
+"""The public corpora: where their files are, which sizes and hashes are known, and how they become tokens.
 
 | corpus          | tokens: training, validation, test      | vocabulary |
 |-----------------|-----------------------------------------|------------|
@@ -9,16 +9,18 @@
 | penn-treebank   | 929,589 · 73,760 · 82,430               | 10,000     |
 
 Where these differ from the public Transformer-XL code:
-- enwik8 is its bytes, newlines included. The public loader splits it into lines and drops them, so that its scores are
-  over about 1 % fewer symbols.
-- text8 has the blank itself (public: `_`) and its symbols in order of the alphabet (public: of frequency).
-- WikiText-103: `<eos>` for each newline, words by frequency in the training part, ties in order of appearance: the same
-  ids as there. So it is for Penn Treebank, but that words are counted in all three parts there.
-- One Billion Word: one `<S>` between sentences, before the first and after the last, in the order of the shards. Read as
-  one stream this predicts what the public code predicts sentence by sentence, each word and each sentence's end. There
-  sentences are shuffled anew in each epoch. Words seen three times or more are kept, as in the public list of 793,471,
-  which counts a `</S>` besides; its order among equally frequent words is not known, so ids are not the same. The test
-  part is the held-out shard 0 as everywhere, validation the shard 1 (public code: shard 0 for both).
+- enwik8: every byte is a token, newlines too. The public loader splits the text into lines and drops the newlines, so its
+  scores are over about 1 % fewer symbols.
+- text8: the blank is a symbol itself (`_` in the public code), and symbols are in the order of the alphabet (of frequency
+  in the public code).
+- WikiText-103: each newline is `<eos>`, words are ordered by their frequency in the training part, and equally frequent
+  words by their first appearance. The ids are the same as in the public code. Penn Treebank is treated alike, but the
+  public code counts its words in all three parts.
+- One Billion Word: one `<S>` stands between sentences, before the first and after the last, in the order of the shards.
+  Read as one stream, this predicts what the public code predicts sentence by sentence: each word and each sentence's end.
+  The public code shuffles the sentences in each epoch. Words that appear three times or more are kept, as in the public
+  list of 793,471, which also counts a `</S>`. The public order among equally frequent words is not known, so ids differ.
+  The test part is the held-out shard 0 as everywhere. Validation is shard 1 here and shard 0 in the public code.
 """
 
 from __future__ import annotations
@@ -26,14 +28,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
 
-WHOLE = "all"  # the one part of a corpus that is one file, to be split 90/5/5
+from trainer.run.choices import CorpusName, VocabKind
+
+WHOLE = "all"  # the only part of a corpus that is one file, which is cut 90/5/5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """Of one file, or of several put together; None is not known. Hashes are hexadecimal."""
+    """What is known of one file, or of several joined; None is not known. Hashes are hexadecimal."""
 
     num_files: int | None = 1
     num_bytes: int | None = None
@@ -47,24 +50,25 @@ class Fingerprint:
         return bool(self.md5 or self.sha1 or self.sha256)
 
     def differs(self, published: Fingerprint) -> str | None:
-        """The name of the first fact that is public and is not this one's."""
+        """The name of the first published fact that is another one here, or None."""
         facts = ("num_files", "num_bytes", "lines", "md5", "sha1", "sha256")
         return next((f for f in facts if getattr(published, f) not in (None, getattr(self, f))), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """One corpus as data.
+    """The description of one corpus.
 
-    parts: for each part the names of its files, as shell patterns, the published one first, then `train.txt` and so on
-    as the public script leaves them; the only part is `all` where it is cut 90/5/5. files: what is public of each part.
-    archive: the published one. urls: where that is or was, tried in turn. max_bytes: what it unpacks to is smaller.
-    Words: those seen fewer than `min_count` times are `unknown`; each newline is `end_of_line`, which also precedes
-    the first line where `bounded`.
+    parts: the file names of each part, as shell patterns. The published name comes first; then comes `train.txt` or the
+    like, which the public script writes. A corpus that is cut 90/5/5 has the only part `all`.
+    files: what is known of each part. archive: what is known of the published archive.
+    urls: where the archive is or was; they are tried in turn. max_bytes: the archive unpacks to less.
+    min_count: words that appear less often are `unknown`.
+    end_of_line: the token of each newline. bounded: whether it also precedes the first line.
     """
 
-    name: str
-    kind: Literal["byte", "char", "word"]
+    name: CorpusName
+    kind: VocabKind
     parts: dict[str, tuple[str, ...]]
     files: dict[str, Fingerprint]
     archive_name: str
@@ -81,7 +85,7 @@ class Corpus:
         return any(_matches(member, pattern) for patterns in self.parts.values() for pattern in patterns)
 
     def matching(self, part: str, members: Iterable[str]) -> list[str]:
-        """Those of `members` that are the files of `part`, sorted: by the first of its patterns that any of them has."""
+        """The sorted names among `members` that match the first pattern of `part` that any of them matches."""
         members = sorted(members)
         found = ([member for member in members if _matches(member, pattern)] for pattern in self.parts[part])
         return next((names for names in found if names), [])
@@ -118,9 +122,10 @@ def _three(pattern: str) -> dict[str, tuple[str, ...]]:
 HELD_OUT = "heldout-monolingual.tokenized.shuffled/news.en.heldout"
 
 
-# Hashes: enwik8 mattmahoney.net/dc/textdata.html; text8, wikitext-103 archive and Penn Treebank torchtext and others;
-# wikitext-103 files GluonNLP; One Billion Word TensorFlow Datasets. Sizes of archives besides: TensorFlow's tutorials.
-# Of the shards of One Billion Word no hash is public; their number and lines are (lingvo, TensorFlow Datasets).
+# Sources of the hashes: mattmahoney.net/dc/textdata.html for enwik8; torchtext and others for text8, Penn Treebank and the
+# archive of WikiText-103; GluonNLP for the files of WikiText-103; TensorFlow Datasets for One Billion Word. Other sizes of
+# archives are from TensorFlow's tutorials. No hash of a shard of One Billion Word is public, but the number of shards and
+# of lines is (lingvo, TensorFlow Datasets).
 CORPORA = {
     corpus.name: corpus
     for corpus in (

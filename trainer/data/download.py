@@ -1,4 +1,4 @@
-"""The published archive of a corpus, fetched and verified."""
+"""Downloads the published archive of a corpus and verifies it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from runtimes.base.files import atomic_file
 from trainer.data.corpora import CORPORA, Corpus
 from trainer.data.published import BLOCK, fingerprint, progress_bar, say
 
-TIMEOUT = 30  # seconds without a byte
+TIMEOUT = 30  # seconds without a byte until a server counts as silent
 NETWORK_ERRORS = (OSError, http.client.HTTPException, ValueError)
 
 
-class _NotHadError(Exception):
-    """Why one server did not give the archive."""
+class _ServerError(Exception):
+    """One server did not give the archive; the text says why."""
 
 
 def download(name: str, path: Path, *, progress: bool = True) -> None:
-    """Fetches the published archive of the corpus `name` to the file `path`, which appears whole and verified or not at all.
+    """Downloads the published archive of the corpus `name` to the file `path`, which appears whole and verified.
 
-    Raises UserError where no server gives it, or none gives what was published.
+    The servers are tried one after another. Raises UserError, and leaves no file, if none of them gives the published
+    archive.
     """
     corpus, reasons = CORPORA[name], []
     for url in corpus.urls:
@@ -30,33 +31,35 @@ def download(name: str, path: Path, *, progress: bool = True) -> None:
             with atomic_file(path) as temporary:
                 _fetch(url, temporary, corpus, progress)
             return
-        except _NotHadError as error:
+        except _ServerError as error:
             reasons.append(f"{url}: {error}")
     raise UserError(
-        f"{name} could not be downloaded ({'; '.join(reasons)}); get its archive by other means and give it as --from."
+        f"{name} could not be downloaded ({'; '.join(reasons)}); "
+        "get its archive by other means and give it as --from."
     )
 
 
 def _fetch(url: str, path: Path, corpus: Corpus, progress: bool) -> None:
-    request = urllib.request.Request(
-        url, headers={"User-Agent": "xl-export"}
-    )  # one of the servers refuses urllib's own
+    # One of the servers refuses the name that urllib gives itself.
+    request = urllib.request.Request(url, headers={"User-Agent": "xl-export"})
+    # A server that sends without end is cut off here, because the hash is only known at the end.
     left = corpus.archive.num_bytes or corpus.max_bytes
-    with open(path, "wb") as target, progress_bar(f"downloading {corpus.archive_name}", progress) as tick:
-        try:
-            response = urllib.request.urlopen(request, timeout=TIMEOUT)
-        except NETWORK_ERRORS as error:
-            raise _NotHadError(_why(error)) from error
-        with response:
+    try:
+        response = urllib.request.urlopen(request, timeout=TIMEOUT)
+    except NETWORK_ERRORS as error:
+        raise _ServerError(_why(error)) from error
+    with response, open(path, "wb") as target:
+        num_bytes = corpus.archive.num_bytes or response.length
+        with progress_bar(f"downloading {corpus.archive_name}", progress, num_bytes) as tick:
             while block := _read(response):
                 left -= len(block)
                 if left < 0:
-                    raise _NotHadError("it sends more than was published")
+                    raise _ServerError("it sends more than was published")
                 target.write(block)
                 tick(len(block))
     found = fingerprint({path.name: path}, progress=False)
     if fact := found.differs(corpus.archive):
-        raise _NotHadError(
+        raise _ServerError(
             f"it sends another file: expected {say(fact, corpus.archive)}, found {say(fact, found)}"
         )
 
@@ -65,9 +68,11 @@ def _read(response: http.client.HTTPResponse) -> bytes:
     try:
         return response.read(BLOCK)
     except NETWORK_ERRORS as error:
-        raise _NotHadError(_why(error)) from error
+        raise _ServerError(_why(error)) from error
 
 
 def _why(error: Exception) -> str:
-    reason = getattr(error, "reason", error)  # an OSError inside of urllib's own
+    reason = getattr(
+        error, "reason", error
+    )  # urllib wraps the error of the operating system in one of its own
     return reason if isinstance(reason, str) else getattr(reason, "strerror", None) or first_line(reason)

@@ -1,4 +1,7 @@
-"""A published corpus → DATASET: found, verified, counted, encoded; never held in memory as a whole."""
+"""Prepares a public corpus as a dataset. The corpus is found, verified, counted and encoded block by block.
+
+It is never held in memory as a whole.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ from runtimes.contract.spec import VOCAB, FileFacts, file_facts
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, WordVocab
 from trainer.data.corpora import CORPORA, WHOLE, Corpus
 from trainer.data.dataset import DATA, SPLITS, DatasetFacts, DType, save_facts, smallest_dtype
-from trainer.data.published import Files, Tick, find_corpus, progress_bar, read_blocks
+from trainer.data.published import Files, Tick, find_corpus, progress_bar, read_blocks, total_bytes
 
 LONGEST_LINE = 1 << 24  # bytes
-MOST_WORDS = 1 << 23  # different ones; One Billion Word has 2.4 million
-ALPHABET = " abcdefghijklmnopqrstuvwxyz"  # of text8
+MOST_WORDS = 1 << 23  # different words; One Billion Word has 2.4 million
+ALPHABET = " abcdefghijklmnopqrstuvwxyz"  # all characters of text8
 
 
 def prepare(
@@ -33,12 +36,16 @@ def prepare(
     unverified: bool = False,
     progress: bool = True,
 ) -> DatasetFacts:
-    """Writes the corpus `name`, found in the archive, folder or file `source`, as the dataset `out`, whole or not at all.
+    """Facts of the new dataset `out`, prepared from the corpus `name` in the archive, folder or file `source`.
 
-    Raises UserError for a source that is damaged, lacks a part, or is not what was published; `unverified` takes it
-    all the same, unless it is another corpus. A tar or zip is unpacked beside `out` for the while.
+    The folder appears as a whole. An archive is unpacked to a temporary folder beside it. Raises UserError for a source
+    that is damaged, lacks a part, is another corpus, or is not the published one. The last is accepted if `unverified`.
     """
     corpus = CORPORA[name]
+    if (source / DATA).is_file() and (source / VOCAB).is_file():
+        raise UserError(
+            f"{source} is a dataset that is prepared already; train on it with `xl-export train --data {source}`."
+        )
     refuse_existing(out, force=force, marker=DATA, sources=[source])
     with atomic_folder(out, force=force, marker=DATA, sources=[source]) as folder:
         scratch = folder / "unpacked"
@@ -48,7 +55,12 @@ def prepare(
         dtype, tokens, files = smallest_dtype(vocab.size), {}, {VOCAB: file_facts(folder / VOCAB)}
         for split in SPLITS:
             path = folder / f"{split}.bin"
-            with progress_bar(f"encoding {split}", progress) as tick:
+            if isinstance(vocab, WordVocab):
+                num_bytes = total_bytes(found.parts[split])
+            else:
+                start, end = _cut(found.parts[WHOLE], split)
+                num_bytes = end - start
+            with progress_bar(f"encoding {split}", progress, num_bytes) as tick:
                 if isinstance(vocab, WordVocab):
                     ids = _words(corpus, vocab, found.parts[split], tick)
                 else:
@@ -60,17 +72,23 @@ def prepare(
                 )
         shutil.rmtree(scratch, ignore_errors=True)
         facts = DatasetFacts(
-            corpus=name, published=found.published, dtype=dtype, vocab_size=vocab.size, tokens=tokens, files=files,
+            corpus=name,
+            published=found.published,
+            dtype=dtype,
+            vocab_size=vocab.size,
+            tokens=tokens,
+            files=files,
             sources=found.sources,
-        )  # fmt: skip
+        )
         save_facts(folder, facts)
     return facts
 
 
 def word_vocab(counts: Counter[str], *, min_count: int, unknown: str, end_of_line: str) -> WordVocab:
-    """`end_of_line`, then the words by frequency, ties in order of appearance, as adaptive softmax needs them.
+    """The vocabulary of `end_of_line` and then the words, the most frequent first, as adaptive softmax needs them.
 
-    Words seen fewer than `min_count` times are counted as `unknown`, which is there even where none is.
+    Equally frequent words stand in the order of their first appearance. Words that appear fewer than `min_count` times
+    are counted as `unknown`, which is always part of the vocabulary.
     """
     kept = Counter({word: count for word, count in counts.items() if count >= min_count or word == unknown})
     kept[unknown] += counts.total() - kept.total()
@@ -86,12 +104,12 @@ def _vocabulary(corpus: Corpus, parts: dict[str, Files], progress: bool) -> Byte
     if corpus.kind == "char":
         return CharVocab(list(ALPHABET))
     counts: Counter[str] = Counter()
-    with progress_bar("counting words", progress) as tick:
+    with progress_bar("counting words", progress, total_bytes(parts["train"])) as tick:
         for lines in _lines(corpus, parts["train"], tick):
             counts.update(lines.split())
             if len(counts) > MOST_WORDS:
                 raise UserError(
-                    f"that text has more than {MOST_WORDS:,} different words; it is no {corpus.name}."
+                    f"the text has more than {MOST_WORDS:,} different words; give {corpus.name} itself."
                 )
     return word_vocab(
         counts, min_count=corpus.min_count, unknown=corpus.unknown, end_of_line=corpus.end_of_line
@@ -106,7 +124,7 @@ def _words(corpus: Corpus, vocab: WordVocab, files: Files, tick: Tick) -> Iterat
 
 
 def _lines(corpus: Corpus, files: Files, tick: Tick) -> Iterator[str]:
-    """The text of some files, whole lines at a time; the last line of each ends with a newline as the others do."""
+    """The text of the files in pieces of whole lines. A newline is added to a last line that has none."""
     for name, path in files.items():
         rest, at = b"", 0
         for block in read_blocks(path, tick):
@@ -115,7 +133,7 @@ def _lines(corpus: Corpus, files: Files, tick: Tick) -> Iterator[str]:
             at += len(lines + newline)
             if len(rest) > LONGEST_LINE:
                 raise TextError(
-                    f"{name} has a line of more than {LONGEST_LINE:,} bytes; it is no file of {corpus.name}."
+                    f"{name} has a line of more than {LONGEST_LINE:,} bytes; give a file of {corpus.name}."
                 )
         if rest:
             yield _text(corpus, name, rest + b"\n", at)
@@ -126,37 +144,42 @@ def _text(corpus: Corpus, name: str, lines: bytes, at: int) -> str:
         return lines.decode("utf-8")
     except UnicodeDecodeError as error:
         raise TextError(
-            f"{name}: byte {at + error.start} (0x{lines[error.start]:02x}) is not UTF-8; it is damaged, or no file of "
-            f"{corpus.name}."
+            f"{name}: byte {at + error.start} (0x{lines[error.start]:02x}) is not UTF-8; give a file of {corpus.name} "
+            "that is not damaged."
         ) from error
 
 
 def _symbols(
     corpus: Corpus, vocab: ByteVocab | CharVocab, files: Files, split: str, tick: Tick
 ) -> Iterator[np.ndarray]:
-    """Byte by byte: the first 90 % of the file, the next 5 %, or the last."""
+    """The ids of one part of the file, whose every byte is a token."""
     (path,) = files.values()
     ids = np.arange(256, dtype=np.int16)
     if isinstance(vocab, CharVocab):
         ids[:] = -1
         ids[[ord(symbol) for symbol in vocab.symbols]] = np.arange(vocab.size)
-    size = path.stat().st_size
-    cuts = [size * percent // 100 for percent in (0, 90, 95, 100)]
-    at = cuts[SPLITS.index(split)]
-    for block in read_blocks(path, tick, start=at, end=cuts[SPLITS.index(split) + 1]):
+    at, end = _cut(files, split)
+    for block in read_blocks(path, tick, start=at, end=end):
         encoded = ids[np.frombuffer(block, np.uint8)]
         if encoded.min() < 0:
             first = int(np.argmin(encoded))
             raise TextError(
                 f"byte {at + first} of the file (0x{block[first]:02x}) is not among the {vocab.size} characters of "
-                f"{corpus.name}; it is another corpus."
+                f"{corpus.name}; give {corpus.name} itself."
             )
         at += len(block)
         yield encoded
 
 
+def _cut(files: Files, split: str) -> tuple[int, int]:
+    """Where a part of the only file begins and ends, in bytes: the first 90 %, the next 5 % or the last 5 %."""
+    (path,) = files.values()
+    cuts = [path.stat().st_size * percent // 100 for percent in (0, 90, 95, 100)]
+    return cuts[SPLITS.index(split)], cuts[SPLITS.index(split) + 1]
+
+
 def _write(path: Path, pieces: Iterable[np.ndarray], dtype: DType) -> tuple[int, FileFacts]:
-    """Writes ids as they come; returns their number and the file's facts."""
+    """The number of the ids and the facts of the file in which they were written, piece by piece."""
     digest, count, little_endian = hashlib.sha256(), 0, np.dtype(dtype).newbyteorder("<")
     with open(path, "wb") as stream:
         for ids in pieces:

@@ -1,4 +1,4 @@
-"""Where a corpus is in what was given, and whether it is the published one."""
+"""Finds the files of a public corpus in what the user gave, and tells whether they are the published ones."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from tqdm import tqdm
 
 from runtimes.base.errors import UserError
 from runtimes.contract.spec import FileFacts
-from trainer.data.archives import find_files, is_archive
+from trainer.data.archives import Contents, find_files, is_packed
 from trainer.data.corpora import WHOLE, Corpus, Fingerprint, look_alike, same_as
 
-BLOCK = 1 << 22  # bytes read together
+BLOCK = 1 << 22  # bytes that are read at a time
 Files = dict[str, Path]  # by their names inside the source
-Tick = Callable[[int], object]  # takes so many bytes done
+Tick = Callable[[int], object]  # called with the number of bytes that were done since the last call
 
 
 @dataclass(frozen=True)
 class FoundCorpus:
-    """The files of each part. published: they, or the archive, are those that are public. sources: hash and size."""
+    """The files of each part of a corpus.
+
+    published: whether these files, or the archive that holds them, are the published ones. sources: hashes and sizes.
+    """
 
     parts: dict[str, Files]
     published: bool
@@ -32,24 +35,25 @@ class FoundCorpus:
 def find_corpus(
     corpus: Corpus, source: Path, scratch: Path, *, unverified: bool, progress: bool
 ) -> FoundCorpus:
-    """The files of `corpus` in a folder, archive or file, verified; members of an archive are unpacked to `scratch`.
+    """The verified files of `corpus` in a folder, archive or file. Members of an archive are unpacked to `scratch`.
 
-    Raises UserError where a part is missing or is not what was published (`unverified` lets the latter pass), and
-    where it is a file of another corpus.
+    Raises UserError for a missing part, for a file of another corpus, and for a part that is not the published one. The
+    last is accepted if `unverified`.
     """
     if (
         source.is_dir()
         and (source / corpus.archive_name).is_file()
         and not any(corpus.wants(p.name) for p in source.iterdir())
     ):
-        source /= corpus.archive_name  # as the public script leaves enwik8 and text8
+        source /= corpus.archive_name  # the public script leaves the archives of enwik8 and text8 in a folder
     archive = None
-    if is_archive(source):
+    if is_packed(source):
         archive = fingerprint({source.name: source}, progress)
         _refuse_other(corpus, archive, source)
-    with progress_bar("unpacking", progress) as tick:
+    num_bytes = source.stat().st_size if source.is_file() else None
+    with progress_bar("unpacking", progress and archive is not None, num_bytes) as tick:
         found = find_files(source, corpus.wants, scratch=scratch, limit=corpus.max_bytes, tick=tick)
-    parts = _parts(corpus, source, found.files, found.names)
+    parts = _parts(corpus, source, found)
     if archive and archive.differs(corpus.archive) is None and corpus.archive.hashed:
         return FoundCorpus(parts, True, {source.name: _facts(archive)})
     prints = {part: fingerprint(files, progress) for part, files in parts.items()}
@@ -61,17 +65,18 @@ def find_corpus(
         if fact and not unverified:
             raise UserError(
                 f"{source} is not the published {corpus.name}: for {corpus.parts[part][0]} expected "
-                f"{say(fact, corpus.files[part])}, found {say(fact, found_print)}; give the published one, or --unverified "
-                "to take this one as it is."
+                f"{say(fact, corpus.files[part])}, found {say(fact, found_print)}; give the published one, or "
+                "accept this one with --unverified."
             )
     sources = {source.name: archive} if archive else prints
     return FoundCorpus(parts, published, {name: _facts(found_print) for name, found_print in sources.items()})
 
 
-def _parts(corpus: Corpus, source: Path, files: Files, names: list[str]) -> dict[str, Files]:
-    """The files of each part by name, or a sentence on the part that is missing or there twice."""
-    if WHOLE in corpus.parts and names == [source.name] and source.is_file() and not is_archive(source):
-        return {WHOLE: {source.name: source}}  # the file itself, under whatever name
+def _parts(corpus: Corpus, source: Path, found: Contents) -> dict[str, Files]:
+    """The files of each part by name. Raises UserError for a part that is missing or that is there twice."""
+    if WHOLE in corpus.parts and found.is_single:
+        return {WHOLE: found.files}  # people give this one file many names
+    files, names = found.files, found.names
     parts = {part: {name: files[name] for name in corpus.matching(part, files)} for part in corpus.parts}
     for part, members in parts.items():
         wanted = corpus.parts[part][0]
@@ -86,7 +91,7 @@ def _parts(corpus: Corpus, source: Path, files: Files, names: list[str]) -> dict
         if len(members) > 1 and "*" not in wanted:
             first, second = sorted(members)[:2]
             raise UserError(
-                f"{source} has both {first} and {second}; give the folder or archive of {corpus.name} alone."
+                f"{source} has both {first} and {second}; give a folder or archive with {corpus.name} only."
             )
     return parts
 
@@ -100,10 +105,10 @@ def _refuse_other(corpus: Corpus, found: Fingerprint, source: Path) -> None:
 
 
 def fingerprint(files: Files, progress: bool) -> Fingerprint:
-    """All facts of some files put together."""
+    """Number, size, lines and hashes of the files, joined in the given order."""
     md5, sha1, sha256 = (hashlib.new(name, usedforsecurity=False) for name in ("md5", "sha1", "sha256"))
     num_bytes = lines = 0
-    with progress_bar("verifying", progress) as tick:
+    with progress_bar("verifying", progress, total_bytes(files)) as tick:
         for path in files.values():
             for block in read_blocks(path, tick):
                 for digest in (md5, sha1, sha256):
@@ -111,13 +116,17 @@ def fingerprint(files: Files, progress: bool) -> Fingerprint:
                 num_bytes += len(block)
                 lines += block.count(b"\n")
     return Fingerprint(
-        num_files=len(files), num_bytes=num_bytes, lines=lines,
-        md5=md5.hexdigest(), sha1=sha1.hexdigest(), sha256=sha256.hexdigest(),
-    )  # fmt: skip
+        num_files=len(files),
+        num_bytes=num_bytes,
+        lines=lines,
+        md5=md5.hexdigest(),
+        sha1=sha1.hexdigest(),
+        sha256=sha256.hexdigest(),
+    )
 
 
 def say(fact: str, of: Fingerprint) -> str:
-    """`num_bytes` of 5 as `5 bytes`, a hash with its name."""
+    """A fact as people read it: `num_bytes` of 5 is `5 bytes`, and a hash comes with its name."""
     value = getattr(of, fact)
     return f"{fact} {value}" if isinstance(value, str) else f"{value:,} {fact.removeprefix('num_')}"
 
@@ -129,7 +138,7 @@ def _facts(found: Fingerprint) -> FileFacts:
 
 
 def read_blocks(path: Path, tick: Tick, *, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """The bytes of a file from `start` to `end`, a few megabytes at a time."""
+    """The bytes of a file from `start` to `end`, in blocks of a few megabytes."""
     left = (path.stat().st_size if end is None else end) - start
     try:
         with open(path, "rb") as stream:
@@ -143,7 +152,14 @@ def read_blocks(path: Path, tick: Tick, *, start: int = 0, end: int | None = Non
 
 
 @contextmanager
-def progress_bar(what: str, shown: bool) -> Iterator[Tick]:
-    """Bytes done, on a terminal; gone when it ends."""
-    with tqdm(desc=what, unit="B", unit_scale=True, disable=None if shown else True, leave=False) as bar:
+def progress_bar(what: str, shown: bool, num_bytes: int | None) -> Iterator[Tick]:
+    """Shows on a terminal how many bytes of `num_bytes` are done. The bar disappears when the block ends."""
+    # tqdm takes True for "never", and None for "only on a terminal".
+    hidden = None if shown else True
+    with tqdm(desc=what, total=num_bytes, unit="B", unit_scale=True, disable=hidden, leave=False) as bar:
         yield bar.update
+
+
+def total_bytes(files: Files) -> int:
+    """The size of all the files together; a file that is missing counts nothing."""
+    return sum(path.stat().st_size for path in files.values() if path.is_file())

@@ -1,21 +1,23 @@
-"""Text for training: the built-in corpus or a file, split 90/5/5, as tokens."""
+"""Text for training: the built-in corpus or a text file, cut into three parts and turned into tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from runtimes.base.errors import TextError
 from runtimes.base.files import read_bytes
+from runtimes.contract.tokens import DATA
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab, as_text
+from trainer.data.formats import kind_of
+from trainer.run.choices import VocabKind
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Contiguous parts of one text, 90 % / 5 % / 5 %."""
+    """The first 90 % of a text, the next 5 % and the last 5 %."""
 
     train: bytes
     valid: bytes
@@ -23,7 +25,12 @@ class Splits:
 
 
 def load_splits(text: str | None) -> Splits:
-    """The splits of a text file, or of the built-in corpus for None. Cuts fall on whole UTF-8 characters."""
+    """The parts of a text file, or of the built-in corpus for None. No UTF-8 character is cut.
+
+    Raises TextError for a file that is empty or no text, and for a folder.
+    """
+    if text is not None:
+        _refuse_other_kinds(Path(text))
     data = built_in_corpus() if text is None else read_bytes(Path(text))
     if not data:
         raise TextError(f"{text} is empty; give a text of at least a few thousand characters.")
@@ -41,8 +48,8 @@ def built_in_corpus() -> bytes:
     return "\n\n".join(topics[name] for name in sorted(topics)).encode("utf-8")
 
 
-def build_vocab(kind: Literal["byte", "char", "word"], splits: Splits, *, min_count: int) -> Vocab:
-    """Characters of the whole text, or words of its training part (others become `<unk>`)."""
+def build_vocab(kind: VocabKind, splits: Splits, *, min_count: int) -> Vocab:
+    """The vocabulary of a text: all bytes, its characters, or the words of its training part and `<unk>`."""
     if kind == "byte":
         return ByteVocab()
     if kind == "char":
@@ -51,10 +58,10 @@ def build_vocab(kind: Literal["byte", "char", "word"], splits: Splits, *, min_co
 
 
 def lanes(tokens: np.ndarray, batch: int, segment: int) -> np.ndarray:
-    """`batch` contiguous lanes [B, N] of a stream, for memory to be carried along (section 3.2).
+    """The stream cut into `batch` contiguous lanes [B, N], so that memory can be carried along (section 3.2).
 
-    The remainder of fewer than `batch` tokens is left out, and so is, while training, the end of a lane that does
-    not fill a segment. It is a view: a mapped stream stays on disk. Raises TextError when a lane would be shorter
+    The last tokens, fewer than `batch`, are left out. So is, while training, the end of a lane that does not fill a
+    segment. The result is a view, so a memory-mapped stream stays on disk. Raises TextError if a lane would be shorter
     than one segment and its targets.
     """
     length = len(tokens) // batch
@@ -66,10 +73,30 @@ def lanes(tokens: np.ndarray, batch: int, segment: int) -> np.ndarray:
     return tokens[: batch * length].reshape(batch, length)
 
 
+def _refuse_other_kinds(path: Path) -> None:
+    """Raises TextError for what is often given in place of a text file, and says where it belongs."""
+    if (path / DATA).is_file():
+        raise TextError(f"--text is {path}, which is a dataset; give it as --data {path}.")
+    if path.is_dir():
+        raise TextError(
+            f"--text is {path}, which is a folder; give one UTF-8 text file, or prepare a public corpus with "
+            f"`xl-export prepare NAME --from {path} --out DATASET` and give --data DATASET."
+        )
+    kind = kind_of(path) if path.is_file() else None
+    if kind == "npy":
+        raise TextError(
+            f"--text is {path}, which holds a NumPy array (.npy) and no text; give a UTF-8 text file."
+        )
+    if kind is not None:
+        raise TextError(
+            f"--text is {path}, which is a {kind} file; unpack it and give the text, or prepare a public corpus with "
+            f"`xl-export prepare NAME --from {path} --out DATASET` and give --data DATASET."
+        )
+
+
 def _character_start(data: bytes, at: int) -> int:
-    end = min(
-        at + 3, len(data)
-    )  # a character is at most four bytes; what is longer is not UTF-8, and any cut will do
+    # A character has at most four bytes. If there is none, the text is not UTF-8, and it may be cut anywhere.
+    end = min(at + 3, len(data))
     while 0 < at < end and 0x80 <= data[at] < 0xC0:
         at += 1
     return at

@@ -14,11 +14,9 @@ from runtimes.base.machine import refuse_beyond_memory
 from runtimes.base.records import from_json
 from runtimes.contract.rule import MemoryRule
 from trainer.model.config import ModelConfig
+from trainer.run.choices import CorpusName, VocabKind
 
 BUILT_IN = Path(__file__).parents[1] / "configs"
-Corpus = Literal[
-    "enwik8", "text8", "wikitext-103", "one-billion-word", "penn-treebank"
-]  # those of trainer.data.corpora
 MAX_RATE = 1e30  # what optimisers compute from a larger one is beyond fp32, which PyTorch answers with a RuntimeError
 Schedule = tuple[tuple[int, int], ...]  # [step, value] pairs
 
@@ -73,8 +71,8 @@ class TrainConfig:
     evaluation: MemoryRule
     mem_len_schedule: Schedule = ()
     segment_schedule: Schedule = ()
-    corpus: Corpus | None = None
-    vocab: Literal["byte", "char", "word"] = "char"
+    corpus: CorpusName | None = None
+    vocab: VocabKind = "char"
     min_count: int = 1
     text: str | None = None
     data: str | None = None

@@ -1,8 +1,8 @@
-"""Training with segment recurrence: text → RUN. A run killed at any moment resumes from its last checkpoint.
+"""Training with segment recurrence: from a text to a run. A run that was killed resumes from its last checkpoint.
 
-Each of B lanes reads its own contiguous part of the text, T tokens a step, and carries its memory from one
-segment to the next (section 3.2); at the end of the lanes the streams start again at position 0. Under `torchrun` each process
-has its share of the lanes, and the first of them writes.
+The training text is cut into B lanes, contiguous parts of equal length. A step reads the next T tokens of every lane, and
+the memory of a lane is carried from one segment to the next (Dai et al. 2019, section 3.2). At the end of the lanes the
+streams start again at position 0. Under several processes each one has its share of the lanes, and the first one writes.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from trainer.training.snapshot import facts_of, mend, restore, save, snapshot, w
 from trainer.training.state import Training, refuse_infinite
 from trainer.training.validation import Validation, best, out_of_patience, validate
 
-__all__ = ["METRICS", "TEST", "resume", "train"]
+__all__ = ["METRICS", "TEST", "config_of", "resume", "train"]
 
 
 def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress: bool = True) -> Path:
-    """Trains a new run in the folder `out` and returns it.
+    """The folder of a new run, trained as the configuration says.
 
-    The folder appears whole, with its held-out texts and a checkpoint of step 0. Raises UserError for an
-    existing `out` (unless it is a run and `force`), a text that does not fit the configuration, or a loss that is not finite.
+    The folder appears as a whole, with its held-out texts and a checkpoint of step 0. Raises UserError if `out` exists
+    (`force` replaces an earlier run), if the text does not fit the configuration, or if the loss is not finite.
     """
     out = Path(out)
     check_tensorboard(config.tensorboard)
@@ -46,34 +46,43 @@ def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress
 
 
 def resume(run: Path | str, *, progress: bool = True) -> Path:
-    """Continues a run from its last checkpoint, bit for bit as if it had never stopped (CPU, same threads, same processes).
+    """The folder of a run that was continued from its last checkpoint.
 
-    On another number of processes the losses are the same up to rounding; dropout then draws other numbers.
+    On the CPU, with as many threads and processes as before, every bit is as if training had never stopped. With another
+    number of processes the losses are the same up to rounding, and dropout draws other random numbers.
     """
     run = Path(run)
-    if not (run / STATE).is_file():
-        raise ArtefactError(
-            f"{run} cannot be resumed: it has no {STATE}; start a new run with `xl-export train --out RUN`."
-        )
-    config = from_json(TrainConfig, read_json(run / CONFIG), where=str(run / CONFIG))
+    config = config_of(run)
     check_tensorboard(config.tensorboard)
     with joined(config.device) as ranks:
         _go_on(config, run, ranks, progress=progress and ranks.is_first)
     return run
 
 
+def config_of(run: Path) -> TrainConfig:
+    """The configuration of a run that can be resumed; raises ArtefactError for any other folder."""
+    if not (run / STATE).is_file():
+        raise ArtefactError(
+            f"{run} cannot be resumed, because it has no {STATE}; start a new run with `xl-export train --out RUN`."
+        )
+    return from_json(TrainConfig, read_json(run / CONFIG), where=str(run / CONFIG))
+
+
 def _start(config: TrainConfig, out: Path, ranks: Ranks, *, force: bool, progress: bool) -> None:
     sources = [Path(path) for path in (config.text, config.data) if path is not None]
     ranks.on_first(lambda: refuse_existing(out, force=force, marker=METRICS, sources=sources))
-    if config.text is not None:  # so that the run can be resumed from any folder
+    # The run stores absolute paths, so that it can be resumed from any working folder.
+    if config.text is not None:
         config = dataclasses.replace(config, text=str(Path(config.text).resolve()))
     if config.data is not None:
         config = dataclasses.replace(config, data=str(Path(config.data).resolve()))
     source = load_source(config)
     config = with_vocab_size(config, source.vocab)
     _check_held_out(config, source.valid)
+    # Processes on different machines may have been given different files, which would train without an error.
     ranks.agree("configurations or texts", f"{config} {source.digest}")
     training = Training.start(config, ranks)
+    # The memory of all lanes is collected by all processes together, so it happens before the first one writes alone.
     tensors = snapshot(training)
 
     def make_folder() -> None:
@@ -103,7 +112,7 @@ def _go_on(config: TrainConfig, run: Path, ranks: Ranks, *, progress: bool) -> N
 
 
 def _mend(training: Training, run: Path) -> None:
-    """Puts right what a kill left behind, once every process has read what it needs."""
+    """Repairs what a kill left behind, once every process has read what it needs."""
     mend(training, run)
     for name in (STATE, MODEL, METRICS):
         for leftover in run.glob(f".{name}.*"):
@@ -111,16 +120,17 @@ def _mend(training: Training, run: Path) -> None:
 
 
 def _check_held_out(config: TrainConfig, held_out: np.ndarray) -> None:
-    """Raises ConfigError where the recipe depends on validation and there is no text for it."""
+    """Raises ConfigError if the recipe depends on validation and the held-out text is too short for one."""
     averaging = config.averaging is not None and config.averaging.patience is not None
     if len(held_out) < 2 and (config.schedule == "plateau" or config.patience or averaging):
         raise ConfigError(
-            f"the held-out text has {len(held_out)} token(s) and schedule plateau, patience and averaging.patience need a "
-            "validation, of 2 at least; give a longer text, or another recipe."
+            f"the held-out text has {len(held_out)} token(s), and schedule plateau, patience and averaging.patience "
+            "need a validation with at least 2; give a longer text, or another recipe."
         )
 
 
 def _continue(training: Training, run: Path, source: Source, *, progress: bool) -> None:
+    """Trains from the present step to the end, with validations and checkpoints on the way."""
     config, ranks, validates = training.config, training.ranks, len(source.valid) > 1
     if progress and not training.finished:
         print(
@@ -129,24 +139,26 @@ def _continue(training: Training, run: Path, source: Source, *, progress: bool) 
         )
     journal = Journal(run, step=training.step, tensorboard=config.tensorboard) if ranks.is_first else None
     began, tokens = time.perf_counter(), 0
+    # tqdm takes True for "never", and None for "only on a terminal".
     hidden = None if progress else True
     with tqdm(
         total=config.steps, initial=training.step, unit="step", disable=hidden, dynamic_ncols=True
     ) as bar:
         if progress and not validates:
             bar.write(
-                f"the held-out text has {len(source.valid)} token(s), too few to validate: {MODEL} will be the last checkpoint"
+                f"the held-out text has {len(source.valid)} token(s), too few to validate: "
+                f"{MODEL} will be the last checkpoint"
             )
         while not training.finished:
+            # The schedules may change both after the step, so they are read before it.
             rate, T = training.rate, training.rule.segment
             loss = training.advance(source.tokens)
             tokens += config.batch * T
             step, last = training.step, training.step == config.steps
             speed = tokens / (time.perf_counter() - began)
             facts = f"loss {loss:.3f} nats, {loss / math.log(2):.3f} bits/token, {speed:,.0f} tokens/s"
-            bar.set_postfix_str(
-                facts, refresh=False
-            )  # tqdm draws at most ten times a second, not at every step
+            # Without `refresh=False` tqdm would draw the bar at every step instead of ten times a second.
+            bar.set_postfix_str(facts, refresh=False)
             bar.update()
             if journal and (step % config.log_every == 0 or last):
                 journal.write(
@@ -161,6 +173,7 @@ def _continue(training: Training, run: Path, source: Source, *, progress: bool) 
                 is_best = _validate(training, source, journal)
                 if progress:
                     bar.write(_report(training))
+            # The best weights are saved at once: a later checkpoint would hold other weights.
             if is_best or step % config.checkpoint_every == 0 or training.finished:
                 save(training, run, source.digest)
     if journal:
@@ -168,14 +181,17 @@ def _continue(training: Training, run: Path, source: Source, *, progress: bool) 
 
 
 def _validate(training: Training, source: Source, journal: Journal | None) -> bool:
-    """Scores the held-out text on the first process, for all; whether it is the best score so far."""
+    """Whether the weights now score better on the held-out text than ever before.
+
+    The first process computes the score, and all processes receive it, so that all take the same decisions.
+    """
     weights, config = training.weights, training.config
 
     def bits_per_token() -> float:
         try:
             return validate(weights, config, source.vocab, source.valid).bits_per_token
         except DivergedError:
-            return math.nan  # said with its step below
+            return math.nan  # `refuse_infinite` below says it with the step, on all processes
 
     score = training.ranks.on_first(bits_per_token)
     refuse_infinite("validation score", score, training.step, training.ranks)

@@ -32,6 +32,11 @@ KEPT = "the last checkpoint is kept: continue with `xl-export train --resume RUN
 
 CPU = torch.device("cpu")
 
+
+class LostError(UserError):
+    """Another process of the run ended, so this one cannot continue."""
+
+
 Rows = TypeVar("Rows", Tensor, np.ndarray)
 Answer = TypeVar("Answer")
 
@@ -102,7 +107,7 @@ class Ranks:
         """Raises on the first process an error that all of them have found; the others end quietly with its exit code."""
         if self.is_first:
             raise error
-        raise SystemExit(2)
+        raise SystemExit(2) from error
 
     def agree(self, what: str, value: str) -> None:
         """Raises ConfigError where processes were started with different things."""
@@ -160,14 +165,14 @@ def joined(device: str) -> Iterator[Ranks]:
     except BaseException as error:
         before = signal.SIG_IGN  # this process is ending already, and its own sentence is the one to read
         if isinstance(error, RuntimeError) and _is_of_the_connection(error):
-            raise UserError(f"another process of this run was lost or does not answer; {KEPT}.") from error
+            raise LostError(f"another process of this run was lost or does not answer; {KEPT}.") from error
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def _told_to_end(*_: object) -> None:
-    raise UserError(
+    raise LostError(
         f"this process was told to end (SIGTERM), as torchrun does when another one of the run was lost; {KEPT}."
     )
 

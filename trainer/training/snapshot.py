@@ -1,8 +1,10 @@
-"""The checkpoint that training resumes from: everything in `Training`, as one file that appears atomically.
+"""The checkpoint that training resumes from: the whole state of `Training`, in one file that appears atomically.
 
-`training.safetensors` holds the weights, the optimiser's state, the average, the memory of every lane and the random state of
-every process, and `Facts` as its metadata. It is written first; then `model.safetensors`, where the weights are the best so far.
-A kill between the two is mended when the run is resumed. What is said to be collective is called by all processes of `torchrun`.
+`training.safetensors` holds the weights, the optimiser's state, the average, the memory of every lane and the random
+state of every process. Its metadata holds `Facts`. This file is written first. If the weights are the best so far,
+`model.safetensors` is written after it. A kill between the two is repaired when the run is resumed.
+
+A function that is called collective must be called by all processes of the run at the same time.
 """
 
 from __future__ import annotations
@@ -15,20 +17,25 @@ import torch
 from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, ConfigError, first_line
+from runtimes.base.files import read_json
 from runtimes.base.records import from_json, to_json
-from trainer.run.checkpoint import MODEL, STATE, load_metadata, load_tensors, save_tensors
+from trainer.run.checkpoint import CONFIG, MODEL, STATE, load_metadata, load_tensors, save_tensors
+from trainer.run.config import TrainConfig
+from trainer.training.loss_scale import loss_scale, set_loss_scale
 from trainer.training.optimizer import optimizer_tensors
 from trainer.training.state import Training, refuse_infinite
-from trainer.training.validation import Validation, best
+from trainer.training.validation import Validation, best, concern
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a checkpoint says besides its tensors.
+    """The part of a checkpoint that is no tensor.
 
-    text: hashes of the training and the held-out text. at: where the next segment begins in the lanes. position: of that
-    segment in its streams. averaged: how many weights are in the average. scale, scale_steps: fp16 loss scale, and steps
-    since it changed. ranks: processes whose random states are held.
+    text: hashes of the training text and of the held-out text.
+    at: index in the lanes where the next segment begins. position: stream position of that segment.
+    averaged: number of weights in the average.
+    scale, scale_steps: scale of the fp16 loss, and the steps since it changed.
+    ranks: number of processes whose random states are stored.
     """
 
     text: str
@@ -43,7 +50,10 @@ class Facts:
 
 
 def snapshot(training: Training) -> dict[str, Tensor]:
-    """The whole state as named tensors, sharing storage where it is updated in place; the memory of all lanes. Collective."""
+    """The whole state as named tensors, with the memory of all lanes. Collective.
+
+    Tensors that training updates in place share their storage with the result.
+    """
     memory = [torch.cat(parts) for parts in zip(*training.memories, strict=True)]
     named = {f"memory.{layer}": training.ranks.gather(tensor) for layer, tensor in enumerate(memory)}
     return (
@@ -54,25 +64,30 @@ def snapshot(training: Training) -> dict[str, Tensor]:
 
 
 def facts_of(training: Training, text: str) -> Facts:
-    """The rest of the state, the same on every process; text: hashes of what is read."""
-    scale = training.scaler.state_dict() or {"scale": 1.0, "_growth_tracker": 0}
+    """The rest of the state, which is the same on every process. text: hashes of the texts that the run reads."""
+    scale, scale_steps = loss_scale(training.scaler)
     return Facts(
-        text=text, step=training.step, at=training.at, position=training.position,
+        text=text,
+        step=training.step,
+        at=training.at,
+        position=training.position,
         averaged=0 if training.average is None else int(training.average.n_averaged),
-        scale=scale["scale"], scale_steps=scale["_growth_tracker"], ranks=training.ranks.count,
+        scale=scale,
+        scale_steps=scale_steps,
+        ranks=training.ranks.count,
         validations=tuple(training.validations),
-    )  # fmt: skip
+    )
 
 
 def write(training: Training, tensors: dict[str, Tensor], folder: Path, text: str) -> None:
-    """Writes the checkpoint of `snapshot(training)`: what resuming reads, then, if best, the weights that others read."""
+    """Writes the tensors of `snapshot(training)` for resuming, and then the weights for export if they are the best."""
     save_tensors(folder / STATE, tensors, {"facts": json.dumps(to_json(facts_of(training, text)))})
     if training.is_best:
         _write_model(training, folder)
 
 
 def save(training: Training, folder: Path, text: str) -> None:
-    """Snapshot and write, the latter by the first process. Collective; raises UserError for a state that is not finite."""
+    """Takes a snapshot, which the first process writes. Collective. Raises UserError for a state that is not finite."""
     tensors = snapshot(training)
     if broken := _not_finite(tensors):
         refuse_infinite(*broken, training.step, training.ranks)
@@ -80,14 +95,16 @@ def save(training: Training, folder: Path, text: str) -> None:
 
 
 def restore(training: Training, run: Path, text: str) -> None:
-    """Brings a new `Training` to the last checkpoint of `run`; `text` must be the hashes of what it has read.
+    """Brings a new `Training` to the last checkpoint of `run`.
 
-    Every process takes its share of the lanes' memory, so there may be more or fewer of them than before. Raises ArtefactError
-    for a file that is damaged or another model's, ConfigError for another text.
+    text: hashes of the texts that this process has read. They must be those of the checkpoint. Every process takes its
+    share of the lanes' memory, so there may be more or fewer processes than before. Raises ArtefactError for a file
+    that is damaged or belongs to another model, and ConfigError for another text.
     """
     path, config, ranks = run / STATE, training.config, training.ranks
     facts = _read_facts(path, config.steps)
-    if facts.text not in (text, text.partition("-")[0]):  # older checkpoints know the training text alone
+    # Older checkpoints store the hash of the training text alone.
+    if facts.text not in (text, text.partition("-")[0]):
         part = "validated" if facts.text.startswith(text.partition("-")[0]) else "trained"
         raise ConfigError(
             f"the text that {run} was {part} on has changed since; restore it, or start a new run."
@@ -95,41 +112,50 @@ def restore(training: Training, run: Path, text: str) -> None:
     training.step, training.at, training.position = facts.step, facts.at, facts.position
     training.validations = list(facts.validations)
     shared = _shared(training)
-    with torch.device("meta"):  # shapes alone: of all lanes, and of as many processes as there were
+    # The file holds the memory of all lanes and one random state for each process that there was. Only their shapes are
+    # needed to check it, so they are made on the device `meta`, which takes no memory.
+    with torch.device("meta"):
         whole = training.model.start(config.batch, training.rule)
         lanes = {f"memory.{layer}": torch.empty(tensor.shape) for layer, tensor in enumerate(whole)}
         random = torch.empty(facts.ranks, len(_random_state(ranks.device)), dtype=torch.uint8)
+    # The whole file is checked before anything is changed, so a damaged file leaves no half-restored state.
     saved, _ = load_tensors(path, expected=shared | lanes | {"random": random})
     if broken := _not_finite(saved):
         raise ArtefactError(
-            f"{path} is of no use: {broken[0]} holds {broken[1]}; start a new run with a lower learning_rate."
+            f"{path} cannot be used, because {broken[0]} holds {broken[1]}; start a new run with a lower learning_rate."
         )
+    # The optimiser and the average hold on to their tensors, so the values are copied into them.
     for name, tensor in shared.items():
         tensor.copy_(saved[name])
     parts = [ranks.share(saved[name]).to(ranks.device).chunk(config.accumulate) for name in lanes]
     training.memories = [list(memory) for memory in zip(*parts, strict=True)]
     if training.average is not None:
         training.average.n_averaged.fill_(facts.averaged)
-    if training.scaler.is_enabled():
-        scale = {"scale": facts.scale, "_growth_tracker": facts.scale_steps}
-        training.scaler.load_state_dict(training.scaler.state_dict() | scale)
+    set_loss_scale(training.scaler, facts.scale, facts.scale_steps)
     if ranks.rank < facts.ranks:
-        _set_random_state(
-            ranks.device, saved["random"][ranks.rank].clone(), path
-        )  # PyTorch reads the start of the storage
-    else:  # one process more than there were
+        # A row of the tensor shares the storage of all rows, and PyTorch would read the storage from its start: `clone`.
+        _set_random_state(ranks.device, saved["random"][ranks.rank].clone(), path)
+    else:
+        # There was no such process before. It gets a state of its own, that no process has had at this step.
         torch.manual_seed(config.seed + ranks.rank + facts.step)
 
 
 def mend(training: Training, run: Path) -> None:
-    """Makes `model.safetensors` the best weights again, where a kill came before it was written."""
+    """Makes `model.safetensors` the best weights again if a kill came before it was written."""
     leader = best(training.validations)
     if training.is_best:
         _write_model(training, run)
     elif leader is not None and load_metadata(run / MODEL).get("step") != str(leader.step):
         raise ArtefactError(
-            f"{run / MODEL} is not of step {leader.step}, the best of this run; copy the run again."
+            f"{run / MODEL} does not hold the weights of step {leader.step}, the best of this run; copy the run again."
         )
+
+
+def concern_about(run: Path) -> str | None:
+    """One sentence on why a finished run may be of no use (see `concern`), or None."""
+    config = from_json(TrainConfig, read_json(run / CONFIG), where=str(run / CONFIG))
+    facts = _read_facts(run / STATE, config.steps)
+    return concern(facts.validations, vocab_size=config.model.vocab_size)
 
 
 def _write_model(training: Training, folder: Path) -> None:
@@ -137,7 +163,10 @@ def _write_model(training: Training, folder: Path) -> None:
 
 
 def _shared(training: Training) -> dict[str, Tensor]:
-    """What is the same on every process and updated in place: weights, the optimiser's state, the average."""
+    """The tensors that are the same on every process and that training updates in place.
+
+    They are the weights, the optimiser's state and the average.
+    """
     named = {f"model.{name}": tensor for name, tensor in training.model.state_dict().items()}
     named |= optimizer_tensors(training.optimizer, training.model)
     if training.average is not None:
@@ -146,7 +175,7 @@ def _shared(training: Training) -> dict[str, Tensor]:
 
 
 def _not_finite(tensors: dict[str, Tensor]) -> tuple[str, float] | None:
-    """Name and value of a number that is none."""
+    """Name of a tensor that holds NaN or infinity, and the value; None if all numbers are finite."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not (finite := tensor.isfinite()).all():
             return name, float(tensor[~finite][0])
@@ -159,12 +188,12 @@ def _read_facts(path: Path, steps: int) -> Facts:
         facts = from_json(Facts, json.loads(metadata.get("facts", "")), where="facts")
     except (ValueError, RecursionError) as error:
         raise ArtefactError(
-            f"{path} does not say which step it was made at ({first_line(error)}); start a new run."
+            f"{path} does not say at which step it was written ({first_line(error)}); start a new run."
         ) from error
     counts = (facts.step, facts.at, facts.position, facts.averaged, facts.scale_steps, facts.ranks - 1)
     if min(counts) < 0 or max(counts) >= 1 << 40 or facts.scale <= 0 or facts.step > steps:
         raise ArtefactError(
-            f"{path} was made at step {facts.step} of {steps}, or is damaged; start a new run."
+            f"{path} was written at step {facts.step} of {steps}, or is damaged; start a new run."
         )
     return facts
 
@@ -178,5 +207,5 @@ def _set_random_state(device: torch.device, state: Tensor, path: Path) -> None:
         torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)
     except RuntimeError as error:
         raise ArtefactError(
-            f"{path} holds a random state that is none ({first_line(error)}); start a new run."
+            f"{path} holds a random state that PyTorch does not accept ({first_line(error)}); start a new run."
         ) from error

@@ -1,4 +1,4 @@
-"""All that changes while training, and one step of it."""
+"""The state that changes while a model trains, and the training step that changes it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from trainer.training.schedule import learning_rate, training_rule
 from trainer.training.validation import Validation, average_start, best, decays, out_of_patience
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-SMALLEST_SCALE = 1.0  # of the fp16 loss; gradients that are not finite below it are not a matter of range
+# The fp16 loss is scaled so that its gradients fit the range of fp16. With a scale below this one, a gradient that is not
+# finite is not a matter of range any more: training has diverged.
+SMALLEST_SCALE = 1.0
 
 
 class Objective(nn.Module):
-    """The model's loss as a `forward`, which is what DistributedDataParallel can wrap."""
+    """The model's loss as a module, because DistributedDataParallel can only wrap a module's `forward`."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
@@ -41,7 +43,11 @@ class Objective(nn.Module):
 
 @dataclass
 class Training:
-    """The state of one process. memories: of its lanes, for each of the `accumulate` parts that are computed in turn."""
+    """The state of one process.
+
+    memories: the memory of this process's lanes, for each of the `accumulate` parts that are computed one after another.
+    step: number of steps done. at: index in the lanes where the next segment begins. position: its stream position.
+    """
 
     config: TrainConfig
     ranks: Ranks
@@ -58,24 +64,30 @@ class Training:
 
     @classmethod
     def start(cls, config: TrainConfig, ranks: Ranks = ALONE) -> Training:
-        """Step 0, from the configuration's seed; raises ConfigError where this machine has too little memory."""
+        """The state at step 0, from the configuration's seed.
+
+        Raises ConfigError if this machine has too little memory.
+        """
         lanes, device = ranks.lanes(config.batch, config.accumulate), ranks.device
         config.refuse_if_too_large(lanes=lanes, memory_bytes=ranks.memory_bytes())
         if config.threads:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
         model = LanguageModel(config.model).train().to(device)
-        if ranks.rank:  # equal weights everywhere; dropout of its own on every process
+        # Until here every process draws the same numbers, so the weights are equal. Dropout must differ from now on.
+        if ranks.rank:
             torch.manual_seed(config.seed + ranks.rank)
         rule = training_rule(config, 0)
         return cls(
-            config, ranks, model,
+            config,
+            ranks,
+            model,
             objective=ranks.wrap(Objective(model)),
             optimizer=make_optimizer(config, model),
             scaler=torch.amp.GradScaler(device.type, enabled=config.autocast == "fp16"),
             average=None if config.averaging is None else AveragedModel(model),
             memories=[model.start(lanes // config.accumulate, rule) for _ in range(config.accumulate)],
-        )  # fmt: skip
+        )
 
     @property
     def rule(self) -> MemoryRule:
@@ -91,31 +103,36 @@ class Training:
 
     @property
     def finished(self) -> bool:
+        """Whether all steps are done, or validations have not improved for too long."""
         return self.step >= self.config.steps or out_of_patience(self.validations, self.config.patience)
 
     @property
     def is_best(self) -> bool:
-        """Whether these weights are the best by validation, or there was none to tell."""
+        """Whether these weights have the best validation, or there was no validation yet."""
         leader = best(self.validations)
         return leader is None or leader.step == self.step
 
     @property
     def weights(self) -> nn.Module:
-        """The model that is validated and exported: the average, once it has begun."""
+        """The model that is validated and exported: the average of the weights, once averaging has begun."""
         return self.model if self.average is None or not self.average.n_averaged else self.average.module
 
     def advance(self, tokens_BN: np.ndarray) -> float:
-        """One step over the next segment of every lane; returns its loss, nats per token, before the update."""
+        """The loss in nats per token of one training step, which reads the next segment of every lane.
+
+        tokens_BN: the lanes of all processes. The loss is that of the weights before the step.
+        """
         T = self.rule.segment
-        if (
-            self.at + T >= tokens_BN.shape[1]
-        ):  # the streams start again; at position 0 their memory is invisible
+        # A segment needs one token more than its length, as the last target. If the lanes are too short for another one,
+        # the streams start again. The mask hides memory from before position 0, so nothing has to be cleared.
+        if self.at + T >= tokens_BN.shape[1]:
             self.at = self.position = 0
         pieces = self.ranks.share(tokens_BN)[:, self.at : self.at + T + 1].astype(np.int64)
         self.optimizer.zero_grad()
         sums = torch.zeros(2, device=self.ranks.device)
         for part, piece in enumerate(np.split(pieces, self.config.accumulate)):
             sums += self._backward(part, torch.from_numpy(piece).to(self.ranks.device))
+        # All processes check the mean, so they all stop at the same step if it is not finite.
         objective, nats = map(float, self.ranks.mean(sums) / self.config.accumulate)
         self._refuse_infinite("loss", objective)
         self._update()
@@ -127,10 +144,11 @@ class Training:
         return nats
 
     def _backward(self, part: int, piece: Tensor) -> Tensor:
-        """Adds the gradient of one part of the lanes, and returns its objective and nats [2]."""
+        """Objective and nats [2] of one part of the lanes, after its gradient was added to the parameters' gradients."""
         last, device = part == self.config.accumulate - 1, self.ranks.device
         positions = torch.full((len(piece),), self.position, device=device)
         dtype = AUTOCAST.get(self.config.autocast)
+        # Processes exchange gradients once per step: in the backward pass of the last part, when the sum is complete.
         with nullcontext() if last else unexchanged(self.objective):
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 objective, nats, memory = self.objective(
@@ -141,29 +159,34 @@ class Training:
                     self.rule,
                     progress=self.step / self.config.steps,
                 )
+            # Every part weighs the same in the mean over the whole batch.
             self.scaler.scale(objective / self.config.accumulate).backward()
         self.memories[part] = [tensor.float() for tensor in memory]
         return torch.stack([objective.detach(), nats])
 
     def _update(self) -> None:
+        """Clips the gradients and lets the optimiser change the weights."""
         self.scaler.unscale_(self.optimizer)
         norm = set_rate_and_clip(self.optimizer, self.rate, self.config.clip)
         if not self.scaler.is_enabled() or self.scaler.get_scale() < SMALLEST_SCALE:
             self._refuse_infinite("norm of the gradient", norm)
-        self.scaler.step(self.optimizer)  # leaves out an fp16 step whose gradient was out of range
+        # The scaler skips an fp16 step with a gradient out of range, and `update` lowers the scale then.
+        self.scaler.step(self.optimizer)
         self.scaler.update()
         self.model.constrain()
 
     def _fit_memory(self, before: int) -> None:
-        """Memory as long as the next step's rule says: the newest part of it, or more that is empty."""
+        """Gives the memory the length that the next step's rule asks for.
+
+        A shorter memory keeps the newest tokens. A longer one gets empty slots for older tokens.
+        """
         after = self.rule.mem_len
         if after != before:
             self.memories = [
                 [F.pad(tensor, (0, 0, after - before, 0)) for tensor in memory] for memory in self.memories
             ]
-        if (
-            after > before
-        ):  # a stream seems to begin where its memory does, so what was never remembered stays unseen
+        # The mask shows `position` tokens of memory at most. With a position of `before`, the empty slots stay hidden.
+        if after > before:
             self.position = min(self.position, before)
 
     def _averages(self) -> bool:
@@ -176,7 +199,7 @@ class Training:
 
 
 def refuse_infinite(what: str, value: float, step: int, ranks: Ranks) -> None:
-    """Ends all processes where a number that all have is not finite."""
+    """Ends all processes with one error if a number that all of them have is not finite."""
     if not math.isfinite(value):
         ranks.refuse(
             UserError(

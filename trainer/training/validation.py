@@ -1,11 +1,13 @@
-"""Held-out scores, and what follows from their history: the best, learning-rate decays, the average's start, the end.
+"""Scores of the held-out text, and what training decides from their history.
 
-The history is all that is remembered; everything else is computed from it, so a resumed run decides as the first one did.
+The decisions are: which weights are the best, when the learning rate decays, when averaging begins, when training ends.
+Only the history is stored. Every decision is computed from it, so a resumed run decides as the first one did.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +19,7 @@ from runtimes.tasks.evaluate import Score, evaluate
 from trainer.run.config import Averaging, TrainConfig
 from trainer.run.session import TorchSession
 
-LANES = 8
+LANES = 8  # rows of the held-out text that are scored side by side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class Validation:
 
 
 def validate(model: nn.Module, config: TrainConfig, vocab: Vocab, tokens: np.ndarray) -> Score:
-    """The score of held-out tokens by the very `evaluate` that scores artefacts; it runs on the CPU."""
+    """The score of held-out tokens, by the same `evaluate` that scores artefacts. It runs on the CPU."""
     was_training = model.training
     session = TorchSession(_on_cpu(model).eval(), vocab, config.evaluation, identity="training")  # type: ignore[arg-type]
     score = evaluate(session, tokens, lanes=min(LANES, len(tokens) - 1))
@@ -38,18 +40,21 @@ def validate(model: nn.Module, config: TrainConfig, vocab: Vocab, tokens: np.nda
 
 
 def best(history: Sequence[Validation]) -> Validation | None:
-    """The validation with the lowest score, the first of several; None before the first."""
+    """The validation with the lowest score, or None if there is no validation. Of equal ones it is the first."""
     return min(history, key=lambda validation: validation.bits_per_token, default=None)
 
 
 def out_of_patience(history: Sequence[Validation], patience: int) -> bool:
-    """Whether the last `patience` validations were no better than the best before them; never where it is 0."""
+    """Whether the last `patience` validations were no better than the best before them. 0 means endless patience."""
     leader = best(history)
     return leader is not None and 0 < patience <= len(history) - 1 - history.index(leader)
 
 
 def decays(history: Sequence[Validation], patience: int) -> int:
-    """How often more than `patience` validations in a row were no better than the best, counting anew after each."""
+    """How often the learning rate has decayed.
+
+    It decays when more than `patience` validations in a row were no better than the best; then the count starts again.
+    """
     count, waited, lowest = 0, 0, float("inf")
     for validation in history:
         waited = 0 if validation.bits_per_token < lowest else waited + 1
@@ -60,7 +65,7 @@ def decays(history: Sequence[Validation], patience: int) -> int:
 
 
 def average_start(averaging: Averaging, history: Sequence[Validation]) -> int | None:
-    """The step after which weights are averaged; None where that is not known yet."""
+    """The step after which weights are averaged, or None while that is not known."""
     if averaging.patience is None:
         return averaging.start_step
     scores = [validation.bits_per_token for validation in history]
@@ -68,6 +73,27 @@ def average_start(averaging: Averaging, history: Sequence[Validation]) -> int | 
         if scores[now] > min(scores[: now - averaging.patience]):
             return history[now].step
     return None
+
+
+def concern(history: Sequence[Validation], *, vocab_size: int) -> str | None:
+    """One sentence on why a finished run may be of no use, or None.
+
+    A model that has learned anything scores better than one that gives every token the same probability, which costs
+    log2(vocab_size) bits per token.
+    """
+    leader = best(history)
+    if leader is None:
+        return (
+            "this run was never validated, so nobody knows how good its weights are; "
+            "train on a longer text, of which 5 % is held out for validation."
+        )
+    uniform = math.log2(vocab_size)
+    if leader.bits_per_token <= uniform or vocab_size == 1:
+        return None
+    return (
+        f"the best validation of this run is {leader.bits_per_token:.4g} bits/token, worse than the {uniform:.4g} of a "
+        "model that gives every token the same probability; train longer, or with a lower learning_rate."
+    )
 
 
 def _on_cpu(model: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""`xl-export prepare`: a published corpus as a dataset to train on."""
+"""`xl-export prepare`: from a public corpus to a dataset that `xl-export train` takes."""
 
 from __future__ import annotations
 
@@ -10,54 +10,50 @@ from runtimes.base.errors import UserError, needs
 from runtimes.base.folders import refuse_existing
 from runtimes.base.records import to_json
 from runtimes.cli.options import echo_json, json_option
-
-NAMES = (
-    "enwik8",
-    "text8",
-    "wikitext-103",
-    "one-billion-word",
-    "penn-treebank",
-)  # those of trainer.data.corpora
-SHORT = {"wt103": "wikitext-103", "lm1b": "one-billion-word", "ptb": "penn-treebank"}
+from trainer.run.choices import CORPUS_NAMES, SHORT_NAMES
 
 
 @click.command("prepare")
-@click.argument("name", type=click.Choice([*NAMES, *SHORT]))
+@click.argument("name", type=click.Choice([*CORPUS_NAMES, *SHORT_NAMES]))
 @click.option(
     "--from",
     "source",
     required=True,
     type=click.Path(path_type=Path),
-    help="Its archive (zip, tar.gz), or a folder or file of it.",
+    help="Read the corpus from this archive (zip, tar, tar.gz, tar.bz2 or tar.xz), folder, or single file (also "
+    "compressed with gzip, bz2 or xz).",
 )
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The dataset folder to write.")
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="Write the dataset to this folder."
+)
 @click.option(
     "--download",
     "fetch",
     is_flag=True,
-    help="Fetch the published archive to --from first, if nothing is there.",
+    help="Download the published archive to the path given as --from, if there is no file yet.",
 )
-@click.option("--unverified", is_flag=True, help="Accept files that are not the published ones.")
+@click.option("--unverified", is_flag=True, help="Accept files that differ from the published ones.")
 @click.option("--force", is_flag=True, help="Replace the folder if it holds an earlier dataset.")
 @json_option
 def prepare_command(
     name: str, source: Path, out: Path, fetch: bool, unverified: bool, force: bool, as_json: bool
 ) -> None:
-    """Prepare a public corpus as a dataset to train on.
+    """Prepare a public corpus as a dataset for training.
 
-    It has the standard parts and vocabulary, as memory-mapped tokens.
+    A dataset is a folder with memory-mapped token ids, cut into the usual three parts, and the usual vocabulary.
 
     \b
-    enwik8            bytes, newlines among them     90/5/5 million
-    text8             27 characters                  90/5/5 million
-    wikitext-103      267,735 words                  training, validation and test files
-    one-billion-word  words seen three times or more sentences between <S>; test is held-out shard 0, validation 1
-    penn-treebank     10,000 words                   ptb.train.txt, ptb.valid.txt, ptb.test.txt
+    enwik8            90, 5 and 5 million bytes; a newline is a token too
+    text8             90, 5 and 5 million characters; 27 different ones
+    wikitext-103      267,735 words; the files for training, validation and test
+    one-billion-word  words that appear three times or more; `<S>` between sentences;
+                      held-out shard 0 is the test part, shard 1 is for validation
+    penn-treebank     10,000 words; ptb.train.txt, ptb.valid.txt and ptb.test.txt
 
-    wt103, lm1b and ptb are short for the last three. Files are compared with the sizes and hashes that are public before
-    they are used.
+    The names wt103, lm1b and ptb are short forms of the last three. All files are compared with the published sizes
+    and hashes before they are used.
     """
-    name = SHORT.get(name, name)
+    name = SHORT_NAMES.get(name, name)
     with needs("train", "tqdm"):
         from trainer.data.dataset import DATA
         from trainer.data.download import download
@@ -66,7 +62,8 @@ def prepare_command(
     refuse_existing(out, force=force, marker=DATA, sources=[source])
     if not source.exists() and not fetch:
         raise UserError(
-            f"{source} does not exist; give the archive, folder or file of {name}, or --download to fetch it there."
+            f"{source} does not exist; give the archive, folder or file of {name}, or download it to there with "
+            "--download."
         )
     if not source.exists():
         download(name, source)

@@ -1,54 +1,75 @@
-"""`xl-export train`: text to run."""
+"""`xl-export train`: from a text or a dataset to a run."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from runtimes.base.errors import UserError, needs
+from trainer.run.choices import VOCAB_KINDS
 from xl_export.cli.options import PACKAGES, force_option
+
+PATH = click.Path(path_type=Path)
+# A launched process starts like this. Python puts the working folder first on the module path, where a file of the user
+# may have the name of one of our packages; it is removed, and the folder that holds these packages is added instead.
+# Until the command is ready to clean up after Ctrl-C, Ctrl-C ends the process without a traceback.
+LAUNCHED = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); sys.path[:] = [p for p in sys.path if p]; "
+    "sys.path.append(sys.argv.pop(1)); from xl_export.cli.main import main; main(prog_name='xl-export')"
+)
 
 
 @click.command("train")
 @click.argument("config", required=False)
-@click.option("--out", type=click.Path(path_type=Path), help="The run folder to write.")
+@click.option("--out", type=PATH, help="The folder in which the new run is written.")
+@click.option("--resume", "resume_run", type=PATH, help="Continue this run instead of starting a new one.")
+@click.option("--list", "list_", is_flag=True, help="Print the built-in configurations and stop.")
 @click.option(
-    "--resume",
-    "resume_run",
-    type=click.Path(path_type=Path),
-    help="Continue this run instead of starting one.",
-)
-@click.option("--list", "list_", is_flag=True, help="Print the built-in configurations and end.")
-@click.option(
-    "--text", type=click.Path(path_type=Path), help="A UTF-8 text; the built-in English corpus by default."
+    "--text", type=PATH, help="Train on this UTF-8 text file. By default, a small English text is built in."
 )
 @click.option(
-    "--data", "data_", type=click.Path(path_type=Path), help="A dataset that `xl-export prepare` prepared."
+    "--data", "data_", type=PATH, help="Train on this dataset, a folder that `xl-export prepare` has written."
 )
-@click.option("--vocab", type=click.Choice(["byte", "char", "word"]), help="What a token is.")
-@click.option("--steps", type=click.IntRange(min=1), help="Training steps.")
-@click.option("--seed", type=click.IntRange(min=0), help="Random seed.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="What trains.")
+@click.option("--vocab", type=click.Choice(VOCAB_KINDS), help="Make each byte, character or word one token.")
+@click.option("--steps", type=click.IntRange(min=1), help="Train for this many steps.")
+@click.option("--seed", type=click.IntRange(min=0), help="Draw random numbers from this seed.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Train on this device.")
+@click.option(
+    "--processes",
+    type=int,
+    help="Train in this many processes on this machine. Each takes an equal share of the lanes, and of the CPU "
+    "threads or one GPU.",
+)
 @click.option(
     "--tensorboard/--no-tensorboard",
     default=None,
-    help="Metrics also as TensorBoard events, in RUN/tensorboard.",
+    help="Write the metrics as TensorBoard events too, in RUN/tensorboard.",
 )
 @force_option
 def train_command(
-    config: str | None, out: Path | None, resume_run: Path | None, list_: bool, force: bool, **changes: Any
+    config: str | None,
+    out: Path | None,
+    resume_run: Path | None,
+    list_: bool,
+    processes: int | None,
+    force: bool,
+    **changes: Any,
 ) -> None:
-    """Train a model, or continue training one.
+    """Train a model, or continue to train one.
 
-    CONFIG is a JSON file, or the name of a built-in configuration: `demo` by default; `--list` shows all. Options
-    replace what the configuration says. The run folder holds model.safetensors (the best weights by validation),
-    config.json, vocab.json, metrics.jsonl and the held-out texts. A run that was stopped continues with --resume, bit
-    for bit as if it had not been. Several processes: torchrun --nproc-per-node 2 -m xl_export train …
+    CONFIG is a JSON file or the name of a built-in configuration. The default is `demo`, and `--list` shows all of
+    them. Options replace what the configuration says.
+
+    The run is a folder with model.safetensors (the weights of the best validation), config.json, vocab.json,
+    metrics.jsonl and the held-out texts. A run that was stopped continues with --resume. It then ends with the same
+    bits as a run that was never stopped.
     """
     if list_:
         with needs("train", *PACKAGES):
@@ -57,10 +78,34 @@ def train_command(
         return
     changes["data"] = changes.pop("data_")
     changes = {
-        key: str(value) if key in ("text", "data") else value
-        for key, value in changes.items()
+        name: str(value) if name in ("text", "data") else value
+        for name, value in changes.items()
         if value is not None
     }
+    _refuse_contradictions(config, out, resume_run, force, changes)
+    with needs("train", *PACKAGES):
+        from trainer.training.launch import reporting
+    run = resume_run or out
+    assert run is not None
+    with reporting(), _interruptible(run):
+        work = _work(config, out, resume_run, force, dict(changes), processes)
+        if processes not in (None, 1):
+            from trainer.training.launch import launch
+
+            options = _as_options(changes) + ["--force"] * force
+            place = ["--out", str(out)] if out else ["--resume", str(resume_run)]
+            root = str(Path(__file__).parents[2])
+            command = [sys.executable, "-c", LAUNCHED, root, "train", *([config] if config else []), *place]
+            launch([*command, *options], processes)
+            return  # the first of the processes has said what comes next
+        work()
+    if os.environ.get("RANK", "0") == "0":  # of several processes the first one speaks for all
+        _conclude(run)
+
+
+def _refuse_contradictions(
+    config: str | None, out: Path | None, resume_run: Path | None, force: bool, changes: dict[str, Any]
+) -> None:
     if (out is None) == (resume_run is None):
         raise UserError("give either --out RUN to start a run, or --resume RUN to continue one.")
     if resume_run and (config or force):
@@ -71,25 +116,76 @@ def train_command(
         raise UserError(
             f"--resume continues a run as it was configured; leave out --{next(iter(changes))}, or start a new run."
         )
-    with needs("train", *PACKAGES):
-        from trainer.run.config import TrainConfig
-        from trainer.training.loop import resume
-        from trainer.training.loop import train as start
+    if "data" in changes and "vocab" in changes:
+        raise UserError(
+            f"--vocab is {changes['vocab']} and the dataset {changes['data']} has its own vocabulary; leave out "
+            "--vocab, or give a text file with --text."
+        )
+
+
+def _work(
+    config: str | None,
+    out: Path | None,
+    resume_run: Path | None,
+    force: bool,
+    changes: dict[str, Any],
+    processes: int | None,
+) -> Callable[[], Path]:
+    """What one process has to do, once its configuration is known to fit the number of processes."""
+    from trainer.run.config import TrainConfig
+    from trainer.training.launch import refuse_outer_launcher, refuse_too_many
+    from trainer.training.loop import config_of, resume, train
+    from trainer.training.parallel import Ranks
+
+    if processes is not None:
+        refuse_outer_launcher()
     if resume_run:
-        run = _interruptible(lambda: resume(resume_run), resume_run)
+        settings = config_of(resume_run)
     else:
-        assert out is not None
         settings = TrainConfig.load(config or "demo")
         settings = dataclasses.replace(settings.with_steps(changes.pop("steps", settings.steps)), **changes)
-        run = _interruptible(lambda: start(settings, out, force=force), out)
-    if os.environ.get("RANK", "0") == "0":  # the first process of torchrun speaks for all
-        click.echo(f"{run} is trained; next: xl-export export {run} --out artefact")
+    if processes is not None:
+        refuse_too_many(processes, batch=settings.batch)
+        Ranks(count=processes).lanes(settings.batch, settings.accumulate)
+    if resume_run:
+        return lambda: resume(resume_run)
+    assert out is not None
+    return lambda: train(settings, out, force=force)
 
 
-def _interruptible(work: Callable[[], Path], run: Path) -> Path:
+def _as_options(changes: dict[str, Any]) -> list[str]:
+    """The options of the command line that make these changes to a configuration."""
+    options = []
+    for name, value in changes.items():
+        if isinstance(value, bool):
+            options.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            options += [f"--{name}", str(value)]
+    return options
+
+
+def _conclude(run: Path) -> None:
+    from trainer.training.snapshot import concern_about
+
+    concern = concern_about(run)
+    if concern:
+        click.echo(f"Warning: {concern}", err=True)
+    state = "has finished" if concern else "is trained"
+    click.echo(f"{run} {state}; next: xl-export export {run} --out artefact")
+
+
+@contextmanager
+def _interruptible(run: Path) -> Iterator[None]:
+    """Says, where a signal ends the training, that the run can be resumed; keeps the signal's exit code."""
+    from trainer.training.launch import REPORTS
+
     try:
-        return work()
-    except KeyboardInterrupt:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        code = 130 if isinstance(error, KeyboardInterrupt) else error.code
+        is_signal = isinstance(code, int) and code > 128
+        if not is_signal or REPORTS in os.environ or os.environ.get("RANK", "0") != "0":
+            raise  # no signal, or another process says it
         kept = f"the last checkpoint is kept: continue with `xl-export train --resume {run}`"
         click.echo(f"\nstopped; {kept if run.is_dir() else 'nothing was written'}", err=True)
-        raise SystemExit(130) from None
+        raise SystemExit(code) from None

@@ -82,7 +82,10 @@ def test_a_missing_key_is_named(key: str) -> None:
 
 
 def test_an_unknown_key_is_named_at_any_depth() -> None:
-    with pytest.raises(ConfigError, match=r"here: unknown key 'nmae'; the known keys are flag, inner"):
+    with pytest.raises(
+        ConfigError,
+        match=r"here: unknown key 'nmae'; 'name' was probably meant, and the known keys are flag, inner",
+    ):
         from_json(Outer, {**GOOD, "nmae": 1}, where="here")
     with pytest.raises(ConfigError, match=r"here, key 'inner': unknown key 'b'; the known keys are size"):
         from_json(Outer, {**GOOD, "inner": {"size": 1, "b": 2}}, where="here")

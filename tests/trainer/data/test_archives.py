@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import gzip
 import io
+import lzma
 import os
 import struct
 import tarfile
@@ -17,17 +19,17 @@ from hypothesis import strategies as st
 
 from runtimes.base.errors import UserError
 from tests.corpus_files import make_folder, make_tar, make_zip
-from trainer.data.archives import BLOCK, Found, _Forward, find_files, is_archive
+from trainer.data.archives import BLOCK, Contents, _Forward, find_files, is_packed
 
 DATA = {"a/one.txt": b"first\n" * 500, "two.txt": b"second", "other.md": b"not wanted"}
 LIMIT = 1 << 20
 
 
-def find(source: Path, scratch: Path, *, limit: int = LIMIT) -> Found:
+def find(source: Path, scratch: Path, *, limit: int = LIMIT) -> Contents:
     return find_files(source, lambda name: name.endswith(".txt"), scratch=scratch / "unpacked", limit=limit)
 
 
-def contents(found: Found) -> dict[str, bytes]:
+def contents(found: Contents) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in found.files.items()}
 
 
@@ -37,20 +39,21 @@ def refused(source: Path, tmp_path: Path, match: str, *, limit: int = LIMIT) -> 
     assert str(caught.value).count("\n") == 0
 
 
-@pytest.fixture(params=["folder", "zip", "tar", "tar.gz"])
+@pytest.fixture(params=["folder", "zip", "tar", "tar.gz", "tar.bz2", "tar.xz"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if request.param == "folder":
         return make_folder(tmp_path / "in", DATA)
     if request.param == "zip":
         return make_zip(tmp_path / "in.zip", DATA)
-    return make_tar(tmp_path / f"in.{request.param}", DATA, mode="w" if request.param == "tar" else "w:gz")
+    compression = request.param.partition(".")[2]
+    return make_tar(tmp_path / f"in.{request.param}", DATA, mode=f"w:{compression}")
 
 
 def test_the_wanted_files_are_found_and_all_names_told(source: Path, tmp_path: Path) -> None:
     found = find(source, tmp_path)
     assert contents(found) == {name: data for name, data in DATA.items() if name.endswith(".txt")}
     assert sorted(found.names) == sorted(DATA)
-    assert is_archive(source) is not source.is_dir()
+    assert is_packed(source) is not source.is_dir()
 
 
 def test_more_than_the_limit_is_refused(source: Path, tmp_path: Path) -> None:
@@ -60,8 +63,8 @@ def test_more_than_the_limit_is_refused(source: Path, tmp_path: Path) -> None:
 def test_a_bare_file_is_itself(tmp_path: Path) -> None:
     path = tmp_path / "one.txt"
     path.write_bytes(b"text")
-    assert find(path, tmp_path) == Found({"one.txt": path}, ["one.txt"])
-    assert not is_archive(path)
+    assert find(path, tmp_path) == Contents({"one.txt": path}, ["one.txt"], is_single=True)
+    assert not is_packed(path)
 
 
 @pytest.mark.parametrize("make", [make_zip, make_tar])
@@ -118,7 +121,11 @@ def test_a_zip_member_that_lies_about_its_size_is_refused(tmp_path: Path) -> Non
     data = path.read_bytes()
     assert data.count(struct.pack("<I", 1000)) == 2  # in the member's header and in the directory
     path.write_bytes(data.replace(struct.pack("<I", 1000), struct.pack("<I", 5000)))
-    refused(path, tmp_path, r"damaged or no such archive \(one.txt ends 4,000 bytes early\)|damaged")
+    refused(
+        path,
+        tmp_path,
+        r"damaged, or not what its first bytes promise \(one.txt ends 4,000 bytes early\)|damaged",
+    )
 
 
 def test_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
@@ -156,12 +163,14 @@ def test_a_name_that_is_there_twice_is_refused(make, tmp_path: Path) -> None:
     refused(tmp_path / "in", tmp_path, "too many times")
 
 
-@pytest.mark.parametrize("form", ["zip", "tar", "tar.gz"])
+@pytest.mark.parametrize("form", ["zip", "tar", "tar.gz", "tar.bz2", "tar.xz"])
 def test_an_archive_cut_anywhere_is_refused_or_lacks_files(form: str, tmp_path: Path) -> None:
     members = {"one.txt": os.urandom(3000), "two.txt": os.urandom(3000)}
-    whole = make_zip(tmp_path / "in", members) if form == "zip" else make_tar(
-        tmp_path / "in", members, mode="w" if form == "tar" else "w:gz"
-    )  # fmt: skip
+    whole = (
+        make_zip(tmp_path / "in", members)
+        if form == "zip"
+        else make_tar(tmp_path / "in", members, mode="w:" + form.partition(".")[2])
+    )
     data = whole.read_bytes()
     for number, length in enumerate(range(300, 6500, 620)):
         (tmp_path / f"cut{number}").write_bytes(data[:length])
@@ -174,9 +183,55 @@ def test_an_archive_cut_anywhere_is_refused_or_lacks_files(form: str, tmp_path: 
         assert contents(found).items() < members.items()
 
 
-def test_a_gzip_that_is_no_tar_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "in.gz").write_bytes(gzip.compress(b"only a text\n" * 100))
-    refused(tmp_path / "in.gz", tmp_path, "damaged or no such archive")
+COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+
+
+@pytest.mark.parametrize("form", COMPRESS)
+def test_a_compressed_file_that_is_no_archive_is_unpacked_whatever_its_name(
+    form: str, tmp_path: Path
+) -> None:
+    text = os.urandom(3 * BLOCK // 4).hex().encode()
+    path = tmp_path / f"enwik8.part.{form}"
+    path.write_bytes(COMPRESS[form](text[:BLOCK]) + COMPRESS[form](text[BLOCK:]))  # two streams are one file
+    found = find(path, tmp_path, limit=len(text))
+    assert found.is_single
+    assert contents(found) == {"enwik8.part": text}
+    assert is_packed(path)
+    (tmp_path / "again").mkdir()
+    with pytest.raises(UserError, match="unpacks to more than"):
+        find(path, tmp_path / "again", limit=len(text) - 1)
+
+
+@pytest.mark.parametrize("form", COMPRESS)
+def test_a_compressed_file_that_is_cut_or_altered_is_refused(form: str, tmp_path: Path) -> None:
+    whole = COMPRESS[form](os.urandom(5000))
+    for number, data in enumerate([whole[:-9], whole[:3000], whole[:2000] + b"altered" + whole[2007:]]):
+        (tmp_path / f"{number}.{form}").write_bytes(data)
+        (tmp_path / str(number)).mkdir()
+        with pytest.raises(UserError, match="is damaged"):
+            find(tmp_path / f"{number}.{form}", tmp_path / str(number))
+
+
+def test_an_xz_file_that_asks_for_more_memory_than_is_allowed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.data.archives.MAX_WINDOW", 1 << 16)
+    (tmp_path / "in.xz").write_bytes(lzma.compress(b"text"))
+    refused(tmp_path / "in.xz", tmp_path, "Memory usage limit exceeded")
+
+
+def test_progress_counts_the_bytes_of_the_source(source: Path, tmp_path: Path) -> None:
+    counted: list[int] = []
+    find_files(
+        source,
+        lambda name: name.endswith(".txt"),
+        scratch=tmp_path / "unpacked",
+        limit=LIMIT,
+        tick=counted.append,
+    )
+    size = 0 if source.is_dir() else source.stat().st_size
+    # The padding after the last member of a tar is not read, and the list of members of a zip more than once.
+    assert size * 0.7 <= sum(counted) <= size * 3
 
 
 def header(**fields: bytes) -> bytes:
@@ -204,7 +259,9 @@ def header(**fields: bytes) -> bytes:
 @pytest.mark.timeout(20)
 def test_a_tar_header_with_an_absurd_size_is_refused_at_once(start: bytes, tmp_path: Path) -> None:
     (tmp_path / "in.tgz").write_bytes(gzip.compress(header() + start + bytes(4096)))
-    with pytest.raises(UserError, match=r"^[^\n]* (damaged or no such archive|unpacks to more)[^\n]*$"):
+    with pytest.raises(
+        UserError, match=r"^[^\n]* (damaged, or not what its first bytes promise|unpacks to more)[^\n]*$"
+    ):
         find(tmp_path / "in.tgz", tmp_path)
 
 
@@ -255,7 +312,7 @@ def test_what_is_neither_file_nor_folder_is_refused(path: str, tmp_path: Path) -
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(data=st.data(), form=st.sampled_from(["zip", "tar", "tar.gz"]))
+@given(data=st.data(), form=st.sampled_from(["zip", "tar", "tar.gz", "bz2", "xz"]))
 def test_a_mutated_archive_gives_files_or_one_sentence(
     data: st.DataObject, form: str, tmp_path_factory
 ) -> None:
@@ -265,6 +322,10 @@ def test_a_mutated_archive_gives_files_or_one_sentence(
     content = bytearray(path.read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    if form in ("bz2", "xz"):  # the compressed bytes are altered, in the others what they hold
+        packed = bytearray(COMPRESS[form](path.read_bytes()))
+        packed[data.draw(st.integers(0, len(packed) - 1))] ^= data.draw(st.integers(1, 255))
+        content = packed
     path.write_bytes(gzip.compress(content) if form == "tar.gz" else content)
     with contextlib.suppress(UserError):  # anything else is a failure
         assert len(contents(find(path, folder))) <= 3

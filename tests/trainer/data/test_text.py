@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -58,8 +62,32 @@ def test_the_built_in_corpus_is_english_long_and_the_same_every_time() -> None:
 def test_the_whole_path_of_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path}/none.txt could not be read"):
         load_splits(str(tmp_path / "none.txt"))
-    with pytest.raises(UserError, match=f"{tmp_path} could not be read"):
-        load_splits(str(tmp_path))
+
+
+def test_what_is_no_text_file_is_named_and_has_its_place(tmp_path: Path) -> None:
+    def refused(path: Path, *words: str) -> None:
+        with pytest.raises(TextError) as caught:
+            load_splits(str(path))
+        for word in (f"--text is {path}, which", *words):
+            assert word in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    (tmp_path / "folder").mkdir()
+    prepare = f"xl-export prepare NAME --from {tmp_path}"
+    refused(tmp_path / "folder", "is a folder", prepare)
+    (tmp_path / "folder/data.json").write_text("{}")
+    refused(tmp_path / "folder", "is a dataset", f"--data {tmp_path}")
+    with zipfile.ZipFile(tmp_path / "text.zip", "w") as archive:
+        archive.writestr("text.txt", "text")
+    refused(tmp_path / "text.zip", "is a zip file; unpack it", prepare)
+    for module in (gzip, bz2, lzma):
+        path = tmp_path / f"text.{module.__name__}"
+        path.write_bytes(module.compress(b"text"))
+        refused(path, f"is a {'xz' if module is lzma else module.__name__} file", prepare)
+    np.save(tmp_path / "ids.npy", np.arange(9))
+    refused(tmp_path / "ids.npy", "holds a NumPy array (.npy) and no text")
+    (tmp_path / "near.txt").write_text("BZh9 starts this text as it starts a bz2 file")
+    assert load_splits(str(tmp_path / "near.txt")).train.startswith(b"BZh9")
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:

@@ -183,3 +183,25 @@ def test_a_second_target_needs_a_second_token_in_every_segment(
         ConfigError, match=rf"the shortest training segment is {segment} and objective\.second_target needs 2"
     ):
         load(data)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("lr", "learning_rate"),  # its initials
+        ("stepz", "steps"),  # a slip
+        ("layers", "model.layers"),  # a key of the record inside
+        ("mem_len", "training.mem_len"),
+        ("batch_size", "batch"),
+    ],
+)
+def test_an_unknown_key_comes_with_the_one_that_was_probably_meant(key: str, meant: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"unknown key '{key}'; '{meant}' was probably meant, and the known"
+    ):
+        from_json(TrainConfig, {key: 1}, where="here")
+
+
+def test_an_unknown_key_that_resembles_none_is_only_named() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'zzz'; the known keys are"):
+        from_json(TrainConfig, {"zzz": 1}, where="here")

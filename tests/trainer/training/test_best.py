@@ -162,7 +162,7 @@ def test_too_little_held_out_text_is_said_once_and_the_model_is_then_the_last(
     assert load_metadata(run / "model.safetensors") == {"step": "6"}
     for recipe in ({"schedule": "plateau"}, {"patience": 1}, {"averaging": Averaging(patience=1)}):
         with pytest.raises(
-            ConfigError, match=r"the held-out text has \d token\(s\) and schedule plateau, patience"
+            ConfigError, match=r"the held-out text has \d token\(s\), and schedule plateau, patience"
         ):
             train(dataclasses.replace(config, **recipe), tmp_path / "other", progress=False)
     assert not (tmp_path / "other").exists()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -104,6 +106,44 @@ def test_out_and_resume_exclude_each_other_and_one_is_needed(config: str, tmp_pa
 @pytest.mark.parametrize("option", [["--steps", "9"], ["--seed", "1"], ["--vocab", "byte"], ["--text", "x"]])
 def test_resume_refuses_to_change_the_configuration(option: list[str], tmp_path: Path) -> None:
     assert_refused(train("--resume", tmp_path / "run", *option), "--resume", option[0])
+
+
+def test_a_dataset_brings_its_vocabulary_so_vocab_is_refused(config: str, tmp_path: Path) -> None:
+    options = ["--data", tmp_path / "dataset", "--vocab", "byte"]
+    assert_refused(
+        train(config, "--out", tmp_path / "run", *options), "--vocab is byte", "its own vocabulary"
+    )
+
+
+def test_the_weights_can_be_read_as_the_umask_says(config: str, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        assert train(config, "--out", tmp_path / "run").exit_code == 0
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.filemode(path.stat().st_mode) for path in (tmp_path / "run").iterdir()}
+    assert set(modes.values()) == {"-rw-r-----"}, modes
+
+
+def test_a_run_that_learned_nothing_is_not_called_trained(make_config: Make, tmp_path: Path) -> None:
+    write_json(tmp_path / "bad.json", to_json(make_config(steps=4, learning_rate=50.0, warmup_steps=0)))
+    result = train(tmp_path / "bad.json", "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    assert "is trained" not in result.stdout
+    assert result.stdout.splitlines()[-1].startswith(f"{tmp_path / 'run'} has finished; next: ")
+    assert "Warning: the best validation of this run is " in result.stderr
+    assert "worse than the " in result.stderr
+
+
+def test_a_run_without_a_validation_is_not_called_trained(make_config: Make, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("abcdefgh")
+    rule = MemoryRule(mem_len=2, segment=2)
+    sizes = {"steps": 2, "batch": 1, "training": rule, "evaluation": rule}
+    write_json(tmp_path / "short.json", to_json(make_config(**sizes)))
+    result = train(tmp_path / "short.json", "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    assert "Warning: this run was never validated" in result.stderr
+    assert "is trained" not in result.stdout
 
 
 def test_resume_of_what_is_not_a_run_is_refused(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_facts_that_are_none_are_refused(
     path = tmp_path / "run/training.safetensors"
     tensors, facts = state(tmp_path / "run")
     checkpoint.save_tensors(path, tensors, {"facts": "{" if change is None else json.dumps(facts | change)})
-    with pytest.raises(ArtefactError, match=r"training\.safetensors (does not say|was made at)") as caught:
+    with pytest.raises(ArtefactError, match=r"training\.safetensors (does not say|was written at)") as caught:
         resume(tmp_path / "run", progress=False)
     assert "\n" not in str(caught.value)
 
@@ -173,7 +173,9 @@ def test_a_random_state_that_is_none_is_refused(make_config: Make, tmp_path: Pat
     tensors, facts = state(tmp_path / "run")
     tensors["random"] = torch.full_like(tensors["random"], 255)
     checkpoint.save_tensors(tmp_path / "run/training.safetensors", tensors, {"facts": json.dumps(facts)})
-    with pytest.raises(ArtefactError, match=r"training\.safetensors holds a random state that is none"):
+    with pytest.raises(
+        ArtefactError, match=r"training\.safetensors holds a random state that PyTorch does not accept"
+    ):
         resume(tmp_path / "run", progress=False)
 
 
@@ -183,7 +185,9 @@ def test_a_checkpoint_that_is_not_finite_is_refused(make_config: Make, tmp_path:
     tensors, facts = state(tmp_path / "run")
     tensors[name].view(-1)[3] = torch.inf
     checkpoint.save_tensors(tmp_path / "run/training.safetensors", tensors, {"facts": json.dumps(facts)})
-    with pytest.raises(ArtefactError, match=rf"training\.safetensors is of no use: {name} holds inf"):
+    with pytest.raises(
+        ArtefactError, match=rf"training\.safetensors cannot be used, because {name} holds inf"
+    ):
         resume(tmp_path / "run", progress=False)
 
 
@@ -195,7 +199,9 @@ def test_the_best_model_is_needed_to_go_on_where_it_is_older_than_the_checkpoint
     assert checkpoint.load_metadata(tmp_path / "run/model.safetensors") == {"step": "10"}
     other = train(make_config(steps=4), tmp_path / "other", progress=False)
     (tmp_path / "run/model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
-    with pytest.raises(ArtefactError, match=r"model\.safetensors is not of step 10, the best of this run"):
+    with pytest.raises(
+        ArtefactError, match=r"model\.safetensors does not hold the weights of step 10, the best of this run"
+    ):
         resume(tmp_path / "run", progress=False)
     (tmp_path / "run/model.safetensors").write_bytes(best)
     resume(tmp_path / "run", progress=False)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import dataclasses
+import gzip
 import json
+import lzma
 import signal
 import subprocess
 import sys
@@ -13,16 +16,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.corpus_files import make_source
+from tests.corpus_files import ENWIK8, PUBLISHED, make_source, make_tar
 from trainer.data.corpora import CORPORA
 from trainer.data.dataset import open_dataset
 from trainer.data.published import fingerprint
+from trainer.run.choices import CORPUS_NAMES, SHORT_NAMES
 from xl_export.cli.main import main
-from xl_export.cli.prepare import NAMES, SHORT
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["data", *map(str, arguments)])
+    return CliRunner().invoke(main, ["prepare", *map(str, arguments)])
 
 
 def refused(result: Result, *words: str) -> None:
@@ -34,11 +37,7 @@ def refused(result: Result, *words: str) -> None:
         assert word in result.stderr
 
 
-def test_the_names_are_those_of_the_table() -> None:
-    assert list(NAMES) == list(CORPORA)
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CORPUS_NAMES)
 def test_a_small_corpus_becomes_a_dataset(name: str, tmp_path: Path) -> None:
     source = make_source(tmp_path / "in", name, "tar.gz")
     result = run(name, "--from", source, "--out", tmp_path / "out", "--unverified", "--json")
@@ -54,7 +53,7 @@ def test_a_small_corpus_becomes_a_dataset(name: str, tmp_path: Path) -> None:
     assert facts["published"] is False
 
 
-@pytest.mark.parametrize(("short", "name"), SHORT.items())
+@pytest.mark.parametrize(("short", "name"), SHORT_NAMES.items())
 def test_short_names_are_taken(short: str, name: str, tmp_path: Path) -> None:
     source = make_source(tmp_path / "in", name, "tar.gz")
     result = run(short, "--from", source, "--out", tmp_path / "out", "--unverified")
@@ -86,6 +85,65 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
     source.write_bytes(source.read_bytes()[:-300])
     refused(run("enwik8", "--from", source, "--out", out, "--unverified"), "enwik8.zip is damaged")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+
+
+def test_a_dataset_is_no_source_but_can_be_trained_on(tmp_path: Path) -> None:
+    source, out = make_source(tmp_path / "in", "enwik8", "zip"), tmp_path / "out"
+    assert run("enwik8", "--from", source, "--out", out, "--unverified").exit_code == 0
+    result = run("enwik8", "--from", out, "--out", tmp_path / "again", "--unverified")
+    refused(result, f"{out} is a dataset", f"xl-export train --data {out}")
+    assert not (tmp_path / "again").exists()
+
+
+def compressed(path: Path, data: bytes) -> Path:
+    path.write_bytes({".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[path.suffix](data))
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz"])
+def test_a_compressed_file_and_a_compressed_tar_give_the_bytes_of_the_corpus(
+    suffix: str, tmp_path: Path
+) -> None:
+    single = compressed(tmp_path / f"enwik8.first-part.{suffix}", ENWIK8)
+    archive = make_tar(tmp_path / f"enwik8.tar.{suffix}", PUBLISHED["enwik8"], mode=f"w:{suffix}")
+    for source in (single, archive):
+        out = tmp_path / f"from-{source.name}"
+        result = run("enwik8", "--from", source, "--out", out, "--unverified")
+        assert result.exit_code == 0, result.output
+        dataset = open_dataset(out)
+        assert b"".join(bytes(part) for part in (dataset.train, dataset.valid, dataset.test)) == ENWIK8
+    missing = compressed(tmp_path / f"ptb.train.txt.{suffix}", b"one two\n")
+    result = run("ptb", "--from", missing, "--out", tmp_path / "ptb", "--unverified")
+    refused(result, f"ptb.train.txt.{suffix} has no ptb.valid.txt, which penn-treebank needs")
+
+
+@pytest.mark.parametrize("form", ["zip", "tar", "tar.gz", "folder"])
+def test_progress_is_a_share_of_a_known_whole(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars: list[tuple[str, int | None, list[int]]] = []
+
+    class Bar:
+        def __init__(self, *, desc: str, total: int | None, disable: bool | None, **_: object) -> None:
+            done: list[int] = []
+            self.update = done.append
+            if not disable:
+                bars.append((desc, total, done))
+
+        def __enter__(self) -> Bar:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr("trainer.data.published.tqdm", Bar)
+    source = make_source(tmp_path / "in", "penn-treebank", form)
+    assert run("ptb", "--from", source, "--out", tmp_path / "out", "--unverified").exit_code == 0
+    assert {"counting words", "encoding train", "encoding valid", "encoding test"} < {bar[0] for bar in bars}
+    assert ("unpacking" in {bar[0] for bar in bars}) is (form != "folder")
+    for what, total, done in bars:
+        assert total, f"{what} has no percentage"
+        if what != "unpacking":
+            assert sum(done) == total, what
 
 
 def test_an_existing_dataset_is_kept_unless_forced(tmp_path: Path) -> None:
@@ -127,7 +185,7 @@ def test_no_torch_is_needed(tmp_path: Path) -> None:
         sys.executable,
         "-c",
         code,
-        "data",
+        "prepare",
         "penn-treebank",
         "--from",
         source,
@@ -149,7 +207,7 @@ def test_interrupted_it_leaves_nothing(sent: signal.Signals, code: int, tmp_path
         sys.executable,
         "-m",
         "xl_export",
-        "data",
+        "prepare",
         "enwik8",
         "--from",
         "in/enwik8",

@@ -1,0 +1,161 @@
+"""`xl-export train --processes N`: the run of torchrun without torchrun, and one sentence for whatever ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import xl_export
+from runtimes.base.files import write_json
+from runtimes.base.machine import available_cpus
+from runtimes.base.records import to_json
+from tests.commands import refused, xl
+from trainer.run.config import TrainConfig
+from trainer.training.loop import train
+
+Make = Callable[..., TrainConfig]
+ROOT = Path(xl_export.__file__).parents[1]
+# As the installed command starts: the working folder is not on the module path.
+COMMAND = f"import sys; sys.path[0] = {str(ROOT)!r}; from xl_export.cli.main import main; main(prog_name='xl-export')"
+
+
+def started(*arguments: str | Path, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "train", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+    )
+
+
+def ended(*arguments: str | Path, folder: Path) -> tuple[int, str, str]:
+    """Exit code and output."""
+    process = started(*arguments, folder=folder)
+    output, errors = process.communicate(timeout=200)
+    return process.returncode, output, errors
+
+
+def wait_until_trained(process: subprocess.Popen[str], run: Path) -> None:
+    metrics = run / "metrics.jsonl"
+    while process.poll() is None and not (metrics.is_file() and metrics.read_bytes().count(b"\n") > 10):
+        time.sleep(0.01)
+
+
+def test_two_processes_train_the_run_of_one_and_share_the_cpu(make_config: Make, tmp_path: Path) -> None:
+    """A user's own files have the names of our packages, and the working folder must not be searched for them."""
+    config = make_config(steps=6, batch=8, validate_every=3, checkpoint_every=3, threads=0)
+    write_json(tmp_path / "config.json", to_json(config))
+    for name in ("trainer.py", "runtimes.py", "xl_export.py"):
+        (tmp_path / name).write_text("raise SystemExit('this file of the user was imported')\n")
+    code, output, errors = ended(
+        "config.json", "--out", "shared", "--processes", "2", "--seed", "0", folder=tmp_path
+    )
+    assert code == 0, errors
+    assert output.splitlines()[-1] == "shared is trained; next: xl-export export shared --out artefact"
+    assert output.count("is trained; next") == 1
+    alone = train(config, tmp_path / "alone", progress=False)
+    lines = [
+        [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for run in (tmp_path / "shared", alone)
+    ]
+    losses = [[line["loss_nats"] for line in each if "loss_nats" in line] for each in lines]
+    assert len(losses[1]) == 6
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    state, other = (load_file(run / "training.safetensors") for run in (tmp_path / "shared", alone))
+    assert len(state["random"]) == 2, "there were two processes"
+    for name in sorted(set(state) - {"random"}):
+        torch.testing.assert_close(state[name], other[name], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_all_processes_and_says_how_to_resume(
+    number: signal.Signals, code: int, make_config: Make, tmp_path: Path
+) -> None:
+    write_json(tmp_path / "config.json", to_json(make_config(steps=10**6, checkpoint_every=3)))
+    process = started("config.json", "--out", "run", "--processes", "2", folder=tmp_path)
+    wait_until_trained(process, tmp_path / "run")
+    children = [
+        int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
+    assert len(children) == 2
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == code, errors
+    assert errors.strip() == (
+        "stopped; the last checkpoint is kept: continue with `xl-export train --resume run`"
+    )
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()], "no process is left behind"
+    result = xl("info", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in /proc")
+def test_a_process_that_is_killed_is_named(make_config: Make, tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", to_json(make_config(steps=10**6, checkpoint_every=3)))
+    process = started("config.json", "--out", "run", "--processes", "2", folder=tmp_path)
+    wait_until_trained(process, tmp_path / "run")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 2
+    assert errors.startswith("Error: process ")
+    assert " of 2 was ended by SIGKILL; the last checkpoint is kept" in errors
+    assert errors.count("\n") == 1, errors
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"learning_rate": 1e30, "warmup_steps": 0}, "became nan at step 2"),  # found by the first process
+        ({"text": "none.txt"}, "none.txt could not be read"),  # found by every process
+    ],
+)
+def test_a_mistake_that_the_processes_find_is_one_sentence(
+    change: dict[str, object], words: str, make_config: Make, tmp_path: Path
+) -> None:
+    write_json(tmp_path / "config.json", to_json(make_config(**change)))
+    code, output, errors = ended("config.json", "--out", "run", "--processes", "2", folder=tmp_path)
+    assert code == 2
+    assert errors.startswith("Error: ")
+    assert errors.count("\n") == 1, errors
+    assert words in errors
+    assert "is trained" not in output
+
+
+def test_a_number_of_processes_that_cannot_be_is_refused(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json(tmp_path / "config.json", to_json(make_config(batch=4)))
+    command = ("train", tmp_path / "config.json", "--out", tmp_path / "run", "--processes")
+    for count in (0, -1, 5):
+        refused(xl(*command, count), f"--processes is {count} and the batch has 4 lanes", "expected 1 to 4")
+    refused(xl(*command, 3), "batch is 4 with 3 processes", "a multiple of 3")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refused(xl(*command, 2), "torchrun had started", "leave out --processes")
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_process_has_its_share_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainer.training import launch
+
+    seen: list[str | None] = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("torch.distributed.run.run", lambda _: seen.append(os.environ.get("OMP_NUM_THREADS")))
+    launch.launch(["true"], 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    launch.launch(["true"], 2)
+    assert seen == [str(max(1, available_cpus() // 2)), "7"]
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+    assert launch.REPORTS not in os.environ

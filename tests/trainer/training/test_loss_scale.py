@@ -1,0 +1,34 @@
+"""The one private part of PyTorch that training needs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trainer.training.loss_scale import loss_scale, set_loss_scale
+
+
+def test_the_state_of_the_scale_is_where_this_version_of_pytorch_keeps_it() -> None:
+    scaler = torch.amp.GradScaler("cpu", growth_interval=3)
+    scaler.scale(torch.zeros(1))
+    assert "_growth_tracker" in scaler.state_dict(), (
+        f"PyTorch {torch.__version__} keeps the steps since the last change of the fp16 loss scale elsewhere than 2.13 did: "
+        f"{sorted(scaler.state_dict())}; adapt trainer/training/loss_scale.py"
+    )
+    set_loss_scale(scaler, 512.0, 2)
+    assert loss_scale(scaler) == (512.0, 2)
+    scaler.update(1024.0)
+    assert loss_scale(scaler) == (1024.0, 2)
+
+
+def test_a_part_that_has_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    monkeypatch.setattr(scaler, "state_dict", lambda: {"scale": 1.0, "steps": 0})
+    with pytest.raises(AssertionError, match=r"GradScaler of PyTorch .* has \['scale', 'steps'\] and no"):
+        loss_scale(scaler)
+
+
+def test_without_a_scale_there_is_nothing_to_keep() -> None:
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    set_loss_scale(scaler, 512.0, 2)
+    assert loss_scale(scaler) == (1.0, 0)

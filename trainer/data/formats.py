@@ -1,0 +1,33 @@
+"""What kind of file something is, by its first bytes: archives, compressed files, NumPy arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from runtimes.base.errors import UserError
+
+Kind = Literal["zip", "tar", "gzip", "bz2", "xz", "npy"]
+COMPRESSED = ("gzip", "bz2", "xz")
+START = 262  # bytes that show the kind of a file
+
+
+def kind_of(path: Path) -> Kind | None:
+    """The kind of a file, or None for any other, such as a text. Raises UserError for one that cannot be read."""
+    try:
+        with open(path, "rb") as stream:
+            start = stream.read(START)
+    except OSError as error:
+        raise UserError(f"{path} could not be read: {error.strerror or error}.") from error
+    if start[:4] in (b"PK\3\4", b"PK\5\6"):
+        return "zip"
+    if start[:2] == b"\x1f\x8b":
+        return "gzip"
+    # The name alone could begin a text; the first block of the file, or its end, has a mark of its own.
+    if start[:3] == b"BZh" and start[4:10] in (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90"):
+        return "bz2"
+    if start[:6] == b"\xfd7zXZ\0":
+        return "xz"
+    if start[:6] == b"\x93NUMPY":
+        return "npy"
+    return "tar" if start[257:262] == b"ustar" else None

@@ -1,0 +1,133 @@
+"""Starts the processes of one training run on this machine, so that nobody has to call `torchrun` by hand.
+
+The launcher is PyTorch's own (`torch.distributed.run`, standalone). This module adds what a user sees of it: one sentence
+for a mistake that several processes find, the right exit code for a signal, and a share of the CPU for every process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from runtimes.base.errors import UserError
+from runtimes.base.machine import available_cpus
+from trainer.training.parallel import LostError
+
+REPORTS = (
+    "XL_EXPORT_REPORTS"  # environment variable: the folder where a launched process writes its error sentence
+)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def refuse_outer_launcher() -> None:
+    """Raises UserError where `torchrun` started this process, which may not start processes itself."""
+    if "WORLD_SIZE" in os.environ:
+        raise UserError(
+            "--processes was given to a process that torchrun had started (WORLD_SIZE is set); leave out --processes, "
+            "or run xl-export without torchrun."
+        )
+
+
+def refuse_too_many(processes: int, *, batch: int) -> None:
+    """Raises UserError for a number of processes that cannot share the lanes of the batch."""
+    if not 1 <= processes <= batch:
+        raise UserError(
+            f"--processes is {processes} and the batch has {batch} lanes; expected 1 to {batch}, "
+            "because every process trains at least one lane."
+        )
+
+
+def launch(command: Sequence[str], processes: int) -> None:
+    """Runs `command` in `processes` processes on this machine and returns when all have succeeded.
+
+    Each process gets an equal share of the available CPU threads, unless OMP_NUM_THREADS is set already. Raises UserError
+    with the sentence of the process that failed, KeyboardInterrupt when SIGINT ended the processes, and SystemExit with
+    128 + the signal's number for another signal.
+    """
+    # Imported here: the launched processes import this module as well, and they do not need the launcher.
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    options = ["--standalone", "--nproc-per-node", str(processes), "--no-python"]
+    with tempfile.TemporaryDirectory(prefix="xl-export-") as reports, _surroundings_kept():
+        os.environ[REPORTS] = reports
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cpus() // processes)))
+        try:
+            run(parse_args([*options, *command]))
+        except SignalException as error:
+            # The launcher has passed the signal on to every process and has waited for them.
+            if error.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise SystemExit(128 + error.sigval) from None
+        except ChildFailedError as error:
+            sentences = [path.read_text("utf-8") for path in sorted(Path(reports).iterdir())]
+            if sentences:
+                raise UserError(sentences[0]) from None
+            failure = error.failures[min(error.failures, key=lambda rank: error.failures[rank].timestamp)]
+            if failure.exitcode == 2:  # it has said on standard error why it ended
+                raise SystemExit(2) from None
+            name = _name(failure.exitcode)
+            raise UserError(
+                f"process {failure.local_rank + 1} of {processes} was ended by {name}; the last checkpoint is kept: "
+                "continue with `xl-export train --resume RUN`, on any number of processes."
+            ) from None
+
+
+@contextmanager
+def reporting() -> Iterator[None]:
+    """In a launched process, the block's UserError goes to the launcher, which shows one sentence for all processes.
+
+    In a process that was not launched by `launch`, the block runs as it is.
+    """
+    folder = os.environ.get(REPORTS)
+    if folder is None:
+        yield
+        return
+    # The launched command starts with SIGINT's default action; from here on Ctrl-C is an exception that cleans up.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except LostError:  # a consequence: the launcher knows which process was lost
+        raise SystemExit(2) from None
+    except UserError as error:
+        _report(folder, error)
+        raise SystemExit(2) from None
+    except SystemExit as error:
+        if isinstance(error.__cause__, UserError):  # what all processes found and the first one raises
+            _report(folder, error.__cause__)
+        raise
+
+
+def _report(folder: str, error: UserError) -> None:
+    name = f"{int(os.environ.get('RANK', '0')):06}"
+    Path(folder, name).write_text(str(error), encoding="utf-8")
+
+
+def _name(exit_code: int) -> str:
+    return signal.Signals(-exit_code).name if exit_code < 0 else f"an error (exit code {exit_code})"
+
+
+@contextmanager
+def _surroundings_kept() -> Iterator[None]:
+    """Puts back the environment, the signal handlers and the logging that the launcher changes for the whole process."""
+    environment = dict(os.environ)
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    disabled = logging.root.manager.disable
+    if "LOGLEVEL" not in os.environ:  # the launcher's own reports of a failure repeat the sentence at length
+        logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        os.environ.clear()
+        os.environ.update(environment)
