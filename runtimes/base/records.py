@@ -51,9 +51,10 @@ def to_json(record: Any) -> dict[str, Any]:
 
 
 def _probably_meant(key: str, cls: type) -> str | None:
-    """The known key that `key` most likely stands for, as a path such as `model.layers`; None if none is similar.
+    """The known key that was probably meant, as a path such as `model.layers`; None if no key is similar.
 
-    It is a key of the same name inside another record, a key with these initials, or one that is spelled nearly so.
+    It is a key of the same name inside another record, a key with these initials, or one that is spelled
+    nearly so.
     """
     paths = list(_paths(cls))
     names = {path.rpartition(".")[2]: path for path in reversed(paths)}

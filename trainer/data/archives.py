@@ -1,8 +1,9 @@
 """Finds files in what people have: a folder, a zip, a tar, a single file, and the latter two also compressed.
 
-Compressions are gzip, bz2 and xz. An archive may come from a stranger. So no file is written under a name from the archive,
-links and other special members are skipped, and two sizes are limited: what the headers claim, and what is really
-unpacked.
+Compressions are gzip, bz2 and xz. An archive may come from a stranger. So no file is written under a name
+from the archive,
+links and other special members are skipped, and two sizes are limited: what the headers claim, and what is
+really unpacked.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from runtimes.base.errors import UserError, first_line
 from runtimes.base.files import NPZ_ERRORS
 from trainer.data.formats import COMPRESSED, kind_of
 
-FORMATS = "zip, tar, tar.gz, tar.bz2 or tar.xz"  # for people
 SUFFIXES = (".gz", ".bz2", ".xz")  # of a compressed single file
 BLOCK = 1 << 20
 MAX_MEMBERS = 100_000  # of an archive or a folder: the largest corpus has 152
@@ -60,20 +60,22 @@ def find_files(
 ) -> Contents:
     """The files of `source` whose names are `wanted`, in place or unpacked into the new folder `scratch`.
 
-    A single file is taken whatever its name is. limit: the most bytes that the wanted files may have, or all members of a
-    tar together. tick: called with the number of bytes of the source that were read. Raises UserError for a source that
-    is missing, damaged, encrypted or larger.
+    A single file is taken whatever its name is. limit: the most bytes that the wanted files may have, or all
+    members of a tar together. tick: called with the number of bytes of the source that were read. Raises
+    UserError for a source that is missing, damaged, encrypted or larger.
     """
     if source.is_dir():
         return _in_folder(source, wanted, limit)
     if not source.is_file():
         raise UserError(
-            f"{source} is neither a file nor a folder; give the archive, the folder or the file of the corpus."
+            f"{source} is neither a file nor a folder; give the archive, the folder or the file of the "
+            "corpus."
         )
     kind = kind_of(source)
     if source.stat().st_size > limit:
         raise UserError(
-            f"{source} has {source.stat().st_size:,} bytes, and at most {limit:,} were expected; it is something else."
+            f"{source} has {source.stat().st_size:,} bytes, and at most {limit:,} were expected; it is "
+            "something else."
         )
     if not is_packed(source):
         return Contents({source.name: source}, [source.name], is_single=True)
@@ -91,10 +93,8 @@ def _holds_tar(source: Path) -> bool:
         start = stream.read(tarfile.BLOCKSIZE)
     try:
         tarfile.TarInfo.frombuf(start, "utf-8", "surrogateescape")
-    except tarfile.EOFHeaderError:  # a tar without members
-        return True
     except tarfile.HeaderError:
-        return False
+        return not start.strip(b"\0")  # a tar without members is zeros
     return True
 
 
@@ -113,7 +113,8 @@ def _in_folder(source: Path, wanted: Wanted, limit: int) -> Contents:
     num_bytes = sum(path.stat().st_size for path in found.files.values())
     if num_bytes > limit:
         raise UserError(
-            f"the files in {source} have {num_bytes:,} bytes, and at most {limit:,} were expected; they are others."
+            f"the files in {source} have {num_bytes:,} bytes, and at most {limit:,} were expected; they are "
+            "others."
         )
     return found
 
@@ -131,7 +132,8 @@ def _from_zip(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tic
                 continue
             if member.flag_bits & 1:
                 raise UserError(
-                    f"{source} is encrypted; give the archive as it was published, or the folder of its files."
+                    f"{source} is encrypted; give the archive as it was published, or the folder of its "
+                    "files."
                 )
             if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise UserError(f"{source} is compressed in an unusual way; unpack it and give the folder.")
@@ -253,7 +255,8 @@ class _Counted(FileIO):
 class _Decompressed(RawIOBase):
     """The content of a bz2 or xz file. Several compressed streams one after the other are one content.
 
-    The reader of the standard library would do as well, but it sets no limit to the memory that an xz file asks for.
+    The reader of the standard library would do as well, but it sets no limit to the memory that an xz file
+    asks for.
     """
 
     def __init__(self, file: _Readable, new: Callable[[], Any]) -> None:
@@ -293,8 +296,8 @@ class _Pieces(BufferedReader):
 class _Forward:
     """A stream that is read once from start to end, in small pieces, and up to `limit` bytes.
 
-    tarfile reads headers from it and skips to positions in it. A header with a false size, or one that leads backwards
-    for ever, is an error here.
+    tarfile reads headers from it and skips to positions in it. A header with a false size, or one that leads
+    backwards for ever, is an error here.
     """
 
     def __init__(self, stream: _Readable, source: Path, limit: int) -> None:

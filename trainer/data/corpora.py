@@ -9,18 +9,19 @@
 | penn-treebank   | 929,589 · 73,760 · 82,430               | 10,000     |
 
 Where these differ from the public Transformer-XL code:
-- enwik8: every byte is a token, newlines too. The public loader splits the text into lines and drops the newlines, so its
-  scores are over about 1 % fewer symbols.
-- text8: the blank is a symbol itself (`_` in the public code), and symbols are in the order of the alphabet (of frequency
-  in the public code).
-- WikiText-103: each newline is `<eos>`, words are ordered by their frequency in the training part, and equally frequent
-  words by their first appearance. The ids are the same as in the public code. Penn Treebank is treated alike, but the
-  public code counts its words in all three parts.
-- One Billion Word: one `<S>` stands between sentences, before the first and after the last, in the order of the shards.
-  Read as one stream, this predicts what the public code predicts sentence by sentence: each word and each sentence's end.
-  The public code shuffles the sentences in each epoch. Words that appear three times or more are kept, as in the public
-  list of 793,471, which also counts a `</S>`. The public order among equally frequent words is not known, so ids differ.
-  The test part is the held-out shard 0 as everywhere. Validation is shard 1 here and shard 0 in the public code.
+- enwik8: every byte is a token, newlines too. The public loader splits the text into lines and drops the
+  newlines, so its scores are over about 1 % fewer symbols.
+- text8: the blank is a symbol itself (`_` in the public code), and symbols are in the order of the alphabet
+  (of frequency in the public code).
+- WikiText-103: each newline is `<eos>`, words are ordered by their frequency in the training part, and
+  equally frequent words by their first appearance. The ids are the same as in the public code. Penn Treebank
+  is treated alike, but the public code counts its words in all three parts.
+- One Billion Word: one `<S>` stands between sentences, before the first and after the last, in the order of
+  the shards. Read as one stream, this predicts what the public code predicts sentence by sentence: each word
+  and each sentence's end. The public code shuffles the sentences in each epoch. Words that appear three times
+  or more are kept, as in the public list of 793,471, which also counts a `</S>`. The public order among
+  equally frequent words is not known, so ids differ. The test part is the held-out shard 0 as everywhere.
+  Validation is shard 1 here and shard 0 in the public code.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ class Fingerprint:
 class Corpus:
     """The description of one corpus.
 
-    parts: the file names of each part, as shell patterns. The published name comes first; then comes `train.txt` or the
-    like, which the public script writes. A corpus that is cut 90/5/5 has the only part `all`.
+    parts: the file names of each part, as shell patterns. The published name comes first; then comes
+    `train.txt` or the like, which the public script writes. A corpus that is cut 90/5/5 has the only part
+    `all`.
     files: what is known of each part. archive: what is known of the published archive.
     urls: where the archive is or was; they are tried in turn. max_bytes: the archive unpacks to less.
     min_count: words that appear less often are `unknown`.
@@ -85,7 +87,7 @@ class Corpus:
         return any(_matches(member, pattern) for patterns in self.parts.values() for pattern in patterns)
 
     def matching(self, part: str, members: Iterable[str]) -> list[str]:
-        """The sorted names among `members` that match the first pattern of `part` that any of them matches."""
+        """The sorted names that match the first pattern of `part` that any of `members` matches."""
         members = sorted(members)
         found = ([member for member in members if _matches(member, pattern)] for pattern in self.parts[part])
         return next((names for names in found if names), [])
@@ -122,11 +124,11 @@ def _three(pattern: str) -> dict[str, tuple[str, ...]]:
 HELD_OUT = "heldout-monolingual.tokenized.shuffled/news.en.heldout"
 
 
-# Sources of the hashes: mattmahoney.net/dc/textdata.html for enwik8; torchtext and others for text8, Penn Treebank and the
-# archive of WikiText-103; GluonNLP for the files of WikiText-103; TensorFlow Datasets for One Billion Word. Other sizes of
-# archives are from TensorFlow's tutorials. No hash of a shard of One Billion Word is public, but the number of shards and
-# of lines is (lingvo, TensorFlow Datasets).
-CORPORA = {
+# Sources of the hashes: mattmahoney.net/dc/textdata.html for enwik8; torchtext and others for text8, Penn
+# Treebank and the archive of WikiText-103; GluonNLP for the files of WikiText-103; TensorFlow Datasets for
+# One Billion Word. Other sizes of archives are from TensorFlow's tutorials. No hash of a shard of One Billion
+# Word is public, but the number of shards and of lines is (lingvo, TensorFlow Datasets).
+CORPORA: dict[str, Corpus] = {
     corpus.name: corpus
     for corpus in (
         Corpus(

@@ -1,7 +1,8 @@
-"""A DATASET: a corpus as tokens in three memory-mapped parts, with its vocabulary; and one door to every kind of text.
+"""A dataset: a folder that holds a corpus as token ids in three memory-mapped parts, and its vocabulary.
 
-The folder holds `train.bin`, `valid.bin` and `test.bin` (ids, little-endian, of the smallest type that holds them),
-`vocab.json` as runs have it, and `data.json`: where it came from, sizes and hashes, and a digest over all of that.
+The folder holds `train.bin`, `valid.bin` and `test.bin` (ids, little-endian, of the smallest type that holds
+them), `vocab.json` as runs have it, and `data.json`: where it came from, sizes and hashes, and a digest over
+all of that.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ from runtimes.contract.spec import MAX_SIZE, VOCAB, FileFacts, file_facts
 from runtimes.contract.tokens import DATA as DATA
 from runtimes.contract.vocabulary import Vocab, load_vocab
 
-SCHEMA = 1
+SCHEMA = 1  # version of `data.json`
 SPLITS = ("train", "valid", "test")
-CHECKED = 1 << 22  # ids looked at together
+CHECKED = 1 << 22  # ids that are checked at a time
 DType = Literal["uint8", "uint16", "int32"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFacts:
-    """What `data.json` says. tokens: of each part. files: of this folder. sources: what it was prepared from.
+    """The content of `data.json`.
 
-    published: whether the sources are, by size and hash, those that are public.
+    tokens: number of ids in each part. files: hashes and sizes of the files in this folder.
+    sources: hashes and sizes of the files from which it was prepared.
+    published: whether these are the published ones, by size and hash.
     """
 
     schema: int = SCHEMA
@@ -45,13 +48,13 @@ class DatasetFacts:
 
     @property
     def identity(self) -> str:
-        """SHA-256 over all of it, file hashes included."""
+        """SHA-256 over all these facts, which include the hashes of the files."""
         return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A prepared corpus. The parts are read-only maps [N] of files: memory is taken only for what is read."""
+    """A prepared corpus. Its parts are read-only memory-mapped arrays [N] of ids."""
 
     facts: DatasetFacts
     vocab: Vocab
@@ -61,25 +64,26 @@ class Dataset:
 
 
 def smallest_dtype(vocab_size: int) -> DType:
-    """The type of one id."""
+    """The smallest type that holds every id."""
     return "uint8" if vocab_size <= 1 << 8 else "uint16" if vocab_size <= 1 << 16 else "int32"
 
 
 def save_facts(folder: Path, facts: DatasetFacts) -> None:
-    """Writes `data.json` with its own digest."""
+    """Writes `data.json`, with a digest over its content."""
     write_json(folder / DATA, {**to_json(facts), "digest": facts.identity})
 
 
 def open_dataset(path: Path | str) -> Dataset:
     """The dataset in a folder, its token files mapped.
 
-    The digest, the size of every file, the hash of the vocabulary and the range of all ids are verified. Raises
-    ArtefactError that names the file at fault.
+    The digest, the size of every file, the hash of the vocabulary and the range of all ids are verified.
+    Raises ArtefactError that names the file at fault.
     """
     folder = Path(path)
     if not (folder / DATA).is_file():
         raise ArtefactError(
-            f"{folder} is not a dataset: it has no {DATA}; make one with `xl-export prepare NAME --from PATH`."
+            f"{folder} is not a dataset: it has no {DATA}; make one with `xl-export prepare NAME --from "
+            "PATH`."
         )
     facts = _parse(read_json(folder / DATA), where=str(folder / DATA))
     for name, expected in facts.files.items():
@@ -132,11 +136,12 @@ def _parse(data: object, *, where: str) -> DatasetFacts:
 def _map(path: Path, facts: DatasetFacts, split: str) -> np.ndarray:
     dtype = np.dtype(facts.dtype).newbyteorder("<")
     ids = np.memmap(path, dtype=dtype, mode="r", shape=(facts.tokens[split],))
-    if facts.vocab_size <= np.iinfo(facts.dtype).max:  # else every value is an id
+    if facts.vocab_size <= np.iinfo(facts.dtype).max:  # otherwise every value of the type is an id
         for start in range(0, len(ids), CHECKED):
             block = ids[start : start + CHECKED]
             if block.max() >= facts.vocab_size or block.min() < 0:
                 raise ArtefactError(
-                    f"{path} has ids that are not among the {facts.vocab_size} symbols; copy or prepare the dataset again."
+                    f"{path} has ids that are not among the {facts.vocab_size} symbols; copy or prepare the "
+                    "dataset again."
                 )
     return ids

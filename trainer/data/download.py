@@ -20,10 +20,10 @@ class _ServerError(Exception):
 
 
 def download(name: str, path: Path, *, progress: bool = True) -> None:
-    """Downloads the published archive of the corpus `name` to the file `path`, which appears whole and verified.
+    """Downloads the published archive of the corpus `name` to `path`, which appears whole and verified.
 
-    The servers are tried one after another. Raises UserError, and leaves no file, if none of them gives the published
-    archive.
+    The servers are tried one after another. Raises UserError, and leaves no file, if none of them gives the
+    published archive.
     """
     corpus, reasons = CORPORA[name], []
     for url in corpus.urls:

@@ -13,7 +13,7 @@ START = 262  # bytes that show the kind of a file
 
 
 def kind_of(path: Path) -> Kind | None:
-    """The kind of a file, or None for any other, such as a text. Raises UserError for one that cannot be read."""
+    """The kind of a file, or None for another, such as a text. Raises UserError for an unreadable file."""
     try:
         with open(path, "rb") as stream:
             start = stream.read(START)

@@ -36,15 +36,17 @@ def prepare(
     unverified: bool = False,
     progress: bool = True,
 ) -> DatasetFacts:
-    """Facts of the new dataset `out`, prepared from the corpus `name` in the archive, folder or file `source`.
+    """Facts of the dataset `out`, newly prepared from the corpus `name` in an archive, folder or file.
 
-    The folder appears as a whole. An archive is unpacked to a temporary folder beside it. Raises UserError for a source
-    that is damaged, lacks a part, is another corpus, or is not the published one. The last is accepted if `unverified`.
+    The folder appears as a whole. An archive is unpacked to a temporary folder beside it. Raises UserError
+    for a source that is damaged, lacks a part, is another corpus, or is not the published one. The last is
+    accepted if `unverified`.
     """
     corpus = CORPORA[name]
     if (source / DATA).is_file() and (source / VOCAB).is_file():
         raise UserError(
-            f"{source} is a dataset that is prepared already; train on it with `xl-export train --data {source}`."
+            f"{source} is a dataset that is prepared already; train on it with `xl-export train --data "
+            f"{source}`."
         )
     refuse_existing(out, force=force, marker=DATA, sources=[source])
     with atomic_folder(out, force=force, marker=DATA, sources=[source]) as folder:
@@ -68,7 +70,8 @@ def prepare(
                 tokens[split], files[path.name] = _write(path, ids, dtype)
             if tokens[split] < 2:
                 raise UserError(
-                    f"{source} gives {tokens[split]} tokens for the {split} part, too few to predict one; give more."
+                    f"{source} gives {tokens[split]} tokens for the {split} part, too few to predict one; "
+                    "give more."
                 )
         shutil.rmtree(scratch, ignore_errors=True)
         facts = DatasetFacts(
@@ -85,10 +88,10 @@ def prepare(
 
 
 def word_vocab(counts: Counter[str], *, min_count: int, unknown: str, end_of_line: str) -> WordVocab:
-    """The vocabulary of `end_of_line` and then the words, the most frequent first, as adaptive softmax needs them.
+    """The vocabulary: `end_of_line`, and the words with the most frequent first, for adaptive softmax.
 
-    Equally frequent words stand in the order of their first appearance. Words that appear fewer than `min_count` times
-    are counted as `unknown`, which is always part of the vocabulary.
+    Equally frequent words stand in the order of their first appearance. Words that appear fewer than
+    `min_count` times are counted as `unknown`, which is always part of the vocabulary.
     """
     kept = Counter({word: count for word, count in counts.items() if count >= min_count or word == unknown})
     kept[unknown] += counts.total() - kept.total()
@@ -144,7 +147,8 @@ def _text(corpus: Corpus, name: str, lines: bytes, at: int) -> str:
         return lines.decode("utf-8")
     except UnicodeDecodeError as error:
         raise TextError(
-            f"{name}: byte {at + error.start} (0x{lines[error.start]:02x}) is not UTF-8; give a file of {corpus.name} "
+            f"{name}: byte {at + error.start} (0x{lines[error.start]:02x}) is not UTF-8; give a file of "
+            f"{corpus.name} "
             "that is not damaged."
         ) from error
 
@@ -164,7 +168,8 @@ def _symbols(
         if encoded.min() < 0:
             first = int(np.argmin(encoded))
             raise TextError(
-                f"byte {at + first} of the file (0x{block[first]:02x}) is not among the {vocab.size} characters of "
+                f"byte {at + first} of the file (0x{block[first]:02x}) is not among the {vocab.size} "
+                "characters of "
                 f"{corpus.name}; give {corpus.name} itself."
             )
         at += len(block)
@@ -172,7 +177,7 @@ def _symbols(
 
 
 def _cut(files: Files, split: str) -> tuple[int, int]:
-    """Where a part of the only file begins and ends, in bytes: the first 90 %, the next 5 % or the last 5 %."""
+    """First byte and end of a part of the only file: the first 90 %, the next 5 % or the last 5 %."""
     (path,) = files.values()
     cuts = [path.stat().st_size * percent // 100 for percent in (0, 90, 95, 100)]
     return cuts[SPLITS.index(split)], cuts[SPLITS.index(split) + 1]

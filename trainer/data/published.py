@@ -24,7 +24,8 @@ Tick = Callable[[int], object]  # called with the number of bytes that were done
 class FoundCorpus:
     """The files of each part of a corpus.
 
-    published: whether these files, or the archive that holds them, are the published ones. sources: hashes and sizes.
+    published: whether these files, or the archive that holds them, are the published ones. sources: hashes
+    and sizes.
     """
 
     parts: dict[str, Files]
@@ -35,10 +36,12 @@ class FoundCorpus:
 def find_corpus(
     corpus: Corpus, source: Path, scratch: Path, *, unverified: bool, progress: bool
 ) -> FoundCorpus:
-    """The verified files of `corpus` in a folder, archive or file. Members of an archive are unpacked to `scratch`.
+    """The verified files of `corpus` in a folder, archive or file.
 
-    Raises UserError for a missing part, for a file of another corpus, and for a part that is not the published one. The
-    last is accepted if `unverified`.
+    Members of an archive are unpacked to `scratch`.
+
+    Raises UserError for a missing part, for a file of another corpus, and for a part that is not the
+    published one. The last is accepted if `unverified`.
     """
     if (
         source.is_dir()
@@ -65,7 +68,8 @@ def find_corpus(
         if fact and not unverified:
             raise UserError(
                 f"{source} is not the published {corpus.name}: for {corpus.parts[part][0]} expected "
-                f"{say(fact, corpus.files[part])}, found {say(fact, found_print)}; give the published one, or "
+                f"{say(fact, corpus.files[part])}, found {say(fact, found_print)}; give the published one, "
+                "or "
                 "accept this one with --unverified."
             )
     sources = {source.name: archive} if archive else prints
@@ -100,7 +104,8 @@ def _refuse_other(corpus: Corpus, found: Fingerprint, source: Path) -> None:
     other = same_as(found)
     if other not in (None, corpus.name):
         raise UserError(
-            f"{source} is {other}, not {corpus.name}; run `xl-export prepare {other} --from {source} --out DATASET`."
+            f"{source} is {other}, not {corpus.name}; run `xl-export prepare {other} --from {source} --out "
+            "DATASET`."
         )
 
 

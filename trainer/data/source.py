@@ -1,4 +1,4 @@
-"""What a run reads: the one place that knows where tokens come from, for a new run and for one that is resumed."""
+"""Loads the tokens that a run reads, from a text or a dataset, for a new run and for a resumed one."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from trainer.data.text import build_vocab, lanes, load_splits
 from trainer.run.checkpoint import TEST, VALID, matching_vocab
 from trainer.run.config import TrainConfig
 
-TEST_IDS = "test.npy"  # the test part of a dataset, as token ids that `xl-export eval --text` takes
+TEST_IDS = "test.npy"  # the test part of a dataset, as token ids for `xl-export eval --text`
 
 
 @dataclass(frozen=True)
 class Source:
-    """name: of the text or corpus, for people. tokens: for training, in lanes [B, N]; valid: held out [N].
-    files: of held-out text that the run keeps, by name.
+    """Everything that a run reads.
+
+    name: the text or corpus, as people call it. tokens: ids for training, in lanes [B, N].
+    valid: held-out ids [N] for validation. files: content of the held-out files that the run keeps, by file name.
     """
 
     name: str
@@ -37,19 +39,20 @@ class Source:
 
     @cached_property
     def digest(self) -> str:
-        """Identity of the training text, as tokens in lanes, and of the held-out one: two hashes, with a hyphen between."""
+        """Two hashes with a hyphen between: of the training tokens in lanes, and of the held-out tokens."""
         return "-".join(
             hashlib.sha256(np.ascontiguousarray(ids)).hexdigest() for ids in (self.tokens, self.valid)
         )
 
 
 def load_source(config: TrainConfig) -> Source:
-    """The text or dataset that the configuration of a new run names, with the vocabulary built from it or found there."""
+    """The text or dataset of a new run, with the vocabulary that is built from the text or stored there."""
     if config.data is not None:
         dataset = open_dataset(config.data)
         if config.corpus not in (None, dataset.facts.corpus):
             raise ConfigError(
-                f"{config.data} is {dataset.facts.corpus} and the configuration is for {config.corpus}; give a dataset of that, "
+                f"{config.data} is {dataset.facts.corpus} and the configuration is for {config.corpus}; "
+                "give a dataset of that, "
                 "or another configuration."
             )
         files = {TEST_IDS: _npy(dataset.test), side_file(TEST_IDS): side_bytes(dataset.vocab)}
@@ -60,7 +63,7 @@ def load_source(config: TrainConfig) -> Source:
         raise ConfigError(
             f"the configuration is for {config.corpus}; prepare it with "
             f"`xl-export prepare {config.corpus} --from PATH --out DATASET` and give --data DATASET, or "
-            "train it on a text of yours with --text FILE."
+            "train on your own text with --text FILE."
         )
     splits = load_splits(config.text)
     vocab = build_vocab(config.vocab, splits, min_count=config.min_count)
@@ -71,13 +74,14 @@ def load_source(config: TrainConfig) -> Source:
 
 
 def reload_source(config: TrainConfig, run: Path) -> Source:
-    """The text of a run again, in the tokens of the run's own vocabulary; what was held out is what the run kept."""
+    """The text of a resumed run, in tokens of the vocabulary and with the held-out text that the run keeps."""
     vocab = matching_vocab(run, config)
     if config.data is not None:
         dataset = open_dataset(config.data)
         if dataset.vocab.to_json() != vocab.to_json():
             raise ConfigError(
-                f"{config.data} has another vocabulary than {run}; give the run its dataset back, or start a new run."
+                f"{config.data} has another vocabulary than {run}; give the run its dataset back, or start "
+                "a new run."
             )
         return Source(dataset.facts.corpus, vocab, _lanes(config, dataset.train), dataset.valid, {})
     valid = vocab.encode(read_bytes(run / VALID))
@@ -87,10 +91,11 @@ def reload_source(config: TrainConfig, run: Path) -> Source:
 
 
 def with_vocab_size(config: TrainConfig, vocab: Vocab) -> TrainConfig:
-    """The configuration with the size of the text's vocabulary; raises ConfigError where it asks for another."""
+    """The configuration with the size of the text's vocabulary; raises ConfigError if it has another."""
     if config.model.vocab_size not in (0, vocab.size):
         raise ConfigError(
-            f"model.vocab_size is {config.model.vocab_size} and the text has {vocab.size} symbol{'s' * (vocab.size != 1)}; "
+            f"model.vocab_size is {config.model.vocab_size} and the text has {vocab.size} "
+            f"symbol{'s' * (vocab.size != 1)}; "
             "leave the key out, the text decides it."
         )
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab.size))

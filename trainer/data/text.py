@@ -60,9 +60,9 @@ def build_vocab(kind: VocabKind, splits: Splits, *, min_count: int) -> Vocab:
 def lanes(tokens: np.ndarray, batch: int, segment: int) -> np.ndarray:
     """The stream cut into `batch` contiguous lanes [B, N], so that memory can be carried along (section 3.2).
 
-    The last tokens, fewer than `batch`, are left out. So is, while training, the end of a lane that does not fill a
-    segment. The result is a view, so a memory-mapped stream stays on disk. Raises TextError if a lane would be shorter
-    than one segment and its targets.
+    The last tokens, fewer than `batch`, are left out. So is, while training, the end of a lane that does not
+    fill a segment. The result is a view, so a memory-mapped stream stays on disk. Raises TextError if a lane
+    would be shorter than one segment and its targets.
     """
     length = len(tokens) // batch
     if length < segment + 1:
@@ -89,7 +89,8 @@ def _refuse_other_kinds(path: Path) -> None:
         )
     if kind is not None:
         raise TextError(
-            f"--text is {path}, which is a {kind} file; unpack it and give the text, or prepare a public corpus with "
+            f"--text is {path}, which is a {kind} file; unpack it and give the text, or prepare a public "
+            "corpus with "
             f"`xl-export prepare NAME --from {path} --out DATASET` and give --data DATASET."
         )
 

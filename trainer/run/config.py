@@ -47,23 +47,27 @@ class TrainConfig:
     """One training run.
 
     vocab: tokens are bytes, characters or words (of at least `min_count` occurrences).
-    text: path of a text file; null for the built-in corpus. data: folder of a prepared dataset, which
-    brings its own vocabulary; null for none. corpus: the public corpus that the recipe is for, of which `data` must then
-    be, unless `text` is given; null for any. batch: lanes (B), each a contiguous part of the text.
+    text: path of a text file; null for the built-in corpus. data: folder of a prepared dataset, which brings
+    its own vocabulary; null for none. corpus: the public corpus that the recipe is for, of which `data` must
+    then be, unless `text` is given; null for any. batch: lanes (B), each a contiguous part of the text.
     training, evaluation: memory rules while training and for every score afterwards. mem_len_schedule,
-    segment_schedule: [step, value] pairs in ascending order; from that step on `training` has this mem_len or segment.
+    segment_schedule: [step, value] pairs in ascending order; from that step on `training` has this mem_len or
+    segment.
 
-    optimizer: see `trainer.training.optimizer`. learning_rate rises linearly over `warmup_steps`, then follows `schedule`, never below
-    min_learning_rate: `cosine` falls to it at `steps`; `constant`; `inverse-sqrt` falls by 1/√step; `plateau` is multiplied by
-    plateau_decay when more than plateau_patience validations in a row were no better than the best. clip: largest gradient
-    norm, of all parameters (adam) or of each tensor (adagrad).
-    accumulate: a step computes its lanes in that many parts, one after the other, and adds up their gradients.
+    optimizer: see `trainer.training.optimizer`. learning_rate rises linearly over `warmup_steps`, then
+    follows `schedule`, never below
+    min_learning_rate: `cosine` falls to it at `steps`; `constant`; `inverse-sqrt` falls by 1/√step; `plateau`
+    is multiplied by plateau_decay when more than plateau_patience validations in a row were no better than
+    the best. clip: largest gradient norm, of all parameters (adam) or of each tensor (adagrad).
+    accumulate: a step computes its lanes in that many parts, one after the other, and adds up their
+    gradients.
     autocast: precision of the forward and backward pass; fp16 scales the loss. Weights and memory stay fp32.
     averaging: the mean of the weights is what is validated and exported; null for none.
     patience: training ends when this many validations in a row were no better than the best; 0 for never.
 
-    device: what trains; several processes (`torchrun`) take one GPU each, or share the CPU. threads: CPU threads, 0 for
-    PyTorch's choice. tensorboard: metrics also as TensorBoard events, in the run's `tensorboard` folder.
+    device: what trains; several processes (`torchrun`) take one GPU each, or share the CPU. threads: CPU
+    threads, 0 for PyTorch's choice. tensorboard: metrics also as TensorBoard events, in the run's
+    `tensorboard` folder.
     """
 
     model: ModelConfig

@@ -1,4 +1,4 @@
-"""The record of a run: `metrics.jsonl`, and the same as TensorBoard events where they are wanted."""
+"""The record of a run: `metrics.jsonl`, and TensorBoard events with the same content on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ EVENTS = "tensorboard"  # folder in the run
 
 
 class Journal:
-    """Appends to the record of `run`. step: that of the checkpoint that training goes on from; later lines are dropped."""
+    """Appends to the record of `run`.
+
+    step: the step of the checkpoint from which training continues. Lines of later steps are removed.
+    """
 
     def __init__(self, run: Path, *, step: int, tensorboard: bool) -> None:
         self.path = run / METRICS
@@ -22,7 +25,7 @@ class Journal:
         self.events = _summary_writer()(run / EVENTS, purge_step=step + 1) if tensorboard else None
 
     def write(self, step: int, **facts: Any) -> None:
-        """One line."""
+        """Appends one line with these facts, which become events too."""
         with writing(self.path), open(self.path, "a", encoding="utf-8") as stream:
             stream.write(json.dumps({"step": step, **facts}) + "\n")
         if self.events is not None:
@@ -30,12 +33,13 @@ class Journal:
                 self.events.add_scalar(name, value, step)
 
     def close(self) -> None:
+        """Writes the last events."""
         if self.events is not None:
             self.events.close()
 
 
 def check_tensorboard(wanted: bool) -> None:
-    """Raises MissingPackageError where TensorBoard is wanted and not installed."""
+    """Raises MissingPackageError if TensorBoard is wanted and not installed."""
     if wanted:
         _summary_writer()
 
@@ -47,7 +51,7 @@ def _summary_writer() -> Any:
 
 
 def _trim(path: Path, step: int) -> None:
-    """Drops what was logged after the checkpoint, and a line that a kill cut short."""
+    """Removes the lines that were written after the checkpoint, and a line that a kill cut short."""
     kept = []
     for line in read_bytes(path).decode("utf-8", errors="replace").splitlines() if path.is_file() else []:
         try:

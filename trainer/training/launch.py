@@ -1,7 +1,8 @@
 """Starts the processes of one training run on this machine, so that nobody has to call `torchrun` by hand.
 
-The launcher is PyTorch's own (`torch.distributed.run`, standalone). This module adds what a user sees of it: one sentence
-for a mistake that several processes find, the right exit code for a signal, and a share of the CPU for every process.
+The launcher is PyTorch's own (`torch.distributed.run`, standalone). This module adds what a user sees of it:
+one sentence for a mistake that several processes find, the right exit code for a signal, and a share of the
+CPU for every process.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def refuse_outer_launcher() -> None:
     """Raises UserError where `torchrun` started this process, which may not start processes itself."""
     if "WORLD_SIZE" in os.environ:
         raise UserError(
-            "--processes was given to a process that torchrun had started (WORLD_SIZE is set); leave out --processes, "
+            "--processes was given to a process that torchrun had started (WORLD_SIZE is set); leave out "
+            "--processes, "
             "or run xl-export without torchrun."
         )
 
@@ -45,9 +47,9 @@ def refuse_too_many(processes: int, *, batch: int) -> None:
 def launch(command: Sequence[str], processes: int) -> None:
     """Runs `command` in `processes` processes on this machine and returns when all have succeeded.
 
-    Each process gets an equal share of the available CPU threads, unless OMP_NUM_THREADS is set already. Raises UserError
-    with the sentence of the process that failed, KeyboardInterrupt when SIGINT ended the processes, and SystemExit with
-    128 + the signal's number for another signal.
+    Each process gets an equal share of the available CPU threads, unless OMP_NUM_THREADS is set already.
+    Raises UserError with the sentence of the process that failed, KeyboardInterrupt when SIGINT ended the
+    processes, and SystemExit with 128 + the signal's number for another signal.
     """
     # Imported here: the launched processes import this module as well, and they do not need the launcher.
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -59,7 +61,7 @@ def launch(command: Sequence[str], processes: int) -> None:
         os.environ[REPORTS] = reports
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cpus() // processes)))
         try:
-            run(parse_args([*options, *command]))
+            run(parse_args([*options, *command]))  # type: ignore[no-untyped-call]
         except SignalException as error:
             # The launcher has passed the signal on to every process and has waited for them.
             if error.sigval == signal.SIGINT:
@@ -69,19 +71,20 @@ def launch(command: Sequence[str], processes: int) -> None:
             sentences = [path.read_text("utf-8") for path in sorted(Path(reports).iterdir())]
             if sentences:
                 raise UserError(sentences[0]) from None
-            failure = error.failures[min(error.failures, key=lambda rank: error.failures[rank].timestamp)]
+            failure = min(error.failures.values(), key=lambda failed: failed.timestamp)
             if failure.exitcode == 2:  # it has said on standard error why it ended
                 raise SystemExit(2) from None
             name = _name(failure.exitcode)
             raise UserError(
-                f"process {failure.local_rank + 1} of {processes} was ended by {name}; the last checkpoint is kept: "
+                f"process {failure.local_rank + 1} of {processes} was ended by {name}; the last checkpoint "
+                "is kept: "
                 "continue with `xl-export train --resume RUN`, on any number of processes."
             ) from None
 
 
 @contextmanager
 def reporting() -> Iterator[None]:
-    """In a launched process, the block's UserError goes to the launcher, which shows one sentence for all processes.
+    """Sends the UserError of the block to the launcher, which shows one sentence for all processes.
 
     In a process that was not launched by `launch`, the block runs as it is.
     """
@@ -89,7 +92,8 @@ def reporting() -> Iterator[None]:
     if folder is None:
         yield
         return
-    # The launched command starts with SIGINT's default action; from here on Ctrl-C is an exception that cleans up.
+    # The launched command starts with SIGINT's default action; from here on Ctrl-C is an exception that
+    # cleans up.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -117,7 +121,7 @@ def _name(exit_code: int) -> str:
 
 @contextmanager
 def _surroundings_kept() -> Iterator[None]:
-    """Puts back the environment, the signal handlers and the logging that the launcher changes for the whole process."""
+    """Restores the environment, the signal handlers and the logging, which the launcher changes."""
     environment = dict(os.environ)
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     disabled = logging.root.manager.disable

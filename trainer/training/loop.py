@@ -1,8 +1,9 @@
-"""Training with segment recurrence: from a text to a run. A run that was killed resumes from its last checkpoint.
+"""Training with segment recurrence: from a text to a run, which can be resumed from its last checkpoint.
 
-The training text is cut into B lanes, contiguous parts of equal length. A step reads the next T tokens of every lane, and
-the memory of a lane is carried from one segment to the next (Dai et al. 2019, section 3.2). At the end of the lanes the
-streams start again at position 0. Under several processes each one has its share of the lanes, and the first one writes.
+The training text is cut into B lanes, contiguous parts of equal length. A step reads the next T tokens of
+every lane, and the memory of a lane is carried from one segment to the next (Dai et al. 2019, section 3.2).
+At the end of the lanes the streams start again at position 0. Under several processes each one has its share
+of the lanes, and the first one writes.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ __all__ = ["METRICS", "TEST", "config_of", "resume", "train"]
 def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress: bool = True) -> Path:
     """The folder of a new run, trained as the configuration says.
 
-    The folder appears as a whole, with its held-out texts and a checkpoint of step 0. Raises UserError if `out` exists
-    (`force` replaces an earlier run), if the text does not fit the configuration, or if the loss is not finite.
+    The folder appears as a whole, with its held-out texts and a checkpoint of step 0. Raises UserError if
+    `out` exists (`force` replaces an earlier run), if the text does not fit the configuration, or if the loss
+    is not finite.
     """
     out = Path(out)
     check_tensorboard(config.tensorboard)
@@ -48,8 +50,9 @@ def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress
 def resume(run: Path | str, *, progress: bool = True) -> Path:
     """The folder of a run that was continued from its last checkpoint.
 
-    On the CPU, with as many threads and processes as before, every bit is as if training had never stopped. With another
-    number of processes the losses are the same up to rounding, and dropout draws other random numbers.
+    On the CPU, with as many threads and processes as before, every bit is as if training had never stopped.
+    With another number of processes the losses are the same up to rounding, and dropout draws other random
+    numbers.
     """
     run = Path(run)
     config = config_of(run)
@@ -63,7 +66,8 @@ def config_of(run: Path) -> TrainConfig:
     """The configuration of a run that can be resumed; raises ArtefactError for any other folder."""
     if not (run / STATE).is_file():
         raise ArtefactError(
-            f"{run} cannot be resumed, because it has no {STATE}; start a new run with `xl-export train --out RUN`."
+            f"{run} cannot be resumed, because it has no {STATE}; start a new run with `xl-export train "
+            "--out RUN`."
         )
     return from_json(TrainConfig, read_json(run / CONFIG), where=str(run / CONFIG))
 
@@ -82,7 +86,8 @@ def _start(config: TrainConfig, out: Path, ranks: Ranks, *, force: bool, progres
     # Processes on different machines may have been given different files, which would train without an error.
     ranks.agree("configurations or texts", f"{config} {source.digest}")
     training = Training.start(config, ranks)
-    # The memory of all lanes is collected by all processes together, so it happens before the first one writes alone.
+    # The memory of all lanes is collected by all processes together, so it happens before the first one
+    # writes alone.
     tensors = snapshot(training)
 
     def make_folder() -> None:
@@ -106,7 +111,8 @@ def _go_on(config: TrainConfig, run: Path, ranks: Ranks, *, progress: bool) -> N
     ranks.on_first(lambda: _mend(training, run))
     if training.finished and progress:
         print(
-            f"{run} is finished already, at step {training.step} of {config.steps}; there is nothing to continue"
+            f"{run} is finished already, at step {training.step} of {config.steps}; there is nothing to "
+            "continue"
         )
     _continue(training, run, source, progress=progress)
 
@@ -124,7 +130,8 @@ def _check_held_out(config: TrainConfig, held_out: np.ndarray) -> None:
     averaging = config.averaging is not None and config.averaging.patience is not None
     if len(held_out) < 2 and (config.schedule == "plateau" or config.patience or averaging):
         raise ConfigError(
-            f"the held-out text has {len(held_out)} token(s), and schedule plateau, patience and averaging.patience "
+            f"the held-out text has {len(held_out)} token(s), and schedule plateau, patience and "
+            "averaging.patience "
             "need a validation with at least 2; give a longer text, or another recipe."
         )
 
@@ -208,5 +215,6 @@ def _report(training: Training) -> str:
     assert leader is not None
     line = f"step {last.step}: validation {last.bits_per_token:.4f} bits/token ({training.config.evaluation})"
     if out_of_patience(training.validations, training.config.patience):
-        line += f"; no better than step {leader.step} for {training.config.patience} validations, so training ends"
+        patience = training.config.patience
+        line += f"; no better than step {leader.step} for {patience} validations, so training ends"
     return line

@@ -1,7 +1,7 @@
 """The state of the fp16 loss scale. This is the one place that names a private part of PyTorch.
 
-`GradScaler.state_dict()` is public, but one of its keys starts with an underscore: the number of steps since the scale
-changed. A run needs that number in order to resume with the same bits. Checked with PyTorch 2.13.
+`GradScaler.state_dict()` is public, but one of its keys starts with an underscore: the number of steps since
+the scale changed. A run needs that number in order to resume with the same bits. Checked with PyTorch 2.13.
 """
 
 from __future__ import annotations

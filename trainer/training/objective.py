@@ -1,4 +1,4 @@
-"""What training descends: likelihood of the next token, and what the papers and their baselines add to it."""
+"""The training objective: likelihood of the next token, and the terms that the papers add to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from trainer.model.vocabulary import at_least_fp32
 
 @dataclass(frozen=True)
 class Loss:
-    """objective: the scalar that training descends, penalties included. nats: mean negative log-likelihood of a token."""
+    """The loss of one segment.
+
+    objective: the scalar that training minimises, with all penalties. nats: mean negative log-likelihood of a token.
+    """
 
     objective: Tensor
     nats: Tensor
@@ -30,10 +33,11 @@ def segment_loss(
     *,
     progress: float,
 ) -> tuple[Loss, list[Tensor]]:
-    """What one segment costs, and the memory after it.
+    """The loss of one segment, and the memory after it.
 
     targets int64 [B, T]: the token after each; progress: share of the training done, 0 to 1, which ends the
-    losses of intermediate layers one by one (Al-Rfou et al. 2018, section 3.2). Other arguments: `LanguageModel.layers`.
+    losses of intermediate layers one by one (Al-Rfou et al. 2018, section 3.2). Other arguments:
+    `LanguageModel.layers`.
     """
     config = model.config
     outputs, after = model.layers(tokens, memory, positions, rule)

@@ -1,8 +1,9 @@
-"""Adam and Adagrad, each with its own way of clipping.
+"""The optimisers Adam and Adagrad. Each clips gradients in its own way.
 
-`adam` scales the whole gradient down to the norm `clip`. `adagrad` is that of Sukhbaatar et al. (2019, the public code of
-adaptive-span): the squared gradients are summed unclipped, and the *step* of a tensor is scaled by clip / norm where the norm
-of its gradient is larger. That equals torch.optim.Adagrad with a learning rate of its own for each tensor, as here.
+`adam` scales the whole gradient down to the norm `clip`. `adagrad` is that of Sukhbaatar et al. (2019, the
+public code of adaptive-span): the squared gradients are summed unclipped, and the *step* of a tensor is
+scaled by clip / norm where the norm of its gradient is larger. That equals torch.optim.Adagrad with a
+learning rate of its own for each tensor, as here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from trainer.run.config import TrainConfig
 
 
 def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimiser that the configuration names, its whole state there from the beginning: a checkpoint needs it at step 0."""
+    """The optimiser of the configuration. Its state is complete from the start, for the checkpoint of step 0."""
     if config.optimizer == "adagrad":
         return torch.optim.Adagrad(
             [{"params": [parameter]} for parameter in model.parameters()], lr=config.learning_rate

@@ -1,6 +1,7 @@
-"""Several processes that train one model, started by `torchrun`: who this one is, its device, and what they exchange.
+"""Several processes that train one model: the rank and the device of this one, and what they exchange.
 
-Everything here is torch.distributed: gloo on the CPU, NCCL on GPUs. A process that was started alone is the first of one.
+Everything here is torch.distributed: gloo on the CPU, NCCL on GPUs. A process that was started alone is the
+first of one.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from torch.nn.parallel import DistributedDataParallel
 from runtimes.base.errors import ConfigError, UserError
 from runtimes.base.machine import memory_bytes
 
-# How long one process waits for another: longer than a validation, which the first one makes while the others wait.
+# How long one process waits for another: longer than a validation, which the first one makes while the others
+# wait.
 TIMEOUT = timedelta(minutes=30)
-# Seconds for gloo's threads to let go of the last tensors. DistributedDataParallel keeps them alive (PyTorch 2.13), and one that
-# does so while Python ends aborts a process that was done: about 2 in 100 runs on a busy machine.
+# Seconds for gloo's threads to let go of the last tensors. DistributedDataParallel keeps them alive (PyTorch
+# 2.13), and one that does so while Python ends aborts a process that was done: about 2 in 100 runs on a busy
+# machine.
 SETTLE = 0.5
 KEPT = "the last checkpoint is kept: continue with `xl-export train --resume RUN`, on any number of processes"
 
@@ -55,17 +58,18 @@ class Ranks:
         return self.rank == 0
 
     def lanes(self, batch: int, parts: int) -> int:
-        """How many of the batch's lanes each process has; raises ConfigError where they cannot be shared out in `parts` parts."""
+        """Number of lanes of each process; raises ConfigError if they cannot be divided into `parts` parts."""
         if batch % (self.count * parts):
             accumulated = f" and accumulate {parts}" if parts > 1 else ""
             raise ConfigError(
-                f"batch is {batch} with {self.count} processes{accumulated}; expected a multiple of {self.count * parts}: "
+                f"batch is {batch} with {self.count} processes{accumulated}; expected a multiple of "
+                f"{self.count * parts}: "
                 "every part of the batch gets as many lanes as the others."
             )
         return batch // self.count
 
     def share(self, rows: Rows) -> Rows:
-        """This process's own contiguous part of the rows of all."""
+        """The contiguous part of all rows that belongs to this process."""
         own = len(rows) // self.count
         return rows[self.rank * own : (self.rank + 1) * own]
 
@@ -89,7 +93,7 @@ class Ranks:
         return torch.cat(parts).to(rows.device)
 
     def on_first(self, work: Callable[[], Answer]) -> Answer:
-        """What `work` returns on the first process, on all of them; its UserError ends them all."""
+        """What `work` returns on the first process, sent to all; its UserError ends all of them."""
         if self.count == 1:
             return work()
         outcome: list[Any] = [None, None]
@@ -104,13 +108,13 @@ class Ranks:
         return outcome[0]  # type: ignore[no-any-return]
 
     def refuse(self, error: UserError) -> NoReturn:
-        """Raises on the first process an error that all of them have found; the others end quietly with its exit code."""
+        """Raises on the first process an error that all have found; the others end with its exit code."""
         if self.is_first:
             raise error
         raise SystemExit(2) from error
 
     def agree(self, what: str, value: str) -> None:
-        """Raises ConfigError where processes were started with different things."""
+        """Raises ConfigError if the processes have different values."""
         values: list[Any] = [None] * self.count
         if self.count > 1:
             dist.all_gather_object(values, value)
@@ -122,7 +126,7 @@ class Ranks:
                 )
 
     def memory_bytes(self) -> int:
-        """Memory of the device."""
+        """Memory of the device in bytes."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_properties(self.device).total_memory
         return memory_bytes()
@@ -132,7 +136,7 @@ ALONE = Ranks()
 
 
 def unexchanged(module: nn.Module) -> AbstractContextManager[None]:
-    """Backward passes of a wrapped module in this block keep their gradients; the first one after it exchanges the sum."""
+    """A block in which processes do not exchange gradients; the first backward pass after it exchanges the sum."""
     return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
 
@@ -140,14 +144,16 @@ def unexchanged(module: nn.Module) -> AbstractContextManager[None]:
 def joined(device: str) -> Iterator[Ranks]:
     """This process among those that `torchrun` started, until the block ends.
 
-    device: `cpu` or `cuda`. Raises ConfigError for a GPU that is not there, and UserError where another process is lost, which
-    a closed connection shows at once, torchrun's own SIGTERM within a second, and TIMEOUT at the latest.
+    device: `cpu` or `cuda`. Raises ConfigError for a GPU that is not there, and UserError where another
+    process is lost, which a closed connection shows at once, torchrun's own SIGTERM within a second, and
+    TIMEOUT at the latest.
     """
     count, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     if device == "cuda":
         if torch.cuda.device_count() <= local:
             raise ConfigError(
-                f"device is cuda and PyTorch sees {torch.cuda.device_count()} GPUs for process {local + 1} of this machine; "
+                f"device is cuda and PyTorch sees {torch.cuda.device_count()} GPUs for process {local + 1} "
+                "of this machine; "
                 "give --device cpu, install a CUDA build of PyTorch, or start fewer processes."
             )
         torch.cuda.set_device(local)
@@ -173,7 +179,8 @@ def joined(device: str) -> Iterator[Ranks]:
 
 def _told_to_end(*_: object) -> None:
     raise LostError(
-        f"this process was told to end (SIGTERM), as torchrun does when another one of the run was lost; {KEPT}."
+        "this process was told to end (SIGTERM), as torchrun does when another one of the run was lost; "
+        f"{KEPT}."
     )
 
 

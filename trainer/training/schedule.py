@@ -1,4 +1,4 @@
-"""What changes as training goes on: the learning rate, and the lengths of memory and segment."""
+"""What a schedule changes during training: the learning rate, and the lengths of memory and segment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.run.config import Schedule, TrainConfig
 
 
 def learning_rate(config: TrainConfig, step: int, *, decays: int = 0) -> float:
-    """The rate of step 0, 1, …, steps - 1. decays: how often a plateau has been reached (`trainer.training.validation.decays`)."""
+    """The learning rate of a step from 0 to steps - 1. decays: number of plateaus so far (see `validation.decays`)."""
     highest, lowest = config.learning_rate, config.min_learning_rate
     if step < config.warmup_steps:
         return highest * (step + 1) / config.warmup_steps
@@ -25,7 +25,7 @@ def learning_rate(config: TrainConfig, step: int, *, decays: int = 0) -> float:
 
 
 def training_rule(config: TrainConfig, step: int) -> MemoryRule:
-    """The memory rule of step 0, 1, …, with the lengths that the schedules have reached."""
+    """The memory rule of a step, with the lengths that the schedules have reached."""
     rule = config.training
     M, T = (
         _reached(config.mem_len_schedule, step, rule.mem_len),

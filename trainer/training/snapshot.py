@@ -1,8 +1,9 @@
-"""The checkpoint that training resumes from: the whole state of `Training`, in one file that appears atomically.
+"""The checkpoint from which training resumes: the whole state of `Training` in one file.
 
-`training.safetensors` holds the weights, the optimiser's state, the average, the memory of every lane and the random
-state of every process. Its metadata holds `Facts`. This file is written first. If the weights are the best so far,
-`model.safetensors` is written after it. A kill between the two is repaired when the run is resumed.
+`training.safetensors` holds the weights, the optimiser's state, the average, the memory of every lane and the
+random state of every process. Its metadata holds `Facts`. This file is written first. If the weights are the
+best so far, `model.safetensors` is written after it. A kill between the two is repaired when the run is
+resumed.
 
 A function that is called collective must be called by all processes of the run at the same time.
 """
@@ -64,7 +65,7 @@ def snapshot(training: Training) -> dict[str, Tensor]:
 
 
 def facts_of(training: Training, text: str) -> Facts:
-    """The rest of the state, which is the same on every process. text: hashes of the texts that the run reads."""
+    """The rest of the state, equal on every process. text: hashes of the texts that the run reads."""
     scale, scale_steps = loss_scale(training.scaler)
     return Facts(
         text=text,
@@ -80,14 +81,14 @@ def facts_of(training: Training, text: str) -> Facts:
 
 
 def write(training: Training, tensors: dict[str, Tensor], folder: Path, text: str) -> None:
-    """Writes the tensors of `snapshot(training)` for resuming, and then the weights for export if they are the best."""
+    """Writes the tensors of `snapshot(training)`, and then the weights for export if they are the best."""
     save_tensors(folder / STATE, tensors, {"facts": json.dumps(to_json(facts_of(training, text)))})
     if training.is_best:
         _write_model(training, folder)
 
 
 def save(training: Training, folder: Path, text: str) -> None:
-    """Takes a snapshot, which the first process writes. Collective. Raises UserError for a state that is not finite."""
+    """Writes a snapshot, on the first process. Collective. Raises UserError for a state that is not finite."""
     tensors = snapshot(training)
     if broken := _not_finite(tensors):
         refuse_infinite(*broken, training.step, training.ranks)
@@ -97,9 +98,9 @@ def save(training: Training, folder: Path, text: str) -> None:
 def restore(training: Training, run: Path, text: str) -> None:
     """Brings a new `Training` to the last checkpoint of `run`.
 
-    text: hashes of the texts that this process has read. They must be those of the checkpoint. Every process takes its
-    share of the lanes' memory, so there may be more or fewer processes than before. Raises ArtefactError for a file
-    that is damaged or belongs to another model, and ConfigError for another text.
+    text: hashes of the texts that this process has read. They must be those of the checkpoint. Every process
+    takes its share of the lanes' memory, so there may be more or fewer processes than before. Raises
+    ArtefactError for a file that is damaged or belongs to another model, and ConfigError for another text.
     """
     path, config, ranks = run / STATE, training.config, training.ranks
     facts = _read_facts(path, config.steps)
@@ -112,8 +113,8 @@ def restore(training: Training, run: Path, text: str) -> None:
     training.step, training.at, training.position = facts.step, facts.at, facts.position
     training.validations = list(facts.validations)
     shared = _shared(training)
-    # The file holds the memory of all lanes and one random state for each process that there was. Only their shapes are
-    # needed to check it, so they are made on the device `meta`, which takes no memory.
+    # The file holds the memory of all lanes and one random state for each process that there was. Only their
+    # shapes are needed to check it, so they are made on the device `meta`, which takes no memory.
     with torch.device("meta"):
         whole = training.model.start(config.batch, training.rule)
         lanes = {f"memory.{layer}": torch.empty(tensor.shape) for layer, tensor in enumerate(whole)}
@@ -122,7 +123,8 @@ def restore(training: Training, run: Path, text: str) -> None:
     saved, _ = load_tensors(path, expected=shared | lanes | {"random": random})
     if broken := _not_finite(saved):
         raise ArtefactError(
-            f"{path} cannot be used, because {broken[0]} holds {broken[1]}; start a new run with a lower learning_rate."
+            f"{path} cannot be used, because {broken[0]} holds {broken[1]}; start a new run with a lower "
+            "learning_rate."
         )
     # The optimiser and the average hold on to their tensors, so the values are copied into them.
     for name, tensor in shared.items():
@@ -133,7 +135,8 @@ def restore(training: Training, run: Path, text: str) -> None:
         training.average.n_averaged.fill_(facts.averaged)
     set_loss_scale(training.scaler, facts.scale, facts.scale_steps)
     if ranks.rank < facts.ranks:
-        # A row of the tensor shares the storage of all rows, and PyTorch would read the storage from its start: `clone`.
+        # A row of the tensor shares the storage of all rows, and PyTorch would read the storage from its
+        # start: `clone`.
         _set_random_state(ranks.device, saved["random"][ranks.rank].clone(), path)
     else:
         # There was no such process before. It gets a state of its own, that no process has had at this step.
@@ -147,7 +150,8 @@ def mend(training: Training, run: Path) -> None:
         _write_model(training, run)
     elif leader is not None and load_metadata(run / MODEL).get("step") != str(leader.step):
         raise ArtefactError(
-            f"{run / MODEL} does not hold the weights of step {leader.step}, the best of this run; copy the run again."
+            f"{run / MODEL} does not hold the weights of step {leader.step}, the best of this run; copy the "
+            "run again."
         )
 
 
@@ -207,5 +211,6 @@ def _set_random_state(device: torch.device, state: Tensor, path: Path) -> None:
         torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)
     except RuntimeError as error:
         raise ArtefactError(
-            f"{path} holds a random state that PyTorch does not accept ({first_line(error)}); start a new run."
+            f"{path} holds a random state that PyTorch does not accept ({first_line(error)}); start a new "
+            "run."
         ) from error

@@ -24,8 +24,8 @@ from trainer.training.schedule import learning_rate, training_rule
 from trainer.training.validation import Validation, average_start, best, decays, out_of_patience
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# The fp16 loss is scaled so that its gradients fit the range of fp16. With a scale below this one, a gradient that is not
-# finite is not a matter of range any more: training has diverged.
+# The fp16 loss is scaled so that its gradients fit the range of fp16. With a scale below this one, a gradient
+# that is not finite is not a matter of range any more: training has diverged.
 SMALLEST_SCALE = 1.0
 
 
@@ -45,8 +45,10 @@ class Objective(nn.Module):
 class Training:
     """The state of one process.
 
-    memories: the memory of this process's lanes, for each of the `accumulate` parts that are computed one after another.
-    step: number of steps done. at: index in the lanes where the next segment begins. position: its stream position.
+    memories: the memory of this process's lanes, for each of the `accumulate` parts that are computed one
+    after another.
+    step: number of steps done. at: index in the lanes where the next segment begins. position: its stream
+    position.
     """
 
     config: TrainConfig
@@ -74,7 +76,8 @@ class Training:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
         model = LanguageModel(config.model).train().to(device)
-        # Until here every process draws the same numbers, so the weights are equal. Dropout must differ from now on.
+        # Until here every process draws the same numbers, so the weights are equal. Dropout must differ from
+        # now on.
         if ranks.rank:
             torch.manual_seed(config.seed + ranks.rank)
         rule = training_rule(config, 0)
@@ -123,8 +126,9 @@ class Training:
         tokens_BN: the lanes of all processes. The loss is that of the weights before the step.
         """
         T = self.rule.segment
-        # A segment needs one token more than its length, as the last target. If the lanes are too short for another one,
-        # the streams start again. The mask hides memory from before position 0, so nothing has to be cleared.
+        # A segment needs one token more than its length, as the last target. If the lanes are too short for
+        # another one, the streams start again. The mask hides memory from before position 0, so nothing has
+        # to be cleared.
         if self.at + T >= tokens_BN.shape[1]:
             self.at = self.position = 0
         pieces = self.ranks.share(tokens_BN)[:, self.at : self.at + T + 1].astype(np.int64)
@@ -144,11 +148,12 @@ class Training:
         return nats
 
     def _backward(self, part: int, piece: Tensor) -> Tensor:
-        """Objective and nats [2] of one part of the lanes, after its gradient was added to the parameters' gradients."""
+        """Objective and nats [2] of one part of the lanes, whose gradient is added to the parameters."""
         last, device = part == self.config.accumulate - 1, self.ranks.device
         positions = torch.full((len(piece),), self.position, device=device)
         dtype = AUTOCAST.get(self.config.autocast)
-        # Processes exchange gradients once per step: in the backward pass of the last part, when the sum is complete.
+        # Processes exchange gradients once per step: in the backward pass of the last part, when the sum is
+        # complete.
         with nullcontext() if last else unexchanged(self.objective):
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 objective, nats, memory = self.objective(
@@ -185,7 +190,8 @@ class Training:
             self.memories = [
                 [F.pad(tensor, (0, 0, after - before, 0)) for tensor in memory] for memory in self.memories
             ]
-        # The mask shows `position` tokens of memory at most. With a position of `before`, the empty slots stay hidden.
+        # The mask shows `position` tokens of memory at most. With a position of `before`, the empty slots
+        # stay hidden.
         if after > before:
             self.position = min(self.position, before)
 

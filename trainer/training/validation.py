@@ -1,7 +1,8 @@
 """Scores of the held-out text, and what training decides from their history.
 
-The decisions are: which weights are the best, when the learning rate decays, when averaging begins, when training ends.
-Only the history is stored. Every decision is computed from it, so a resumed run decides as the first one did.
+The decisions are: which weights are the best, when the learning rate decays, when averaging begins, when
+training ends. Only the history is stored. Every decision is computed from it, so a resumed run decides as the
+first one did.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ def validate(model: nn.Module, config: TrainConfig, vocab: Vocab, tokens: np.nda
 
 
 def best(history: Sequence[Validation]) -> Validation | None:
-    """The validation with the lowest score, or None if there is no validation. Of equal ones it is the first."""
+    """The first validation with the lowest score, or None if there is no validation."""
     return min(history, key=lambda validation: validation.bits_per_token, default=None)
 
 
 def out_of_patience(history: Sequence[Validation], patience: int) -> bool:
-    """Whether the last `patience` validations were no better than the best before them. 0 means endless patience."""
+    """Whether the last `patience` validations brought no better score. A patience of 0 never ends."""
     leader = best(history)
     return leader is not None and 0 < patience <= len(history) - 1 - history.index(leader)
 
@@ -53,7 +54,8 @@ def out_of_patience(history: Sequence[Validation], patience: int) -> bool:
 def decays(history: Sequence[Validation], patience: int) -> int:
     """How often the learning rate has decayed.
 
-    It decays when more than `patience` validations in a row were no better than the best; then the count starts again.
+    It decays when more than `patience` validations in a row were no better than the best; then the count
+    starts again.
     """
     count, waited, lowest = 0, 0, float("inf")
     for validation in history:
@@ -78,8 +80,8 @@ def average_start(averaging: Averaging, history: Sequence[Validation]) -> int | 
 def concern(history: Sequence[Validation], *, vocab_size: int) -> str | None:
     """One sentence on why a finished run may be of no use, or None.
 
-    A model that has learned anything scores better than one that gives every token the same probability, which costs
-    log2(vocab_size) bits per token.
+    A model that has learned anything scores better than one that gives every token the same probability,
+    which costs log2(vocab_size) bits per token.
     """
     leader = best(history)
     if leader is None:
@@ -91,7 +93,8 @@ def concern(history: Sequence[Validation], *, vocab_size: int) -> str | None:
     if leader.bits_per_token <= uniform or vocab_size == 1:
         return None
     return (
-        f"the best validation of this run is {leader.bits_per_token:.4g} bits/token, worse than the {uniform:.4g} of a "
+        f"the best validation of this run is {leader.bits_per_token:.4g} bits/token, worse than the "
+        f"{uniform:.4g} of a "
         "model that gives every token the same probability; train longer, or with a lower learning_rate."
     )
 

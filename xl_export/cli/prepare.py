@@ -20,8 +20,8 @@ from trainer.run.choices import CORPUS_NAMES, SHORT_NAMES
     "source",
     required=True,
     type=click.Path(path_type=Path),
-    help="Read the corpus from this archive (zip, tar, tar.gz, tar.bz2 or tar.xz), folder, or single file (also "
-    "compressed with gzip, bz2 or xz).",
+    help="Read the corpus from this archive (zip, tar, tar.gz, tar.bz2 or tar.xz), folder or single file. "
+    "A single file may be compressed with gzip, bz2 or xz.",
 )
 @click.option(
     "--out", required=True, type=click.Path(path_type=Path), help="Write the dataset to this folder."
@@ -40,7 +40,8 @@ def prepare_command(
 ) -> None:
     """Prepare a public corpus as a dataset for training.
 
-    A dataset is a folder with memory-mapped token ids, cut into the usual three parts, and the usual vocabulary.
+    A dataset is a folder with memory-mapped token ids, cut into the usual three parts, and the usual
+    vocabulary.
 
     \b
     enwik8            90, 5 and 5 million bytes; a newline is a token too
@@ -50,8 +51,8 @@ def prepare_command(
                       held-out shard 0 is the test part, shard 1 is for validation
     penn-treebank     10,000 words; ptb.train.txt, ptb.valid.txt and ptb.test.txt
 
-    The names wt103, lm1b and ptb are short forms of the last three. All files are compared with the published sizes
-    and hashes before they are used.
+    The names wt103, lm1b and ptb are short forms of the last three. All files are compared with the published
+    sizes and hashes before they are used.
     """
     name = SHORT_NAMES.get(name, name)
     with needs("train", "tqdm"):
@@ -62,7 +63,8 @@ def prepare_command(
     refuse_existing(out, force=force, marker=DATA, sources=[source])
     if not source.exists() and not fetch:
         raise UserError(
-            f"{source} does not exist; give the archive, folder or file of {name}, or download it to there with "
+            f"{source} does not exist; give the archive, folder or file of {name}, or download it to there "
+            "with "
             "--download."
         )
     if not source.exists():

@@ -17,11 +17,13 @@ from trainer.run.choices import VOCAB_KINDS
 from xl_export.cli.options import PACKAGES, force_option
 
 PATH = click.Path(path_type=Path)
-# A launched process starts like this. Python puts the working folder first on the module path, where a file of the user
-# may have the name of one of our packages; it is removed, and the folder that holds these packages is added instead.
-# Until the command is ready to clean up after Ctrl-C, Ctrl-C ends the process without a traceback.
+# A launched process starts like this. Python puts the working folder first on the module path, where a file
+# of the user may have the name of one of our packages; it is removed, and the folder that holds these
+# packages is added instead. Until the command is ready to clean up after Ctrl-C, Ctrl-C ends the process
+# without a traceback.
 LAUNCHED = (
-    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); sys.path[:] = [p for p in sys.path if p]; "
+    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); sys.path[:] = [p for p in sys.path "
+    "if p]; "
     "sys.path.append(sys.argv.pop(1)); from xl_export.cli.main import main; main(prog_name='xl-export')"
 )
 
@@ -44,8 +46,8 @@ LAUNCHED = (
 @click.option(
     "--processes",
     type=int,
-    help="Train in this many processes on this machine. Each takes an equal share of the lanes, and of the CPU "
-    "threads or one GPU.",
+    help="Train in this many processes on this machine. Each process takes an equal share of the lanes, "
+    "and either one GPU or an equal share of the CPU threads.",
 )
 @click.option(
     "--tensorboard/--no-tensorboard",
@@ -64,12 +66,12 @@ def train_command(
 ) -> None:
     """Train a model, or continue to train one.
 
-    CONFIG is a JSON file or the name of a built-in configuration. The default is `demo`, and `--list` shows all of
-    them. Options replace what the configuration says.
+    CONFIG is a JSON file or the name of a built-in configuration. The default is `demo`, and `--list` shows
+    all of them. Options replace what the configuration says.
 
     The run is a folder with model.safetensors (the weights of the best validation), config.json, vocab.json,
-    metrics.jsonl and the held-out texts. A run that was stopped continues with --resume. It then ends with the same
-    bits as a run that was never stopped.
+    metrics.jsonl and the held-out texts. A run that was stopped continues with --resume. It then ends with
+    the same bits as a run that was never stopped.
     """
     if list_:
         with needs("train", *PACKAGES):
@@ -114,11 +116,13 @@ def _refuse_contradictions(
         )
     if resume_run and changes:
         raise UserError(
-            f"--resume continues a run as it was configured; leave out --{next(iter(changes))}, or start a new run."
+            f"--resume continues a run as it was configured; leave out --{next(iter(changes))}, or start a "
+            "new run."
         )
     if "data" in changes and "vocab" in changes:
         raise UserError(
-            f"--vocab is {changes['vocab']} and the dataset {changes['data']} has its own vocabulary; leave out "
+            f"--vocab is {changes['vocab']} and the dataset {changes['data']} has its own vocabulary; leave "
+            "out "
             "--vocab, or give a text file with --text."
         )
 

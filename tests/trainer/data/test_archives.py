@@ -1,4 +1,4 @@
-"""Files out of archives: whatever an archive promises, hides or lacks, the answer is the files or one sentence."""
+"""Files out of archives: every archive, also a hostile one, gives its files or one sentence."""
 
 from __future__ import annotations
 

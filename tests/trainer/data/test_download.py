@@ -112,7 +112,8 @@ def test_no_network_is_one_sentence_with_every_reason(
     published_at(monkeypatch, f"{closed}/enwik8.zip", serve({}) + "/gone")
     refused(
         tmp_path,
-        r"enwik8 could not be downloaded \(http://127\.0\.0\.1:1/enwik8\.zip: .*refused; http://.*/gone: Not Found\)",
+        r"enwik8 could not be downloaded \(http://127\.0\.0\.1:1/enwik8\.zip: .*refused; http://.*/gone: "
+        r"Not Found\)",
     )
 
 

@@ -32,7 +32,8 @@ PUBLISHED = {
     "adaptive-span-text8-large": 209, "al-rfou-enwik8-12l": 44, "al-rfou-text8-12l": 44, "al-rfou-enwik8-64l": 235,
     "al-rfou-text8-64l": 235,
 }  # fmt: skip
-# where this project's count is another one, as docs/results/papers.md explains: millions here, millions in the paper
+# where this project's count is another one, as docs/results/papers.md explains: millions here, millions in
+# the paper
 DEVIATIONS = {
     "wt103-large": (285.2, 257),
     "ptb": (26.4, 24),

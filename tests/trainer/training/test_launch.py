@@ -1,4 +1,4 @@
-"""`xl-export train --processes N`: the run of torchrun without torchrun, and one sentence for whatever ends it."""
+"""`xl-export train --processes N` trains the run of one process, and one sentence says what ended it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ from trainer.training.loop import train
 Make = Callable[..., TrainConfig]
 ROOT = Path(xl_export.__file__).parents[1]
 # As the installed command starts: the working folder is not on the module path.
-COMMAND = f"import sys; sys.path[0] = {str(ROOT)!r}; from xl_export.cli.main import main; main(prog_name='xl-export')"
+COMMAND = (
+    f"import sys; sys.path[0] = {str(ROOT)!r}; from xl_export.cli.main import main; "
+    "main(prog_name='xl-export')"
+)
 
 
 def started(*arguments: str | Path, folder: Path) -> subprocess.Popen[str]:
@@ -54,7 +57,7 @@ def wait_until_trained(process: subprocess.Popen[str], run: Path) -> None:
 
 
 def test_two_processes_train_the_run_of_one_and_share_the_cpu(make_config: Make, tmp_path: Path) -> None:
-    """A user's own files have the names of our packages, and the working folder must not be searched for them."""
+    """The working folder holds files with the names of our packages, which must not be imported."""
     config = make_config(steps=6, batch=8, validate_every=3, checkpoint_every=3, threads=0)
     write_json(tmp_path / "config.json", to_json(config))
     for name in ("trainer.py", "runtimes.py", "xl_export.py"):

@@ -1,4 +1,4 @@
-"""`xl-export prepare`: what it says, what it writes, and one sentence with exit code 2 for what it cannot use."""
+"""`xl-export prepare`: what it writes and says, and one sentence with exit code 2 for a mistake."""
 
 from __future__ import annotations
 
