@@ -28,7 +28,7 @@ class Source:
     """Everything that a run reads.
 
     name: the text or corpus, as people call it. tokens: ids for training, in lanes [B, N].
-    valid: held-out ids [N] for validation. files: content of the held-out files that the run keeps, by file name.
+    valid: held-out ids [N] for validation. files: the held-out files that the run keeps, content by name.
     """
 
     name: str
@@ -74,7 +74,7 @@ def load_source(config: TrainConfig) -> Source:
 
 
 def reload_source(config: TrainConfig, run: Path) -> Source:
-    """The text of a resumed run, in tokens of the vocabulary and with the held-out text that the run keeps."""
+    """The text of a resumed run, with the vocabulary and the held-out text that the run keeps."""
     vocab = matching_vocab(run, config)
     if config.data is not None:
         dataset = open_dataset(config.data)

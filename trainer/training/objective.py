@@ -16,7 +16,8 @@ from trainer.model.vocabulary import at_least_fp32
 class Loss:
     """The loss of one segment.
 
-    objective: the scalar that training minimises, with all penalties. nats: mean negative log-likelihood of a token.
+    objective: the scalar that training minimises, with all penalties.
+    nats: mean negative log-likelihood of a token.
     """
 
     objective: Tensor
@@ -35,9 +36,9 @@ def segment_loss(
 ) -> tuple[Loss, list[Tensor]]:
     """The loss of one segment, and the memory after it.
 
-    targets int64 [B, T]: the token after each; progress: share of the training done, 0 to 1, which ends the
-    losses of intermediate layers one by one (Al-Rfou et al. 2018, section 3.2). Other arguments:
-    `LanguageModel.layers`.
+    targets: int64 [B, T], the token after each. progress: share of the training that is done, 0 to 1. As it
+    grows, the losses of the intermediate layers end one by one (Al-Rfou et al. 2018, section 3.2). The other
+    arguments are those of `LanguageModel.layers`.
     """
     config = model.config
     outputs, after = model.layers(tokens, memory, positions, rule)

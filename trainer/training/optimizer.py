@@ -15,7 +15,7 @@ from trainer.run.config import TrainConfig
 
 
 def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimiser of the configuration. Its state is complete from the start, for the checkpoint of step 0."""
+    """The optimiser of the configuration. Its state is complete from the start: step 0 is saved."""
     if config.optimizer == "adagrad":
         return torch.optim.Adagrad(
             [{"params": [parameter]} for parameter in model.parameters()], lr=config.learning_rate

@@ -58,13 +58,12 @@ class Ranks:
         return self.rank == 0
 
     def lanes(self, batch: int, parts: int) -> int:
-        """Number of lanes of each process; raises ConfigError if they cannot be divided into `parts` parts."""
+        """Number of lanes of each process; raises ConfigError if `parts` does not divide them."""
         if batch % (self.count * parts):
             accumulated = f" and accumulate {parts}" if parts > 1 else ""
             raise ConfigError(
                 f"batch is {batch} with {self.count} processes{accumulated}; expected a multiple of "
-                f"{self.count * parts}: "
-                "every part of the batch gets as many lanes as the others."
+                f"{self.count * parts}, because every part of the batch has equally many lanes."
             )
         return batch // self.count
 
@@ -136,7 +135,7 @@ ALONE = Ranks()
 
 
 def unexchanged(module: nn.Module) -> AbstractContextManager[None]:
-    """A block in which processes do not exchange gradients; the first backward pass after it exchanges the sum."""
+    """A block without exchange of gradients; the first backward pass after it exchanges the sum."""
     return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
 

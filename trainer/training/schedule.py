@@ -10,7 +10,7 @@ from trainer.run.config import Schedule, TrainConfig
 
 
 def learning_rate(config: TrainConfig, step: int, *, decays: int = 0) -> float:
-    """The learning rate of a step from 0 to steps - 1. decays: number of plateaus so far (see `validation.decays`)."""
+    """The learning rate of a step from 0 to steps - 1. decays: plateaus so far (see `validation.decays`)."""
     highest, lowest = config.learning_rate, config.min_learning_rate
     if step < config.warmup_steps:
         return highest * (step + 1) / config.warmup_steps

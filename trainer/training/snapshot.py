@@ -88,7 +88,7 @@ def write(training: Training, tensors: dict[str, Tensor], folder: Path, text: st
 
 
 def save(training: Training, folder: Path, text: str) -> None:
-    """Writes a snapshot, on the first process. Collective. Raises UserError for a state that is not finite."""
+    """Writes a snapshot, on the first process. Collective. Raises UserError if the state is not finite."""
     tensors = snapshot(training)
     if broken := _not_finite(tensors):
         refuse_infinite(*broken, training.step, training.ranks)

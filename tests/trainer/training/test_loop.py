@@ -1,4 +1,4 @@
-"""The training loop: what it reads, computes, validates, writes and refuses. Resuming is in `test_resume.py`."""
+"""The training loop: what it reads, computes, validates and writes. Resuming is in `test_resume.py`."""
 
 from __future__ import annotations
 
