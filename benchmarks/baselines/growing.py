@@ -24,6 +24,7 @@ from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, TensorFacts
 from trainer.model.config import ModelConfig
 from trainer.model.model import LanguageModel
+from trainer.model.terms import ModelTerms
 from xl_export.graph.head import all_logits, embed
 from xl_export.graph.layers import Layers
 from xl_export.graph.ops import graph_input, save_model
@@ -100,6 +101,7 @@ class _GrowingGraph(Layers):
         assert (model.positions, model.sublayers, model.pre_norm) == ("relative", "feed-forward", False)
         super().__init__(weights, heads=model.heads, head_dim=model.head_dim, norm_epsilon=model.norm_epsilon)
         self.model, self.longest = model, longest
+        self.terms = ModelTerms(model, weights, MemoryRule(mem_len=longest, segment=1))
 
     def build(self) -> ir.Model:
         op, model = self.op, self.model
@@ -132,14 +134,14 @@ class _GrowingGraph(Layers):
         packed = op.MatMul(x, op.constant(np.concatenate(matrices, axis=1), name + "query_key_value"))
         query, *own = (self.split_heads(y) for y in op.split(packed, [width] * 3, axis=2))
         keys, values = (op.Concat(before, new, axis=2) for before, new in zip(past, own, strict=True))
-        rule = MemoryRule(mem_len=self.longest, segment=1)
-        table = position_table(self.weights, self.model, rule, layer, heads)
+        terms = self.terms.layer(layer)
+        table = position_table(terms, heads, self.longest + 1)
         assert table is not None
         rows = op.constant(np.array([self.longest + 1]))
         first = op.Sub(rows, op.Shape(keys, start=2, end=3))
         backwards = op.constant(np.ascontiguousarray(table[:, :, ::-1]), name + "positions")  # furthest first
         needed = op.Slice(backwards, first, rows, op.constant(np.array([2])))  # [H, K, P + 1]
-        u, v = (query_bias(self.weights, self.model, kind, layer, heads) for kind in ("u", "v"))
+        u, v = (query_bias(vector, heads) for vector in (terms.u, terms.v))
         scores = op.MatMul(op.Add(query, op.constant(v, name + "v")), needed)  # [1, H, 1, P + 1]
         answers = op.Attention(op.Add(query, op.constant(u, name + "u")), keys, values, scores, scale=1.0)
         return self.join_heads(answers), [keys, values]

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
+import torch
 
 from benchmarks.arithmetic import query_blocks
 from benchmarks.baselines.naive import naive_next_logits
@@ -24,11 +25,11 @@ from runtimes.base.logits import log_sum_exp
 from runtimes.contract.precision import TOLERANCES
 from runtimes.contract.spec import GRAPH, TensorFacts
 from trainer.model.config import ModelConfig
+from trainer.model.positions import sinusoids
 from xl_export.graph.fused_cpu import DOMAIN, OPERATORS
 from xl_export.graph.head import all_logits, embed
 from xl_export.graph.layers import Layers, Weights
 from xl_export.graph.ops import graph_input, save_model
-from xl_export.graph.tables import sinusoids
 
 OPSET = 23
 TOLERANCE = TOLERANCES["fp32"]  # nats
@@ -95,7 +96,7 @@ class _WindowGraph(Layers):
     def build(self) -> ir.Model:
         op, model = self.op, self.model
         ids = graph_input(TensorFacts(name="input_ids", dtype="int64", shape=("1", str(self.window))))
-        positions = sinusoids(self.window, model.d_model).astype(np.float32)
+        positions = sinusoids(torch.arange(self.window), model.d_model).float().numpy()
         x = op.Add(embed(self, model, ids), op.constant(positions, "positions"))
         for layer in range(model.layers - 1):
             x = self.rest_of_block(layer, x, self.attention(layer, x))

@@ -40,7 +40,7 @@ from runtimes.tasks.evaluate import evaluate
 from trainer.data.source import load_source, with_vocab_size
 from trainer.model.attention import relative_attention
 from trainer.model.config import ModelConfig, SpanConfig
-from trainer.model.model import LanguageModel
+from trainer.model.model import LanguageModel, count_parameters
 from trainer.model.naive import naive_attention
 from trainer.run.checkpoint import load_run
 from trainer.run.config import TrainConfig
@@ -222,7 +222,7 @@ def score(name: str, folder: Path, *, budget_seconds: float, cpu_seconds: float)
     recipe, steps = run.config, run.config.steps
     return Row(
         name=name,
-        parameters=recipe.model.parameters,
+        parameters=count_parameters(recipe.model),
         steps=steps,
         tokens=steps * recipe.batch * recipe.training.segment,
         budget_seconds=budget_seconds,

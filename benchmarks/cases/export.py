@@ -15,6 +15,7 @@ from benchmarks.models import random_weights, write_run
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Form
+from trainer.model.model import count_parameters
 
 FORMS: tuple[Form, ...] = ("ring", "shift")  # not hidden, which the case memory-forms shows to be slow
 
@@ -54,7 +55,7 @@ def run(
                     mem_len=rule.mem_len,
                     export=Timing(median=once, fastest=once, slowest=once, repeats=1),
                     peak_bytes=report["peak_bytes"],
-                    weight_bytes=4 * config.model.parameters,
+                    weight_bytes=4 * count_parameters(config.model),
                 )
             )
     return rows

@@ -68,7 +68,7 @@ class ModelFacts:
     where spans were learned; empty where they were not.
     """
 
-    positions: Literal["relative", "shaw", "learned", "absolute", "per-layer"]
+    positions: str
     sublayers: Literal["feed-forward", "all-attention", "attn-split", "head-split", "single-head", "ff-attn"]
     layers: int
     heads: int

@@ -25,6 +25,7 @@ from benchmarks.models import random_weights
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Form, ModelFacts, Spec, state_tensors
 from trainer.model.config import ModelConfig
+from trainer.model.model import count_parameters
 from xl_export.graph.step import OPSETS, step_graph
 
 MODEL = ModelConfig(layers=2, d_model=4, heads=1, head_dim=2, d_ff=3, vocab_size=5)
@@ -132,7 +133,7 @@ def step_model(form):
         cutoffs=(),
         reaches=(),
         pre_norm=False,
-        parameters=MODEL.parameters,
+        parameters=count_parameters(MODEL),
     )
     spec = Spec(
         model=facts,

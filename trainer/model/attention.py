@@ -1,4 +1,7 @@
-"""Attention as it is trained: the naive form is in `naive.py`, and this one is tested against it."""
+"""Attention over memory and segment in its fast form.
+
+`naive.py` writes the same equation out, and tests compare the two.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Attention = Callable[..., Tensor]  # the signature of `relative_attention`
+AttentionFunction = Callable[..., Tensor]  # with the signature of `relative_attention`
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What one layer's scores depend on besides content; row d of a table [J, …] is for distance d.
+    """The terms of one layer's scores that do not depend on content alone.
 
-    position [J, H, K]: r(d). bias [J, H]: added to r(d)'s score. u, v [H, K]: added to the query where it meets keys, and
-    where it meets r(d). gate [J, H]: m(d), the soft span mask. Each may be None.
-    window and epsilon go with a gate that is normalised as in the public code of adaptive spans: the softmax covers the
-    distances up to `window`, and masked weights are divided by their sum plus `epsilon`.
+    Row d of an array [J, …] is for distance d.
+
+    position [J, H, K]: the position vectors r(d). bias [J, H]: a number for each distance. u [H, K]: added to
+    the query in its product with keys. v [H, K]: added to the query in its product with r(d). gate [J, H]:
+    m(d), the soft span mask. Each may be None. window and epsilon go with a
+    gate that is normalised as in the public code of adaptive spans: the softmax covers the distances up to
+    `window`, and masked weights are divided by their sum plus `epsilon`.
     """
 
     position: Tensor | None = None
@@ -44,14 +50,14 @@ def relative_attention(
     persistent: tuple[Tensor, Tensor] | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention over J = M + T keys and N persistent ones: every model of both papers.
+    """The answers of attention over J = M + T keys and N persistent ones, for every model of both papers.
 
-        score = ((q + u)·k + (q + v)·r(d) + bias(d)) / sqrt(K)      softmax, times m(d), normalised again, then values
+        score = ((q + u)·k + (q + v)·r(d) + bias(d)) / sqrt(K)   softmax, times m(d), normalised, then values
 
     (Dai et al. 2019, section 3.3, with the shift of Appendix B; Sukhbaatar et al. 2019b, equations 3 to 9).
-    query [B, T, H, K]; key, value [B, J, H, K], the queries' own keys last; visible [B, T, J]; persistent: keys and values
-    [H, N, K], seen by every query at no distance. Returns [B, T, H, K], zero where a query sees nothing.
-    `dropout` falls on the weights.
+    query [B, T, H, K]; key, value [B, J, H, K], those of the queries' own tokens last; visible bool [B, T,
+    J]; persistent: keys and values [H, N, K] that every query sees and that have no distance. dropout:
+    probability that a weight is dropped. Returns [B, T, H, K]: zeros where a query sees nothing.
     """
     J, own = key.shape[1], None if persistent is None else persistent[0]
     weights = F.dropout(attention_weights(query, key, visible=visible, terms=terms, persistent=own), dropout)
@@ -64,10 +70,10 @@ def relative_attention(
 def attention_weights(
     query: Tensor, key: Tensor, *, visible: Tensor, terms: Terms = NO_TERMS, persistent: Tensor | None = None
 ) -> Tensor:
-    """The weights [B, H, T, J + N] of `relative_attention`, those of persistent keys [H, N, K] last."""
+    """The weights [B, H, T, J + N] of `relative_attention`; those of persistent keys [H, N, K] come last."""
     T, J, scale = query.shape[1], key.shape[1], query.shape[-1] ** -0.5
     scores_BHTJ = torch.einsum("bthk,bjhk->bhtj", query if terms.u is None else query + terms.u, key)
-    if terms.position is not None:
+    if terms.position is not None or terms.bias is not None:
         scores_BHTJ = scores_BHTJ + position_scores(query, terms)
     if terms.window is not None:
         distance = torch.arange(J - T, J, device=key.device)[:, None] - torch.arange(J, device=key.device)
@@ -76,7 +82,7 @@ def attention_weights(
     if persistent is not None:
         scores = torch.cat([scores, torch.einsum("bthk,hnk->bhtn", query, persistent) * scale], dim=-1)
         weights = scores.softmax(dim=-1)
-    else:  # no row may be all -inf: its softmax, and its gradient, would be NaN
+    else:  # a row that is all -inf would have NaN for softmax and for gradient
         blind = ~visible.any(dim=-1)[:, None, :, None]
         weights = scores.masked_fill(blind, 0.0).softmax(dim=-1).masked_fill(blind, 0.0)
     if terms.gate is None:
@@ -84,24 +90,31 @@ def attention_weights(
     gate_HTJ = shift(terms.gate.flip(0).T[None, :, None].expand(1, -1, T, -1))[0]
     weights = torch.cat([weights[..., :J] * gate_HTJ, weights[..., J:]], dim=-1)
     total = weights.sum(dim=-1, keepdim=True) + terms.epsilon
-    return weights / torch.where(total > 0, total, 1.0)  # a query that sees nothing keeps its zeros
+    return weights / torch.where(total > 0, total, 1.0)  # the weights of a query that sees nothing stay 0
 
 
 def position_scores(query: Tensor, terms: Terms) -> Tensor:
-    """(q + v)·r(d) + bias(d) of every query and key, [B, H, T, J], before division by sqrt(K)."""
-    assert terms.position is not None
+    """(q + v)·r(d) + bias(d) of every query and key, [B, H, T, J], before division by sqrt(K).
+
+    The terms must have position vectors, a bias, or both.
+    """
+    # Tables are turned around: column j is then that of key j for the last query. `shift` moves the others.
+    bias_HTJ = None if terms.bias is None else terms.bias.flip(0).T[:, None]
+    if terms.position is None:
+        assert bias_HTJ is not None, "the layer has no terms by distance"
+        B, T = query.shape[:2]
+        return shift(bias_HTJ.expand(B, -1, T, -1))
     scores_BHTJ = torch.einsum(
         "bthk,jhk->bhtj", query if terms.v is None else query + terms.v, terms.position.flip(0)
     )
-    if terms.bias is not None:
-        scores_BHTJ = scores_BHTJ + terms.bias.flip(0).T[:, None]
-    return shift(scores_BHTJ)
+    return shift(scores_BHTJ if bias_HTJ is None else scores_BHTJ + bias_HTJ)
 
 
 def shift(scores: Tensor) -> Tensor:
-    """Moves row i of [B, H, T, J] left by T - 1 - i, so that the column of a distance becomes that of its key.
+    """Scores [B, H, T, J] by key for scores by distance: row i is moved left by T - 1 - i (Dai et al.,
+    Appendix B).
 
-    What enters on the right belongs to future keys and is masked. Linear in the scores (Appendix B).
+    The values that enter on the right belong to future keys, which the mask hides.
     """
     B, H, T, J = scores.shape
     padded = F.pad(scores, (1, 0)).view(B, H, J + 1, T)

@@ -1,4 +1,4 @@
-"""What a model is made of: sizes and options, as one JSON object."""
+"""The configuration of a model: its sizes and options, as one JSON object."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from runtimes.base.errors import ConfigError
 from runtimes.contract.rule import MAX_LENGTH, MemoryRule
 from runtimes.contract.spec import MAX_LAYERS, MAX_SIZE
 
-Position = Literal["relative", "shaw", "learned", "absolute", "per-layer"]
 Sublayers = Literal["feed-forward", "all-attention", "attn-split", "head-split", "single-head", "ff-attn"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyConfig:
-    """Input embedding and output softmax, plain or adaptive (Grave et al. 2017; Baevski and Auli 2019).
+    """The input embedding and output softmax, plain or adaptive (Grave et al. 2017; Baevski and Auli 2019).
 
-    cutoffs: first token of each tail cluster, ascending; none for a plain softmax. d_embed: width of the first
-    cluster, 0 for d_model; cluster i is d_embed // div_val**i wide, and projected to d_model unless it has that
-    width and div_val is 1. project_same_width: whether a cluster of that width is projected where div_val is not 1 (the
-    TensorFlow code of Dai et al. can leave it out). tie_weights: input and output share their tables. tie_projections: for
-    each cluster, whether its input and output share the projection; empty for all. scale: embeddings are multiplied by
-    sqrt(d_model).
+    cutoffs: first token of each tail cluster, ascending; empty for a plain softmax. d_embed: width of the
+    first cluster; 0 for d_model. div_val: cluster i is d_embed // div_val**i wide. A cluster is projected to
+    d_model unless it has that width and div_val is 1. project_same_width: whether a cluster of that width is
+    projected where div_val is not 1; the TensorFlow code of Dai et al. can leave this projection out.
+    tie_weights: input and output share their tables. tie_projections: for each cluster, whether input and
+    output share its projection; empty when all do. scale: embeddings are multiplied by sqrt(d_model).
     """
 
     cutoffs: tuple[int, ...] = ()
@@ -36,21 +35,30 @@ class VocabularyConfig:
 
     def __post_init__(self) -> None:
         if any(first >= second for first, second in itertools.pairwise((0, *self.cutoffs))):
-            raise ConfigError(f"cutoffs are {list(self.cutoffs)}; expected ascending positive token ids.")
+            raise ConfigError(
+                f"vocabulary.cutoffs is {list(self.cutoffs)!s:.80}; expected positive token ids in "
+                "ascending order."
+            )
         if not 0 <= self.d_embed <= MAX_SIZE or not 1 <= self.div_val <= MAX_SIZE:
             raise ConfigError(
-                f"d_embed is {self.d_embed} and div_val {self.div_val}; expected d_embed ≥ 0 and div_val ≥ 1."
+                f"vocabulary.d_embed is {self.d_embed} and vocabulary.div_val is {self.div_val}; expected "
+                "d_embed from 0 and "
+                f"div_val from 1, both up to {MAX_SIZE}."
             )
         if len(self.tie_projections) not in (0, len(self.cutoffs) + 1):
             raise ConfigError(
-                f"tie_projections has {len(self.tie_projections)} entries; expected one for each of "
+                f"vocabulary.tie_projections has {len(self.tie_projections)} entries; expected one for each "
+                "of the "
                 f"{len(self.cutoffs) + 1} clusters, or none to tie all."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Tokens first … last - 1 of the vocabulary, whose tables are `width` wide and `projected` to d_model, or not."""
+    """Tokens first … last - 1 of the vocabulary.
+
+    Their tables are `width` wide and may be `projected` to d_model.
+    """
 
     first: int
     last: int
@@ -63,10 +71,11 @@ class Cluster:
 class SpanConfig:
     """Adaptive attention span (Sukhbaatar et al. 2019a, section 3.2; 2019b, section 5.1).
 
-    maximum: the longest span that a head can learn, in tokens (S). ramp: width of the soft edge (R). penalty: the
-    coefficient of the span loss. initial: share of the maximum that spans start with. epsilon: is added to the sum that
-    masked weights are divided by; the public code of the paper adds 1e-8. A head whose softmax lies almost wholly outside
-    its span then answers with less than one full weight, so an imported model needs it to give its project's scores.
+    maximum: the longest span that a head can learn, in tokens (S). ramp: width of the soft edge, in tokens
+    (R). penalty: the coefficient of the span loss. initial: the spans at the start of training, as a share of
+    the maximum. epsilon: is added to the sum that masked weights are divided by; the public code of the paper
+    adds 1e-8. A head whose softmax lies almost wholly outside its span then answers with less than one full
+    weight, so an imported model needs it to give its project's scores.
     """
 
     maximum: int
@@ -80,21 +89,25 @@ class SpanConfig:
             raise ConfigError(f"span.epsilon is {self.epsilon}; expected 0, or a small number such as 1e-8.")
         if not 1 <= self.maximum <= MAX_LENGTH or not 1 <= self.ramp <= MAX_LENGTH:
             raise ConfigError(
-                f"span.maximum is {self.maximum} and span.ramp {self.ramp}; expected 1 to {MAX_LENGTH} tokens."
+                f"span.maximum is {self.maximum} and span.ramp is {self.ramp}; expected 1 to {MAX_LENGTH} "
+                "tokens."
             )
         if self.penalty < 0 or not 0 <= self.initial <= 1:
             raise ConfigError(
-                f"span.penalty is {self.penalty} and span.initial {self.initial}; expected ≥ 0 and 0 to 1."
+                f"span.penalty is {self.penalty} and span.initial is {self.initial}; expected a penalty of "
+                "at least 0 and "
+                "an initial share from 0 to 1."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """What training descends besides the mean negative log-likelihood of every position.
+    """What training minimises besides the mean negative log-likelihood of every position.
 
-    half: only the second half of each segment counts (the `half` rows of Dai et al. 2019, Table 6). intermediate: every layer
-    predicts too, layer l of L until l / 2L of the training is done; second_target: so does the token after
-    the next, at half weight (both Al-Rfou et al. 2018, section 3). The extra classifiers are used in training only.
+    half: only the second half of each segment counts (the `half` rows of Dai et al. 2019, Table 6).
+    intermediate: every layer predicts the next token too; layer l of L does until l / 2L of the training is
+    done. second_target: the token after the next one is predicted too, at half weight (both Al-Rfou et al.
+    2018, section 3). The extra classifiers are used in training only.
     """
 
     half: bool = False
@@ -106,24 +119,30 @@ class ObjectiveConfig:
 class ModelConfig:
     """A language model with segment recurrence, of either paper or one of their baselines.
 
-    positions: `relative` (Dai et al. 2019, section 3.3), `shaw` (Shaw et al. 2018: a learned vector per distance, layer and
-    head), `learned` (Sukhbaatar et al. 2019b: one learned table for all heads and layers), `absolute` (Vaswani et
-    al. 2017: sinusoids added to the input) or `per-layer` (Al-Rfou et al. 2018: learned, added to every layer's input).
-    context: rows of a learned table or of absolute positions; longer distances use the last row, absolute
-    positions start again. from_segment_end: positions of the last two kinds count back from the last token of the segment that
-    is fed, as in the public code, and beyond `context` use the last row. stored_frequencies: those of sinusoids are a tensor
-    of the checkpoint, `positions.frequencies`, instead of computed. tie_biases: one u and v for all layers, or one pair for
-    each. pre_norm: LayerNorm before each sublayer instead of after it. query_norm: under pre_norm, queries are made of
-    normalised inputs too. norm_epsilon: of every LayerNorm.
+    positions: the kind of position, one of `trainer.model.positions.KINDS`: `relative` (Dai et al. 2019,
+    section 3.3), `shaw` (Shaw et al. 2018: a learned vector for each distance, layer and head), `learned`
+    (Sukhbaatar et al. 2019b: one learned table for all heads and layers), `absolute` (Vaswani et al. 2017:
+    sinusoids added to the input) or `per-layer` (Al-Rfou et al. 2018: learned vectors added to every layer's
+    input). Options that the kind does not take are refused when the model is made. context: rows of the
+    position table; 0 for `relative`. Longer distances use the last row. Positions that are added to the input
+    start again after the last row. from_segment_end: such positions count back from the last token of the
+    segment, as in the public code, and those beyond `context` use the last row. stored_frequencies: the
+    frequencies of sinusoids are a tensor of the checkpoint, `positions.frequencies`, and are not computed.
+    tie_biases: all layers share one u and v. pre_norm: LayerNorm stands before each sublayer instead of after
+    it. query_norm: under pre_norm, queries are computed from normalised inputs too. norm_epsilon: of every
+    LayerNorm.
 
-    sublayers: attention and `feed-forward`; or persistent vectors instead of the latter (Sukhbaatar et al. 2019b):
-    `all-attention`, and the variants of its Figure 2, `attn-split` (a softmax of their own), `head-split` (half of the
-    heads see nothing else), `single-head` (as attn-split, not split into heads) and `ff-attn` (a feed-forward
-    sublayer with softmax for ReLU). persistent: vectors in each layer and head (N). span: adaptive spans, or null.
+    sublayers: `feed-forward` for attention and a feed-forward network. The other choices have persistent
+    vectors in the place of the network (Sukhbaatar et al. 2019b): `all-attention` (one softmax over context
+    and persistent vectors), and the variants of its Figure 2: `attn-split` (persistent vectors have a softmax
+    of their own), `head-split` (half of the heads see persistent vectors alone), `single-head` (as
+    attn-split, but not split into heads) and `ff-attn` (a feed-forward network with softmax in the place of
+    ReLU). persistent: vectors in each layer and head (N). span: adaptive spans, or null.
 
-    dropout: of sublayers' answers, position vectors and the output; attention_dropout: of attention weights;
-    embedding_dropout and inner_dropout (within the feed-forward): as dropout when null. variational_dropout: one mask for all
-    positions of a segment. vocab_size: 0 until the text has decided it.
+    dropout: of sublayers' outputs, position vectors and the last layer's output. attention_dropout: of
+    attention weights. embedding_dropout, inner_dropout: of the embedding and within the feed-forward network;
+    `dropout` when null. variational_dropout: one mask for all positions of a segment. vocab_size: 0 until the
+    text has decided it.
     """
 
     layers: int
@@ -131,7 +150,7 @@ class ModelConfig:
     heads: int
     head_dim: int
     d_ff: int = 0
-    positions: Position = "relative"
+    positions: str = "relative"
     context: int = 0
     from_segment_end: bool = False
     stored_frequencies: bool = False
@@ -156,34 +175,14 @@ class ModelConfig:
             most = MAX_LAYERS if name == "layers" else MAX_SIZE
             if not 1 <= getattr(self, name) <= most:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}; expected 1 to {most}.")
-        if self.d_model % 2 and self.positions in ("relative", "absolute"):
-            raise ConfigError(
-                f"model.d_model is {self.d_model}; expected an even number, half sines and half cosines."
-            )
         if not 0 <= self.vocab_size <= MAX_SIZE:
             raise ConfigError(
                 f"model.vocab_size is {self.vocab_size}; expected 0 (taken from the text) to {MAX_SIZE}."
             )
         self._check_sublayers()
-        if (self.positions == "relative") != (self.context == 0) or not 0 <= self.context <= MAX_LENGTH:
-            expected = "0" if self.positions == "relative" else f"1 to {MAX_LENGTH} rows"
-            raise ConfigError(f"model.context is {self.context}; {self.positions} positions take {expected}.")
-        if self.from_segment_end and self.positions not in ("absolute", "per-layer"):
-            raise ConfigError(
-                f"model.from_segment_end is true and positions {self.positions}; expected absolute or per-layer."
-            )
-        if self.stored_frequencies and self.positions not in ("relative", "absolute"):
-            raise ConfigError(
-                f"model.stored_frequencies is true; {self.positions} positions have no sinusoids."
-            )
         if not 0 < self.norm_epsilon < 1:
             raise ConfigError(
-                f"model.norm_epsilon is {self.norm_epsilon}; expected a small positive number, as 1e-5."
-            )
-        if self.span and self.positions in ("learned", "shaw") and self.context <= self.span.maximum:
-            raise ConfigError(
-                f"model.span.maximum is {self.span.maximum}, beyond the {self.context} rows of model.context; "
-                f"give {self.span.maximum + 1} rows, for the distances 0 to {self.span.maximum}."
+                f"model.norm_epsilon is {self.norm_epsilon}; expected a small positive number such as 1e-5."
             )
         for name in ("dropout", "attention_dropout", "embedding_dropout", "inner_dropout"):
             if not 0 <= (getattr(self, name) or 0.0) < 1:
@@ -193,35 +192,36 @@ class ModelConfig:
         )
         if narrowest < 1:
             raise ConfigError(
-                f"model.vocabulary.div_val {self.vocabulary.div_val} leaves the last cluster no width."
+                f"model.vocabulary.div_val is {self.vocabulary.div_val}, and the last cluster would have a "
+                "width of 0; "
+                "lower div_val, or give fewer cutoffs."
             )
         if self.vocab_size and self.vocabulary.cutoffs and self.vocabulary.cutoffs[-1] >= self.vocab_size:
             raise ConfigError(
-                f"cutoffs are {list(self.vocabulary.cutoffs)!s:.80} and the vocabulary has {self.vocab_size} tokens; "
-                "expected cutoffs below that: leave out the last ones, or lower min_count."
+                f"cutoffs is {list(self.vocabulary.cutoffs)!s:.80} and the vocabulary has {self.vocab_size} "
+                "tokens; "
+                "expected cutoffs below the number of tokens. Leave out the last cutoffs, or lower min_count."
             )
 
     def _check_sublayers(self) -> None:
-        fed, most = self.sublayers == "feed-forward", MAX_SIZE
-        if not (
-            1 <= self.d_ff <= most and self.persistent == 0
-            if fed
-            else 1 <= self.persistent <= most and self.d_ff == 0
-        ):
+        if self.sublayers == "feed-forward":
+            fits = 1 <= self.d_ff <= MAX_SIZE and self.persistent == 0
+            expected = f"a d_ff of 1 to {MAX_SIZE} and no persistent vectors"
+        else:
+            fits = 1 <= self.persistent <= MAX_SIZE and self.d_ff == 0
+            expected = f"1 to {MAX_SIZE} persistent vectors and no d_ff"
+        if not fits:
             raise ConfigError(
-                f"model.d_ff is {self.d_ff} and model.persistent {self.persistent}; {self.sublayers} layers take "
-                + (
-                    f"a d_ff of 1 to {most} and no persistent vectors."
-                    if fed
-                    else f"1 to {most} persistent vectors and no d_ff."
-                )
+                f"model.d_ff is {self.d_ff} and model.persistent is {self.persistent}; {self.sublayers} "
+                "layers take "
+                f"{expected}."
             )
         if self.sublayers == "head-split" and self.heads % 2:
-            raise ConfigError(f"model.heads is {self.heads}; head-split takes an even number.")
+            raise ConfigError(f"model.heads is {self.heads}; head-split layers take an even number.")
 
     @property
     def clusters(self) -> tuple[Cluster, ...]:
-        """The clusters of the vocabulary, the shortlist first; one for a plain softmax."""
+        """The clusters of the vocabulary, the shortlist first. A plain softmax has one cluster."""
         v = self.vocabulary
         widest, ends = v.d_embed or self.d_model, (0, *v.cutoffs, self.vocab_size)
         return tuple(
@@ -236,20 +236,10 @@ class ModelConfig:
         )
 
     def check_training_rule(self, rule: MemoryRule) -> None:
-        """Raises ConfigError where spans could grow beyond what the memory holds."""
+        """Raises ConfigError where spans could grow beyond the memory."""
         if self.span and self.span.maximum > rule.mem_len:
             raise ConfigError(
-                f"model.span.maximum is {self.span.maximum} and training.mem_len {rule.mem_len}; "
-                "a span cannot reach beyond the memory: lower the first, or raise the second."
+                f"model.span.maximum is {self.span.maximum} and training.mem_len is {rule.mem_len}; a span "
+                "cannot be longer "
+                "than the memory. Lower span.maximum, or raise mem_len."
             )
-
-    @property
-    def parameters(self) -> int:
-        """Number of trained values that scoring uses, without allocating them: not the classifiers of training alone."""
-        from trainer.model.model import parameter_shapes
-
-        return sum(
-            shape.numel()
-            for name, shape in parameter_shapes(self).items()
-            if not name.startswith("auxiliary.")
-        )

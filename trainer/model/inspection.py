@@ -1,4 +1,6 @@
-"""What a trained model attends to, and how far its heads have learned to look: the numbers of the attention pictures."""
+"""What a trained model attends to, and how far its heads have learned to look: the numbers of the attention
+pictures.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,14 @@ HIGHLIGHTED = 0.2  # the share of the tokens before a target that Figure 6 marks
 
 @dataclass(frozen=True)
 class Observation:
-    """What the heads of a model looked at in one text, by distance: R columns, 0 … R - 1 tokens back. Arrays of float64.
+    """What the heads of a model looked at in one text, by distance: R columns, 0 … R - 1 tokens back.
 
-    positions: tokens averaged over. average [L, H, R]: mean weights (Dai et al. 2019, Figure 5). persistent [L, H]: the mean
-    share that persistent vectors took of the same softmax, or None. terms: `a`, `b` and `d` (Figure 7), [L, H, R] each, or None.
-    stretch: the targets of Figure 6; weights [L, H, targets, R], and seen bool [targets, R], what the mask let each see.
+    Arrays of float64.
+
+    positions: tokens averaged over. average [L, H, R]: mean weights (Dai et al. 2019, Figure 5). persistent
+    [L, H]: the mean share that persistent vectors took of the same softmax, or None. terms: `a`, `b` and `d`
+    (Figure 7), [L, H, R] each, or None. stretch: the targets of Figure 6; weights [L, H, targets, R], and
+    seen bool [targets, R], what the mask let each see.
     """
 
     positions: int
@@ -56,13 +61,13 @@ def observe(
 ) -> Observation:
     """Feeds tokens [N] segment by segment with memory, and says what every head looked at.
 
-    Averages are over the positions that have a whole memory before them, M … N - 1, as those of Dai et al. 2019, Appendix D, are
-    over a validation set; a distance that the mask hides counts as 0. Figure 7, as there, is not of scores: of each term, (a)
-    q·k, (b) q·r(d) and (d) v·r(d), the softmax of it alone is taken over what a token sees, and these distributions are
-    averaged. Terms are divided by sqrt(K), as in the score; a learned span's mask is left out. So is (c) u·k, as in the paper:
-    it knows no distance.
-    `head-split` has context heads in the first half only. The model must be in evaluation mode.
-    Raises TextError for a text without room for `stretch`, ConfigError for terms that the model does not have.
+    Averages are over the positions that have a whole memory before them, M … N - 1, as those of Dai et al.
+    2019, Appendix D, are over a validation set; a distance that the mask hides counts as 0. Figure 7, as
+    there, is not of scores: of each term, (a) q·k, (b) q·r(d) and (d) v·r(d), the softmax of it alone is
+    taken over what a token sees, and these distributions are averaged. Terms are divided by sqrt(K), as in
+    the score; a learned span's mask is left out. So is (c) u·k, as in the paper: it knows no distance.
+    `head-split` has context heads in the first half only. The model must be in evaluation mode. Raises
+    TextError for a text without room for `stretch`, ConfigError for terms that the model does not have.
     """
     if terms and model.config.positions != "relative":
         raise ConfigError(
@@ -71,7 +76,8 @@ def observe(
         )
     if not rule.mem_len <= stretch.start < stretch.stop <= len(tokens):
         raise TextError(
-            f"targets {stretch.start} to {stretch.stop - 1} were asked for in {len(tokens)} tokens, and the first {rule.mem_len} "
+            f"targets {stretch.start} to {stretch.stop - 1} were asked for in {len(tokens)} tokens, and the "
+            f"first {rule.mem_len} "
             "have no whole memory; give a longer text, or other targets."
         )
     _refuse_if_too_large(model, rule, len(stretch), len(tokens))
@@ -171,7 +177,10 @@ class _Recorder:
 
 
 def by_distance(x: Tensor, distances: int) -> Tensor:
-    """[…, T, J] with a column for each key as […, T, distances] with one for each distance; 0 where there is no such key."""
+    """[…, T, J] with a column for each key as […, T, distances] with one for each distance.
+
+    0 where there is no such key.
+    """
     T, J = x.shape[-2:]
     columns = (J - T + torch.arange(T))[:, None] - torch.arange(distances)
     taken = x.gather(-1, columns.clamp(min=0).expand(*x.shape[:-2], T, distances))
@@ -179,9 +188,12 @@ def by_distance(x: Tensor, distances: int) -> Tensor:
 
 
 def score_terms(query: Tensor, key: Tensor, terms: Terms) -> dict[str, Tensor]:
-    """The four terms of relative positions, [B, H, T, J] each (Dai et al. 2019, section 3.3): they add up to the score.
+    """The four terms of relative positions, [B, H, T, J] each (Dai et al.
 
-    (a) q·k, (b) q·r(d), (c) u·k and (d) v·r(d), before division by sqrt(K). query [B, T, H, K], key [B, J, H, K].
+    2019, section 3.3): they add up to the score.
+
+    (a) q·k, (b) q·r(d), (c) u·k and (d) v·r(d), before division by sqrt(K). query [B, T, H, K], key [B, J, H,
+    K].
     """
     assert terms.u is not None, "these are not relative positions"
     assert terms.v is not None, "these are not relative positions"
@@ -195,9 +207,11 @@ def score_terms(query: Tensor, key: Tensor, terms: Terms) -> dict[str, Tensor]:
 
 
 def highlighted(weights: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Which of the tokens before each target have the highest weights of it: a fifth of those that it sees, bool [targets, R].
+    """Which of the tokens before each target have the highest weights of it: a fifth of those that it sees,
+    bool [targets, R].
 
-    (Dai et al. 2019, Figure 6.) weights, seen [targets, R]. The target itself is no memory; what has no weight is not marked.
+    (Dai et al. 2019, Figure 6.) weights, seen [targets, R]. The target itself is no memory; what has no
+    weight is not marked.
     """
     before = np.where(seen, weights, 0.0)
     before[:, 0] = 0.0
@@ -209,14 +223,15 @@ def highlighted(weights: np.ndarray, seen: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LearnedSpans:
-    """Spans z in tokens, [L][H], and the longest distance that each head gives any weight, of at most `maximum` each.
+    """Spans z in tokens, [L][H], and the longest distance that each head gives any weight, of at most
+    `maximum` each.
 
     (Sukhbaatar et al. 2019a, section 3.2.) Of `head-split` the heads that look at the context.
     """
 
     maximum: int
     spans: tuple[tuple[float, ...], ...]
-    reaches: tuple[tuple[int, ...], ...]
+    longest_distances: tuple[tuple[int, ...], ...]
 
 
 def learned_spans(model: LanguageModel) -> LearnedSpans:
@@ -227,7 +242,7 @@ def learned_spans(model: LanguageModel) -> LearnedSpans:
     return LearnedSpans(
         maximum=maximum,
         spans=tuple(tuple((span.share.detach().double() * maximum).tolist()[:H]) for span in model.spans()),
-        reaches=tuple(span.reaches()[:H] for span in model.spans()),
+        longest_distances=tuple(span.longest_distances()[:H] for span in model.spans()),
     )
 
 

@@ -1,5 +1,8 @@
-"""A language model with segment recurrence: Transformer-XL (Dai et al. 2019, sections 3.2 and 3.3), all-attention networks
-(Sukhbaatar et al. 2019b, section 4) and their baselines, read as the papers write them."""
+"""A language model with segment recurrence, written as the papers write it.
+
+It is Transformer-XL (Dai et al. 2019, sections 3.2 and 3.3), an all-attention network (Sukhbaatar et al.
+2019b, section 4) or one of their baselines, as the configuration says.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torch.nn import functional as F
 
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import ModelFacts
-from trainer.model.attention import Attention, Terms, relative_attention
+from trainer.model.attention import AttentionFunction, Terms, relative_attention
 from trainer.model.config import ModelConfig
 from trainer.model.persistent import PersistentVectors, persistent_attention
 from trainer.model.positions import make_positions
@@ -21,31 +24,36 @@ from trainer.model.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
-class Sight:
-    """What all layers share of one segment. J = M + T key columns, the segment's own last.
+class Visibility:
+    """Which keys the tokens of one segment see, and where they are; all layers share it. J = M + T keys.
 
-    visible bool [B, T, J]. before bool [B, J]: keys to read as hidden states of zero, or None. positions int64 [B, T].
-    attention: the fast form or the naive one.
+    visible bool [B, T, J]: whether a query sees a key; the segment's own keys are the last T. before_start
+    bool [B, J]: keys before the stream began, which are read as hidden states of zero; None where they are
+    masked. positions int64 [B, T]: stream positions. attention: the function that computes attention, fast or
+    naive.
     """
 
     visible: Tensor
-    before: Tensor | None
+    before_start: Tensor | None
     positions: Tensor
-    attention: Attention
+    attention: AttentionFunction
 
 
-def look(T: int, positions: Tensor, rule: MemoryRule, attention: Attention) -> Sight:
-    """What T tokens see whose first ones are at stream positions int64 [B]."""
+def visibility_of(
+    T: int, positions: Tensor, rule: MemoryRule, attention: AttentionFunction = relative_attention
+) -> Visibility:
+    """The visibility of a segment of T tokens whose first tokens are at the stream positions int64 [B]."""
     M = rule.mem_len
-    columns = torch.arange(-M, T, device=positions.device)  # of keys; the queries are the last T
+    columns = torch.arange(-M, T, device=positions.device)  # keys relative to the first query
     keys = positions[:, None] + columns  # stream positions [B, J]
     queries = keys[:, M:, None]  # [B, T, 1]
     visible = rule.visible(queries - keys[:, None], queries, columns[M:, None])
-    return Sight(visible, (keys < 0) if rule.initial_memory == "zeros" else None, keys[:, M:], attention)
+    before_start = (keys < 0) if rule.initial_memory == "zeros" else None
+    return Visibility(visible, before_start, keys[:, M:], attention)
 
 
 class Block(nn.Module):
-    """One layer: attention over memory and segment, then a feed-forward network, or persistent vectors in its place."""
+    """One layer: attention over memory and segment, and a feed-forward network or persistent vectors."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -65,47 +73,56 @@ class Block(nn.Module):
             self.expand = nn.Linear(D, config.d_ff)
             self.contract = nn.Linear(config.d_ff, D)
 
-    def forward(self, x: Tensor, memory: Tensor, terms: Terms, sight: Sight) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor, terms: Terms, visibility: Visibility) -> Tensor:
         """x [B, T, D] and memory [B, M, D] → [B, T, D]."""
         context = torch.cat([memory.detach(), x], dim=1)  # [SG(m) ∘ h]
-        if sight.before is not None:
-            context = context.masked_fill(sight.before[:, :, None], 0.0)
-        asking = x
+        if visibility.before_start is not None:
+            context = context.masked_fill(visibility.before_start[:, :, None], 0.0)
+        query_input = x
         if self.config.pre_norm:
             context = self.attention_norm(context)
-            asking = context[:, -x.shape[1] :] if self.config.query_norm else x
+            query_input = context[:, -x.shape[1] :] if self.config.query_norm else x
         query, key, value = (
-            self.heads(y) for y in (self.query(asking), self.key(context), self.value(context))
+            self.heads(y) for y in (self.query(query_input), self.key(context), self.value(context))
         )
-        return self.rest(x, self.attend(query, key, value, terms, sight))
+        return self.rest(x, self.attend(query, key, value, terms, visibility))
 
     def heads(self, x: Tensor) -> Tensor:
         """[B, J, H·K] → [B, J, H, K]"""
         return x.view(*x.shape[:-1], self.config.heads, self.config.head_dim)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, terms: Terms, sight: Sight) -> Tensor:
-        """Answers [B, T, D] of the first sublayer to query [B, T, H, K], key and value [B, J, H, K]."""
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, terms: Terms, visibility: Visibility
+    ) -> Tensor:
+        """The first sublayer's output [B, T, D] for query [B, T, H, K], key and value [B, J, H, K]."""
         if self.span is not None:
             terms = replace(
-                terms, gate=self.span.mask(key.shape[1]), window=self.span.window(), epsilon=self.span.span.epsilon
+                terms,
+                gate=self.span.mask(key.shape[1]),
+                window=self.span.window(),
+                epsilon=self.span.span.epsilon,
             )
         dropout = self.config.attention_dropout if self.training else 0.0
         if self.persistent is None or self.two_sublayers:
-            answer = sight.attention(query, key, value, visible=sight.visible, terms=terms, dropout=dropout)
+            answer = visibility.attention(
+                query, key, value, visible=visibility.visible, terms=terms, dropout=dropout
+            )
         else:
             answer = self.persistent.attend(
                 query,
                 key,
                 value,
-                attention=sight.attention,
-                visible=sight.visible,
+                attention=visibility.attention,
+                visible=visibility.visible,
                 terms=terms,
                 dropout=dropout,
             )
         return self._dropout(self.out(answer.flatten(-2)), self.config.dropout)
 
     def rest(self, x: Tensor, answers: Tensor) -> Tensor:
-        """x [B, T, D] and the first sublayer's answers to it → the layer's output, by residuals, norms and second sublayer."""
+        """The layer's output [B, T, D] for its input x and the first sublayer's answers: residuals, norms,
+        second sublayer.
+        """
         if self.config.pre_norm:
             x = x + answers
             return x + self._feed_forward(self.feed_forward_norm(x)) if self.two_sublayers else x
@@ -113,7 +130,9 @@ class Block(nn.Module):
         return self.feed_forward_norm(x + self._feed_forward(x)) if self.two_sublayers else x
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        if self.persistent is not None:  # softmax(x K) V: the feed-forward network with softmax for ReLU
+        if (
+            self.persistent is not None
+        ):  # softmax(x K) V: a feed-forward network with softmax in the place of ReLU
             inner = persistent_attention(x[:, :, None], *self.persistent.scaled())[:, :, 0]
         else:
             inside = self.config.dropout if self.config.inner_dropout is None else self.config.inner_dropout
@@ -125,7 +144,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """The whole network: vocabulary, positions and L blocks, with a memory of each block's inputs."""
+    """The whole network: vocabulary, positions and L blocks. Its memory holds the inputs of each block."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -146,21 +165,22 @@ class LanguageModel(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal(0, 0.02) for every matrix, u and v, as in the public code; zero biases, unit norms.
+        """Gives every parameter its value for the start of training, as the public code does.
 
-        Learned positions, persistent vectors, and embeddings that are neither scaled nor tied start with unit variance.
+        Matrices, u and v are drawn from Normal(0, 0.02). Biases are 0 and the scales of norms are 1. Learned
+        positions, persistent vectors, and embeddings that are neither scaled nor tied start with unit
+        variance.
         """
-        own = not self.config.vocabulary.scale and not self.config.vocabulary.tie_weights
+        unit_embeddings = not self.config.vocabulary.scale and not self.config.vocabulary.tie_weights
         for name, parameter in self.named_parameters():
             if name.endswith("norm.weight"):
                 nn.init.ones_(parameter)
             elif "bias" in name:
                 nn.init.zeros_(parameter)
             else:
-                unit = (name == "positions.table" and self.config.positions == "learned") or (
-                    own and name.startswith("vocabulary.table")
-                )
-                nn.init.normal_(parameter, std=1.0 if unit else 0.02)
+                std = self.positions.initial_std if name.startswith("positions.") else 0.02
+                unit = unit_embeddings and name.startswith("vocabulary.table")
+                nn.init.normal_(parameter, std=1.0 if unit else std)
         for module in self.modules():
             if isinstance(module, PersistentVectors | AdaptiveSpan):
                 module.reset_parameters()
@@ -172,7 +192,7 @@ class LanguageModel(nn.Module):
         positions: Tensor,
         rule: MemoryRule,
         *,
-        attention: Attention = relative_attention,
+        attention: AttentionFunction = relative_attention,
     ) -> tuple[Tensor, list[Tensor]]:
         """Logits [B, T, V] of one segment, and the memory after it: see `layers` for the arguments."""
         outputs, after = self.layers(tokens, memory, positions, rule, attention=attention)
@@ -185,65 +205,83 @@ class LanguageModel(nn.Module):
         positions: Tensor,
         rule: MemoryRule,
         *,
-        attention: Attention = relative_attention,
+        attention: AttentionFunction = relative_attention,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The output [B, T, D] of each layer, and the memory after the segment.
 
-        tokens int64 [B, T]; memory: the last M inputs of each layer, L of [B, M, D]; positions int64 [B]:
-        stream position of each row's first token here. Memory from before position 0 is masked, or read
-        as zeros, as the rule says; no gradient flows into it.
+        tokens int64 [B, T]; memory: the last M inputs of each layer, L tensors [B, M, D]; positions int64
+        [B]: stream position of each row's first token. Memory from before position 0 is masked or read as
+        zeros, as the rule says. No gradient flows into the memory.
         """
         T, M = tokens.shape[1], rule.mem_len
-        sight = look(T, positions, rule, attention)
+        visibility = visibility_of(T, positions, rule, attention)
         vectors = self.positions.vectors(M + T, rule)
         x = self.embed(tokens)
         outputs, after = [], []
         for layer, block in enumerate(self.blocks):
-            x = self.positions.embed(layer, x, sight.positions)
+            x = self.positions.embed(layer, x, visibility.positions)
             after.append(torch.cat([memory[layer], x], dim=1)[:, T:].detach())
-            x = block(x, memory[layer], self.positions.terms(layer, vectors), sight)
+            x = block(x, memory[layer], self.positions.terms(layer, vectors), visibility)
             outputs.append(x)
         return outputs, after
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Input [B, T, D] of the first layer, before positions."""
+        """The input [B, T, D] of the first layer, before positions are added."""
         p = self.config.dropout if self.config.embedding_dropout is None else self.config.embedding_dropout
         return drop(self.vocabulary.embed(tokens), p, self.config, self.training)
 
     def last(self, outputs: list[Tensor]) -> Tensor:
-        """What the output layer reads."""
+        """The input [B, T, D] of the output layer."""
         return drop(outputs[-1], self.config.dropout, self.config, self.training)
 
     def constrain(self) -> None:
-        """Puts parameters that an optimiser's step took out of their range back into it: spans."""
+        """Clamps spans that a step of the optimiser took out of their range."""
         for span in self.spans():
             span.constrain()
 
     def start(self, batch: int, rule: MemoryRule) -> list[Tensor]:
-        """Memory of `batch` new streams; what it holds is never seen while positions are 0, unless as zeros."""
+        """The memory of `batch` new streams.
+
+        It holds zeros, which the rule masks or reads as hidden states of zero.
+        """
         like = self.vocabulary.table["0"]
         return [like.new_zeros(batch, rule.mem_len, self.config.d_model) for _ in self.blocks]
 
-    def reaches(self) -> tuple[tuple[int, ...], ...] | None:
-        """The longest distance that each head of each layer must remember, [L][H]; None without adaptive spans."""
-        return tuple(span.remembered() for span in self.spans()) or None
+    def longest_distances(self) -> tuple[tuple[int, ...], ...]:
+        """The longest distance that each head of each layer must remember, [L][H]; empty without adaptive
+        spans.
+        """
+        return tuple(span.remembered() for span in self.spans())
 
     def spans(self) -> list[AdaptiveSpan]:
-        """The adaptive spans of all layers; none where the model has none."""
+        """The adaptive spans of all layers; an empty list where the model has none."""
         return [module for module in self.modules() if isinstance(module, AdaptiveSpan)]
 
     def facts(self) -> ModelFacts:
         """The part of the configuration that an artefact carries."""
         c = self.config
         return ModelFacts(
-            positions=c.positions, sublayers=c.sublayers, layers=c.layers, heads=c.heads, head_dim=c.head_dim,
-            d_model=c.d_model, d_ff=c.d_ff, persistent=c.persistent, vocab_size=c.vocab_size, cutoffs=c.vocabulary.cutoffs,
-            reaches=self.reaches() or (), pre_norm=c.pre_norm, parameters=c.parameters,
-        )  # fmt: skip
+            positions=c.positions,
+            sublayers=c.sublayers,
+            layers=c.layers,
+            heads=c.heads,
+            head_dim=c.head_dim,
+            d_model=c.d_model,
+            d_ff=c.d_ff,
+            persistent=c.persistent,
+            vocab_size=c.vocab_size,
+            cutoffs=c.vocabulary.cutoffs,
+            reaches=self.longest_distances(),
+            pre_norm=c.pre_norm,
+            parameters=count_parameters(c),
+        )
 
 
 def drop(x: Tensor, p: float, config: ModelConfig, training: bool) -> Tensor:
-    """Dropout of [B, T, D] while training; variational: one mask [B, 1, D] for all positions (Gal and Ghahramani 2016)."""
+    """Dropout of x [B, T, D] while training.
+
+    Variational: one mask [B, 1, D] for all positions (Gal and Ghahramani 2016).
+    """
     if config.variational_dropout and training and p:
         return x * F.dropout(torch.ones_like(x[:, :1]), p)
     return F.dropout(x, p, training)
@@ -251,6 +289,15 @@ def drop(x: Tensor, p: float, config: ModelConfig, training: bool) -> Tensor:
 
 @lru_cache(maxsize=64)
 def parameter_shapes(config: ModelConfig) -> dict[str, torch.Size]:
-    """Name and shape of every parameter, without allocating any."""
+    """The name and shape of every parameter. Nothing is allocated."""
     with torch.device("meta"):
         return {name: parameter.shape for name, parameter in LanguageModel(config).named_parameters()}
+
+
+def count_parameters(config: ModelConfig) -> int:
+    """The number of trained values that scoring uses, without the classifiers of training.
+
+    Nothing is allocated.
+    """
+    shapes = parameter_shapes(config).items()
+    return sum(shape.numel() for name, shape in shapes if not name.startswith("auxiliary."))

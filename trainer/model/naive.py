@@ -1,4 +1,4 @@
-"""The truth about attention: one query, one key and one distance at a time. Slow, for tests only."""
+"""Attention computed for one query, one key and one distance at a time. It is slow and for tests only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def naive_attention(
     persistent: tuple[Tensor, Tensor] | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """The same contract as `attention.relative_attention`, written as its equation over explicit distances."""
+    """The answers of `attention.relative_attention`, which has the same arguments, by its equation."""
     B, T, H, K = query.shape
     J = key.shape[1]
     rows = []
@@ -51,10 +51,10 @@ def naive_attention(
 
 
 def _score(query: Tensor, key: Tensor, distance: int, terms: Terms) -> Tensor:
-    """Score of one query and key [H, K] at a distance, before division by sqrt(K): [H]."""
+    """The scores [H] of one query and key [H, K] at a distance, before division by sqrt(K)."""
     score = ((query if terms.u is None else query + terms.u) * key).sum(-1)
     if terms.position is not None:
         score = score + ((query if terms.v is None else query + terms.v) * terms.position[distance]).sum(-1)
-        if terms.bias is not None:
-            score = score + terms.bias[distance]
+    if terms.bias is not None:
+        score = score + terms.bias[distance]
     return score

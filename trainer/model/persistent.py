@@ -1,4 +1,5 @@
-"""Persistent vectors: keys and values that belong to the model, not to the text (Sukhbaatar et al. 2019b, section 4)."""
+"""Persistent vectors: keys and values that are parameters of the model (Sukhbaatar et al. 2019b, section
+4)."""
 
 from __future__ import annotations
 
@@ -8,20 +9,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.model.attention import Attention, Terms
+from trainer.model.attention import AttentionFunction, Terms
 from trainer.model.config import ModelConfig
 
 
 def persistent_attention(query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0) -> Tensor:
-    """Attention of [B, T, H, K] over persistent keys and values [H, N, K] alone."""
+    """Answers [B, T, H, K] of attention over persistent keys and values [H, N, K] alone."""
     scores_BHTN = torch.einsum("bthk,hnk->bhtn", query, key) * query.shape[-1] ** -0.5
     return torch.einsum("bhtn,hnk->bthk", F.dropout(scores_BHTN.softmax(dim=-1), dropout), value)
 
 
 class PersistentVectors(nn.Module):
-    """N keys and values [H, N, K] of one layer, stored divided by sqrt(K) and sqrt(N) (section 5.1).
+    """N keys and values [H, N, K] of one layer (section 5.1).
 
-    How they meet the attention over the context is the `sublayers` of the configuration (Figure 2).
+    Keys are stored divided by sqrt(K), and values by sqrt(N). `sublayers` of the configuration says how they
+    are combined with attention over the context (Figure 2).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -38,12 +40,12 @@ class PersistentVectors(nn.Module):
         self.value = nn.Parameter(torch.empty(heads, config.persistent, width))
 
     def reset_parameters(self) -> None:
-        """Normal with the variance that leaves keys and values of unit variance."""
+        """Draws normal values, such that `scaled` keys and values have unit variance."""
         nn.init.normal_(self.key, std=self.key.shape[-1] ** -0.5)
         nn.init.normal_(self.value, std=self.value.shape[1] ** -0.5)
 
     def scaled(self) -> tuple[Tensor, Tensor]:
-        """Keys and values as attention uses them: multiplied by sqrt(K) and sqrt(N)."""
+        """Keys and values as attention uses them: multiplied by sqrt(K) and sqrt(N) again."""
         return self.key * self.key.shape[-1] ** 0.5, self.value * self.value.shape[1] ** 0.5
 
     def attend(
@@ -52,17 +54,21 @@ class PersistentVectors(nn.Module):
         key: Tensor,
         value: Tensor,
         *,
-        attention: Attention,
+        attention: AttentionFunction,
         visible: Tensor,
         terms: Terms,
         dropout: float,
     ) -> Tensor:
-        """Attention [B, T, H, K] over context and persistent vectors together, as the configuration combines them."""
+        """Answers [B, T, H, K] of attention over context and persistent vectors, combined as the
+        configuration says.
+        """
         if self.config.sublayers == "all-attention":
             return attention(
                 query, key, value, visible=visible, terms=terms, persistent=self.scaled(), dropout=dropout
             )
-        if self.config.sublayers == "head-split":
+        if (
+            self.config.sublayers == "head-split"
+        ):  # the second half of the heads sees persistent vectors alone
             half = self.config.heads // 2
             first = _first_heads(terms, half)
             pieces = (x[:, :, :half] for x in (query, key, value))
@@ -76,7 +82,7 @@ class PersistentVectors(nn.Module):
 
 
 def _first_heads(terms: Terms, count: int) -> Terms:
-    """The terms of the first heads alone."""
+    """The terms of the first heads."""
     cut = {name: getattr(terms, name) for name in ("position", "bias", "u", "v", "gate")}
     axis = {"position": 1, "bias": 1, "u": 0, "v": 0, "gate": 1}
     return replace(

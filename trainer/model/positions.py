@@ -1,4 +1,9 @@
-"""How a model knows where its tokens are: distances in the scores, or positions added to the input."""
+"""The kinds of position that a model can have: terms of the attention scores, or vectors added to a layer's
+input.
+
+A new kind is one subclass of `Positions` in this file. The exporter reads what the class computes
+(`terms.py`), so the graph of a new kind needs no code of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runtimes.contract.rule import MemoryRule
+from runtimes.base.errors import ConfigError
+from runtimes.contract.rule import MAX_LENGTH, MemoryRule
 from trainer.model.attention import Terms
 from trainer.model.config import ModelConfig
+
+KINDS: dict[str, type[Positions]] = {}  # each kind by its name in `ModelConfig.positions`
 
 
 def frequencies(d_model: int) -> Tensor:
@@ -17,9 +25,10 @@ def frequencies(d_model: int) -> Tensor:
 
 
 def sinusoids(distances: Tensor, d_model: int, stored: Tensor | None = None) -> Tensor:
-    """Position vectors R, float64 [N, D], of distances [N]: [sin(d f), cos(d f)] with the frequencies above, or `stored` ones.
+    """The position vectors R, float64 [N, D], of the distances [N]: [sin(d f), cos(d f)].
 
-    The halves are not interleaved, as in the public code.
+    f are the frequencies above, or `stored` ones from a checkpoint. Sines and cosines are two halves and are
+    not interleaved, as in the public code.
     """
     f = frequencies(d_model) if stored is None else stored.double().cpu()
     angles = distances.double().cpu()[:, None] * f
@@ -27,9 +36,23 @@ def sinusoids(distances: Tensor, d_model: int, stored: Tensor | None = None) -> 
 
 
 class Positions(nn.Module):
-    """No positions at all; each kind below says what it adds."""
+    """A model without positions, and the base class of every kind of position.
+
+    A subclass names itself, `class MyPositions(Positions, kind="mine")`, and overrides `terms` for what it
+    contributes to attention scores, or `input_table` for what it adds to a layer's input. The class
+    attributes say which options of the configuration the kind takes.
+    """
+
+    has_context = False  # `context` counts the rows of a table; otherwise it must be 0
+    added_to_input = False  # the vectors are added to a layer's input, and `from_segment_end` may be set
+    has_sinusoids = False  # d_model must be even, and `stored_frequencies` may be set
+    initial_std = 0.02  # standard deviation of the parameters at the start of training
 
     frequencies: Tensor | None
+
+    def __init_subclass__(cls, *, kind: str) -> None:
+        super().__init_subclass__()
+        KINDS[kind] = cls
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -38,29 +61,82 @@ class Positions(nn.Module):
             "frequencies", frequencies(config.d_model).float() if config.stored_frequencies else None
         )
 
-    def rows(self, position: Tensor) -> Tensor:
-        """Rows of a table of absolute positions for stream positions int64 [B, T]."""
-        if self.config.from_segment_end:
-            return torch.arange(position.shape[1] - 1, -1, -1, device=position.device).clamp(
-                max=self.config.context - 1
+    @classmethod
+    def check(cls, config: ModelConfig) -> None:
+        """Raises ConfigError where options of the configuration do not fit this kind."""
+        if cls.has_sinusoids and config.d_model % 2:
+            raise ConfigError(
+                f"model.d_model is {config.d_model}; {config.positions} positions need an even number, "
+                "because one half "
+                "of a position vector is sines and the other half is cosines."
             )
-        return position % self.config.context
+        if not (1 if cls.has_context else 0) <= config.context <= (MAX_LENGTH if cls.has_context else 0):
+            expected = f"1 to {MAX_LENGTH} rows" if cls.has_context else "0"
+            raise ConfigError(
+                f"model.context is {config.context}; {config.positions} positions take {expected}."
+            )
+        if config.from_segment_end and not cls.added_to_input:
+            raise ConfigError(
+                f"model.from_segment_end is true and model.positions is {config.positions}; expected a kind "
+                "that is "
+                "added to the input, which absolute and per-layer are."
+            )
+        if config.stored_frequencies and not cls.has_sinusoids:
+            raise ConfigError(
+                f"model.stored_frequencies is true and {config.positions} positions have no sinusoids; "
+                "set it to false."
+            )
+        by_distance = cls.has_context and not cls.added_to_input
+        if config.span and by_distance and config.context <= config.span.maximum:
+            raise ConfigError(
+                f"model.span.maximum is {config.span.maximum}, beyond the {config.context} rows of "
+                "model.context; "
+                f"give {config.span.maximum + 1} rows, for the distances 0 to {config.span.maximum}."
+            )
+
+    def table_rows(self, rule: MemoryRule) -> int:
+        """The number of distances, from 0 on, that have terms of their own.
+
+        Longer ones have those of the last row.
+        """
+        own = self.has_context and not self.added_to_input
+        return min(rule.position_rows, self.config.context) if own else rule.position_rows
 
     def vectors(self, count: int, rule: MemoryRule) -> Tensor:
-        """What the terms of all layers share: the row of each distance 0 … count - 1, int64 [count], clamped."""
+        """What the terms of all layers share. Here: the clamped distances of 0 … count - 1, int64 [count]."""
         return torch.arange(count).clamp(max=count if rule.clamp_len is None else rule.clamp_len)
 
     def terms(self, layer: int, vectors: Tensor) -> Terms:
-        """One layer's terms of the attention scores."""
+        """One layer's terms of the attention scores, for the answer of `vectors`."""
         return Terms()
 
+    def input_table(self, layer: int) -> Tensor | None:
+        """The vectors [rows, D] that are added to a layer's input by stream position.
+
+        None where nothing is added.
+
+        Positions start again after the last row, or count from the segment's end: see `input_rows`.
+        """
+        return None
+
+    def input_rows(self, position: Tensor) -> Tensor:
+        """The rows of `input_table` for stream positions int64 [B, T]: [B, T], or [T] from the segment's
+        end."""
+        if self.config.from_segment_end:
+            distance = torch.arange(position.shape[1] - 1, -1, -1, device=position.device)
+            return distance.clamp(max=self.config.context - 1)
+        return position % self.config.context
+
     def embed(self, layer: int, x: Tensor, position: Tensor) -> Tensor:
-        """The input [B, T, D] of a layer, knowing its stream positions int64 [B, T]."""
-        return x
+        """The input [B, T, D] of a layer at stream positions int64 [B, T], with position vectors added."""
+        table = self.input_table(layer)
+        return x if table is None else x + table[self.input_rows(position)]
 
 
-class RelativePositions(Positions):
+class RelativePositions(Positions, kind="relative"):
     """W_kR R_d, u and v (Dai et al. 2019, section 3.3)."""
+
+    has_sinusoids = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -83,8 +159,13 @@ class RelativePositions(Positions):
         return Terms(position=position, u=self.u[pair], v=self.v[pair])
 
 
-class ShawPositions(Positions):
-    """A learned vector and bias for every distance, head and layer (Shaw et al. 2018, as in the public code of Dai et al.)."""
+class ShawPositions(Positions, kind="shaw"):
+    """A learned vector and bias for each distance, head and layer (Shaw et al.
+
+    2018, as in the code of Dai et al.).
+    """
+
+    has_context = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -98,8 +179,11 @@ class ShawPositions(Positions):
         return Terms(position=self.table[layer, rows], bias=self.table_bias[layer, rows], u=self.u[layer])
 
 
-class LearnedPositions(Positions):
+class LearnedPositions(Positions, kind="learned"):
     """One learned table, shared by all heads and layers (Sukhbaatar et al. 2019b, section 5.1)."""
+
+    has_context = True
+    initial_std = 1.0
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -111,34 +195,45 @@ class LearnedPositions(Positions):
         return Terms(position=self.table[rows][:, None].expand(-1, self.heads, -1))
 
 
-class AbsolutePositions(Positions):
-    """Sinusoids added to the first layer's input (Vaswani et al. 2017, section 3.5); they start again every `context` tokens."""
+class AbsolutePositions(Positions, kind="absolute"):
+    """Sinusoids added to the first layer's input (Vaswani et al. 2017, section 3.5)."""
+
+    has_context = True
+    added_to_input = True
+    has_sinusoids = True
+
+    def input_table(self, layer: int) -> Tensor | None:
+        return None if layer else self._sinusoids(self.config.context)
 
     def embed(self, layer: int, x: Tensor, position: Tensor) -> Tensor:
         if layer:
             return x
-        rows = self.rows(position)
-        table = sinusoids(
-            torch.arange(int(rows.max()) + 1), x.shape[-1], self.frequencies
-        )  # not all of a vast context
-        return x + table.to(x)[rows]
+        rows = self.input_rows(position)
+        # Only rows up to the last one that is needed are computed, because the context may be vast.
+        return x + self._sinusoids(int(rows.max()) + 1).to(x)[rows]
+
+    def _sinusoids(self, count: int) -> Tensor:
+        return sinusoids(torch.arange(count), self.config.d_model, self.frequencies)
 
 
-class PerLayerPositions(Positions):
-    """Learned positions added to every layer's input (Al-Rfou et al. 2018); they start again every `context` tokens."""
+class PerLayerPositions(Positions, kind="per-layer"):
+    """Learned positions added to every layer's input (Al-Rfou et al. 2018)."""
+
+    has_context = True
+    added_to_input = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.table = nn.Parameter(torch.empty(config.layers, config.context, config.d_model))
 
-    def embed(self, layer: int, x: Tensor, position: Tensor) -> Tensor:
-        return x + self.table[layer, self.rows(position)]
+    def input_table(self, layer: int) -> Tensor | None:
+        return self.table[layer]
 
 
 def make_positions(config: ModelConfig) -> Positions:
-    """The kind that the configuration names."""
-    kinds = {
-        "relative": RelativePositions, "shaw": ShawPositions, "learned": LearnedPositions,
-        "absolute": AbsolutePositions, "per-layer": PerLayerPositions,
-    }  # fmt: skip
-    return kinds[config.positions](config)
+    """The positions that the configuration names; raises ConfigError where its options do not fit them."""
+    if config.positions not in KINDS:
+        raise ConfigError(f"model.positions is {config.positions!r:.40}; expected one of {', '.join(KINDS)}.")
+    kind = KINDS[config.positions]
+    kind.check(config)
+    return kind(config)

@@ -1,7 +1,7 @@
-"""The model with keys and values for memory in place of hidden states: each token's are computed once, not in every segment.
+"""The model with a memory of keys and values instead of hidden states. Each token's are computed only once.
 
-For inference alone: no dropout, no gradients. The answers are those of `LanguageModel.layers`, which projects M remembered
-hidden states for the T tokens of a segment and is tested against the papers; this form is tested against that one.
+This form is for inference: it has no dropout and no gradients. `LanguageModel.layers` computes the same
+answers from remembered hidden states, which it projects again in every segment. Tests compare the two.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from runtimes.contract.rule import MemoryRule
-from trainer.model.attention import Terms, relative_attention
-from trainer.model.model import Block, LanguageModel, Sight, look
+from trainer.model.attention import Terms
+from trainer.model.model import Block, LanguageModel, Visibility, visibility_of
 
 
 class ProjectedModel:
-    """Steps of a model under one rule; the terms of all distances are computed at the start."""
+    """A model under one rule, whose terms for all distances are computed when it is made."""
 
     def __init__(self, model: LanguageModel, rule: MemoryRule) -> None:
         self.model, self.rule = model, rule
@@ -29,39 +29,46 @@ class ProjectedModel:
     def step(self, tokens: Tensor, memory: list[Tensor], positions: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The last layer's output [B, T, D] and the memory after the segment.
 
-        tokens int64 [B, T]; positions int64 [B]: of each row's first token; memory: keys and values of the layers in turn,
-        2 L of [B, H, M, K].
+        tokens int64 [B, T]; positions int64 [B]: stream position of each row's first token; memory: keys and
+        values of one layer after the other, 2 L arrays [B, H, M, K].
         """
         T = tokens.shape[1]
         with torch.inference_mode():
-            sight = look(T, positions, self.rule, relative_attention)
+            visibility = visibility_of(T, positions, self.rule)
             x, after = self.model.embed(tokens), []
             for layer, block in enumerate(self.model.blocks):
-                x = self.model.positions.embed(layer, x, sight.positions)
+                x = self.model.positions.embed(layer, x, visibility.positions)
                 past = memory[2 * layer : 2 * layer + 2]
                 assert isinstance(block, Block)
-                x, kept = _block(block, x, past, _nearest(self.terms[layer], self.rule.mem_len + T), sight)
+                x, kept = _block(
+                    block, x, past, _nearest(self.terms[layer], self.rule.mem_len + T), visibility
+                )
                 after += [array[:, :, T:] for array in kept]
             return self.model.last([x]), after
 
 
 def _block(
-    block: Block, x: Tensor, past: list[Tensor], terms: Terms, sight: Sight
+    block: Block, x: Tensor, past: list[Tensor], terms: Terms, visibility: Visibility
 ) -> tuple[Tensor, list[Tensor]]:
-    """`Block.forward` with the past's keys and values given; returns those of past and segment, [B, H, M + T, K], as well."""
+    """What `Block.forward` returns, and keys and values [B, H, M + T, K] of memory and segment.
+
+    past: keys and values [B, H, M, K] of the memory.
+    """
     normal = block.attention_norm(x) if block.config.pre_norm else x
-    asking = normal if block.config.query_norm else x
+    query_input = normal if block.config.query_norm else x
     own = [block.heads(project(normal)).transpose(1, 2) for project in (block.key, block.value)]
     kept = [torch.cat(pair, dim=2) for pair in zip(past, own, strict=True)]
     key, value = kept
-    if sight.before is not None:  # memory of zeros: what a hidden state of zero is projected to
+    if visibility.before_start is not None:  # keys and values that a hidden state of zero is projected to
         zero = torch.zeros_like(x[:1, :1])
         zero = block.attention_norm(zero) if block.config.pre_norm else zero
-        before = sight.before[:, None, :, None]
-        blank = (block.heads(project(zero)).transpose(1, 2) for project in (block.key, block.value))
-        key, value = (torch.where(before, empty, array) for empty, array in zip(blank, kept, strict=True))
-    query = block.heads(block.query(asking))
-    return block.rest(x, block.attend(query, key.transpose(1, 2), value.transpose(1, 2), terms, sight)), kept
+        before = visibility.before_start[:, None, :, None]
+        initial = (block.heads(project(zero)).transpose(1, 2) for project in (block.key, block.value))
+        key, value = (torch.where(before, start, array) for start, array in zip(initial, kept, strict=True))
+    query = block.heads(block.query(query_input))
+    return block.rest(
+        x, block.attend(query, key.transpose(1, 2), value.transpose(1, 2), terms, visibility)
+    ), kept
 
 
 def _nearest(terms: Terms, count: int) -> Terms:

@@ -1,4 +1,5 @@
-"""Adaptive attention span: how far back each head looks is learned (Sukhbaatar et al. 2019a, section 3.2)."""
+"""Adaptive attention span: each head learns how far back it attends (Sukhbaatar et al. 2019a, section
+3.2)."""
 
 from __future__ import annotations
 
@@ -10,12 +11,11 @@ from torch import Tensor, nn
 from runtimes.base.errors import ArtefactError
 from trainer.model.config import ModelConfig, SpanConfig
 
-
 WINDOW_STEP = 64  # tokens by which the public code shortens its softmax
 
 
 class AdaptiveSpan(nn.Module):
-    """The spans of all heads of one layer. share [H]: z_h / S, from 0 to 1."""
+    """The spans of all heads of one layer, as the parameter `share` [H]: z_h / S, from 0 to 1."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -26,14 +26,17 @@ class AdaptiveSpan(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.constant_(self.share, self.span.initial)
 
-    def mask(self, count: int) -> Tensor:
-        """m(d) [count, H] for distances 0 … count - 1: clamp((R + z + 1 - d) / R, 0, 1), and 0 beyond S."""
-        distance = torch.arange(count, device=self.share.device)[:, None]
+    def mask(self, count: int, dtype: torch.dtype | None = None) -> Tensor:
+        """m(d) [count, H] for distances 0 … count - 1: clamp((R + z + 1 - d) / R, 0, 1), and 0 beyond S.
+
+        dtype: of the computation; that of the spans when None.
+        """
+        distance = torch.arange(count, device=self.share.device, dtype=dtype)[:, None]
         soft = ((1 - distance + self.share * self.span.maximum) / self.span.ramp + 1).clamp(0, 1)
         return soft.masked_fill(distance > self.span.maximum, 0.0)
 
     def penalty(self) -> Tensor:
-        """The layer's part of the loss: coefficient times the mean span in tokens."""
+        """The layer's part of the loss: the coefficient times the mean span in tokens."""
         return self.span.penalty * self.span.maximum * self.share.mean()
 
     def constrain(self) -> None:
@@ -42,9 +45,11 @@ class AdaptiveSpan(nn.Module):
             self.share.clamp_(0, 1)
 
     def window(self) -> int | None:
-        """The longest distance in the softmax before the mask, where `epsilon` makes it matter; otherwise None.
+        """The longest distance in the softmax before the mask, where `epsilon` makes it matter; otherwise
+        None.
 
-        The public code drops whole steps of 64 tokens beyond the longest span of a layer's heads and its ramp.
+        The public code drops whole steps of 64 tokens beyond the longest span of a layer's heads and its
+        ramp.
         """
         if not self.span.epsilon:
             return None
@@ -53,15 +58,20 @@ class AdaptiveSpan(nn.Module):
         return S - min(S - 1, S - longest) // WINDOW_STEP * WINDOW_STEP
 
     def remembered(self) -> tuple[int, ...]:
-        """The longest distance that each head must remember: all of the window, or as far as its span gives weight."""
+        """The longest distance that each head must remember: the window, or as far as its span gives
+        weight."""
         window = self.window()
-        return self.reaches() if window is None else (window,) * len(self.share)
+        return self.longest_distances() if window is None else (window,) * len(self.share)
 
-    def reaches(self) -> tuple[int, ...]:
-        """The longest distance that each head gives any weight; raises ArtefactError for spans that no training leaves."""
+    def longest_distances(self) -> tuple[int, ...]:
+        """The longest distance that each head gives any weight.
+
+        Raises ArtefactError for spans outside 0 to S.
+        """
         if not bool(((self.share >= 0) & (self.share <= 1)).all()):
             raise ArtefactError(
-                "a learned span is not a share from 0 to 1 of the maximum; the run is damaged: train or copy it again."
+                "a learned span is not between 0 and 1 times the maximum, so the run is damaged; "
+                "train it again, or copy it again."
             )
         ends = (self.share.detach().double() * self.span.maximum + self.span.ramp + 1).tolist()
         return tuple(min(math.ceil(end) - 1, self.span.maximum) for end in ends)

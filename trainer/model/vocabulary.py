@@ -69,7 +69,9 @@ class Vocabulary(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def log_prob(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """log p(target) [N] of hidden states [N, D]: a cluster's logits are computed only for the targets inside it."""
+        """log p(target) [N] of hidden states [N, D]: a cluster's logits are computed only for the targets
+        inside it.
+        """
         head = self._head(hidden).log_softmax(dim=-1)
         shortlist = self.clusters[0].last
         column = targets
@@ -110,5 +112,7 @@ class Vocabulary(nn.Module):
 
 
 def at_least_fp32(logits: Tensor) -> Tensor:
-    """Logits in fp32 where autocast made them shorter: on the CPU it leaves softmax and mean as short as what they read."""
+    """Logits in fp32 where autocast made them shorter: on the CPU it leaves softmax and mean as short as what
+    they read.
+    """
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

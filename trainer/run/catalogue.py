@@ -1,37 +1,41 @@
-"""The built-in configurations by what they reproduce: what `xl-export train --list` prints."""
+"""The list of built-in configurations that `xl-export train --list` prints, grouped by their folders."""
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
+import re
 
-from trainer.run.config import BUILT_IN, TrainConfig
+from trainer.run.config import TrainConfig, built_in
 
-GROUPS = {  # patterns of names; a name belongs to the first group that has it
-    "small, on the built-in text": ("demo", "tiny", "all-attention-demo", "quality"),
-    "Transformer-XL (Dai et al. 2019, Tables 1 to 5)": ("enwik8-*", "text8-*", "wt103-*", "lm1b-*", "ptb"),
-    "Dai et al. 2019, Table 6": ("table6-*",),
-    "Dai et al. 2019, Table 7": ("table7-*",),
-    "Dai et al. 2019, Table 10": ("table10-*",),
-    "all-attention (Sukhbaatar et al. 2019)": ("all-attention-*",),
-    "its variants (Sukhbaatar et al. 2019, Figure 2)": ("figure2-*",),
-    "adaptive span (Sukhbaatar et al. 2019a)": ("adaptive-span-*",),
-    "Al-Rfou et al. 2019": ("al-rfou-*",),
-    "others": ("*",),
+TITLES = {  # of the folders in trainer/configs, in the order of the list
+    "small": "Small models on the built-in text",
+    "transformer-xl": "Transformer-XL (Dai et al. 2019, Tables 1 to 5)",
+    "ablations": "Ablations of Transformer-XL (Dai et al. 2019, Tables 6, 7 and 10)",
+    "all-attention": "All-attention networks (Sukhbaatar et al. 2019b) and their variants (Figure 2)",
+    "adaptive-span": "Adaptive attention span (Sukhbaatar et al. 2019a)",
+    "al-rfou": "Character-level Transformers (Al-Rfou et al. 2018)",
 }
 
 
 def catalogue() -> list[str]:
-    """A line for each configuration, with its corpus and sizes, below the title of its group."""
-    left = sorted(path.stem for path in BUILT_IN.glob("*.json"))
+    """The lines of the list: the title of each group, then a line for each configuration with its corpus and
+    sizes.
+    """
     lines = []
-    for title, patterns in GROUPS.items():
-        members = [name for name in left if any(fnmatchcase(name, pattern) for pattern in patterns)]
-        left = [name for name in left if name not in members]
-        lines += [title, *map(_line, members)] if members else []
-    return lines
+    for folder, title in TITLES.items():
+        members = [name for name, path in built_in().items() if path.parent.name == folder]
+        lines += [title, *map(_line, sorted(members, key=_by_number)), ""]
+    return [*lines, "`xl-export train NAME` trains one of them."]
+
+
+def _by_number(name: str) -> list[str | int]:
+    """A sort key that puts table6 before table10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def _line(name: str) -> str:
     config = TrainConfig.load(name)
     model = config.model
-    return f"  {name:<34}{config.corpus or 'any text':<18}{model.layers} layers, D {model.d_model}, H {model.heads}"
+    return (
+        f"  {name:<34}{config.corpus or 'any text':<18}{model.layers:>2} layers   "
+        f"d_model {model.d_model:<6}{model.heads:>2} heads"
+    )

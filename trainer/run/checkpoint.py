@@ -1,7 +1,8 @@
 """A run on disk; never a pickle.
 
-`model.safetensors` is what everything downstream reads: the weights of the best validation so far, or the last ones while there
-was no validation. The last ones, with all else that resuming needs, are in `training.safetensors` (`trainer/training/snapshot.py`).
+`model.safetensors` is what everything downstream reads: the weights of the best validation so far, or the
+last ones while there was no validation. The last ones, with all else that resuming needs, are in
+`training.safetensors` (`trainer/training/snapshot.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def matching_vocab(folder: Path, config: TrainConfig) -> Vocab:
     vocab = load_vocab(folder / VOCAB)
     if config.model.vocab_size != vocab.size:
         raise ArtefactError(
-            f"{folder / VOCAB} has {vocab.size} symbols and {CONFIG} says {config.model.vocab_size}; one is of another run."
+            f"{folder / VOCAB} has {vocab.size} symbols and {CONFIG} says {config.model.vocab_size}; one is "
+            "of another run."
         )
     return vocab
 
@@ -87,7 +89,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, 
 
 
 def load_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file, without its tensors; raises ArtefactError where it is missing or damaged."""
+    """The metadata of a safetensors file, without its tensors.
+
+    Raises ArtefactError where it is missing or damaged.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}
@@ -98,17 +103,21 @@ def load_metadata(path: Path) -> dict[str, str]:
 
 
 def load_tensors(path: Path, *, expected: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file that must have exactly the names, shapes and types of `expected`."""
+    """Tensors and metadata of a safetensors file that must have exactly the names, shapes and types of
+    `expected`.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             names = set(file.keys())
             if missing := sorted(set(expected) - names):
                 raise ArtefactError(
-                    f"{path} lacks the tensor {missing[0]}; it was written for another model than the run's config.json."
+                    f"{path} lacks the tensor {missing[0]}; it was written for another model than the run's "
+                    "config.json."
                 )
             if unknown := sorted(names - set(expected)):
                 raise ArtefactError(
-                    f"{path} has the unexpected tensor {unknown[0]}; it was written for another model than the run's config.json."
+                    f"{path} has the unexpected tensor {unknown[0]}; it was written for another model than "
+                    "the run's config.json."
                 )
             for name, like in expected.items():
                 if file.get_slice(name).get_shape() != list(like.shape):

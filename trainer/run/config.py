@@ -1,4 +1,5 @@
-"""What to train: the model's sizes, the text, and the recipe. One JSON file in, the same JSON in the run."""
+"""The configuration of a training run: the model, the text and the recipe. A run keeps it as
+`config.json`."""
 
 from __future__ import annotations
 
@@ -17,17 +18,25 @@ from trainer.model.config import ModelConfig
 from trainer.run.choices import CorpusName, VocabKind
 
 BUILT_IN = Path(__file__).parents[1] / "configs"
-MAX_RATE = 1e30  # what optimisers compute from a larger one is beyond fp32, which PyTorch answers with a RuntimeError
+MAX_RATE = 1e30  # from a larger learning rate, optimisers compute numbers beyond fp32
 Schedule = tuple[tuple[int, int], ...]  # [step, value] pairs
+
+
+def built_in() -> dict[str, Path]:
+    """The JSON files of the built-in configurations by name.
+
+    Their folders group them and are no part of the name.
+    """
+    return {path.stem: path for path in sorted(BUILT_IN.glob("*/*.json"))}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging:
-    """When the average of the weights begins; one of the two.
+    """When the average of the weights begins. Exactly one of the two must be given.
 
     start_step: the weights after every later step are averaged. patience: the average begins at the first
     validation that is worse than the best of those more than `patience` validations before it (Merity et al.
-    2018, section 3, where it is 5).
+    2018, section 3, where patience is 5).
     """
 
     start_step: int | None = None
@@ -35,10 +44,13 @@ class Averaging:
 
     def __post_init__(self) -> None:
         if (self.start_step is None) == (self.patience is None):
-            raise ConfigError("averaging has both or neither of start_step and patience; give one of them.")
+            raise ConfigError(
+                "averaging has both start_step and patience, or neither; give exactly one of them."
+            )
         if (self.start_step or 0) < 0 or (self.patience or 0) < 0:
             raise ConfigError(
-                f"averaging: start_step is {self.start_step}, patience {self.patience}; expected 0 or more."
+                f"averaging.start_step is {self.start_step} and averaging.patience is {self.patience}; "
+                "expected 0 or more."
             )
 
 
@@ -46,28 +58,27 @@ class Averaging:
 class TrainConfig:
     """One training run.
 
-    vocab: tokens are bytes, characters or words (of at least `min_count` occurrences).
-    text: path of a text file; null for the built-in corpus. data: folder of a prepared dataset, which brings
-    its own vocabulary; null for none. corpus: the public corpus that the recipe is for, of which `data` must
-    then be, unless `text` is given; null for any. batch: lanes (B), each a contiguous part of the text.
-    training, evaluation: memory rules while training and for every score afterwards. mem_len_schedule,
-    segment_schedule: [step, value] pairs in ascending order; from that step on `training` has this mem_len or
-    segment.
+    training, evaluation: the memory rule of training, and the rule of every score afterwards.
+    mem_len_schedule, segment_schedule: [step, value] pairs in ascending order; from that step on, `training`
+    has this mem_len or segment. corpus: the public corpus that the recipe is for; `data` must then be a
+    dataset of it, unless `text` is given; null for any. vocab: tokens are bytes, characters or words.
+    min_count: rarer words are not in the vocabulary. text: path of a text file; null for the built-in text.
+    data: folder of a prepared dataset, which has its own vocabulary; null for none. batch: lanes (B), each of
+    which reads a contiguous part of the text. accumulate: a step computes its lanes in that many parts, one
+    after the other, and adds up their gradients.
 
-    optimizer: see `trainer.training.optimizer`. learning_rate rises linearly over `warmup_steps`, then
-    follows `schedule`, never below
-    min_learning_rate: `cosine` falls to it at `steps`; `constant`; `inverse-sqrt` falls by 1/√step; `plateau`
-    is multiplied by plateau_decay when more than plateau_patience validations in a row were no better than
-    the best. clip: largest gradient norm, of all parameters (adam) or of each tensor (adagrad).
-    accumulate: a step computes its lanes in that many parts, one after the other, and adds up their
-    gradients.
-    autocast: precision of the forward and backward pass; fp16 scales the loss. Weights and memory stay fp32.
-    averaging: the mean of the weights is what is validated and exported; null for none.
-    patience: training ends when this many validations in a row were no better than the best; 0 for never.
+    optimizer: see `trainer.training.optimizer`. learning_rate: rises linearly over `warmup_steps`, then
+    follows `schedule` and is never below min_learning_rate. schedule: `cosine` falls to min_learning_rate at
+    `steps`; `constant` stays; `inverse-sqrt` falls as 1/√step; `plateau` is multiplied by plateau_decay when
+    more than plateau_patience validations in a row were no better than the best. clip: largest gradient norm,
+    of all parameters (adam) or of each tensor (adagrad). autocast: precision of the forward and backward
+    pass; fp16 scales the loss. Weights and memory stay fp32. averaging: the mean of the weights is validated
+    and exported; null for the weights themselves. patience: training ends when this many validations in a row
+    were no better than the best; 0 for never.
 
-    device: what trains; several processes (`torchrun`) take one GPU each, or share the CPU. threads: CPU
-    threads, 0 for PyTorch's choice. tensorboard: metrics also as TensorBoard events, in the run's
-    `tensorboard` folder.
+    device: where the model is trained; of several processes, each takes a GPU, or all share the CPU. threads:
+    CPU threads; 0 for PyTorch's choice. tensorboard: metrics are also written as TensorBoard events, to the
+    run's folder `tensorboard`.
     """
 
     model: ModelConfig
@@ -115,35 +126,47 @@ class TrainConfig:
             if not 1 <= getattr(self, name) <= 1 << 40:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected a positive number.")
         if self.batch % self.accumulate:
-            raise ConfigError(f"accumulate is {self.accumulate}; expected a divisor of batch, {self.batch}.")
+            raise ConfigError(
+                f"accumulate is {self.accumulate}; expected a divisor of batch, which is {self.batch}."
+            )
         if not 0 < self.learning_rate <= MAX_RATE or self.clip <= 0:
             raise ConfigError(
-                f"learning_rate is {self.learning_rate} and clip {self.clip}; expected positive ones, the first up to {MAX_RATE}."
+                f"learning_rate is {self.learning_rate} and clip is {self.clip}; expected positive numbers, "
+                "and a "
+                f"learning_rate of at most {MAX_RATE:g}."
             )
         if not 0 <= self.min_learning_rate <= self.learning_rate:
             raise ConfigError(
-                f"min_learning_rate is {self.min_learning_rate}; expected 0 to learning_rate, {self.learning_rate}."
+                f"min_learning_rate is {self.min_learning_rate}; expected 0 to learning_rate, which is "
+                f"{self.learning_rate}."
             )
         if not 0 <= self.warmup_steps <= self.steps:
-            raise ConfigError(f"warmup_steps is {self.warmup_steps}; expected 0 to steps, {self.steps}.")
+            raise ConfigError(
+                f"warmup_steps is {self.warmup_steps}; expected 0 to steps, which is {self.steps}."
+            )
         if not 0 < self.plateau_decay < 1:
             raise ConfigError(f"plateau_decay is {self.plateau_decay}; expected above 0 and below 1.")
         if self.plateau_patience < 0 or self.patience < 0:
             raise ConfigError(
-                f"plateau_patience is {self.plateau_patience} and patience {self.patience}; expected 0 or more."
+                f"plateau_patience is {self.plateau_patience} and patience is {self.patience}; expected 0 "
+                "or more."
             )
         if not 0 <= self.seed < 1 << 63 or not 0 <= self.threads <= 1024:
             raise ConfigError(
-                f"seed is {self.seed} and threads {self.threads}; expected seed ≥ 0 and threads 0 to 1024."
+                f"seed is {self.seed} and threads is {self.threads}; expected a seed from 0 to 2^63 - 1 and "
+                "0 to 1024 threads."
             )
         if self.averaging is not None and (self.averaging.start_step or 0) >= self.steps:
             raise ConfigError(
-                f"averaging.start_step is {self.averaging.start_step}; expected below steps, {self.steps}."
+                f"averaging.start_step is {self.averaging.start_step}; expected less than steps, which is "
+                f"{self.steps}."
             )
         if self.text is not None and self.data is not None:
-            raise ConfigError(f"text is {self.text} and data is {self.data}; give one of the two.")
+            raise ConfigError(f"text is {self.text} and data is {self.data}; give only one of the two.")
         if self.training.include_self != self.evaluation.include_self:
-            raise ConfigError("training and evaluation differ in include_self; give both the same.")
+            raise ConfigError(
+                "training.include_self and evaluation.include_self differ; give both the same value."
+            )
         self._check_schedule("mem_len", self.mem_len_schedule)
         self._check_schedule("segment", self.segment_schedule)
         self.model.check_training_rule(self.longest)
@@ -153,8 +176,9 @@ class TrainConfig:
             and shortest - (shortest // 2 if self.model.objective.half else 0) < 2
         ):
             raise ConfigError(
-                f"the shortest training segment is {shortest} and objective.second_target needs 2 tokens that count; "
-                "lengthen training.segment, or leave second_target out."
+                f"the shortest training segment is {shortest} and objective.second_target needs 2 tokens "
+                "that count; "
+                "give a longer training.segment, or leave second_target out."
             )
 
     def _check_schedule(self, name: str, pairs: Schedule) -> None:
@@ -163,9 +187,9 @@ class TrainConfig:
         if not ascending or len(steps) < len(pairs):
             raise ConfigError(
                 f"{name}_schedule is {[list(pair) for pair in pairs]}; expected [step, {name}] pairs, "
-                f"steps ascending from 0 to below steps, {self.steps}."
+                f"with steps that ascend from 0 and stay below {self.steps}."
             )
-        for _, length in pairs:  # raises for a length that is none
+        for _, length in pairs:  # raises where a length is not possible
             dataclasses.replace(self.training, **{name: length})  # type: ignore[arg-type]
 
     @property
@@ -176,40 +200,41 @@ class TrainConfig:
         return dataclasses.replace(self.training, mem_len=M, segment=T)
 
     def refuse_if_too_large(self, *, lanes: int, memory_bytes: int) -> None:
-        """Raises ConfigError where training `lanes` of the batch takes more memory than the device has."""
+        """Raises ConfigError where training with `lanes` of the batch takes more memory than the device
+        has."""
+        from trainer.model.model import count_parameters  # PyTorch is not needed to read a configuration
+
         refuse_beyond_memory(
             self.num_bytes(lanes),
-            what=f"training {self.model.parameters:,} parameters in {lanes} lanes",
+            what=f"training {count_parameters(self.model):,} parameters in {lanes} lanes",
             mend="reduce layers, d_model, d_ff, batch, segment or mem_len",
             error=ConfigError,
             available=memory_bytes,
         )
 
     def num_bytes(self, lanes: int) -> int:
-        """About what training takes: weights, gradients and the optimiser's moments, and what the backward pass keeps."""
+        """An estimate of the memory of training: weights, gradients, the optimiser's moments, and what
+        backward keeps.
+        """
+        from trainer.model.model import count_parameters  # PyTorch is not needed to read a configuration
+
         model, T = self.model, max(self.longest.segment, self.evaluation.segment)
         J, B = max(self.longest.slots, self.evaluation.slots), -(-lanes // self.accumulate)
         scores = B * model.heads * T * J
         activations = B * (J + 6 * T) * model.d_model + B * T * 2 * model.d_ff + J * model.d_model
         logits = B * T * model.vocab_size
-        return 16 * model.parameters + 4 * (model.layers * (2 * scores + activations) + 2 * logits)
+        return 16 * count_parameters(model) + 4 * (model.layers * (2 * scores + activations) + 2 * logits)
 
     def with_steps(self, steps: int) -> TrainConfig:
-        """The same recipe over this many steps, its warm-up no longer than that."""
+        """The same recipe with this number of steps, and a warm-up that is not longer."""
         return dataclasses.replace(self, steps=steps, warmup_steps=min(self.warmup_steps, steps))
 
     @classmethod
     def load(cls, name: str | Path) -> TrainConfig:
         """The configuration in a JSON file, or a built-in one by name (`demo`, `tiny`, …)."""
-        path = BUILT_IN / f"{name}.json"
+        path = built_in().get(str(name), Path(name))
         if not path.is_file():
-            path = Path(name)
-        if not path.is_file():
-            near = ", ".join(
-                difflib.get_close_matches(
-                    str(name), [file.stem for file in BUILT_IN.glob("*.json")], n=3, cutoff=0
-                )
-            )
+            near = ", ".join(difflib.get_close_matches(str(name), list(built_in()), n=3, cutoff=0))
             raise ConfigError(
                 f"{name} is neither a file nor a built-in configuration, of which the nearest are {near}; "
                 "`xl-export train --list` shows all."

@@ -22,6 +22,7 @@ from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.records import from_json, to_json
 from runtimes.contract.spec import VOCAB
 from trainer.data.source import Source, load_source, reload_source, with_vocab_size
+from trainer.model.model import count_parameters
 from trainer.run.checkpoint import CONFIG, METRICS, MODEL, STATE, TEST
 from trainer.run.config import TrainConfig
 from trainer.training.journal import Journal, check_tensorboard
@@ -142,7 +143,7 @@ def _continue(training: Training, run: Path, source: Source, *, progress: bool) 
     if progress and not training.finished:
         print(
             f"training on {source.name}: {source.tokens.size:,} tokens, vocabulary {source.vocab.size:,}, "
-            f"{config.model.parameters:,} parameters, {ranks.device}"
+            f"{count_parameters(config.model):,} parameters, {ranks.device}"
         )
     journal = Journal(run, step=training.step, tensorboard=config.tensorboard) if ranks.is_first else None
     began, tokens = time.perf_counter(), 0

@@ -149,8 +149,7 @@ def write_graphs(spec: Spec, run: Run, folder: Path, attention: Attention) -> Or
     else:
         graph = lowered(step_graph(spec, run.config.model, weights), spec.precision)
     save_model(graph, folder)
-    exact_mask = run.config.model.span is None or not run.config.model.span.epsilon
-    if fused_cpu.takes(spec) and exact_mask:
+    if fused_cpu.takes(spec, run.config.model, weights):
         graph = lowered(fused_cpu.fused_step_graph(spec, run.config.model, weights), spec.precision)
         save_graph(graph, folder / FUSED, weights_of=folder / GRAPH)
     return OrtSession(spec, run.vocab, folder / GRAPH)

@@ -143,14 +143,14 @@ def spans_command(run: Path, out: Path | None, force: bool, as_json: bool) -> No
         title = f"at most {learned.maximum:,} tokens; {rule}"
         with atomic_file(out) as temporary:
             pictures.draw_spans(
-                temporary, learned.spans, learned.reaches, maximum=learned.maximum, title=title
+                temporary, learned.spans, learned.longest_distances, maximum=learned.maximum, title=title
             )
         click.echo(f"drawn to {out}", err=True)
     echo_json(
         {
             "maximum": learned.maximum,
             "spans": learned.spans,
-            "reaches": learned.reaches,
+            "reaches": learned.longest_distances,
             "bytes_saved": saved,
         },
         as_json,
@@ -160,7 +160,7 @@ def spans_command(run: Path, out: Path | None, force: bool, as_json: bool) -> No
 def span_lines(learned: LearnedSpans) -> list[str]:
     """A line for each layer: of every head the span in tokens and the longest distance that it gives any weight."""
     rows = [["layer", *(f"head {head}" for head in range(len(learned.spans[0])))]]
-    for layer, heads in enumerate(zip(learned.spans, learned.reaches, strict=True)):
+    for layer, heads in enumerate(zip(learned.spans, learned.longest_distances, strict=True)):
         rows.append([str(layer), *(f"{span:.1f} → {reach}" for span, reach in zip(*heads, strict=True))])
     width = max(len(cell) for row in rows for cell in row[1:])
     table = ["  ".join([f"{row[0]:>5}", *(f"{cell:>{width}}" for cell in row[1:])]) for row in rows]

@@ -118,6 +118,7 @@ def import_command(
     if out is not None:
         refuse_existing(out, force=force, marker="import.json")
     with needs("train", "torch", "safetensors", "tqdm"):
+        from trainer.model.model import count_parameters
         from xl_export.importers.checkpoint import ImportOptions
         from xl_export.importers.formats import FORMATS, open_source, recognise
         from xl_export.importers.self_check import check_import
@@ -146,7 +147,7 @@ def import_command(
     order = "pre" if model.pre_norm else "post"
     click.echo(
         f"sizes       {model.layers} layers, D {model.d_model}, H {model.heads}, K {model.head_dim}, "
-        f"{inner}, {model.positions} positions, {order}-norm, {model.parameters:,} parameters"
+        f"{inner}, {model.positions} positions, {order}-norm, {count_parameters(model):,} parameters"
     )
     clusters = (
         f", clusters from {', '.join(map(str, model.vocabulary.cutoffs))}" if model.vocabulary.cutoffs else ""
@@ -173,6 +174,6 @@ def import_command(
         "run": None if out is None else str(out),
         **record,
         "sizes": sizes,
-        "parameters": model.parameters,
+        "parameters": count_parameters(model),
     }
     echo_json(document, as_json)

@@ -12,10 +12,13 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
+from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
 from trainer.model.config import ModelConfig
+from trainer.model.terms import ModelTerms
 from xl_export.graph.layers import Weights
-from xl_export.graph.step import Group, StepGraph
+from xl_export.graph.memory import Group
+from xl_export.graph.step import StepGraph
 from xl_export.graph.tables import bias_table, position_table, query_bias
 
 DOMAIN = "xl_export"
@@ -25,17 +28,19 @@ TABLE = 4  # the index of the position table among the operator's inputs
 OPERATORS = {"float32": "RingRelativeAttention", "float16": "RingRelativeAttentionOverHalves"}
 
 
-def takes(spec: Spec) -> bool:
-    """Whether the operator computes what the layers of this artefact compute."""
-    by_distance = (
-        spec.model.positions in ("relative", "shaw", "learned") and spec.model.sublayers == "feed-forward"
-    )
-    served = spec.form == "ring" and spec.target == "onnxruntime"
-    return served and spec.rule.initial_memory == "masked" and by_distance
+def takes(spec: Spec, config: ModelConfig, weights: Weights) -> bool:
+    """Whether the operator computes what this artefact's layers compute."""
+    served = spec.form == "ring" and spec.target == "onnxruntime" and spec.rule.initial_memory == "masked"
+    if not served or spec.model.sublayers != "feed-forward":
+        return False
+    if config.span is not None and config.span.epsilon:  # the operator has the mask in its softmax
+        return False
+    one_row = MemoryRule(mem_len=0, segment=1)
+    return ModelTerms(config, weights, one_row).layer(0).position is not None
 
 
 def fused_step_graph(spec: Spec, config: ModelConfig, weights: Weights) -> ir.Model:
-    """The graph that `step_graph` makes, with the fused operator in place of the standard ones."""
+    """The same model as `step_graph` returns, with the fused operator."""
     return _FusedStepGraph(spec, config, weights).build()
 
 
@@ -46,15 +51,15 @@ class _FusedStepGraph(StepGraph):
         op, config = self.op, self.config
         order = [head for group in groups for head in group.heads]
         products = [product for product, _ in self.projected(layer, x, order, [])]
-        query, context = products[0], products[-1]  # one, or queries apart from keys and values
+        query, context = products[0], products[-1]  # the same product, or queries apart from keys and values
         key_at = 0 if len(products) > 1 else len(order) * config.head_dim
         answers = []
         for group in groups:
-            arguments = (self.weights, config)
-            u, v = (query_bias(*arguments, kind, layer, group.heads) for kind in ("u", "v"))
-            table = position_table(*arguments, group.rule, layer, group.heads)
-            bias = bias_table(*arguments, group.rule, layer, group.heads)
-            assert table is not None, "a model whose scores depend on distance has a table"
+            terms, rows = self.terms.layer(layer), self.terms.rows(group.rule)
+            u, v = (query_bias(vector, group.heads) for vector in (terms.u, terms.v))
+            table = position_table(terms, group.heads, rows)
+            bias = bias_table(terms, group.heads, rows, head_dim=config.head_dim)
+            assert table is not None, "`takes` refuses models without position vectors"
             optional = ((u, "u"), (v, "v"), (bias, "bias_table"))
             name, before = f"blocks.{group.name}.", order.index(group.heads[0]) * config.head_dim
             inputs = [

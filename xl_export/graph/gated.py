@@ -1,7 +1,7 @@
 """Attention whose weights are masked after the softmax and divided by their sum plus epsilon, in the graph.
 
-This is the form of the public code of adaptive spans (`SpanConfig.epsilon`). Without an epsilon the mask is part of the
-scores, as log m(d), and the softmax alone is enough.
+This is the form of the public code of adaptive spans (`SpanConfig.epsilon`). Without an epsilon the mask is
+part of the scores, as log m(d), and the softmax alone is enough.
 """
 
 from __future__ import annotations
@@ -19,13 +19,23 @@ LEAST_SCORE = np.float32(-1e30)  # in place of minus infinity, so that a query t
 
 
 def gated_attention(
-    layers: Layers, config: ModelConfig, layer: int, heads: Sequence[int], *, query: ir.Value, content: ir.Value,
-    key: ir.Value, value: ir.Value, bias: ir.Value, gate: ir.Value,
-) -> ir.Value:  # fmt: skip
+    layers: Layers,
+    config: ModelConfig,
+    layer: int,
+    heads: Sequence[int],
+    *,
+    query: ir.Value,
+    content: ir.Value,
+    key: ir.Value,
+    value: ir.Value,
+    bias: ir.Value,
+    gate: ir.Value,
+) -> ir.Value:
     """The answers [B, h, T, K] of some heads; a query that sees no key gets zeros.
 
-    query, content: queries without and with u, [B, h, T, K]. key, value [B, h, J, K]. bias [B, h, T, J]: what is added to
-    the scores. gate [B, h, T, J]: what the weights are multiplied by, 0 for keys that are not visible.
+    query, content: queries without and with u, [B, h, T, K]. key, value [B, h, J, K]. bias [B, h, T, J]: what
+    is added to the scores. gate [B, h, T, J]: what the weights are multiplied by, 0 for keys that are not
+    visible.
     """
     assert config.span is not None
     op = layers.op

@@ -11,7 +11,9 @@ MAX_STREAM = 1 << 20  # tokens; genai keeps their ids, 4 bytes each
 
 
 def takes(spec: Spec) -> bool:
-    """Whether genai can run the artefact: a ring of one shape for all layers, and logits without being asked for rows."""
+    """Whether genai can run the artefact: a ring of one shape for all layers, and logits without being asked
+    for rows.
+    """
     one_shape = len({state.shape for state in spec.state}) == 1
     return spec.form == "ring" and not spec.model.selective and one_shape and spec.state_dtype == "float32"
 

@@ -1,8 +1,8 @@
 """The output layer: all logits for a small vocabulary; for a large one only what is asked for.
 
-A large vocabulary's graph has two more inputs. `logit_rows` names the positions whose whole distribution is wanted (the last one,
-to generate). `targets` are the tokens whose log-probability is wanted (to score): each cluster's logits are
-computed for the targets inside it alone, so no [T, V] array ever exists.
+A large vocabulary's graph has two more inputs. `logit_rows` names the positions whose whole distribution is
+wanted (the last one, to generate). `targets` are the tokens whose log-probability is wanted (to score): each
+cluster's logits are computed for the targets inside it alone, so no [T, V] array ever exists.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def all_logits(layers: Layers, config: ModelConfig, hidden: ir.Value) -> ir.Valu
 def selected(
     layers: Layers, config: ModelConfig, hidden: ir.Value, targets: ir.Value, logit_rows: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Logits [rows, V] of the chosen positions of hidden [B, T, D], and log p of the wanted targets [B, T], 0 elsewhere."""
+    """Logits [rows, V] of the chosen positions of hidden [B, T, D], and log p of the wanted targets [B, T], 0
+    elsewhere.
+    """
     op = layers.op
     flat = op.Reshape(hidden, op.constant(np.array([-1, config.d_model])))
     logits = all_logits(layers, config, op.Gather(flat, logit_rows))
@@ -66,7 +68,9 @@ def selected(
 def selected_densely(
     layers: Layers, config: ModelConfig, hidden: ir.Value, targets: ir.Value, logit_rows: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """The same in shapes that do not depend on the targets, for engines: each cluster's logits are computed for all of them."""
+    """The same in shapes that do not depend on the targets, for engines: each cluster's logits are computed
+    for all of them.
+    """
     op, zero, clusters = layers.op, _int(layers, 0), config.clusters
     flat = op.Reshape(hidden, op.constant(np.array([-1, config.d_model])))
     logits = all_logits(layers, config, op.Gather(flat, logit_rows))
@@ -98,7 +102,8 @@ def _log_probs(layers: Layers, config: ModelConfig, hidden: ir.Value, targets: i
 
 
 def _head_column(layers: Layers, config: ModelConfig, targets: ir.Value) -> ir.Value:
-    """Where a target's first factor is in `_head`: its own column in the shortlist, or that of its cluster."""
+    """Where a target's first factor is in `_head`: its own column in the shortlist, or that of its
+    cluster."""
     op, clusters, column = layers.op, config.clusters, targets
     for i, cluster in enumerate(clusters[1:]):
         tail = op.GreaterOrEqual(targets, _int(layers, cluster.first))
@@ -125,7 +130,10 @@ def _head(layers: Layers, config: ModelConfig, hidden: ir.Value) -> ir.Value:
 
 
 def _logits(layers: Layers, config: ModelConfig, i: int, hidden: ir.Value) -> ir.Value:
-    """Logits of one cluster's own tokens. The table is read as it is stored, for input and output to share it."""
+    """Logits of one cluster's own tokens.
+
+    The table is read as it is stored, for input and output to share it.
+    """
     op, bias = layers.op, layers.weight(f"vocabulary.output_bias.{i}")
     table = layers.weight(f"vocabulary.{'table' if config.vocabulary.tie_weights else 'output_table'}.{i}")
     if is_selective(config.vocabulary.cutoffs, config.vocab_size):

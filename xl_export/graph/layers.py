@@ -1,4 +1,6 @@
-"""The parts that every graph of a model shares: weights by name, projections, heads, norms, feed-forward networks."""
+"""The parts that every graph of a model shares: weights by name, projections, heads, norms, feed-forward
+networks.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ class Layers:
         return self.op.constant(array.T, name + ".T") if transpose else self.op.constant(array, name)
 
     def projection(self, layer: int, kind: str, heads: Sequence[int] | None = None) -> np.ndarray:
-        """W of a layer's query, key or value as [D, H·K], of all heads or of some; 1/sqrt(K) is folded into the query's."""
+        """W of a layer's query, key or value as [D, H·K], of all heads or of some.
+
+        1/sqrt(K) is folded into the query's.
+        """
         matrix = self.weights[f"blocks.{layer}.{kind}.weight"].T
         if heads is not None:
             matrix = matrix.reshape(len(matrix), self.heads, self.head_dim)[:, list(heads)].reshape(

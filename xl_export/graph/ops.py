@@ -58,9 +58,14 @@ class Ops:
         return self._constants[key]
 
     def model(
-        self, inputs: list[ir.Value], outputs: list[ir.Value], facts: tuple[TensorFacts, ...], *, opset: int,
+        self,
+        inputs: list[ir.Value],
+        outputs: list[ir.Value],
+        facts: tuple[TensorFacts, ...],
+        *,
+        opset: int,
         domains: Mapping[str, int] = MappingProxyType({}),
-    ) -> ir.Model:  # fmt: skip
+    ) -> ir.Model:
         """The finished model; `facts` give the outputs their names, types and shapes."""
         for value, fact in zip(outputs, facts, strict=True):
             value.name, value.dtype, value.shape = fact.name, TYPES[fact.dtype], _shape(fact)
@@ -81,7 +86,10 @@ def graph_input(fact: TensorFacts) -> ir.Value:
 
 
 def save_model(model: ir.Model, folder: Path) -> None:
-    """Writes `step.onnx` and its external `weights.bin`; large tensors start on page boundaries, for memory maps."""
+    """Writes `step.onnx` and its external `weights.bin`.
+
+    Large tensors start on page boundaries, for memory maps.
+    """
     ir.save(
         model,
         folder / GRAPH,
@@ -93,7 +101,9 @@ def save_model(model: ir.Model, folder: Path) -> None:
 
 
 def save_graph(model: ir.Model, path: Path, *, weights_of: Path) -> None:
-    """Writes another graph over the weights of one that `save_model` wrote: large tensors of equal names are in its file."""
+    """Writes another graph over the weights of one that `save_model` wrote: large tensors of equal names are
+    in its file.
+    """
     stored = ir.load(weights_of).graph.initializers
     for name, value in model.graph.initializers.items():
         if name in stored and isinstance(stored[name].const_value, ir.ExternalTensor):

@@ -1,4 +1,6 @@
-"""Attention over persistent vectors in the graph: constants, so they need no memory, no mask and no positions."""
+"""Attention over persistent vectors in the graph: constants, so they need no memory, no mask and no
+positions.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,15 @@ from xl_export.graph.layers import Layers
 
 
 def context_and_persistent(
-    layers: Layers, layer: int, heads: Sequence[int], query: ir.Value, content: ir.Value, key: ir.Value, value: ir.Value,
+    layers: Layers,
+    layer: int,
+    heads: Sequence[int],
+    query: ir.Value,
+    content: ir.Value,
+    key: ir.Value,
+    value: ir.Value,
     bias: ir.Value,
-) -> ir.Value:  # fmt: skip
+) -> ir.Value:
     """One softmax over context and persistent vectors (Sukhbaatar et al. 2019b, equation 9): [B, h, T, K].
 
     The two products stay apart and only their scores are joined, so the memory is not copied.

@@ -2,12 +2,13 @@
 
 | preset | weights | products |
 |---|---|---|
-| fp16 | half precision, widened when the graph is loaded | fp32: a smaller file, the same time and memory but for tables |
-| int8 | blocks of 32 along the sum, each with a scale and a zero point | activations in int8 too (`MatMulNBits`, level 4) |
+| fp16 | half precision, widened when the graph is loaded | fp32: a smaller file, the same time |
+| int8 | blocks of 32 along the sum, each with a scale and a zero point | int8 activations (`MatMulNBits`) |
 | int4 | the same with 4 bits | the same |
 
-Matrices that a text's activations are multiplied by, and the vocabulary's tables, are quantised, by ONNX Runtime's own quantiser.
-What is left (position tables, persistent vectors, norms, biases) is stored in half precision.
+Matrices that a text's activations are multiplied by, and the vocabulary's tables, are quantised, by ONNX
+Runtime's own quantiser. What is left (position tables, persistent vectors, norms, biases) is stored in half
+precision.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from runtimes.base.startup import load_onnxruntime
 from runtimes.contract.precision import Precision
@@ -40,7 +42,8 @@ def lowered(model: ir.Model, precision: Precision) -> ir.Model:
 
 
 def halve(model: ir.Model) -> None:
-    """Stores every float32 constant of at least `SMALL` values in float16, with a Cast behind it that loading folds away.
+    """Stores every float32 constant of at least `SMALL` values in float16, with a Cast behind it that loading
+    folds away.
 
     The fused kernel reads position tables as they are.
     """
@@ -62,7 +65,9 @@ def halve(model: ir.Model) -> None:
 
 
 def quantise(model: ir.Model, bits: int) -> None:
-    """Puts `MatMulNBits` and `GatherBlockQuantized` in the place of products with constant matrices and of look-ups."""
+    """Puts `MatMulNBits` and `GatherBlockQuantized` in the place of products with constant matrices and of
+    look-ups.
+    """
     graph = model.graph
     model.opset_imports[MICROSOFT] = 1
     for node in list(graph):
@@ -76,11 +81,12 @@ def quantise(model: ir.Model, bits: int) -> None:
             made.outputs[0].name = f"{node.outputs[0].name}.{made.op_type}"
         new[-1].outputs[0].name = node.outputs[0].name
         ir.convenience.replace_nodes_and_values(graph, node, [node], new, node.outputs, new[-1].outputs)
-    _forget_unused(graph)
+    RemoveUnusedNodesPass()(model)  # transposes and constants that nothing reads any more
 
 
 def quantised(matrix: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """W [K, N] in blocks of `BLOCK` along K: values uint8 [N, blocks, BLOCK · bits / 8], scales [N, blocks], zero points.
+    """W [K, N] in blocks of `BLOCK` along K: values uint8 [N, blocks, BLOCK · bits / 8], scales [N, blocks],
+    zero points.
 
     The last block is filled up with zeros; zero points are uint8 [N, blocks], with 4 bits two in a byte.
     """
@@ -106,7 +112,9 @@ class _Matrix:
     array: np.ndarray
 
     def stored(self, graph: ir.Graph, bits: int) -> list[ir.Value]:
-        """Its parts as constants, there once for all that read them: an embedding and the output layer that is tied to it."""
+        """Its parts as constants, there once for all that read them: an embedding and the output layer that
+        is tied to it.
+        """
         kinds = [f"{self.name}.{kind}" for kind in ("values", "scales", "zero_points")]
         if kinds[0] not in graph.initializers:
             for name, part in zip(kinds, quantised(self.array, bits), strict=True):
@@ -115,7 +123,10 @@ class _Matrix:
 
 
 def _product(node: ir.Node) -> _Matrix | None:
-    """The matrix of a product worth quantising; one of fewer than `BLOCK` rows is not worth a scale for each column."""
+    """The matrix of a product worth quantising.
+
+    One of fewer than `BLOCK` rows is not worth a scale for each column.
+    """
     if node.op_type not in ("MatMul", "Gemm"):
         return None
     value = node.inputs[1]
@@ -192,17 +203,3 @@ def _constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
     value = ir.val(name, const_value=ir.tensor(array, name=name))
     graph.register_initializer(value)
     return value
-
-
-def _forget_unused(graph: ir.Graph) -> None:
-    """Removes the transposes and constants that nothing reads any more."""
-    for node in reversed(list(graph)):
-        if (
-            node.op_type == "Transpose"
-            and not node.outputs[0].uses()
-            and not node.outputs[0].is_graph_output()
-        ):
-            graph.remove(node, safe=True)
-    for name, value in list(graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output():
-            del graph.initializers[name]

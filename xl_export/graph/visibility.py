@@ -1,4 +1,5 @@
-"""What heads of one memory length see in a step: distances and visibility of every key for every query."""
+"""The mask of a step in the graph: the distance of every key from every query, and whether the query sees
+it."""
 
 from __future__ import annotations
 
@@ -14,25 +15,27 @@ from xl_export.graph.ops import Ops
 
 
 @dataclass(frozen=True)
-class Sight:
-    """J: key columns; S for the ring, M + T for the other forms.
+class StepMask:
+    """Values that all heads of one memory length share.
 
-    mask float [B, 1, T, J]: 0 where the mask rule lets a query see a key, else minus infinity.
-    row int64 [B, 1, T, J]: table row of each query and key.
-    before bool [B, 1, J, 1]: keys of zero initial memory; None where that is masked instead.
-    write_at int64 [B]: first ring slot to write; None for the other forms.
+    J key columns: S for the ring, M + T for the other forms.
+
+    mask float [B, 1, T, J]: 0 where a query sees a key, minus infinity where it does not. row int64 [B, 1, T,
+    J]: the row of the tables by distance for every query and key. before_start bool [B, 1, J, 1]: keys from
+    before the stream began, which are read as hidden states of zero; None where the mask hides them. write_at
+    int64 [B]: the ring's first slot to write; None for the other forms.
     """
 
     op: Ops
     batch: ir.Value
     mask: ir.Value
     row: ir.Value
-    before: ir.Value | None
+    before_start: ir.Value | None
     write_at: ir.Value | None
     rows: dict[int, ir.Value] = field(default_factory=dict)
 
     def row_of(self, heads: int) -> ir.Value:
-        """`row` as int32 [B, heads, T, J], once for all layers."""
+        """`row` as int32 [B, heads, T, J]. All layers with as many heads share the value."""
         if heads not in self.rows:
             op = self.op
             lead = op.Concat(self.batch, op.constant(np.array([heads, 1, 1])), axis=0)
@@ -40,29 +43,36 @@ class Sight:
         return self.rows[heads]
 
 
-def make_sight(op: Ops, inputs: Mapping[str, ir.Value], rule: MemoryRule, form: Form, rows: int) -> Sight:
-    """The sight of heads that remember `rule.mem_len` tokens: by slot in the ring, by column otherwise. rows: of their tables."""
+def make_mask(op: Ops, inputs: Mapping[str, ir.Value], rule: MemoryRule, form: Form, rows: int) -> StepMask:
+    """The mask of heads that remember `rule.mem_len` tokens, whose tables by distance have `rows` rows.
+
+    Key columns are the slots of the ring, or the memory and the segment one after the other in the other
+    forms.
+    """
     position = op.Unsqueeze(inputs["position_ids"], op.constant(np.array([1, 3])))  # [B, 1, T, 1]
     length = op.Squeeze(op.Shape(inputs["input_ids"], start=1))
     offset = op.Unsqueeze(_range(op, length), op.constant(np.array([1])))  # [T, 1]
     first = op.Gather(inputs["position_ids"], op.constant(np.array(0)), axis=1)  # [B]
     write_at = None
     if form == "ring":
+        # The token of stream position p is in slot p mod S, so the distance follows from the two, modulo S.
         slots = op.constant(np.array(rule.slots))
         write_at = op.Mod(first, slots)
         distance = op.Mod(op.Sub(position, op.constant(np.arange(rule.slots))), slots)  # [B, 1, T, S]
     else:
+        # The query of offset i is in column M + i, so its distance from column j is M + i - j in every row.
         column = _range(op, op.Add(length, op.constant(np.array(rule.mem_len))))
-        ahead = op.Sub(op.Add(offset, op.constant(np.array(rule.mem_len))), column)  # M + i - j, [T, M + T]
-        distance = op.Unsqueeze(ahead, op.constant(np.array([0, 1])))
+        difference = op.Sub(op.Add(offset, op.constant(np.array(rule.mem_len))), column)  # [T, M + T]
+        distance = op.Unsqueeze(difference, op.constant(np.array([0, 1])))
+    # Distances beyond the tables have the terms of the last row. Negative ones are masked: any row will do.
     row = op.Clip(distance, op.constant(np.array(0)), op.constant(np.array(rows - 1)))
     visible = _visible(op, rule, distance, position, offset)
     mask = op.Where(visible, op.constant(np.float32(0)), op.constant(np.float32(-np.inf)))
-    return Sight(op, op.Shape(first), mask, row, _before(op, rule, distance, position), write_at)
+    return StepMask(op, op.Shape(first), mask, row, _before_start(op, rule, distance, position), write_at)
 
 
 def _visible(op: Ops, rule: MemoryRule, distance: ir.Value, position: ir.Value, offset: ir.Value) -> ir.Value:
-    """`MemoryRule.visible` in graph form."""
+    """`MemoryRule.visible` in the graph: bool [B, 1, T, J]."""
     zero, window = op.constant(np.array(0)), op.constant(np.array(rule.mem_len))
     if rule.mask == "full":
         window = op.Add(window, offset)
@@ -74,13 +84,15 @@ def _visible(op: Ops, rule: MemoryRule, distance: ir.Value, position: ir.Value, 
     return seen
 
 
-def _before(op: Ops, rule: MemoryRule, distance: ir.Value, position: ir.Value) -> ir.Value | None:
-    """Keys [B, 1, J, 1] that lie before their text began: further from the last token than its position."""
+def _before_start(op: Ops, rule: MemoryRule, distance: ir.Value, position: ir.Value) -> ir.Value | None:
+    """The keys [B, 1, J, 1] from before the stream began: their distance from the last token exceeds its
+    position.
+    """
     if rule.initial_memory == "masked":
         return None
     last, end, axis = (op.constant(np.array([at])) for at in (-1, np.iinfo(np.int64).max, 2))
-    nearest, latest = (op.Slice(x, last, end, axis) for x in (distance, position))
-    return op.Transpose(op.Greater(nearest, latest), perm=[0, 1, 3, 2])
+    last_distance, last_position = (op.Slice(x, last, end, axis) for x in (distance, position))
+    return op.Transpose(op.Greater(last_distance, last_position), perm=[0, 1, 3, 2])
 
 
 def _range(op: Ops, count: ir.Value) -> ir.Value:

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from runtimes.base.errors import ArtefactError
-from trainer.model.config import ModelConfig, Position, VocabularyConfig
+from trainer.model.config import ModelConfig, VocabularyConfig
 from xl_export.importers.embedding import convert_vocabulary, same
 from xl_export.importers.validated import Tensors, sizes_of
 
-POSITIONS: dict[int, Position] = {0: "relative", 1: "shaw", 2: "absolute", 3: "per-layer"}
+POSITIONS: dict[int, str] = {0: "relative", 1: "shaw", 2: "absolute", 3: "per-layer"}
 
 
 @dataclass(frozen=True, kw_only=True)

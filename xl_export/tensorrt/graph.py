@@ -12,16 +12,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from runtimes.contract.spec import Spec, state_tensors
 from trainer.model.config import ModelConfig
 from xl_export.artefact.export import Attention
 from xl_export.graph.head import selected_densely
 from xl_export.graph.layers import Weights
+from xl_export.graph.memory import Group
 from xl_export.graph.ops import TYPES
 from xl_export.graph.persistent import persistent_tables
-from xl_export.graph.step import Group, StepGraph
+from xl_export.graph.step import StepGraph
 from xl_export.graph.tables import bias_table, position_table, query_bias
 from xl_export.tensorrt.half import to_half
 from xl_export.tensorrt.operator import DOMAIN, NAME, VERSION, Attributes, function_body
@@ -35,7 +35,6 @@ def tensorrt_graph(spec: Spec, config: ModelConfig, weights: Weights, *, attenti
     model = (_EngineStep if attention == "native" else _OperatorStep)(single, config, weights).build()
     if attention == "plugin":
         model.graph.opset_imports[DOMAIN] = VERSION
-        RemoveUnusedNodesPass()(model)  # distances and masks, which the operator works out by itself
     if spec.precision == "fp16":
         model = to_half(model, {fact.name: TYPES[fact.dtype] for fact in (*spec.inputs, *spec.outputs)})
     if attention == "plugin":
@@ -61,7 +60,7 @@ class _OperatorStep(_EngineStep):
 
     def context_attention(self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value) -> ir.Value:
         count = self.spec.model.persistent if self.config.sublayers == "all-attention" else 0
-        inputs = [query, key, value, self.first, *self.terms(group), *self.persistent(group, count)]
+        inputs = [query, key, value, self.first, *self.term_inputs(group), *self.persistent(group, count)]
         attributes = dataclasses.asdict(Attributes.of(group.rule, persistent=count))
         answer = self.op.custom(DOMAIN, NAME, inputs, attributes, outputs=1)[0]
         answer.dtype, answer.shape = (
@@ -78,15 +77,14 @@ class _OperatorStep(_EngineStep):
         clipped = op.Clip(position, op.constant(np.array(-rule.segment)), op.constant(np.array(rule.slots)))
         return op.Cast(clipped, to=ir.DataType.INT32)
 
-    def terms(self, group: Group) -> list[ir.Value]:
+    def term_inputs(self, group: Group) -> list[ir.Value]:
         """u, v, the position table and the bias table of a group, zeros for those that the model does not have."""
-        arguments, heads, name = (self.weights, self.config), group.heads, f"blocks.{group.name}."
-        u, v = (query_bias(*arguments, kind, group.layer, heads) for kind in ("u", "v"))
-        table = position_table(*arguments, group.rule, group.layer, heads)
-        if table is not None:
-            table = table[:1] if self.config.positions == "learned" else table  # one table for all heads
-            table = table.transpose(0, 2, 1)
-        bias = bias_table(*arguments, group.rule, group.layer, heads)
+        terms, rows = self.terms.layer(group.layer), self.terms.rows(group.rule)
+        heads, name = group.heads, f"blocks.{group.name}."
+        u, v = (query_bias(vector, heads) for vector in (terms.u, terms.v))
+        table = position_table(terms, heads[:1] if terms.one_for_all_heads else heads, rows)
+        table = None if table is None else table.transpose(0, 2, 1)
+        bias = bias_table(terms, heads, rows, head_dim=self.head_dim)
         return [
             self.given(u, name + "u", (len(heads), 1, self.head_dim)),
             self.given(v, name + "v", (len(heads), 1, self.head_dim)),

@@ -1,4 +1,5 @@
-"""Every architecture in PyTorch: fast = naive with all gradients, streams cut anywhere, twenty golden losses."""
+"""Every architecture in PyTorch: fast = naive with all gradients, streams cut anywhere, twenty golden
+losses."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ import torch
 
 from runtimes.contract.rule import MemoryRule
 from tests.architectures import ARCHITECTURES, RULE
-from trainer.model.attention import Attention, relative_attention
+from trainer.model.attention import AttentionFunction, relative_attention
 from trainer.model.config import ModelConfig
-from trainer.model.model import LanguageModel, parameter_shapes
+from trainer.model.model import LanguageModel, count_parameters, parameter_shapes
 from trainer.model.naive import naive_attention
 from trainer.training.objective import segment_loss
 
@@ -24,7 +25,9 @@ GOLDEN = Path(__file__).with_name("golden_architectures.json")
 
 
 def build(name: str) -> tuple[LanguageModel, MemoryRule]:
-    """A float64 model in evaluation mode, weights large enough that every term shows, and the rule of its kind."""
+    """A float64 model in evaluation mode, weights large enough that every term shows, and the rule of its
+    kind.
+    """
     options = dict(ARCHITECTURES[name])
     rule, _ = options.pop("rule", RULE), options.pop("shares", None)
     torch.manual_seed(1)
@@ -39,7 +42,11 @@ def build(name: str) -> tuple[LanguageModel, MemoryRule]:
 
 
 def feed(
-    model: LanguageModel, tokens: torch.Tensor, rule: MemoryRule, cuts: list[int], attention: Attention
+    model: LanguageModel,
+    tokens: torch.Tensor,
+    rule: MemoryRule,
+    cuts: list[int],
+    attention: AttentionFunction,
 ) -> torch.Tensor:
     memory, logits, at = model.start(len(tokens), rule), [], 0
     for length in cuts:
@@ -87,7 +94,7 @@ def test_parameters_are_counted_without_building_the_model(name: str) -> None:
     model, _ = build(name)
     shapes = parameter_shapes(model.config)
     assert shapes == {n: p.shape for n, p in model.named_parameters()}
-    assert model.config.parameters == sum(p.numel() for p in model.parameters())
+    assert count_parameters(model.config) == sum(p.numel() for p in model.parameters())
 
 
 def losses_of(name: str) -> list[float]:
@@ -112,7 +119,9 @@ def losses_of(name: str) -> list[float]:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_golden_losses_of_twenty_steps(name: str) -> None:
-    """A refactoring leaves every loss as it was. After a change that is meant to alter them, write them anew with
+    """A refactoring leaves every loss as it was.
+
+    After a change that is meant to alter them, write them anew with
 
     REGENERATE=1 .venv/bin/python -m pytest tests/trainer/model/test_architectures.py -k golden
     """

@@ -1,4 +1,5 @@
-"""Attention: the fast form against the naive one for every kind of term, and its parts against the formulas."""
+"""Attention: the fast form against the naive one for every kind of term, and its parts against the
+formulas."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from trainer.model.positions import sinusoids
 
 # B, T, M, H, K: odd sizes; no memory, memory shorter and longer than the segment, one token, one head
 SIZES = [(1, 1, 0, 1, 1), (3, 5, 0, 1, 3), (2, 7, 3, 3, 5), (3, 3, 7, 2, 1), (1, 1, 5, 3, 3), (2, 5, 5, 1, 7)]
-# which terms a model has: Transformer-XL, Shaw, learned positions, with spans, with persistent vectors, and none
+# the terms of Transformer-XL, Shaw, learned positions, with spans, with persistent vectors, and none
 KINDS: dict[str, tuple[str, ...]] = {
     "relative": ("position", "u", "v"),
     "shaw": ("position", "bias", "u"),
@@ -30,12 +31,20 @@ TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
 
 def inputs(B: int, T: int, M: int, H: int, K: int, kind: str = "relative", N: int = 4) -> dict[str, Tensor]:
-    """Random tensors of every input of a kind. A soft mask falls from 1 to 0 with the distance, as spans do."""
+    """Random tensors of every input of a kind. A soft mask falls from 1 to 0 with the distance, as spans
+    do."""
     J = M + T
     shapes = {
-        "query": (B, T, H, K), "key": (B, J, H, K), "value": (B, J, H, K), "position": (J, H, K), "bias": (J, H), "u": (H, K),
-        "v": (H, K), "persistent_key": (H, N, K), "persistent_value": (H, N, K),
-    }  # fmt: skip
+        "query": (B, T, H, K),
+        "key": (B, J, H, K),
+        "value": (B, J, H, K),
+        "position": (J, H, K),
+        "bias": (J, H),
+        "u": (H, K),
+        "v": (H, K),
+        "persistent_key": (H, N, K),
+        "persistent_value": (H, N, K),
+    }
     generator = torch.Generator().manual_seed(T + 10 * M)
     given = {}
     for name, shape in shapes.items():
@@ -70,11 +79,15 @@ def visibility(rule: MemoryRule, positions: list[int], T: int) -> Tensor:
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"mask": "full"}, {"initial_memory": "zeros"}, {"mask": "full", "initial_memory": "zeros"},
-        {"include_self": False}, {"include_self": False, "initial_memory": "zeros"},
+        {},
+        {"mask": "full"},
+        {"initial_memory": "zeros"},
+        {"mask": "full", "initial_memory": "zeros"},
+        {"include_self": False},
+        {"include_self": False, "initial_memory": "zeros"},
     ],
     ids=str,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_fast_attention_equals_naive_in_values_and_all_gradients(

@@ -1,4 +1,6 @@
-"""A second implementation of the paper's equations, in NumPy with explicit loops, that the model must reproduce."""
+"""A second implementation of the paper's equations, in NumPy with explicit loops, that the model must
+reproduce.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What heads look at, against one query and one key at a time; and learned spans against shares set by hand."""
+"""What heads look at, against one query and one key at a time; and learned spans against shares set by
+hand."""
 
 from __future__ import annotations
 
@@ -20,9 +21,17 @@ from trainer.model.naive import _score, naive_attention
 
 LENGTH = 45  # tokens; the rules here remember at most 16
 KINDS = [
-    "transformer-xl", "transformer-xl-untied-pre-norm", "shaw", "absolute", "per-layer", "adaptive-span", "adaptive-span-full",
-    "all-attention", "head-split", "single-head",
-]  # fmt: skip
+    "transformer-xl",
+    "transformer-xl-untied-pre-norm",
+    "shaw",
+    "absolute",
+    "per-layer",
+    "adaptive-span",
+    "adaptive-span-full",
+    "all-attention",
+    "head-split",
+    "single-head",
+]
 
 
 def text(length: int = LENGTH) -> np.ndarray:
@@ -30,7 +39,9 @@ def text(length: int = LENGTH) -> np.ndarray:
 
 
 class Spy:
-    """Naive attention that writes down every weight, and the softmax of every term alone, by layer, position and distance."""
+    """Naive attention that writes down every weight, and the softmax of every term alone, by layer, position
+    and distance.
+    """
 
     def __init__(self, layers: int) -> None:
         self.layers, self.calls, self.start = layers, 0, 0
@@ -190,12 +201,14 @@ def test_the_four_terms_add_up_to_the_score() -> None:
 
 
 def test_the_highest_fifth_of_what_precedes_each_target_is_marked() -> None:
-    weights = np.array([
-        [0.9, 0.01, 0.02, 0.03, 0.01, 0.01, 0.0, 0.01, 0.0, 0.005, 0.005],  # ten before the target, so two: not the target
-        [0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.9],  # what has no weight is not marked
-        [0.1, 0.3, 0.2, 0.2, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # four that are seen: one
-        [0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.0],  # the nearest of equals
-    ])  # fmt: skip
+    weights = np.array(
+        [
+            [0.9, 0.01, 0.02, 0.03, 0.01, 0.01, 0.0, 0.01, 0.0, 0.005, 0.005],  # two of ten
+            [0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.9],  # what has no weight is not marked
+            [0.1, 0.3, 0.2, 0.2, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # four that are seen: one
+            [0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.0],  # the nearest of equals
+        ]
+    )
     seen = np.ones(weights.shape, bool)
     seen[2, 5:] = False
     marked = highlighted(weights, seen)
@@ -245,7 +258,7 @@ def test_learned_spans_are_the_shares_of_the_maximum(name: str) -> None:
     assert learned.maximum == 16
     heads = slice(None if name == "adaptive-span" else 1)  # the first half of head-split looks at the context
     assert learned.spans == tuple(row[heads] for row in ((0.0, 8.0), (4.0, 16.0)))
-    assert learned.reaches == tuple(
+    assert learned.longest_distances == tuple(
         row[heads] for row in ((4, 12), (8, 16))
     )  # z + ramp, and at most the maximum
 
@@ -254,7 +267,7 @@ def test_learned_spans_are_the_shares_of_the_maximum(name: str) -> None:
 def test_spans_that_no_training_leaves_are_refused(share: float) -> None:
     model, _ = build("adaptive-span")
     model.spans()[1].share.data[0] = share
-    with pytest.raises(ArtefactError, match="not a share from 0 to 1"):
+    with pytest.raises(ArtefactError, match="not between 0 and 1 times"):
         learned_spans(model)
 
 

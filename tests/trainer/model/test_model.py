@@ -1,4 +1,7 @@
-"""The model: fast against naive, streams cut anywhere, memory, stop-gradient. The equations are in `test_equations.py`."""
+"""The model: fast against naive, streams cut anywhere, memory, stop-gradient.
+
+The equations are in `test_equations.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from runtimes.contract.rule import MemoryRule
-from trainer.model.attention import Attention, relative_attention
+from trainer.model.attention import AttentionFunction, relative_attention
 from trainer.model.config import ModelConfig
-from trainer.model.model import LanguageModel, drop
+from trainer.model.model import LanguageModel, count_parameters, drop
 from trainer.model.naive import naive_attention
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-10}
@@ -39,7 +42,7 @@ def feed(
     tokens: Tensor,
     rule: MemoryRule,
     cuts: list[int],
-    attention: Attention = relative_attention,
+    attention: AttentionFunction = relative_attention,
 ) -> tuple[Tensor, list[Tensor]]:
     """Logits and last memory of a stream fed in segments of the given lengths."""
     memory, logits, at = model.start(len(tokens), rule), [], 0
@@ -123,9 +126,12 @@ def cuts_of(length: int, longest: int) -> st.SearchStrategy[list[int]]:
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
-    cuts=cuts_of(17, 6), pre_norm=st.booleans(), mem_len=st.sampled_from([0, 1, 4, 9]),
-    initial_memory=st.sampled_from(["masked", "zeros"]), clamp_len=st.sampled_from([None, 3]),
-)  # fmt: skip
+    cuts=cuts_of(17, 6),
+    pre_norm=st.booleans(),
+    mem_len=st.sampled_from([0, 1, 4, 9]),
+    initial_memory=st.sampled_from(["masked", "zeros"]),
+    clamp_len=st.sampled_from([None, 3]),
+)
 def test_cutting_a_stream_never_changes_its_logits_under_same_length(
     cuts: list[int], pre_norm: bool, mem_len: int, initial_memory: str, clamp_len: int | None
 ) -> None:
@@ -156,7 +162,9 @@ def test_full_mask_depends_on_the_cut() -> None:
 @pytest.mark.parametrize("initial_memory", ["masked", "zeros"])
 @pytest.mark.parametrize("pre_norm", [False, True])
 def test_rows_at_different_positions_do_not_touch_each_other(pre_norm: bool, initial_memory: str) -> None:
-    """Row 0 restarts at position 0 on top of an old memory, row 1 goes on, row 2 starts with two tokens of padding."""
+    """Row 0 restarts at position 0 on top of an old memory, row 1 goes on, row 2 starts with two tokens of
+    padding.
+    """
     model, rule = build(pre_norm=pre_norm), MemoryRule(mem_len=5, segment=4, initial_memory=initial_memory)
     tokens = stream(3, 12)
     with torch.no_grad():
@@ -199,7 +207,7 @@ def test_memory_is_the_last_inputs_of_each_layer(cuts: list[int]) -> None:
 def test_parameter_formula_counts_what_the_model_has(sizes: dict[str, Any]) -> None:
     model = LanguageModel(ModelConfig(**SIZES | sizes))
     assert (
-        model.config.parameters
+        count_parameters(model.config)
         == sum(parameter.numel() for parameter in model.parameters())
         == model.facts().parameters
     )

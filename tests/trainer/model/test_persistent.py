@@ -1,4 +1,7 @@
-"""Persistent vectors: each way of Figure 2 (Sukhbaatar et al. 2019b) against its definition, one query and head at a time."""
+"""Persistent vectors: each way of Figure 2 (Sukhbaatar et al.
+
+2019b) against its definition, one query and head at a time.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,9 @@ def test_each_way_equals_its_definition(sublayers: str, attention: Any) -> None:
 
 
 def test_without_vectors_to_see_persistent_attention_is_the_softmax_of_the_paper() -> None:
-    """Keys and values are stored divided by sqrt(K) and sqrt(N), so that a score is q·k of what is stored (section 5.1)."""
+    """Keys and values are stored divided by sqrt(K) and sqrt(N), so that a score is q·k of what is stored
+    (section 5.1).
+    """
     module = build("all-attention")
     q = torch.randn(1, 1, H, K, dtype=torch.float64)
     answer = persistent_attention(q, *module.scaled())[0, 0]
@@ -105,7 +110,7 @@ def test_vectors_start_with_unit_variance_after_scaling() -> None:
         ({"sublayers": "feed-forward", "persistent": 3, "d_ff": 4}, "no persistent vectors"),
         (
             {"sublayers": "head-split", "persistent": 3, "heads": 3},
-            "heads is 3; head-split takes an even number",
+            "heads is 3; head-split layers take an even number",
         ),
     ],
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import trainer.model.positions as positions
+from runtimes.base.errors import ConfigError
 from trainer.model.config import ModelConfig
 
 
@@ -24,10 +27,35 @@ def test_absolute_positions_compute_no_more_rows_than_they_look_up(
     answers = []
     for context in (8, 1000):
         config = ModelConfig(
-            layers=1, d_model=4, heads=1, head_dim=4, d_ff=4, positions="absolute", context=context,
+            layers=1,
+            d_model=4,
+            heads=1,
+            head_dim=4,
+            d_ff=4,
+            positions="absolute",
+            context=context,
             from_segment_end=from_segment_end,
-        )  # fmt: skip
+        )
         table = positions.make_positions(config)
         answers.append(table.embed(0, torch.zeros(2, 3, 4), torch.tensor([[0, 1, 2], [4, 5, 6]])))
     assert torch.equal(*answers)
     assert computed == ([3, 3] if from_segment_end else [7, 7])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"d_model": 15}, r"model\.d_model is 15; relative positions need an even number"),
+        ({"context": 3}, r"model\.context is 3; relative positions take 0\."),
+        ({"positions": "shaw"}, r"model\.context is 0; shaw positions take 1 to \d+ rows\."),
+        ({"from_segment_end": True}, r"model\.from_segment_end is true and model\.positions is relative"),
+        (
+            {"positions": "shaw", "context": 3, "stored_frequencies": True},
+            r"model\.stored_frequencies is true and shaw positions have no sinusoids",
+        ),
+    ],
+)
+def test_options_that_a_kind_does_not_take_are_refused(options: dict[str, Any], message: str) -> None:
+    sizes: dict[str, Any] = {"layers": 1, "d_model": 4, "heads": 1, "head_dim": 4, "d_ff": 4}
+    with pytest.raises(ConfigError, match=message):
+        positions.make_positions(ModelConfig(**sizes | options))

@@ -1,4 +1,5 @@
-"""Keys and values for memory give the answers of hidden states for memory, for every architecture and rule."""
+"""Keys and values for memory give the answers of hidden states for memory, for every architecture and
+rule."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ KINDS = {"plain": {}, "pre-norm": {"pre_norm": True}, "untied": {"tie_biases": F
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_memories_give_the_same_answers(kind: str, rule: str) -> None:
-    """In segments of several lengths through three memories; rows begin with padding, one starts again on the way."""
+    """In segments of several lengths through three memories.
+
+    Rows begin with padding, one starts again on the way.
+    """
     options = {**SIZES, **KINDS[kind]}
     chosen: MemoryRule = dataclasses.replace(options.pop("rule", RULE), **RULES[rule])
     options["vocab_size"] = max(50, *options["vocabulary"].cutoffs, 0) + 30 if "vocabulary" in options else 50

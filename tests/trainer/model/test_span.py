@@ -12,11 +12,18 @@ from hypothesis import strategies as st
 from runtimes.base.errors import ConfigError
 from runtimes.contract.rule import MemoryRule
 from trainer.model.config import ModelConfig, SpanConfig
+from trainer.model.positions import make_positions
 from trainer.model.span import AdaptiveSpan
 
 SIZES: dict[str, Any] = {
-    "layers": 1, "d_model": 4, "heads": 3, "head_dim": 2, "d_ff": 2, "positions": "learned", "context": 101,
-}  # fmt: skip
+    "layers": 1,
+    "d_model": 4,
+    "heads": 3,
+    "head_dim": 2,
+    "d_ff": 2,
+    "positions": "learned",
+    "context": 101,
+}
 
 
 def build(shares: list[float], context: int = 101, **span: Any) -> AdaptiveSpan:
@@ -40,13 +47,15 @@ def test_the_mask_is_one_within_the_span_and_falls_over_the_ramp() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(share=st.floats(0, 1, width=32), ramp=st.integers(1, 40), maximum=st.integers(1, 100))
-def test_no_weight_falls_beyond_the_reach_and_some_on_it(share: float, ramp: int, maximum: int) -> None:
+def test_the_longest_distance_has_a_weight_and_no_longer_one_has(
+    share: float, ramp: int, maximum: int
+) -> None:
     module = build([share], ramp=ramp, maximum=maximum)
-    (reach,) = module.reaches()
+    (longest,) = module.longest_distances()
     mask = module.mask(202)[:, 0]
-    assert mask[reach + 1 :].max() < 1e-5
-    assert 1 <= reach <= maximum
-    assert mask[reach] > 0 or (mask[reach - 1] <= 1 / ramp + 1e-5)
+    assert mask[longest + 1 :].max() < 1e-5
+    assert 1 <= longest <= maximum
+    assert mask[longest] > 0 or (mask[longest - 1] <= 1 / ramp + 1e-5)
 
 
 def test_the_penalty_is_the_coefficient_times_the_mean_span() -> None:
@@ -72,8 +81,8 @@ def test_spans_start_as_configured() -> None:
     ("span", "message"),
     [
         ({"maximum": 0}, "span.maximum is 0"),
-        ({"maximum": 8, "ramp": 0}, "span.ramp 0"),
-        ({"maximum": 8, "initial": 1.5}, "span.initial 1.5"),
+        ({"maximum": 8, "ramp": 0}, "span.ramp is 0"),
+        ({"maximum": 8, "initial": 1.5}, "span.initial is 1.5"),
         ({"maximum": 8, "penalty": -1.0}, "span.penalty is -1.0"),
     ],
 )
@@ -86,10 +95,10 @@ def test_spans_beyond_the_positions_or_the_memory_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"span.maximum is 101, beyond the 101 rows of model.context; give 102 rows"
     ):
-        ModelConfig(**SIZES, span=SpanConfig(maximum=101))
+        make_positions(ModelConfig(**SIZES, span=SpanConfig(maximum=101)))
     config = ModelConfig(**SIZES, span=SpanConfig(maximum=100))
     config.check_training_rule(MemoryRule(mem_len=100, segment=1))
-    with pytest.raises(ConfigError, match=r"span.maximum is 100 and training.mem_len 99"):
+    with pytest.raises(ConfigError, match=r"span.maximum is 100 and training.mem_len is 99"):
         config.check_training_rule(MemoryRule(mem_len=99, segment=1))
 
 
@@ -114,7 +123,7 @@ def test_the_window_is_shortened_by_whole_steps(share: float, maximum: int, ramp
     assert module.remembered() == (window, window)
     plain = build([0.0, share], context=maximum + 1, maximum=maximum, ramp=ramp)
     assert plain.window() is None
-    assert plain.remembered() == plain.reaches()
+    assert plain.remembered() == plain.longest_distances()
 
 
 def test_an_epsilon_that_is_not_small_is_refused() -> None:

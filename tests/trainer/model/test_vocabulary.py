@@ -125,14 +125,14 @@ def test_gradients_reach_every_parameter_and_agree_between_the_two_ways() -> Non
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"cutoffs": (7, 3)}, "cutoffs are .7, 3.; expected ascending"),
+        ({"cutoffs": (7, 3)}, "cutoffs is .7, 3.; expected positive token ids in ascending order"),
         ({"cutoffs": (3, 3)}, "ascending"),
-        ({"cutoffs": (0, 3)}, "ascending positive"),
+        ({"cutoffs": (0, 3)}, "positive token ids in ascending order"),
         (
             {"cutoffs": (3,), "tie_projections": (True,)},
-            "tie_projections has 1 entries; expected one for each of 2 clusters",
+            "tie_projections has 1 entries; expected one for each of the 2 clusters",
         ),
-        ({"div_val": 0}, "div_val 0"),
+        ({"div_val": 0}, "div_val is 0"),
     ],
 )
 def test_impossible_clusters_are_refused(given: dict[str, Any], message: str) -> None:
@@ -143,8 +143,8 @@ def test_impossible_clusters_are_refused(given: dict[str, Any], message: str) ->
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"cutoffs": (3, 11)}, "cutoffs are .3, 11. and the vocabulary has 11 tokens"),
-        ({"cutoffs": (3, 7), "div_val": 4}, "leaves the last cluster no width"),
+        ({"cutoffs": (3, 11)}, "cutoffs is .3, 11. and the vocabulary has 11 tokens"),
+        ({"cutoffs": (3, 7), "div_val": 4}, "the last cluster would have a width of 0"),
     ],
 )
 def test_clusters_that_do_not_fit_the_model_are_refused(given: dict[str, Any], message: str) -> None:

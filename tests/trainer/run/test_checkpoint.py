@@ -1,4 +1,5 @@
-"""A run on disk: what is saved comes back, and what does not fit is refused with the file and tensor named."""
+"""A run on disk: what is saved comes back, and what does not fit is refused with the file and tensor
+named."""
 
 from __future__ import annotations
 
@@ -86,10 +87,14 @@ def damage(path: Path, kind: str) -> None:
         huge = (1 << 60).to_bytes(8, "little") + data[8:]
         path.write_bytes(
             {
-                "empty": b"", "header cut": data[:100], "data cut": data[:-1], "longer": data + b"\0",
-                "not safetensors": b"PK\x03\x04" + b"x" * 400, "absurd header size": huge,
+                "empty": b"",
+                "header cut": data[:100],
+                "data cut": data[:-1],
+                "longer": data + b"\0",
+                "not safetensors": b"PK\x03\x04" + b"x" * 400,
+                "absurd header size": huge,
             }[kind]
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize(

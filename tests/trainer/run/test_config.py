@@ -14,7 +14,8 @@ from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.records import from_json, to_json
 from runtimes.contract.rule import MemoryRule
 from trainer.model.config import ModelConfig
-from trainer.run.config import BUILT_IN, Averaging, TrainConfig
+from trainer.run.catalogue import TITLES, catalogue
+from trainer.run.config import BUILT_IN, Averaging, TrainConfig, built_in
 from trainer.training.state import Training
 
 GOOD: dict[str, Any] = {
@@ -41,37 +42,69 @@ def load(data: Any) -> TrainConfig:
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(
-    sizes=st.tuples(*[st.integers(1, 64)] * 5), dropout=st.floats(0, 0.99), tied=st.booleans(), pre_norm=st.booleans(),
-    mem_len=st.integers(0, 99), mask=st.sampled_from(["full", "same-length"]), clamp_len=st.none() | st.integers(1, 99),
-    vocab=st.sampled_from(["byte", "char", "word"]), text=st.none() | st.text(), seed=st.integers(0, 2**63 - 1),
+    sizes=st.tuples(*[st.integers(1, 64)] * 5),
+    dropout=st.floats(0, 0.99),
+    tied=st.booleans(),
+    pre_norm=st.booleans(),
+    mem_len=st.integers(0, 99),
+    mask=st.sampled_from(["full", "same-length"]),
+    clamp_len=st.none() | st.integers(1, 99),
+    vocab=st.sampled_from(["byte", "char", "word"]),
+    text=st.none() | st.text(),
+    seed=st.integers(0, 2**63 - 1),
     learning_rate=st.floats(1e-9, 1),
-)  # fmt: skip
+)
 def test_json_round_trip_is_the_identity(
-    sizes: tuple[int, ...], dropout: float, tied: bool, pre_norm: bool, mem_len: int, mask: Any, clamp_len: int | None,
-    vocab: Any, text: str | None, seed: int, learning_rate: float,
-) -> None:  # fmt: skip
+    sizes: tuple[int, ...],
+    dropout: float,
+    tied: bool,
+    pre_norm: bool,
+    mem_len: int,
+    mask: Any,
+    clamp_len: int | None,
+    vocab: Any,
+    text: str | None,
+    seed: int,
+    learning_rate: float,
+) -> None:
     layers, half, heads, head_dim, d_ff = sizes
     config = TrainConfig(
         model=ModelConfig(
-            layers=layers, d_model=2 * half, heads=heads, head_dim=head_dim, d_ff=d_ff, dropout=dropout,
-            tie_biases=tied, pre_norm=pre_norm,
+            layers=layers,
+            d_model=2 * half,
+            heads=heads,
+            head_dim=head_dim,
+            d_ff=d_ff,
+            dropout=dropout,
+            tie_biases=tied,
+            pre_norm=pre_norm,
         ),
         training=MemoryRule(mem_len=mem_len, segment=7, mask=mask, clamp_len=clamp_len),
-        evaluation=MemoryRule(mem_len=3, segment=2), vocab=vocab, text=text, seed=seed, learning_rate=learning_rate,
-        averaging=Averaging(start_step=seed % 100) if tied else None, mem_len_schedule=((1, mem_len), (5, 2)) if pre_norm else (),
-    )  # fmt: skip
+        evaluation=MemoryRule(mem_len=3, segment=2),
+        vocab=vocab,
+        text=text,
+        seed=seed,
+        learning_rate=learning_rate,
+        averaging=Averaging(start_step=seed % 100) if tied else None,
+        mem_len_schedule=((1, mem_len), (5, 2)) if pre_norm else (),
+    )
     assert load(json.loads(json.dumps(to_json(config)))) == config
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in BUILT_IN.glob("*.json")))
+@pytest.mark.parametrize("name", sorted(built_in()))
 def test_every_built_in_configuration_loads_by_name(name: str) -> None:
     config = TrainConfig.load(name)
     assert config.text is None, "a built-in configuration must work on any machine"
     assert load(json.loads(json.dumps(to_json(config)))) == config
 
 
-def test_the_demo_configuration_is_built_in() -> None:
-    assert (BUILT_IN / "demo.json").is_file()
+def test_every_folder_of_configurations_has_a_title_and_every_name_is_there_once() -> None:
+    paths = list(BUILT_IN.rglob("*.json"))
+    assert {path.parent for path in paths} == {BUILT_IN / folder for folder in TITLES}
+    assert sorted(path.stem for path in paths) == sorted(built_in())
+    listed = [line.split()[0] for line in catalogue() if line.startswith("  ")]
+    assert sorted(listed) == sorted(built_in())
+    assert built_in()["demo"] == BUILT_IN / "small" / "demo.json"
 
 
 def test_a_file_loads_by_path(tmp_path: Path) -> None:
@@ -92,30 +125,91 @@ def test_an_integer_is_good_enough_for_a_float() -> None:
     ("key", "value"),
     [
         # unknown keys, at each depth
-        ("stepz", 3), ("model.layerz", 3), ("training.mem", 3),
+        ("stepz", 3),
+        ("model.layerz", 3),
+        ("training.mem", 3),
         # wrong types
-        ("model.layers", "2"), ("model.layers", 2.0), ("model.layers", True), ("model.layers", None), ("model.pre_norm", 1),
-        ("model.dropout", "0.1"), ("learning_rate", float("nan")), ("learning_rate", float("inf")), ("learning_rate", False),
-        ("model", 3), ("training", []), ("text", 3), ("vocab", "chars"), ("vocab", None), ("training.mask", "causal"),
-        ("evaluation.initial_memory", "ones"), ("steps", [1]), ("seed", 0.5),
+        ("model.layers", "2"),
+        ("model.layers", 2.0),
+        ("model.layers", True),
+        ("model.layers", None),
+        ("model.pre_norm", 1),
+        ("model.dropout", "0.1"),
+        ("learning_rate", float("nan")),
+        ("learning_rate", float("inf")),
+        ("learning_rate", False),
+        ("model", 3),
+        ("training", []),
+        ("text", 3),
+        ("vocab", "chars"),
+        ("vocab", None),
+        ("training.mask", "causal"),
+        ("evaluation.initial_memory", "ones"),
+        ("steps", [1]),
+        ("seed", 0.5),
         # impossible sizes
-        ("model.d_model", 15), ("model.d_model", 0), ("model.heads", 0), ("model.heads", -1), ("model.layers", 0),
-        ("model.head_dim", 0), ("model.d_ff", 0), ("model.layers", 10**12), ("model.vocab_size", -1),
-        ("model.dropout", 1.0), ("model.dropout", -0.1), ("model.attention_dropout", 1.0),
-        ("steps", -5), ("steps", 0), ("batch", 0), ("batch", -1), ("min_count", 0), ("log_every", 0), ("validate_every", 0),
-        ("checkpoint_every", 0), ("warmup_steps", 1001), ("warmup_steps", -1), ("learning_rate", 0.0), ("learning_rate", -1.0),
-        ("clip", 0.0), ("seed", -1), ("seed", 2**63), ("threads", -1), ("threads", 10**6),
-        ("accumulate", 0), ("accumulate", 3), ("min_learning_rate", -0.1), ("min_learning_rate", 1.0), ("plateau_decay", 1.0),
-        ("plateau_decay", 0.0), ("plateau_patience", -1), ("patience", -1), ("averaging", {}), ("averaging.start_step", 1000),
-        ("averaging.patience", -1), ("mem_len_schedule", [[0, 1, 2]]), ("segment_schedule", [[5, 8], [5, 9]]),
-        ("segment_schedule", [[5]]), ("mem_len_schedule", [[]]), ("learning_rate", 1e39), ("averaging.start_step", -1),
+        ("model.d_model", 0),
+        ("model.heads", 0),
+        ("model.heads", -1),
+        ("model.layers", 0),
+        ("model.head_dim", 0),
+        ("model.d_ff", 0),
+        ("model.layers", 10**12),
+        ("model.vocab_size", -1),
+        ("model.dropout", 1.0),
+        ("model.dropout", -0.1),
+        ("model.attention_dropout", 1.0),
+        ("steps", -5),
+        ("steps", 0),
+        ("batch", 0),
+        ("batch", -1),
+        ("min_count", 0),
+        ("log_every", 0),
+        ("validate_every", 0),
+        ("checkpoint_every", 0),
+        ("warmup_steps", 1001),
+        ("warmup_steps", -1),
+        ("learning_rate", 0.0),
+        ("learning_rate", -1.0),
+        ("clip", 0.0),
+        ("seed", -1),
+        ("seed", 2**63),
+        ("threads", -1),
+        ("threads", 10**6),
+        ("accumulate", 0),
+        ("accumulate", 3),
+        ("min_learning_rate", -0.1),
+        ("min_learning_rate", 1.0),
+        ("plateau_decay", 1.0),
+        ("plateau_decay", 0.0),
+        ("plateau_patience", -1),
+        ("patience", -1),
+        ("averaging", {}),
+        ("averaging.start_step", 1000),
+        ("averaging.patience", -1),
+        ("mem_len_schedule", [[0, 1, 2]]),
+        ("segment_schedule", [[5, 8], [5, 9]]),
+        ("segment_schedule", [[5]]),
+        ("mem_len_schedule", [[]]),
+        ("learning_rate", 1e39),
+        ("averaging.start_step", -1),
         # choices that there are not
-        ("optimizer", "sgd"), ("schedule", "linear"), ("autocast", "fp8"), ("device", "tpu"), ("tensorboard", 1),
-        ("mem_len_schedule", 3), ("mem_len_schedule", [3]), ("mem_len_schedule", [["1", 2]]), ("averaging", 3),
+        ("optimizer", "sgd"),
+        ("schedule", "linear"),
+        ("autocast", "fp8"),
+        ("device", "tpu"),
+        ("tensorboard", 1),
+        ("mem_len_schedule", 3),
+        ("mem_len_schedule", [3]),
+        ("mem_len_schedule", [["1", 2]]),
+        ("averaging", 3),
         # lengths
-        ("training.segment", 0), ("training.mem_len", -1), ("evaluation.mem_len", 10**12), ("evaluation.clamp_len", 0),
+        ("training.segment", 0),
+        ("training.mem_len", -1),
+        ("evaluation.mem_len", 10**12),
+        ("evaluation.clamp_len", 0),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_one_sentence_that_names_the_key(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"\b{key.split('.')[-1]}\b") as caught:
         load(changed(key, value))
@@ -143,7 +237,7 @@ def test_what_this_machine_cannot_train_is_refused_before_anything_is_allocated(
     changes: dict[str, Any],
 ) -> None:
     config = load(GOOD | changes)  # loading is no offence: a run may be exported on a smaller machine
-    with pytest.raises(ConfigError, match=r"takes [\d,]+ GiB and this machine has \d+; reduce layers"):
+    with pytest.raises(ConfigError, match=r"takes about [\d,]+ GiB and this machine has \d+; reduce layers"):
         Training.start(config)
 
 

@@ -1,4 +1,6 @@
-"""Every published configuration: its model is built on the meta device and counted, and a small one of its kind takes steps."""
+"""Every published configuration: its model is built on the meta device and counted, and a small one of its
+kind takes steps.
+"""
 
 from __future__ import annotations
 
@@ -13,34 +15,55 @@ from trainer.data.corpora import CORPORA
 from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
 from trainer.model.model import LanguageModel, parameter_shapes
 from trainer.run.choices import CORPUS_NAMES
-from trainer.run.config import BUILT_IN, TrainConfig
+from trainer.run.config import BUILT_IN, TrainConfig, built_in
 from trainer.training.objective import segment_loss
 
 VOCABULARY = {"enwik8": 256, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "ptb": 10_000}
 NAMES_OF_CORPORA = {
-    "enwik8": "enwik8", "text8": "text8", "wt103": "wikitext-103", "lm1b": "one-billion-word", "ptb": "penn-treebank",
-}  # fmt: skip
+    "enwik8": "enwik8",
+    "text8": "text8",
+    "wt103": "wikitext-103",
+    "lm1b": "one-billion-word",
+    "ptb": "penn-treebank",
+}
 CORPUS = {"table6": "wt103", "table7": "lm1b", "table10": "wt103", "figure2": "text8"}
 OURS = {"all-attention-demo", "demo", "quality", "tiny"}
 
 # millions of parameters that the papers print, with the classifiers that Al-Rfou et al. use in training
 PUBLISHED = {
-    "enwik8-base": 41, "enwik8-18l": 88, "enwik8-large": 277, "text8-large": 277, "wt103-base": 151, "lm1b-base": 460,
-    "lm1b-large": 800, "table6-xl": 128, "table6-xl-151m": 151, "table10-xl": 128, "table7-xl": 300,
-    "all-attention-enwik8": 39, "all-attention-text8": 38, "all-attention-enwik8-large": 114, "all-attention-text8-large": 114,
-    "all-attention-wt103": 133, "adaptive-span-enwik8": 39, "adaptive-span-enwik8-large": 209, "adaptive-span-text8": 38,
-    "adaptive-span-text8-large": 209, "al-rfou-enwik8-12l": 44, "al-rfou-text8-12l": 44, "al-rfou-enwik8-64l": 235,
+    "enwik8-base": 41,
+    "enwik8-18l": 88,
+    "enwik8-large": 277,
+    "text8-large": 277,
+    "wt103-base": 151,
+    "lm1b-base": 460,
+    "lm1b-large": 800,
+    "table6-xl": 128,
+    "table6-xl-151m": 151,
+    "table10-xl": 128,
+    "table7-xl": 300,
+    "all-attention-enwik8": 39,
+    "all-attention-text8": 38,
+    "all-attention-enwik8-large": 114,
+    "all-attention-text8-large": 114,
+    "all-attention-wt103": 133,
+    "adaptive-span-enwik8": 39,
+    "adaptive-span-enwik8-large": 209,
+    "adaptive-span-text8": 38,
+    "adaptive-span-text8-large": 209,
+    "al-rfou-enwik8-12l": 44,
+    "al-rfou-text8-12l": 44,
+    "al-rfou-enwik8-64l": 235,
     "al-rfou-text8-64l": 235,
-}  # fmt: skip
-# where this project's count is another one, as docs/results/papers.md explains: millions here, millions in
-# the paper
+}
+# configurations whose count differs, as docs/results/papers.md explains: millions here, millions in the paper
 DEVIATIONS = {
     "wt103-large": (285.2, 257),
     "ptb": (26.4, 24),
     "lm1b-large": (841.4, 800),
     "lm1b-base": (469.1, 460),
 }
-NAMES = sorted(path.stem for path in BUILT_IN.glob("*.json") if path.stem not in OURS)
+NAMES = sorted(set(built_in()) - OURS)
 
 
 def corpus_of(name: str) -> str:
@@ -72,7 +95,7 @@ def test_every_deviation_is_the_one_that_is_written_down(name: str) -> None:
     here, paper = DEVIATIONS[name]
     assert millions(name) == pytest.approx(here, abs=0.06)
     assert abs(here - paper) / paper > 0.015
-    text = (BUILT_IN.parents[1] / "docs" / "papers.md").read_text(encoding="utf-8")
+    text = (BUILT_IN.parents[1] / "docs" / "results" / "papers.md").read_text(encoding="utf-8")
     assert any(name in line and f"{here:.1f}M" in line for line in text.splitlines())
 
 

@@ -22,7 +22,7 @@ from runtimes.contract.rule import MemoryRule
 from tests.commands import last_line, refused, xl
 from tests.corpus_files import make_source
 from trainer.data.prepare import prepare
-from trainer.run.config import BUILT_IN, TrainConfig
+from trainer.run.config import TrainConfig, built_in
 from xl_export.cli.main import main
 
 Make = Callable[..., TrainConfig]
@@ -157,7 +157,7 @@ def test_an_unknown_configuration_is_refused_and_the_list_has_each_once(tmp_path
     assert not (tmp_path / "run").exists()
     result = train("--list")
     listed = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("  ")]
-    assert sorted(listed) == sorted(path.stem for path in BUILT_IN.glob("*.json"))
+    assert sorted(listed) == sorted(built_in())
 
 
 def test_training_says_what_it_trains_on(config: str, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_lengths_change_at_their_steps_and_nothing_else_does(make_config: Make) 
 def test_pairs_that_are_no_schedule_are_refused(make_config: Make, name: str, schedule: Any) -> None:
     with pytest.raises(
         ConfigError,
-        match=rf"{name} is .*expected \[step, \w+\] pairs, steps ascending from 0 to below steps, 12",
+        match=rf"{name} is .*expected \[step, \w+\] pairs, with steps that ascend from 0 and stay below 12",
     ):
         make_config(steps=12, **{name: schedule})
 

@@ -24,8 +24,7 @@ from tests.commands import refused, xl
 from xl_export.artefact import validate
 from xl_export.artefact.export import export
 from xl_export.cli.main import main
-from xl_export.graph import step
-from xl_export.graph import visibility as sight
+from xl_export.graph import step, visibility
 
 
 def test_check_replays_the_reference_past_three_rings_with_a_restart(artefacts: dict[str, Path]) -> None:
@@ -59,7 +58,7 @@ def test_validation_sees_an_error_that_only_a_wrapped_ring_has(
         zero = op.constant(np.array(0))
         return op.And(op.GreaterOrEqual(distance, zero), op.LessOrEqual(distance, op.Max(position, zero)))
 
-    monkeypatch.setattr(sight, "_visible", all_that_came_before)
+    monkeypatch.setattr(visibility, "_visible", all_that_came_before)
     with pytest.raises(UserError, match="over two streams"):
         export(run, tmp_path / "artefact")
 

@@ -16,7 +16,7 @@ from runtimes import UserError
 from runtimes.contract.rule import MemoryRule
 from xl_export.artefact import validate
 from xl_export.artefact.export import export
-from xl_export.graph import step
+from xl_export.graph import memory, step
 
 RULES = [
     MemoryRule(mem_len=M, segment=T)
@@ -78,7 +78,7 @@ def wrong_writes(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[Any, ir.Value, ir.Value], ir.Value]
 ) -> None:
     """Writes where `change(op, first position, ring slots)` says, modulo the slots."""
-    make = step.make_sight
+    make = memory.make_mask
 
     def made(op: Any, inputs: Any, rule: MemoryRule, form: Any, rows: int) -> Any:
         first = op.Gather(inputs["position_ids"], op.constant(np.array(0)), axis=1)
@@ -87,7 +87,7 @@ def wrong_writes(
             make(op, inputs, rule, form, rows), write_at=op.Mod(change(op, first, slots), slots)
         )
 
-    monkeypatch.setattr(step, "make_sight", made)
+    monkeypatch.setattr(memory, "make_mask", made)
 
 
 def test_a_ring_that_is_off_by_one_after_its_end(

@@ -283,5 +283,5 @@ def test_spans_that_cannot_be_shown_are_refused(run: Path, span_run: Path, tmp_p
     tensors, _ = load_tensors(damaged / "model.safetensors", expected=load_run(damaged).model.state_dict())
     tensors["blocks.1.span.share"] = torch.tensor([0.5, float("nan")])
     save_tensors(damaged / "model.safetensors", tensors)
-    assert_refused(call("spans", damaged), "not a share from 0 to 1")
-    assert_refused(call("info", damaged), "not a share from 0 to 1")
+    assert_refused(call("spans", damaged), "not between 0 and 1 times")
+    assert_refused(call("info", damaged), "not between 0 and 1 times")

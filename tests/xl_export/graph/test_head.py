@@ -1,4 +1,6 @@
-"""The output layer of large vocabularies: only what is asked for is computed, and it is what the whole layer says."""
+"""The output layer of large vocabularies: only what is asked for is computed, and it is what the whole layer
+says.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""WikiText-103's 267,735 words at their published size: what scoring takes in memory. Random weights; several minutes."""
+"""WikiText-103's 267,735 words at their published size: what scoring takes in memory.
+
+Random weights; several minutes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ for _ in range(3):
 logits, memory = session.predict(tokens, memory)
 held = sum(array.nbytes for array in memory.tensors.values())
 peak = next(int(line.split()[1]) * 1024 for line in open('/proc/self/status') if line.startswith('VmHWM'))
-print(json.dumps({"peak": peak, "memory": held, "mean": float(log_probs.mean()), "vocabulary": logits.shape[1]}))
+mean = float(log_probs.mean())
+print(json.dumps({"peak": peak, "memory": held, "mean": mean, "vocabulary": logits.shape[1]}))
 """
 
 

@@ -1,7 +1,8 @@
-"""Every preset, in every form of memory, of every architecture computes what PyTorch computes with weights rounded alike.
+"""Every preset, in every form of memory, of every architecture computes what PyTorch computes with weights
+rounded alike.
 
-The tolerances are stated beside what they must find, which the fixture's answers tell: what rounding the weights changes, and
-what a memory of 4 tokens changes.
+The tolerances are stated beside what they must find, which the fixture's answers tell: what rounding the
+weights changes, and what a memory of 4 tokens changes.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ SIZES: dict[str, Any] = {
     "head_dim": 20,
     "d_ff": 64,
 }  # 48: a last block that is half full
-ALIKE = 0.25  # of what rounding to fp16 changes at most: how far answers with fp16 weights may be from rounded weights in PyTorch
-IN_INT8 = 0.2  # of what rounding to int4 changes in the mean: how far int8 and int4 may be, whose activations are int8 besides
+# How far answers may be from those of rounded weights in PyTorch, as a share of the largest (fp16) or mean
+# change (int8, int4) that rounding makes. Activations are int8 besides, in the second case.
+ALIKE = 0.25
+IN_INT8 = 0.2
 WORST_IN_INT8 = 1.2  # the same of single values, as a share of the mean
 IN_HALF = 3e-4  # nats that float16 memory changes at most
 CUT = [8, 1, 7, 8, 8, 3, 8, 5]
@@ -50,7 +53,9 @@ Truths = Callable[[str], tuple[Run, dict[str, np.ndarray]]]
 
 @pytest.fixture(scope="module")
 def truths(make_run: Callable[..., Path], tokens: np.ndarray) -> Truths:
-    """`truths(architecture)`: a run with weights as small as trained ones, and PyTorch's answers [2, N, V] in each precision."""
+    """`truths(architecture)`: a run with weights as small as trained ones, and PyTorch's answers [2, N, V] in
+    each precision.
+    """
     found: dict[str, tuple[Run, dict[str, np.ndarray]]] = {}
 
     def of(kind: str) -> tuple[Run, dict[str, np.ndarray]]:

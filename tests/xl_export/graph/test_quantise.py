@@ -1,4 +1,6 @@
-"""Artefacts of fewer bits: the graph is the fp32 one over rounded weights, and every export says what that costs."""
+"""Artefacts of fewer bits: the graph is the fp32 one over rounded weights, and every export says what that
+costs.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ CUT = [8, 1, 7, 8, 8, 3, 8, 5]
 
 @pytest.fixture(scope="module")
 def calm_run(make_run: Callable[..., Path], text: str) -> Callable[..., Path]:
-    """`calm_run(kind)`: a run of an architecture with weights as small as trained ones, and some text kept aside."""
+    """`calm_run(kind)`: a run of an architecture with weights as small as trained ones, and some text kept
+    aside.
+    """
     from safetensors.torch import load_file, save_file
 
     def make(kind: str) -> Path:
@@ -249,7 +253,9 @@ def test_the_fused_kernel_passes_the_check_of_quantised_weights(
 def test_the_check_of_quantised_weights_finds_wrong_scales(
     precision: Precision, make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tolerances let the rounding of activations differ and no more: scales that are a tenth too large are found."""
+    """Its tolerances let the rounding of activations differ and no more: scales that are a tenth too large
+    are found.
+    """
     folder = export(make_run(**SIZES), tmp_path / "artefact", precision=precision)
     model = ir.load(folder / GRAPH)
     for name, value in model.graph.initializers.items():
@@ -345,9 +351,16 @@ def test_the_command_says_what_was_measured_and_info_repeats_it(
 @pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
 def test_a_preset_that_misses_its_limit_says_so(precision: Precision) -> None:
     measured = Measured(
-        tokens=1000, bits_per_token=2.0, fp32_bits_per_token=2.0 - LIMITS[precision] - 1e-3, kl_nats=0.1, agreement=0.9,
-        num_bytes=1, fp32_num_bytes=2, seconds_per_token=1e-3, fp32_seconds_per_token=2e-3,
-    )  # fmt: skip
+        tokens=1000,
+        bits_per_token=2.0,
+        fp32_bits_per_token=2.0 - LIMITS[precision] - 1e-3,
+        kl_nats=0.1,
+        agreement=0.9,
+        num_bytes=1,
+        fp32_num_bytes=2,
+        seconds_per_token=1e-3,
+        fp32_seconds_per_token=2e-3,
+    )
     assert "BEYOND the limit" in sentence(precision, measured)
     assert "within the limit" in sentence(precision, dataclasses.replace(measured, bits_per_token=1.9))
     assert "too few tokens to judge" in sentence(precision, dataclasses.replace(measured, tokens=4))
@@ -360,16 +373,24 @@ def test_a_preset_that_misses_its_limit_says_so(precision: Precision) -> None:
 def test_figures_that_nothing_can_measure_are_refused(name: str, figure: float) -> None:
     """A stranger's file may hold any; they are printed."""
     figures = {
-        "tokens": 1000, "bits_per_token": 2.0, "fp32_bits_per_token": 2.0, "kl_nats": -1e-12, "agreement": 0.9, "num_bytes": 1,
-        "fp32_num_bytes": 2, "seconds_per_token": 1e-3, "fp32_seconds_per_token": 2e-3,
-    }  # fmt: skip
+        "tokens": 1000,
+        "bits_per_token": 2.0,
+        "fp32_bits_per_token": 2.0,
+        "kl_nats": -1e-12,
+        "agreement": 0.9,
+        "num_bytes": 1,
+        "fp32_num_bytes": 2,
+        "seconds_per_token": 1e-3,
+        "fp32_seconds_per_token": 2e-3,
+    }
     Measured(**figures)  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
         Measured(**{**figures, name: figure})  # type: ignore[arg-type]
 
 
 def test_an_fp32_artefact_is_written_as_before_there_were_presets(artefacts: dict[str, Path]) -> None:
-    """So one from then loads, under the identity that saved streams name, and what is added to it is noticed."""
+    """So one from then loads, under the identity that saved streams name, and what is added to it is
+    noticed."""
     facts = json.loads((artefacts["ring"] / SPEC).read_text())
     assert not {"measured", "memory_precision", "target"} & set(facts)
     hashed = json.dumps({name: value for name, value in facts.items() if name != "digest"}, sort_keys=True)

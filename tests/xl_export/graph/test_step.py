@@ -1,4 +1,5 @@
-"""What the step graph is made of: standard operators, one reader per memory tensor, tables of the right size."""
+"""What the step graph is made of: standard operators, one reader per memory tensor, tables of the right
+size."""
 
 from __future__ import annotations
 

@@ -1,0 +1,121 @@
+"""A new kind of position is one class: it trains, exports in every form of memory, and equals PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from runtimes import open_session
+from runtimes.base.errors import ConfigError
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import load_spec
+from tests.streams import feed, rows
+from trainer.model import positions
+from trainer.model.attention import Terms
+from trainer.model.config import ModelConfig
+from trainer.model.positions import Positions
+from xl_export.artefact.export import export
+
+
+@pytest.fixture(autouse=True)
+def kinds() -> Iterator[None]:
+    """Registers two kinds for one test: one with every term and a table on the input, and one with a bias
+    alone.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(positions, "KINDS", dict(positions.KINDS))
+
+        class Everything(Positions, kind="everything"):
+            def __init__(self, config: ModelConfig) -> None:
+                super().__init__(config)
+                L, H, K, D = config.layers, config.heads, config.head_dim, config.d_model
+                self.u = nn.Parameter(torch.empty(L, H, K))
+                self.v = nn.Parameter(torch.empty(L, H, K))
+                self.slope = nn.Parameter(torch.empty(L, H, K))
+                self.table = nn.Parameter(torch.empty(L, 5, D))
+
+            def terms(self, layer: int, vectors: Tensor) -> Terms:
+                distance = vectors.to(self.slope)[:, None, None]
+                position = (self.slope[layer] * distance).cos()
+                return Terms(position=position, bias=position.sum(-1), u=self.u[layer], v=self.v[layer])
+
+            def input_table(self, layer: int) -> Tensor | None:
+                return self.table[layer]
+
+            def input_rows(self, position: Tensor) -> Tensor:
+                return position % 5
+
+        class LinearBias(Positions, kind="linear-bias"):  # as Press et al. 2022, with learned slopes
+            def __init__(self, config: ModelConfig) -> None:
+                super().__init__(config)
+                self.slope = nn.Parameter(torch.empty(config.layers, config.heads))
+
+            def terms(self, layer: int, vectors: Tensor) -> Terms:
+                return Terms(bias=self.slope[layer] * vectors.to(self.slope)[:, None])
+
+        yield
+
+
+@pytest.mark.parametrize("clamp_len", [None, 5])
+@pytest.mark.parametrize("form", ["ring", "shift", "hidden"])
+@pytest.mark.parametrize("kind", ["everything", "linear-bias"])
+def test_a_new_kind_exports_as_it_is(
+    kind: str,
+    form: str,
+    clamp_len: int | None,
+    make_run: Callable[..., Path],
+    tokens: np.ndarray,
+    tmp_path: Path,
+) -> None:
+    run = make_run(positions=kind, rule=MemoryRule(mem_len=16, segment=8, clamp_len=clamp_len))
+    artefact = export(run, tmp_path / "artefact", memory=form)  # type: ignore[arg-type]
+    assert load_spec(artefact).model.positions == kind
+    stream = rows(tokens, 2, 64)
+    expected, _ = feed(open_session(run), stream, [8, 1, 7] * 4)
+    answer, _ = feed(open_session(artefact), stream, [8, 1, 7] * 4)
+    assert np.abs(answer - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("attention", ["plugin", "native"])
+@pytest.mark.parametrize("kind", ["everything", "linear-bias"])
+def test_a_new_kind_exports_for_tensorrt(
+    kind: str, attention: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    run = make_run(positions=kind)
+    artefact = export(run, tmp_path / "artefact", target="tensorrt", attention=attention)  # type: ignore[arg-type]
+    stream = rows(tokens, 2, 64)
+    expected, _ = feed(open_session(run), stream, [8, 1, 7] * 4)
+    answer, _ = feed(open_session(artefact), stream, [8, 1, 7] * 4)
+    assert np.abs(answer - expected).max() < 0.05  # float16
+
+
+def test_the_fast_and_the_naive_model_agree_on_a_bias_without_position_vectors() -> None:
+    from trainer.model.attention import relative_attention
+    from trainer.model.naive import naive_attention
+
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, n, 3, 4, dtype=torch.float64) for n in (5, 9, 9))
+    visible = torch.ones(2, 5, 9, dtype=torch.bool).tril(4)
+    terms = Terms(bias=torch.randn(9, 3, dtype=torch.float64))
+    fast, naive, without = (
+        attend(query, key, value, visible=visible, terms=used)
+        for attend, used in (
+            (relative_attention, terms),
+            (naive_attention, terms),
+            (relative_attention, Terms()),
+        )
+    )
+    torch.testing.assert_close(fast, naive)
+    assert (fast - without).abs().max() > 0.1
+
+
+def test_a_kind_refuses_options_that_it_does_not_take(make_run: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match=r"model\.context is 3; linear-bias positions take 0\."):
+        make_run(positions="linear-bias", context=3)
+    with pytest.raises(ConfigError, match=r"model\.positions is 'rotary'; expected one of relative, shaw"):
+        make_run(positions="rotary")

@@ -1,0 +1,161 @@
+"""The forms of memory in the graph: how keys and values of memory and segment come together.
+
+`ring` and `shift` remember keys and values. The ring is written in place, at the slot of the token's
+position; the shift form appends the segment and drops what is oldest. `hidden` is the paper's own form: it
+remembers layer inputs, whose keys and values are computed again in each step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import HeadGroup, Spec
+from trainer.model.config import ModelConfig
+from trainer.model.terms import ModelTerms
+from xl_export.graph.layers import Layers, Weights
+from xl_export.graph.ops import graph_input
+from xl_export.graph.visibility import StepMask, make_mask
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some heads of one layer with the memory they share.
+
+    `name` is the prefix of their constants and tensors.
+    """
+
+    layer: int
+    name: str
+    heads: Sequence[int]
+    rule: MemoryRule
+
+
+class MemoryLayers(Layers):
+    """Writes a layer's queries, keys and values, and its memory tensors, in the spec's form of memory."""
+
+    def __init__(self, spec: Spec, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(
+            weights, heads=config.heads, head_dim=config.head_dim, norm_epsilon=config.norm_epsilon
+        )
+        self.spec, self.config, self.rule = spec, config, spec.rule
+        self.terms = ModelTerms(config, weights, spec.rule)
+        self.inputs = {facts.name: graph_input(facts) for facts in spec.inputs}
+        self.masks: dict[int, StepMask] = {}
+
+    def named(self, layer: int, groups: Sequence[HeadGroup]) -> list[Group]:
+        """The layer's groups of heads with their names and rules."""
+        named = []
+        for number, group in enumerate(groups):
+            rule = dataclasses.replace(self.rule, mem_len=group.mem_len)
+            name = f"{layer}" if len(groups) == 1 else f"{layer}.{number}"
+            named.append(Group(layer, name, group.heads, rule))
+        return named
+
+    def mask_of(self, group: Group) -> StepMask:
+        """The mask of a group. All groups with the same memory length share it."""
+        if group.rule.mem_len not in self.masks:
+            rows = self.terms.rows(group.rule)
+            self.masks[group.rule.mem_len] = make_mask(self.op, self.inputs, group.rule, self.spec.form, rows)
+        return self.masks[group.rule.mem_len]
+
+    def from_input(
+        self, layer: int, x: ir.Value, order: list[int], others: list[int]
+    ) -> tuple[ir.Value, ...]:
+        """Queries [B, H, T, K] of all heads, and the segment's own keys and values for the heads in
+        `order`."""
+        packed = self.projected(layer, x, order, others)
+        pieces = [
+            y for x, widths in packed for y in (self.op.split(x, widths, axis=2) if len(widths) > 1 else [x])
+        ]
+        return tuple(self.split_heads(piece) for piece in pieces)
+
+    def projected(
+        self, layer: int, x: ir.Value, order: list[int], others: list[int]
+    ) -> list[tuple[ir.Value, list[int]]]:
+        """Queries, keys and values side by side in as few products as possible, each with the widths of its
+        parts.
+        """
+        op, query_input, name = self.op, x, f"blocks.{layer}."
+        if self.config.pre_norm:
+            x = self.norm(name + "attention_norm", x)
+        matrices = [self.projection(layer, "query", [*order, *others])]
+        matrices += [self.projection(layer, kind, order) for kind in ("key", "value")]
+        widths = [matrix.shape[1] for matrix in matrices]
+        if self.config.pre_norm and not self.config.query_norm:
+            query = op.MatMul(query_input, op.constant(matrices.pop(0), name + "query"))
+            packed = op.MatMul(x, op.constant(np.concatenate(matrices, axis=1), name + "key_value"))
+            return [(query, widths[:1]), (packed, widths[1:])]
+        return [
+            (op.MatMul(x, op.constant(np.concatenate(matrices, axis=1), name + "query_key_value")), widths)
+        ]
+
+    def from_hidden(
+        self, group: Group, x: ir.Value, order: list[int], others: list[int], present: list[ir.Value]
+    ) -> tuple[ir.Value, ...]:
+        """Queries, and keys and values of memory and segment, from remembered layer inputs [B, M, D].
+
+        Appends the memory after the step to `present`.
+        """
+        op, name = self.op, f"blocks.{group.layer}."
+        context = op.Concat(self.inputs[f"past_hidden.{group.layer}"], self.to_memory(x), axis=1)
+        present.append(self.last_of(context, group.rule.mem_len, axis=1))
+        context = self.from_memory(context)
+        if (before_start := self.mask_of(group).before_start) is not None:
+            before_start = op.Squeeze(before_start, op.constant(np.array([1])))
+            context = op.Where(before_start, op.constant(np.float32(0)), context)
+        if self.config.pre_norm:
+            context = self.norm(name + "attention_norm", context)
+            x = self.norm(name + "attention_norm", x) if self.config.query_norm else x
+        matrices = [self.projection(group.layer, kind, order) for kind in ("key", "value")]
+        packed = op.MatMul(context, op.constant(np.concatenate(matrices, axis=1), name + "key_value"))
+        query = op.MatMul(
+            x, op.constant(self.projection(group.layer, "query", [*order, *others]), name + "query")
+        )
+        return tuple(
+            self.split_heads(y) for y in (query, *op.split(packed, [m.shape[1] for m in matrices], axis=2))
+        )
+
+    def remembered(self, group: Group, kind: str, new: ir.Value, present: list[ir.Value]) -> ir.Value:
+        """Keys or values [B, h, J, K] of memory and segment; appends the memory after the step to
+        `present`."""
+        op, mask = self.op, self.mask_of(group)
+        past = self.inputs[f"past_key_values.{group.name}.{kind}"]
+        new = self.to_memory(new)
+        if self.spec.form == "ring":
+            kept = op.TensorScatter(past, new, mask.write_at, axis=2, mode="circular")
+            present.append(kept)
+        else:
+            kept = op.Concat(past, new, axis=2)
+            present.append(self.last_of(kept, group.rule.mem_len, axis=2))
+        kept = self.from_memory(kept)
+        if mask.before_start is not None:
+            kept = op.Where(mask.before_start, op.constant(self.initial(group, kind)), kept)
+        return kept
+
+    def to_memory(self, x: ir.Value) -> ir.Value:
+        """x in the type of the memory tensors."""
+        return self.op.Cast(x, to=int(ir.DataType.FLOAT16)) if self.spec.state_dtype == "float16" else x
+
+    def from_memory(self, x: ir.Value) -> ir.Value:
+        """A memory tensor in float32, the type of all computation."""
+        return self.op.Cast(x, to=int(ir.DataType.FLOAT)) if self.spec.state_dtype == "float16" else x
+
+    def initial(self, group: Group, kind: str) -> np.ndarray:
+        """The key or value [h, 1, K] of a hidden state of zero: zero, or W·beta behind a LayerNorm."""
+        beta = self.weights[f"blocks.{group.layer}.attention_norm.bias"]
+        hidden = beta if self.config.pre_norm else np.zeros_like(beta)
+        return (hidden @ self.projection(group.layer, kind, group.heads)).reshape(
+            len(group.heads), 1, self.head_dim
+        )
+
+    def last_of(self, x: ir.Value, count: int, *, axis: int) -> ir.Value:
+        """The last `count` entries along an axis."""
+        op = self.op
+        size = op.Shape(x, start=axis, end=axis + 1)
+        return op.Slice(x, op.Sub(size, op.constant(np.array([count]))), size, op.constant(np.array([axis])))
