@@ -9,7 +9,7 @@ predicted.
 from __future__ import annotations
 
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import Form
+from runtimes.contract.tensors import Form
 from trainer.model.config import ModelConfig
 
 BLOCK = 256  # queries that a recomputed window computes together; faster than 128, 512 and all at once

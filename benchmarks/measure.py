@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from benchmarks.checked_sessions import open_graph
-from runtimes.contract.spec import TensorFacts
+from runtimes.contract.tensors import TensorFacts
 from xl_export.graph.ops import Ops, graph_input
 
 READ_BYTES = 512 << 20  # much larger than any cache

@@ -13,7 +13,8 @@ import torch
 from runtimes.base.files import write_json
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import VOCAB, Form
+from runtimes.contract.spec import VOCAB
+from runtimes.contract.tensors import Form
 from runtimes.contract.vocabulary import ByteVocab
 from trainer.model.config import ModelConfig
 from trainer.model.model import LanguageModel

@@ -1,4 +1,7 @@
-"""Runs artefacts without PyTorch: open a session, score, generate, check. It imports only NumPy and ONNX Runtime."""
+"""Runs artefacts without PyTorch: open a session, score, generate, check.
+
+It imports only NumPy and ONNX Runtime.
+"""
 
 from runtimes.base.errors import UserError
 from runtimes.contract.checks import load_memory

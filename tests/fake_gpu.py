@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtimes.base.sealed import file_facts
 from runtimes.contract.engine import PLAN, SIDE_FILES, EngineFacts, Gpu, Profile, save_engine
-from runtimes.contract.spec import GRAPH, file_facts, load_spec
+from runtimes.contract.spec import GRAPH, load_spec
 
 GPU = Gpu(name="Fake RTX", compute_capability="8.9")
 PROFILES = (

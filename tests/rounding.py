@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from runtimes.contract.precision import Precision
-from runtimes.contract.spec import Spec, head_groups
+from runtimes.contract.spec import Spec
+from runtimes.contract.tensors import head_groups
 from trainer.model.model import LanguageModel
 from xl_export.graph.quantise import BITS, BLOCK, SMALL
 

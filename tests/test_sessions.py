@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 from pathlib import Path
 
@@ -12,16 +13,25 @@ import pytest
 from runtimes import Session, open_session
 from runtimes.base.errors import StreamError
 from runtimes.base.logits import log_sum_exp
+from runtimes.sessions.open import describe
+from runtimes.tasks.describe import describe_lines
 from tests import fake_gpu
 from tests.architectures import ARCHITECTURES
 from tests.streams import feed, rows
 from trainer.run.session import ProjectedTorchSession
 
-KINDS = ("torch", "ring", "shift", "hidden", "engine")  # an engine over a stand-in for the GPU
-OTHERS = (
-    "adaptive-softmax",
-    "all-attention-groups",
-)  # a selective output layer; persistent vectors, spans, groups of heads
+# Every kind of session and what computes it. A new runtime adds a line here, and a folder of its kind to
+# `folders`.
+COMPUTED_BY = {
+    "torch": "PyTorch",
+    "ring": "ONNX Runtime, standard operators",
+    "shift": "ONNX Runtime, standard operators",
+    "hidden": "ONNX Runtime, standard operators",
+    "engine": "TensorRT engine",  # over a stand-in for the GPU
+}
+KINDS = tuple(COMPUTED_BY)
+# A model with a selective output layer, and one with persistent vectors, spans and groups of heads.
+OTHERS = ("adaptive-softmax", "all-attention-groups")
 
 
 @pytest.fixture(params=[*KINDS, "projected", *(f"{name} {kind}" for name in OTHERS for kind in KINDS)])
@@ -29,7 +39,9 @@ def session(
     request: pytest.FixtureRequest, run: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> Session:
     fake_gpu.install(monkeypatch)
-    if request.param == "projected":  # PyTorch with keys and values for memory, which no folder opens as
+    if (
+        request.param == "projected"
+    ):  # PyTorch with keys and values as its memory; no folder is opened this way
         from trainer.run.checkpoint import load_run
 
         trained = load_run(run)
@@ -62,6 +74,59 @@ def others(make_run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
         for form in KINDS[1:-1]:
             made[f"{name} {form}"] = export(trained, folder / f"{name}-{form}", memory=form)  # type: ignore[arg-type]
     return made
+
+
+def test_what_computes_a_step_is_named(session: Session, request: pytest.FixtureRequest) -> None:
+    kind = request.node.callspec.params["session"].split()[-1]
+    assert session.computed_by == COMPUTED_BY["torch" if kind == "projected" else kind]
+    assert session.kernel == ("standard" if session.computed_by.startswith("ONNX Runtime") else None)
+    assert (session.spec is None) == (session.computed_by == "PyTorch")
+    if session.spec is not None:
+        assert session.spec.rule == session.rule
+        assert tuple(state.tensor() for state in session.spec.state) == session.state
+
+
+def test_another_rule_gives_another_session_or_one_sentence(session: Session, tokens: np.ndarray) -> None:
+    assert session.with_rule(session.rule) is session
+    shorter = dataclasses.replace(session.rule, mem_len=session.rule.mem_len // 2)
+    if session.spec is not None:
+        with pytest.raises(
+            StreamError, match=r"--mem-len is 8 and this artefact was exported with 16.*export again"
+        ):
+            session.with_rule(shorter)
+        return
+    other = session.with_rule(shorter)
+    assert (other.rule, other.vocab.size) == (shorter, session.vocab.size)
+    assert type(other) is type(session)
+    assert other.identity != session.identity
+    batch = rows(tokens, 1, 40)
+    own, memory = feed(session, batch, [8] * 5)
+    others, _ = feed(other, batch, [8] * 5)
+    assert np.abs(own[:, :8] - others[:, :8]).max() < 1e-5  # no memory yet
+    assert np.abs(own[:, 32:] - others[:, 32:]).max() > 1e-3
+    with pytest.raises(StreamError, match="the memory belongs to"):
+        other.step(batch[:, :1], memory)
+
+
+def test_the_bytes_of_a_step_hold_its_memory_and_its_logits(session: Session) -> None:
+    memory = sum(np.asarray(array).nbytes for array in session.start(1).tensors.values())
+    one, two = (session.step_bytes(segment=segment) for segment in (1, 2))
+    assert one >= memory + 4 * session.vocab.size
+    assert two >= one + 4 * session.vocab.size
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *(f"{name} {kind}" for name in OTHERS for kind in KINDS)])
+def test_a_folder_is_described_as_its_session_is(
+    kind: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_gpu.install(monkeypatch)
+    session, facts = open_session(folders[kind]), describe(folders[kind])
+    assert facts["identity"] == session.identity
+    assert facts["computed_by"] == session.computed_by
+    assert facts["rule"] == dataclasses.asdict(session.rule)
+    assert facts["model"]["vocab_size"] == session.vocab.size
+    assert facts["kind"] == {"torch": "run", "engine": "engine"}.get(kind.split()[-1], "artefact")
+    assert f"computed by {session.computed_by}" in "\n".join(describe_lines(facts))
 
 
 def test_step_returns_float32_logits_and_the_same_memory_advanced(

@@ -21,7 +21,8 @@ from runtimes.base.errors import ArtefactError
 from runtimes.base.logits import log_sum_exp
 from runtimes.contract.precision import TOLERANCES
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import GRAPH, TensorFacts
+from runtimes.contract.spec import GRAPH
+from runtimes.contract.tensors import TensorFacts
 from trainer.model.config import ModelConfig
 from trainer.model.model import LanguageModel
 from trainer.model.terms import ModelTerms

@@ -23,7 +23,8 @@ from benchmarks.checked_sessions import open_graph
 from runtimes.base.errors import ArtefactError
 from runtimes.base.logits import log_sum_exp
 from runtimes.contract.precision import TOLERANCES
-from runtimes.contract.spec import GRAPH, TensorFacts
+from runtimes.contract.spec import GRAPH
+from runtimes.contract.tensors import TensorFacts
 from trainer.model.config import ModelConfig
 from trainer.model.positions import sinusoids
 from xl_export.graph.fused_cpu import DOMAIN, OPERATORS

@@ -14,7 +14,7 @@ from benchmarks.measure import Limits, Timing
 from benchmarks.models import random_weights, write_run
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import Form
+from runtimes.contract.tensors import Form
 from trainer.model.model import count_parameters
 
 FORMS: tuple[Form, ...] = ("ring", "shift")  # not hidden, which the case memory-forms shows to be slow

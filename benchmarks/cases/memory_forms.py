@@ -25,7 +25,7 @@ from runtimes.base.records import to_json
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
-from runtimes.contract.spec import Form
+from runtimes.contract.tensors import Form
 
 FORMS: tuple[Form, ...] = get_args(Form)
 TOLERANCE = 1e-4  # nats, between the forms

@@ -26,7 +26,9 @@ def new_memory(session: Session, batch: int) -> Memory:
 
 
 def checked_targets(session: Session, targets: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """`targets` as a contiguous int64 array of the shape of `tokens`; raises StreamError where they do not fit."""
+    """`targets` as a contiguous int64 array of the shape of `tokens`; raises StreamError where they do not
+    fit.
+    """
     targets = np.asarray(targets)
     if targets.shape != np.shape(tokens) or targets.dtype.kind not in "iu":
         raise StreamError(
@@ -34,7 +36,8 @@ def checked_targets(session: Session, targets: np.ndarray, tokens: np.ndarray) -
         )
     if targets.size and (targets.min() < -1 or targets.max() >= session.vocab.size):
         raise StreamError(
-            f"a target is outside the vocabulary; expected -1 (which means not wanted) to {session.vocab.size - 1}."
+            "a target is outside the vocabulary; expected -1 (which means not wanted) to "
+            f"{session.vocab.size - 1}."
         )
     return np.ascontiguousarray(targets, np.int64)
 
@@ -49,8 +52,8 @@ def checked_tokens(session: Session, tokens: np.ndarray, memory: Memory) -> np.n
     batch, segment = tokens.shape
     if memory.owner != session.identity:
         raise StreamError(
-            f"the memory belongs to artefact {memory.owner:.12} and this session runs {session.identity:.12}; "
-            "use memory that this session's start() returned."
+            f"the memory belongs to artefact {memory.owner:.12} and this session runs "
+            f"{session.identity:.12}; use memory that this session's start() returned."
         )
     check_memory(session, memory)
     if batch != memory.batch:
@@ -99,7 +102,9 @@ def load_memory(path: Path | str, session: Session) -> Memory:
 
 
 def check_memory(session: Session, memory: Memory) -> None:
-    """Raises StreamError where names, types or shapes of a memory's arrays, or its positions, do not fit the session."""
+    """Raises StreamError where names, types or shapes of a memory's arrays, or its positions, do not fit the
+    session.
+    """
     positions = memory.positions
     if (
         not isinstance(positions, np.ndarray)

@@ -1,13 +1,13 @@
-"""`build.json`: what a TensorRT engine is, where it runs, and the proof that it is intact. Needs no TensorRT to read.
+"""`build.json`: what a TensorRT engine is, where it runs, and the proof that it is intact.
 
-An ENGINE folder holds `step.plan`, the artefact's spec, vocabulary and reference, and `build.json`. A plan is code that
-runs on the GPU: its hash finds damage, not intent, so open the engines of people you trust.
+Reading needs no TensorRT.
+
+An ENGINE folder holds `step.plan`, the artefact's spec, vocabulary and reference, and `build.json`. A plan is
+code that runs on the GPU. Its hash finds damage and not intent, so open only the engines of people you trust.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import shlex
 from dataclasses import dataclass
@@ -15,35 +15,40 @@ from pathlib import Path
 from typing import Any, Literal
 
 from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.base.files import read_json, write_json
-from runtimes.base.records import from_json, to_json
-from runtimes.contract.spec import REFERENCE, SPEC, VOCAB, FileFacts, Spec, parse_spec, verify_file
+from runtimes.base.files import read_json
+from runtimes.base.records import to_json
+from runtimes.base.sealed import FileFacts, identity_of, parse_sealed, verify_file, write_sealed
+from runtimes.contract.spec import REFERENCE, SPEC, VOCAB, Spec, parse_spec
 
 BUILD, PLAN = "build.json", "step.plan"
 SIDE_FILES = (SPEC, VOCAB, REFERENCE)  # copied from the artefact as they are
 SCHEMA = 1
-MOST = 1 << 16  # rows, or tokens, in any profile
-MOST_FACTS = 1 << 20  # bytes of `build.json`
+MAX_AXIS = 1 << 16  # rows, or tokens, in any profile
+MAX_FACTS_BYTES = 1 << 20  # of `build.json`
 Flavour = Literal["tensorrt", "rtx"]
 Attention = Literal["native", "plugin"]
 Hardware = Literal["same-gpu", "same-capability", "ampere-plus"]
 PACKAGES: dict[Flavour, str] = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
 NAMES: dict[Flavour, str] = {"tensorrt": "TensorRT", "rtx": "TensorRT-RTX"}
 CAPABILITY = re.compile(r"\d{1,2}\.\d", re.ASCII)
-WORD = re.compile(r"[\w.+-]{1,64}", re.ASCII)  # what is printed as it is must be no more than this
+WORD = re.compile(r"[\w.+-]{1,64}", re.ASCII)  # a word from the file that is printed as it is
 
 
-def refuse_falling(what: str, sizes: tuple[int, ...]) -> None:
-    """Raises ConfigError unless the sizes are least, usual and most."""
-    if len(sizes) != 3 or not 1 <= sizes[0] <= sizes[1] <= sizes[2] <= MOST:
+def refuse_unordered(what: str, sizes: tuple[int, ...]) -> None:
+    """Raises ConfigError unless the sizes are three, in the order least, usual, most."""
+    if len(sizes) != 3 or not 1 <= sizes[0] <= sizes[1] <= sizes[2] <= MAX_AXIS:
         raise ConfigError(
-            f"{what} is {':'.join(map(str, sizes))[:40]}; expected least:usual:most, rising, from 1 to {MOST}, such as 1:4:16."
+            f"{what} is {':'.join(map(str, sizes))[:40]}; expected least:usual:most in ascending order, "
+            f"from 1 to {MAX_AXIS}, such as 1:4:16."
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """The shapes of one optimisation profile: least, usual and most batch rows and tokens; tuned for the usual ones."""
+    """The shapes of one optimisation profile: the least, usual and most rows and tokens.
+
+    It is tuned for the usual ones.
+    """
 
     name: Literal["segment", "token"]
     batch: tuple[int, ...]
@@ -51,10 +56,10 @@ class Profile:
 
     def __post_init__(self) -> None:
         for what, sizes in (("batch", self.batch), ("tokens", self.tokens)):
-            refuse_falling(f"{what} of the {self.name} profile", sizes)
+            refuse_unordered(f"{what} of the {self.name} profile", sizes)
 
     def axes(self, which: int) -> dict[str, int]:
-        """The named axes of graph inputs at the least (0), usual (1) or most (2) shapes."""
+        """The sizes of the named axes of graph inputs at the least (0), usual (1) or most (2) shapes."""
         batch, tokens = self.batch[which], self.tokens[which]
         return {"batch": batch, "segment": tokens, "rows": (1, batch, batch * tokens)[which]}
 
@@ -64,7 +69,7 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """The GPU of this machine, or the one that an engine was built on."""
+    """A GPU: that of this machine, or the one that an engine was built on."""
 
     name: str
     compute_capability: str  # such as 8.9
@@ -72,11 +77,13 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """The contract of one engine, beside the spec of the artefact that it was built from.
+    """The contract of one engine. The spec of the artefact that it was built from lies next to it.
 
-    artefact: identity of that artefact. version: of the TensorRT that built it. compute_capabilities: of the GPUs that it runs
-    on. gpu: that it was tuned on; None where it was built ahead of time. version_compatible: newer releases of the same major
-    version run it too. layers: of the parsed network, by kind; plugin_layers: those of our kernel, two for each attention.
+    artefact: the identity of that artefact. version: that of the TensorRT that built the engine.
+    compute_capabilities: those of the GPUs that it runs on. gpu: the GPU that it was tuned on; None where it
+    was built ahead of time. version_compatible: whether newer releases of the same major version run it too.
+    layers: how many layers of each kind the parsed network has. plugin_layers: how many of them are those of
+    this project's plugin, two for each attention.
     """
 
     schema: int = SCHEMA
@@ -100,7 +107,7 @@ class EngineFacts:
     @property
     def identity(self) -> str:
         """SHA-256 over the whole contract, the plan's hash included."""
-        return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()
+        return identity_of(to_json(self))
 
     @property
     def largest_batch(self) -> int:
@@ -109,19 +116,20 @@ class EngineFacts:
 
 def save_engine(folder: Path, facts: EngineFacts) -> None:
     """Writes `build.json` with its own digest."""
-    write_json(folder / BUILD, {**to_json(facts), "digest": facts.identity})
+    write_sealed(folder / BUILD, to_json(facts))
 
 
 def load_engine(folder: Path) -> tuple[EngineFacts, Spec]:
-    """The verified facts of an engine folder, and the spec of its artefact.
+    """The facts of an engine folder and the spec of its artefact, after digest, sizes and all hashes were
+    verified.
 
-    Digest, sizes and the hash of every file are checked before anything is given to TensorRT. Raises ArtefactError that says
-    what is wrong and how to build it again.
+    Nothing is given to TensorRT before that. Raises ArtefactError that says what is wrong and how to build
+    the engine again.
     """
     where = folder / BUILD
-    if where.is_file() and where.stat().st_size > MOST_FACTS:
+    if where.is_file() and where.stat().st_size > MAX_FACTS_BYTES:
         raise ArtefactError(
-            f"{where} has more than {MOST_FACTS} bytes; build the engine again with `xl-export build`."
+            f"{where} has more than {MAX_FACTS_BYTES} bytes; build the engine again with `xl-export build`."
         )
     facts = _parse(read_json(where), where=str(where))
     again = f"build it again: {rebuild_command(folder, facts)}"
@@ -132,34 +140,31 @@ def load_engine(folder: Path) -> tuple[EngineFacts, Spec]:
     spec = parse_spec(read_json(folder / SPEC), where=str(folder / SPEC))
     if spec.identity != facts.artefact:
         raise ArtefactError(
-            f"{folder} was built from the artefact {facts.artefact:.12}, and its {SPEC} is of {spec.identity:.12}; {again}."
+            f"{folder} was built from the artefact {facts.artefact:.12}, and its {SPEC} is that of "
+            f"{spec.identity:.12}; {again}."
         )
     return facts, spec
 
 
 def _parse(data: Any, *, where: str) -> EngineFacts:
-    try:
-        digest = data.pop("digest", None) if isinstance(data, dict) else None
-        facts = from_json(EngineFacts, data, where=where)
-    except ConfigError as error:
-        raise ArtefactError(
-            f"{str(error).rstrip('.')}; the engine is damaged or of another version of xl-export: build it again with "
-            "`xl-export build`."
-        ) from error
+    again = "build the engine again with `xl-export build`"
+    facts = parse_sealed(EngineFacts, data, where=where, schema=SCHEMA, what="engine", again=again)
     names = [profile.name for profile in facts.profiles]
-    plain = all(CAPABILITY.fullmatch(capability) for capability in facts.compute_capabilities) and bool(
-        facts.compute_capabilities
-    )
-    plain = plain and all(WORD.fullmatch(word) for word in (facts.version, *facts.layers))
-    if digest != facts.identity or facts.schema != SCHEMA or names != ["segment", "token"] or not plain:
+    capabilities = facts.compute_capabilities
+    printable = bool(capabilities) and all(CAPABILITY.fullmatch(capability) for capability in capabilities)
+    printable = printable and all(WORD.fullmatch(word) for word in (facts.version, *facts.layers))
+    if facts.schema != SCHEMA or names != ["segment", "token"] or not printable:
         raise ArtefactError(
-            f"{where} was altered: its digest does not match its content; build the engine again with `xl-export build`."
+            f"{where} was altered: its schema, profiles, versions or layers are none of an engine; {again}."
         )
     return facts
 
 
 def refuse_elsewhere(facts: EngineFacts, folder: Path, *, version: str, gpu: Gpu) -> None:
-    """Raises ArtefactError where this TensorRT or this GPU does not run the engine; says how to build one that it runs."""
+    """Raises ArtefactError where this TensorRT or this GPU does not run the engine.
+
+    The message has the command that mends it.
+    """
     again = f"build it again here: {rebuild_command(folder, facts, here=gpu)}"
     name = NAMES[facts.flavour]
     if version != facts.version and not (
@@ -190,7 +195,10 @@ def _newer_of_same_major(version: str, built: str) -> bool:
 
 
 def rebuild_command(folder: Path, facts: EngineFacts, *, here: Gpu | None = None) -> str:
-    """The command that builds an engine like this one into its folder, for the GPU that is `here` where one is given."""
+    """The command that builds an engine like this one into its folder, as quoted text.
+
+    here: the GPU to build for; the engine's own when None.
+    """
     segment, token = facts.profiles
     words = [
         "xl-export build ARTEFACT",
@@ -200,7 +208,8 @@ def rebuild_command(folder: Path, facts: EngineFacts, *, here: Gpu | None = None
     ]
     if facts.flavour == "rtx":
         words.append(
-            f"--compute-capability {here.compute_capability if here else ','.join(facts.compute_capabilities)}"
+            "--compute-capability "
+            f"{here.compute_capability if here else ','.join(facts.compute_capabilities)}"
         )
     words += [
         f"--batch {_colons(segment.batch)}",

@@ -1,4 +1,4 @@
-"""The memory of B streams: what a session reads and updates, owned by the caller, and its file form."""
+"""The memory of B streams, which the caller owns and a session reads and updates, and its file."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ MAX_POSITION = 1 << 62
 
 @dataclass
 class Memory:
-    """State of B independent streams.
+    """The state of B independent streams.
 
-    positions: int64 [B], the stream position of each row's next token. Setting one to 0 starts that row on
-    a new text: nothing has to be cleared, no row sees another's past. A negative position -n makes the
-    row's next n tokens padding, invisible to all that follows; so rows of unequal length end together.
-    tensors: the memory arrays by name, finite, updated in place by `Session.step`; only `copy()` makes others.
-    owner: identity of the artefact or run that the numbers belong to.
+    positions: int64 [B], the stream position of each row's next token. Setting one to 0 starts a new text in
+    that row. Nothing has to be cleared, and no row sees the past of another. A negative position -n makes the
+    next n tokens of the row padding, which is invisible to all tokens after it; so rows of unequal length end
+    together. tensors: the memory arrays by name. Their values are finite. `Session.step` updates them in
+    place, and only `copy()` makes new ones. owner: the identity of the artefact or run that the numbers
+    belong to. binding: what a session keeps over these arrays from step to step; it is neither copied nor
+    saved.
     """
 
     positions: np.ndarray
     tensors: dict[str, np.ndarray]
     owner: str
-    binding: Any = field(
-        default=None, init=False, repr=False, compare=False
-    )  # a session's own cache over these arrays
+    binding: Any = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def batch(self) -> int:
@@ -49,7 +49,7 @@ class Memory:
 
 
 def save_memory(memory: Memory, path: Path | str) -> None:
-    """Writes the streams to an `.npz` file, atomically; `load_memory` continues them bit for bit."""
+    """Writes the streams to an `.npz` file, atomically. Streams from `load_memory` continue bit for bit."""
     with atomic_file(Path(path)) as temporary, open(temporary, "wb") as stream:
         arrays = {f"tensor/{name}": array for name, array in memory.tensors.items()}
         np.savez(stream, owner=np.array(memory.owner), positions=memory.positions, **arrays)

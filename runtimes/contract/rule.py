@@ -1,4 +1,7 @@
-"""What a token may see of the past: the rule that a trained model, its artefact and every score share."""
+"""The memory rule: what a token may see of the past.
+
+A trained model, its artefact and every score share one.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,29 @@ from typing import Any, Literal
 
 from runtimes.base.errors import ConfigError
 
-MAX_LENGTH = 1 << 24  # positions; a bound that turns absurd sizes into a sentence instead of an allocation
+MAX_LENGTH = 1 << 24  # positions; an absurd size becomes a sentence and not an allocation
+Mask = Literal["same-length", "full"]
+InitialMemory = Literal["masked", "zeros"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRule:
     """Memory length, segment length and mask (Dai et al. 2019, section 3.2 and Appendix B).
 
-    mem_len: tokens remembered (M). segment: the most tokens in one step (T).
-    mask: `same-length`: every token sees itself and the M before it, so cutting a stream into segments
-    never changes a score; `full`: the first token of a segment sees M, the last M + T - 1.
-    include_self: whether a token sees itself; Sukhbaatar et al. (2019b) leave it out.
-    clamp_len: distances beyond it use its position vector; null for none.
-    initial_memory: what lies before the first token: `masked` (nothing to see) or `zeros` (M hidden states
-    of zero that are attended to, as in the TensorFlow and Hugging Face implementations).
+    mem_len: the number of tokens remembered (M). segment: the largest number of tokens in one step (T). mask:
+    with `same-length` every token sees itself and the M tokens before it, so that cutting a stream into
+    segments never changes a score. With `full` the first token of a segment sees M tokens and the last one M
+    + T - 1. clamp_len: a distance beyond it uses the position vector of this distance; null for no clamp.
+    initial_memory: what lies before the first token. With `masked` there is nothing to see. With `zeros`
+    there are M hidden states of zero, which are attended to as in the TensorFlow and Hugging Face
+    implementations. include_self: whether a token sees itself. Sukhbaatar et al. (2019b) leave it out.
     """
 
     mem_len: int
     segment: int
-    mask: Literal["same-length", "full"] = "same-length"
+    mask: Mask = "same-length"
     clamp_len: int | None = None
-    initial_memory: Literal["masked", "zeros"] = "masked"
+    initial_memory: InitialMemory = "masked"
     include_self: bool = True
 
     def __post_init__(self) -> None:
@@ -40,7 +45,7 @@ class MemoryRule:
 
     @property
     def slots(self) -> int:
-        """Slots of the ring (S): a whole segment fits beside a whole memory."""
+        """The number of slots of the ring (S). A whole segment fits next to a whole memory."""
         return self.mem_len + self.segment
 
     @property
@@ -55,16 +60,18 @@ class MemoryRule:
 
     @property
     def position_rows(self) -> int:
-        """Rows of the position table: distances 0, 1, … until the longest or the clamp, whichever is nearer."""
+        """The number of rows of the position table: distances 0, 1, … to the longest one or to the clamp if
+        that is smaller.
+        """
         longest = self.longest_distance
         return 1 + (longest if self.clamp_len is None else min(longest, self.clamp_len))
 
     def visible(self, distance: Any, position: Any, offset: Any) -> Any:
-        """Whether a query sees a key: the mask rule, for NumPy arrays and torch tensors alike.
+        """Whether a query sees a key, as booleans: the mask rule, for NumPy arrays and for torch tensors.
 
-        distance: query position minus key position. position: stream position of the query (0 is the
-        first token of a text; a negative one is padding, which nothing sees). offset: index of the query
-        in its segment. The three broadcast.
+        distance: the position of the query minus that of the key. position: the stream position of the query.
+        0 is the first token of a text; a negative position is padding, which nothing sees. offset: the index
+        of the query in its segment. The three broadcast.
         """
         window = self.mem_len + offset if self.mask == "full" else self.mem_len
         seen = (distance >= self.nearest) & (distance <= window)
@@ -75,4 +82,5 @@ class MemoryRule:
     def __str__(self) -> str:
         clamp = f"clamp {self.clamp_len}" if self.clamp_len is not None else "no clamp"
         mask = f"{self.mask} mask" + ("" if self.include_self else " without the token itself")
-        return f"memory {self.mem_len}, segment {self.segment}, {mask}, {clamp}, initial memory {self.initial_memory}"
+        lengths = f"memory {self.mem_len}, segment {self.segment}"
+        return f"{lengths}, {mask}, {clamp}, initial memory {self.initial_memory}"

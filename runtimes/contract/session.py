@@ -1,8 +1,8 @@
 """The session protocol: the whole contract between the tasks and whatever computes a step.
 
-A task (`runtimes/tasks`), a command or a benchmark uses a session through these members alone. It never asks for the class
-of a session. A new runtime is one class with these members, one line in `runtimes/sessions/open.py` and one line in the
-contract test `tests/test_sessions.py`.
+A task (`runtimes/tasks`), a command or a benchmark uses a session through these members alone. It never asks
+for the class of a session. A new runtime is one class with these members, one line in
+`runtimes/sessions/open.py` and one line in the contract test `tests/test_sessions.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import Spec, TensorFacts
+from runtimes.contract.spec import Spec
+from runtimes.contract.tensors import TensorFacts
 from runtimes.contract.vocabulary import Vocab
 
 
@@ -34,7 +35,9 @@ class Session(Protocol):
 
     @property
     def spec(self) -> Spec | None:
-        """The contract of the artefact that the session was opened on; None where the session is the trained model itself."""
+        """The contract of the artefact that the session was opened on; None where the session is the trained
+        model itself.
+        """
         ...
 
     @property
@@ -44,28 +47,32 @@ class Session(Protocol):
 
     @property
     def kernel(self) -> str | None:
-        """The same for scripts, where a runtime has several implementations (`standard`, `fused`); None where it has one."""
+        """The same for scripts, where a runtime has several implementations (`standard`, `fused`); None where
+        it has one.
+        """
         ...
 
     def with_rule(self, rule: MemoryRule) -> Session:
         """A session of the same weights under another rule; the session itself where the rule is its own.
 
-        The weights are shared and not read again. Memory does not pass between sessions of different rules. Raises StreamError
-        where the rule is fixed in a graph.
+        The weights are shared and not read again. Memory does not pass between sessions of different rules.
+        Raises StreamError where the rule is fixed in a graph.
         """
         ...
 
     def step_bytes(self, *, segment: int) -> int:
-        """About how many bytes one row of a step takes in a segment of that many tokens, its memory included."""
+        """About how many bytes one row of a step takes in a segment of that many tokens, its memory
+        included.
+        """
         ...
 
     def start(self, batch: int) -> Memory:
         """The memory of `batch` new streams, all at position 0."""
         ...
 
-    # Each of the three methods below feeds one segment, tokens int64 [B, T], and returns the memory after it. The memory is
-    # updated in place. It belongs to the caller, and `memory.copy()` forks it. For tokens, a batch or a memory that does not
-    # fit they raise StreamError and leave the memory as it was.
+    # Each of the three methods below feeds one segment, tokens int64 [B, T], and returns the memory after it.
+    # The memory is updated in place. It belongs to the caller, and `memory.copy()` forks it. For tokens, a
+    # batch or a memory that does not fit they raise StreamError and leave the memory as it was.
 
     def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
         """Logits float32 [B, T, V] of the token after each token of the segment."""
@@ -76,7 +83,9 @@ class Session(Protocol):
         ...
 
     def score(self, tokens: np.ndarray, targets: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
-        """log p(target) float32 [B, T] in nats, of targets int64 [B, T]; 0 where a target is -1, which means not wanted."""
+        """log p(target) float32 [B, T] in nats, of targets int64 [B, T]; 0 where a target is -1, which means
+        not wanted.
+        """
         ...
 
 
@@ -88,7 +97,8 @@ class SessionClass(Protocol):
         ...
 
     def describe(self, folder: Path) -> dict[str, Any]:
-        """The facts that `info` prints: `kind`, `identity`, `model`, `rule`, and what else this kind of folder has.
+        """The facts that `info` prints: `kind`, `identity`, `model`, `rule`, and what else this kind of
+        folder has.
 
         Artefacts and engines are described from their files alone, without the package that would run them.
         """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -10,17 +9,19 @@ import numpy as np
 
 from runtimes.base.errors import TextError, first_line
 from runtimes.base.files import NPZ_ERRORS, read_bytes, read_json
+from runtimes.base.sealed import identity_of
 from runtimes.contract.spec import VOCAB
 from runtimes.contract.vocabulary import Vocab, WordVocab, load_vocab
 
-DATA = "data.json"  # of a prepared dataset (`trainer/data/dataset.py`)
-MOST_SIDE_BYTES = 1 << 12
+DATA = "data.json"  # marks a prepared dataset (`trainer/data/dataset.py`)
+MAX_SIDE_BYTES = 1 << 12
 
 
 def read_tokens(path: Path, vocab: Vocab) -> np.ndarray:
-    """Token ids [N] of the text at `path`, or those that a `.npy` file or the test part of a dataset holds, memory-mapped.
+    """The token ids [N] of a text, of a `.npy` file of ids, or of the test part of a prepared dataset.
 
-    The vocabulary of a dataset, and of ids beside which `side_file` lies, must be the model's.
+    Ids in files are memory-mapped. The vocabulary of a dataset must be that of the model. So must the
+    vocabulary of a `.npy` file, where a side file (see `side_file`) tells it.
 
     Raises UserError for a file that cannot be read, TextError for one that is not text of this vocabulary,
     not a one-dimensional array of integers, or has ids that the vocabulary lacks.
@@ -31,25 +32,26 @@ def read_tokens(path: Path, vocab: Vocab) -> np.ndarray:
 
 
 def side_file(ids: str) -> str:
-    """The name of the file that lies beside a file of ids and tells their vocabulary: `test.json` for `test.npy`."""
+    """The name of the file next to a file of ids that tells their vocabulary: `test.json` for `test.npy`."""
     return str(Path(ids).with_suffix(".json"))
 
 
 def side_bytes(vocab: Vocab) -> bytes:
-    """What that file holds: a SHA-256 of the vocabulary."""
-    digest = hashlib.sha256(json.dumps(vocab.to_json(), sort_keys=True).encode()).hexdigest()
-    return (json.dumps({"vocabulary_sha256": digest}) + "\n").encode()
+    """The content of a side file: the SHA-256 of the vocabulary, as JSON."""
+    return (json.dumps({"vocabulary_sha256": identity_of(vocab.to_json())}) + "\n").encode()
 
 
 def unknown_share(vocab: Vocab, tokens: np.ndarray) -> float | None:
-    """The share of `tokens` that stand for a word outside the vocabulary; None where there is no such token."""
+    """The share of `tokens` that are the token for unknown words; None where the vocabulary has no such
+    token.
+    """
     if not isinstance(vocab, WordVocab) or vocab.unknown not in vocab.symbols:
         return None
     return float(np.mean(tokens == vocab.symbols.index(vocab.unknown)))
 
 
 def _mapped_ids(path: Path, vocab: Vocab) -> np.ndarray:
-    if path.exists() and not path.is_file():  # a pipe would keep us waiting
+    if path.exists() and not path.is_file():  # reading from a pipe would wait for its other end
         raise TextError(f"{path} is not a file; expected a .npy file of token ids.")
     try:
         ids: np.ndarray = np.lib.format.open_memmap(path, mode="r")
@@ -59,10 +61,11 @@ def _mapped_ids(path: Path, vocab: Vocab) -> np.ndarray:
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise TextError(f"{path} holds {ids.dtype} {list(ids.shape)}; expected token ids, integers [N].")
     side = path.with_name(side_file(path.name))
-    told = side.read_bytes() if side.is_file() and side.stat().st_size < MOST_SIDE_BYTES else b""
+    told = side.read_bytes() if side.is_file() and side.stat().st_size < MAX_SIDE_BYTES else b""
     if b'"vocabulary_sha256"' in told and told != side_bytes(vocab):
         raise TextError(
-            f"{path} has ids of another vocabulary than the model's, by {side}; give ids of its own, or a text."
+            f"{path} has ids of another vocabulary than that of the model, as {side} says; give ids of the "
+            "model's vocabulary, or a text."
         )
     return _in_range(ids, path, vocab)
 
@@ -77,7 +80,8 @@ def _test_part(folder: Path, vocab: Vocab) -> np.ndarray:
         )
     if load_vocab(folder / VOCAB).to_json() != vocab.to_json():
         raise TextError(
-            f"{folder} has another vocabulary than the model; give the dataset that it was trained on, or a text."
+            f"{folder} has another vocabulary than the model; give the dataset that it was trained on, or a "
+            "text."
         )
     return _in_range(np.memmap(path, np.dtype(dtype).newbyteorder("<"), mode="r"), path, vocab)
 
@@ -86,7 +90,7 @@ def _in_range(ids: np.ndarray, path: Path, vocab: Vocab) -> np.ndarray:
     if len(ids) and (ids.min() < 0 or ids.max() >= vocab.size):
         outside = ids.max() if ids.max() >= vocab.size else ids.min()
         raise TextError(
-            f"{path} has the token id {outside}, outside the vocabulary of this model (0 to {vocab.size - 1}); "
-            "prepare it with the vocab.json of this run or artefact."
+            f"{path} has the token id {outside}, outside the vocabulary of this model (0 to "
+            f"{vocab.size - 1}); prepare it with the vocab.json of this run or artefact."
         )
     return ids

@@ -9,7 +9,7 @@ import codecs
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -17,31 +17,33 @@ from runtimes.base.errors import ArtefactError, TextError
 from runtimes.base.files import read_json
 
 UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
-Decoder = Callable[[int], str]  # text that one more token adds
+VocabKind = Literal["byte", "char", "word"]
+Decoder = Callable[[int], str]  # the text that one more token adds
 
 
 class Vocab(Protocol):
-    """Encodes text to int64 ids [N] and decodes ids; `size` is V."""
+    """A vocabulary encodes text to int64 ids [N] and decodes ids. `size` is V."""
 
-    kind: str
+    kind: VocabKind
     size: int
 
     def encode(self, text: str | bytes) -> np.ndarray: ...
 
     def decoder(self) -> Decoder:
-        """A function that takes tokens one by one and returns the text each of them completes."""
+        """A function that takes tokens one by one and returns the text that each of them completes."""
         ...
 
     def to_json(self) -> dict[str, Any]: ...
 
 
 class ByteVocab:
-    """Bytes, all 256 unless told otherwise. Decoding joins bytes to UTF-8 characters as they complete.
+    """Each byte is a token. Decoding returns a UTF-8 character when its last byte has come.
 
-    values: the byte of each token. skipped: bytes that encoding leaves out, as the project did where the model was trained.
+    values: the byte of each token, all 256 by default. skipped: bytes that encoding leaves out, because the
+    project in which the model was trained left them out.
     """
 
-    kind = "byte"
+    kind: VocabKind = "byte"
 
     def __init__(self, values: Sequence[int] = range(256), skipped: Sequence[int] = ()) -> None:
         self.values, self.skipped, self.size = list(values), list(skipped), len(values)
@@ -53,7 +55,7 @@ class ByteVocab:
             data = text.encode("utf-8") if isinstance(text, str) else text
         except (
             UnicodeEncodeError
-        ) as error:  # half of a surrogate pair, such as a byte of an argument that is not UTF-8
+        ) as error:  # half a surrogate pair, such as an argument's byte that is not UTF-8
             raise TextError(
                 f"{text[error.start]!r}, character {error.start} of the text, is not Unicode text."
             ) from error
@@ -64,8 +66,8 @@ class ByteVocab:
         if len(ids) and ids.min() < 0:
             at = int(np.flatnonzero((self._ids[everything] < 0) & ~np.isin(everything, self.skipped))[0])
             raise TextError(
-                f"the text has the byte {everything[at]} at byte {at}, which is not among the {self.size} bytes that this "
-                "model was trained on; remove it from the text."
+                f"the text has the byte {everything[at]} at byte {at}, which is not among the {self.size} "
+                "bytes that this model was trained on; remove it from the text."
             )
         return ids
 
@@ -79,9 +81,9 @@ class ByteVocab:
 
 
 class CharVocab:
-    """Unicode characters, each its own token; a character that training did not see is refused."""
+    """Each Unicode character is a token. A character that training did not see is refused."""
 
-    kind = "char"
+    kind: VocabKind = "char"
 
     def __init__(self, symbols: list[str]) -> None:
         self.symbols, self.size = symbols, len(symbols)
@@ -97,8 +99,8 @@ class CharVocab:
         if len(ids) and ids.min() < 0:
             at = int(np.argmin(ids))
             raise TextError(
-                f"{text[at]!r}, character {at} of the text, is not among the {self.size} characters that this "
-                "model was trained on; remove it from the text, or train on text that has it."
+                f"{text[at]!r}, character {at} of the text, is not among the {self.size} characters that "
+                "this model was trained on; remove it from the text, or train on text that has it."
             )
         return ids
 
@@ -110,14 +112,16 @@ class CharVocab:
 
 
 class WordVocab:
-    """Words between white space; each newline is `end_of_line` and every other word `unknown`.
+    """Each word between white space is a token.
 
-    unknown, end_of_line: other symbols for that; without the latter a newline is a blank. start_of_line: a symbol before
-    each line. lower_case: texts are lower-cased. Decoding puts one blank between words, so the text comes back only up to
-    white space.
+    A word outside the vocabulary becomes `unknown`, a newline `end_of_line`.
+
+    Where `end_of_line` is None, a newline is white space like any other. start_of_line: a symbol that stands
+    before each line, if any. lower_case: whether a text is lower-cased first. Decoding puts one blank between
+    words, so it restores a text but not its white space.
     """
 
-    kind = "word"
+    kind: VocabKind = "word"
 
     def __init__(
         self,
@@ -139,7 +143,9 @@ class WordVocab:
 
     @classmethod
     def build(cls, text: str, *, min_count: int = 1) -> WordVocab:
-        """Most frequent word first (ties in order of appearance), as adaptive softmax needs it."""
+        """The vocabulary of a text, the most frequent word first, as an adaptive softmax needs it; ties in
+        order of appearance.
+        """
         counts = Counter(text.split())
         counts.pop(UNKNOWN, None)
         counts.pop(END_OF_LINE, None)
@@ -147,11 +153,11 @@ class WordVocab:
         return cls([UNKNOWN, END_OF_LINE, *kept])
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        if (
-            isinstance(text, bytes) and (at := text.find(b"\0")) >= 0
-        ):  # all else in such a file would be unknown words
+        # A file that is no text would otherwise be read as unknown words.
+        if isinstance(text, bytes) and (at := text.find(b"\0")) >= 0:
             raise TextError(
-                f"byte {at} of the text is NUL, so it is no text; give a text, or use a model with a byte vocabulary."
+                f"byte {at} of the text is NUL, so it is no text; give a text, or use a model with a byte "
+                "vocabulary."
             )
         unknown = self._ids.get(self.unknown, -1)
         text = as_text(text)
@@ -212,7 +218,7 @@ def load_vocab(path: Path) -> Vocab:
         lists = isinstance(values, list) and isinstance(skipped, list)
         if not lists or not values or not all(type(x) is int and 0 <= x < 256 for x in (*values, *skipped)):
             raise ArtefactError(
-                f"{path} is not a byte vocabulary; expected values and skipped to be lists of bytes."
+                f"{path} is not a byte vocabulary; expected lists of bytes as its values and skipped."
             )
         if len(set(values)) != len(values):
             raise ArtefactError(f"{path} is not a byte vocabulary; its values repeat.")
@@ -235,7 +241,9 @@ def load_vocab(path: Path) -> Vocab:
         if name != "lower_case" and (mark is not None or name == "unknown")
     }
     if not all(isinstance(mark, str) and mark.split() == [mark] for mark in marks.values()):
-        raise ArtefactError(f"{path} is not a word vocabulary; its marks {marks!r:.80} are not single words.")
+        raise ArtefactError(
+            f"{path} is not a word vocabulary; its symbols {marks!r:.80} are not single words."
+        )
     if not isinstance(options.get("lower_case", False), bool):
         raise ArtefactError(
             f"{path} is not a word vocabulary; its lower_case is {options['lower_case']!r:.40}."
@@ -251,8 +259,8 @@ def as_text(text: str | bytes) -> str:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
         raise TextError(
-            f"byte {error.start} of the text (0x{text[error.start]:02x}) is not UTF-8; convert the text to UTF-8, "
-            "or use a model with a byte vocabulary, which takes any file."
+            f"byte {error.start} of the text (0x{text[error.start]:02x}) is not UTF-8; convert the text to "
+            "UTF-8, or use a model with a byte vocabulary, which takes any file."
         ) from error
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from runtimes.base.records import to_json
-from runtimes.contract.spec import Spec, TensorFacts
+from runtimes.contract.spec import Spec
+from runtimes.contract.tensors import TensorFacts
 
 
 def describe_spec(spec: Spec) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""What ONNX Runtime and TensorRT share: the session protocol over a step graph whose tensors the spec names."""
+"""What ONNX Runtime and TensorRT share: the session protocol over a step graph whose tensors the spec
+names.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.contract.checks import checked_targets, checked_tokens, new_memory
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import VOCAB, Spec, TensorFacts
+from runtimes.contract.spec import VOCAB, Spec
+from runtimes.contract.tensors import TensorFacts
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.from_logits import FromLogits
 
@@ -21,10 +24,12 @@ Positions = Literal["all", "last", "none"]  # positions of a segment whose logit
 class GraphSession(FromLogits, ABC):
     """The session protocol (see `runtimes.contract.session.Session`); a runtime adds how the graph runs once.
 
-    A graph with a large vocabulary computes logits only for chosen rows ("selective", `ModelFacts.selective`).
+    A graph with a large vocabulary computes logits only for chosen rows ("selective",
+    `ModelFacts.selective`).
     """
 
-    # Positions whose logits a selective graph computes while scoring, where nobody reads them: as few as the runtime allows.
+    # Positions whose logits a selective graph computes while scoring, where nobody reads them: as few as the
+    # runtime allows.
     logits_while_scoring: ClassVar[Positions] = "none"
 
     def __init__(self, spec: Spec, vocab: Vocab, identity: str) -> None:
@@ -48,7 +53,9 @@ class GraphSession(FromLogits, ABC):
 
     @abstractmethod
     def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
-        """Runs the graph once: reads `inputs` and the memory's tensors, fills `outputs` and advances the tensors."""
+        """Runs the graph once: reads `inputs` and the memory's tensors, fills `outputs` and advances the
+        tensors.
+        """
 
     def with_rule(self, rule: MemoryRule) -> GraphSession:
         own = self.rule
@@ -56,15 +63,15 @@ class GraphSession(FromLogits, ABC):
             return self
         if rule.segment > own.segment:
             raise StreamError(
-                f"segment is {rule.segment}; this artefact takes 1 to {own.segment} tokens a step: give a smaller one, "
-                "or export with a larger --segment."
+                f"segment is {rule.segment}; this artefact takes 1 to {own.segment} tokens a step: give a "
+                "smaller one, or export with a larger --segment."
             )
         name = "mem_len" if rule.mem_len != own.mem_len else "clamp_len"
         option, wanted, fixed = f"--{name.replace('_', '-')}", getattr(rule, name), getattr(own, name)
         raise StreamError(
             f"{option} is {'none' if wanted is None else wanted} and this artefact was exported with "
-            f"{'none' if fixed is None else fixed}, which is fixed in its graph: export again with {option} {wanted or 0}, "
-            "or give the run that it was made from."
+            f"{'none' if fixed is None else fixed}, which is fixed in its graph: export again with {option} "
+            f"{wanted or 0}, or give the run that it was made from."
         )
 
     def step_bytes(self, *, segment: int) -> int:
@@ -95,7 +102,9 @@ class GraphSession(FromLogits, ABC):
     def _advance(
         self, tokens: np.ndarray, memory: Memory, *, logits_of: Positions, targets: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Logits [rows, V] of some positions, and log p(target) [B, T] where targets are given; advances the memory."""
+        """Logits [rows, V] of some positions, and log p(target) [B, T] where targets are given; advances the
+        memory.
+        """
         tokens = checked_tokens(self, tokens, memory)
         positions = np.arange(tokens.size).reshape(tokens.shape)
         rows = {"all": positions, "last": positions[:, -1:], "none": positions[:, :0]}[logits_of].ravel()

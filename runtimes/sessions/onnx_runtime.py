@@ -1,4 +1,4 @@
-"""Artefacts on ONNX Runtime, with the memory bound in place so that a step copies none of it."""
+"""Artefacts on ONNX Runtime. The memory is bound in place, so a step copies none of it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError
 from runtimes.base.machine import available_cpus
 from runtimes.base.startup import FATAL, load_onnxruntime
 from runtimes.contract.memory import Memory
-from runtimes.contract.spec import FUSED, GRAPH, VOCAB, Form, Spec, load_spec
+from runtimes.contract.spec import FUSED, GRAPH, VOCAB, Spec, load_spec
+from runtimes.contract.tensors import Form
 from runtimes.contract.vocabulary import Vocab, load_vocab
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.description import describe_spec
 from runtimes.sessions.graph import GraphSession
 
-Kernel = Literal["auto", "standard", "fused"]
-COMPUTED_BY = {"standard": "ONNX Runtime, standard operators", "fused": "ONNX Runtime, fused operator"}
+Kernel = Literal["standard", "fused"]
+KernelChoice = Kernel | Literal["auto"]
+COMPUTED_BY: dict[Kernel, str] = {
+    "standard": "ONNX Runtime, standard operators",
+    "fused": "ONNX Runtime, fused operator",
+}
 # The first release of ONNX Runtime that runs each form of memory.
 OLDEST: dict[Form, tuple[int, int]] = {"ring": (1, 25), "shift": (1, 23), "hidden": (1, 23)}
 
@@ -39,7 +44,7 @@ class OrtSession(GraphSession):
         library: Path | None = None,
     ) -> None:
         super().__init__(spec, vocab, spec.identity)
-        self._kernel: Literal["standard", "fused"] = "fused" if library else "standard"
+        self._kernel: Kernel = "fused" if library else "standard"
         self._ort = _import_onnxruntime(spec.form)
         self._session = self._load(graph, threads, library)
 
@@ -48,7 +53,7 @@ class OrtSession(GraphSession):
         return COMPUTED_BY[self._kernel]
 
     @property
-    def kernel(self) -> Literal["standard", "fused"]:
+    def kernel(self) -> Kernel:
         return self._kernel
 
     @classmethod
@@ -66,7 +71,7 @@ class OrtSession(GraphSession):
         }
 
     @classmethod
-    def open(cls, folder: Path, *, threads: int | None = None, kernel: Kernel = "auto") -> OrtSession:
+    def open(cls, folder: Path, *, threads: int | None = None, kernel: KernelChoice = "auto") -> OrtSession:
         """Verifies every hash of the artefact, then loads it.
 
         kernel: `auto` takes the fused operator where the artefact has a graph for it and `xl-export
@@ -79,24 +84,28 @@ class OrtSession(GraphSession):
         return cls(spec, load_vocab(folder / VOCAB), graph, threads=threads, library=library)
 
     def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
-        bound = self._bound(memory)
+        binding = self._binding(memory)
         for name, array in inputs.items():
-            bound.io.bind_cpu_input(name, array)
+            binding.io.bind_cpu_input(name, array)
         for name, array in outputs.items():
-            bound.io.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+            binding.io.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
         try:
-            self._session.run_with_iobinding(bound.io)
-        except Exception as error:  # as in _load: a graph that loads may still fail when it runs
+            self._session.run_with_iobinding(binding.io)
+        except (
+            Exception
+        ) as error:  # bare classes, as in `_load`; a graph that loads may still fail when it runs
             raise ArtefactError(
-                f"ONNX Runtime {self._ort.__version__} could not run the step ({first_line(error)}); export the artefact again."
+                f"ONNX Runtime {self._ort.__version__} could not run the step ({first_line(error)}); export "
+                "the artefact again."
             ) from error
-        bound.advance(memory)
+        binding.advance(memory)
 
-    def _bound(self, memory: Memory) -> _Bound:
-        bound = memory.binding
-        if not isinstance(bound, _Bound) or not bound.serves(self._session, memory):
-            memory.binding = bound = _Bound(self._session, self._ort, self.spec, memory)
-        return bound
+    def _binding(self, memory: Memory) -> _Binding:
+        """The binding that the memory keeps from its last step here, or a new one."""
+        binding = memory.binding
+        if not isinstance(binding, _Binding) or not binding.serves(self._session, memory):
+            memory.binding = binding = _Binding(self._session, self._ort, self.spec, memory)
+        return binding
 
     def _load(self, graph: Path, threads: int | None, library: Path | None) -> Any:
         options = self._ort.SessionOptions()
@@ -131,40 +140,38 @@ class OrtSession(GraphSession):
             ) from error
 
 
-class _Bound:
-    """An IO binding over one Memory's arrays, kept from step to step.
+class _Binding:
+    """An IO binding over the arrays of one memory, kept from step to step.
 
-    The ring's past and present are one buffer: its only reader, TensorScatter, writes in place. The other
-    forms read one set of buffers and write a second, and the two change places after each step.
+    Past and present of the ring are one buffer, because its only reader, TensorScatter, writes in place. The
+    other forms are read from one set of buffers and written to a second set. The two sets change places after
+    each step.
     """
 
     def __init__(self, session: Any, ort: Any, spec: Spec, memory: Memory) -> None:
         self.session = session
         self._in_place = spec.form == "ring"
-        self._arrays = {
-            name: np.ascontiguousarray(array) for name, array in memory.tensors.items()
-        }  # ORT would copy others
+        # ONNX Runtime would copy an array that is not contiguous.
+        self._arrays = {name: np.ascontiguousarray(array) for name, array in memory.tensors.items()}
         memory.tensors.update(self._arrays)
-        self._spare = (
-            self._arrays if self._in_place else {name: np.empty_like(a) for name, a in self._arrays.items()}
-        )
-        pairs = (
-            [(self._arrays, self._spare)]
-            if self._in_place
-            else [(self._arrays, self._spare), (self._spare, self._arrays)]
-        )
+        self._spare = self._arrays
+        pairs = [(self._arrays, self._spare)]
+        if not self._in_place:
+            self._spare = {name: np.empty_like(array) for name, array in self._arrays.items()}
+            pairs = [(self._arrays, self._spare), (self._spare, self._arrays)]
         self._ios = [self._bind(ort, spec, past, present) for past, present in pairs]
 
     @property
     def io(self) -> Any:
+        """ONNX Runtime's binding for the next step."""
         return self._ios[0]
 
     def serves(self, session: Any, memory: Memory) -> bool:
-        """Whether this binding still is over the arrays that the memory holds."""
+        """Whether this binding is of the session and over the arrays that the memory holds now."""
         return self.session is session and all(memory.tensors.get(n) is a for n, a in self._arrays.items())
 
     def advance(self, memory: Memory) -> None:
-        """After a step: the buffers just written become the memory's tensors."""
+        """Makes the buffers that a step has just written the tensors of the memory."""
         if not self._in_place:
             self._ios.reverse()
             self._arrays, self._spare = self._spare, self._arrays
@@ -178,17 +185,16 @@ class _Bound:
         return io
 
 
-def chosen_library(spec: Spec, kernel: Kernel = "auto") -> Path | None:
-    """The fused operator's library where an artefact runs with it on this machine: see `OrtSession.open`."""
+def chosen_library(spec: Spec, kernel: KernelChoice = "auto") -> Path | None:
+    """The file of the fused operator where an artefact runs with it on this machine; see
+    `OrtSession.open`.
+    """
     if kernel == "standard":
         return None
     library = fused_cpu.built() if FUSED in spec.files else None
     if kernel == "fused" and library is None:
-        missing = (
-            "is not built on this machine"
-            if FUSED in spec.files
-            else "does not serve this artefact's model and memory"
-        )
+        unserved = "does not serve this artefact's model and memory"
+        missing = "is not built on this machine" if FUSED in spec.files else unserved
         raise ConfigError(
             f"the fused operator {missing}; build it with `xl-export fused-kernel`, "
             "or use the standard operators."
@@ -208,13 +214,16 @@ def _import_onnxruntime(form: Form) -> Any:
     if (int(major), int(minor)) < OLDEST[form]:
         raise MissingPackageError(
             f"{form} memory needs ONNX Runtime {'.'.join(map(str, OLDEST[form]))} or newer, "
-            f"and this is {onnxruntime.__version__}; run `pip install -U onnxruntime`, or export with --memory shift."
+            f"and this is {onnxruntime.__version__}; run `pip install -U onnxruntime`, or export with "
+            "--memory shift."
         )
     return onnxruntime
 
 
 def _verify_signature(session: Any, spec: Spec, graph: Path) -> None:
-    """The loaded graph must have exactly the tensors that the spec promises: buffers are sized by the spec."""
+    """Raises ArtefactError unless the graph has exactly the tensors of the spec, by which buffers are
+    sized.
+    """
     kinds = {"tensor(int64)": "int64", "tensor(float)": "float32", "tensor(float16)": "float16"}
     for what, promised, found in (
         ("inputs", spec.inputs, session.get_inputs()),
@@ -231,5 +240,6 @@ def _verify_signature(session: Any, spec: Spec, graph: Path) -> None:
                 )
         if len(expected) != len(actual):
             raise ArtefactError(
-                f"{graph} has {len(actual)} {what}, and spec.json promises {len(expected)}; export the artefact again."
+                f"{graph} has {len(actual)} {what}, and spec.json promises {len(expected)}; export the "
+                "artefact again."
             )

@@ -1,7 +1,8 @@
 """The self-test of an artefact: it replays `reference.npz`, which holds tokens and PyTorch's answers to them.
 
-The streams of a reference start with empty memory and run well past the memory length in segments of 1, 7 and T tokens. One
-row is restarted on the way. Restarts, segments and answers are all in the file, so replaying needs no PyTorch.
+The streams of a reference start with empty memory and run well past the memory length in segments of 1, 7 and
+T tokens. One row is restarted on the way. Restarts, segments and answers are all in the file, so replaying
+needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from runtimes.sessions.open import open_session
 class Reference:
     """Tokens, how they are fed, and the answers to them.
 
-    tokens: int64 [B, N + 1]. segments: int64, the lengths of the segments; their sum is N. restarts: bool [segments, B], the
-    rows that start a new text at a segment. log_probs: float32 [B, N], of each next token. last: float32 [B, V], of every
-    symbol after the last token.
+    tokens: int64 [B, N + 1]. segments: int64, the lengths of the segments; their sum is N. restarts: bool
+    [segments, B], the rows that start a new text at a segment. log_probs: float32 [B, N], of each next token.
+    last: float32 [B, V], of every symbol after the last token.
     """
 
     tokens: np.ndarray
@@ -41,11 +42,13 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckReport:
-    """Whether this device computes what the trained model computes. Differences are in log-probability (nats).
+    """Whether this device computes what the trained model computes.
 
-    against: whose answers they were compared with. These are PyTorch's, or with quantised weights those of the machine that
-    exported. The mean difference has a tolerance of its own. computed_by, kernel: what computed here, as `Session` has it.
-    note: what a passed check does not say.
+    Differences are in log-probability (nats).
+
+    against: whose answers they were compared with. These are PyTorch's, or with quantised weights those of
+    the machine that exported. The mean difference has a tolerance of its own. computed_by, kernel: what
+    computed here, as `Session` has it. note: what a passed check does not say.
     """
 
     passed: bool
@@ -64,8 +67,9 @@ class CheckReport:
     def sentence(self) -> str:
         mean = f", {self.mean_difference:.2e} in the mean (tolerance {self.mean_tolerance:g})"
         return (
-            f"{self.tokens} log-probabilities differ from {self.against} by at most {self.max_difference:.2e} nats "
-            f"(tolerance {self.tolerance:g}){mean if self.mean_tolerance < self.tolerance else ''}"
+            f"{self.tokens} log-probabilities differ from {self.against} by at most "
+            f"{self.max_difference:.2e} nats (tolerance "
+            f"{self.tolerance:g}){mean if self.mean_tolerance < self.tolerance else ''}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -73,7 +77,8 @@ class CheckReport:
 
 
 def check(artefact: Path | str, *, threads: int | None = None) -> CheckReport:
-    """A report of how far every log-probability on this device is from the reference of an artefact or engine.
+    """A report of how far every log-probability on this device is from the reference of an artefact or
+    engine.
 
     Raises ArtefactError for a folder that is damaged, and for one that holds no reference, such as a run.
     """
@@ -81,7 +86,8 @@ def check(artefact: Path | str, *, threads: int | None = None) -> CheckReport:
     session = open_session(folder, threads=threads)
     if session.spec is None:
         raise ArtefactError(
-            f"{folder} is a run, the reference itself; check the artefact that `xl-export export` makes of it."
+            f"{folder} is a run, the reference itself; check the artefact that `xl-export export` makes of "
+            "it."
         )
     spec, quantised = session.spec, session.spec.precision in QUANTISED
     reference = load_reference(folder / REFERENCE, spec)
@@ -111,7 +117,9 @@ def check(artefact: Path | str, *, threads: int | None = None) -> CheckReport:
 def replay(
     session: Session, tokens: np.ndarray, segments: Iterable[int], restarts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """log p of each next token [B, N], and of every symbol after the last token [B, V], over chained segments."""
+    """log p of each next token [B, N], and of every symbol after the last token [B, V], over chained
+    segments.
+    """
     memory = session.start(len(tokens))
     pieces, at, before_last = [], 0, None
     for length, restart in zip(segments, restarts, strict=True):
@@ -135,7 +143,9 @@ def save_reference(path: Path, reference: Reference) -> None:
 
 
 def load_reference(path: Path, spec: Spec) -> Reference:
-    """The reference of an artefact, its shapes and values checked; raises ArtefactError where they do not fit."""
+    """The reference of an artefact, its shapes and values checked; raises ArtefactError where they do not
+    fit.
+    """
     arrays = read_npz(path)
     try:
         reference = Reference(**arrays)

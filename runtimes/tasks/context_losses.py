@@ -1,4 +1,4 @@
-"""What tokens cost a model that is given exactly so many tokens before each of them: the material of RECL."""
+"""The loss of tokens given exactly so many tokens before each of them. RECL is computed from these losses."""
 
 from __future__ import annotations
 
@@ -12,43 +12,46 @@ from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.tasks.sweep import refuse_if_too_large
 
-MOST_ROWS = 64  # windows side by side; more are hardly faster
+MAX_ROWS = 64  # windows side by side; more are hardly faster
 
 
 def spread_positions(num_tokens: int, *, count: int, longest: int) -> np.ndarray:
-    """`count` positions [N] of a text, evenly spread over those that have `longest` tokens before them.
+    """`count` positions [N] of a text, spread evenly over those that have at least `longest` tokens before
+    them.
 
     Raises TextError for a text with fewer such positions.
     """
     available = max(0, num_tokens - longest)
     if count > available:
         raise TextError(
-            f"the text has {num_tokens:,} tokens, {available:,} of them after {longest:,} others, and {count:,} are asked for; "
-            "give a longer text, shorter --lengths or fewer --positions."
+            f"the text has {num_tokens:,} tokens, {available:,} of them after {longest:,} others, and "
+            f"{count:,} are asked for; give a longer text, shorter --lengths or fewer --positions."
         )
     return longest + np.arange(count) * available // count
 
 
-def refuse_beyond_reach(sessions: Sequence[Session], longest: int) -> None:
-    """Raises StreamError where no model of the group sees `longest` tokens at once.
+def refuse_beyond_context(sessions: Sequence[Session], longest: int) -> None:
+    """Raises StreamError where no model of the group can see `longest` tokens at once.
 
     A model that sees fewer takes part with what it can see, as the paper's Transformer does in Table 8.
     """
-    reach = 1 + max(session.rule.longest_distance for session in sessions)
-    if longest > reach:
+    visible = 1 + max(session.rule.longest_distance for session in sessions)
+    if longest > visible:
         raise StreamError(
-            f"--lengths goes to {longest} and no model given sees more than {reach} tokens; give shorter lengths, "
-            "a larger --mem-len for runs, or export with a larger --mem-len."
+            f"--lengths goes to {longest} and no model given sees more than {visible} tokens; give shorter "
+            "lengths, a larger --mem-len for runs, or export with a larger --mem-len."
         )
 
 
 def context_losses(
     session: Session, tokens: np.ndarray, positions: np.ndarray, *, context: int
 ) -> np.ndarray:
-    """The loss in nats, float32 [N], of each of tokens[positions] given the `context` tokens before it and no others.
+    """The loss in nats, float32 [N], of each of tokens[positions] given the `context` tokens before it and no
+    others.
 
-    Windows are rows of a batch and fed from position 0 in pieces, the short one first, so that under the `full`
-    mask, too, the last token sees as much as it may. Raises DivergedError for a model whose losses are not finite.
+    Windows are rows of a batch and are fed from position 0 in pieces. The short piece comes first, so that
+    under the `full` mask, too, the last token sees as much as it may. Raises DivergedError for a model whose
+    losses are not finite.
     """
     rows = _rows_that_fit(session)
     refuse_if_too_large(session, rows=rows, segment=session.rule.segment)
@@ -86,5 +89,5 @@ def _last_losses(
 
 
 def _rows_that_fit(session: Session) -> int:
-    """Windows side by side whose step takes a quarter of this machine's memory at most."""
-    return min(MOST_ROWS, max(1, memory_bytes() // (4 * session.step_bytes(segment=session.rule.segment))))
+    """The number of windows whose step takes at most a quarter of this machine's memory."""
+    return min(MAX_ROWS, max(1, memory_bytes() // (4 * session.step_bytes(segment=session.rule.segment))))

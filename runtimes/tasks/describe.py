@@ -9,11 +9,14 @@ from runtimes.contract.precision import QUANTISED, Measured, per_stream, sentenc
 
 
 def describe_lines(facts: dict[str, Any]) -> list[str]:
-    """The facts of `runtimes.sessions.open.describe`, as lines of a word of twelve columns and what it stands for."""
+    """The facts of `runtimes.sessions.open.describe`, as lines of a word of twelve columns and what it stands
+    for.
+    """
     model, rule = facts["model"], facts["rule"]
     persistent = f"{model['persistent']} persistent vectors ({model['sublayers']})"
     sublayer = f"FF {model['d_ff']}" if model["d_ff"] else persistent
-    sizes = f"{model['layers']} layers, D {model['d_model']}, H {model['heads']}, K {model['head_dim']}, {sublayer}"
+    heads = f"H {model['heads']}, K {model['head_dim']}"
+    sizes = f"{model['layers']} layers, D {model['d_model']}, {heads}, {sublayer}"
     lines = [
         f"{facts['kind']:<12}{facts['identity']:.64}",
         f"model       {model['positions']} positions, {sizes}",
@@ -40,7 +43,9 @@ def describe_lines(facts: dict[str, Any]) -> list[str]:
 
 
 def _fused_advice(facts: dict[str, Any]) -> str:
-    """What the reader can do about the fused operator where it does not run; empty where nothing is to be said."""
+    """What the reader can do about the fused operator where it does not run; empty where nothing is to be
+    said.
+    """
     if "fused_graph" not in facts or (facts["fused_kernel_built"] and facts["fused_graph"]):
         return ""
     if not facts["fused_graph"]:
@@ -60,7 +65,8 @@ def _memory_lines(facts: dict[str, Any]) -> list[str]:
     mean = f" and {facts['mean_tolerance']:g} in the mean" if tighter else ""
     lines = [
         f"memory      {facts['memory_form']}{' in fp16' if half else ''}, {held}{saved}{twice}",
-        f"precision   {facts['precision']}, check within {facts['tolerance']:g} nats{mean}, opset {facts['opset']}",
+        f"precision   {facts['precision']}, check within {facts['tolerance']:g} nats{mean}, opset "
+        f"{facts['opset']}",
     ]
     if facts["measured"]:
         measured = Measured(**facts["measured"])
@@ -73,8 +79,10 @@ def _memory_lines(facts: dict[str, Any]) -> list[str]:
 def _engine_lines(engine: dict[str, Any]) -> list[str]:
     tuned = f"tuned on {engine['gpu']['name']!r:.80}" if engine["gpu"] else "built ahead of time"
     lines = [
-        f"engine      {NAMES[engine['flavour']]} {engine['version']!s:.40}, {engine['attention']} attention, {tuned}",
-        f"runs on     compute capability {', '.join(engine['compute_capabilities'])}, hardware {engine['hardware']}",
+        f"engine      {NAMES[engine['flavour']]} {engine['version']!s:.40}, {engine['attention']} "
+        f"attention, {tuned}",
+        f"runs on     compute capability {', '.join(engine['compute_capabilities'])}, hardware "
+        f"{engine['hardware']}",
     ]
     for profile in engine["profiles"]:
         batch, tokens = (":".join(map(str, profile[axis])) for axis in ("batch", "tokens"))

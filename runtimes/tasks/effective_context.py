@@ -1,17 +1,18 @@
 """Relative effective context length: how far back a model finds what helps it, against a group of models.
 
-Dai et al. 2019, section 4.3 and Appendix C. With l_i(c, t) the loss of model i on token t given the c tokens before it:
+Dai et al. 2019, section 4.3 and Appendix C. With l_i(c, t) the loss of model i on token t given the c tokens
+before it:
 
-    b(c, t)     = min_i l_i(c, t)                                     the group's baseline, position by position
+    b(c, t)     = min_i l_i(c, t)                           the group's baseline, position by position
     T           = the share r of all positions where b(c, t) is largest
-    f_i(c, c')  = mean over T of min(b(c, t), l_i(c', t))             the relative loss: only what beats the baseline counts
+    f_i(c, c')  = mean over T of min(b(c, t), l_i(c', t))   the relative loss: a loss above the baseline is cut
     g_i(c, c')  = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)    the relative gain, of perplexity
 
 and RECL is the first c, from the shortest on, for which g_i(c, c + Δ) < 0.01.
 
-The paper leaves open, and here: the shortest c and the step Δ are those of the lengths measured, which need not be
-evenly spaced; T has round(r N) of the N positions, at least one, the earlier of two equals; a model that still gains at
-the last length has *at least* that RECL.
+The paper leaves some choices open. Here the shortest c and the step Δ are those of the lengths measured,
+which need not be evenly spaced. T has round(r N) of the N positions, at least one, and the earlier of two
+equals. A model that still gains at the last length has *at least* that RECL.
 
 Letters: I models, C context lengths, N positions.
 """
@@ -40,7 +41,10 @@ class Recl:
 def recl(
     losses_ICN: np.ndarray, lengths: Sequence[int], *, r: float, threshold: float = THRESHOLD
 ) -> list[Recl]:
-    """The RECL of each model. losses_ICN: nats; lengths: the C context lengths, ascending; r: 0 to 1, 0 excluded."""
+    """The RECL of each model.
+
+    losses_ICN: nats; lengths: the C context lengths, ascending; r: 0 to 1, 0 excluded.
+    """
     found = []
     for gains in relative_gains(losses_ICN, r=r):
         small = np.flatnonzero(gains < threshold)
@@ -51,7 +55,7 @@ def recl(
 
 
 def relative_gains(losses_ICN: np.ndarray, *, r: float) -> np.ndarray:
-    """g_i(c, c') [I, C - 1] of each step from one length to the next."""
+    """The gain g_i(c, c') [I, C - 1] of each step from one length to the next."""
     steps = range(losses_ICN.shape[1] - 1)
     return np.stack([_gain(*relative_losses(losses_ICN, step, step + 1, r=r)) for step in steps], axis=1)
 
@@ -64,7 +68,9 @@ def perplexity_gains(losses_ICN: np.ndarray, *, r: float) -> np.ndarray:
 
 
 def perplexities(losses_ICN: np.ndarray) -> np.ndarray:
-    """Perplexity [I, C] at each context length, over all positions and without a baseline: the paper's Figure 4."""
+    """Perplexity [I, C] at each context length, over all positions and without a baseline: the paper's Figure
+    4.
+    """
     return _exp(losses_ICN.mean(axis=2, dtype=np.float64))
 
 
@@ -84,4 +90,4 @@ def _gain(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 
 def _exp(nats: np.ndarray) -> np.ndarray:
-    return np.exp(np.minimum(nats, 700.0))  # finite for a model that is lost, too
+    return np.exp(np.minimum(nats, 700.0))  # finite even where a model knows nothing

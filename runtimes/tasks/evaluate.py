@@ -1,4 +1,4 @@
-"""Scoring a text: the negative log-likelihood of every token given all that its memory reaches."""
+"""Scoring a text: the negative log-likelihood of every token, given all tokens that the memory holds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from runtimes.contract.session import Session
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What a text costs a model. token_nats [N - 1]: of each token after the first, in order."""
+    """What a text costs a model, and the settings that the figures depend on.
+
+    tokens: the number of tokens predicted. token_nats [N - 1]: the loss of each token after the first, in
+    order.
+    """
 
     tokens: int
     nats: float
@@ -48,32 +52,45 @@ class Score:
     def to_json(self) -> dict[str, Any]:
         """The figures, and every setting that they depend on."""
         return {
-            "tokens": self.tokens, "nats": self.nats, "nats_per_token": self.nats_per_token,
-            "bits_per_token": self.bits_per_token, "perplexity": self.perplexity,
-            "tokens_per_second": self.tokens_per_second, "lanes": self.lanes, "segment": self.segment,
-            "memory_carried": self.memory_carried, "mem_len": self.rule.mem_len, "mask": self.rule.mask,
-            "clamp_len": self.rule.clamp_len, "initial_memory": self.rule.initial_memory,
-        }  # fmt: skip
+            "tokens": self.tokens,
+            "nats": self.nats,
+            "nats_per_token": self.nats_per_token,
+            "bits_per_token": self.bits_per_token,
+            "perplexity": self.perplexity,
+            "tokens_per_second": self.tokens_per_second,
+            "lanes": self.lanes,
+            "segment": self.segment,
+            "memory_carried": self.memory_carried,
+            "mem_len": self.rule.mem_len,
+            "mask": self.rule.mask,
+            "clamp_len": self.rule.clamp_len,
+            "initial_memory": self.rule.initial_memory,
+        }
 
 
 def evaluate(
-    session: Session, tokens: np.ndarray, *, lanes: int = 1, segment: int | None = None, carry_memory: bool = True,
+    session: Session,
+    tokens: np.ndarray,
+    *,
+    lanes: int = 1,
+    segment: int | None = None,
+    carry_memory: bool = True,
     progress: Callable[[int], None] = lambda done: None,
-) -> Score:  # fmt: skip
-    """Scores tokens [N]: every token but the first is predicted exactly once.
+) -> Score:
+    """The score of tokens [N]. Every token but the first is predicted exactly once.
 
-    lanes: the text is cut into this many contiguous parts that advance side by side as rows of a batch;
-    each part's first prediction sees one token of context. segment: tokens per step, the session's largest
-    when None; the last one may be shorter. carry_memory: False starts every segment with empty memory.
-    progress: called after every step with the number of tokens predicted so far.
-    Raises TextError for fewer than two tokens, StreamError for lanes or segments that do not fit, DivergedError as soon as
-    a token's loss is not finite.
+    lanes: the text is cut into this many contiguous parts, which advance side by side as rows of a batch. The
+    first prediction of each part sees one token of context. segment: tokens per step, the session's largest
+    number when None. The last segment may be shorter. carry_memory: False starts every segment with empty
+    memory. progress: called after every step with the number of tokens predicted so far. Raises TextError for
+    fewer than two tokens, StreamError for lanes or segments that do not fit, DivergedError as soon as the
+    loss of a token is not finite.
     """
     segment = session.rule.segment if segment is None else segment
     if not 1 <= segment <= session.rule.segment:
         raise StreamError(
-            f"segment is {segment}; this model takes 1 to {session.rule.segment} tokens a step: give a smaller one, "
-            "or export with a larger --segment."
+            f"segment is {segment}; this model takes 1 to {session.rule.segment} tokens a step: give a "
+            "smaller one, or export with a larger --segment."
         )
     tokens = np.asarray(tokens)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
@@ -85,9 +102,11 @@ def evaluate(
         )
     if not 1 <= lanes <= targets:
         raise StreamError(f"lanes is {lanes}; expected 1 to {targets}, the number of tokens to predict.")
-    starts = [targets * lane // lanes for lane in range(lanes + 1)]  # lengths differ by one at most
+    # Lanes differ in length by one token at most. A shorter lane ends in padding, whose target -1 is not
+    # counted.
+    starts = [targets * lane // lanes for lane in range(lanes + 1)]
     longest = max(np.diff(starts))
-    inputs_BN = np.zeros((lanes, longest), np.int64)  # a shorter lane ends in padding that is not counted
+    inputs_BN = np.zeros((lanes, longest), np.int64)
     targets_BN = np.full((lanes, longest), -1, np.int64)
     for lane, (first, last) in enumerate(itertools.pairwise(starts)):
         inputs_BN[lane, : last - first] = tokens[first:last]
@@ -107,23 +126,33 @@ def evaluate(
     seconds = time.perf_counter() - began
     token_nats = nats_BN[targets_BN >= 0]
     return Score(
-        tokens=targets, nats=float(token_nats.sum()), seconds=seconds, segment=segment, lanes=lanes,
-        memory_carried=carry_memory, rule=session.rule, token_nats=token_nats,
-    )  # fmt: skip
+        tokens=targets,
+        nats=float(token_nats.sum()),
+        seconds=seconds,
+        segment=segment,
+        lanes=lanes,
+        memory_carried=carry_memory,
+        rule=session.rule,
+        token_nats=token_nats,
+    )
 
 
 def _refuse_infinite(
     session: Session, nats_BN: np.ndarray, targets_BN: np.ndarray, starts: list[int]
 ) -> NoReturn:
-    """Raises DivergedError for the first loss that is not finite: NaN, or infinite for a token of probability zero."""
+    """Raises DivergedError for the first loss that is not finite: a NaN, or infinity for a token of
+    probability zero.
+    """
     lane, column = np.argwhere(~np.isfinite(nats_BN))[0]
     token, position = targets_BN[lane, column], starts[lane] + column + 1
     if np.isnan(nats_BN[lane, column]):
         raise DivergedError(
-            f"the model {session.identity:.12} gives token {position:,} of the text a loss that is not a number; its training "
-            "has diverged or its weights are damaged: take an earlier checkpoint, or train, import or export it again."
+            f"the model {session.identity:.12} gives token {position:,} of the text a loss that is not a "
+            "number; its training has diverged or its weights are damaged: take an earlier checkpoint, or "
+            "train, import or export it again."
         )
     raise DivergedError(
-        f"the model {session.identity:.12} gives token {position:,} of the text (id {token}) the probability zero, which costs "
-        "infinitely much; score a text without that token, or a model whose logits are finite."
+        f"the model {session.identity:.12} gives token {position:,} of the text (id {token}) the "
+        "probability zero, which costs infinitely much; score a text without that token, or a model whose "
+        "logits are finite."
     )

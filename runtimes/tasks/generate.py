@@ -1,4 +1,4 @@
-"""Generating text: a generator of tokens, from prompts of any lengths, at the same cost for every token."""
+"""Generating text from prompts of any lengths. Every token costs the same, however long the text becomes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from runtimes.tasks.sample import Sampler
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """One generated token of one row. text: what it adds to that row's text, held back while it may become a stop string."""
+    """One generated token of one row.
+
+    text: what the token adds to the text of its row. Text that may become a stop string is held back until
+    that is decided.
+    """
 
     row: int
     token: int
@@ -33,14 +37,14 @@ def generate(
     stop: str | Sequence[str] = (),
     memory: Memory | None = None,
 ) -> Iterator[Piece]:
-    """Yields a Piece per row and step until every row has `max_tokens` tokens or met a stop string.
+    """Yields a Piece per row and step until every row has `max_tokens` tokens or has met a stop string.
 
-    prompts: one text or a batch of unequal ones. Under the same-length mask what row r says depends on its
-    prompt, the seed and r alone, not on the other rows. stop: strings that end a row; they and what follows
-    are not part of its text. memory: streams to continue, updated in
-    place: at the end it has seen all that was yielded. Then all prompts must have equal numbers of tokens,
-    and stop strings take one stream at a time.
-    Raises before the first token: TextError for a prompt that encodes to nothing or to unknown symbols.
+    prompts: one text, or a batch of texts of unequal lengths. Under the same-length mask the text of row r
+    depends on its prompt, the seed and r alone, and not on the other rows. stop: strings that end a row. A
+    stop string and what follows it are not part of the text. memory: streams to continue. They are updated in
+    place and have seen all yielded tokens at the end. All prompts must then have equal numbers of tokens, and
+    stop strings take one stream at a time. Raises TextError before the first token, for a prompt that encodes
+    to nothing or has unknown symbols.
     """
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     stop = [stop] if isinstance(stop, str) else list(stop)
@@ -61,10 +65,10 @@ def generate(
         raise TextError("no prompt was given; give at least one.")
     if memory is not None and stop and len(rows) > 1:
         raise StreamError(
-            "rows that continue existing memory cannot end apart; give stop strings to one stream at a time."
+            "rows that continue existing memory must end together; give stop strings to one stream at a time."
         )
     decoders = [session.vocab.decoder() for _ in rows]
-    for decoder, row in zip(decoders, rows, strict=True):  # words after a prompt begin with a blank
+    for decoder, row in zip(decoders, rows, strict=True):  # so that a word after a prompt begins with a blank
         for token in row.tolist():
             decoder(token)
     tokens, streams = _aligned(session, rows, memory)
@@ -83,7 +87,10 @@ def generate(
 
 
 def _aligned(session: Session, rows: list[np.ndarray], memory: Memory | None) -> tuple[np.ndarray, Memory]:
-    """Rows padded on the left to one length, at negative positions: padding is invisible to what follows."""
+    """Rows padded on the left to one length, and their memory.
+
+    The padding stands at negative positions, where it is invisible to what follows.
+    """
     lengths = np.array([len(row) for row in rows])
     if memory is not None and len(set(lengths.tolist())) > 1:
         raise StreamError(
@@ -131,7 +138,7 @@ def _generate(
 
 
 class _Text:
-    """One row's text as it grows: releases what can no longer be part of a stop string."""
+    """The text of one row as it grows. It releases what can no longer be part of a stop string."""
 
     def __init__(self, decoder: Decoder, stop: Sequence[str]) -> None:
         self._decode, self._stop = decoder, stop
@@ -139,6 +146,7 @@ class _Text:
         self.ended = False
 
     def add(self, token: int, *, last: bool) -> str:
+        """The text that is released by one more token; all of it with the last one."""
         self._held += self._decode(token)
         found = [at for text in self._stop if (at := self._held.find(text)) >= 0]
         if found:
@@ -149,13 +157,9 @@ class _Text:
         return released
 
     def _overlap(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
+        """The length of the longest end of the held text with which a stop string begins."""
         longest = max((len(text) for text in self._stop), default=1) - 1
-        return next(
-            (
-                n
-                for n in range(min(longest, len(self._held)), 0, -1)
-                if any(t.startswith(self._held[-n:]) for t in self._stop)
-            ),
-            0,
-        )
+        for length in range(min(longest, len(self._held)), 0, -1):
+            if any(text.startswith(self._held[-length:]) for text in self._stop):
+                return length
+        return 0

@@ -1,4 +1,4 @@
-"""What each token of a text costs, as a file: `.npz` for programs, `.csv` for people."""
+"""The loss of each token of a text as a file: `.npz` for programs, `.csv` for people."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ SUFFIXES = (".npz", ".csv")
 def write_losses(path: Path, score: Score, tokens: np.ndarray, vocab: Vocab) -> None:
     """Writes the loss of every token of `tokens` [N] after the first, with the settings, atomically.
 
-    `.npz`: nats float32 [N - 1], tokens int64 [N - 1], settings (a JSON text). `.csv`: a first line `# ` and the
-    settings as JSON, then columns position (of the token in the text), token (its id), text (what it adds to
-    the decoded text, as a JSON string, so that no symbol can break a line, a cell or a spreadsheet), nats.
+    `.npz` holds nats float32 [N - 1], tokens int64 [N - 1] and settings, a JSON text. `.csv` has a first line
+    of `# ` and the settings as JSON. Its columns are position (of the token in the text), token (its id),
+    text (what the token adds to the decoded text) and nats. The text is a JSON string, so that no symbol can
+    break a line, a cell or a spreadsheet.
     """
     with atomic_file(path) as temporary:
         if path.suffix == ".npz":
@@ -38,7 +39,7 @@ def _write_npz(path: Path, score: Score, tokens: np.ndarray) -> None:
 def _write_csv(path: Path, score: Score, tokens: np.ndarray, vocab: Vocab) -> None:
     decode = vocab.decoder()
     texts = [decode(int(token)) for token in tokens]
-    # half a surrogate pair, which UTF-8 cannot hold, becomes the escape that JSON has for it
+    # UTF-8 cannot hold half a surrogate pair; it becomes the escape that JSON has for it.
     with open(path, "w", encoding="utf-8", errors="backslashreplace", newline="") as stream:
         stream.write(f"# {json.dumps(score.to_json())}\n")
         rows = csv.writer(stream, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""Choosing the next token from logits: greedy, temperature, top-k, top-p."""
+"""Draws the next token from logits: greedily, or with temperature, top-k and top-p."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from runtimes.base.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """How to draw a token. temperature 0 is greedy; top_k and top_p cut the distribution before the draw.
+    """How to draw a token.
 
-    The paper generates with top_k 40 (Dai et al. 2019, Appendix E).
+    temperature: 0 is greedy. top_k: only the k likeliest tokens are drawn from; all when None. top_p: only
+    the likeliest tokens are drawn from that together have this probability. The paper generates with top_k 40
+    (Dai et al. 2019, Appendix E).
     """
 
     temperature: float = 1.0
@@ -32,7 +34,8 @@ class Sampler:
         """One token id from logits [V]; raises UserError where they have no finite maximum."""
         if not np.isfinite(logits.max()):
             raise UserError(
-                "the model's logits are not finite, so no token can be drawn; its weights are damaged or diverged."
+                "the model's logits are not finite, so no token can be drawn; its weights are damaged or "
+                "diverged."
             )
         if self.temperature == 0:
             return int(logits.argmax())
@@ -43,7 +46,7 @@ class Sampler:
 
 
 def keep_top_k(logits: np.ndarray, k: int | None) -> np.ndarray:
-    """Logits [V] with all but the k largest at minus infinity; ties go to the smaller id."""
+    """Logits [V] in which all but the k largest are minus infinity. Of equals the smaller id is kept."""
     if k is None or k >= len(logits):
         return logits
     kept = np.full_like(logits, -np.inf)
@@ -53,7 +56,9 @@ def keep_top_k(logits: np.ndarray, k: int | None) -> np.ndarray:
 
 
 def keep_top_p(weights: np.ndarray, p: float) -> np.ndarray:
-    """Unnormalised probabilities [V] with zero outside the smallest set of tokens that holds share p."""
+    """Unnormalised probabilities [V], zero outside the smallest set of tokens that together have the share
+    p.
+    """
     if p >= 1:
         return weights
     order = np.argsort(-weights, kind="stable")

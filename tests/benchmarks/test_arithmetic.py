@@ -22,8 +22,10 @@ from benchmarks.arithmetic import (
 )
 from benchmarks.baselines.vanilla import window_graph
 from benchmarks.models import random_weights
+from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import Form, ModelFacts, Spec, state_tensors
+from runtimes.contract.spec import Spec
+from runtimes.contract.tensors import Form, state_tensors
 from trainer.model.config import ModelConfig
 from trainer.model.model import count_parameters
 from xl_export.graph.step import OPSETS, step_graph

@@ -19,9 +19,12 @@ from pathlib import Path
 
 import pytest
 
+from runtimes.base.sealed import FileFacts
+from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.precision import Measured
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import FileFacts, ModelFacts, Spec, StateFacts
+from runtimes.contract.spec import Spec
+from runtimes.contract.tensors import StateFacts
 from runtimes.tasks.check import Reference
 from tests.docs.pages import PAGES, ROOT, Block, blocks, difference
 

@@ -30,7 +30,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from trainer.run.choices import CorpusName, VocabKind
+from runtimes.contract.vocabulary import VocabKind
+from trainer.run.choices import CorpusName
 
 WHOLE = "all"  # the only part of a corpus that is one file, which is cut 90/5/5
 

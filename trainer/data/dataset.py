@@ -7,18 +7,18 @@ all of that.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.base.files import read_json, write_json
-from runtimes.base.records import from_json, to_json
-from runtimes.contract.spec import MAX_SIZE, VOCAB, FileFacts, file_facts
+from runtimes.base.errors import ArtefactError
+from runtimes.base.files import read_json
+from runtimes.base.records import to_json
+from runtimes.base.sealed import FileFacts, file_facts, identity_of, parse_sealed, write_sealed
+from runtimes.contract.model_facts import MAX_SIZE
+from runtimes.contract.spec import VOCAB
 from runtimes.contract.tokens import DATA as DATA
 from runtimes.contract.vocabulary import Vocab, load_vocab
 
@@ -48,8 +48,8 @@ class DatasetFacts:
 
     @property
     def identity(self) -> str:
-        """SHA-256 over all these facts, which include the hashes of the files."""
-        return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()
+        """SHA-256 over all of it, file hashes included."""
+        return identity_of(to_json(self))
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ def smallest_dtype(vocab_size: int) -> DType:
 
 
 def save_facts(folder: Path, facts: DatasetFacts) -> None:
-    """Writes `data.json`, with a digest over its content."""
-    write_json(folder / DATA, {**to_json(facts), "digest": facts.identity})
+    """Writes `data.json` with its own digest."""
+    write_sealed(folder / DATA, to_json(facts))
 
 
 def open_dataset(path: Path | str) -> Dataset:
@@ -104,17 +104,8 @@ def open_dataset(path: Path | str) -> Dataset:
 
 
 def _parse(data: object, *, where: str) -> DatasetFacts:
-    digest = data.pop("digest", None) if isinstance(data, dict) else None
-    try:
-        facts = from_json(DatasetFacts, data, where=where)
-    except ConfigError as error:
-        raise ArtefactError(
-            f"{str(error).rstrip('.')}; the dataset is damaged or of another version: prepare it again."
-        ) from error
-    if digest != facts.identity:
-        raise ArtefactError(
-            f"{where} was altered: its digest does not match its content; prepare the dataset again."
-        )
+    again = "prepare the dataset again"
+    facts = parse_sealed(DatasetFacts, data, where=where, schema=SCHEMA, what="dataset", again=again)
     itemsize = np.dtype(facts.dtype).itemsize
     consistent = (
         facts.schema == SCHEMA

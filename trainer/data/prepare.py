@@ -16,7 +16,8 @@ import numpy as np
 from runtimes.base.errors import TextError, UserError
 from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
-from runtimes.contract.spec import VOCAB, FileFacts, file_facts
+from runtimes.base.sealed import FileFacts, file_facts
+from runtimes.contract.spec import VOCAB
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, WordVocab
 from trainer.data.corpora import CORPORA, WHOLE, Corpus
 from trainer.data.dataset import DATA, SPLITS, DatasetFacts, DType, save_facts, smallest_dtype

@@ -11,7 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from runtimes.base.errors import UserError
-from runtimes.contract.spec import FileFacts
+from runtimes.base.sealed import FileFacts
 from trainer.data.archives import Contents, find_files, is_packed
 from trainer.data.corpora import WHOLE, Corpus, Fingerprint, look_alike, same_as
 

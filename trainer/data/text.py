@@ -10,9 +10,8 @@ import numpy as np
 from runtimes.base.errors import TextError
 from runtimes.base.files import read_bytes
 from runtimes.contract.tokens import DATA
-from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab, as_text
+from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, VocabKind, WordVocab, as_text
 from trainer.data.formats import kind_of
-from trainer.run.choices import VocabKind
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Literal
 
 from runtimes.base.errors import ConfigError
+from runtimes.contract.model_facts import MAX_LAYERS, MAX_SIZE, Sublayers
 from runtimes.contract.rule import MAX_LENGTH, MemoryRule
-from runtimes.contract.spec import MAX_LAYERS, MAX_SIZE
-
-Sublayers = Literal["feed-forward", "all-attention", "attn-split", "head-split", "single-head", "ff-attn"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import ModelFacts
 from trainer.model.attention import AttentionFunction, Terms, relative_attention
 from trainer.model.config import ModelConfig
 from trainer.model.persistent import PersistentVectors, persistent_attention

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+from runtimes.contract.vocabulary import VocabKind
+
 CorpusName = Literal["enwik8", "text8", "wikitext-103", "one-billion-word", "penn-treebank"]
-VocabKind = Literal["byte", "char", "word"]
 
 CORPUS_NAMES: tuple[CorpusName, ...] = get_args(CorpusName)
 VOCAB_KINDS: tuple[VocabKind, ...] = get_args(VocabKind)

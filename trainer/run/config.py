@@ -14,8 +14,9 @@ from runtimes.base.files import read_json
 from runtimes.base.machine import refuse_beyond_memory
 from runtimes.base.records import from_json
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.vocabulary import VocabKind
 from trainer.model.config import ModelConfig
-from trainer.run.choices import CorpusName, VocabKind
+from trainer.run.choices import CorpusName
 
 BUILT_IN = Path(__file__).parents[1] / "configs"
 MAX_RATE = 1e30  # from a larger learning rate, optimisers compute numbers beyond fp32

@@ -15,7 +15,7 @@ from runtimes.base.records import to_json
 from runtimes.contract.checks import checked_targets, checked_tokens, new_memory
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import TensorFacts, state_tensors
+from runtimes.contract.tensors import TensorFacts, state_tensors
 from runtimes.contract.vocabulary import Vocab
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class TorchSession:
     ) -> TorchSession:
         """A session over the last checkpoint of a run.
 
-        rule: the run's own rule of evaluation when None. threads: PyTorch has one number for the whole process.
+        rule: the run's own rule of evaluation when None. threads: PyTorch has one number for the whole
+        process.
         """
         with needs("train", "torch", "safetensors", "tqdm"):
             import torch
@@ -78,7 +79,9 @@ class TorchSession:
         }
 
     def with_rule(self, rule: MemoryRule) -> TorchSession:
-        """The same weights under any other rule, so that a run in training keeps one model through a sweep."""
+        """The same weights under any other rule, so that a run in training keeps one model through a
+        sweep.
+        """
         if rule == self.rule:
             return self
         identity = sha256(f"{self.identity} {rule}".encode()).hexdigest()
@@ -88,7 +91,8 @@ class TorchSession:
         state = sum(tensor.num_bytes(batch=1) for tensor in self.state)
         scores = 4 * self.model.facts().heads * segment * (self.rule.mem_len + segment)
         logits = 4 * segment * self.vocab.size
-        # Memory before and after the step; logits, and two arrays made of them; scores of one layer, and four made of them.
+        # Memory before and after the step; logits, and two arrays made of them; scores of one layer, and four
+        # made of them.
         return 2 * state + 3 * logits + 5 * scores
 
     def start(self, batch: int) -> Memory:
@@ -141,9 +145,11 @@ class TorchSession:
 
 
 class ProjectedTorchSession(TorchSession):
-    """The same model and answers with keys and values as its memory: a segment does not compute those of the past again.
+    """The same model and answers with keys and values as its memory: a segment does not compute those of the
+    past again.
 
-    An artefact is compared with it, because hidden states would take too long. It is PyTorch's side in benchmarks.
+    An artefact is compared with it, because hidden states would take too long. It is PyTorch's side in
+    benchmarks.
     """
 
     def __init__(self, model: LanguageModel, vocab: Vocab, rule: MemoryRule, *, identity: str) -> None:

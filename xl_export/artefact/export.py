@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -13,21 +13,12 @@ from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.machine import package_versions, refuse_beyond_memory
+from runtimes.base.sealed import file_facts
+from runtimes.contract.engine import Attention
 from runtimes.contract.precision import MemoryPrecision, Precision
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import (
-    FUSED,
-    GRAPH,
-    REFERENCE,
-    SPEC,
-    VOCAB,
-    Form,
-    Spec,
-    Target,
-    file_facts,
-    save_spec,
-    state_tensors,
-)
+from runtimes.contract.spec import FUSED, GRAPH, REFERENCE, SPEC, VOCAB, Spec, Target, save_spec
+from runtimes.contract.tensors import Form, state_tensors
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.tasks.check import save_reference
 from trainer.run.checkpoint import Run, load_run
@@ -39,8 +30,6 @@ from xl_export.graph.layers import Weights
 from xl_export.graph.ops import save_graph, save_model
 from xl_export.graph.quantise import lowered
 from xl_export.graph.step import OPSETS, step_graph
-
-Attention = Literal["plugin", "native"]
 
 
 def export(

@@ -15,7 +15,8 @@ from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.records import to_json
 from runtimes.cli.options import echo_json, json_option, threads_option
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import SPEC, Form, bytes_saved
+from runtimes.contract.spec import SPEC
+from runtimes.contract.tensors import Form, bytes_saved
 from runtimes.contract.vocabulary import Vocab
 from xl_export.figures import attention as pictures
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from runtimes.base.errors import UserError, needs
-from runtimes.contract.precision import QUANTISED, per_stream, sentence
-from runtimes.contract.spec import load_spec
+from runtimes.contract.engine import Attention
+from runtimes.contract.precision import QUANTISED, MemoryPrecision, Precision, per_stream, sentence
+from runtimes.contract.rule import InitialMemory, Mask
+from runtimes.contract.spec import Target, load_spec
+from runtimes.contract.tensors import Form
 from runtimes.tasks.check import check
 from xl_export.cli.options import PACKAGES, force_option, out_option
 
@@ -20,7 +23,7 @@ from xl_export.cli.options import PACKAGES, force_option, out_option
 @out_option
 @click.option(
     "--memory",
-    type=click.Choice(["ring", "shift", "hidden"]),
+    type=click.Choice(get_args(Form)),
     help="Memory tensors: keys and values in a ring written in place (fastest, the default), the same shifted by concatenation "
     "(TensorRT, older opsets), or the paper's hidden states (slow, for parity).",
 )
@@ -34,7 +37,7 @@ from xl_export.cli.options import PACKAGES, force_option, out_option
 )
 @click.option(
     "--mask",
-    type=click.Choice(["same-length", "full"]),
+    type=click.Choice(get_args(Mask)),
     help="Every token sees M before it, or all that memory still holds.",
 )
 @click.option(
@@ -44,23 +47,23 @@ from xl_export.cli.options import PACKAGES, force_option, out_option
 )
 @click.option(
     "--initial-memory",
-    type=click.Choice(["masked", "zeros"]),
+    type=click.Choice(get_args(InitialMemory)),
     help="What precedes a text: nothing, or zeros that are seen.",
 )
 @click.option(
-    "--target", type=click.Choice(["onnxruntime", "tensorrt"]), default="onnxruntime", show_default=True,
+    "--target", type=click.Choice(get_args(Target)), default="onnxruntime", show_default=True,
     help="What the graph is for: tensorrt has shift memory and float16; ONNX Runtime runs it too.",
 )  # fmt: skip
 @click.option(
-    "--attention", type=click.Choice(["plugin", "native"]),
+    "--attention", type=click.Choice(get_args(Attention)),
     help="For tensorrt: one node that our fused kernel takes (the default), or the engine's own kernels for standard operators.",
 )  # fmt: skip
 @click.option(
-    "--precision", type=click.Choice(["fp32", "fp16", "int8", "int4"]),
+    "--precision", type=click.Choice(get_args(Precision)),
     help="Of the weights: fp16 is a smaller file; int8 and int4 make large models faster, and lose a little; fp32 by default.",
 )  # fmt: skip
 @click.option(
-    "--memory-precision", type=click.Choice(["fp32", "fp16"]), show_default="fp32",
+    "--memory-precision", type=click.Choice(get_args(MemoryPrecision)), show_default="fp32",
     help="Of the memory tensors: fp16 halves the bytes of a stream (`info` prints both), and pays with the fused kernel.",
 )  # fmt: skip
 @click.option(

@@ -17,7 +17,7 @@ from runtimes.cli.options import echo_json, json_option, threads_option
 from runtimes.contract.session import Session
 from runtimes.contract.tokens import read_tokens
 from runtimes.sessions.open import open_session
-from runtimes.tasks.context_losses import context_losses, refuse_beyond_reach, spread_positions
+from runtimes.tasks.context_losses import context_losses, refuse_beyond_context, spread_positions
 from runtimes.tasks.effective_context import THRESHOLD, perplexities, perplexity_gains, recl, relative_gains
 from runtimes.tasks.sweep import parse_values, sweep
 
@@ -87,7 +87,7 @@ def recl_command(
         check_plot(plot)
         refuse_replacing(plot, option="--plot", force=force)
     sessions = _group(paths, mem_len=mem_len, threads=threads)
-    refuse_beyond_reach(sessions, contexts[-1])
+    refuse_beyond_context(sessions, contexts[-1])
     tokens = read_tokens(text, sessions[0].vocab)
     where = spread_positions(len(tokens), count=positions, longest=contexts[-1])
     names = [str(path) for path in paths]

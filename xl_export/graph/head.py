@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from runtimes.contract.spec import is_selective
+from runtimes.contract.model_facts import is_selective
 from trainer.model.config import Cluster, ModelConfig
 from xl_export.graph.layers import Layers
 

@@ -15,7 +15,8 @@ import numpy as np
 import onnx_ir as ir
 
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import HeadGroup, Spec
+from runtimes.contract.spec import Spec
+from runtimes.contract.tensors import HeadGroup
 from trainer.model.config import ModelConfig
 from trainer.model.terms import ModelTerms
 from xl_export.graph.layers import Layers, Weights

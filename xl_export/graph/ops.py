@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from runtimes.contract.spec import GRAPH, WEIGHTS, TensorFacts
+from runtimes.contract.spec import GRAPH, WEIGHTS
+from runtimes.contract.tensors import TensorFacts
 
 IR_VERSION = 10  # the oldest that external data and these opsets need; every runtime in use reads it
 TYPES = {"int64": ir.DataType.INT64, "float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16}

@@ -22,7 +22,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from runtimes.contract.spec import Form, Spec, head_groups
+from runtimes.contract.spec import Spec
+from runtimes.contract.tensors import Form, head_groups
 from trainer.model.config import ModelConfig
 from xl_export.graph.gated import gated_attention
 from xl_export.graph.head import all_logits, embed, selected

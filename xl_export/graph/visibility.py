@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import Form
+from runtimes.contract.tensors import Form
 from xl_export.graph.ops import Ops
 
 

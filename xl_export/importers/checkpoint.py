@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,8 +98,7 @@ class Checkpoint:
         their defaults."""
         if self.run is not None:
             return self.run
-        kind = cast(Literal["byte", "char", "word"], self.vocab.kind)
-        return TrainConfig(model=self.config, training=self.rule, evaluation=self.rule, vocab=kind)
+        return TrainConfig(model=self.config, training=self.rule, evaluation=self.rule, vocab=self.vocab.kind)
 
 
 def companion_file(path: Path, names: tuple[str, ...], wanted: Path | None, *, what: str) -> Path:

@@ -7,12 +7,12 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.files import read_json
 from runtimes.base.records import from_json
-from runtimes.contract.rule import MAX_LENGTH, MemoryRule
+from runtimes.contract.rule import MAX_LENGTH, InitialMemory, Mask, MemoryRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Settings:
 
     mem_len: int | None = None
     segment: int | None = None
-    mask: Literal["same-length", "full"] | None = None
+    mask: Mask | None = None
     clamp_len: int | None = None
     ramp: int | None = None
 
@@ -121,7 +121,7 @@ def memory_rule(
     *,
     project: str,
     beyond_self: int,
-    initial_memory: Literal["masked", "zeros"],
+    initial_memory: InitialMemory,
 ) -> MemoryRule:
     """The rule of a Transformer-XL model under its project's settings.
 

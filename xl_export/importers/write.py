@@ -12,7 +12,8 @@ from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder
 from runtimes.base.machine import package_versions
 from runtimes.base.records import to_json
-from runtimes.contract.spec import VOCAB, file_facts
+from runtimes.base.sealed import file_facts
+from runtimes.contract.spec import VOCAB
 from trainer.model.model import LanguageModel
 from trainer.run.checkpoint import CONFIG, MODEL, save_tensors
 from xl_export.importers.checkpoint import Checkpoint

@@ -11,9 +11,10 @@ from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.base.files import atomic_file, read_bytes, refuse_unwritable
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.machine import package_versions
+from runtimes.base.sealed import file_facts
 from runtimes.contract.engine import BUILD, NAMES, PLAN, SIDE_FILES, EngineFacts, Profile, save_engine
 from runtimes.contract.precision import QUANTISED
-from runtimes.contract.spec import Spec, file_facts, load_spec
+from runtimes.contract.spec import Spec, load_spec
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
 from xl_export.tensorrt.network import Parsed, parse

@@ -197,5 +197,5 @@ def _without_hidden(ptx: str, name: str, *, arguments: int) -> str:
         )
     assert f"{name}_param_{arguments - 1}" in ptx and f"{name}_param_{arguments}" not in ptx, (
         "unexpected arguments"
-    )  # noqa: PT018
+    )
     return ptx

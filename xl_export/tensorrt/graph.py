@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from runtimes.contract.spec import Spec, state_tensors
+from runtimes.contract.engine import Attention
+from runtimes.contract.spec import Spec
+from runtimes.contract.tensors import state_tensors
 from trainer.model.config import ModelConfig
-from xl_export.artefact.export import Attention
 from xl_export.graph.head import selected_densely
 from xl_export.graph.layers import Weights
 from xl_export.graph.memory import Group

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtimes.base.errors import ConfigError
-from runtimes.contract.engine import NAMES, Attention, Flavour, Hardware, Profile, refuse_falling
+from runtimes.contract.engine import NAMES, Attention, Flavour, Hardware, Profile, refuse_unordered
 from runtimes.contract.rule import MemoryRule
 
 TARGETS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")  # that TensorRT-RTX builds for ahead of time
@@ -85,7 +85,7 @@ class BuildOptions:
             raise ConfigError(
                 "--token-batch has a range and --attention plugin takes one size (NVIDIA/TensorRT#4849); give one number."
             )
-        refuse_falling("--batch", self.batch)
-        refuse_falling("--token-batch", token_batch)
+        refuse_unordered("--batch", self.batch)
+        refuse_unordered("--token-batch", token_batch)
         segment = Profile(name="segment", batch=self.batch, tokens=(1, usual, rule.segment))
         return segment, Profile(name="token", batch=token_batch, tokens=(1, 1, 1))

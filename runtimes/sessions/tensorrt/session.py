@@ -23,7 +23,8 @@ from runtimes.contract.engine import (
     refuse_elsewhere,
 )
 from runtimes.contract.memory import Memory
-from runtimes.contract.spec import VOCAB, Spec, TensorFacts
+from runtimes.contract.spec import VOCAB, Spec
+from runtimes.contract.tensors import TensorFacts
 from runtimes.contract.vocabulary import Vocab, load_vocab
 from runtimes.sessions.description import describe_spec
 from runtimes.sessions.graph import GraphSession, Positions

@@ -1,7 +1,9 @@
-"""Damages an artefact in many ways and checks each: `python mutation_worker.py ARTEFACT SCRATCH`, one JSON line each.
+"""Damages an artefact in many ways and checks each: `python mutation_worker.py ARTEFACT SCRATCH`, one JSON
+line each.
 
-It runs as a process of its own, so that a crash or a hang of ONNX Runtime is seen by the test that started it.
-Sealed damage has hashes and digest recomputed: it stands for a writer with a bug, and gets past the hashes.
+It runs as a process of its own, so that a crash or a hang of ONNX Runtime is seen by the test that started
+it. Sealed damage has hashes and digest recomputed: it stands for a writer with a bug, and gets past the
+hashes.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ Damage = Iterator[tuple[str, bytes]]
 
 
 def damaged_bytes(data: bytes, other: bytes, rng: np.random.Generator, *, flips: int) -> Damage:
-    """Byte flips (also of the first bytes, where headers are), truncations, appended, emptied, another file's content."""
+    """Byte flips (also of the first bytes, where headers are), truncations, appended, emptied, another file's
+    content.
+    """
     for number in range(flips):
         at = int(rng.integers(len(data) if number % 3 else min(64, len(data))))
         changed = bytes([data[at] ^ int(rng.integers(1, 256))])

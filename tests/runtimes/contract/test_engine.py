@@ -46,7 +46,7 @@ def test_facts_survive_the_file(engine: Path) -> None:
         {"layers": {"MATRIX MULTIPLY\n": 1}},
         {"compute_capabilities": ()},
         {"compute_capabilities": ("8.9; rm",)},
-        {"schema": 2},
+        {"schema": 0},
         {"profiles": (Profile(name="token", batch=(1, 1, 1), tokens=(1, 1, 1)),)},
     ],
 )
@@ -56,6 +56,13 @@ def test_facts_that_cannot_be_ours_are_refused_though_their_digest_fits(
     facts, _ = load_engine(engine)
     save_engine(engine, dataclasses.replace(facts, **changes))
     with pytest.raises(ArtefactError, match="build the engine again"):
+        load_engine(engine)
+
+
+def test_an_engine_of_a_newer_version_says_to_update(engine: Path) -> None:
+    facts, _ = load_engine(engine)
+    save_engine(engine, dataclasses.replace(facts, schema=2))
+    with pytest.raises(ArtefactError, match=r"has schema 2, and this version reads up to 1; update"):
         load_engine(engine)
 
 
@@ -89,8 +96,8 @@ def test_the_command_that_builds_it_again_says_all_that_was_chosen(engine: Path)
         load_engine(engine)[0], hardware="same-capability", refit=True, attention="plugin"
     )
     assert rebuild_command(engine, facts) == (
-        f"`xl-export build ARTEFACT --out {engine} --flavour tensorrt --attention plugin --batch 1:1:16 --token-batch 1:1:2 "
-        "--tokens 8 --hardware same-capability --refit --force`"
+        f"`xl-export build ARTEFACT --out {engine} --flavour tensorrt --attention plugin --batch 1:1:16 "
+        "--token-batch 1:1:2 --tokens 8 --hardware same-capability --refit --force`"
     )
 
 

@@ -1,4 +1,6 @@
-"""Every file of an artefact is damaged in hundreds of ways: each ends in one sentence, or in a check that passes."""
+"""Every file of an artefact is damaged in hundreds of ways: each ends in one sentence, or in a check that
+passes.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,9 @@ from runtimes.contract.rule import MAX_LENGTH, MemoryRule
 
 
 def sees(rule: MemoryRule, *, start: int, query: int, key: int) -> bool:
-    """Whether the query sees the key, as the papers say it; all are stream positions, `start` the segment's first."""
+    """Whether the query sees the key, as the papers say it; all are stream positions, `start` the segment's
+    first.
+    """
     first_kept = start - rule.mem_len if rule.mask == "full" else query - rule.mem_len
     if query == key:
         return True

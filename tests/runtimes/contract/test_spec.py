@@ -1,4 +1,6 @@
-"""The contract of an artefact: read back as written, refused with one sentence when anything about it changed."""
+"""The contract of an artefact: read back as written, refused with one sentence when anything about it
+changed.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +16,40 @@ import pytest
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.records import to_json
+from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import (
-    GRAPH,
-    REFERENCE,
-    SCHEMA,
-    SPEC,
-    VOCAB,
-    WEIGHTS,
-    ModelFacts,
-    Spec,
-    head_groups,
-    load_spec,
-    save_spec,
-    state_tensors,
-)
+from runtimes.contract.spec import GRAPH, REFERENCE, SCHEMA, SPEC, VOCAB, WEIGHTS, Spec, load_spec, save_spec
+from runtimes.contract.tensors import head_groups, state_tensors
 
 MODEL = ModelFacts(
-    positions="relative", sublayers="feed-forward", layers=2, heads=3, head_dim=5, d_model=7, d_ff=11, persistent=0,
-    vocab_size=13, cutoffs=(), reaches=(), pre_norm=False, parameters=1,
-)  # fmt: skip
+    positions="relative",
+    sublayers="feed-forward",
+    layers=2,
+    heads=3,
+    head_dim=5,
+    d_model=7,
+    d_ff=11,
+    persistent=0,
+    vocab_size=13,
+    cutoffs=(),
+    reaches=(),
+    pre_norm=False,
+    parameters=1,
+)
 RULE = MemoryRule(mem_len=16, segment=8)
 
 
 def make_spec(form: Any = "ring", **changes: Any) -> Spec:
     facts: dict[str, Any] = {
-        "model": MODEL, "rule": RULE, "form": form, "precision": "fp32", "opset": 24,
-        "state": state_tensors(MODEL, RULE, form), "producer": {"numpy": "2"}, "source": {"model.safetensors": "ab"},
-    }  # fmt: skip
+        "model": MODEL,
+        "rule": RULE,
+        "form": form,
+        "precision": "fp32",
+        "opset": 24,
+        "state": state_tensors(MODEL, RULE, form),
+        "producer": {"numpy": "2"},
+        "source": {"model.safetensors": "ab"},
+    }
     return Spec(**{**facts, **changes})
 
 
@@ -100,11 +108,13 @@ def test_a_large_vocabulary_has_inputs_that_say_what_is_wanted() -> None:
         model = dataclasses.replace(MODEL, **facts)
         spec = make_spec(model=model)
         assert [(tensor.name, tensor.shape) for tensor in spec.inputs[2:4]] == [
-            ("targets", ("batch", "segment")), ("logit_rows", ("rows",)),
-        ]  # fmt: skip
+            ("targets", ("batch", "segment")),
+            ("logit_rows", ("rows",)),
+        ]
         assert [(tensor.name, tensor.shape) for tensor in spec.outputs[:2]] == [
-            ("logits", ("rows", str(model.vocab_size))), ("log_probs", ("batch", "segment")),
-        ]  # fmt: skip
+            ("logits", ("rows", str(model.vocab_size))),
+            ("log_probs", ("batch", "segment")),
+        ]
 
 
 @pytest.mark.parametrize(
@@ -142,11 +152,17 @@ def test_memory_tensors_of_each_form(
 
 def test_identity_changes_with_every_field() -> None:
     changes: list[dict[str, Any]] = [
-        {"opset": 23}, {"producer": {"numpy": "3"}}, {"source": {}}, {"schema": 2}, {"form": "shift"},
-        {"rule": dataclasses.replace(RULE, mask="full")}, {"rule": dataclasses.replace(RULE, clamp_len=9)},
-        {"rule": dataclasses.replace(RULE, initial_memory="zeros")}, {"model": dataclasses.replace(MODEL, d_ff=12)},
+        {"opset": 23},
+        {"producer": {"numpy": "3"}},
+        {"source": {}},
+        {"schema": 2},
+        {"form": "shift"},
+        {"rule": dataclasses.replace(RULE, mask="full")},
+        {"rule": dataclasses.replace(RULE, clamp_len=9)},
+        {"rule": dataclasses.replace(RULE, initial_memory="zeros")},
+        {"model": dataclasses.replace(MODEL, d_ff=12)},
         {"state": ()},
-    ]  # fmt: skip
+    ]
     identities = {make_spec().identity, *(make_spec(**change).identity for change in changes)}
     assert len(identities) == len(changes) + 1
     assert make_spec().identity == make_spec().identity
@@ -197,7 +213,9 @@ def test_an_altered_spec_does_not_match_its_digest(
 @pytest.mark.parametrize("change", [lambda spec: spec.pop("rule"), lambda spec: spec.update(more=1)])
 def test_a_spec_with_other_keys_is_refused(change: Callable[[dict[str, Any]], Any], artefact: Path) -> None:
     edit(artefact, change)
-    with pytest.raises(ArtefactError, match="the artefact is damaged or of another version: export it again"):
+    with pytest.raises(
+        ArtefactError, match="the artefact is damaged or of another version of xl-export: export it again"
+    ):
         load_spec(artefact)
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from runtimes import Memory, open_session
 from runtimes.contract.precision import MemoryPrecision
-from runtimes.contract.spec import Form, load_spec
+from runtimes.contract.spec import load_spec
+from runtimes.contract.tensors import Form
 from runtimes.sessions.open import describe
 from runtimes.tasks.describe import describe_lines
 from tests.architectures import ARCHITECTURES

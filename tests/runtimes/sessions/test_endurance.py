@@ -1,4 +1,6 @@
-"""A long stream through a small ring: the same scores as PyTorch to the end, and no memory taken on the way."""
+"""A long stream through a small ring: the same scores as PyTorch to the end, and no memory taken on the
+way.
+"""
 
 from __future__ import annotations
 

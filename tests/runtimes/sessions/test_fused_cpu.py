@@ -195,7 +195,7 @@ def test_a_built_operator_is_used_and_checked(artefacts: dict[str, Path]) -> Non
     }
     assert "RingRelativeAttention" in by_name
     assert not by_name & {"Attention", "TensorScatter", "GatherElements"}
-    assert open_session(artefacts["ring"]).kernel == "fused"  # type: ignore[attr-defined]
+    assert open_session(artefacts["ring"]).kernel == "fused"
 
 
 def test_the_command_says_where_it_is(library: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_damaged_library_is_never_loaded_and_is_built_again(
     copy.parent.mkdir()
     copy.write_bytes(library.read_bytes()[:9000] if damage is None else damage)
     assert fused_cpu.built() is None
-    assert open_session(artefacts["ring"]).kernel == "standard"  # type: ignore[attr-defined]
+    assert open_session(artefacts["ring"]).kernel == "standard"
     monkeypatch.setattr(
         "runtimes.sessions.fused_cpu.library._compile",
         lambda compiler, to: to.write_bytes(library.read_bytes() + b"another build"),
@@ -302,7 +302,7 @@ def test_a_user_without_a_home_runs_the_standard_operators(
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", home)
-    assert open_session(artefacts["ring"]).kernel == "standard"  # type: ignore[attr-defined]
+    assert open_session(artefacts["ring"]).kernel == "standard"
     with pytest.raises(UserError, match="name a folder in the variable XDG_CACHE_HOME"):
         fused_cpu.build()
 

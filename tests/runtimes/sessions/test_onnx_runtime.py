@@ -1,4 +1,6 @@
-"""What ONNX Runtime itself refuses, at loading or only in a step, becomes one sentence and nothing on standard error."""
+"""What ONNX Runtime itself refuses, at loading or only in a step, becomes one sentence and nothing on
+standard error.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The logic of engine sessions over a stand-in for the GPU: buffers, graphs, refusals. No TensorRT computes anything here."""
+"""The logic of engine sessions over a stand-in for the GPU: buffers, graphs, refusals.
+
+No TensorRT computes anything here.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ import pytest
 
 from runtimes import check, load_memory, open_session, save_memory
 from runtimes.base.errors import ArtefactError, MissingPackageError, StreamError
+from runtimes.base.sealed import file_facts
 from runtimes.contract.engine import BUILD, PLAN, Gpu, Profile, load_engine, save_engine
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
-from runtimes.contract.spec import file_facts
 from tests import fake_gpu
 from tests.fake_gpu import FakeCuda, install, make_engine
 from tests.streams import feed, rows
@@ -280,7 +283,8 @@ def test_an_old_tensorrt_is_refused(monkeypatch: pytest.MonkeyPatch, engine: Pat
 
 
 def test_info_needs_no_tensorrt(engine: Path, python: Callable) -> None:
-    code = "from runtimes.sessions.open import describe\nfrom runtimes.tasks.describe import describe_lines\nfrom pathlib import Path\n"
+    code = "from pathlib import Path\nfrom runtimes.sessions.open import describe\n"
+    code += "from runtimes.tasks.describe import describe_lines\n"
     ended = python(
         code + "print(*describe_lines(describe(Path(sys.argv[1]))), sep='\\n')",
         engine,

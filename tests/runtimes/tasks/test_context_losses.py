@@ -12,7 +12,7 @@ from runtimes import Session, open_session
 from runtimes.base.errors import ArtefactError, StreamError, TextError
 from runtimes.contract.rule import MemoryRule
 from runtimes.tasks import context_losses
-from runtimes.tasks.context_losses import refuse_beyond_reach, spread_positions
+from runtimes.tasks.context_losses import refuse_beyond_context, spread_positions
 from tests.streams import feed
 
 measure = context_losses.context_losses
@@ -35,7 +35,9 @@ def test_losses_are_those_of_single_windows(
 def test_under_the_full_mask_the_last_token_sees_as_much_as_it_may(
     make_run: Callable[..., Path], tokens: np.ndarray
 ) -> None:
-    """Without memory a model sees its segment: a longer context changes nothing, and does not shorten the last segment."""
+    """Without memory a model sees its segment: a longer context changes nothing, and does not shorten the
+    last segment.
+    """
     session = open_session(make_run(rule=MemoryRule(mem_len=0, segment=8, mask="full")))
     positions = np.arange(100, 110)
     segment, longer = (measure(session, tokens, positions, context=context) for context in (8, 13))
@@ -54,11 +56,11 @@ def test_positions_are_spread_over_those_with_enough_before_them() -> None:
 
 def test_lengths_that_no_model_sees_are_refused(make_run: Callable[..., Path]) -> None:
     short, long = (open_session(make_run(rule=MemoryRule(mem_len=m, segment=4))) for m in (2, 9))
-    refuse_beyond_reach([short, long], 10)
+    refuse_beyond_context([short, long], 10)
     with pytest.raises(StreamError, match="goes to 11 and no model given sees more than 10 tokens"):
-        refuse_beyond_reach([short, long], 11)
+        refuse_beyond_context([short, long], 11)
     with pytest.raises(StreamError, match="more than 3"):
-        refuse_beyond_reach([short], 10)
+        refuse_beyond_context([short], 10)
 
 
 def test_losses_that_are_not_finite_are_refused(make_run: Callable[..., Path], tokens: np.ndarray) -> None:

@@ -20,7 +20,7 @@ from runtimes.tasks.effective_context import Recl, perplexities, perplexity_gain
 #
 # All positions (r = 1):
 #   10 → 20  f(10, 10) = 10/4   A: min(b, A20) = 3 4 1 1, 9/4, gain 1 - e^(-1/4) = 0.2212
-#                               B: min(b, B20) = 4 4 1 1, 10/4, gain 0: it gains 7/4 on itself, nothing on the group
+# B: min(b, B20) = 4 4 1 1, 10/4, gain 0: it gains 7/4 on itself, nothing on the group
 #   20 → 30  f(20, 20) =  9/4   A: min(b, A30) = 3 4 1 0, 8/4, gain 0.2212
 #                               B: min(b, B30) = 2 4 1 1, 8/4, gain 0.2212
 # The harder half (r = 0.5), positions 1 and 2 at both steps:

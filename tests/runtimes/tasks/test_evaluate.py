@@ -15,7 +15,7 @@ from runtimes import Memory, evaluate, open_session
 from runtimes.base.errors import DivergedError, StreamError, TextError
 from runtimes.base.logits import log_probability, log_sum_exp
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import TensorFacts
+from runtimes.contract.tensors import TensorFacts
 from runtimes.contract.vocabulary import ByteVocab
 from runtimes.sessions.from_logits import FromLogits
 

@@ -20,9 +20,15 @@ NASTY = ['"', ",", "\n", "\r", "=", "\x00", "é", "\u2028", "#", "\ud800", "a"]
 
 def score(nats: np.ndarray) -> Score:
     return Score(
-        tokens=len(nats), nats=float(nats.sum()), seconds=1.0, segment=8, lanes=1, memory_carried=True,
-        rule=MemoryRule(mem_len=4, segment=8), token_nats=nats,
-    )  # fmt: skip
+        tokens=len(nats),
+        nats=float(nats.sum()),
+        seconds=1.0,
+        segment=8,
+        lanes=1,
+        memory_carried=True,
+        rule=MemoryRule(mem_len=4, segment=8),
+        token_nats=nats,
+    )
 
 
 def read_csv(path: Path) -> tuple[dict, list[dict[str, str]]]:

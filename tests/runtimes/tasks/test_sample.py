@@ -105,10 +105,17 @@ def test_logits_without_a_finite_maximum_are_refused(broken: list[float], temper
 @pytest.mark.parametrize(
     "settings",
     [
-        {"temperature": -0.1}, {"temperature": float("nan")}, {"temperature": float("inf")}, {"top_k": 0}, {"top_k": -1},
-        {"top_p": 0.0}, {"top_p": -0.5}, {"top_p": 1.01}, {"top_p": float("nan")},
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_k": 0},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": -0.5},
+        {"top_p": 1.01},
+        {"top_p": float("nan")},
     ],
-)  # fmt: skip
+)
 def test_settings_that_mean_nothing_are_refused_by_name(settings: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"{next(iter(settings))} is .*; expected"):
         Sampler(**settings)

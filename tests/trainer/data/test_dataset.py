@@ -146,7 +146,7 @@ def test_a_record_that_is_none_is_refused(content: bytes, dataset: Path) -> None
 @pytest.mark.parametrize(
     "change",
     [
-        {"tokens": {"train": 10**15}}, {"vocab_size": 0}, {"vocab_size": 1 << 40}, {"schema": 2}, {"files": {}},
+        {"tokens": {"train": 10**15}}, {"vocab_size": 0}, {"vocab_size": 1 << 40}, {"schema": 0}, {"files": {}},
         {"dtype": "int32"}, {"tokens": {"train": 0, "valid": 2, "test": 2}}, {"tokens": {"train": -5, "valid": 2, "test": 2}},
     ],
 )  # fmt: skip

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from runtimes.contract.rule import MemoryRule
 from trainer.data.corpora import CORPORA
-from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
+from trainer.model.config import ModelConfig, SpanConfig
 from trainer.model.model import LanguageModel, parameter_shapes
 from trainer.run.choices import CORPUS_NAMES
 from trainer.run.config import BUILT_IN, TrainConfig, built_in
@@ -145,12 +144,3 @@ def test_each_names_its_corpus() -> None:
     assert list(CORPUS_NAMES) == list(CORPORA)
     for name in NAMES:
         assert TrainConfig.load(name).corpus == NAMES_OF_CORPORA[corpus_of(name)], name
-
-
-def test_rules_fit_the_models() -> None:
-    for name in NAMES:
-        config = TrainConfig.load(name)
-        config.model.check_training_rule(config.training)
-        assert isinstance(config.evaluation, MemoryRule)
-        assert isinstance(config.model.vocabulary, VocabularyConfig)
-        assert config.training.include_self == config.evaluation.include_self, name

@@ -17,8 +17,9 @@ import pytest
 from click.testing import CliRunner
 
 from runtimes import UserError, check, open_session
+from runtimes.base.sealed import file_facts
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import REFERENCE, WEIGHTS, file_facts, load_spec, save_spec
+from runtimes.contract.spec import REFERENCE, WEIGHTS, load_spec, save_spec
 from runtimes.tasks.check import load_reference
 from tests.commands import refused, xl
 from xl_export.artefact import validate

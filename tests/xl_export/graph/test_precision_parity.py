@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from runtimes.contract.precision import QUANTISED, MemoryPrecision, Precision
-from runtimes.contract.spec import Form
+from runtimes.contract.tensors import Form
 from tests.architectures import ARCHITECTURES
 from tests.rounding import rounded
 from tests.streams import feed, rows

@@ -135,7 +135,7 @@ def test_an_engine_is_replaced_only_with_force(
         (("--compute-capability", "8.6"), ("is for --flavour rtx",)),
         (
             (*RTX, "--batch", "4:2:1"),
-            ("Error: --batch is 4:2:1", "least:usual:most, rising", "such as 1:4:16"),
+            ("Error: --batch is 4:2:1", "least:usual:most in ascending order", "such as 1:4:16"),
         ),
         ((*RTX, "--token-batch", "0"), ("Error: --token-batch is 0:0:0",)),
         ((*RTX, "--batch", "9" * 5000), ("Error: --batch is '999",)),

@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from onnx import inliner
 
 from runtimes import UserError, check, evaluate, load_memory, open_session, save_memory
-from runtimes.contract.spec import GRAPH, head_groups, load_spec
+from runtimes.contract.spec import GRAPH, load_spec
+from runtimes.contract.tensors import head_groups
 from tests.architectures import ARCHITECTURES
 from xl_export.artefact.export import export
 from xl_export.cli.main import main

@@ -1,0 +1,91 @@
+"""Proof that what is on disk is intact: JSON with its own digest, and files with their size and SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.files import sha256, write_json
+from runtimes.base.records import from_json, to_json
+
+Record = TypeVar("Record")
+
+
+def identity_of(document: Any) -> str:
+    """Hexadecimal SHA-256 of a JSON document. The order of its keys does not matter."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def write_sealed(path: Path, document: dict[str, Any]) -> None:
+    """Writes a JSON document together with its digest, atomically."""
+    write_json(path, {**document, "digest": identity_of(document)})
+
+
+def parse_sealed(
+    cls: type[Record],
+    data: Any,
+    *,
+    where: str,
+    schema: int,
+    what: str,
+    again: str,
+    document: Callable[[Record], dict[str, Any]] = to_json,
+) -> Record:
+    """The record in a sealed JSON document, its schema, keys, types and digest verified.
+
+    where: the source, for messages. schema: the newest that this version reads. what: a noun for the folder.
+    again: the imperative that makes it again. document: the JSON of a record, over which its digest is taken.
+    Raises ArtefactError.
+    """
+    stated = data.get("schema") if isinstance(data, dict) else None
+    if isinstance(stated, int) and stated > schema:
+        raise ArtefactError(
+            f"{where} has schema {stated}, and this version reads up to {schema}; "
+            "update with `pip install -U xl-export`."
+        )
+    try:
+        content = {k: v for k, v in data.items() if k != "digest"} if isinstance(data, dict) else data
+        record = from_json(cls, content, where=where)
+    except ConfigError as error:
+        raise ArtefactError(
+            f"{str(error).rstrip('.')}; the {what} is damaged or of another version of xl-export: {again}."
+        ) from error
+    if data.get("digest") != identity_of(document(record)):
+        raise ArtefactError(f"{where} was altered: its digest does not match its content; {again}.")
+    return record
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileFacts:
+    """Hash and size of a file, as a sealed document records them."""
+
+    sha256: str
+    num_bytes: int
+
+
+def file_facts(path: Path) -> FileFacts:
+    """Hash and size of a file as it is now."""
+    return FileFacts(sha256=sha256(path), num_bytes=path.stat().st_size)
+
+
+def verify_file(path: Path, facts: FileFacts, *, record: str, again: str) -> None:
+    """Raises ArtefactError where a file is not the one that `record` lists.
+
+    again: the imperative that makes the file again.
+    """
+    if not path.is_file():
+        raise ArtefactError(f"{path} is missing; copy the whole folder, or {again}.")
+    size = path.stat().st_size
+    if size != facts.num_bytes:
+        raise ArtefactError(
+            f"{path} has {size} bytes, expected {facts.num_bytes}; copy it again, or {again}."
+        )
+    if sha256(path) != facts.sha256:
+        raise ArtefactError(
+            f"{path} was altered: its SHA-256 is not the one in {record}; copy it again, or {again}."
+        )

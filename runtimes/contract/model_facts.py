@@ -1,0 +1,70 @@
+"""What a spec says about the model: its kind, its sizes and the number of its parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from runtimes.base.errors import ConfigError
+
+MAX_SIZE = 1 << 24  # of any one dimension; an absurd size becomes a sentence and not an allocation
+MAX_LAYERS = 4096
+SELECTIVE_FROM = 8192  # tokens; the graph of a larger vocabulary computes only the logits that are asked for
+
+Sublayers = Literal["feed-forward", "all-attention", "attn-split", "head-split", "single-head", "ff-attn"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """The kind of a model, its sizes, and the number of its parameters.
+
+    positions, sublayers: as in `trainer.model.config.ModelConfig`. persistent: the number of persistent
+    vectors of a layer (N). cutoffs: the first token of each tail cluster of an adaptive softmax. reaches
+    [L][H]: the span of each head, which is the longest distance to which it gives any weight; empty where
+    spans were not learned.
+    """
+
+    positions: str
+    sublayers: Sublayers
+    layers: int
+    heads: int
+    head_dim: int
+    d_model: int
+    d_ff: int
+    persistent: int
+    vocab_size: int
+    cutoffs: tuple[int, ...]
+    reaches: tuple[tuple[int, ...], ...]
+    pre_norm: bool
+    parameters: int
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "heads", "head_dim", "d_model", "vocab_size"):
+            most = MAX_LAYERS if name == "layers" else MAX_SIZE
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 to {most}.")
+        if self.reaches and (
+            len(self.reaches) != self.layers or any(len(heads) != self.heads for heads in self.reaches)
+        ):
+            raise ConfigError(f"reaches does not have {self.layers} layers of {self.heads} heads.")
+        if any(not 1 <= reach <= MAX_SIZE for heads in self.reaches for reach in heads):
+            raise ConfigError(f"reaches has a distance outside 1 to {MAX_SIZE}.")
+
+    @property
+    def context_heads(self) -> int:
+        """The number of heads that attend to the context: the first half of them in `head-split`, else
+        all.
+        """
+        return self.heads // 2 if self.sublayers == "head-split" else self.heads
+
+    @property
+    def selective(self) -> bool:
+        """Whether the graph computes only the logits that are asked for, as it does for a large
+        vocabulary.
+        """
+        return is_selective(self.cutoffs, self.vocab_size)
+
+
+def is_selective(cutoffs: tuple[int, ...], vocab_size: int) -> bool:
+    """Whether a vocabulary is large enough for `ModelFacts.selective`."""
+    return bool(cutoffs) or vocab_size > SELECTIVE_FROM

@@ -1,0 +1,122 @@
+"""The tensors of a step graph, and the memory tensors that follow from a model, its rule and a memory
+form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from runtimes.contract.model_facts import ModelFacts
+from runtimes.contract.precision import Float
+from runtimes.contract.rule import MemoryRule
+
+GROUP_STEP = 64  # tokens; heads whose spans differ by less share their memory tensors
+Form = Literal["ring", "shift", "hidden"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorFacts:
+    """One input or output of the graph. `shape` has decimal numbers, and names for the axes that vary."""
+
+    name: str
+    dtype: Literal["int64", "float32", "float16"]
+    shape: tuple[str, ...]  # the names are "batch", "segment" and "rows"
+
+    def sizes(self, **axes: int) -> tuple[int, ...]:
+        """The shape as numbers, with these sizes for its named axes."""
+        return tuple(axes[size] if size in axes else int(size) for size in self.shape)
+
+    def num_bytes(self, **axes: int) -> int:
+        """The size in bytes, with these sizes for the named axes."""
+        return math.prod(self.sizes(**axes)) * int(np.dtype(self.dtype).itemsize)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateFacts:
+    """One memory tensor. The graph reads it as `past` and returns it as `present`, in the same shape."""
+
+    past: str
+    present: str
+    dtype: Float
+    shape: tuple[str, ...]
+
+    def tensor(self) -> TensorFacts:
+        return TensorFacts(name=self.past, dtype=self.dtype, shape=self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadGroup:
+    """Heads of one layer that share memory tensors. `mem_len` is the longest span among them."""
+
+    heads: Sequence[int]
+    mem_len: int
+
+
+def head_groups(model: ModelFacts, rule: MemoryRule, form: Form) -> tuple[tuple[HeadGroup, ...], ...]:
+    """The context heads of each layer in groups of similar span, the group with the longest span first.
+
+    Without learned spans a layer has one group, which has the whole memory. A group ends before a head that
+    needs less than half of its memory and at least `GROUP_STEP` tokens less. Hidden states are not split into
+    heads, so they have one group.
+    """
+    if not model.reaches:
+        return ((HeadGroup(heads=range(model.context_heads), mem_len=rule.mem_len),),) * model.layers
+    layers = []
+    for reaches in model.reaches:
+        groups: list[list[int]] = []
+        for head in sorted(range(model.context_heads), key=lambda head: -reaches[head]):
+            longest_head = groups[-1][0] if groups else head
+            span, longest = (min(reaches[number], rule.mem_len) for number in (head, longest_head))
+            if not groups or (form != "hidden" and 2 * span < longest and longest - span >= GROUP_STEP):
+                groups.append([])
+            groups[-1].append(head)
+        layers.append(tuple(HeadGroup(heads=g, mem_len=min(reaches[g[0]], rule.mem_len)) for g in groups))
+    return tuple(layers)
+
+
+def state_tensors(
+    model: ModelFacts, rule: MemoryRule, form: Form, dtype: Float = "float32"
+) -> tuple[StateFacts, ...]:
+    """The memory tensors of a form, layer by layer.
+
+    ring: keys and values [B, H, S, K]. shift: keys and values [B, H, M, K]. hidden: layer inputs [B, M, D]. M
+    and S follow from the longest span of the head group. The names of keys and values are those that
+    onnxruntime-genai expects. Where a layer has several head groups, the names have the number of the group.
+    """
+    states = []
+    for layer, groups in enumerate(head_groups(model, rule, form)):
+        for number, group in enumerate(groups):
+            if form == "hidden":
+                names = [(f"past_hidden.{layer}", f"present_hidden.{layer}")]
+                shape: tuple[str, ...] = ("batch", str(group.mem_len), str(model.d_model))
+            else:
+                slots = group.mem_len + (rule.segment if form == "ring" else 0)
+                where = f"{layer}" if len(groups) == 1 else f"{layer}.{number}"
+                names = [
+                    (f"past_key_values.{where}.{kind}", f"present.{where}.{kind}")
+                    for kind in ("key", "value")
+                ]
+                shape = ("batch", str(len(group.heads)), str(slots), str(model.head_dim))
+            states += [
+                StateFacts(past=past, present=present, dtype=dtype, shape=shape) for past, present in names
+            ]
+    return tuple(states)
+
+
+def bytes_saved(model: ModelFacts, rule: MemoryRule, form: Form, dtype: Float = "float32") -> int:
+    """The bytes of memory that learned spans save each row, against heads that all remember `mem_len`
+    tokens.
+    """
+    whole = state_tensors(dataclasses.replace(model, reaches=()), rule, form, dtype)
+    return row_bytes(whole) - row_bytes(state_tensors(model, rule, form, dtype))
+
+
+def row_bytes(states: Sequence[StateFacts]) -> int:
+    """The bytes that memory tensors take for one row."""
+    return sum(state.tensor().num_bytes(batch=1) for state in states)

@@ -1,0 +1,162 @@
+"""The rooms of the house: who may import whom, no circle, no crowded folder, no endless file."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("runtimes", "trainer", "xl_export", "benchmarks")  # from the lowest to the highest
+# The rooms of a folder in levels, from the lowest to the highest. Rooms of one level do not import each
+# other, but for the pairs in NEIGHBOURS. Files beside the rooms, such as `runtimes/__init__.py`, stand above
+# all rooms of their folder.
+ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "runtimes": (("base",), ("contract",), ("sessions",), ("tasks",), ("cli",)),
+    "trainer": (("model",), ("run",), ("data",), ("training",)),
+    "xl_export": (("graph", "importers", "figures"), ("artefact", "tensorrt"), ("cli",)),
+}
+# Graphs for TensorRT are graphs: the exporter of an artefact writes them too.
+NEIGHBOURS = {("xl_export.artefact", "xl_export.tensorrt")}
+MAX_FILES, MAX_LINES = 15, 400
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the four packages by its dotted name."""
+    found = {}
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(source: str, known: Mapping[str, object], own: str) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of each module in `known` that a source imports: in functions and under
+    TYPE_CHECKING, too.
+    """
+    for node in ast.walk(ast.parse(source)):
+        names: Sequence[str] = ()
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{own}, line {node.lineno}: imports are absolute here"
+            # `from package import module` imports the module; `from module import name` the module itself.
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in known else str(node.module) for name in inside]
+        yield from ((node.lineno, name) for name in names if name in known and name != own)
+
+
+def upward(importer: str, imported: str) -> bool:
+    """Whether an import goes from a lower folder or room to a higher one, or between rooms of one level."""
+    folders = importer.partition(".")[0], imported.partition(".")[0]
+    if folders[0] != folders[1]:
+        return FOLDERS.index(folders[0]) < FOLDERS.index(folders[1])
+    rooms = tuple(".".join(name.split(".")[:2]) for name in (importer, imported))
+    levels = tuple(_level(room) for room in rooms)
+    return levels[0] < levels[1] or (
+        levels[0] == levels[1] and rooms[0] != rooms[1] and _is_room(rooms[0]) and rooms not in NEIGHBOURS
+    )
+
+
+def _is_room(name: str) -> bool:
+    folder, _, room = name.partition(".")
+    return any(room in level for level in ROOMS.get(folder, ()))
+
+
+def _level(name: str) -> int:
+    folder, _, room = name.partition(".")
+    levels = ROOMS.get(folder, ())
+    return next((number for number, level in enumerate(levels) if room in level), len(levels))
+
+
+def circle(graph: Mapping[str, Sequence[str]]) -> list[str]:
+    """The modules of one import circle in order, the first again at the end; empty where there is none."""
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name not in done:
+            for other in graph[name]:
+                if found := visit(other, [*path, name]):
+                    return found
+            done.add(name)
+        return []
+
+    return next((found for name in graph if (found := visit(name, []))), [])
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, list[tuple[int, str]]]:
+    known = modules()
+    return {
+        name: list(imports(path.read_text(encoding="utf-8"), known, name)) for name, path in known.items()
+    }
+
+
+def test_no_import_goes_up(graph: dict[str, list[tuple[int, str]]]) -> None:
+    found = [
+        f"{name}, line {line}: {other}"
+        for name, edges in graph.items()
+        for line, other in edges
+        if upward(name, other)
+    ]
+    assert found == []
+
+
+def test_no_imports_go_in_a_circle(graph: dict[str, list[tuple[int, str]]]) -> None:
+    assert circle({name: [other for _, other in edges] for name, edges in graph.items()}) == []
+
+
+def test_every_room_is_known() -> None:
+    rooms = {
+        f"{folder}.{path.name}"
+        for folder in ROOMS
+        for path in (ROOT / folder).iterdir()
+        if (path / "__init__.py").is_file()
+    }
+    assert rooms == {
+        f"{folder}.{room}" for folder, levels in ROOMS.items() for level in levels for room in level
+    }
+
+
+def test_no_folder_is_crowded() -> None:
+    counts: dict[str, int] = {}
+    for path in modules().values():
+        folder = str(path.parent.relative_to(ROOT))
+        counts[folder] = counts.get(folder, 0) + 1
+    assert {folder: count for folder, count in counts.items() if count > MAX_FILES} == {}
+
+
+def test_no_file_is_endless() -> None:
+    files = [path for folder in (*FOLDERS, "tests") for path in (ROOT / folder).rglob("*.py")]
+    lines = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8").count("\n") for path in files}
+    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "goes_up"),
+    [
+        ("runtimes.tasks.sweep", "trainer.run.session", True),
+        ("trainer.run.session", "runtimes.contract.session", False),
+        ("runtimes.contract.spec", "runtimes.tasks.check", True),
+        ("runtimes.tasks.check", "runtimes", True),
+        ("runtimes.cli.eval", "runtimes.tasks.sweep", False),
+        ("xl_export.graph.step", "xl_export.importers.write", True),
+        ("xl_export.artefact.export", "xl_export.tensorrt.graph", False),
+        ("xl_export.tensorrt.graph", "xl_export.artefact.export", True),
+        ("benchmarks.measure", "benchmarks.cases.latency", False),
+    ],
+)
+def test_what_goes_up(importer: str, imported: str, goes_up: bool) -> None:
+    assert upward(importer, imported) == goes_up
+
+
+def test_imports_in_functions_and_for_types_are_seen() -> None:
+    source = "if TYPE_CHECKING:\n    from a import b, c\ndef f():\n    import a.d\n"
+    assert list(imports(source, {"a": 0, "a.b": 0, "a.d": 0}, "x")) == [(2, "a.b"), (2, "a"), (4, "a.d")]
+    assert circle({"a": ["b"], "b": ["c"], "c": ["b"]}) == ["b", "c", "b"]
+    assert circle({"a": ["b", "c"], "b": ["c"], "c": []}) == []
