@@ -1,9 +1,11 @@
-"""A stand-in for `cuda.bindings.runtime` and `tensorrt` on a machine without a GPU: for the logic of sessions, not its numbers.
+"""A stand-in for `cuda.bindings.runtime` and `tensorrt` on a machine without a GPU: for the logic of
+sessions, not its numbers.
 
-Device memory is host memory that starts as NaN. Whatever is queued runs only when the stream is synchronized, so a missing
-synchronization shows. A captured graph keeps its addresses. A "plan" names an artefact, which ONNX Runtime runs; the context
-refuses what TensorRT refuses: shapes outside the profile, unaligned or shared buffers, capturing before a plain step.
-`tests/xl_export/tensorrt/test_bindings.py` shows that every name here exists in the real packages.
+Device memory is host memory that starts as NaN. Whatever is queued runs only when the stream is synchronized,
+so a missing synchronization shows. A captured graph keeps its addresses. A "plan" names an artefact, which
+ONNX Runtime runs; the context refuses what TensorRT refuses: shapes outside the profile, unaligned or shared
+buffers, capturing before a plain step. `tests/xl_export/tensorrt/test_bindings.py` shows that every name here
+exists in the real packages.
 """
 
 # ruff: noqa: N802, N815 (the names are those of CUDA)
@@ -37,7 +39,9 @@ KINDS = {"tensor(int64)": np.int64, "tensor(float)": np.float32, "tensor(float16
 
 
 class FakeCuda:
-    """The functions of `cuda.bindings.runtime` that are in use. `calls` counts them; `full`: no memory is left."""
+    """The functions of `cuda.bindings.runtime` that are in use. `calls` counts them; `full`: no memory is
+    left.
+    """
 
     cudaError_t = enum.Enum("cudaError_t", ["cudaSuccess", "cudaErrorMemoryAllocation", "cudaErrorNoDevice"])
     cudaMemcpyKind = enum.Enum("cudaMemcpyKind", ["cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost"])
@@ -260,11 +264,22 @@ def make_engine(artefact: Path, out: Path, **changes: Any) -> Path:
     for name in SIDE_FILES:
         (out / name).write_bytes((artefact / name).read_bytes())
     facts: dict[str, Any] = {
-        "artefact": load_spec(artefact).identity, "flavour": "tensorrt", "version": FakeTensorRT.__version__,
-        "attention": "native", "compute_capabilities": (GPU.compute_capability,), "gpu": GPU, "hardware": "same-gpu",
-        "version_compatible": False, "refit": False, "profiles": profiles, "layers": {"MATRIX_MULTIPLY": 3},
-        "types": {"FLOAT": 3}, "plugin_layers": 0, "seconds": 1.0, "producer": {},
+        "artefact": load_spec(artefact).identity,
+        "flavour": "tensorrt",
+        "version": FakeTensorRT.__version__,
+        "attention": "native",
+        "compute_capabilities": (GPU.compute_capability,),
+        "gpu": GPU,
+        "hardware": "same-gpu",
+        "version_compatible": False,
+        "refit": False,
+        "profiles": profiles,
+        "layers": {"MATRIX_MULTIPLY": 3},
+        "types": {"FLOAT": 3},
+        "plugin_layers": 0,
+        "seconds": 1.0,
+        "producer": {},
         "files": {path.name: file_facts(path) for path in sorted(out.iterdir())},
-    }  # fmt: skip
+    }
     save_engine(out, EngineFacts(**{**facts, **changes}))
     return out

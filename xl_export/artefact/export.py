@@ -1,4 +1,9 @@
-"""RUN → ARTEFACT: a folder that scores and generates with NumPy and ONNX Runtime alone."""
+"""RUN → ARTEFACT: `export(run, out)` makes a folder that runs with NumPy and ONNX Runtime alone.
+
+The steps, in order: decide form and precisions, load the run, write the graph in fp32, compare it with
+PyTorch, lower its precision and compare again, write the files beside it. The folder appears when all of this
+has passed.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +20,12 @@ from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.machine import package_versions, refuse_beyond_memory
 from runtimes.base.sealed import file_facts
 from runtimes.contract.engine import Attention
-from runtimes.contract.precision import MemoryPrecision, Precision
+from runtimes.contract.precision import Measured, MemoryPrecision, Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import FUSED, GRAPH, REFERENCE, SPEC, VOCAB, Spec, Target, save_spec
 from runtimes.contract.tensors import Form, state_tensors
 from runtimes.sessions.onnx_runtime import OrtSession
-from runtimes.tasks.check import save_reference
+from runtimes.tasks.check import Reference, save_reference
 from trainer.run.checkpoint import Run, load_run
 from trainer.run.session import ProjectedTorchSession
 from xl_export.artefact.quality import held_out, measure
@@ -33,56 +38,57 @@ from xl_export.graph.step import OPSETS, step_graph
 
 
 def export(
-    run: Path | str, out: Path | str, *, memory: Form | None = None, rule: MemoryRule | None = None,
-    target: Target = "onnxruntime", attention: Attention = "plugin", precision: Precision | None = None,
-    memory_precision: MemoryPrecision | None = None, text: Path | None = None, force: bool = False,
-) -> Path:  # fmt: skip
-    """Writes the artefact of a run to the folder `out` and returns it.
+    run: Path | str,
+    out: Path | str,
+    *,
+    memory: Form | None = None,
+    rule: MemoryRule | None = None,
+    target: Target = "onnxruntime",
+    attention: Attention = "native",
+    precision: Precision | None = None,
+    memory_precision: MemoryPrecision | None = None,
+    text: Path | None = None,
+    force: bool = False,
+) -> Path:
+    """Writes the artefact of a run to the folder `out`, and returns that folder.
 
-    memory: the form of the memory tensors; ring when None, or shift for TensorRT, which takes no other. rule: what the artefact
-    remembers and sees; the run's own evaluation rule when None. target: `tensorrt` for a graph in float16 that TensorRT builds
-    engines from, and ONNX Runtime runs too; attention: there, one node that our plugin takes, or TensorRT's own kernels.
-    precision: of the weights (`xl_export/graph/quantise.py`); fp32 when None, or fp16 for TensorRT, which takes no other.
-    memory_precision: of the memory tensors; fp32 when None, and for TensorRT not given.
-    text: held out, to measure a precision below fp32 on; the run's own when None.
+    memory: the form of the memory tensors; None for ring, or for shift with target `tensorrt`, which takes no
+        other.
+    rule: what the artefact remembers, and which keys are visible; None for the run's own evaluation rule.
+    target: `tensorrt` writes a graph in float16 from which TensorRT builds engines; ONNX Runtime runs it too.
+    attention: in a graph for TensorRT, `native` for standard operators, `plugin` for one node that the plugin
+        replaces.
+    precision: of the weights (`xl_export/graph/quantise.py`); None for fp32, or for fp16 with target
+        `tensorrt`.
+    memory_precision: of the memory tensors; None for fp32. It is not given with target `tensorrt`.
+    text: held-out text on which a precision below fp32 is measured; None for the test text that the run kept.
 
-    The graph is validated against PyTorch before the folder appears, and PyTorch's answers become `reference.npz`; quantised
-    weights are validated before they are, and the artefact's own answers are its reference. Raises UserError when `out` exists
-    (unless it is an artefact and `force`), when the run is damaged, or when validation fails; `out` is then as it was.
+    The graph is validated against PyTorch before the folder appears, and PyTorch's answers become
+    `reference.npz`. For quantised weights the graph is validated before quantisation, and the artefact's own
+    answers are its reference. Raises UserError when `out` exists (unless it holds an artefact and `force` is
+    given), when the run is damaged, and when the validation fails; `out` is then left as it was.
     """
-    out = Path(out)
-    sources = [Path(run), *([text] if text else [])]
+    run, out = Path(run), Path(out)
+    sources = [run, *([text] if text else [])]
     refuse_existing(out, force=force, marker=SPEC, sources=sources)
-    form, (precision, memory_precision) = (
-        form_for(target, memory),
-        precisions_for(target, precision, memory_precision),
-    )
-    trained = load_run(Path(run))
+    form = form_for(target, memory)
+    precision, memory_precision = precisions_for(target, precision, memory_precision)
+    trained = load_run(run)
     spec = make_spec(trained, rule or trained.config.evaluation, form, target, precision, memory_precision)
     refuse_if_too_large(spec)
     if text is not None and not spec.lossy:
         raise ConfigError(
-            "--text is what a precision is measured on; give --precision or --memory-precision, or leave it out."
+            "--text is the text on which a reduced precision is measured, and none was given; give "
+            "--precision or "
+            "--memory-precision, or leave --text out."
         )
-    tokens = held_out(Path(run), trained.vocab, text) if spec.lossy else None
-    torch = ProjectedTorchSession(trained.model.eval(), trained.vocab, spec.rule, identity=trained.sha256)
-    with (
-        atomic_folder(out, force=force, marker=SPEC, sources=sources) as folder,
-        tempfile.TemporaryDirectory() as beside,
-    ):
-        exact = spec
-        if (
-            spec.lossy
-        ):  # the same artefact in fp32: what is validated, and what the precision is measured against
-            exact = make_spec(trained, spec.rule, form, "onnxruntime", "fp32", "fp32")
-        whole = write_graphs(exact, trained, Path(beside) if spec.lossy else folder, attention)
-        reference = validate(whole, torch, tolerance=exact.tolerance)
+    tokens = held_out(run, trained.vocab, text) if spec.lossy else None
+    with atomic_folder(out, force=force, marker=SPEC, sources=sources) as folder:
         if spec.lossy:
-            lowered_session = write_graphs(spec, trained, folder, attention)
-            reference = check_again(lowered_session, reference)
-            if tokens is not None:
-                measured = measure(lowered_session, whole, tokens, folders=(folder, Path(beside)))
-                spec = dataclasses.replace(spec, measured=measured)
+            reference, measured = write_lowered(spec, trained, folder, attention, tokens)
+            spec = dataclasses.replace(spec, measured=measured)
+        else:
+            reference = compare(write_graphs(spec, trained, folder, attention), trained)
         save_reference(folder / REFERENCE, reference)
         write_json(folder / VOCAB, trained.vocab.to_json())
         if genai.takes(spec):
@@ -92,44 +98,119 @@ def export(
     return out
 
 
-def precisions_for(
-    target: Target, precision: Precision | None, memory_precision: MemoryPrecision | None
-) -> tuple[Precision, MemoryPrecision]:
-    """Those of weights and memory for a target, as a spec has them; raises ConfigError where they do not go together."""
-    for name, given, known in (
-        ("precision", precision, Precision),
-        ("memory_precision", memory_precision, MemoryPrecision),
-    ):
-        if given is not None and given not in get_args(known):
-            raise ConfigError(f"{name} is {given!r:.20}; expected one of {', '.join(get_args(known))}.")
-    if target == "tensorrt" and (precision not in (None, "fp16") or memory_precision is not None):
-        chosen = (
-            f"--memory-precision is {memory_precision}"
-            if precision in (None, "fp16")
-            else f"--precision is {precision}"
-        )
-        other = (
-            "; for an engine in fp32 give --memory shift in place of --target tensorrt"
-            if precision == "fp32"
-            else ""
-        )
-        raise ConfigError(
-            f"{chosen}, and --target tensorrt writes weights and memory in fp16: leave it out{other}."
-        )
-    return precision or ("fp16" if target == "tensorrt" else "fp32"), memory_precision or "fp32"
-
-
 def form_for(target: Target, memory: Form | None) -> Form:
     """The form of memory for a target; raises ConfigError where the two do not go together."""
     if target == "tensorrt" and memory not in (None, "shift"):
         raise ConfigError(
-            f"--memory is {memory}, and engines have shift memory; leave it out, or leave out --target tensorrt."
+            f"--memory is {memory}, and engines have shift memory; leave it out, or leave out --target "
+            "tensorrt."
         )
     return memory or ("shift" if target == "tensorrt" else "ring")
 
 
+def precisions_for(
+    target: Target, precision: Precision | None, memory_precision: MemoryPrecision | None
+) -> tuple[Precision, MemoryPrecision]:
+    """The precisions of weights and memory for a target; raises ConfigError where they do not go together."""
+    for name, value, choices in (
+        ("precision", precision, get_args(Precision)),
+        ("memory_precision", memory_precision, get_args(MemoryPrecision)),
+    ):
+        if value is not None and value not in choices:
+            raise ConfigError(f"{name} is {value!r:.20}; expected one of {', '.join(choices)}.")
+    if target != "tensorrt":
+        return precision or "fp32", memory_precision or "fp32"
+    if precision in (None, "fp16") and memory_precision is None:
+        return "fp16", "fp32"  # the target itself makes the memory fp16, so the spec does not say it again
+    if precision in (None, "fp16"):
+        option = f"--memory-precision is {memory_precision}"
+    else:
+        option = f"--precision is {precision}"
+    mend = "leave it out"
+    if precision == "fp32":
+        mend += "; for an engine in fp32 give --memory shift in place of --target tensorrt"
+    raise ConfigError(f"{option}, and --target tensorrt writes weights and memory in fp16: {mend}.")
+
+
+def make_spec(
+    run: Run,
+    rule: MemoryRule,
+    form: Form,
+    target: Target,
+    precision: Precision,
+    memory_precision: MemoryPrecision,
+) -> Spec:
+    """The contract of a run's artefact, without the hashes of files, which do not exist yet."""
+    facts = run.model.facts()
+    spec = Spec(
+        model=facts,
+        rule=rule,
+        form=form,
+        precision=precision,
+        memory_precision=memory_precision,
+        opset=OPSETS[form],
+        target=target,
+        state=(),
+        producer=package_versions(),
+        source={"model.safetensors": run.sha256},
+    )
+    return dataclasses.replace(spec, state=state_tensors(facts, rule, form, spec.state_dtype))
+
+
+def refuse_if_too_large(spec: Spec) -> None:
+    """Raises ConfigError where the validation of the graph needs more memory than this machine has."""
+    model, rule = spec.model, spec.rule
+    width = model.heads * model.head_dim
+    scores = ROWS * model.heads * rule.segment * rule.slots
+    logits = ROWS * rule.segment * model.vocab_size
+    # PyTorch holds the keys and values of one segment and of the one before it.
+    keys_and_values = 2 * ROWS * model.layers * rule.slots * width
+    tables = model.layers * (rule.position_rows + rule.slots) * width
+    # The weights are there twice, as tensors and in the graph; of scores and logits there are several copies
+    # at a time.
+    num_bytes = (
+        8 * model.parameters
+        + 2 * ROWS * spec.bytes_per_stream
+        + 4 * (4 * scores + 4 * logits + 2 * keys_and_values + tables)
+    )
+    refuse_beyond_memory(
+        num_bytes,
+        what=f"exporting with {rule}",
+        mend="give a smaller --mem-len or --segment",
+        error=ConfigError,
+    )
+
+
+def write_lowered(
+    spec: Spec, run: Run, folder: Path, attention: Attention, tokens: np.ndarray | None
+) -> tuple[Reference, Measured | None]:
+    """Writes a graph whose precision is below fp32; returns its reference, and what the precision costs.
+
+    The same artefact is first written in fp32 to a temporary folder. That one is compared with PyTorch, and
+    is what the lower precision is measured against; nothing is measured where there are no tokens.
+    """
+    exact_spec = make_spec(run, spec.rule, spec.form, "onnxruntime", "fp32", "fp32")
+    with tempfile.TemporaryDirectory() as name:
+        exact = write_graphs(exact_spec, run, Path(name), attention)
+        reference = compare(exact, run)
+        low = write_graphs(spec, run, folder, attention)
+        reference = check_again(low, reference)
+        if tokens is None:
+            return reference, None
+        return reference, measure(low, exact, tokens, folders=(folder, Path(name)))
+
+
+def compare(exported: OrtSession, run: Run) -> Reference:
+    """PyTorch's answers over chained segments; raises ArtefactError where the graph's answers differ."""
+    torch = ProjectedTorchSession(run.model.eval(), run.vocab, exported.spec.rule, identity=run.sha256)
+    return validate(exported, torch, tolerance=exported.spec.tolerance)
+
+
 def write_graphs(spec: Spec, run: Run, folder: Path, attention: Attention) -> OrtSession:
-    """Writes the step graph for the spec's target and precision into a folder, and the fused one; opens the first."""
+    """Writes the step graph of a spec, and the one for the fused CPU operator where the spec allows it.
+
+    Returns a session over the step graph.
+    """
     weights = finite_weights(run)
     if spec.target == "tensorrt":
         from xl_export.tensorrt.graph import tensorrt_graph
@@ -144,26 +225,6 @@ def write_graphs(spec: Spec, run: Run, folder: Path, attention: Attention) -> Or
     return OrtSession(spec, run.vocab, folder / GRAPH)
 
 
-def refuse_if_too_large(spec: Spec) -> None:
-    """Raises ConfigError where validating the graph takes more memory than this machine has."""
-    model, rule = spec.model, spec.rule
-    width = model.heads * model.head_dim
-    scores = ROWS * model.heads * rule.segment * rule.slots
-    logits = ROWS * rule.segment * model.vocab_size
-    kept = (
-        2 * ROWS * model.layers * rule.slots * width
-    )  # keys and values in PyTorch, of one segment and of the one before
-    tables = model.layers * (rule.position_rows + rule.slots) * width
-    needed = (
-        8 * model.parameters
-        + 2 * ROWS * spec.bytes_per_stream
-        + 4 * (4 * scores + 4 * logits + 2 * kept + tables)
-    )
-    refuse_beyond_memory(
-        needed, what=f"exporting with {rule}", mend="give a smaller --mem-len or --segment", error=ConfigError
-    )
-
-
 def finite_weights(run: Run) -> Weights:
     """The run's parameters as float32 arrays by name; raises ArtefactError where a value is not finite."""
     weights = {name: tensor.float().numpy() for name, tensor in run.model.state_dict().items()}
@@ -173,20 +234,3 @@ def finite_weights(run: Run) -> Weights:
                 f"{name} holds values that are not finite; export a checkpoint from before the loss diverged."
             )
     return weights
-
-
-def make_spec(
-    run: Run,
-    rule: MemoryRule,
-    form: Form,
-    target: Target,
-    precision: Precision,
-    memory_precision: MemoryPrecision,
-) -> Spec:
-    """The contract of a run's artefact, but for the hashes of files not yet written."""
-    facts = run.model.facts()
-    spec = Spec(
-        model=facts, rule=rule, form=form, precision=precision, memory_precision=memory_precision, opset=OPSETS[form],
-        target=target, state=(), producer=package_versions(), source={"model.safetensors": run.sha256},
-    )  # fmt: skip
-    return dataclasses.replace(spec, state=state_tensors(facts, rule, form, spec.state_dtype))

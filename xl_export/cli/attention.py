@@ -1,4 +1,6 @@
-"""`xl-export attention` and `xl-export spans`: what a run has learned to look at, in pictures and numbers."""
+"""`xl-export attention` and `xl-export spans`: to which tokens a run's heads attend, in pictures and
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import click
 import numpy as np
 
 from runtimes.base.errors import ConfigError, TextError, UserError, needs
-from runtimes.base.files import atomic_file, read_bytes, refuse_replacing, write_json
+from runtimes.base.files import read_bytes, refuse_replacing, write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.records import to_json
 from runtimes.cli.options import echo_json, json_option, threads_option
@@ -19,13 +21,14 @@ from runtimes.contract.spec import SPEC
 from runtimes.contract.tensors import Form, bytes_saved
 from runtimes.contract.vocabulary import Vocab
 from xl_export.figures import attention as pictures
+from xl_export.figures.canvas import check_picture, new_figure
 
 if TYPE_CHECKING:
     from trainer.model.inspection import LearnedSpans, Observation
     from trainer.run.checkpoint import Run
 
 MARKER, ARRAYS = "attention.json", "attention.npz"
-ROWS = 16  # targets of Figure 6
+ROWS = 16  # target tokens of Figure 6
 PACKAGES = ("torch", "safetensors", "tqdm")
 
 
@@ -35,23 +38,26 @@ PACKAGES = ("torch", "safetensors", "tqdm")
     "--text",
     required=True,
     type=click.Path(path_type=Path),
-    help="The text to look at, for example RUN/valid.txt.",
+    help="The text that the model reads, for example RUN/valid.txt.",
 )
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to write.")
 @click.option(
     "--layer",
     type=click.IntRange(min=0),
-    help="Of Figure 6, from 0; that which looks furthest back by default.",
+    help="The layer that Figure 6 shows, counted from 0. By default it shows the head whose attention goes "
+    "back the furthest.",
 )
 @click.option(
     "--head",
     type=click.IntRange(min=0),
-    help="Of Figure 6, from 0; that which looks furthest back by default.",
+    help="The head of that layer, counted from 0. The default is chosen as for --layer.",
 )
 @click.option(
     "--at",
     type=click.IntRange(min=0),
-    help=f"First of Figure 6's {ROWS} targets; the last that are read by default.",
+    help=f"The position in the text of the first of the {ROWS} target tokens of Figure 6. The default shows "
+    "the last tokens "
+    "that are read.",
 )
 @click.option(
     "--tokens",
@@ -59,35 +65,44 @@ PACKAGES = ("torch", "safetensors", "tqdm")
     default=10_000,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Tokens of the text to read; more if --at asks.",
+    help="How many tokens of the text are read. More are read where --at lies behind them.",
 )
 @click.option(
     "--mem-len",
     type=click.IntRange(min=0),
-    help="Tokens remembered; those of the run's evaluation by default.",
+    help="How many tokens the model remembers. The default is the number with which the run was evaluated.",
 )
 @click.option("--force", is_flag=True, help="Replace the folder if it holds earlier pictures.")
 @threads_option
 @json_option
 def attention_command(
-    run: Path, text: Path, out: Path, layer: int | None, head: int | None, at: int | None, count: int,
-    mem_len: int | None, force: bool, threads: int | None, as_json: bool,
-) -> None:  # fmt: skip
-    """Draw what the heads of RUN attend to in a text.
+    run: Path,
+    text: Path,
+    out: Path,
+    layer: int | None,
+    head: int | None,
+    at: int | None,
+    count: int,
+    mem_len: int | None,
+    force: bool,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Draw to which tokens of a text the heads of RUN attend.
 
     The pictures are those of Dai et al. 2019, Appendix D.
 
     \b
-    figure-5.png  the average weight of every head by distance
-    figure-6.png  one head over a piece of the text, the highest fifth of each token's memory in red
-    figure-7.png  terms (a), (b) and (d) of the score, the softmax of each alone; relative positions only
-    attention.npz, attention.json: the numbers and the settings
+    figure-5.png  the average weight that every head gives to each distance
+    figure-6.png  the weights of one head over a piece of the text
+    figure-7.png  as figure 5, for terms (a), (b) and (d) of the score alone; relative positions only
+    attention.npz, attention.json  the numbers and the settings
 
-    What is seen is that of the run's evaluation, with --mem-len for its memory. Tokens that lack a whole memory before
-    them are left out of averages.
+    The mask and the memory are those with which the run was evaluated; --mem-len changes the memory. Averages
+    leave out the first tokens, which do not have a whole memory before them.
     """
     refuse_existing(out, force=force, marker=MARKER, sources=[run, text])
-    pictures.new_figure(1, 1)  # before anything is computed: is there something to draw with?
+    new_figure(1, 1)  # a missing matplotlib is reported before anything is computed
     opened, tokens = _open(run, threads), read_bytes(text)
     from trainer.model.inspection import observe
 
@@ -98,7 +113,7 @@ def attention_command(
     relative = opened.config.model.positions == "relative"
     seen = observe(opened.model, stream[: max(count, stretch.stop)], rule, stretch=stretch, terms=relative)
     layer, head = seen.widest(layer, head)
-    title = f"{rule}; {seen.positions:,} tokens"
+    title = f"mean over {seen.positions:,} tokens; {rule}"
     facts = _facts(opened, rule, seen, layer, head)
     with atomic_folder(out, force=force, marker=MARKER, sources=[run, text]) as folder:
         pictures.draw_average(folder / "figure-5.png", seen.average, seen.persistent, title=title)
@@ -109,11 +124,13 @@ def attention_command(
         write_json(folder / MARKER, facts)
         names = sorted(path.name for path in folder.iterdir())
     click.echo(
-        f"{out} has {', '.join(names)}; Figure 6 is of layer {layer}, head {head}, tokens {stretch.start} to {stretch.stop - 1}"
+        f"{out} has {', '.join(names)}; Figure 6 is of layer {layer}, head {head}, tokens {stretch.start} to "
+        f"{stretch.stop - 1}"
     )
     if not relative:
         click.echo(
-            f"figure-7.png is left out: {opened.config.model.positions} positions have no terms (a) to (d)"
+            f"figure-7.png is left out, because {opened.config.model.positions} positions have no terms (a) "
+            "to (d)"
         )
     echo_json(facts, as_json)
 
@@ -124,12 +141,13 @@ def attention_command(
 @click.option("--force", is_flag=True, help="Replace the file of --out if it exists.")
 @json_option
 def spans_command(run: Path, out: Path | None, force: bool, as_json: bool) -> None:
-    """Print how far back the heads of RUN have learned to look.
+    """Print how many tokens back every head of RUN attends.
 
-    The adaptive spans of Sukhbaatar et al. 2019a, and the memory that they save.
+    These are the adaptive spans of Sukhbaatar et al. 2019a, which a model learns, and the bytes of memory
+    that they save.
     """
     if out:
-        pictures.check_picture(out)
+        check_picture(out, "--out")
         refuse_replacing(out, option="--out", force=force)
     opened = _open(run, None)
     from trainer.model.inspection import learned_spans
@@ -141,11 +159,10 @@ def spans_command(run: Path, out: Path | None, force: bool, as_json: bool) -> No
     forms = ", ".join(f"{num_bytes:,} bytes ({form})" for form, num_bytes in saved.items())
     click.echo(f"an artefact with memory {rule.mem_len} saves {forms} per stream")
     if out:
-        title = f"at most {learned.maximum:,} tokens; {rule}"
-        with atomic_file(out) as temporary:
-            pictures.draw_spans(
-                temporary, learned.spans, learned.longest_distances, maximum=learned.maximum, title=title
-            )
+        title = f"the model can learn spans of up to {learned.maximum:,} tokens; {rule}"
+        pictures.draw_spans(
+            out, learned.spans, learned.longest_distances, maximum=learned.maximum, title=title
+        )
         click.echo(f"drawn to {out}", err=True)
     echo_json(
         {
@@ -159,19 +176,22 @@ def spans_command(run: Path, out: Path | None, force: bool, as_json: bool) -> No
 
 
 def span_lines(learned: LearnedSpans) -> list[str]:
-    """A line for each layer: of every head the span in tokens and the longest distance that it gives any weight."""
+    """A line for each layer, with the span of every head in tokens and the largest distance that has any
+    weight.
+    """
     rows = [["layer", *(f"head {head}" for head in range(len(learned.spans[0])))]]
     for layer, heads in enumerate(zip(learned.spans, learned.longest_distances, strict=True)):
         rows.append([str(layer), *(f"{span:.1f} → {reach}" for span, reach in zip(*heads, strict=True))])
     width = max(len(cell) for row in rows for cell in row[1:])
     table = ["  ".join([f"{row[0]:>5}", *(f"{cell:>{width}}" for cell in row[1:])]) for row in rows]
-    return [f"span in tokens, of at most {learned.maximum}, and the longest reach after the arrow", *table]
+    return [f"span in tokens (at most {learned.maximum}) → largest distance that has any weight", *table]
 
 
 def _open(folder: Path, threads: int | None) -> Run:
     if (folder / SPEC).is_file():
         raise UserError(
-            f"{folder} is an artefact, which does not tell what its heads look at; give the run that it was exported from."
+            f"{folder} is an artefact, which does not give the weights of its heads; give the run that it "
+            "was exported from."
         )
     with needs("train", *PACKAGES):
         import torch
@@ -185,34 +205,41 @@ def _open(folder: Path, threads: int | None) -> Run:
 
 
 def _check_choice(run: Run, layer: int | None, head: int | None) -> None:
-    """Raises ConfigError for a layer or head that the model does not have, or that sees no context."""
-    for name, given, count in (
+    """Raises ConfigError for a layer or head that the model does not have, or that does not attend to the
+    text.
+    """
+    for name, chosen, count in (
         ("layer", layer, run.config.model.layers),
         ("head", head, run.model.facts().context_heads),
     ):
-        if given is not None and given >= count:
+        if chosen is not None and chosen >= count:
             raise ConfigError(
-                f"--{name} is {given}; expected 0 to {count - 1}, of those that attend to the text."
+                f"--{name} is {chosen}; expected 0 to {count - 1}, those that attend to the text."
             )
 
 
 def _stretch(length: int, mem_len: int, at: int | None, count: int) -> range:
-    """The targets of Figure 6, each with a whole memory: from `at`, or the last ones of the tokens that are averaged over."""
+    """The targets of Figure 6, each with a whole memory: from `at`, or the last ones of the tokens that are
+    averaged over.
+    """
     last = length - ROWS
     if last < mem_len:
         raise TextError(
-            f"the text has {length} tokens; with a memory of {mem_len} and {ROWS} targets expected at least {mem_len + ROWS}."
+            f"the text has {length} tokens, expected at least {mem_len + ROWS} for a memory of {mem_len} and "
+            f"{ROWS} targets; "
+            "give a longer --text or a smaller --mem-len."
         )
     if at is not None and not mem_len <= at <= last:
         raise TextError(
-            f"--at is {at}; expected {mem_len} to {last}, where a whole memory lies before and {ROWS} tokens follow."
+            f"--at is {at}; expected {mem_len} to {last}, where a whole memory precedes and {ROWS} tokens "
+            "follow."
         )
     first = max(mem_len, min(count, length) - ROWS) if at is None else at
     return range(first, first + ROWS)
 
 
 def _symbol(vocab: Vocab, token: int) -> str:
-    """One token as text; a byte that is no character alone as two hexadecimal digits."""
+    """One token as text; a byte that is not a character by itself as two hexadecimal digits."""
     text = vocab.decoder()(token)
     return pictures.legible(text) if text and "\ufffd" not in text else f"{token:02x}"
 
@@ -228,13 +255,18 @@ def _draw_stretch(
     )
     symbols = [_symbol(run.vocab, int(stream[position])) if position >= 0 else "" for position in context]
     pictures.draw_stretch(
-        path, weights, seen.seen, highlighted(weights, seen.seen), symbols,
-        first=seen.stretch.start, title=f"layer {layer}, head {head}; {rule}",
-    )  # fmt: skip
+        path,
+        weights,
+        seen.seen,
+        highlighted(weights, seen.seen),
+        symbols,
+        first=seen.stretch.start,
+        title=f"layer {layer}, head {head}; {rule}",
+    )
 
 
 def _arrays(seen: Observation) -> dict[str, np.ndarray]:
-    """The numbers behind the pictures; docstring of `Observation` for their shapes."""
+    """The numbers that the pictures show; `Observation` has their shapes."""
     arrays = {"average": seen.average, "weights": seen.weights, "seen": seen.seen}
     if seen.persistent is not None:
         arrays["persistent"] = seen.persistent
@@ -242,7 +274,7 @@ def _arrays(seen: Observation) -> dict[str, np.ndarray]:
 
 
 def _facts(run: Run, rule: MemoryRule, seen: Observation, layer: int, head: int) -> dict[str, Any]:
-    """Settings, and what one number can say of each head."""
+    """The settings, and one number or two for each head."""
     return {
         "weights_sha256": run.sha256,
         "rule": to_json(rule),

@@ -1,4 +1,4 @@
-"""`xl-export build`: an artefact as an engine for NVIDIA GPUs."""
+"""`xl-export build`: the engine of an artefact, for NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtimes.contract.engine import NAMES, PLAN, Attention, Flavour, Hardware
 
 
 class Sizes(click.ParamType):
-    """`8`, or `1:4:16`: least, usual and most."""
+    """An option's value such as `8`, or `1:4:16` for least, usual and most."""
 
     name = "N|N:N:N"
 
@@ -36,73 +36,92 @@ class Sizes(click.ParamType):
     type=click.Choice(get_args(Flavour)),
     default="tensorrt",
     show_default=True,
-    help="TensorRT, built on the GPU that it is for; or TensorRT-RTX, built anywhere, compiled on the device, and in need of "
-    "--compute-capability.",
+    help="tensorrt is TensorRT, which builds on the GPU that the engine is for. rtx is TensorRT-RTX, which "
+    "builds on any "
+    "machine; the engine is compiled on the device that opens it, and --compute-capability is needed.",
 )
 @click.option(
     "--attention",
     type=click.Choice(get_args(Attention)),
     default="native",
     show_default=True,
-    help="TensorRT's own kernels; or the project's kernel, embedded in the plan, with --flavour tensorrt and an artefact of "
-    "`--target tensorrt`.",
+    help="Who computes attention. native is TensorRT's own kernels. plugin is the project's Triton kernels, "
+    "embedded in the "
+    "plan; it needs --flavour tensorrt and an artefact of `xl-export export --target tensorrt --attention "
+    "plugin`.",
 )
 @click.option(
     "--compute-capability",
     metavar="8.6,12.0,…",
-    help="For --flavour rtx, which needs it: the GPUs that the engine is for.",
+    help="The compute capabilities of the GPUs that the engine is for. It is needed with --flavour rtx and "
+    "taken by no other.",
 )
 @click.option(
     "--batch",
     type=Sizes(),
     default="1:1:8",
     show_default=True,
-    help="Rows while scoring segments, least:usual:most.",
+    help="How many rows a step has while segments are scored: least:usual:most, or one number.",
 )
-@click.option("--token-batch", type=Sizes(), help="Rows while generating; those of --batch by default.")
+@click.option(
+    "--token-batch",
+    type=Sizes(),
+    help="How many rows a step has while single tokens are generated. The default is that of --batch.",
+)
 @click.option(
     "--tokens",
     type=click.IntRange(min=1),
-    help="The usual segment to tune for; the artefact's largest by default.",
+    help="The usual segment length, for which kernels are timed. The default is the artefact's longest.",
 )
 @click.option(
     "--hardware",
     type=click.Choice(get_args(Hardware)),
     default="same-gpu",
     show_default=True,
-    help="GPUs that the engine is to run on, at some cost in speed: this model alone, its compute capability, or all from "
-    "Ampere on. With --flavour tensorrt.",
+    help="The GPUs that the engine runs on, at some cost in speed: this model alone, all of its compute "
+    "capability, or all "
+    "from Ampere on. It needs --flavour tensorrt.",
 )
 @click.option(
     "--version-compatible",
     is_flag=True,
-    help="Newer releases of the same major version run it too. With --flavour tensorrt.",
+    help="Let newer releases of the same major version run the engine. It needs --flavour tensorrt.",
 )
 @click.option(
-    "--refit", is_flag=True, help="Weights can be replaced in the finished engine. With --flavour tensorrt."
+    "--refit",
+    is_flag=True,
+    help="Let the weights of the finished engine be replaced. It needs --flavour tensorrt.",
 )
 @click.option(
     "--workspace-mib",
     type=click.IntRange(1, 1 << 20),
-    help="Scratch memory for the fastest kernels; all by default.",
+    help="How much scratch memory, in MiB, TensorRT's kernels may use. The default is all of the GPU's "
+    "memory.",
 )
-@click.option("--optimization-level", type=click.IntRange(0, 5), help="0 quick build to 5 thorough.")
+@click.option(
+    "--optimization-level",
+    type=click.IntRange(0, 5),
+    help="How long TensorRT searches for fast kernels: 0 is a quick build, 5 a thorough one. The default is "
+    "TensorRT's own.",
+)
 @click.option(
     "--timing-cache",
     type=click.Path(path_type=Path),
-    help="A file of measured kernels, made or added to, that makes later builds quicker. With --flavour tensorrt.",
+    help="A file of measured kernels that makes later builds quicker. It is created, or extended. It needs "
+    "--flavour "
+    "tensorrt.",
 )
 @click.option("--force", is_flag=True, help="Replace the folder if it holds an earlier engine.")
 @json_option
 def build_command(
-    artefact: Path, out: Path, compute_capability: str | None, force: bool, as_json: bool, **given: Any
+    artefact: Path, out: Path, compute_capability: str | None, force: bool, as_json: bool, **choices: Any
 ) -> None:
     """Build the TensorRT engine of ARTEFACT, for NVIDIA GPUs.
 
-    It is a folder that runs with TensorRT, NumPy and no PyTorch.
-    The artefact is one that `xl-export export --target tensorrt` wrote; others with shift memory and weights in fp32 or fp16
-    do too. The engine has two optimisation profiles, for segments and for single tokens. The folder holds the line for
-    NVIDIA's own tool too.
+    An engine is a folder that runs with TensorRT and NumPy, without PyTorch. ARTEFACT is best exported with
+    `xl-export export --target tensorrt`; one with shift memory and weights in fp32 or fp16 works too. The
+    engine has two optimisation profiles, one for segments and one for single tokens. The folder also holds
+    the command line with which NVIDIA's own tool builds the same plan.
     """
     with needs("tensorrt", "onnx", "tqdm"):
         from xl_export.tensorrt.build import build
@@ -111,14 +130,16 @@ def build_command(
     capabilities = tuple(
         dict.fromkeys(part.strip() for part in (compute_capability or "").split(",") if part.strip())
     )
-    options = BuildOptions(compute_capabilities=capabilities, **given)
+    options = BuildOptions(compute_capabilities=capabilities, **choices)
     facts = build(artefact, out, options, force=force)
     where = f"tuned on {facts.gpu.name}" if facts.gpu else "to be compiled on the GPU that opens it"
     size = facts.files[PLAN].num_bytes / 2**20
     click.echo(
-        f"{out} is ready: {NAMES[facts.flavour]} {facts.version}, {size:,.1f} MiB in {facts.seconds:.1f} s, for compute "
-        f"capability {', '.join(facts.compute_capabilities)}, {where}; {facts.attention} attention, {facts.plugin_layers} "
+        f"{out} is ready: {NAMES[facts.flavour]} {facts.version}, {size:,.1f} MiB in {facts.seconds:.1f} s, "
+        "for compute "
+        f"capability {', '.join(facts.compute_capabilities)}, {where}; {facts.attention} attention, "
+        f"{facts.plugin_layers} "
         f"plugin layers of {sum(facts.layers.values())} layers; check it on the device: xl-export check {out}"
     )
-    click.echo(f"the same for NVIDIA's own tool is the line in {out / LINE}")
+    click.echo(f"{out / LINE} holds the command line of NVIDIA's own tool for the same plan")
     echo_json(to_json(facts), as_json)

@@ -1,4 +1,4 @@
-"""`xl-export export`: run to artefact."""
+"""`xl-export export`: a run as an artefact."""
 
 from __future__ import annotations
 
@@ -24,91 +24,128 @@ from xl_export.cli.options import PACKAGES, force_option, out_option
 @click.option(
     "--memory",
     type=click.Choice(get_args(Form)),
-    help="Memory tensors: keys and values in a ring written in place (fastest, the default), the same shifted by concatenation "
-    "(TensorRT, older opsets), or the paper's hidden states (slow, for parity).",
+    help="The form of the memory tensors. ring writes keys and values in place and is the fastest and the "
+    "default. "
+    "shift moves them at each step, for TensorRT and older opsets. hidden holds the hidden states, as the "
+    "paper does; it "
+    "is slow and serves for comparison.",
 )
 @click.option(
-    "--mem-len", type=click.IntRange(min=0), help="Tokens remembered (M); the run's own by default."
+    "--mem-len",
+    type=click.IntRange(min=0),
+    help="How many tokens the artefact remembers (M). The default is the run's own number.",
 )
 @click.option(
     "--segment",
     type=click.IntRange(min=1),
-    help="The largest segment of one step (T); the run's own by default.",
+    help="The most tokens that one step takes (T). The default is the run's own number.",
 )
 @click.option(
     "--mask",
     type=click.Choice(get_args(Mask)),
-    help="Every token sees M before it, or all that memory still holds.",
+    help="Which keys are visible to a token. With same-length these are the M tokens before it; with full, "
+    "everything "
+    "that the memory holds. The default is the run's own mask.",
 )
 @click.option(
     "--clamp-len",
     type=click.IntRange(min=0),
-    help="Largest distance with a position of its own; 0 for no clamp.",
+    help="The largest distance that has a position of its own; 0 means no limit. The default is the run's "
+    "own limit.",
 )
 @click.option(
     "--initial-memory",
     type=click.Choice(get_args(InitialMemory)),
-    help="What precedes a text: nothing, or zeros that are seen.",
+    help="What precedes the first token of a text. With masked nothing is visible there; with zeros, a "
+    "memory full of "
+    "zeros is. The default is the run's own choice.",
 )
 @click.option(
-    "--target", type=click.Choice(get_args(Target)), default="onnxruntime", show_default=True,
-    help="What the graph is for: tensorrt has shift memory and float16; ONNX Runtime runs it too.",
-)  # fmt: skip
+    "--target",
+    type=click.Choice(get_args(Target)),
+    default="onnxruntime",
+    show_default=True,
+    help="What the graph is written for. A graph for tensorrt has shift memory in float16; ONNX Runtime runs "
+    "it too.",
+)
 @click.option(
-    "--attention", type=click.Choice(get_args(Attention)),
-    help="For tensorrt: one node that our fused kernel takes (the default), or the engine's own kernels for standard operators.",
-)  # fmt: skip
+    "--attention",
+    type=click.Choice(get_args(Attention)),
+    help="How a graph for tensorrt computes attention. With native, the default, it has standard operators "
+    "for TensorRT's "
+    "own kernels. With plugin it has one node, which `xl-export build --attention plugin` replaces by the "
+    "project's Triton "
+    "kernels.",
+)
 @click.option(
-    "--precision", type=click.Choice(get_args(Precision)),
-    help="Of the weights: fp16 is a smaller file; int8 and int4 make large models faster, and lose a little; fp32 by default.",
-)  # fmt: skip
+    "--precision",
+    type=click.Choice(get_args(Precision)),
+    help="The precision of the weights. fp16 makes the file smaller. int8 and int4 make large models faster "
+    "and lose some "
+    "accuracy. The default is fp32, or fp16 with --target tensorrt.",
+)
 @click.option(
-    "--memory-precision", type=click.Choice(get_args(MemoryPrecision)), show_default="fp32",
-    help="Of the memory tensors: fp16 halves the bytes of a stream (`info` prints both), and pays with the fused kernel.",
-)  # fmt: skip
+    "--memory-precision",
+    type=click.Choice(get_args(MemoryPrecision)),
+    show_default="fp32",
+    help="The precision of the memory tensors. fp16 halves the bytes of a stream, which `xl-export info` "
+    "prints; it costs no "
+    "speed with the fused CPU operator.",
+)
 @click.option(
     "--text",
     type=click.Path(path_type=Path),
-    help="Held-out text to measure a precision on; the run's own test text by default.",
+    help="A held-out text on which a reduced precision is measured. The default is the run's own test text.",
 )
 @force_option
 def export_command(
-    run: Path, out: Path, memory: str | None, target: str, attention: str | None, precision: str | None,
-    memory_precision: str | None, text: Path | None, force: bool, **changes: Any,
-) -> None:  # fmt: skip
+    run: Path,
+    out: Path,
+    memory: Form | None,
+    target: Target,
+    attention: Attention | None,
+    precision: Precision | None,
+    memory_precision: MemoryPrecision | None,
+    text: Path | None,
+    force: bool,
+    **changes: Any,
+) -> None:
     """Export RUN to an artefact, a folder that needs no PyTorch.
 
-    It runs with NumPy and ONNX Runtime alone. The graph is compared with PyTorch at several shapes, and over chained
-    segments through several wraps of the memory, before the folder appears. Rules that are not given are those that the
-    run was evaluated with.
+    The artefact runs with NumPy and ONNX Runtime alone. Before the folder appears, its graph is compared with
+    PyTorch at several shapes and over a stream of many segments that is much longer than the memory. Options
+    that are not given have the values with which the run was evaluated.
     """
     with needs("cpu,export", *PACKAGES):
         from trainer.run.checkpoint import load_run
         from xl_export.artefact.export import export
-    rule = load_run(run).config.evaluation
-    given = {key: value for key, value in changes.items() if value is not None}
-    if given.get("clamp_len") == 0:
-        given["clamp_len"] = None
     if attention and target != "tensorrt":
         raise UserError("--attention is for --target tensorrt; leave it out, or give both.")
-    rule = dataclasses.replace(rule, **given)
+    overrides = {key: value for key, value in changes.items() if value is not None}
+    if overrides.get("clamp_len") == 0:
+        overrides["clamp_len"] = None
+    rule = dataclasses.replace(load_run(run).config.evaluation, **overrides)
     export(
-        run, out, memory=memory, rule=rule, target=target, attention=attention or "plugin", precision=precision,  # type: ignore[arg-type]
-        memory_precision=memory_precision, text=text, force=force,  # type: ignore[arg-type]
-    )  # fmt: skip
+        run,
+        out,
+        memory=memory,
+        rule=rule,
+        target=target,
+        attention=attention or "native",
+        precision=precision,
+        memory_precision=memory_precision,
+        text=text,
+        force=force,
+    )
     report, spec = check(out), load_spec(out)
     verdict = "is ready" if report.passed else "is written, but its check FAILED on this machine"
-    proof = (
-        "compared with PyTorch in fp32 before its weights were quantised"
-        if spec.precision in QUANTISED
-        else report.sentence
-    )
-    click.echo(
-        f"{out} {verdict}: {spec.form} memory, {spec.rule}; {proof if report.passed else report.sentence}"
-    )
+    proof = report.sentence
+    if report.passed and spec.precision in QUANTISED:  # the report compares it with its own answers
+        proof = "compared with PyTorch in fp32 before its weights were quantised"
+    click.echo(f"{out} {verdict}: {spec.form} memory, {spec.rule}; {proof}")
     stream = (spec.bytes_per_stream, spec.fp32_bytes_per_stream) if spec.state_dtype == "float16" else None
     if spec.measured is not None:
         click.echo(sentence(spec.precision, spec.measured, stream=stream))
     elif spec.lossy:
         name = f"{spec.precision} with fp16 memory ({per_stream(*stream)})" if stream else spec.precision
-        click.echo(f"{name} is not measured: {run} kept no test text; give one with --text FILE")
+        click.echo(f"{name} is not measured, because {run} kept no test text; give one with --text FILE")

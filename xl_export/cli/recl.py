@@ -1,4 +1,4 @@
-"""`xl-export recl`: the relative effective context length of a group of models, as in Table 8 of the paper."""
+"""`xl-export recl`: the relative effective context length of a group of models (Dai et al. 2019, Table 8)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ from runtimes.tasks.sweep import parse_values, sweep
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @text_option
 @click.option(
-    "--lengths", required=True, metavar="FIRST:LAST:Δ", help="Context lengths, such as 100:1000:100."
+    "--lengths",
+    required=True,
+    metavar="FIRST:LAST:STEP",
+    help="The context lengths that are compared, in tokens, such as 100:1000:100 or 10,20,50.",
 )
 @click.option(
     "--r",
@@ -35,19 +38,22 @@ from runtimes.tasks.sweep import parse_values, sweep
     type=float,
     default=(0.1, 0.5, 1.0),
     show_default=True,
-    help="Share of hard positions.",
+    help="The share of the tokens, the hardest first, over which gains are averaged. Give it again for more "
+    "shares.",
 )
 @click.option(
     "--positions",
     default=1000,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Tokens of the text to predict.",
+    help="How many tokens of the text are predicted.",
 )
 @click.option(
-    "--mem-len", type=click.IntRange(min=0), help="Tokens remembered, for runs; their own by default."
+    "--mem-len",
+    type=click.IntRange(min=0),
+    help="How many tokens a run remembers. The default is each run's own number; artefacts keep theirs.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Write all figures to this .json file.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write all numbers to this .json file.")
 @click.option(
     "--plot", type=click.Path(path_type=Path), help="Draw gains and perplexities into this .png file."
 )
@@ -67,11 +73,12 @@ def recl_command(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Measure the relative effective context length of PATHS.
+    """Measure the relative effective context length (RECL) of PATHS.
 
-    These are runs and artefacts, compared as one group. How many tokens back a model still finds what lowers the
-    group's best perplexity by 1% or more, at the hardest share r of the positions (Dai et al. 2019, section 4.3 and
-    Appendix C). A model that still gains at the last length has at least that.
+    PATHS are runs and artefacts, which are compared as one group. The RECL of a model is the longest context
+    that still lowers the group's best perplexity by 1% or more, over the share r of the tokens that are
+    hardest to predict (Dai et al. 2019, section 4.3 and Appendix C). A model that still gains at the last
+    length has at least that RECL.
     """
     contexts = _ascending(lengths)
     if not all(0 < r <= 1 for r in shares):
@@ -82,9 +89,9 @@ def recl_command(
         refuse_unwritable(out, option="--out", suffixes=(".json",))
         refuse_replacing(out, option="--out", force=force)
     if plot:
-        from xl_export.figures.recl import check_plot
+        from xl_export.figures.canvas import check_picture
 
-        check_plot(plot)
+        check_picture(plot, "--plot")
         refuse_replacing(plot, option="--plot", force=force)
     sessions = _group(paths, mem_len=mem_len, threads=threads)
     refuse_beyond_context(sessions, contexts[-1])
@@ -93,7 +100,7 @@ def recl_command(
     names = [str(path) for path in paths]
     losses_ICN = np.empty((len(sessions), len(contexts), len(where)), np.float32)
     for (i, session), (c, context) in itertools.product(enumerate(sessions), enumerate(contexts)):
-        click.echo(f"{names[i]}: {len(where):,} tokens, each after {context}", err=True)
+        click.echo(f"{names[i]}: predicting {len(where):,} tokens, each after {context} others", err=True)
         losses_ICN[i, c] = context_losses(session, tokens, where, context=context)
     report = _report(names, sessions, contexts, losses_ICN, shares)
     _show(report)
@@ -123,7 +130,9 @@ def _group(paths: tuple[Path, ...], *, mem_len: int | None, threads: int | None)
         sessions.append(session.with_rule(rule))
         if session.vocab.to_json() != sessions[0].vocab.to_json():
             raise UserError(
-                f"{path} has another vocabulary than {paths[0]}; a group's losses compare only over the same tokens."
+                f"{path} has another vocabulary than {paths[0]}, and losses are compared token by token; "
+                "give models with "
+                "one vocabulary."
             )
     return sessions
 
@@ -135,7 +144,9 @@ def _report(
     losses_ICN: np.ndarray,
     shares: tuple[float, ...],
 ) -> dict[str, Any]:
-    """All figures as JSON: for each model its rule and perplexities, and for each r its RECL and the gains of every step."""
+    """All numbers as JSON: for each model its rule and perplexities, and for each r its RECL and the gain of
+    every step.
+    """
     models: list[dict[str, Any]] = [
         {
             "name": name,
@@ -152,10 +163,14 @@ def _report(
         for i, model in enumerate(models):
             model["by_r"].append(
                 {
-                    "r": r, "recl": found[i].length, "at_least": found[i].at_least, "shown": str(found[i]),
-                    "relative_gain": gains[i].tolist(), "perplexity_gain": perplexity_drops[i].tolist(),
+                    "r": r,
+                    "recl": found[i].length,
+                    "at_least": found[i].at_least,
+                    "shown": str(found[i]),
+                    "relative_gain": gains[i].tolist(),
+                    "perplexity_gain": perplexity_drops[i].tolist(),
                 }
-            )  # fmt: skip
+            )
     return {
         "lengths": list(lengths),
         "threshold": THRESHOLD,
@@ -171,9 +186,10 @@ def _show(report: dict[str, Any]) -> None:
     for model in models:
         click.echo(model["name"].ljust(width) + "".join(by["shown"].rjust(10) for by in model["by_r"]))
     click.echo(
-        f"context lengths {lengths[0]} to {lengths[-1]}, {report['positions']:,} positions, threshold {report['threshold']:g}"
+        f"context lengths {lengths[0]} to {lengths[-1]}, {report['positions']:,} positions, threshold "
+        f"{report['threshold']:g}"
         + (
-            "; ≥: still gains at the last length"
+            "; ≥ marks a model that still gains at the last length"
             if any(by["at_least"] for model in models for by in model["by_r"])
             else ""
         )

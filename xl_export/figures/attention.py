@@ -1,11 +1,12 @@
-"""The attention pictures of Dai et al. 2019, Appendix D, and the learned spans of Sukhbaatar et al. 2019a, as PNG files.
+"""Pictures of attention as PNG files: those of Dai et al. 2019, Appendix D, and learned spans (Sukhbaatar et
+al. 2019a).
 
-Arrays in, a file out: the numbers are those of `trainer/model/inspection.py`. Heads are rows, layer after layer, counted from 0.
+Each function takes arrays, which `trainer/model/inspection.py` computes, and writes a file. Heads are rows,
+layer after layer, and are counted from 0.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -13,45 +14,29 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.base.errors import UserError, needs
+from runtimes.base.errors import needs
+from xl_export.figures.canvas import new_figure, plain_axes, save_figure, set_title
 
-INK, SPAN, REACH, LINE = "#111827", "#1d4ed8", "#9ca3af", "#6b7280"
-UNSEEN = "#eef2ff"  # what a head cannot see or gives no weight
-WEIGHT = "mean weight (log scale); tinted: none"
-LABELLED_ROWS = 40  # heads that still have a label each
-STRIP = 96  # context tokens side by side in Figure 6, each with its label
-STRIPS = 8
-FONT, WORD = "DejaVu Sans Mono", 12  # of tokens, and the characters of one that are shown
-DECADES = 4  # that the colours of weights span
+INK, SPAN, SOFT_EDGE, LINE = "#111827", "#1d4ed8", "#9ca3af", "#6b7280"
+NO_WEIGHT = "#fde68a"  # yellow, which no palette of weights has
+MEAN_WEIGHT = "mean attention weight (log scale);\nyellow: no weight at all"
+LABELLED_ROWS = 40  # up to so many heads have a label each
+STRIP, STRIPS = 96, 8  # context tokens side by side in Figure 6, each with its label; and rows of them
+FONT, CHARACTERS = "DejaVu Sans Mono", 12  # of tokens; the most characters that are shown of one
+DECADES = 4  # how many decades of weights have a colour of their own
 NAMES = {
-    "a": "(a)  content: q · k",
-    "b": "(b)  position as the content asks: q · W_kR R",
-    "d": "(d)  position alone: v · W_kR R",
+    "a": "(a) content alone: q · k",
+    "b": "(b) content and position: q · W_kR R",
+    "d": "(d) position alone: v · W_kR R",
 }
 
 
-def check_picture(path: Path, option: str = "--out") -> None:
-    """Raises UserError, before anything is computed, when `path` cannot become a picture or nothing can draw one."""
-    new_figure(1, 1)
-    if path.suffix != ".png":
-        raise UserError(f"{option} is {path}; expected a file name that ends in .png.")
-    if path.is_dir() or not path.parent.is_dir():
-        raise UserError(
-            f"{path} cannot be a file to draw; give {option} a file name in a folder that exists."
-        )
-
-
-def new_figure(width: float, height: float) -> Any:
-    """An empty matplotlib figure, sizes in inches; raises MissingPackageError without matplotlib."""
-    with needs("bench", "matplotlib"):
-        from matplotlib.figure import Figure
-    return Figure(figsize=(width, height), layout="constrained")
-
-
 def draw_average(path: Path, average: np.ndarray, persistent: np.ndarray | None, *, title: str) -> None:
-    """Figure 5: the mean weight of every distance [L, H, R], and the share of persistent vectors [L, H] beside it."""
+    """Draws Figure 5: the mean weight of every distance [L, H, R], and the share of persistent vectors [L, H]
+    or None.
+    """
     figure = new_figure(11, _height(average))
-    _title(figure, f"Average attention of every head by distance\n{title}")
+    set_title(figure, f"How much attention every head gives to each distance, on average\n{title}")
     widths = [9] if persistent is None else [9, 1]
     panels = figure.subplots(1, len(widths), width_ratios=widths, sharey=True, squeeze=False)[0]
     image = _heads(panels[0], average, _log_colours([average]), _palette("Blues"))
@@ -60,14 +45,18 @@ def draw_average(path: Path, average: np.ndarray, persistent: np.ndarray | None,
         panels[1].barh(np.arange(persistent.size), persistent.ravel(), height=0.8, color=LINE)
         panels[1].set(xlim=(0, 1), xlabel="share of\npersistent vectors")
         _separate_layers(panels[1], *average.shape[:2])
-    _colour_bar(figure, image, panels, WEIGHT)
-    figure.savefig(path, format="png", dpi=150)
+    _colour_bar(figure, image, panels, MEAN_WEIGHT)
+    save_figure(figure, path)
 
 
 def draw_terms(path: Path, terms: dict[str, np.ndarray], *, title: str) -> None:
-    """Figure 7: the mean softmax of each term alone, [L, H, R] each, in the same colours."""
+    """Draws Figure 7: the mean softmax of each term alone, [L, H, R] each, in the same colours."""
     figure = new_figure(15, _height(*terms.values()))
-    _title(figure, f"The softmax of each term of the score alone, averaged\n{title}")
+    set_title(
+        figure,
+        "How much attention each term of the score would give to each distance by itself, on "
+        f"average\n{title}",
+    )
     panels, colours = (
         np.atleast_1d(figure.subplots(1, len(terms), sharey=True)),
         _log_colours(list(terms.values())),
@@ -76,8 +65,8 @@ def draw_terms(path: Path, terms: dict[str, np.ndarray], *, title: str) -> None:
         image = _heads(axes, values, colours, _palette("Blues"))
         axes.set_title(NAMES[name], fontsize=10)
     _label_heads(panels[0], *terms["a"].shape[:2])
-    _colour_bar(figure, image, panels, WEIGHT)
-    figure.savefig(path, format="png", dpi=150)
+    _colour_bar(figure, image, panels, MEAN_WEIGHT)
+    save_figure(figure, path)
 
 
 def draw_stretch(
@@ -90,10 +79,11 @@ def draw_stretch(
     first: int,
     title: str,
 ) -> None:
-    """Figure 6: the weights of one head, [targets, R] by distance, over the text, the marked ones in red.
+    """Draws Figure 6: the weights of one head over a text, [targets, R] by distance, the marked ones in red.
 
-    symbols: what to write for the R - 1 + targets tokens that end with the last target. first: position of the first target.
-    Memories that are too long to label are shown for the nearest tokens only, and the title says so.
+    seen, marked: bool [targets, R], which keys are visible and which are marked. symbols: the texts of the R
+    - 1 + targets tokens that end with the last target. first: the position of the first target. Where the
+    memory is too long to label, the nearest tokens are shown, and the title says so.
     """
     targets, R = weights.shape
     total = R - 1 + targets
@@ -107,10 +97,11 @@ def draw_stretch(
     long = max(map(len, symbols)) > 1
     figure = new_figure(16, 1.4 + len(strips) * (0.17 * targets + (1.2 if long else 0.55)))
     if shown < total:
-        title += f"; the nearest {shown:,} of {total:,} context tokens"
-    _title(
+        title += f"; only the nearest {shown:,} of {total:,} context tokens are shown"
+    set_title(
         figure,
-        f"Attention of one head over a text; red: the highest fifth of the memory of each target\n{title}",
+        "Attention of one head over a text: each row is a target token, each column a token before it; "
+        f"red: the fifth of the memory with the highest weights\n{title}",
     )
     colours, grey, red = (
         _log_colours([weights]),
@@ -122,7 +113,7 @@ def draw_stretch(
         image = _strip(axes, every, strip, colours, grey)
         _strip(axes, highlights, strip, colours, red)
         _write_symbols(axes, strip, symbols, targets, upright=not long)
-        begin = first - (R - 1) + strip.start  # negative where zeros precede the text
+        begin = first - (R - 1) + strip.start  # it is negative where zeros precede the text
         axes.set_title(
             f"context tokens {begin:,} to {begin + len(strip) - 1:,} of the text",
             fontsize=8,
@@ -131,8 +122,8 @@ def draw_stretch(
         )
     figure.supylabel("target token", fontsize=9)
     figure.supxlabel("context token", fontsize=9)
-    _colour_bar(figure, image, panels, "weight (log scale); tinted: not seen")
-    figure.savefig(path, format="png", dpi=100)
+    _colour_bar(figure, image, panels, "attention weight (log scale);\nyellow: not visible to the target")
+    save_figure(figure, path, dpi=100)
 
 
 def _strip(axes: Any, grid: np.ndarray, strip: range, colours: Any, palette: Any) -> Any:
@@ -142,7 +133,9 @@ def _strip(axes: Any, grid: np.ndarray, strip: range, colours: Any, palette: Any
 
 
 def by_column(weights: np.ndarray) -> np.ndarray:
-    """[targets, R] by distance as [targets, R - 1 + targets], a column for every token that any target sees, NaN elsewhere."""
+    """Weights [targets, R] by distance as [targets, R - 1 + targets] with a column for each token, NaN
+    elsewhere.
+    """
     targets, R = weights.shape
     grid = np.full((targets, R - 1 + targets), np.nan)
     for row in range(targets):
@@ -158,25 +151,29 @@ def draw_spans(
     maximum: int,
     title: str,
 ) -> None:
-    """The span of every head in tokens, layer after layer, and up to where its soft edge still gives weight; log scale."""
+    """Draws the span of every head in tokens, and the largest distance to which its soft edge gives weight;
+    log scale.
+    """
     from matplotlib.ticker import FuncFormatter, SymmetricalLogLocator
 
     L, H = len(spans), len(spans[0])
     figure = new_figure(min(16, max(9, 0.16 * L * H + 2)), 4.8)
-    _title(figure, f"Learned attention span of every head\n{title}")
+    set_title(figure, f"How many tokens back every head attends: its learned span\n{title}")
     axes, x = figure.subplots(), np.arange(L * H)
     z, ends = np.ravel(spans), np.ravel(reaches)
-    axes.vlines(x, z, ends, color=REACH, lw=1.5)
-    axes.plot(x, ends, "_", color=REACH, ms=5, label="longest reach (soft edge)")
-    axes.plot(x, z, "o", color=SPAN, ms=4.5, label="span")
+    axes.vlines(x, z, ends, color=SOFT_EDGE, lw=1.5)
+    axes.plot(
+        x, ends, "_", color=SOFT_EDGE, ms=5, label="largest distance with any weight (end of the soft edge)"
+    )
+    axes.plot(x, z, "o", color=SPAN, ms=4.5, label="span of a head")
     for layer in range(L):
         mean, edges = float(np.mean(spans[layer])), (layer * H - 0.4, layer * H + H - 0.6)
         axes.hlines(
-            mean, *edges, color=SPAN, lw=1, alpha=0.5, label="mean of the layer" if layer == 0 else None
+            mean, *edges, color=SPAN, lw=1, alpha=0.5, label="mean span of a layer" if layer == 0 else None
         )
         if layer:
-            axes.axvline(layer * H - 0.5, color=REACH, lw=0.6)
-    axes.axhline(maximum, color=INK, lw=0.8, ls="--", label=f"maximum, {maximum:,}")
+            axes.axvline(layer * H - 0.5, color=SOFT_EDGE, lw=0.6)
+    axes.axhline(maximum, color=INK, lw=0.8, ls="--", label=f"largest span possible, {maximum:,}")
     axes.set_yscale("symlog", linthresh=1, linscale=0.4)
     axes.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=1, subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -187,23 +184,24 @@ def draw_spans(
         [layer * H + (H - 1) / 2 for layer in range(0, L, every)],
         [str(layer) for layer in range(0, L, every)],
     )
-    axes.set_xlabel(f"layer ({H} heads each)")
-    axes.set_ylabel("tokens (log scale)")
-    axes.grid(True, axis="y", color="#e5e7eb")
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel(f"layer (each has {H} {'head' if H == 1 else 'heads, one dot for each'})")
+    axes.set_ylabel("distance (tokens, log scale)")
+    plain_axes(axes, lines="y", legend=False)
     figure.legend(
         *axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9
     )
-    figure.savefig(path, format="png", dpi=150)
+    save_figure(figure, path)
 
 
 def legible(text: str) -> str:
-    """A token as it can be read in a picture: white space as signs, what the font lacks by its code point, long words cut."""
+    """A token's text for a picture: signs for white space, code points for what the font lacks, long words
+    cut.
+    """
     signs, known = {" ": "␣", "\n": "↵", "\t": "→", "\r": "←"}, _characters()
     shown = "".join(
-        signs.get(c, c if c.isprintable() and ord(c) in known else f"{ord(c):X}") for c in text[:WORD]
+        signs.get(c, c if c.isprintable() and ord(c) in known else f"{ord(c):X}") for c in text[:CHARACTERS]
     )
-    return shown if len(shown) <= WORD and len(text) <= WORD else shown[: WORD - 1] + "…"
+    return shown if len(shown) <= CHARACTERS and len(text) <= CHARACTERS else shown[: CHARACTERS - 1] + "…"
 
 
 @lru_cache(maxsize=1)
@@ -217,7 +215,7 @@ def _characters() -> frozenset[int]:
 
 
 def _heads(axes: Any, values: np.ndarray, colours: Any, palette: Any) -> Any:
-    """[L, H, R] as an image, a row for each head."""
+    """Weights [L, H, R] as an image with a row for each head."""
     L, H, R = values.shape
     rows = np.ma.masked_less_equal(values.reshape(L * H, R), 0)
     image = axes.imshow(
@@ -244,7 +242,7 @@ def _label_heads(axes: Any, L: int, H: int) -> None:
     axes.set_yticks(
         [layer * H + (H - 1) / 2 for layer in layers], [f"layer {layer}" for layer in layers], fontsize=8
     )
-    axes.set_ylabel(f"{H} heads of each layer")
+    axes.set_ylabel(f"the {H} heads of each layer")
 
 
 def _write_symbols(axes: Any, strip: range, symbols: Sequence[str], targets: int, *, upright: bool) -> None:
@@ -254,12 +252,13 @@ def _write_symbols(axes: Any, strip: range, symbols: Sequence[str], targets: int
     )
     axes.set_yticks(range(targets), list(symbols[-targets:]), **style)
     axes.tick_params(length=0, pad=2)
-    axes.set_facecolor(UNSEEN)
     axes.set_xlim(strip.start - 0.5, strip.start + STRIP - 0.5 if len(symbols) > STRIP else strip.stop - 0.5)
 
 
 def _log_colours(values: list[np.ndarray]) -> Any:
-    """Colours over the last decades below the highest value; what is lower has the colour of the lowest."""
+    """A scale of colours over the DECADES below the highest value; lower values have the colour of the
+    lowest.
+    """
     from matplotlib.colors import LogNorm
 
     highest = max(float(array.max()) for array in values) or 1.0
@@ -267,7 +266,7 @@ def _log_colours(values: list[np.ndarray]) -> Any:
     return LogNorm(min(max(lowest, highest / 10**DECADES), highest / 10), highest)
 
 
-def _palette(name: str, start: float = 0.0, end: float = 1.0, *, bad: str = UNSEEN) -> Any:
+def _palette(name: str, start: float = 0.0, end: float = 1.0, *, bad: str = NO_WEIGHT) -> Any:
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
@@ -289,9 +288,3 @@ def _colour_bar(figure: Any, image: Any, panels: Sequence[Any], label: str) -> N
 def _height(*values: np.ndarray) -> float:
     rows = values[0].shape[0] * values[0].shape[1]
     return float(min(14.0, max(3.6, 1.8 + 0.2 * rows)))
-
-
-def _title(figure: Any, text: str) -> None:
-    width = int(11 * figure.get_figwidth())  # characters that fit
-    lines = (textwrap.fill(line, width) for line in text.split("\n"))
-    figure.suptitle("\n".join(lines), fontsize=11, parse_math=False)

@@ -1,51 +1,57 @@
-"""Pictures of measurements, with matplotlib, which only these functions load."""
+"""The picture of `xl-export recl`: what a longer context gains, for each model."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
-from runtimes.base.errors import needs
-from runtimes.base.files import atomic_file, refuse_unwritable
+from xl_export.figures.canvas import new_figure, plain_axes, save_figure, set_title, short_names
 
-
-def check_plot(path: Path) -> None:
-    """Raises UserError, before anything is measured, when `path` cannot become a picture."""
-    _figure_class()
-    refuse_unwritable(path, option="--plot", suffixes=(".png",))
+THRESHOLD_COLOUR = "#6b7280"
+# Curves that lie on each other, as those of a run and its artefact do, remain visible both.
+STYLES: tuple[dict[str, Any], ...] = (
+    {"marker": "o", "linestyle": "-", "markersize": 7},
+    {"marker": "s", "linestyle": "--", "markersize": 4},
+    {"marker": "^", "linestyle": ":", "markersize": 3},
+)
 
 
 def plot_recl(path: Path, report: dict[str, Any]) -> None:
-    """Draws a report of `xl-export recl` into a PNG file, a curve for each model, at the smallest r of the report.
+    """Draws a report of `xl-export recl` into a PNG file, a curve for each model, at the smallest r of the
+    report.
 
-    Left: the relative gain g_i(c, c') of each step and the threshold that RECL asks of it. Middle: the same gain
-    in perplexity (Figure 3 of the paper). Right: perplexity against context length (Figure 4).
+    Left: the relative gain g_i(c, c') of each step, with the threshold that RECL is defined by. Middle: the
+    same gain in perplexity (Figure 3 of Dai et al. 2019). Right: perplexity against context length (Figure
+    4).
     """
     lengths, models = report["lengths"], report["models"]
     r = min(by["r"] for by in models[0]["by_r"])
-    figure = _figure_class()(figsize=(14, 4.6), layout="constrained")
-    relative, gain, perplexity = figure.subplots(1, 3)
-    for model in models:
-        by = next(by for by in model["by_r"] if by["r"] == r)
-        relative.plot(lengths[1:], by["relative_gain"], "o-", label=f"{model['name']}, RECL {by['shown']}")
-        gain.plot(lengths[1:], by["perplexity_gain"], "o-", label=model["name"])
-        perplexity.plot(lengths, model["perplexity"], "o-", label=model["name"])
-    relative.axhline(
-        report["threshold"], color="#6b7280", linestyle="--", label=f"threshold {report['threshold']:g}"
+    figure = new_figure(15, 5)
+    set_title(
+        figure,
+        "Relative effective context length (RECL): what each longer context gains\n"
+        f"{report['positions']:,} tokens of the text; hardest share of them r = {r:g}",
     )
-    relative.set_title(f"Relative gain of a longer context, r = {r:g}", fontsize=10)
-    gain.set_title(f"Perplexity gained over the group's best, r = {r:g}", fontsize=10)
-    perplexity.set_title("Perplexity, all positions", fontsize=10)
-    for axes in (relative, gain, perplexity):
+    relative, gain, perplexity = figure.subplots(1, 3)
+    names = short_names(model["name"] for model in models)
+    for model, name, style in zip(models, names, itertools.cycle(STYLES), strict=False):
+        by = next(by for by in model["by_r"] if by["r"] == r)
+        relative.plot(lengths[1:], by["relative_gain"], **style, label=f"{name} (RECL {by['shown']})")
+        gain.plot(lengths[1:], by["perplexity_gain"], **style, label=name)
+        perplexity.plot(lengths, model["perplexity"], **style, label=name)
+    threshold = report["threshold"]
+    relative.axhline(
+        threshold, color=THRESHOLD_COLOUR, linestyle="--", label=f"threshold of the RECL, {threshold:g}"
+    )
+    panels = (
+        (relative, f"Gain over the best model of the group, r = {r:g}", "relative gain in perplexity"),
+        (gain, f"The same gain in perplexity, r = {r:g}", "perplexity gained"),
+        (perplexity, "Perplexity of all tokens", "perplexity"),
+    )
+    for axes, title, label in panels:
+        axes.set_title(title, fontsize=10)
         axes.set_xlabel("context length (tokens)")
-        axes.grid(True, color="#e5e7eb")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8)
-    with atomic_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
-
-
-def _figure_class() -> Any:
-    with needs("bench", "matplotlib"):
-        from matplotlib.figure import Figure
-    return Figure
+        axes.set_ylabel(label)
+        plain_axes(axes)
+    save_figure(figure, path)

@@ -1,4 +1,6 @@
-"""ARTEFACT → ENGINE: `build(artefact, out, options)` parses, builds and writes a plan with the facts that prove it."""
+"""ARTEFACT → ENGINE: `build(artefact, out, options)` makes a folder with a TensorRT plan and the facts that
+prove it.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,20 @@ from xl_export.tensorrt.trtexec import LINE, trtexec_command
 def build(
     artefact: Path | str, out: Path | str, options: BuildOptions, *, force: bool = False
 ) -> EngineFacts:
-    """Builds the engine of an artefact into the folder `out`, and returns its facts, which are in `build.json` there.
+    """The facts of the engine that it builds into the folder `out`; `build.json` there holds them.
 
-    Raises UserError when `out` exists (unless it is an engine and `force`), when TensorRT is not installed, when the artefact
-    is damaged or of a form that engines do not take, and when TensorRT refuses the graph; `out` is then as it was.
+    Raises UserError when `out` exists (unless it holds an engine and `force` is given), when TensorRT is not
+    installed, when the artefact is damaged or of a form that engines do not take, and when TensorRT refuses
+    the graph. `out` is then left as it was.
     """
     artefact, out = Path(artefact), Path(out)
     refuse_existing(out, force=force, marker=BUILD, sources=[artefact])
     spec = load_spec(artefact)
     refuse_artefact(spec, artefact)
     profiles = options.profiles(spec.rule)
-    if cache := options.timing_cache:  # of any suffix; to be known before the build, not after it
+    if (
+        cache := options.timing_cache
+    ):  # it may have any suffix; a build takes minutes, so this is tested first
         refuse_unwritable(cache, option="--timing-cache", suffixes=(cache.suffix,))
     trt = load_tensorrt(options.flavour)
     gpu = Cuda().gpu if options.flavour == "tensorrt" else None
@@ -56,36 +61,46 @@ def build(
             shutil.copyfile(artefact / name, folder / name)
         (folder / LINE).write_text(trtexec_command(artefact, spec, options, parsed.layers) + "\n")
         facts = EngineFacts(
-            artefact=spec.identity, flavour=options.flavour, version=trt.__version__, attention=options.attention,
-            compute_capabilities=options.compute_capabilities if gpu is None else (gpu.compute_capability,), gpu=gpu,
-            hardware=options.hardware if gpu else "same-capability", version_compatible=options.version_compatible,
-            refit=options.refit, profiles=profiles, layers=parsed.layers, types=parsed.types,
-            plugin_layers=parsed.plugin_layers, seconds=time.perf_counter() - began, producer=package_versions(),
+            artefact=spec.identity,
+            flavour=options.flavour,
+            version=trt.__version__,
+            attention=options.attention,
+            compute_capabilities=options.compute_capabilities if gpu is None else (gpu.compute_capability,),
+            gpu=gpu,
+            hardware=options.hardware if gpu else "same-capability",
+            version_compatible=options.version_compatible,
+            refit=options.refit,
+            profiles=profiles,
+            layers=parsed.layers,
+            types=parsed.types,
+            plugin_layers=parsed.plugin_layers,
+            seconds=time.perf_counter() - began,
+            producer=package_versions(),
             files={path.name: file_facts(path) for path in sorted(folder.iterdir())},
-        )  # fmt: skip
+        )
         save_engine(folder, facts)
     return facts
 
 
 def refuse_artefact(spec: Spec, artefact: Path) -> None:
-    """Raises ConfigError for an artefact with what TensorRT has no operator for."""
-    lacking = None
+    """Raises ConfigError for an artefact whose graph has operators that TensorRT does not have."""
+    reason = None
     if spec.form == "ring":
-        lacking = "ring memory, whose circular TensorScatter TensorRT lacks"
+        reason = "ring memory, and TensorRT has no circular TensorScatter"
     elif spec.precision in QUANTISED:
-        lacking = f"{spec.precision} weights, whose products are ONNX Runtime's own"
-    if lacking:
-        raise ConfigError(f"{artefact} has {lacking}; export it with `xl-export export --target tensorrt`.")
+        reason = f"{spec.precision} weights, whose operators only ONNX Runtime has"
+    if reason:
+        raise ConfigError(f"{artefact} has {reason}; export it with `xl-export export --target tensorrt`.")
 
 
 def serialize(
     trt: Any, log: Any, parsed: Parsed, spec: Spec, profiles: tuple[Profile, ...], options: BuildOptions
 ) -> memoryview:
-    """The plan of a parsed network; raises ArtefactError with TensorRT's own reason where there is none."""
+    """The plan of a parsed network; raises ArtefactError with TensorRT's own reason where it builds none."""
     config = parsed.builder.create_builder_config()
     for index, profile in enumerate(profiles):
-        taken = config.add_optimization_profile(optimization_profile(parsed.builder, spec, profile))
-        assert taken == index, f"TensorRT refused the {profile.name} profile: {log.last_error()}"
+        number = config.add_optimization_profile(optimization_profile(parsed.builder, spec, profile))
+        assert number == index, f"TensorRT refused the {profile.name} profile: {log.last_error()}"
     configure(trt, config, spec, options)
     cache = read_timing_cache(config, options.timing_cache) if options.timing_cache else None
     with held_interrupt() as held:
@@ -94,7 +109,7 @@ def serialize(
     if plan is None:
         raise ArtefactError(
             f"{NAMES[options.flavour]} {trt.__version__} could not build the engine ({log.last_error()}); "
-            "give smaller --batch, more --workspace-mib or another --attention."
+            "give a smaller --batch, a larger --workspace-mib or the other --attention."
         )
     if cache is not None and options.timing_cache:
         with atomic_file(options.timing_cache) as temporary:
@@ -103,7 +118,7 @@ def serialize(
 
 
 def optimization_profile(builder: Any, spec: Spec, profile: Profile) -> Any:
-    """TensorRT's form of a profile: least, usual and most shape of every input."""
+    """A profile as TensorRT's own object, with the least, usual and most shape of every input."""
     made = builder.create_optimization_profile()
     for fact in spec.inputs:
         made.set_shape(fact.name, *(fact.sizes(**profile.axes(which)) for which in range(3)))
@@ -111,15 +126,17 @@ def optimization_profile(builder: Any, spec: Spec, profile: Profile) -> Any:
 
 
 def configure(trt: Any, config: Any, spec: Spec, options: BuildOptions) -> None:
-    """Sets what the options ask for. Products of fp32 artefacts are fp32: TensorFloat-32 would miss their tolerance."""
+    """Sets a builder's configuration to what the options say."""
     flags = {
         trt.BuilderFlag.REFIT: options.refit,
         trt.BuilderFlag.VERSION_COMPATIBLE: options.version_compatible,
+        # The products of fp32 artefacts are computed in fp32: with TensorFloat-32 they would miss their
+        # tolerance.
+        trt.BuilderFlag.TF32: spec.precision != "fp32",
     }
-    flags[trt.BuilderFlag.TF32] = spec.precision != "fp32"
     for flag, wanted in flags.items():
         config.set_flag(flag) if wanted else config.clear_flag(flag)
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # so that profilers name every layer
     if options.workspace_mib is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_mib << 20)
     if options.optimization_level is not None:
@@ -136,10 +153,14 @@ def configure(trt: Any, config: Any, spec: Spec, options: BuildOptions) -> None:
 
 
 def read_timing_cache(config: Any, path: Path) -> Any:
-    """The cache of a file, or an empty one where there is none yet; raises UserError for one of another TensorRT or GPU."""
+    """The timing cache of a file, or an empty one where the file does not exist yet.
+
+    Raises UserError for a cache that another TensorRT or another GPU wrote.
+    """
     cache = config.create_timing_cache(read_bytes(path) if path.exists() else b"")
     if cache is None or not config.set_timing_cache(cache, False):
         raise UserError(
-            f"{path} is not a timing cache of this TensorRT and GPU; remove it, or give another --timing-cache."
+            f"{path} is not a timing cache of this TensorRT and GPU; remove it, or give another "
+            "--timing-cache."
         )
     return cache

@@ -1,7 +1,8 @@
-"""The step graph that TensorRT takes: `shift` memory, float16 throughout, and attention that a plugin can take.
+"""The step graph for TensorRT: `shift` memory, float16, and attention in one of two ways.
 
-Attention is a node of `xl::RelativeAttention`, of which the model holds the body too (`operator.py`), or standard operators
-(`native`). ONNX Runtime runs either as it is.
+With `native` attention is made of standard operators, for TensorRT's own kernels. With `plugin` it is one
+node `xl_export::RelativeAttention`, and the model holds the operator's body too (`operator.py`). ONNX Runtime
+runs both.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from xl_export.tensorrt.operator import DOMAIN, NAME, VERSION, Attributes, funct
 
 def tensorrt_graph(spec: Spec, config: ModelConfig, weights: Weights, *, attention: Attention) -> ir.Model:
     """The ONNX model of one step for TensorRT, in the spec's precision."""
+    # The graph is first made in float32 throughout; `to_half` is one pass over all of it.
     single = dataclasses.replace(
         spec, precision="fp32", state=state_tensors(spec.model, spec.rule, spec.form)
     )
@@ -45,7 +47,7 @@ def tensorrt_graph(spec: Spec, config: ModelConfig, weights: Weights, *, attenti
 
 
 class _EngineStep(StepGraph):
-    """The step in shapes that depend on nothing but batch, segment and rows."""
+    """The step whose shapes depend on batch, segment and rows alone, never on the tokens."""
 
     @property
     def gated(self) -> bool:
@@ -57,7 +59,7 @@ class _EngineStep(StepGraph):
 
 
 class _OperatorStep(_EngineStep):
-    """The step with one node per layer and group of heads for what they give to the context."""
+    """The step whose attention is one node for each layer and group of heads."""
 
     def context_attention(self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value) -> ir.Value:
         count = self.spec.model.persistent if self.config.sublayers == "all-attention" else 0
@@ -72,7 +74,10 @@ class _OperatorStep(_EngineStep):
 
     @functools.cached_property
     def first(self) -> ir.Value:
-        """Stream positions int32 [B] of the first token: as far as they matter, so that no stream is too long for an int32."""
+        """Stream positions int32 [B] of the first token, clipped to those that differ for the mask.
+
+        So streams may be longer than an int32 counts.
+        """
         op, rule = self.op, self.rule
         position = op.Gather(self.inputs["position_ids"], op.constant(np.array(0)), axis=1)
         clipped = op.Clip(position, op.constant(np.array(-rule.segment)), op.constant(np.array(rule.slots)))
@@ -87,23 +92,23 @@ class _OperatorStep(_EngineStep):
         table = None if table is None else table.transpose(0, 2, 1)
         bias = bias_table(terms, heads, rows, head_dim=self.head_dim)
         return [
-            self.given(u, name + "u", (len(heads), 1, self.head_dim)),
-            self.given(v, name + "v", (len(heads), 1, self.head_dim)),
-            self.given(table, name + "position_table", (1, 1, self.head_dim)),
-            self.given(None if bias is None else bias[:, 0], name + "bias_table", (1, 1)),
+            self.or_zeros(u, name + "u", (len(heads), 1, self.head_dim)),
+            self.or_zeros(v, name + "v", (len(heads), 1, self.head_dim)),
+            self.or_zeros(table, name + "position_table", (1, 1, self.head_dim)),
+            self.or_zeros(None if bias is None else bias[:, 0], name + "bias_table", (1, 1)),
         ]
 
     def persistent(self, group: Group, count: int) -> list[ir.Value]:
         """Persistent keys and values of a group's heads, or one of zeros that is not used."""
         if not count:
-            return [self.given(None, "", (len(group.heads), 1, self.head_dim))] * 2
+            return [self.or_zeros(None, "", (len(group.heads), 1, self.head_dim))] * 2
         pair = persistent_tables(self, group.layer)
         names = (f"blocks.{group.name}.persistent.{kind}" for kind in ("key", "value"))
         return [
             self.op.constant(table[list(group.heads)], name) for table, name in zip(pair, names, strict=True)
         ]
 
-    def given(self, array: np.ndarray | None, name: str, shape: Sequence[int]) -> ir.Value:
+    def or_zeros(self, array: np.ndarray | None, name: str, shape: Sequence[int]) -> ir.Value:
         return (
             self.op.constant(np.zeros(shape, np.float32)) if array is None else self.op.constant(array, name)
         )

@@ -1,6 +1,8 @@
-"""One pass over a step graph: float32 → float16, but for the parts whose sums or differences need more.
+"""A pass over a step graph: float32 → float16, except the parts whose sums or differences need more
+precision.
 
-The result is strongly typed, as TensorRT wants it: no operator has inputs of both types, and where they meet there is a Cast.
+The result is strongly typed, as TensorRT demands: no operator has inputs of both types. A Cast stands where
+the types meet.
 """
 
 from __future__ import annotations
@@ -14,35 +16,35 @@ from onnx_ir.passes.common import ShapeInferencePass
 from runtimes.base.errors import ArtefactError
 
 HALF, SINGLE = ir.DataType.FLOAT16, ir.DataType.FLOAT
-PRODUCTS = {
-    "MatMul",
-    "Gemm",
-    "Attention",
-    "RelativeAttention",
-}  # what GPUs do in float16, with sums in float32
-STATISTICS = {"LayerNormalization", "Softmax"}  # float32 inside; what comes out is a product's input again
-LOG_PROBABILITIES = {"LogSoftmax", "ReduceLogSumExp"}  # float32, and so is what is computed from them
+# GPUs compute products in float16, and their sums in float32.
+PRODUCTS = {"MatMul", "Gemm", "Attention", "RelativeAttention"}
+# Statistics are computed in float32; their results are inputs of products again.
+STATISTICS = {"LayerNormalization", "Softmax"}
+# Log-probabilities are float32, and so is everything that is computed from them.
+LOG_PROBABILITIES = {"LogSoftmax", "ReduceLogSumExp"}
 
 
 def to_half(model: ir.Model, promised: Mapping[str, ir.DataType]) -> ir.Model:
-    """The same graph in float16; its inputs and outputs have the promised types, by name.
+    """The same graph in float16; its inputs and outputs have the types that `promised` names for them.
 
-    Products take and give float16. Statistics are computed in float32. Log-probabilities, and what is computed from them, stay
-    float32. Everything else has the type of what it is given, constants following.
+    Products take and give float16. Statistics are computed in float32. Log-probabilities, and what is
+    computed from them, stay float32. Every other operator has the type of its inputs, and constants follow.
     Raises ArtefactError where a weight is beyond the range of float16.
     """
     return _Rewriting(ShapeInferencePass()(model).model, promised).result()
 
 
 class _Rewriting:
-    """`same`: the new graph's values for those of the old one, by old value and new type."""
+    """A graph while it is rewritten node by node.
+
+    same: the new graph's value for an old value and a new type. kind: the type in which an old value was
+    first made in the new graph; constants have none until a node uses them.
+    """
 
     def __init__(self, model: ir.Model, promised: Mapping[str, ir.DataType]) -> None:
         self.model, self.promised, self.tape = model, promised, ir.tape.Tape()
         self.same: dict[tuple[ir.Value, ir.DataType | None], ir.Value] = {}
-        self.kind: dict[
-            ir.Value, ir.DataType | None
-        ] = {}  # of old values, in the new graph; constants have none yet
+        self.kind: dict[ir.Value, ir.DataType | None] = {}
 
     def result(self) -> ir.Model:
         graph = self.model.graph
@@ -59,20 +61,24 @@ class _Rewriting:
             new.name, new.shape = value.name, value.shape
             outputs.append(new)
         new_graph = ir.Graph(
-            inputs, outputs, nodes=self.tape.nodes, initializers=self.tape.initializers, opset_imports=graph.opset_imports,
+            inputs,
+            outputs,
+            nodes=self.tape.nodes,
+            initializers=self.tape.initializers,
+            opset_imports=graph.opset_imports,
             name=graph.name,
-        )  # fmt: skip
+        )
         return ir.Model(new_graph, ir_version=self.model.ir_version, producer_name=self.model.producer_name)
 
     def rewrite(self, node: ir.Node) -> None:
-        """Records a node with inputs of one type."""
-        given = {self.kind.get(value) for value in node.inputs if value is not None and _is_float(value)}
+        """Records a node of the old graph again, with inputs of one type."""
+        kinds = {self.kind.get(value) for value in node.inputs if value is not None and _is_float(value)}
         if node.op_type in STATISTICS | LOG_PROBABILITIES:
             kind = SINGLE
         elif node.op_type in PRODUCTS:
             kind = HALF
         else:
-            kind = SINGLE if SINGLE in given else HALF
+            kind = SINGLE if SINGLE in kinds else HALF
         inputs = [self.of(value, kind) if value is not None else None for value in node.inputs]
         results = self.tape.op_multi_out(
             node.op_type,
@@ -90,7 +96,9 @@ class _Rewriting:
         self.same[old, new.dtype], self.kind[old] = new, new.dtype
 
     def of(self, value: ir.Value, kind: ir.DataType) -> ir.Value:
-        """The new graph's value for an old one, in the given type if it is of floats: as it is, cast, or a constant."""
+        """The new graph's value for an old one: as it is, cast, or a constant. Only floats are given the type
+        `kind`.
+        """
         wanted = kind if _is_float(value) else value.dtype
         if (value, wanted) not in self.same:
             if value.const_value is not None:
@@ -105,7 +113,9 @@ class _Rewriting:
         return new
 
     def constant(self, value: ir.Value, kind: ir.DataType | None) -> ir.Value:
-        """An initializer; one that is needed in both types has two, under two names."""
+        """An initializer of this type; a constant that is needed in both types becomes two, under two
+        names.
+        """
         assert value.const_value is not None, value
         array, name = value.const_value.numpy(), value.name
         if kind == HALF:
@@ -113,7 +123,8 @@ class _Rewriting:
                 array = array.astype(np.float16)
             if np.isinf(array).sum() != np.isinf(value.const_value.numpy()).sum():
                 raise ArtefactError(
-                    f"{name} holds values beyond 65504, the range of float16; export it without --target tensorrt."
+                    f"{name} holds values beyond 65504, the range of float16; export the run without "
+                    "--target tensorrt."
                 )
         twice = any((value, other) in self.same for other in (HALF, SINGLE))
         return self.tape.initializer(ir.tensor(array, name=f"{name}.{array.dtype}" if twice else name))

@@ -1,4 +1,6 @@
-"""The kernels on PyTorch's tensors, launched by Triton itself: for tests on a GPU or in the interpreter, and for benchmarks."""
+"""The Triton kernels over PyTorch's tensors, launched by Triton: for tests on a GPU or in the interpreter,
+and benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,20 @@ from xl_export.tensorrt.operator import Attributes
 
 
 def launch(
-    tactic: Tactic, inputs: Sequence[Tensor], answer: Tensor, *, attributes: Attributes, scratch: tuple[Tensor, Tensor],
-    divided: int | None = None, join: Tactic = JOINS[0],
-) -> None:  # fmt: skip
-    """Writes the answer [B, H, T, K] to contiguous inputs in the operator's order, all on one device.
+    tactic: Tactic,
+    inputs: Sequence[Tensor],
+    answer: Tensor,
+    *,
+    attributes: Attributes,
+    scratch: tuple[Tensor, Tensor],
+    divided: int | None = None,
+    join: Tactic = JOINS[0],
+) -> None:
+    """Writes the operator's output into `answer` [B, H, T, K].
 
-    scratch: `mixed` and `level`, see `make_scratch`. divided: parts of the keys; as many as an engine has where None. join: the
-    tactic that makes them one.
+    inputs: contiguous tensors in the operator's order, all on one device. scratch: `mixed` and `level` of
+    `make_scratch`. divided: how many parts the keys are divided into; None for as many as an engine has.
+    join: the tactic that joins the answers of the parts.
     """
     B, H, T, K = inputs[0].shape
     J = inputs[1].shape[2]
@@ -43,7 +52,9 @@ def launch(
 
 
 def make_scratch(query: Tensor) -> tuple[Tensor, Tensor]:
-    """What the parts of the keys give, for queries [B, H, T, K], in as much memory as an engine has for it."""
+    """Room for the answers of the parts, `mixed` and `level`, for queries [B, H, T, K]: as large as an
+    engine's.
+    """
     rows = scratch_rows(programs(*query.shape[:3]))
     mixed, level = (
         torch.empty(size, dtype=torch.float32, device=query.device)

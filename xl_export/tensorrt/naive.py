@@ -1,4 +1,4 @@
-"""The truth about `xl::RelativeAttention` in PyTorch: its equation over explicit distances. Slow, for tests and benchmarks."""
+"""The reference for `xl_export::RelativeAttention` in PyTorch: its equation over explicit distances. Slow."""
 
 from __future__ import annotations
 
@@ -9,10 +9,20 @@ from xl_export.tensorrt.operator import Attributes
 
 
 def naive_relative_attention(
-    query: Tensor, key: Tensor, value: Tensor, first: Tensor, u: Tensor, v: Tensor, position_table: Tensor, bias_table: Tensor,
-    persistent_key: Tensor, persistent_value: Tensor, *, attributes: Attributes,
-) -> Tensor:  # fmt: skip
-    """The answer [B, H, T, K]; the contract is that of `operator.py`."""
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    first: Tensor,
+    u: Tensor,
+    v: Tensor,
+    position_table: Tensor,
+    bias_table: Tensor,
+    persistent_key: Tensor,
+    persistent_value: Tensor,
+    *,
+    attributes: Attributes,
+) -> Tensor:
+    """The answer [B, H, T, K]; `operator.py` has the contract of the arguments."""
     B, H, T, K = query.shape
     J, N = key.shape[2], attributes.persistent
     i = torch.arange(T, device=query.device)[:, None]
@@ -24,8 +34,7 @@ def naive_relative_attention(
 
     visible = attributes.rule(mem_len=J - T, segment=T).visible(distance_TJ, first[:, None, None] + i, i)
     scores_BHTJ = scores_BHTJ.masked_fill(~visible.expand(B, T, J)[:, None], float("-inf"))
-    own_BHTN = torch.einsum("bhtk,hnk->bhtn", query, persistent_key[:, :N])
-    weights = (
-        torch.cat([scores_BHTJ, own_BHTN], dim=-1).softmax(dim=-1).nan_to_num(0.0)
-    )  # zero where nothing is seen
+    persistent_BHTN = torch.einsum("bhtk,hnk->bhtn", query, persistent_key[:, :N])
+    # A query to which nothing is visible has a softmax over -inf alone, which is NaN: its answer is zero.
+    weights = torch.cat([scores_BHTJ, persistent_BHTN], dim=-1).softmax(dim=-1).nan_to_num(0.0)
     return weights[..., :J] @ value + weights[..., J:] @ persistent_value[:, :N]

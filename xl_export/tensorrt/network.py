@@ -1,4 +1,6 @@
-"""ARTEFACT's graph → TensorRT network: every node parsed or named in an error, attention assigned, layers counted."""
+"""The graph of an artefact as a TensorRT network: attention assigned to plugins or not, every refused node
+named.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,24 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from runtimes.base.errors import ArtefactError, ConfigError, first_line
 from runtimes.contract.engine import Attention
 from runtimes.contract.spec import GRAPH
-from xl_export.tensorrt.operator import ATTRIBUTES, DOMAIN, INPUTS, JOIN, NAME, PARTS, PLUGIN
+from xl_export.tensorrt.operator import (
+    ATTRIBUTES,
+    DOMAIN,
+    INPUTS,
+    JOIN,
+    NAME,
+    OLD_DOMAIN,
+    PARTS,
+    PLUGIN,
+)
+from xl_export.tensorrt.private_parts import allow_decomposition
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parsed:
-    """A network with what keeps it alive, and what it holds: layers by kind, and their output tensors by type."""
+    """A network, the objects that keep it alive, and its counts: layers by kind, their first outputs by
+    type.
+    """
 
     builder: Any
     network: Any
@@ -29,23 +43,19 @@ class Parsed:
 
 
 def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) -> Parsed:
-    """The network of an artefact's `step.onnx`. Its types are the graph's: networks are strongly typed.
+    """The network of an artefact's `step.onnx`, with the types that the graph has (it is strongly typed).
 
-    Raises ArtefactError with every node that this TensorRT cannot take, ConfigError where the graph has no attention that
-    the plugin could take; ArtefactError too where it did not take every one of them.
+    name: what errors call this TensorRT. Raises ConfigError where the plugin is asked for and the graph has
+    no attention that it could take. Raises ArtefactError with every node that this TensorRT does not know,
+    and where the number of plugin layers is not the one that the graph's attention needs.
     """
     graph = folder / GRAPH
-    try:
-        model = onnx.load(graph, load_external_data=False)
-    except DecodeError as error:
-        raise ArtefactError(
-            f"{graph} is not an ONNX model ({first_line(error)}); export it again."
-        ) from error
-    relative = take_plugins(model) if attention == "plugin" else 0
-    if attention == "plugin" and not relative:
+    model = read_model(graph)
+    attentions = take_plugins(model) if attention == "plugin" else 0
+    if attention == "plugin" and not attentions:
         raise ConfigError(
-            f"{graph} has no {DOMAIN}::{NAME}, which the plugin takes; export it with `xl-export export --target tensorrt`, "
-            "or give --attention native."
+            f"{graph} has no node {DOMAIN}::{NAME}, which --attention plugin needs; export the artefact with "
+            "`xl-export export --target tensorrt --attention plugin`, or build with --attention native."
         )
     try:
         builder = trt.Builder(log)
@@ -53,33 +63,69 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
         raise ArtefactError(
             f"{name} {trt.__version__} cannot start here ({log.last_error()}); update the GPU's driver."
         ) from error
+
+    # Releases differ in their flags: TensorRT-RTX has none for plugins, since its Python package takes no
+    # plugins.
     kinds = trt.NetworkDefinitionCreationFlag
-    wanted = [getattr(kinds, flag, None) for flag in ("STRONGLY_TYPED", "PREFER_AOT_PYTHON_PLUGINS")]
-    network = builder.create_network(sum(1 << int(flag) for flag in wanted if flag is not None))
+    flags = [getattr(kinds, flag, None) for flag in ("STRONGLY_TYPED", "PREFER_AOT_PYTHON_PLUGINS")]
+    network = builder.create_network(sum(1 << int(flag) for flag in flags if flag is not None))
     parser = trt.OnnxParser(network, log)
-    if not parser.parse(
-        model.SerializeToString(), str(graph.resolve())
-    ):  # the path finds the weights beside it
+    # The model itself is given as bytes, since its nodes were changed; by the path the parser finds the
+    # weights' file.
+    if not parser.parse(model.SerializeToString(), str(graph.resolve())):
         raise ArtefactError(
-            f"{graph} cannot be parsed by {name} {trt.__version__}: {parser_errors(parser) or log.last_error()}."
+            f"{graph} cannot be parsed by {name} {trt.__version__}: "
+            f"{parser_errors(parser) or log.last_error()}."
         )
+
     layers = [network.get_layer(index) for index in range(network.num_layers)]
-    make_decomposable(trt, layers)
-    counted = Counter(layer.type.name for layer in layers)
-    taken = counted["PLUGIN_V3"]
-    if taken != 2 * relative:
+    allow_decomposition(trt, layers)
+    layer_counts = Counter(layer.type.name for layer in layers)
+    # A parser that does not find a plugin could take the node's function body in its place. That must not
+    # pass unnoticed.
+    plugin_layers = layer_counts["PLUGIN_V3"]
+    if plugin_layers != 2 * attentions:
         raise ArtefactError(
-            f"{name} {trt.__version__} made {taken} plugin layers where {2 * relative} are needed, two for each attention; "
-            "give --attention native, and report this."
+            f"{name} {trt.__version__} made {plugin_layers} plugin layers where {2 * attentions} are needed, "
+            "two for "
+            "each attention; build with --attention native, and report this."
         )
     types = Counter(layer.get_output(0).dtype.name for layer in layers if layer.num_outputs)
     return Parsed(
-        builder=builder, network=network, parser=parser, layers=dict(counted), types=dict(types), plugin_layers=taken
-    )  # fmt: skip
+        builder=builder,
+        network=network,
+        parser=parser,
+        layers=dict(layer_counts),
+        types=dict(types),
+        plugin_layers=plugin_layers,
+    )
+
+
+def read_model(graph: Path) -> onnx.ModelProto:
+    """The ONNX model of a file without its weights; operators of this project have their present names."""
+    try:
+        model = onnx.load(graph, load_external_data=False)
+    except DecodeError as error:
+        raise ArtefactError(
+            f"{graph} is not an ONNX model ({first_line(error)}); export the artefact again."
+        ) from error
+    rename_old_domain(model)
+    return model
+
+
+def rename_old_domain(model: onnx.ModelProto) -> None:
+    """Gives the operator of an older artefact, its function body and its operator set today's domain, in
+    place.
+    """
+    for item in (*model.graph.node, *model.functions, *model.opset_import):
+        if item.domain == OLD_DOMAIN:
+            item.domain = DOMAIN
 
 
 def take_plugins(model: onnx.ModelProto) -> int:
-    """Puts the two plugins in the place of every attention, which would else be its function body; returns their number."""
+    """Replaces every attention by the nodes of the two plugins, in place; returns how many attentions there
+    were.
+    """
     nodes, count = onnx.GraphProto().node, 0
     for node in model.graph.node:
         if (node.domain, node.op_type) != (DOMAIN, NAME):
@@ -87,18 +133,21 @@ def take_plugins(model: onnx.ModelProto) -> int:
             continue
         if len(node.input) != len(INPUTS) or len(node.output) != 1:
             raise ArtefactError(
-                f"{DOMAIN}::{NAME} has {len(node.input)} inputs, expected {len(INPUTS)}; export it again."
+                f"a node {DOMAIN}::{NAME} has {len(node.input)} inputs, expected {len(INPUTS)}; export the "
+                "artefact again."
             )
         answer = node.output[0]
-        between = [f"{answer}.mixed", f"{answer}.level"]
-        given = {attribute.name: attribute.i for attribute in node.attribute if attribute.name in ATTRIBUTES}
+        of_parts = [f"{answer}.mixed", f"{answer}.level"]
+        attributes = {item.name: item.i for item in node.attribute if item.name in ATTRIBUTES}
         options = {"domain": DOMAIN, **PLUGIN}
         nodes.append(
-            onnx.helper.make_node(PARTS, node.input, between, name=f"{node.name}.parts", **options, **given)
+            onnx.helper.make_node(
+                PARTS, node.input, of_parts, name=f"{node.name}.parts", **options, **attributes
+            )
         )
         nodes.append(
             onnx.helper.make_node(
-                JOIN, [node.input[0], *between], [answer], name=f"{node.name}.join", **options
+                JOIN, [node.input[0], *of_parts], [answer], name=f"{node.name}.join", **options
             )
         )
         count += 1
@@ -107,21 +156,12 @@ def take_plugins(model: onnx.ModelProto) -> int:
     return count
 
 
-def make_decomposable(trt: Any, layers: list[Any]) -> None:
-    """Lets TensorRT run an attention as products and a softmax where it has no fused kernel for its sizes or types."""
-    kind = getattr(trt.LayerType, "ATTENTION_INPUT", None)
-    for layer in layers:
-        if layer.type == kind:
-            layer.__class__ = trt.IAttentionInputLayer  # the bindings hand out the base class
-            layer.attention.decomposable = True
-
-
 def parser_errors(parser: Any) -> str:
-    """Every error with its node, as parts of one sentence."""
-    found = []
+    """Every error of a parser with its node, as parts of one sentence."""
+    sentences = []
     for index in range(parser.num_errors):
         error = parser.get_error(index)
         operator = error.node_operator()
         where = f"node {error.node()} {operator} ({error.node_name()})" if operator else "the graph"
-        found.append(f"{where}: {' '.join(error.desc().split()).rstrip('.')}")
-    return "; ".join(found)
+        sentences.append(f"{where}: {' '.join(error.desc().split()).rstrip('.')}")
+    return "; ".join(sentences)

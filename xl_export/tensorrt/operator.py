@@ -1,25 +1,34 @@
-"""`xl::RelativeAttention`: the one operator that a TensorRT graph calls for attention, and its contract.
+"""The operator `xl_export::RelativeAttention`, which a graph for TensorRT calls for attention, and its
+contract.
 
 For a query at index i of its segment and the key of column j, at distance d = M + i - j:
 
-    score = (q + u)·k(j) + (q + v)·r(d) + b(d)        softmax over visible keys and persistent ones, then values
+    score = (q + u)·k(j) + (q + v)·r(d) + b(d)
 
-Inputs in order, all of one type, float16 or float32, but for `first`; every one is always given (neutral: zeros):
+The softmax runs over the visible keys and the persistent ones, and weights their values.
 
-    query [B, H, T, K]            over sqrt(K) already, as u and v
+The inputs have this order. They are all of one type, float16 or float32, except `first`. Every input is
+always given; a model without a term gives zeros for it.
+
+    query [B, H, T, K]            already divided by sqrt(K), as are u and v
     key, value [B, H, J, K]       J = M + T: the memory, then the segment itself
-    first int32 [B]               stream position of each row's first query; negative: padding
-    u, v [H, 1, K]                added to the query where it meets keys, and where it meets r
-    position_table [G, R, K]      r(d) in row min(d, R - 1); G = H, or 1 where all heads share it
-    bias_table [G, R]             b(d) likewise, with its own G and R; may hold -inf
-    persistent_key [H, N, K]      met by the query without u, at no distance; seen by every query
+    first int32 [B]               stream position of each row's first query; negative for padding
+    u, v [H, 1, K]                added to the query for its product with keys, and with r
+    position_table [G, R, K]      r(d) in row min(d, R - 1); G = H, or 1 where all heads share the table
+    bias_table [G, R]             b(d) likewise, with G and R of its own; may hold -inf
+    persistent_key [H, N, K]      multiplied with the query without u, at no distance; visible to every query
     persistent_value [H, N, K]
 
-Output: answer [B, H, T, K]; zero where a query sees nothing. Softmax statistics are float32 whatever the type.
+The output is the answer [B, H, T, K]. It is zero where no key is visible to a query. Softmax statistics are
+float32 for either type.
 
-The model holds the function body below, made of standard operators: TensorRT and ONNX Runtime put it in place of the node. A
-build with the plugin puts two nodes there, whose kernels are embedded in the engine (`network.py`, `plugin.py`). `naive.py` is
-the same in PyTorch, `kernel.py` on the GPU.
+The operator does not write the memory; `xl_export::RingRelativeAttention` of the fused CPU library does, and
+is another one.
+
+A model holds the function body below, made of standard operators. ONNX Runtime puts the body in the place of
+the node, and so does TensorRT unless the plugin is built in. With the plugin, two nodes whose Triton kernels
+are embedded in the engine take its place (`network.py`, `plugin.py`). `naive.py` computes the same in
+PyTorch, `triton_kernel.py` on the GPU.
 """
 
 from __future__ import annotations
@@ -30,27 +39,35 @@ import onnx
 
 from runtimes.contract.rule import MemoryRule
 
-DOMAIN, NAME, VERSION = "xl", "RelativeAttention", 1
-PARTS, JOIN = (
-    "RelativeAttentionParts",
-    "JoinAttentionParts",
-)  # the plugins that do a node's work one after the other
+DOMAIN, NAME, VERSION = "xl_export", "RelativeAttention", 1
+OLD_DOMAIN = "xl"  # that the same operator has in artefacts of earlier versions
+# The two plugins that do a node's work, one after the other.
+PARTS, JOIN = "RelativeAttentionParts", "JoinAttentionParts"
 INPUTS = (
-    "query", "key", "value", "first", "u", "v", "position_table", "bias_table", "persistent_key", "persistent_value",
-)  # fmt: skip
-PLUGIN = {
-    "plugin_namespace": DOMAIN,
-    "plugin_version": str(VERSION),
-}  # attributes of their nodes, for the parser
+    "query",
+    "key",
+    "value",
+    "first",
+    "u",
+    "v",
+    "position_table",
+    "bias_table",
+    "persistent_key",
+    "persistent_value",
+)
+# Attributes of the plugins' nodes, by which the parser finds the plugins.
+PLUGIN = {"plugin_namespace": DOMAIN, "plugin_version": str(VERSION)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attributes:
-    """The attributes of one node: integers, all of them always present, since a plugin takes nothing else without traps.
+    """The attributes of one node. All are integers and always present: those are what TensorRT passes without
+    exceptions.
 
-    full_mask: 1 for the `full` mask rule, 0 for `same-length`. nearest: smallest distance that a token sees. initial_masked: 1
-    where nothing precedes a text, 0 where all of the memory is seen from the first token on. persistent: vectors in use, from
-    the first; the tables hold at least one, so that no tensor is empty.
+    full_mask: 1 for the mask rule `full`, 0 for `same-length`. nearest: the smallest distance that is visible
+    to a token; 0 where a token sees itself, else 1. initial_masked: 1 where nothing precedes a text, 0 where
+    the whole memory is visible from the first token on. persistent: how many persistent vectors are used. The
+    tables hold at least one, so that no tensor is empty.
     """
 
     full_mask: int
@@ -60,17 +77,23 @@ class Attributes:
 
     @classmethod
     def of(cls, rule: MemoryRule, *, persistent: int = 0) -> Attributes:
+        """The attributes that say what a memory rule says."""
         return cls(
-            full_mask=int(rule.mask == "full"), nearest=rule.nearest,
-            initial_masked=int(rule.initial_memory == "masked"), persistent=persistent,
-        )  # fmt: skip
+            full_mask=int(rule.mask == "full"),
+            nearest=rule.nearest,
+            initial_masked=int(rule.initial_memory == "masked"),
+            persistent=persistent,
+        )
 
     def rule(self, *, mem_len: int, segment: int) -> MemoryRule:
         """The memory rule that a node follows on keys [B, H, mem_len + segment, K]."""
         return MemoryRule(
-            mem_len=mem_len, segment=segment, mask="full" if self.full_mask else "same-length",
-            include_self=self.nearest == 0, initial_memory="masked" if self.initial_masked else "zeros",
-        )  # fmt: skip
+            mem_len=mem_len,
+            segment=segment,
+            mask="full" if self.full_mask else "same-length",
+            include_self=self.nearest == 0,
+            initial_memory="masked" if self.initial_masked else "zeros",
+        )
 
 
 ATTRIBUTES = tuple(field.name for field in fields(Attributes))

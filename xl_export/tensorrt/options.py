@@ -1,4 +1,4 @@
-"""What a user may choose about an engine; the command line has an option for each."""
+"""The options of an engine build; `xl-export build` has an option for each."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ from runtimes.base.errors import ConfigError
 from runtimes.contract.engine import NAMES, Attention, Flavour, Hardware, Profile, refuse_unordered
 from runtimes.contract.rule import MemoryRule
 
-TARGETS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")  # that TensorRT-RTX builds for ahead of time
+# The compute capabilities that TensorRT-RTX builds for ahead of time.
+TARGETS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
     """How an engine is built from an artefact.
 
-    flavour: `tensorrt` builds and tunes on this machine's GPU; `rtx` builds anywhere, and compiles for the GPU on first use.
-    attention: TensorRT's own kernels, or ours embedded in the plan. compute_capabilities: of the GPUs that an rtx engine
-    runs on. batch, token_batch: least, usual and most rows of the segment and of the single-token profile; a token_batch of
-    None is that of the segment, and with the plugin the usual one alone. tokens: the usual segment; the artefact's largest
-    when None. hardware, version_compatible: run on more GPUs and on newer releases, at some cost in speed. refit: weights can
-    be replaced. workspace_mib: scratch memory that tactics may use; all of the GPU's when None. optimization_level: 0 (quick)
-    to 5 (thorough); TensorRT's own default when None. timing_cache: a file that makes later builds quicker.
+    flavour: `tensorrt` builds and tunes on this machine's GPU; `rtx` builds anywhere, and the engine is
+        compiled for the GPU that opens it. attention: `native` for TensorRT's own kernels, `plugin` for this
+        project's Triton kernels, embedded in the plan. compute_capabilities: those of the GPUs that an rtx
+        engine runs on. batch, token_batch: least, usual and most rows of the segment profile and of the
+        single-token profile. A token_batch of None is the batch of the segment profile, and with the plugin
+        its usual size alone. tokens: the usual segment length; None for the artefact's longest. hardware,
+        version_compatible: whether the engine runs on more GPUs and on newer releases, at some cost in speed.
+        refit: whether the weights of the finished engine can be replaced. workspace_mib: how much scratch
+        memory tactics may use; None for all of the GPU's memory. optimization_level: from 0 (quick) to 5
+        (thorough); None for TensorRT's own default. timing_cache: a file of measured kernels that makes later
+        builds quicker.
     """
 
     flavour: Flavour = "tensorrt"
@@ -43,39 +48,50 @@ class BuildOptions:
         if self.flavour == "rtx":
             if self.attention == "plugin":
                 raise ConfigError(
-                    f"{name} takes no plugins from Python; give --attention native, or --flavour tensorrt."
+                    f"--attention is plugin and {name} takes no plugins from Python; give --attention "
+                    "native, or "
+                    "--flavour tensorrt."
                 )
             if not self.compute_capabilities or not set(self.compute_capabilities) <= set(TARGETS):
                 raise ConfigError(
-                    f"--compute-capability is {','.join(self.compute_capabilities)[:40] or 'not given'}, and --flavour rtx "
-                    f"needs it: give those of the GPUs that the engine is for, out of {', '.join(TARGETS)}, such as 8.6,8.9,12.0."
+                    f"--compute-capability is {','.join(self.compute_capabilities)[:40] or 'not given'}, and "
+                    "--flavour "
+                    "rtx needs it: give the compute capabilities of the GPUs that the engine is for, out of "
+                    f"{', '.join(TARGETS)}, such as 8.6,8.9,12.0."
                 )
-            choices = (
-                ("--hardware", self.hardware != "same-gpu"), ("--timing-cache", self.timing_cache is not None),
-                ("--version-compatible", self.version_compatible),
-            )  # fmt: skip
-            if given := [option for option, chosen in choices if chosen]:
-                raise ConfigError(
-                    f"{given[0]} is for --flavour tensorrt; {name} compiles on the device: leave it out."
-                )
+            not_for_rtx = {
+                "--hardware": self.hardware != "same-gpu",
+                "--timing-cache": self.timing_cache is not None,
+                "--version-compatible": self.version_compatible,
+            }
+            for option, chosen in not_for_rtx.items():
+                if chosen:
+                    raise ConfigError(
+                        f"{option} is for --flavour tensorrt, and {name} compiles on the device; leave it "
+                        "out."
+                    )
             if self.refit:
                 raise ConfigError(
-                    f"--refit needs a GPU while {name} builds, and this builds ahead of time; leave it out."
+                    f"--refit needs a GPU while {name} builds, and it builds without one; leave it out."
                 )
         elif self.compute_capabilities:
             raise ConfigError(
-                f"--compute-capability is for --flavour rtx; {name} builds for the GPU of this machine: leave it out."
+                f"--compute-capability is for --flavour rtx, and {name} builds for the GPU of this machine; "
+                "leave it out."
             )
         if self.attention == "plugin" and self.hardware == "ampere-plus":
             raise ConfigError(
-                "--attention plugin embeds a kernel for one kind of GPU; leave --hardware out, or use native attention."
+                "--attention plugin embeds a kernel for one kind of GPU, and --hardware is ampere-plus; "
+                "leave --hardware "
+                "out, or give --attention native."
             )
 
     def profiles(self, rule: MemoryRule) -> tuple[Profile, Profile]:
-        """One profile tuned for scoring segments, one for single tokens.
+        """The profile for segments and the one for single tokens; raises ConfigError where sizes do not rise
+        or fit.
 
-        The plugin's token profile has one batch size: TensorRT leaks a CUDA module at every change of shape
-        (NVIDIA/TensorRT#4849).
+        With the plugin the token profile has one batch size, since TensorRT leaks a CUDA module at every
+        change of its shape (NVIDIA/TensorRT#4849).
         """
         usual = rule.segment if self.tokens is None else self.tokens
         if not 1 <= usual <= rule.segment:
@@ -83,7 +99,8 @@ class BuildOptions:
         token_batch = self.token_batch or ((self.batch[1],) * 3 if self.attention == "plugin" else self.batch)
         if self.attention == "plugin" and len(set(token_batch)) > 1:
             raise ConfigError(
-                "--token-batch has a range and --attention plugin takes one size (NVIDIA/TensorRT#4849); give one number."
+                f"--token-batch is {':'.join(map(str, token_batch))}, and --attention plugin takes one size "
+                "(NVIDIA/TensorRT#4849); give one number."
             )
         refuse_unordered("--batch", self.batch)
         refuse_unordered("--token-batch", token_batch)

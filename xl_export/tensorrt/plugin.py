@@ -1,8 +1,10 @@
-"""`xl::RelativeAttention` as TensorRT plugins: shapes, tactics, and compiled kernels that the plan carries.
+"""`xl_export::RelativeAttention` as TensorRT plugins: shapes, tactics, and compiled Triton kernels that the
+plan carries.
 
-Two quickly deployable plugins (`tensorrt.plugin`), since each launches one kernel: `PARTS` attends to the keys in parts, `JOIN`
-makes their answers one. Their functions run while the engine is built. The engine then launches the embedded PTX by itself, so
-it needs neither Python nor a plugin library, not even under trtexec.
+The plugins are of the kind that NVIDIA calls quickly deployable (`tensorrt.plugin`). Such a plugin launches
+one kernel, so there are two: `PARTS` attends to the keys in parts, and `JOIN` joins the answers of the parts.
+The functions here run while the engine is built. The engine launches the embedded PTX by itself; it needs
+neither Python nor a plugin library, and trtexec runs it too.
 """
 
 from __future__ import annotations
@@ -40,14 +42,19 @@ JOIN_INPUTS = ("query", "mixed", "level")
 
 
 def refuse_unfit(spec: Spec, gpu: Gpu) -> None:
-    """Raises UserError where the kernel cannot be compiled for this model and GPU: inside TensorRT it is too late to say so."""
+    """Raises UserError where the Triton kernels cannot be compiled for this model and this GPU.
+
+    It is asked before the build, because errors of functions that TensorRT calls do not reach the user.
+    """
     if spec.model.head_dim > MAX_HEAD_DIM:
         raise ConfigError(
-            f"heads are {spec.model.head_dim} wide and the plugin takes up to {MAX_HEAD_DIM}; give --attention native."
+            f"heads are {spec.model.head_dim} wide and the plugin takes up to {MAX_HEAD_DIM}; give "
+            "--attention native."
         )
     if capability_number(gpu) not in PTX_VERSIONS:
         raise ConfigError(
-            f"{gpu.name} has compute capability {gpu.compute_capability}, which the kernel compiler does not know; "
+            f"{gpu.name} has compute capability {gpu.compute_capability}, for which the Triton kernels "
+            "cannot be compiled; "
             "give --attention native."
         )
     with needs("tensorrt", "triton"):
@@ -60,15 +67,23 @@ def capability_number(gpu: Gpu) -> int:
 
 
 def register_plugins(gpu: Gpu) -> None:
-    """Registers both plugins with TensorRT for this process, compiled for `gpu`. Later calls must be for the same GPU."""
+    """Registers both plugins with TensorRT for this process; they compile for `gpu`. Later calls must be for
+    the same GPU.
+
+    Whether they are registered is asked of `tensorrt.plugin.op`, the public table of plugins by namespace:
+    TensorRT's front package from PyPI and the bindings that it stands for both have it.
+    """
     trt, trtp = import_module("tensorrt"), import_module("tensorrt.plugin")
-    if f"{DOMAIN}::{PARTS}" not in trtp._lib.QDP_REGISTRY:
+    if not hasattr(getattr(trtp.op, DOMAIN, None), PARTS):
         _register_parts(trt, trtp, capability_number(gpu))
         _register_join(trt, trtp, capability_number(gpu))
 
 
 def _register_parts(trt: Any, trtp: Any, capability: int) -> None:
-    """The operator's inputs and attributes → `mixed` and `level` of every part of the keys: see `kernel.py`."""
+    """Registers the plugin that gives `mixed` and `level` of every part of the keys (`triton_kernel.py`).
+
+    Its inputs and attributes are those of the operator.
+    """
 
     def undivided(query: Any) -> Any:
         return programs(*(query.shape_expr[axis] for axis in range(3)))
@@ -82,30 +97,34 @@ def _register_parts(trt: Any, trtp: Any, capability: int) -> None:
         )
 
     def autotune(*tensors: Any) -> Any:
-        """One type for all inputs but the integers, that of the network; the kernel's tactics, from 1 on."""
+        """The types and tactics that TensorRT may choose: the network's type for all floats, tactics numbered
+        from 1.
+        """
         kind = _type_name(trt, tensors[0])
         types = [*("INT32" if name in INTEGER_INPUTS else kind for name in INPUTS), "FP32", "FP32"]
         numbers = range(1, len(tactics(tensors[0].shape[3])) + 1)
         return [trtp.AutoTuneCombination(", ".join(types), "LINEAR", list(numbers))]
 
     def kernel(*arguments: Any) -> Any:
-        """Name, PTX, launch and integer arguments of one tactic's kernel. Its arguments: inputs, T, J, outputs."""
+        """Name, PTX, launch and integer arguments of one tactic's kernel, which takes inputs, T, J and
+        outputs.
+
+        arguments: the inputs' descriptions, the attributes, the outputs' descriptions and the tactic's
+        number.
+        """
         tensors, values, number = arguments[: len(INPUTS)], arguments[len(INPUTS) : -2], arguments[-1]
         query, key = tensors[0], tensors[1]
         sizes = Sizes.of([tuple(tensor.shape) for tensor in tensors])
-        fixed = constants(
-            tactics(sizes.head_dim)[number - 1],
-            sizes,
-            Attributes(**dict(zip(ATTRIBUTES, values, strict=True))),
-        )
-        found = compiled(
-            tactics(sizes.head_dim)[number - 1], tuple(fixed.items()), capability, _dtype(trt, query)
-        )
-        launch = _launch(trtp, found)
+        tactic = tactics(sizes.head_dim)[number - 1]
+        fixed = constants(tactic, sizes, Attributes(**dict(zip(ATTRIBUTES, values, strict=True))))
+        triton_kernel = compiled(tactic, tuple(fixed.items()), capability, _dtype(trt, query))
+        # Sizes are expressions: TensorRT works them out for the shapes of each step.
+        launch = _launch(trtp, triton_kernel)
         launch.grid_x = query.shape_expr[0] * query.shape_expr[1]
-        launch.grid_y = trtp.cdiv(query.shape_expr[2], found.block_t)
+        launch.grid_y = trtp.cdiv(query.shape_expr[2], triton_kernel.block_t)
         launch.grid_z = parts(undivided(query), number=trtp.ShapeExpr)
-        return found.name, found.ptx, launch, _integers(trtp, query.shape_expr[2], key.shape_expr[2])
+        integers = _integers(trtp, query.shape_expr[2], key.shape_expr[2])
+        return triton_kernel.name, triton_kernel.ptx, launch, integers
 
     _register(
         trtp, PARTS, INPUTS, ATTRIBUTES, GenericAlias(tuple, (trtp.TensorDesc,) * 2), shapes, autotune, kernel
@@ -113,7 +132,9 @@ def _register_parts(trt: Any, trtp: Any, capability: int) -> None:
 
 
 def _register_join(trt: Any, trtp: Any, capability: int) -> None:
-    """The query, which gives the answer's shape and type, and what the parts give → the answer."""
+    """Registers the plugin that joins the answers of the parts; the query is an input for its shape and type
+    alone.
+    """
 
     def shapes(*tensors: Any) -> Any:
         return tensors[0].like()
@@ -125,15 +146,17 @@ def _register_join(trt: Any, trtp: Any, capability: int) -> None:
         ]
 
     def kernel(query: Any, mixed: Any, level: Any, outputs: Any, number: int) -> Any:
-        """Name, PTX, launch and integer arguments of one tactic's kernel. Its arguments: inputs, rows, parts, answer."""
+        """Name, PTX, launch and integer arguments of one tactic's kernel, which takes inputs, rows, parts and
+        answer.
+        """
         B, H, T = (query.shape_expr[axis] for axis in range(3))
         tactic = JOINS[number - 1]
         fixed = join_constants(tactic, query.shape[3])
-        found = compiled(tactic, tuple(fixed.items()), capability, _dtype(trt, query))
-        launch = _launch(trtp, found)
-        launch.grid_x = trtp.cdiv(B * H * T, found.block_t)
+        triton_kernel = compiled(tactic, tuple(fixed.items()), capability, _dtype(trt, query))
+        launch = _launch(trtp, triton_kernel)
+        launch.grid_x = trtp.cdiv(B * H * T, triton_kernel.block_t)
         integers = _integers(trtp, B * H * T, parts(programs(B, H, T), number=trtp.ShapeExpr))
-        return found.name, found.ptx, launch, integers
+        return triton_kernel.name, triton_kernel.ptx, launch, integers
 
     _register(trtp, JOIN, JOIN_INPUTS, (), trtp.TensorDesc, shapes, autotune, kernel)
 
@@ -148,12 +171,14 @@ def _register(
     autotune: Any,
     kernel: Any,
 ) -> None:
-    described, chosen = dict.fromkeys(inputs, trtp.TensorDesc), dict.fromkeys(attributes, int)
-    made = GenericAlias(tuple, (str, str, trtp.KernelLaunchParams, trtp.SymIntExprs))
+    """Registers the three functions of one plugin under the signatures that TensorRT expects of them."""
+    tensors, integers = dict.fromkeys(inputs, trtp.TensorDesc), dict.fromkeys(attributes, int)
+    kernel_result = GenericAlias(tuple, (str, str, trtp.KernelLaunchParams, trtp.SymIntExprs))
     plugin = f"{DOMAIN}::{name}"
-    trtp.register(plugin)(_signed(shapes, {**described, **chosen}, outputs))
-    trtp.autotune(plugin)(_signed(autotune, {**described, "outputs": None}))
-    trtp.aot_impl(plugin)(_signed(kernel, {**described, **chosen, "outputs": None, "tactic": int}, made))
+    trtp.register(plugin)(_signed(shapes, {**tensors, **integers}, outputs))
+    trtp.autotune(plugin)(_signed(autotune, {**tensors, "outputs": None}))
+    of_kernel = {**tensors, **integers, "outputs": None, "tactic": int}
+    trtp.aot_impl(plugin)(_signed(kernel, of_kernel, kernel_result))
 
 
 def _type_name(trt: Any, tensor: Any) -> str:
@@ -171,20 +196,22 @@ def _launch(trtp: Any, kernel: Kernel) -> Any:
 
 
 def _integers(trtp: Any, *expressions: Any) -> Any:
-    made = trtp.SymIntExprs(len(expressions))
+    integers = trtp.SymIntExprs(len(expressions))
     for at, expression in enumerate(expressions):
-        made[at] = trtp.SymInt32(expression)
-    return made
+        integers[at] = trtp.SymInt32(expression)
+    return integers
 
 
 @functools.cache
 def compiled(tactic: Tactic, fixed: tuple[tuple[str, int], ...], capability: int, dtype: Type) -> Kernel:
-    """The kernel of a tactic; compiled once however many layers and profiles ask for it."""
+    """The kernel of a tactic. It is compiled once, although every layer and profile asks for it."""
     return compile_kernel(tactic, dict(fixed), compute_capability=capability, dtype=dtype)
 
 
 def _signed(function: Any, parameters: dict[str, Any], returns: Any = inspect.Signature.empty) -> Any:
-    """The function with the signature that TensorRT reads names, attributes and types from. It accepts no default values."""
+    """The function with another signature, from which TensorRT reads names and types; it accepts no default
+    values.
+    """
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     function.__signature__ = inspect.Signature(
         [

@@ -1,4 +1,6 @@
-"""A build's progress on a terminal: one bar for each phase that TensorRT reports."""
+"""A build's progress on a terminal, one bar for each phase that TensorRT reports, and Ctrl-C during a
+build.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ from tqdm import tqdm
 
 @contextmanager
 def held_interrupt() -> Iterator[SimpleNamespace]:
-    """Holds Ctrl-C back within the block, whose code in C++ would swallow it, and lets it go at its end.
+    """Delays Ctrl-C until the end of the block, whose C++ code would swallow the exception.
 
-    What it gives has `asked`: whether it came.
+    The object that it gives has the field `asked`: whether Ctrl-C was pressed. At the end of the block
+    KeyboardInterrupt is raised if it was. Python handles signals in the main thread alone, so in other
+    threads the block runs as it is.
     """
     held = SimpleNamespace(asked=False)
     if threading.current_thread() is not threading.main_thread():
@@ -32,12 +36,14 @@ def held_interrupt() -> Iterator[SimpleNamespace]:
 
 
 def make_monitor(trt: Any, held: SimpleNamespace) -> Any:
-    """An IProgressMonitor with nested bars that go when their phase is done; an interrupt that is held ends the build."""
+    """An IProgressMonitor that shows nested bars, each until its phase ends; it ends the build when Ctrl-C
+    was pressed.
+    """
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.phases: list[str] = []  # all that were seen, in order
+            self.phases: list[str] = []  # every phase that was reported, in order
             self._bars: dict[str, tqdm[Any]] = {}
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
@@ -47,7 +53,7 @@ def make_monitor(trt: Any, held: SimpleNamespace) -> Any:
             )
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            """False ends the build."""
+            """False asks TensorRT to end the build."""
             self._bars[phase_name].update(max(0, step + 1 - self._bars[phase_name].n))
             return not held.asked
 

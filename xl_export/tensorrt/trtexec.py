@@ -1,4 +1,4 @@
-"""The same build as a line for NVIDIA's own tool: for comparison, and for machines without Python."""
+"""The same build as a command line for NVIDIA's own tool: for comparison, and for machines without Python."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from runtimes.contract.engine import PLAN, Profile
 from runtimes.contract.spec import GRAPH, Spec
 from xl_export.tensorrt.options import BuildOptions
 
-LINE = "trtexec.txt"  # of the engine folder
+LINE = "trtexec.txt"  # the file of the engine folder that holds the command line
 TOOLS = {"tensorrt": "trtexec", "rtx": "tensorrt_rtx"}
 LEVELS = {"same-capability": "sameComputeCapability", "ampere-plus": "ampere+"}
 
 
 def trtexec_command(artefact: Path, spec: Spec, options: BuildOptions, layers: Mapping[str, int]) -> str:
-    """The line that builds the same plan from the artefact's graph with native attention; layers: of the network, by kind.
+    """The command line that builds the same plan from the artefact's graph; layers: those of the network, by
+    kind.
 
-    Where the graph has ONNX's own Attention the token profile reaches to 2 tokens: the tool cannot mark it decomposable, and
-    TensorRT has a fused kernel for one to two tokens, none for exactly one.
-    The plugin is not in it: its kernel is registered from Python while the engine is built. The plan that was built with it
-    needs no Python any more, and `trtexec --loadEngine` times it.
+    It differs from the build in two ways. The plugin is not in it, since its kernels are registered from
+    Python while an engine is built; a plan that holds them needs no Python, and `trtexec --loadEngine` times
+    it. And the tool cannot mark attention as decomposable: where the graph has ONNX's own Attention, the
+    token profile takes up to 2 tokens, since TensorRT has a fused kernel for one to two tokens and none for
+    exactly one.
     """
     words = [TOOLS[options.flavour], f"--onnx={artefact / GRAPH}", f"--saveEngine={PLAN}"]
     if options.flavour == "tensorrt":
@@ -54,6 +56,6 @@ def trtexec_command(artefact: Path, spec: Spec, options: BuildOptions, layers: M
 
 
 def shapes(spec: Spec, profile: Profile, which: int) -> str:
-    """Every input's shape in one profile, as trtexec takes them: `name:1x2x3,name:…`; its names may hold dots."""
+    """Every input's shape in one profile as trtexec reads it: `name:1x2x3,name:…`. Names may hold dots."""
     axes = profile.axes(which)
     return ",".join(f"{fact.name}:{'x'.join(map(str, fact.sizes(**axes)))}" for fact in spec.inputs)

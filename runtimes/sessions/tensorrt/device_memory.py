@@ -1,4 +1,6 @@
-"""What a session needs of the CUDA runtime: arrays on the device, pinned host arrays, a stream, captured graphs."""
+"""The parts of the CUDA runtime that a session uses: arrays on the device, pinned host arrays, a stream,
+captured graphs.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +18,25 @@ from runtimes.contract.engine import Gpu
 
 
 class Cuda:
-    """One GPU, the current one, and one stream of its own on it that everything here is queued on."""
+    """The current GPU with one stream, on which everything here is queued."""
 
     def __init__(self) -> None:
         try:
             self._cuda = import_module("cuda.bindings.runtime")
         except ImportError as error:
             raise MissingPackageError(
-                "cuda-bindings is not installed and engines need it; run `pip install cuda-bindings`, "
-                "of the major version of this machine's CUDA."
+                "cuda-bindings is not installed and engines need it; run `pip install cuda-bindings`, in the "
+                "major version of "
+                "this machine's CUDA."
             ) from error
         problem, count = self._cuda.cudaGetDeviceCount()
         if problem != self._cuda.cudaError_t.cudaSuccess or not count:
             raise ArtefactError(
-                f"no NVIDIA GPU can be used here ({problem.name}), and engines run on nothing else; install its driver, "
-                "or run the artefact that the engine was built from, which needs none."
+                f"no NVIDIA GPU can be used here ({problem.name}), and engines run on nothing else; install "
+                "the GPU's driver, "
+                "or run the artefact that the engine was built from, which needs no GPU."
             )
+        # The default stream would wait for work of other libraries in the process.
         self.stream: int = int(
             self._ask(self._cuda.cudaStreamCreateWithFlags(self._cuda.cudaStreamNonBlocking))
         )
@@ -39,28 +44,34 @@ class Cuda:
 
     @property
     def gpu(self) -> Gpu:
+        """The name and the compute capability of this GPU."""
         properties = self._ask(self._cuda.cudaGetDeviceProperties(self._ask(self._cuda.cudaGetDevice())))
         name = properties.name.decode() if isinstance(properties.name, bytes) else properties.name
         return Gpu(name=name, compute_capability=f"{properties.major}.{properties.minor}")
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
-        """An array on the device, its content undefined; raises StreamError where the GPU has no room for it."""
+        """A new array on the device with undefined content; raises StreamError where the GPU has no room for
+        it.
+        """
         num_bytes = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
-        problem, address = self._cuda.cudaMalloc(num_bytes)  # aligned to 256 bytes, as TensorRT wants
+        problem, address = self._cuda.cudaMalloc(num_bytes)  # aligned to 256 bytes, as TensorRT demands
         if problem != self._cuda.cudaError_t.cudaSuccess:
             raise StreamError(
-                f"the GPU has no room for {num_bytes / 2**20:,.0f} MiB more ({problem.name}); use a smaller batch."
+                f"the GPU has no room for {num_bytes / 2**20:,.0f} MiB more ({problem.name}); use a smaller "
+                "batch."
             )
         return DeviceArray(self, int(address), shape, np.dtype(dtype))
 
     def pinned(self, shape: tuple[int, ...], dtype: str) -> PinnedArray:
-        """An array in page-locked host memory, its content undefined: copies from and to it need not wait."""
+        """A new array in page-locked host memory with undefined content: copies from it and to it run while
+        Python goes on.
+        """
         num_bytes = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
         address = int(self._ask(self._cuda.cudaMallocHost(num_bytes)))
         return PinnedArray(self, address, shape, np.dtype(dtype))
 
     def upload(self, target: DeviceArray, source: np.ndarray | PinnedArray) -> None:
-        """Queues a copy to the device; a plain NumPy array must not change before `synchronize`."""
+        """Queues a copy to the device; the source must not change before `synchronize`."""
         address = source.address if isinstance(source, PinnedArray) else source.ctypes.data
         self._copy(
             target.address, address, target.num_bytes, self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
@@ -74,13 +85,15 @@ class Cuda:
         )
 
     def synchronize(self) -> None:
-        """Returns when all that was queued is done; raises ArtefactError where something of it failed."""
+        """Returns when all queued work is done; raises ArtefactError where a part of it failed."""
         self._ask(self._cuda.cudaStreamSynchronize(self.stream))
 
     def capture(self, queue: Callable[[], None]) -> Graph:
-        """What `queue` queues on the stream, as a graph that is launched as one: it is not run now.
+        """A graph of the work that `queue` queues on the stream; the work does not run now, but with each
+        `launch`.
 
-        Relaxed, since Python may free an array of another stream meanwhile, which the other modes take for an error.
+        The mode is relaxed, because Python may free an array during the capture, which the other modes call
+        an error.
         """
         self._ask(
             self._cuda.cudaStreamBeginCapture(
@@ -100,25 +113,30 @@ class Cuda:
         """Queues a captured graph."""
         self._ask(self._cuda.cudaGraphLaunch(graph.executable, self.stream))
 
-    def release(self, kind: str, what: Any) -> None:
-        """Gives back memory (`cudaFree`, `cudaFreeHost`) or a graph; nothing is left to do where that fails at exit."""
-        getattr(self._cuda, kind)(what)
+    def release(self, function: str, resource: Any) -> None:
+        """Frees memory or a graph with a function of CUDA; errors are ignored, since they come when the
+        process ends.
+        """
+        getattr(self._cuda, function)(resource)
 
     def _copy(self, target: int, source: int, num_bytes: int, kind: Any) -> None:
         self._ask(self._cuda.cudaMemcpyAsync(target, source, num_bytes, kind, self.stream))
 
     def _ask(self, answer: tuple[Any, ...]) -> Any:
-        """The value of a CUDA call; raises ArtefactError where it failed."""
+        """The value that a CUDA call gave; raises ArtefactError where the call failed."""
         problem, *values = answer
         if problem != self._cuda.cudaError_t.cudaSuccess:
             raise ArtefactError(
-                f"the GPU reports {problem.name}; open the engine again, in a new process if that is not enough."
+                f"the GPU reports {problem.name}; open the engine again, and start a new process if that "
+                "does not help."
             )
         return values[0] if values else None
 
 
 class DeviceArray:
-    """An array on the device, freed with its last user. NumPy sees its content: `np.asarray` and `copy` download it."""
+    """An array on the device, freed when nothing refers to it. `np.asarray` and `copy` download its
+    content.
+    """
 
     def __init__(self, cuda: Cuda, address: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.cuda, self.address, self.shape, self.dtype = cuda, address, shape, dtype
@@ -136,7 +154,8 @@ class DeviceArray:
         host = self.copy()
         return host if dtype is None else host.astype(dtype, copy=False)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a pickled memory holds plain arrays
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A memory that is pickled holds plain arrays: another process may have no GPU.
         return np.array, (self.copy(),)
 
 
@@ -150,7 +169,9 @@ class PinnedArray:
 
 
 class Graph:
-    """A captured CUDA graph, ready to be launched. It holds addresses: it is right as long as its buffers are."""
+    """A captured CUDA graph, ready to be launched. It holds addresses, so it is valid as long as its buffers
+    exist.
+    """
 
     def __init__(self, cuda: Cuda, executable: Any) -> None:
         self.executable = executable

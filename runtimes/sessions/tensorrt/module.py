@@ -1,4 +1,4 @@
-"""TensorRT or TensorRT-RTX, imported when an engine is built or opened, with a log that can be quoted in an error."""
+"""The module of TensorRT or TensorRT-RTX, imported when it is needed, with a log that errors can quote."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from runtimes.base.errors import MissingPackageError
 from runtimes.contract.engine import NAMES, PACKAGES, Flavour
 
 INSTALL: dict[Flavour, str] = {
-    "tensorrt": "`pip install 'xl-export[tensorrt]'`, or on Jetson NVIDIA's own packages (`apt install python3-libnvinfer`)",
+    "tensorrt": "`pip install 'xl-export[tensorrt]'`, or on Jetson `apt install python3-libnvinfer`",
     "rtx": "`pip install 'xl-export[tensorrt-rtx]'`",
 }
-OLDEST = (10, 15)  # the first TensorRT in which a node says whether its plugin or its function body is taken
+# The first TensorRT in which a node says whether its plugin or its function body is used.
+OLDEST = (10, 15)
 
 
 def load_tensorrt(flavour: Flavour) -> Any:
-    """The module `tensorrt` or `tensorrt_rtx`; raises MissingPackageError with the command that installs it."""
+    """The module `tensorrt` or `tensorrt_rtx`; raises MissingPackageError with the command that installs
+    it.
+    """
     package, name = PACKAGES[flavour], NAMES[flavour]
     try:
         trt = import_module(package)
@@ -27,13 +30,17 @@ def load_tensorrt(flavour: Flavour) -> Any:
         ) from error
     if flavour == "tensorrt" and tuple(int(part) for part in trt.__version__.split(".")[:2]) < OLDEST:
         raise MissingPackageError(
-            f"TensorRT {'.'.join(map(str, OLDEST))} or newer is needed and this is {trt.__version__}; run {INSTALL[flavour]}."
+            f"TensorRT {trt.__version__} is installed and {'.'.join(map(str, OLDEST))} or newer is needed; "
+            "run "
+            f"{INSTALL[flavour]}."
         )
     return trt
 
 
 def fresh_log(trt: Any) -> Any:
-    """The process's logger, emptied: it keeps errors and warnings as text, in `errors` and `warnings`, and prints nothing."""
+    """The logger of this process, emptied. It prints nothing and keeps texts in its lists `errors` and
+    `warnings`.
+    """
     log = _make_log(trt)
     log.errors.clear()
     log.warnings.clear()
@@ -42,7 +49,7 @@ def fresh_log(trt: Any) -> Any:
 
 @functools.cache
 def _make_log(trt: Any) -> Any:
-    """TensorRT knows one logger in a process, the first that it is given."""
+    """The one logger of this process: TensorRT keeps the first that it is given."""
 
     class Log(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -57,7 +64,7 @@ def _make_log(trt: Any) -> Any:
                 self.warnings.append(" ".join(message.split()))
 
         def last_error(self) -> str:
-            """The last error as a part of a sentence."""
+            """The last error, as a part of a sentence."""
             return self.errors[-1].rstrip(".") if self.errors else "it gave no reason"
 
     return Log()

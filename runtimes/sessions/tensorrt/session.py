@@ -1,7 +1,9 @@
-"""Engines on TensorRT or TensorRT-RTX: the memory stays on the GPU, single tokens are one captured CUDA graph.
+"""The session over an engine of TensorRT or TensorRT-RTX: the memory stays on the GPU, and PyTorch is not
+needed.
 
-No PyTorch. Each stream's state has two sets of buffers that change places after a step: TensorRT does not allow one buffer to
-be input and output (NVIDIA/TensorRT#4681). Everything is queued on one stream, and a step returns when it is done.
+The state of each stream has two sets of buffers that change places after a step, because TensorRT does not
+allow one buffer to be input and output (NVIDIA/TensorRT#4681). A step for a single token is one captured CUDA
+graph. All work is queued on one CUDA stream, and a step returns when its work is done.
 """
 
 from __future__ import annotations
@@ -31,11 +33,8 @@ from runtimes.sessions.graph import GraphSession, Positions
 from runtimes.sessions.tensorrt.device_memory import Cuda, DeviceArray, Graph, PinnedArray
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
 
-TYPES = {
-    "FLOAT": "float32",
-    "HALF": "float16",
-    "INT64": "int64",
-}  # TensorRT's names of the types that a spec may have
+# TensorRT's names of the types that a spec may have.
+TYPES = {"FLOAT": "float32", "HALF": "float16", "INT64": "int64"}
 
 
 class TrtSession(GraphSession):
@@ -54,7 +53,8 @@ class TrtSession(GraphSession):
             self._runtime = self._trt.Runtime(self._log)
         except TypeError as error:  # what the bindings make of a null pointer
             raise ArtefactError(
-                f"{NAMES[facts.flavour]} cannot start on this GPU ({self._log.last_error()}); update the GPU's driver."
+                f"{NAMES[facts.flavour]} cannot start on this GPU ({self._log.last_error()}); update the "
+                "GPU's driver."
             ) from error
         self._engine = self._load(folder / PLAN)
         self._verify_signature()
@@ -79,7 +79,12 @@ class TrtSession(GraphSession):
 
     @classmethod
     def open(cls, folder: Path, *, threads: int | None = None) -> TrtSession:
-        """Verifies every hash of the engine, and that it is for this TensorRT and this GPU, then loads it."""
+        """The session over an engine folder.
+
+        Every hash is verified, and that the engine is for this TensorRT and this GPU, before anything is
+        loaded. Raises ArtefactError where one of these does not hold, and StreamError for `threads`, which
+        engines do not have.
+        """
         if threads is not None:
             raise StreamError(f"threads is {threads} and {folder} runs on the GPU; leave --threads out.")
         facts, spec = load_engine(folder)
@@ -88,7 +93,8 @@ class TrtSession(GraphSession):
     def start(self, batch: int) -> Memory:
         if batch > self.facts.largest_batch:
             raise StreamError(
-                f"batch is {batch}; this engine takes 1 to {self.facts.largest_batch} rows: use a smaller batch, or "
+                f"batch is {batch}; this engine takes 1 to {self.facts.largest_batch} rows: use a smaller "
+                "batch, or "
                 f"build it with a larger --batch: {rebuild_command(self.folder, self.facts)}."
             )
         return super().start(batch)
@@ -99,8 +105,10 @@ class TrtSession(GraphSession):
         io = bound.io(inputs, outputs)
         for name, array in inputs.items():
             io[name].pinned.host[...] = array
+        # Within one context the shapes of inputs and state stay set until another step needs others.
         context.shape({name: array.shape for name, array in inputs.items()} | bound.shapes)
         if context.captured and bound.warm == context.serial:
+            # The buffers' addresses are in the graph, so new values need only be in the pinned arrays.
             self.cuda.launch(bound.graph(context, io, inputs, outputs))
         else:
             bound.queue(context, io, inputs, outputs)
@@ -117,7 +125,9 @@ class TrtSession(GraphSession):
         return bound
 
     def _context_for(self, tokens: np.ndarray) -> _Context:
-        """The context of the narrowest profile that takes tokens [B, T]."""
+        """The context of the narrowest profile that takes tokens [B, T]: the last profiles are the
+        narrowest.
+        """
         batch, length = tokens.shape
         for context in reversed(self._contexts):
             if context.profile.takes(batch=batch, tokens=length):
@@ -133,13 +143,16 @@ class TrtSession(GraphSession):
         engine = self._runtime.deserialize_cuda_engine(plan.read_bytes())
         if engine is None:
             raise ArtefactError(
-                f"{plan} could not be loaded by {NAMES[self.facts.flavour]} {self._trt.__version__} ({self._log.last_error()}); "
-                f"build it again here: {rebuild_command(self.folder, self.facts, here=self.cuda.gpu)}."
+                f"{plan} could not be loaded by {NAMES[self.facts.flavour]} {self._trt.__version__} "
+                f"({self._log.last_error()}); build it again here: "
+                f"{rebuild_command(self.folder, self.facts, here=self.cuda.gpu)}."
             )
         return engine
 
     def _verify_signature(self) -> None:
-        """The engine must have exactly the tensors that the spec promises: buffers are sized by the spec."""
+        """Raises ArtefactError unless the engine has exactly the tensors of the spec, by which buffers are
+        sized.
+        """
         engine, trt = self._engine, self._trt
         modes = {trt.TensorIOMode.INPUT: "input", trt.TensorIOMode.OUTPUT: "output"}
         found = {}
@@ -155,14 +168,15 @@ class TrtSession(GraphSession):
         for name in (*promised, *found):
             if found.get(name) != promised.get(name):
                 raise ArtefactError(
-                    f"{self.folder / PLAN} has {name} {found.get(name)}, and its spec promises {promised.get(name)}; "
+                    f"{self.folder / PLAN} has {name} {found.get(name)}, expected {promised.get(name)} by "
+                    "its spec; "
                     f"build it again: {rebuild_command(self.folder, self.facts)}."
                 )
 
     def _context(self, index: int) -> _Context:
         profile, trt = self.facts.profiles[index], self._trt
         token = profile.name == "token"
-        if self.facts.flavour == "rtx":  # it compiles for this GPU now, and captures by itself
+        if self.facts.flavour == "rtx":  # it compiles for this GPU now, and captures CUDA graphs by itself
             runtime_config = self._engine.create_runtime_config()
             if token:
                 runtime_config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
@@ -171,20 +185,24 @@ class TrtSession(GraphSession):
             context = self._engine.create_execution_context()
         if context is None:
             raise StreamError(
-                f"the GPU has no room for the {profile.name} profile ({self._log.last_error()}); use a smaller --batch."
+                f"the GPU has no room for the {profile.name} profile ({self._log.last_error()}); build the "
+                "engine with a "
+                "smaller --batch."
             )
         if not context.set_optimization_profile_async(index, self.cuda.stream):
             raise ArtefactError(
-                f"{self.folder / PLAN} has no profile {index} ({self._log.last_error()}); build it again."
+                f"{self.folder / PLAN} has no profile {index} ({self._log.last_error()}); build the engine "
+                "again."
             )
         self.cuda.synchronize()
         return _Context(context, profile, self._log, captured=token and self.facts.flavour == "tensorrt")
 
 
 class _Context:
-    """An execution context of one profile. `serial` counts its changes of shape: a graph captured before one is void.
+    """An execution context of one profile.
 
-    captured: whether steps are captured as CUDA graphs here.
+    captured: whether this session captures the context's steps as CUDA graphs. serial: how often the input
+    shapes have changed; a graph that was captured before a change may not be launched after it.
     """
 
     def __init__(self, context: Any, profile: Profile, log: Any, *, captured: bool) -> None:
@@ -192,15 +210,16 @@ class _Context:
         self.serial, self._shapes = 0, dict[str, tuple[int, ...]]()
 
     def shape(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Sets the input shapes of the next steps, where they are not those of the last."""
+        """Sets the input shapes of the next steps, if they differ from those of the last step."""
         if shapes == self._shapes:
             return
-        self._shapes, self.serial = {}, self.serial + 1  # unknown until all of them are set
+        # A refusal in the middle leaves some shapes set: they count as unknown until all are.
+        self._shapes, self.serial = {}, self.serial + 1
         for name, sizes in shapes.items():
             if not self.context.set_input_shape(name, sizes):
                 raise StreamError(
-                    f"{name} {list(sizes)} does not fit the engine's {self.profile.name} profile ({self._log.last_error()}); "
-                    "build the engine with a larger --batch or --tokens."
+                    f"{name} {list(sizes)} does not fit the engine's {self.profile.name} profile "
+                    f"({self._log.last_error()}); build the engine with a larger --batch."
                 )
         self._shapes = shapes
 
@@ -209,12 +228,12 @@ class _Context:
         bound = all([self.context.set_tensor_address(name, address) for name, address in addresses.items()])
         if not bound or not self.context.execute_async_v3(stream):
             raise ArtefactError(
-                f"the engine could not run a step ({self._log.last_error()}); build it again."
+                f"the engine could not run a step ({self._log.last_error()}); build the engine again."
             )
 
 
 class _Io:
-    """One graph input or output on the device, and beside it in pinned host memory."""
+    """The buffers of one graph input or output: one on the device and one in pinned host memory."""
 
     def __init__(self, cuda: Cuda, fact: TensorFacts, shape: tuple[int, ...]) -> None:
         self.device: DeviceArray = cuda.empty(shape, fact.dtype)
@@ -222,9 +241,12 @@ class _Io:
 
 
 class _Bound:
-    """One Memory on the GPU, kept from step to step: two sets of state buffers that change places, inputs and outputs.
+    """The buffers of one Memory on the GPU, kept from step to step: two sets for the state, and those of
+    inputs and outputs.
 
-    warm: serial of the shapes that a step was run under; TensorRT wants one plain step before a capture.
+    A step reads the front set and writes the back set; then they change places, so there are two directions
+    and a CUDA graph for each. warm: the `serial` of the context at which a step was run without a graph;
+    TensorRT demands such a step after each change of shapes, before one is captured.
     """
 
     def __init__(self, session: TrtSession, memory: Memory) -> None:
@@ -240,16 +262,20 @@ class _Bound:
         self.shapes = {name: array.shape for name, array in self._front.items()}
         self._io: dict[tuple[int, ...], dict[str, _Io]] = {}
         self._graphs: dict[tuple[int, int], tuple[int, Graph]] = {}
-        memory.tensors.update(self._front)  # read by np.asarray, copy and pickle alone
+        memory.tensors.update(self._front)  # from now on the memory's tensors are arrays on the device
 
     def serves(self, session: TrtSession, memory: Memory) -> bool:
-        """Whether this is still what the memory holds."""
+        """Whether the memory's tensors are still these buffers: a caller may have put others in their
+        place.
+        """
         return self.session is session and all(
             memory.tensors.get(name) is array for name, array in self._front.items()
         )
 
     def io(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> dict[str, _Io]:
-        """Buffers for a step of these shapes: those of single tokens are kept, and those of the last longer segment."""
+        """The buffers for a step of these shapes. Those of single tokens are kept, and those of the last
+        segment.
+        """
         arrays = inputs | outputs
         key = tuple(size for array in arrays.values() for size in array.shape)
         if key not in self._io:
@@ -286,7 +312,9 @@ class _Bound:
         inputs: dict[str, np.ndarray],
         outputs: dict[str, np.ndarray],
     ) -> Graph:
-        """`queue` as a graph, captured once for each of the two directions while the context's shapes stay."""
+        """The work of `queue` as a CUDA graph, captured once for each direction as long as the shapes stay
+        the same.
+        """
         key = (id(self._front), id(io))
         serial, graph = self._graphs.get(key, (0, None))
         if graph is None or serial != context.serial:
@@ -295,6 +323,6 @@ class _Bound:
         return graph
 
     def advance(self, memory: Memory) -> None:
-        """After a step: the buffers just written become the memory's tensors."""
+        """Makes the buffers that a step has written the memory's tensors."""
         self._front, self._back = self._back, self._front
         memory.tensors.update(self._front)

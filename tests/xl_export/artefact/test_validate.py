@@ -1,4 +1,6 @@
-"""Validation sees graphs that are wrong only at one distance, only past the ring's end, or only far into a stream."""
+"""Validation sees graphs that are wrong only at one distance, only past the ring's end, or only far into a
+stream.
+"""
 
 from __future__ import annotations
 

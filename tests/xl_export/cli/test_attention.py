@@ -1,4 +1,6 @@
-"""`xl-export attention` and `xl-export spans`, end to end on tiny runs, and one sentence for every mistake."""
+"""`xl-export attention` and `xl-export spans`, end to end on tiny runs, and one sentence for every
+mistake.
+"""
 
 from __future__ import annotations
 
@@ -77,8 +79,12 @@ def test_attention_writes_three_pictures_and_their_numbers(
     assert result.stderr == ""
     assert "Figure 6 is of layer 1, head " in result.stdout
     assert sorted(path.name for path in out.iterdir()) == [
-        "attention.json", "attention.npz", "figure-5.png", "figure-6.png", "figure-7.png",
-    ]  # fmt: skip
+        "attention.json",
+        "attention.npz",
+        "figure-5.png",
+        "figure-6.png",
+        "figure-7.png",
+    ]
     for name, size in (("figure-5", (500, 1600)), ("figure-6", (400, 1500)), ("figure-7", (500, 2200))):
         assert_picture(out / f"{name}.png", at_least=size)
     arrays, opened = read_npz(out / "attention.npz"), load_run(run)
@@ -117,7 +123,9 @@ def test_figure_7_is_left_out_with_a_sentence(
 ) -> None:
     result = call("attention", make_run(**sizes), "--text", text_file, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert f"figure-7.png is left out: {positions} positions have no terms (a) to (d)" in result.stdout
+    assert (
+        f"figure-7.png is left out, because {positions} positions have no terms (a) to (d)" in result.stdout
+    )
     names = ["attention.json", "attention.npz", "figure-5.png", "figure-6.png"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
     assert_picture(tmp_path / "out/figure-5.png")
@@ -169,7 +177,7 @@ def test_a_head_that_sees_no_text_is_refused(make_run: MakeRun, text_file: Path,
     split = make_run(**ALL_ATTENTION, sublayers="head-split", heads=4)
     options = ("--text", text_file, "--out", tmp_path / "out", "--head", 2)
     assert_refused(
-        call("attention", split, *options), "--head is 2; expected 0 to 1, of those that attend to the text"
+        call("attention", split, *options), "--head is 2; expected 0 to 1, those that attend to the text"
     )
 
 
@@ -245,7 +253,7 @@ def test_spans_prints_a_table_and_what_an_artefact_saves(span_run: Path, tmp_pat
     result = call("spans", span_run, "--out", tmp_path / "spans.png", "--json")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0] == "span in tokens, of at most 200, and the longest reach after the arrow"
+    assert lines[0] == "span in tokens (at most 200) → largest distance that has any weight"
     assert [line.split() for line in lines[1:4]] == [
         ["layer", "head", "0", "head", "1"],
         ["0", "2.0", "→", "6", "200.0", "→", "200"],
@@ -256,7 +264,8 @@ def test_spans_prints_a_table_and_what_an_artefact_saves(span_run: Path, tmp_pat
     assert document["maximum"] == 200
     np.testing.assert_allclose(document["spans"], [[2, 200]] * 2, rtol=1e-6)
     assert document["reaches"] == [[6, 200]] * 2
-    # one head of each layer keeps 6 tokens instead of 200: keys and values of 6 float32; hidden states are for all heads
+    # one head of each layer keeps 6 tokens instead of 200: keys and values of 6 float32; hidden states are
+    # for all heads
     assert document["bytes_saved"] == {"ring": 2 * 2 * 194 * 6 * 4, "shift": 2 * 2 * 194 * 6 * 4, "hidden": 0}
     assert "an artefact with memory 200 saves 18,624 bytes (ring)" in lines[4]
     assert image.imread(tmp_path / "spans.png").shape[:2] == (720, 1350)

@@ -11,6 +11,7 @@ from matplotlib import image
 from runtimes.base.errors import MissingPackageError, UserError
 from runtimes.contract.rule import MemoryRule
 from xl_export.figures import attention as pictures
+from xl_export.figures import canvas
 
 
 def weights(*shape: int) -> np.ndarray:
@@ -151,23 +152,23 @@ def test_spans(L: int, H: int, tmp_path: Path) -> None:
 
 def test_what_cannot_become_a_picture_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"--out is spans\.pdf; expected a file name that ends in \.png"):
-        pictures.check_picture(Path("spans.pdf"))
+        canvas.check_picture(Path("spans.pdf"), "--out")
     (tmp_path / "folder.png").mkdir()
     for path in (tmp_path / "none" / "spans.png", tmp_path / "folder.png"):
-        with pytest.raises(UserError, match="in a folder that exists"):
-            pictures.check_picture(path)
+        with pytest.raises(UserError, match=r"could not be written|which is a folder"):
+            canvas.check_picture(path, "--out")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'xl-export\[bench\]'"):
-        pictures.check_picture(tmp_path / "spans.png")
+        canvas.check_picture(tmp_path / "spans.png", "--out")
 
 
 @pytest.mark.parametrize("width", [9, 16])
 def test_long_titles_stay_inside_the_picture(width: float) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    figure = pictures.new_figure(width, 5)
+    figure = canvas.new_figure(width, 5)
     rule = MemoryRule(mem_len=128, segment=64, clamp_len=1000)
-    pictures._title(
+    canvas.set_title(
         figure, f"Learned attention span of every head\nat most 128 tokens; {rule}; {'and so on ' * 12}"
     )
     FigureCanvasAgg(figure).draw()

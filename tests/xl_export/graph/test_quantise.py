@@ -228,7 +228,7 @@ def test_a_run_without_text_of_its_own_is_measured_on_what_is_given(
     assert measured is not None
     assert measured.tokens == 19
     text.write_text("T")
-    with pytest.raises(TextError, match=r"text\.txt has 1 token\(s\); measuring needs at least 2"):
+    with pytest.raises(TextError, match=r"text\.txt has 1 token\(s\), expected at least 2"):
         export(run, tmp_path / "short", precision="int8", text=text)
     assert not (tmp_path / "short").exists()
 
@@ -280,7 +280,7 @@ def test_precisions_that_there_are_not_are_refused(name: str, value: str, run: P
 
 
 def test_a_text_with_nothing_to_measure_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--text is what a precision is measured on"):
+    with pytest.raises(ConfigError, match="--text is the text on which a reduced precision"):
         export(run, tmp_path / "artefact", text=tmp_path / "text.txt")
 
 

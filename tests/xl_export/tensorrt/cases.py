@@ -1,4 +1,6 @@
-"""Cases of `xl::RelativeAttention`, as data: odd sizes, every mask rule, rows at different places, persistent vectors, spans."""
+"""Cases of `xl::RelativeAttention`, as data: odd sizes, every mask rule, rows at different places, persistent
+vectors, spans.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from xl_export.tensorrt.operator import INPUTS, Attributes
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Sizes by their letters; G, R of both tables and N at least 1. first: position of each row's first token.
+    """Sizes by their letters; G, R of both tables and N at least 1. first: position of each row's first
+    token.
 
     span: beyond how many tokens a soft mask gives nothing at all. dtype: of everything but the positions.
     """
@@ -47,10 +50,16 @@ class Case:
         """Random arrays by the names of the operator's inputs."""
         B, H, T, K, R, N, J = self.B, self.H, self.T, self.K, self.R, self.N, self.M + self.T
         shapes = {
-            "query": (B, H, T, K), "key": (B, H, J, K), "value": (B, H, J, K), "u": (H, 1, K), "v": (H, 1, K),
-            "position_table": (self.G, R, K), "bias_table": (self.G, R),
-            "persistent_key": (H, N, K), "persistent_value": (H, N, K),
-        }  # fmt: skip
+            "query": (B, H, T, K),
+            "key": (B, H, J, K),
+            "value": (B, H, J, K),
+            "u": (H, 1, K),
+            "v": (H, 1, K),
+            "position_table": (self.G, R, K),
+            "bias_table": (self.G, R),
+            "persistent_key": (H, N, K),
+            "persistent_value": (H, N, K),
+        }
         draw = np.random.default_rng(seed)
         arrays = {name: draw.normal(size=shape).astype(self.dtype) for name, shape in shapes.items()}
         for name in ("query", "u", "v"):
@@ -102,7 +111,9 @@ def tactics_of(case: Case) -> list[Tactic]:
 
 
 def divisions_of(case: Case, tactic: Tactic) -> tuple[int, ...]:
-    """Parts of the keys to try: one, a few, and for some cases more than there are tiles and than are joined at a time."""
+    """Parts of the keys to try: one, a few, and for some cases more than there are tiles and than are joined
+    at a time.
+    """
     if tactic not in SMALL or (case.T > 20 and tactic.block_t == 1):
         return (1,)
     return (1, 3, 40) if case.T == 1 else (3,)

@@ -1,6 +1,8 @@
-"""Runs every case of the kernels in Triton's interpreter, which a process has for good or not at all; answers go to an .npz.
+"""Runs every case of the kernels in Triton's interpreter, which a process has for good or not at all; answers
+go to an .npz.
 
-Every tensor lies between margins of NaN, so that reading or writing outside of it shows, and the answers start as NaN.
+Every tensor lies between margins of NaN, so that reading or writing outside of it shows, and the answers
+start as NaN.
 """
 
 from __future__ import annotations
@@ -35,9 +37,14 @@ def answer(case: Case, inputs: dict[str, np.ndarray], tactic: Tactic, divided: i
     )
     mixed, level = (guarded(np.full(size, np.nan, np.float32)) for size in ((rows, case.K), (rows,)))
     launch(
-        tactic, [guarded(array) for array in inputs.values()], out, attributes=case.attributes, scratch=(mixed, level),
-        divided=divided, join=JOINS[divided < 40],
-    )  # fmt: skip
+        tactic,
+        [guarded(array) for array in inputs.values()],
+        out,
+        attributes=case.attributes,
+        scratch=(mixed, level),
+        divided=divided,
+        join=JOINS[divided < 40],
+    )
     for written in (out, mixed, level):
         whole = torch.empty(0, dtype=written.dtype).set_(written.untyped_storage())
         assert whole[:MARGIN].isnan().all(), "written in front of the answer"

@@ -1,4 +1,5 @@
-"""Drives the registered plugins as TensorRT's builder does, through the real `tensorrt.plugin`; prints what it answers as JSON.
+"""Drives the registered plugins as TensorRT's builder does, through the real `tensorrt.plugin`; prints what
+it answers as JSON.
 
 Stand-ins: the registry, and the expressions in which TensorRT computes shapes, which are plain numbers here.
 """
@@ -15,10 +16,8 @@ import tensorrt as trt  # type: ignore[import-not-found]
 import tensorrt.plugin as trtp  # type: ignore[import-not-found]
 
 from runtimes.contract.engine import Gpu
-from xl_export.tensorrt.operator import ATTRIBUTES, INPUTS, JOIN, PARTS, Attributes
+from xl_export.tensorrt.operator import ATTRIBUTES, DOMAIN, INPUTS, JOIN, PARTS, Attributes
 from xl_export.tensorrt.plugin import register_plugins
-
-DOMAIN = "xl"
 
 
 class Number(trt.IDimensionExpr):  # type: ignore[misc]
@@ -135,7 +134,9 @@ def drive_one(
 
 
 class Integers:
-    """Takes the kernel's integer arguments as TensorRT does. What the bindings make of them can only be written, not read."""
+    """Takes the kernel's integer arguments as TensorRT does. What the bindings make of them can only be
+    written, not read.
+    """
 
     def __init__(self) -> None:
         self.nbSymExprs = 0

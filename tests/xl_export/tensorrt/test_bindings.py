@@ -1,4 +1,6 @@
-"""Every name of TensorRT and CUDA that this project uses exists in the real packages, and so does every one of the stand-ins."""
+"""Every name of TensorRT and CUDA that this project uses exists in the real packages, and so does every one
+of the stand-ins.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,31 @@ from tests.xl_export.tensorrt.bindings import needs_bindings
 RUNTIMES, EXPORT = Path(runtimes.__file__).parent, Path(xl_export.__file__).parent / "tensorrt"
 SOURCES = [
     *(RUNTIMES / "sessions/tensorrt" / f"{name}.py" for name in ("session", "module")),
-    *(EXPORT / f"{name}.py" for name in ("build", "network", "plugin", "progress")),
+    *(EXPORT / f"{name}.py" for name in ("build", "network", "plugin", "private_parts", "progress")),
 ]
 # What our names for TensorRT's objects are instances of.
 OBJECTS = {
-    "builder": "Builder", "config": "IBuilderConfig", "network": "INetworkDefinition", "parser": "OnnxParser",
-    "made": "IOptimizationProfile", "engine": "ICudaEngine", "_engine": "ICudaEngine", "_runtime": "Runtime",
-    "context": "IExecutionContext", "runtime_config": "IRuntimeConfig", "error": "ParserError", "layer": "ILayer",
-}  # fmt: skip
+    "builder": "Builder",
+    "config": "IBuilderConfig",
+    "network": "INetworkDefinition",
+    "parser": "OnnxParser",
+    "made": "IOptimizationProfile",
+    "engine": "ICudaEngine",
+    "_engine": "ICudaEngine",
+    "_runtime": "Runtime",
+    "context": "IExecutionContext",
+    "runtime_config": "IRuntimeConfig",
+    "error": "ParserError",
+    "layer": "ILayer",
+}
 RTX_ONLY = {
-    "ComputeCapability", "CudaGraphStrategy", "CudaGraphStrategy.WHOLE_GRAPH_CAPTURE", "IRuntimeConfig.cuda_graph_strategy",
-    "IBuilderConfig.num_compute_capabilities", "IBuilderConfig.set_compute_capability",
-}  # fmt: skip
+    "ComputeCapability",
+    "CudaGraphStrategy",
+    "CudaGraphStrategy.WHOLE_GRAPH_CAPTURE",
+    "IRuntimeConfig.cuda_graph_strategy",
+    "IBuilderConfig.num_compute_capabilities",
+    "IBuilderConfig.set_compute_capability",
+}
 
 
 def chains(tree: ast.AST) -> Iterator[list[str]]:
@@ -55,7 +70,7 @@ def used_names() -> set[str]:
                 found.add(".".join(names[1:3]))
             elif names[0] in OBJECTS and not (names[0] == "context" and names[1] in vars_of("_Context")):
                 found.add(f"{OBJECTS[names[0]]}.{names[1]}")
-    found.remove("ILayer.attention")  # of the class that `make_decomposable` gives the layer
+    found.remove("ILayer.attention")  # of the class that `allow_decomposition` gives the layer
     return found | {"IAttentionInputLayer.attention", "IAttention.decomposable"}
 
 

@@ -1,4 +1,6 @@
-"""TensorRT-RTX parses and builds the graph of every architecture, without a GPU. Nothing that it builds is run."""
+"""TensorRT-RTX parses and builds the graph of every architecture, without a GPU. Nothing that it builds is
+run.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ def graphs(
         run = runs[name]
         spec = make_spec(run, run.config.evaluation, "shift", "tensorrt", "fp16", "fp32")
         folder = tmp_path_factory.mktemp("graph")
-        graph = tensorrt_graph(spec, run.config.model, finite_weights(run), attention=attention)  # type: ignore[arg-type]
+        # type: ignore[arg-type]
+        graph = tensorrt_graph(spec, run.config.model, finite_weights(run), attention=attention)
         save_model(graph, folder)
         return spec, folder
 
@@ -182,7 +185,9 @@ def test_every_node_that_cannot_be_parsed_is_named(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "step.onnx").write_bytes(b"\xff" * 100)
-    with pytest.raises(ArtefactError, match=r"step\.onnx is not an ONNX model \(.*\); export it again"):
+    with pytest.raises(
+        ArtefactError, match=r"step\.onnx is not an ONNX model \(.*\); export the artefact again"
+    ):
         parsed_network(tmp_path)
 
 
@@ -201,7 +206,8 @@ def test_a_library_that_does_not_start_is_said_so(graphs: Callable, monkeypatch:
 def test_a_plugin_is_not_looked_for_where_the_graph_has_none(graphs: Callable) -> None:
     _, folder = graphs("transformer-xl", "native")
     with pytest.raises(
-        ConfigError, match=r"has no xl::RelativeAttention.*`xl-export export --target tensorrt`"
+        ConfigError,
+        match=r"no node xl_export::RelativeAttention.*export --target tensorrt --attention plugin`",
     ):
         parse(trt, fresh_log(trt), folder, attention="plugin", name="TensorRT")
 
@@ -211,5 +217,5 @@ def test_shapes_that_the_network_cannot_have_are_refused_with_tensorrts_reason(g
     broken = dataclasses.replace(spec.state[0], shape=("batch", "2", "16", "17"))
     wrong = dataclasses.replace(spec, state=(broken, *spec.state[1:]))
     profiles = (Profile(name="segment", batch=(1, 1, 1), tokens=(1, 8, 8)),)
-    with pytest.raises(ArtefactError, match=r"could not build the engine \(.+\); give smaller --batch"):
+    with pytest.raises(ArtefactError, match=r"could not build the engine \(.+\); give a smaller --batch"):
         serialize(trt, fresh_log(trt), parsed_network(folder), wrong, profiles, OPTIONS)

@@ -46,8 +46,9 @@ def test_an_engine_folder_is_whole_and_says_what_it_is(
     assert (facts.flavour, facts.attention, facts.plugin_layers, facts.gpu) == ("rtx", "native", 0, None)
     assert facts.compute_capabilities == ("8.6", "12.0")
     assert [(p.name, p.batch, p.tokens) for p in facts.profiles] == [
-        ("segment", (1, 2, 4), (1, 8, 8)), ("token", (2, 2, 2), (1, 1, 1)),
-    ]  # fmt: skip
+        ("segment", (1, 2, 4), (1, 8, 8)),
+        ("token", (2, 2, 2), (1, 1, 1)),
+    ]
     assert facts.layers["ATTENTION_INPUT"] == spec.model.layers
     assert facts.types["FLOAT"] > facts.layers["MATRIX_MULTIPLY"]
     assert facts.files[PLAN].num_bytes > 100_000
@@ -60,11 +61,11 @@ def test_the_command_says_what_was_built_and_the_same_for_nvidias_tool(
     first, second = said.splitlines()
     assert first.startswith(f"{folder} is ready: TensorRT-RTX ")
     assert (
-        "for compute capability 8.6, 12.0, to be compiled on the GPU that opens it; native attention, 0 plugin layers"
-        in first
+        "for compute capability 8.6, 12.0, to be compiled on the GPU that opens it; native attention, 0 "
+        "plugin layers" in first
     )
     assert first.endswith(f"check it on the device: xl-export check {folder}")
-    assert second == f"the same for NVIDIA's own tool is the line in {folder / LINE}"
+    assert second == f"{folder / LINE} holds the command line of NVIDIA's own tool for the same plan"
     assert len(second) < 200 + len(str(folder))
     words = shlex.split((folder / LINE).read_text())
     assert words[:3] == [
@@ -170,7 +171,8 @@ def test_a_ring_is_refused_with_the_export_that_is_needed(artefacts: dict[str, P
 def test_a_missing_tensorrt_is_named_with_the_command_that_installs_it(
     artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavour: str, advice: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}[flavour], None)  # type: ignore[arg-type]
+    # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}[flavour], None)
     options = RTX if flavour == "rtx" else ()
     refused(
         xl("tensorrt", artefacts["shift"], "--out", tmp_path / "engine", *options), "is not installed", advice
@@ -180,7 +182,8 @@ def test_a_missing_tensorrt_is_named_with_the_command_that_installs_it(
 
 def test_a_build_needs_neither_pytorch_nor_onnx_runtime(artefacts: dict[str, Path], tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
-    block = "import sys\nfor name in ('torch', 'onnxruntime', 'onnx_ir', 'trainer', 'safetensors'): sys.modules[name] = None\n"
+    names = ("torch", "onnxruntime", "onnx_ir", "trainer", "safetensors")
+    block = f"import sys\nfor name in {names}: sys.modules[name] = None\n"
     command = [sys.executable, "-c", block + "from xl_export.cli.main import main; main()", "tensorrt"]
     arguments = [str(artefacts["shift"]), "--out", str(tmp_path / "engine"), *RTX]
     ended = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120)
@@ -194,7 +197,7 @@ def test_weights_of_few_bits_are_refused(make_run: Callable[..., Path], tmp_path
     )
     result = xl("tensorrt", artefact, "--out", tmp_path / "engine", *RTX)
     assert result.exit_code == 2
-    assert "has int8 weights, whose products are ONNX Runtime's own; export it with" in result.output
+    assert "has int8 weights, whose operators only ONNX Runtime has; export it with" in result.output
 
 
 @pytest.mark.parametrize("moment", ["parse", "phase_start", "step_complete"])
@@ -237,16 +240,26 @@ def test_the_progress_of_a_build_has_phases_that_all_end(
 def test_the_line_for_trtexec_has_every_option(artefacts: dict[str, Path], tmp_path: Path) -> None:
     spec = load_spec(artefacts["shift"])
     options = BuildOptions(
-        hardware="ampere-plus", version_compatible=True, refit=True, workspace_mib=512, optimization_level=4,
+        hardware="ampere-plus",
+        version_compatible=True,
+        refit=True,
+        workspace_mib=512,
+        optimization_level=4,
         timing_cache=tmp_path / "cache",
-    )  # fmt: skip
+    )
     words = shlex.split(trtexec_command(artefacts["shift"], spec, options, {}))
     assert words[0] == "trtexec"
     assert any(word.startswith("--maxShapes=input_ids:8x1,") for word in words)
     assert {
-        "--stronglyTyped", "--refit", "--versionCompatible", "--hardwareCompatibilityLevel=ampere+",
-        "--builderOptimizationLevel=4", "--memPoolSize=workspace:512M", f"--timingCacheFile={tmp_path / 'cache'}", "--noTF32",
-    } <= set(words)  # fmt: skip
+        "--stronglyTyped",
+        "--refit",
+        "--versionCompatible",
+        "--hardwareCompatibilityLevel=ampere+",
+        "--builderOptimizationLevel=4",
+        "--memPoolSize=workspace:512M",
+        f"--timingCacheFile={tmp_path / 'cache'}",
+        "--noTF32",
+    } <= set(words)
 
 
 def test_the_command_that_builds_an_engine_again_is_one_that_is_taken(
@@ -255,9 +268,14 @@ def test_the_command_that_builds_an_engine_again_is_one_that_is_taken(
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
     fake_gpu.install(monkeypatch, package="tensorrt_rtx")
     folder = fake_gpu.make_engine(
-        artefacts["shift"], tmp_path / "engine", flavour="rtx", gpu=None, hardware="same-capability",
-        version="1.0.0.1", compute_capabilities=("8.6",),
-    )  # fmt: skip
+        artefacts["shift"],
+        tmp_path / "engine",
+        flavour="rtx",
+        gpu=None,
+        hardware="same-capability",
+        version="1.0.0.1",
+        compute_capabilities=("8.6",),
+    )
     said = xl("check", folder)
     refused(said, "was built by TensorRT-RTX 1.0.0.1")
     monkeypatch.undo()

@@ -1,4 +1,6 @@
-"""Engines on a real GPU say what their artefacts say (`pytest -m gpu`). Nothing of this runs where there is none."""
+"""Engines on a real GPU say what their artefacts say (`pytest -m gpu`). Nothing of this runs where there is
+none.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Artefacts for TensorRT: float16 with the right parts in float32, attention as one node, and the same answers as PyTorch."""
+"""Artefacts for TensorRT: float16 with the right parts in float32, attention as one node, and the same
+answers as PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ NATIVE = ("transformer-xl", "adaptive-softmax", "shaw", "all-attention")  # one 
 
 @pytest.fixture(scope="module")
 def artefact(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export(run, tmp_path_factory.mktemp("tensorrt") / "artefact", target="tensorrt")
+    return export(
+        run, tmp_path_factory.mktemp("tensorrt") / "artefact", target="tensorrt", attention="plugin"
+    )
 
 
 def types_of(folder: Path) -> tuple[list[onnx.NodeProto], dict[str, int]]:
@@ -46,7 +50,8 @@ def types_of(folder: Path) -> tuple[list[onnx.NodeProto], dict[str, int]]:
 def test_every_architecture_exports_for_tensorrt(
     name: str, attention: str, make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
-    folder = export(make_run(**ARCHITECTURES[name]), tmp_path / "a", target="tensorrt", attention=attention)  # type: ignore[arg-type]
+    # type: ignore[arg-type]
+    folder = export(make_run(**ARCHITECTURES[name]), tmp_path / "a", target="tensorrt", attention=attention)
     report, spec = check(folder), load_spec(folder)
     assert report.passed
     assert report.tolerance == 2e-2
@@ -121,7 +126,7 @@ def test_bits_per_token_of_a_trained_model_stay_within_two_thousandths(tmp_path:
     config = TrainConfig.load("tiny").with_steps(400)
     run = train(config, tmp_path / "run", progress=False)
     tokens = open_session(run).vocab.encode((run / "valid.txt").read_text())[:3000]
-    folder = export(run, tmp_path / "a", target="tensorrt")
+    folder = export(run, tmp_path / "a", target="tensorrt", attention="plugin")
     scores = [evaluate(open_session(path), tokens).bits_per_token for path in (run, folder)]
     assert scores[0] < 4.1  # it has learned something: guessing costs 6.7
     assert abs(scores[0] - scores[1]) < 0.002
@@ -174,8 +179,9 @@ def test_one_weight_in_both_types_has_two_names() -> None:
     )
     model = to_half(ir.Model(graph, ir_version=10), {"x": ir.DataType.FLOAT16, "z": ir.DataType.FLOAT})
     assert {value.name: value.dtype for value in model.graph.initializers.values()} == {
-        "w": ir.DataType.FLOAT16, "w.float32": ir.DataType.FLOAT
-    }  # fmt: skip
+        "w": ir.DataType.FLOAT16,
+        "w.float32": ir.DataType.FLOAT,
+    }
     assert [node.op_type for node in model.graph] == [
         "MatMul",
         "Cast",

@@ -1,4 +1,6 @@
-"""The kernels compute what the naive operator computes: in Triton's interpreter here, and on a GPU where there is one."""
+"""The kernels compute what the naive operator computes: in Triton's interpreter here, and on a GPU where
+there is one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The operator's forms agree: the paper's naive attention, the naive operator, and the function body in ONNX Runtime."""
+"""The operator's forms agree: the paper's naive attention, the naive operator, and the function body in ONNX
+Runtime.
+"""
 
 from __future__ import annotations
 
@@ -82,10 +84,17 @@ def test_the_naive_operator_equals_the_paper_s_naive_attention(rule: MemoryRule)
 
     scale = K**-0.5
     answer = naive_relative_attention(
-        query.transpose(1, 2) * scale, key.transpose(1, 2), value.transpose(1, 2), first,
-        terms.u[:, None] * scale, terms.v[:, None] * scale, terms.position.transpose(0, 1), (bias * scale + gate.log()).T,
-        *persistent, attributes=Attributes.of(rule, persistent=N),
-    )  # fmt: skip
+        query.transpose(1, 2) * scale,
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        first,
+        terms.u[:, None] * scale,
+        terms.v[:, None] * scale,
+        terms.position.transpose(0, 1),
+        (bias * scale + gate.log()).T,
+        *persistent,
+        attributes=Attributes.of(rule, persistent=N),
+    )
     assert (answer.transpose(1, 2) - expected).abs().max() < 1e-12
 
 

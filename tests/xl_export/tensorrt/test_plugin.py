@@ -1,4 +1,6 @@
-"""The plugins' functions through the real `tensorrt.plugin`, as far as they go without TensorRT: no kernel is launched."""
+"""The plugins' functions through the real `tensorrt.plugin`, as far as they go without TensorRT: no kernel is
+launched.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,12 @@ RULE = MemoryRule(mem_len=64, segment=33)
 UNDIVIDED = programs(SIZES["B"], SIZES["H"], SIZES["T"])
 
 
-@pytest.fixture(scope="module", params=[("8.6", "HALF"), ("7.5", "FLOAT")])
+@pytest.fixture(scope="module", params=[("8.6", "HALF", "front"), ("7.5", "FLOAT", "single")])
 def answers(request: pytest.FixtureRequest, bindings: Callable[..., str]) -> dict[str, Any]:
-    capability, kind = request.param
+    capability, kind, layout = request.param
     code = f"import runpy\nsys.argv[0] = {str(WORKER)!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')"
     attributes = json.dumps(asdict(Attributes.of(RULE, persistent=5)))
-    said = bindings(code, capability, kind, json.dumps(SIZES), attributes)
+    said = bindings(code, capability, kind, json.dumps(SIZES), attributes, layout=layout)
     document: dict[str, Any] = json.loads(said.splitlines()[-1])
     return document | {"kind": kind, "capability": capability}
 

@@ -1,6 +1,7 @@
 """Who takes an attention node, a plugin or the function body, as TensorRT-RTX's parser has it.
 
-That a registered plugin is taken cannot be shown here: TensorRT-RTX's Python package has none that its parser could make.
+That a registered plugin is taken cannot be shown here: TensorRT-RTX's Python package has none that its parser
+could make.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def test_plugins_that_are_not_there_are_not_replaced_by_the_body_silently(artefa
 def test_an_attention_that_is_not_ours_is_refused() -> None:
     node = onnx.helper.make_node(NAME, ["query"], ["answer"], domain=DOMAIN)
     with pytest.raises(
-        ArtefactError, match=r"xl::RelativeAttention has 1 inputs, expected 10; export it again"
+        ArtefactError, match=r"xl_export::RelativeAttention has 1 inputs, expected 10; export"
     ):
         take_plugins(onnx.helper.make_model(onnx.helper.make_graph([node], "one", [], [])))
 
