@@ -10,7 +10,8 @@ from pathlib import Path
 ENWIK8 = b"<mediawiki>\n  <page>caf\xc3\xa9 \xff</page>\n" + bytes(range(256)) * 20  # any byte, newlines too
 TEXT8 = b" anarchism originated as a term of abuse first used against early working class radicals" * 5
 WIKI = {
-    "train": b" \n = Robert Boulter = \n \n Robert <unk> is an English film film , film \n the the the the \n",
+    "train": b" \n = Robert Boulter = \n \n Robert <unk> is an English film film , film \n"
+    b" the the the the \n",
     "valid": b" \n = Homarus = \n \n the lobster is an <unk> \n",
     "test": b" \n = Film = \n \n film is the unseen word \n",
 }
@@ -20,7 +21,8 @@ PTB = {
     "test": b" no it was n't N \n",
 }
 SHARDS = {  # each sentence once, shuffled over the shards; two words are seen three times and more
-    "training-monolingual.tokenized.shuffled/news.en-00002-of-00100": b"The cat saw The dog .\nThe caf\xc3\xa9 was open .\n",
+    "training-monolingual.tokenized.shuffled/news.en-00002-of-00100": b"The cat saw The dog .\n"
+    b"The caf\xc3\xa9 was open .\n",
     "training-monolingual.tokenized.shuffled/news.en-00001-of-00100": b"rare The cat . cat\n. dog\n",
     "training-monolingual.tokenized.shuffled/news.en-00010-of-00100": b"cat .\n",
     "heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050": b"The unseen cat .\n",

@@ -1,4 +1,6 @@
-"""Models in PyTorch with their weights rounded as a precision preset rounds the graph's: what such an artefact is to compute."""
+"""Models in PyTorch with their weights rounded as a precision preset rounds the graph's: what such an
+artefact is to compute.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from xl_export.graph.quantise import BITS, BLOCK, SMALL
 def rounded(model: LanguageModel, precision: Precision, spec: Spec) -> LanguageModel:
     """A copy of `model` whose parameters stand where the constants of its graph do.
 
-    Matrices are rounded in blocks along the dimension that is summed over. Of what is left, those that are long enough are
-    rounded to float16, but for the projection of positions, which the graph holds as a table.
+    Matrices are rounded in blocks along the dimension that is summed over. Of what is left, those that are
+    long enough are rounded to float16, but for the projection of positions, which the graph holds as a table.
     """
     model = copy.deepcopy(model)
     names = [name for name, _ in model.vocabulary.projection.named_parameters()]
@@ -45,7 +47,9 @@ def rounded(model: LanguageModel, precision: Precision, spec: Spec) -> LanguageM
 
 
 def in_blocks(matrix: np.ndarray, bits: int) -> np.ndarray:
-    """W [K, N] rounded block by block along K to 2^bits values between its least and its greatest, zero among them."""
+    """W [K, N] rounded block by block along K to 2^bits values between its least and its greatest, zero among
+    them.
+    """
     rounded = np.empty_like(matrix)
     for at in range(0, len(matrix), BLOCK):
         block = matrix[at : at + BLOCK]
@@ -57,7 +61,9 @@ def in_blocks(matrix: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _summed_over(name: str) -> int | None:
-    """The dimension of a parameter that activations are summed over; None for what the graph does not quantise."""
+    """The dimension of a parameter that activations are summed over; None for what the graph does not
+    quantise.
+    """
     if name.startswith("vocabulary."):
         kinds = {"table": 1, "output_table": 1, "cluster_table": 1, "projection": 1, "output_projection": 0}
         return kinds.get(name.split(".")[1])

@@ -32,7 +32,7 @@ def memory_limit(root: Path = ROOT) -> int | None:
 
 
 def _share(folder: Path) -> float | None:
-    """The processors that one group's quota amounts to; None where it has none ("max", or -1 in version 1)."""
+    """The processors of one group's quota; None where it has none ("max", or -1 in version 1)."""
     quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
     if not quota:  # version 1 has a file for each
         quota, period = (_read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
@@ -73,7 +73,7 @@ def _memberships(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(root: Path) -> Iterator[tuple[Path, str, str]]:
-    """Folder, mounted part and file system of each line of /proc/self/mountinfo that is about control groups."""
+    """Folder, mounted part and file system of each control group in /proc/self/mountinfo."""
     for line in _read(root / "proc/self/mountinfo").splitlines():
         front, _, back = line.partition(" - ")
         fields, kind = front.split(), back.split(" ", 1)[0]

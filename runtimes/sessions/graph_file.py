@@ -60,8 +60,8 @@ def refuse_foreign_graph(data: bytes, *, name: str, files: Collection[str]) -> N
         )
     if inside.loops:
         raise ArtefactError(
-            f"{name} has a {min(inside.loops).decode()} operator, which may never end, and no step needs one; "
-            "export the artefact again."
+            f"{name} has a {min(inside.loops).decode()} operator, which may never end, and no step needs "
+            "one; export the artefact again."
         )
 
 

@@ -5,8 +5,8 @@ before it:
 
     b(c, t)     = min_i l_i(c, t)                           the group's baseline, position by position
     T           = the share r of all positions where b(c, t) is largest
-    f_i(c, c')  = mean over T of min(b(c, t), l_i(c', t))   the relative loss: a loss above the baseline is cut
-    g_i(c, c')  = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)    the relative gain, of perplexity
+    f_i(c, c')  = mean over T of min(b(c, t), l_i(c', t))   the relative loss: a loss above the baseline is
+    cut g_i(c, c')  = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)    the relative gain, of perplexity
 
 and RECL is the first c, from the shortest on, for which g_i(c, c + Δ) < 0.01.
 

@@ -38,7 +38,9 @@ def artefact(artefacts: dict[str, Path], tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def python() -> Python:
-    """`python(code, *arguments, block=…)` runs code in a new interpreter in which the named packages cannot be imported."""
+    """`python(code, *arguments, block=…)` runs code in a new interpreter in which the named packages cannot
+    be imported.
+    """
 
     def start(code: str, *arguments: object, block: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         preamble = f"import sys\nfor name in {block!r}: sys.modules[name] = None\n"
@@ -50,7 +52,7 @@ def python() -> Python:
 
 @pytest.fixture(scope="session")
 def reseal() -> Callable[..., None]:
-    """`reseal(folder, name)`: makes the hashes and the digest of `spec.json` fit what the folder holds now."""
+    """`reseal(folder, name)`: makes `spec.json`'s hashes and digest fit what the folder holds now."""
 
     def seal(folder: Path, *names: str, **changes: object) -> None:
         document = {**json.loads((folder / "spec.json").read_text()), **changes}

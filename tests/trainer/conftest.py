@@ -16,7 +16,10 @@ from trainer.model.config import ModelConfig
 from trainer.run.config import TrainConfig
 from trainer.training.state import Training
 
-SENTENCE = "the memory of a segment is read by the next one and no gradient flows into it while rows keep their own place"
+SENTENCE = (
+    "the memory of a segment is read by the next one and no gradient flows into it while rows keep their "
+    "own place"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -56,10 +59,16 @@ def make_config(text_file: Path) -> Callable[..., TrainConfig]:
             "model": ModelConfig(**sizes),
             "training": MemoryRule(mem_len=8, segment=8, mask="full"),
             "evaluation": MemoryRule(mem_len=12, segment=8),
-            "text": str(text_file), "batch": 4, "steps": 20, "learning_rate": 0.01,
+            "text": str(text_file),
+            "batch": 4,
+            "steps": 20,
+            "learning_rate": 0.01,
             "warmup_steps": min(3, changes.get("steps", 20)),
-            "log_every": 1, "validate_every": 10, "checkpoint_every": 5, "threads": 1,
-        }  # fmt: skip
+            "log_every": 1,
+            "validate_every": 10,
+            "checkpoint_every": 5,
+            "threads": 1,
+        }
         return TrainConfig(**settings | changes)
 
     return make

@@ -51,7 +51,9 @@ class _EngineStep(StepGraph):
 
     @property
     def gated(self) -> bool:
-        """An epsilon of 1e-8 is 0 in float16, so engines leave it out; the export's validation measures what that costs."""
+        """An epsilon of 1e-8 is 0 in float16, so engines leave it out; the export's validation measures what
+        that costs.
+        """
         return False
 
     def selected(self, x: ir.Value) -> list[ir.Value]:
@@ -84,7 +86,9 @@ class _OperatorStep(_EngineStep):
         return op.Cast(clipped, to=ir.DataType.INT32)
 
     def term_inputs(self, group: Group) -> list[ir.Value]:
-        """u, v, the position table and the bias table of a group, zeros for those that the model does not have."""
+        """u, v, the position table and the bias table of a group, zeros for those that the model does not
+        have.
+        """
         terms, rows = self.terms.layer(group.layer), self.terms.rows(group.rule)
         heads, name = group.heads, f"blocks.{group.name}."
         u, v = (query_bias(vector, heads) for vector in (terms.u, terms.v))

@@ -1,4 +1,6 @@
-"""Public corpora from the archives people have: parts, vocabularies, newlines, and every file that is not what it should be."""
+"""Public corpora from the archives people have: parts, vocabularies, newlines, and every file that is not
+what it should be.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,12 @@ def prepared(tmp_path: Path) -> Prepare:
             assert sorted(tmp_path.rglob("*")) == before, "something was written"
             raise
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-            "data.json", "test.bin", "train.bin", "valid.bin", "vocab.json",
-        ]  # fmt: skip
+            "data.json",
+            "test.bin",
+            "train.bin",
+            "valid.bin",
+            "vocab.json",
+        ]
         return open_dataset(tmp_path / "out")
 
     return make
@@ -200,7 +206,7 @@ def test_a_file_that_is_not_the_published_one_is_refused_without_unverified(
 
 @pytest.fixture
 def publish(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path], None]:
-    """`publish(name, source)`: makes the table know a small archive, or its members, as the published ones."""
+    """`publish(name, source)`: makes the table know a small archive, or its members, as published."""
 
     def known(name: str, source: Path) -> None:
         corpus = CORPORA[name]
@@ -367,9 +373,12 @@ def test_the_same_corpus_gives_the_same_dataset_from_every_form(tmp_path: Path) 
     identities = set()
     for form in FORMS:
         facts = prepare(
-            "one-billion-word", make_source(tmp_path / form, "one-billion-word", form), tmp_path / f"out-{form}",
-            unverified=True, progress=False,
-        )  # fmt: skip
+            "one-billion-word",
+            make_source(tmp_path / form, "one-billion-word", form),
+            tmp_path / f"out-{form}",
+            unverified=True,
+            progress=False,
+        )
         identities.add(json.dumps({name: file.sha256 for name, file in facts.files.items()}))
     assert len(identities) == 1
 

@@ -146,10 +146,16 @@ def test_a_record_that_is_none_is_refused(content: bytes, dataset: Path) -> None
 @pytest.mark.parametrize(
     "change",
     [
-        {"tokens": {"train": 10**15}}, {"vocab_size": 0}, {"vocab_size": 1 << 40}, {"schema": 0}, {"files": {}},
-        {"dtype": "int32"}, {"tokens": {"train": 0, "valid": 2, "test": 2}}, {"tokens": {"train": -5, "valid": 2, "test": 2}},
+        {"tokens": {"train": 10**15}},
+        {"vocab_size": 0},
+        {"vocab_size": 1 << 40},
+        {"schema": 0},
+        {"files": {}},
+        {"dtype": "int32"},
+        {"tokens": {"train": 0, "valid": 2, "test": 2}},
+        {"tokens": {"train": -5, "valid": 2, "test": 2}},
     ],
-)  # fmt: skip
+)
 def test_a_record_that_contradicts_itself_is_refused_though_its_digest_is_right(
     change: dict[str, Any], dataset: Path
 ) -> None:

@@ -21,7 +21,7 @@ Serve = Callable[[dict[str, bytes]], str]
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """`serve({"/name": content})` → address. `/short` announces more than it sends; what is not there is 404."""
+    """`serve({"/name": content})` → address. `/short` announces more than it sends; other names are 404."""
     files: dict[str, bytes] = {}
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,6 @@
-"""What validation decides in a run: the best weights, the learning rate, the end; and that the last good checkpoint is kept."""
+"""What validation decides in a run: the best weights, the learning rate, the end; and that the last good
+checkpoint is kept.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def weights_after(make_config: Make, folder: Path, step: int, **changes: Any) -> dict[str, torch.Tensor]:
-    """The weights that a run with another number of validations has after a step; with dropout 0 these change nothing."""
+    """The weights that a run with another number of validations has after a step; with dropout 0 these change
+    nothing.
+    """
     train(make_config(steps=step, schedule="constant", validate_every=999, **changes), folder, progress=False)
     return load_file(folder / "model.safetensors")
 

@@ -1,4 +1,6 @@
-"""Training processes that SIGKILL ends at any moment, also in the middle of a file, and that resume to the same bits."""
+"""Training processes that SIGKILL ends at any moment, also in the middle of a file, and that resume to the
+same bits.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ Make = Callable[..., TrainConfig]
 
 
 def kill_and_resume(config: TrainConfig, folder: Path, *, kills: int) -> int:
-    """Trains `folder`/killed in real processes that SIGKILL ends so often, at random moments; returns how many were killed."""
+    """Trains `folder`/killed in real processes that SIGKILL ends so often, at random moments; returns how
+    many were killed.
+    """
     write_json(folder / "config.json", to_json(config))
     command = [sys.executable, "-c", "from xl_export.cli.main import main; main()", "train"]
     arguments, killed, done = (
@@ -62,9 +66,17 @@ def test_a_run_of_every_kind_killed_twenty_times_ends_with_the_same_bits(
     make_config: Make, tmp_path: Path
 ) -> None:
     config = make_config(
-        steps=2000, checkpoint_every=7, validate_every=50, dropout=0.1, accumulate=2, optimizer="adagrad", autocast="fp16",
-        averaging=Averaging(start_step=900), mem_len_schedule=((500, 12), (1500, 6)), segment_schedule=((1000, 5),),
-    )  # fmt: skip
+        steps=2000,
+        checkpoint_every=7,
+        validate_every=50,
+        dropout=0.1,
+        accumulate=2,
+        optimizer="adagrad",
+        autocast="fp16",
+        averaging=Averaging(start_step=900),
+        mem_len_schedule=((500, 12), (1500, 6)),
+        segment_schedule=((1000, 5),),
+    )
     whole = train(config, tmp_path / "whole", progress=False)
     assert kill_and_resume(config, tmp_path, kills=20) == 20
     assert_same_run(tmp_path / "killed", whole)

@@ -48,7 +48,8 @@ def test_the_loss_falls_well_below_that_of_guessing(make_config: Make, tmp_path:
 
 
 def test_golden_losses_of_twenty_steps(make_config: Make, tmp_path: Path) -> None:
-    """A refactoring leaves every loss as it was. After a change that is meant to alter them, write them anew with
+    """A refactoring leaves every loss as it was. After a change that is meant to alter them, write them anew
+    with
 
     REGENERATE=1 .venv/bin/python -m pytest tests/trainer/training/test_loop.py -k golden
     """
@@ -213,7 +214,9 @@ def test_a_model_that_the_last_step_broke_is_not_saved(
 def test_weights_that_are_not_finite_are_never_saved(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_every: int
 ) -> None:
-    """Neither at a checkpoint nor after the last step: the loss of that step was finite, and the next one comes too late."""
+    """Neither at a checkpoint nor after the last step: the loss of that step was finite, and the next one
+    comes too late.
+    """
     steps, constrain = [], LanguageModel.constrain
 
     def breaking(model: LanguageModel) -> None:

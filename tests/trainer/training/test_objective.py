@@ -1,4 +1,6 @@
-"""What training descends: the whole or half a segment, the losses of Al-Rfou et al. (2018), and the span penalty."""
+"""What training descends: the whole or half a segment, the losses of Al-Rfou et al. (2018), and the span
+penalty.
+"""
 
 from __future__ import annotations
 

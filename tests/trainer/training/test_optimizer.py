@@ -1,4 +1,6 @@
-"""Adam and Adagrad: their first steps against the formulas, and against the libraries where these do the same."""
+"""Adam and Adagrad: their first steps against the formulas, and against the libraries where these do the
+same.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Several processes under `torchrun`: the losses of one, its checkpoints on any number, and one sentence when one is lost."""
+"""Several processes under `torchrun`: the losses of one, its checkpoints on any number, and one sentence when
+one is lost.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def longer(run: Path, steps: int) -> None:
 def test_two_processes_reach_the_losses_of_one_and_go_on_where_it_stopped(
     make_config: Make, tmp_path: Path
 ) -> None:
-    """Two, then one, then two again, with parts of the batch and lengths that change, against one from beginning to end."""
+    """Two, then one, then two again, with parts of the batch and lengths that change, against one from
+    beginning to end.
+    """
     recipe = {"batch": 8, "accumulate": 2, "schedule": "constant", "mem_len_schedule": ((2, 5), (5, 11))}
     config = make_config(steps=6, validate_every=3, checkpoint_every=3, **recipe)
     write_json(tmp_path / "config.json", to_json(config))
@@ -142,7 +146,9 @@ def test_a_mistake_is_one_sentence_of_the_first_process(make_config: Make, tmp_p
 
 
 def test_processes_with_different_configurations_are_refused(make_config: Make, tmp_path: Path) -> None:
-    """As on two machines of which one has an older file; without torchrun, which gives all of them the same arguments."""
+    """As on two machines of which one has an older file; without torchrun, which gives all of them the same
+    arguments.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}

@@ -65,7 +65,8 @@ def test_every_kind_of_run_resumes(make_config: Make, tmp_path: Path, changes: d
     assert_same_run(resume(tmp_path / "stopped", progress=False), whole)
 
 
-@pytest.mark.parametrize(  # states are written at steps 0, 5, 10, 15 and 20, models at 0, 5, and the best validations, 10 and 20
+# States are written at steps 0, 5, 10, 15 and 20, models at 0, 5, and the best validations, 10 and 20.
+@pytest.mark.parametrize(
     ("half", "number"),
     [
         ("training.safetensors", 3),
@@ -151,11 +152,22 @@ def test_the_scale_of_the_loss_is_resumed(make_config: Make, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "change",
     [
-        {"step": -1}, {"step": 21}, {"step": "5"}, {"at": -1}, {"position": 1 << 60}, {"ranks": 0}, {"ranks": 1 << 60},
-        {"scale": 0.0}, {"scale_steps": 0.5}, {"validations": [{"step": 1}]}, {"validations": 3}, {"unknown": 1},
-        {"averaged": None}, None,
+        {"step": -1},
+        {"step": 21},
+        {"step": "5"},
+        {"at": -1},
+        {"position": 1 << 60},
+        {"ranks": 0},
+        {"ranks": 1 << 60},
+        {"scale": 0.0},
+        {"scale_steps": 0.5},
+        {"validations": [{"step": 1}]},
+        {"validations": 3},
+        {"unknown": 1},
+        {"averaged": None},
+        None,
     ],
-)  # fmt: skip
+)
 def test_facts_that_are_none_are_refused(
     make_config: Make, tmp_path: Path, change: dict[str, Any] | None
 ) -> None:

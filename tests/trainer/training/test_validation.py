@@ -26,10 +26,16 @@ def test_the_best_is_the_first_of_the_lowest() -> None:
 @pytest.mark.parametrize(
     ("scores", "patience", "ends"),
     [
-        ((), 1, False), ((3,), 1, False), ((3, 2), 1, False), ((3, 3), 1, True), ((3, 4), 2, False), ((3, 4, 5), 2, True),
-        ((3, 4, 2, 5), 2, False), ((3, 4, 5, 6, 7), 0, False),
+        ((), 1, False),
+        ((3,), 1, False),
+        ((3, 2), 1, False),
+        ((3, 3), 1, True),
+        ((3, 4), 2, False),
+        ((3, 4, 5), 2, True),
+        ((3, 4, 2, 5), 2, False),
+        ((3, 4, 5, 6, 7), 0, False),
     ],
-)  # fmt: skip
+)
 def test_patience(scores: tuple[float, ...], patience: int, ends: bool) -> None:
     assert out_of_patience(history(*scores), patience) == ends
 
