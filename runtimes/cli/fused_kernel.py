@@ -17,5 +17,7 @@ def fused_kernel_command() -> None:
     has a graph for it; `info` says whether an artefact has one. Without it the standard operators compute the
     same.
     """
+    if sentence := fused_cpu.ignored():
+        click.echo(f"Warning: {sentence}", err=True)
     before = fused_cpu.built() is not None
     click.echo(f"the fused operator {'was built before' if before else 'is built'}: {fused_cpu.build()}")

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from runtimes.cli.options import echo_json, folder_argument, json_option
+from runtimes.sessions import fused_cpu
 from runtimes.sessions.open import describe
 from runtimes.tasks.describe import describe_lines
 
@@ -21,6 +22,8 @@ def info_command(path: Path, as_json: bool) -> None:
     precision, what computes a step, the hashes, and every tensor of the graph with its shape.
     """
     facts = describe(path)
+    if facts.get("fused_graph") and (sentence := fused_cpu.ignored()):
+        facts["fused_kernel_ignored"] = sentence
     for line in describe_lines(facts):
         click.echo(line)
     echo_json(facts, as_json)

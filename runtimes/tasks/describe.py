@@ -50,6 +50,8 @@ def _fused_advice(facts: dict[str, Any]) -> str:
         return ""
     if not facts["fused_graph"]:
         return "; the fused operator does not serve this model and memory"
+    if "fused_kernel_ignored" in facts:
+        return f"; {facts['fused_kernel_ignored'].rstrip('.')}"
     return "; there is a graph for the fused operator, which `xl-export fused-kernel` builds"
 
 

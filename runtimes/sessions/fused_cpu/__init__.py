@@ -1,5 +1,5 @@
 """The fused operator for the CPU: a C++ library that is built once on a machine."""
 
-from runtimes.sessions.fused_cpu.library import build, built
+from runtimes.sessions.fused_cpu.library import build, built, ignored
 
-__all__ = ["build", "built"]
+__all__ = ["build", "built", "ignored"]

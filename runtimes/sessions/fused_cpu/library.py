@@ -4,6 +4,12 @@ The fused operator computes what about a dozen standard operators compute in a l
 position scores, the shift, the mask, the softmax and the weighted values. Its scores never leave the
 processor's cache. It is compiled once on the machine that runs the artefact, which needs a C++ compiler for
 it.
+
+Loading a library executes it. A library is therefore used only where nobody but this user and root can have
+written it: the file and every folder above it must belong to one of them, and no other user may write there.
+The folders are examined from the root downwards and without links, so nobody else can exchange a folder that
+was examined. For the same reason nobody else can exchange the library between this check and the moment when
+ONNX Runtime loads it.
 """
 
 from __future__ import annotations
@@ -12,11 +18,12 @@ import hashlib
 import os
 import platform
 import shlex
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
 
-from runtimes.base.errors import MissingPackageError, UserError
+from runtimes.base.errors import MissingPackageError, UserError, first_line
 from runtimes.base.files import sha256, writing
 
 FOLDER = Path(__file__).parent
@@ -36,36 +43,67 @@ DIGITS = 16  # of a hash that are part of a file name
 
 
 def built() -> Path | None:
-    """The library for this processor and these sources; None where none is built or the file was altered."""
+    """The library for this processor and these sources; None where none is built, where the file was altered,
+    or where another user may have written it.
+    """
     return next(
-        (library for library in _libraries() if library.stem.endswith(sha256(library)[:DIGITS])), None
+        (
+            library
+            for library in _libraries()
+            if _fault(library) is None and library.stem.endswith(sha256(library)[:DIGITS])
+        ),
+        None,
     )
+
+
+def ignored() -> str | None:
+    """One sentence that says why a library that lies in the cache is not loaded, and how to mend it.
+
+    None where the library is used, where there is none, or where it is only damaged.
+    """
+    faults = [fault for library in _libraries() if (fault := _fault(library))]
+    return None if built() or not faults else f"the fused operator in the cache is not loaded: {faults[0]}."
 
 
 def build() -> Path:
     """The library for this processor, compiled into the user's cache unless it is there already.
 
     The compiler is the command in the variable CXX, or g++. Raises MissingPackageError where it cannot be
-    started and UserError where it fails.
+    started, and UserError where it fails or where another user may write the cache.
     """
     if library := built():
         return library
-    cache, damaged = _cache(), _libraries()
+    cache, unused = _cache(), _libraries()
     if cache is None:
         raise UserError(
             "there is no home folder for the fused operator; name a folder in the variable XDG_CACHE_HOME."
         )
-    compiler = shlex.split(os.environ.get("CXX", "g++")) or ["g++"]
+    compiler = _compiler()
     with writing(cache):
-        cache.mkdir(parents=True, exist_ok=True)
+        cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        cache.mkdir(mode=0o700, exist_ok=True)
+        if fault := _fault(cache):
+            raise UserError(f"the fused operator would not be loaded from {cache}: {fault}.")
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             compiled = Path(folder) / "fused.so"
             _compile(compiler, compiled)
+            compiled.chmod(0o700)  # the umask may let the group write
             library = cache / f"fused-{_key()}-{sha256(compiled)[:DIGITS]}.so"
             os.replace(compiled, library)
-        for other in set(damaged) - {library}:
+        for other in set(unused) - {library}:
             other.unlink(missing_ok=True)
     return library
+
+
+def _compiler() -> list[str]:
+    """The words of the variable CXX, or g++."""
+    given = os.environ.get("CXX", "g++")
+    try:
+        return shlex.split(given) or ["g++"]
+    except ValueError as error:  # a quotation mark that is not closed
+        raise UserError(
+            f"the variable CXX is {given!r:.80}, which is no command ({first_line(error)}); name GCC 9 or newer."
+        ) from error
 
 
 def _compile(compiler: list[str], library: Path) -> None:
@@ -100,11 +138,43 @@ def _libraries() -> list[Path]:
 
 
 def _cache() -> Path | None:
-    """The folder of this user's libraries; None for a user without a home folder, as in some containers."""
+    """The folder of this user's libraries, without links; None for a user without a home folder, as in some
+    containers.
+
+    A relative XDG_CACHE_HOME is ignored, as the XDG Base Directory Specification asks: the working folder may
+    be a stranger's.
+    """
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "xl-export"
-    except RuntimeError:
+        parent = given if given.is_absolute() else Path.home() / ".cache"
+        return (parent / "xl-export").resolve() if parent.is_absolute() else None
+    except (RuntimeError, OSError):  # no home folder, or links in a circle
         return None
+
+
+def _fault(path: Path) -> str | None:
+    """Who else may write a file or folder or a folder above it, and how to mend it; None where nobody may.
+
+    A folder above the cache may be one in which only the owner of a file can replace it, such as /tmp.
+    """
+    cache = _cache()
+    for place in (*reversed(path.parents), path):
+        try:
+            facts = os.lstat(place)
+        except OSError as error:
+            return f"{place} cannot be examined ({error.strerror}); name another folder in XDG_CACHE_HOME"
+        folder = stat.S_ISDIR(facts.st_mode)
+        if not folder and not (place == path and stat.S_ISREG(facts.st_mode)):
+            return f"{place} is no regular file; delete it and run `xl-export fused-kernel`"
+        if facts.st_uid not in (os.geteuid(), 0):
+            mend = "name a folder of your own in XDG_CACHE_HOME" if folder else "delete it"
+            return f"{place} belongs to another user (number {facts.st_uid}); {mend}"
+        above = cache is not None and place in cache.parents
+        shared = facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if shared and not (above and facts.st_mode & stat.S_ISVTX):
+            mend = f"run `chmod go-w {shlex.quote(str(place))}`" if folder else "delete it"
+            return f"other users may write {place}; {mend}, and run `xl-export fused-kernel`"
+    return None
 
 
 def _key() -> str:
