@@ -119,10 +119,10 @@ def import_command(
         refuse_existing(out, force=force, marker="import.json")
     with needs("train", "torch", "safetensors", "tqdm"):
         from trainer.model.model import count_parameters
-        from xl_export.importers.checkpoint import ImportOptions
         from xl_export.importers.formats import FORMATS, open_source, recognise
         from xl_export.importers.self_check import check_import
-        from xl_export.importers.settings import Overrides, Settings, read_settings
+        from xl_export.importers.shared.checkpoint import ImportOptions
+        from xl_export.importers.shared.settings import Overrides, Settings, read_settings
         from xl_export.importers.write import import_record, write_run
     given = [("option", Settings(**flags))]
     if settings is not None:

@@ -24,11 +24,11 @@ from torch import Tensor
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.rule import MAX_LENGTH, MemoryRule
 from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
-from xl_export.importers.checkpoint import Checkpoint, ImportOptions, Source, companion_file
-from xl_export.importers.embedding import convert_vocabulary, same
-from xl_export.importers.settings import Setting
-from xl_export.importers.validated import Tensors, sizes_of
-from xl_export.importers.vocabularies import read_vocabulary
+from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
+from xl_export.importers.shared.embedding import convert_vocabulary, same
+from xl_export.importers.shared.settings import Setting
+from xl_export.importers.shared.validated import Tensors, sizes_of
+from xl_export.importers.shared.vocabularies import read_vocabulary
 
 PROJECT = "facebookresearch/adaptive-span"
 VOCABULARIES = ("corpus.pt", "corpus_sorted.pt")

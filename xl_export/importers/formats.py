@@ -12,11 +12,11 @@ from torch import Tensor
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_json
 from runtimes.contract.spec import SPEC
-from xl_export.importers import adaptive_span, huggingface, kimiyoung, nvidia, ours, tensorflow
-from xl_export.importers.checkpoint import Checkpoint, ImportOptions, Source
+from xl_export.importers import adaptive_span, huggingface, kimiyoung, nvidia, own_run, tensorflow
 from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.tensors import read_npz_tensors
-from xl_export.importers.validated import shown
+from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source
+from xl_export.importers.shared.validated import shown
 
 CONFIG = "config.json"
 # looked for in a folder, in this order
@@ -47,7 +47,7 @@ FORMATS = {
     "tensorflow": Format(
         tensorflow.PROJECT, "an .npz of its variables", tensorflow.recognises, tensorflow.read
     ),
-    "xl-export": Format(ours.PROJECT, "a run", ours.recognises, ours.read),
+    "xl-export": Format(own_run.PROJECT, "a run", own_run.recognises, own_run.read),
 }
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import ArtefactError
-from xl_export.importers.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.tensors import read_safetensors
-from xl_export.importers.settings import Setting, memory_rule
-from xl_export.importers.transformer_xl import Architecture, convert
-from xl_export.importers.validated import ascending, boolean, booleans, fraction, integer
-from xl_export.importers.vocabularies import read_vocabulary
+from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
+from xl_export.importers.shared.settings import Setting, memory_rule
+from xl_export.importers.shared.transformer_xl import Architecture, convert
+from xl_export.importers.shared.validated import ascending, boolean, booleans, fraction, integer
+from xl_export.importers.shared.vocabularies import read_vocabulary
 
 PROJECT = "Hugging Face TransfoXL"
 CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")

@@ -23,13 +23,13 @@ from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.rule import MemoryRule
-from xl_export.importers.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.pickle import values
 from xl_export.importers.pickle.values import Foreign
-from xl_export.importers.settings import Setting, memory_rule, published
-from xl_export.importers.transformer_xl import Architecture, convert
-from xl_export.importers.validated import ascending, boolean, fraction, integer, shown
-from xl_export.importers.vocabularies import read_vocabulary
+from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
+from xl_export.importers.shared.settings import Setting, memory_rule, published
+from xl_export.importers.shared.transformer_xl import Architecture, convert
+from xl_export.importers.shared.validated import ascending, boolean, fraction, integer, shown
+from xl_export.importers.shared.vocabularies import read_vocabulary
 
 PROJECT = "kimiyoung/transformer-xl"
 MODEL, VOCABULARIES = "model.pt", ("cache.pt",)

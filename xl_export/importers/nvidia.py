@@ -13,12 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import ArtefactError
-from xl_export.importers.checkpoint import Checkpoint, ImportOptions, Source, companion_file
-from xl_export.importers.embedding import same
-from xl_export.importers.settings import Setting, memory_rule, published
-from xl_export.importers.transformer_xl import Architecture, convert
-from xl_export.importers.validated import Tensors, ascending, boolean, booleans, fraction, integer, shown
-from xl_export.importers.vocabularies import read_vocabulary, vocabulary
+from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
+from xl_export.importers.shared.embedding import same
+from xl_export.importers.shared.settings import Setting, memory_rule, published
+from xl_export.importers.shared.transformer_xl import Architecture, convert
+from xl_export.importers.shared.validated import (
+    Tensors,
+    ascending,
+    boolean,
+    booleans,
+    fraction,
+    integer,
+    shown,
+)
+from xl_export.importers.shared.vocabularies import read_vocabulary, vocabulary
 
 PROJECT = "NVIDIA DeepLearningExamples Transformer-XL"
 VOCABULARIES = ("cache.pt",)

@@ -16,7 +16,7 @@ from runtimes.contract.rule import MemoryRule
 from trainer.model.attention import relative_attention
 from trainer.model.model import LanguageModel
 from trainer.model.naive import naive_attention
-from xl_export.importers.checkpoint import Checkpoint
+from xl_export.importers.shared.checkpoint import Checkpoint
 
 TOLERANCE = (
     1e-3  # nats, for any one token; float32 rounding stays below 1e-4 in every model that was measured

@@ -26,11 +26,11 @@ from typing import Any
 
 from torch import Tensor
 
-from xl_export.importers.checkpoint import Checkpoint, ImportOptions, Source, companion_file
-from xl_export.importers.settings import Setting, memory_rule, published
-from xl_export.importers.transformer_xl import Architecture, convert
-from xl_export.importers.validated import Tensors
-from xl_export.importers.vocabularies import read_vocabulary
+from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
+from xl_export.importers.shared.settings import Setting, memory_rule, published
+from xl_export.importers.shared.transformer_xl import Architecture, convert
+from xl_export.importers.shared.validated import Tensors
+from xl_export.importers.shared.vocabularies import read_vocabulary
 
 PROJECT = "TensorFlow Transformer-XL"
 VOCABULARIES = ("cache.pkl", "vocab.txt", "vocab.json")

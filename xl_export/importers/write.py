@@ -16,7 +16,7 @@ from runtimes.base.sealed import file_facts
 from runtimes.contract.spec import VOCAB
 from trainer.model.model import LanguageModel
 from trainer.run.checkpoint import CONFIG, MODEL, save_tensors
-from xl_export.importers.checkpoint import Checkpoint
+from xl_export.importers.shared.checkpoint import Checkpoint
 
 IMPORT = "import.json"
 

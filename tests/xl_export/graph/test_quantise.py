@@ -1,13 +1,7 @@
-"""Artefacts of fewer bits: the graph is the fp32 one over rounded weights, and every export says what that
-costs.
-"""
+"""Graphs of fewer bits: each is the fp32 graph over rounded weights."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,36 +10,23 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from click.testing import CliRunner
 
 from runtimes import open_session
-from runtimes.base.errors import ArtefactError, ConfigError, TextError
 from runtimes.base.logits import log_sum_exp
-from runtimes.contract.precision import LIMITS, Measured, Precision, sentence
+from runtimes.contract.precision import Precision
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import GRAPH, SPEC, VOCAB, WEIGHTS, load_spec, parse_spec
-from runtimes.contract.vocabulary import load_vocab
-from runtimes.sessions import fused_cpu
+from runtimes.contract.spec import GRAPH, load_spec
 from runtimes.sessions.onnx_runtime import OrtSession
-from runtimes.tasks.check import check
-from tests.architectures import ARCHITECTURES
 from tests.rounding import in_blocks
 from tests.streams import feed, rows
 from trainer.model.config import VocabularyConfig
 from trainer.run.checkpoint import load_run
 from xl_export.artefact.export import export, finite_weights, make_spec
-from xl_export.cli.main import main
 from xl_export.graph import quantise as presets
 from xl_export.graph.ops import save_model
 from xl_export.graph.step import step_graph
 
 FORMS = ("ring", "shift", "hidden")
-SIZES: dict[str, Any] = {
-    "d_model": 48,
-    "heads": 2,
-    "head_dim": 20,
-    "d_ff": 64,
-}  # 48: a last block that is half full
 KINDS = (
     "transformer-xl",
     "adaptive-softmax",
@@ -56,26 +37,6 @@ KINDS = (
     "absolute",
 )
 CUT = [8, 1, 7, 8, 8, 3, 8, 5]
-
-
-@pytest.fixture(scope="module")
-def calm_run(make_run: Callable[..., Path], text: str) -> Callable[..., Path]:
-    """`calm_run(kind)`: a run of an architecture with weights as small as trained ones, and some text kept
-    aside.
-    """
-    from safetensors.torch import load_file, save_file
-
-    def make(kind: str) -> Path:
-        sizes = SIZES | {
-            name: size for name, size in ARCHITECTURES[kind].items() if name != "d_ff" or not size
-        }
-        folder = make_run(**sizes)
-        file = folder / "model.safetensors"
-        save_file({name: 0.4 * tensor for name, tensor in load_file(file).items()}, file)
-        (folder / "test.txt").write_text(text[:300], encoding="utf-8")
-        return folder
-
-    return make
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -138,41 +99,6 @@ def test_the_parts_of_a_matrix_stand_for_its_naive_rounding(bits: int) -> None:
     assert np.abs(found.reshape(6, 96)[:, :80].T - matrix).max() < 0.51 * step
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
-def test_an_export_measures_itself(
-    precision: Precision, form: Any, calm_run: Callable[..., Path], tmp_path: Path
-) -> None:
-    run = calm_run("transformer-xl")
-    whole = export(run, tmp_path / "fp32", memory=form)
-    folder = export(run, tmp_path / precision, memory=form, precision=precision)
-    spec, report = load_spec(folder), check(folder)
-    assert report.passed
-    assert report.against == ("PyTorch" if precision == "fp16" else "the exporting machine")
-    assert load_spec(whole).measured is None
-    measured = spec.measured
-    assert measured is not None
-    assert measured.tokens == 299
-    assert measured.num_bytes < 0.7 * measured.fp32_num_bytes
-    assert measured.num_bytes == sum((folder / name).stat().st_size for name in (GRAPH, WEIGHTS))
-    assert 0 <= measured.kl_nats < 0.1
-    assert 0.7 < measured.agreement <= 1
-    assert abs(measured.bits_lost) < {"fp16": 0.002, "int8": 0.01, "int4": 0.1}[precision]
-
-
-def test_what_is_measured_is_what_evaluation_says(calm_run: Callable[..., Path], tmp_path: Path) -> None:
-    from runtimes.tasks.evaluate import evaluate
-
-    run = calm_run("adaptive-softmax")
-    folder = export(run, tmp_path / "artefact", precision="int4")
-    session = open_session(folder)
-    tokens = session.vocab.encode((run / "test.txt").read_bytes())
-    measured = load_spec(folder).measured
-    assert measured is not None
-    assert abs(evaluate(session, tokens).bits_per_token - measured.bits_per_token) < 1e-3
-    assert abs(evaluate(open_session(run), tokens).bits_per_token - measured.fp32_bits_per_token) < 1e-4
-
-
 @pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
 @pytest.mark.parametrize("kind", ["adaptive-softmax", "adaptive-softmax-wide-first"])
 def test_large_vocabularies_score_and_predict_alike(
@@ -215,192 +141,6 @@ def test_a_tied_table_is_stored_once(calm_run: Callable[..., Path], tmp_path: Pa
 def test_values_beyond_the_range_of_half_precision_are_kept_as_far_as_it_goes() -> None:
     found = presets._half(np.array([1e6, -1e6, np.inf, -np.inf, 1.0], np.float32))
     assert found.tolist() == [65504, -65504, np.inf, -np.inf, 1]
-
-
-def test_a_run_without_text_of_its_own_is_measured_on_what_is_given(
-    make_run: Callable[..., Path], tmp_path: Path
-) -> None:
-    run = make_run()
-    assert load_spec(export(run, tmp_path / "none", precision="int8")).measured is None
-    text = tmp_path / "text.txt"
-    text.write_text("The memory is yours.")
-    measured = load_spec(export(run, tmp_path / "some", precision="int8", text=text)).measured
-    assert measured is not None
-    assert measured.tokens == 19
-    text.write_text("T")
-    with pytest.raises(TextError, match=r"text\.txt has 1 token\(s\), expected at least 2"):
-        export(run, tmp_path / "short", precision="int8", text=text)
-    assert not (tmp_path / "short").exists()
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ here to build the kernel with")
-@pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_the_fused_kernel_passes_the_check_of_quantised_weights(
-    precision: Precision, calm_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = export(calm_run("transformer-xl"), tmp_path / "artefact", precision=precision)
-    assert check(folder).max_difference < 1e-5  # the very same operators
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    fused_cpu.build()
-    session = open_session(folder)
-    assert isinstance(session, OrtSession)
-    assert session.kernel == "fused"
-    report = check(folder)
-    assert report.passed, report.sentence
-
-
-@pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_the_check_of_quantised_weights_finds_wrong_scales(
-    precision: Precision, make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its tolerances let the rounding of activations differ and no more: scales that are a tenth too large
-    are found.
-    """
-    folder = export(make_run(**SIZES), tmp_path / "artefact", precision=precision)
-    model = ir.load(folder / GRAPH)
-    for name, value in model.graph.initializers.items():
-        if ".scales" in name:
-            array = value.const_value.numpy()  # type: ignore[union-attr]
-            value.const_value = ir.tensor((1.1 * array).astype(array.dtype), name=name)
-    ir.save(model, folder / "wrong.onnx")  # beside the weights that it shares
-    spec = load_spec(folder)
-    wrong = OrtSession(spec, load_vocab(folder / VOCAB), folder / "wrong.onnx")
-    monkeypatch.setattr("runtimes.tasks.check.open_session", lambda *arguments, **options: wrong)
-    report = check(folder)
-    assert not report.passed, report.sentence
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("precision", "int3"), ("memory_precision", "int8"), ("memory_precision", "int4")]
-)
-def test_precisions_that_there_are_not_are_refused(name: str, value: str, run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} is '{value}'; expected one of fp32, fp16"):
-        export(run, tmp_path / "artefact", **{name: value})  # type: ignore[arg-type]
-    assert not (tmp_path / "artefact").exists()
-
-
-def test_a_text_with_nothing_to_measure_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--text is the text on which a reduced precision"):
-        export(run, tmp_path / "artefact", text=tmp_path / "text.txt")
-
-
-def test_engines_take_one_precision(run: Path, tmp_path: Path) -> None:
-    for options, message in (
-        ({"precision": "int8"}, r"^--precision is int8, .* in fp16: leave it out\.$"),
-        (
-            {"precision": "fp32"},
-            r"^--precision is fp32, .* in fp16: leave it out; for an engine in fp32 give --memory shift ",
-        ),
-        (
-            {"memory_precision": "fp16"},
-            r"^--memory-precision is fp16, and --target tensorrt .*: leave it out\.$",
-        ),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            export(run, tmp_path / "artefact", target="tensorrt", **options)  # type: ignore[arg-type]
-
-
-def test_tensorrt_takes_no_precision_of_memory(calm_run: Callable[..., Path], tmp_path: Path) -> None:
-    arguments = [
-        "onnx",
-        str(calm_run("transformer-xl")),
-        "--out",
-        str(tmp_path / "a"),
-        "--target",
-        "tensorrt",
-    ]
-    result = CliRunner().invoke(main, [*arguments, "--memory-precision", "fp32"])
-    assert result.exit_code == 2
-    assert (
-        "--memory-precision is fp32, and --target tensorrt writes weights and memory in fp16: leave it out."
-        in result.output
-    )
-
-
-def test_the_command_says_what_was_measured_and_info_repeats_it(
-    calm_run: Callable[..., Path], tmp_path: Path
-) -> None:
-    run, out = calm_run("transformer-xl"), tmp_path / "artefact"
-    result = CliRunner().invoke(
-        main, ["onnx", str(run), "--out", str(out), "--precision", "int8", "--memory-precision", "fp16"]
-    )
-    assert result.exit_code == 0, result.output
-    assert "int8 with fp16 memory: " in result.output
-    spec = load_spec(out)
-    gained = f"{spec.bytes_per_stream:,} bytes per stream for {2 * spec.bytes_per_stream - 8:,}"
-    assert f"; {gained}; " in result.output
-    assert "held-out tokens" in result.output
-    info = CliRunner().invoke(main, ["info", str(out)])
-    assert f"ring in fp16, {gained} in fp32\n" in info.output
-    assert "check within 0.5 nats and 0.02 in the mean" in info.output
-    assert "int8 with fp16 memory: " in info.output
-    assert f"; {gained}; " in info.output
-    (run / "test.txt").unlink()
-    arguments = ["onnx", str(run), "--precision", "int8", "--out"]
-    result = CliRunner().invoke(main, [*arguments, str(tmp_path / "other")])
-    assert "\nint8 is not measured" in result.output
-    result = CliRunner().invoke(main, [*arguments, str(tmp_path / "third"), "--memory-precision", "fp16"])
-    assert f"\nint8 with fp16 memory ({gained}) is not measured" in result.output
-    for command, name in (("info", "other"), ("check", "other"), ("info", "artefact"), ("check", "artefact")):
-        result = CliRunner().invoke(main, [command, str(tmp_path / name)])
-        assert ("what int8 loses was never measured and has no bound" in result.output) is (
-            name == "other"
-        ), result.output
-
-
-@pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
-def test_a_preset_that_misses_its_limit_says_so(precision: Precision) -> None:
-    measured = Measured(
-        tokens=1000,
-        bits_per_token=2.0,
-        fp32_bits_per_token=2.0 - LIMITS[precision] - 1e-3,
-        kl_nats=0.1,
-        agreement=0.9,
-        num_bytes=1,
-        fp32_num_bytes=2,
-        seconds_per_token=1e-3,
-        fp32_seconds_per_token=2e-3,
-    )
-    assert "BEYOND the limit" in sentence(precision, measured)
-    assert "within the limit" in sentence(precision, dataclasses.replace(measured, bits_per_token=1.9))
-    assert "too few tokens to judge" in sentence(precision, dataclasses.replace(measured, tokens=4))
-
-
-@pytest.mark.parametrize("figure", [float("nan"), float("inf"), 1e300, 10**400, -2])
-@pytest.mark.parametrize(
-    "name", ["bits_per_token", "kl_nats", "agreement", "num_bytes", "tokens", "seconds_per_token"]
-)
-def test_figures_that_nothing_can_measure_are_refused(name: str, figure: float) -> None:
-    """A stranger's file may hold any; they are printed."""
-    figures = {
-        "tokens": 1000,
-        "bits_per_token": 2.0,
-        "fp32_bits_per_token": 2.0,
-        "kl_nats": -1e-12,
-        "agreement": 0.9,
-        "num_bytes": 1,
-        "fp32_num_bytes": 2,
-        "seconds_per_token": 1e-3,
-        "fp32_seconds_per_token": 2e-3,
-    }
-    Measured(**figures)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError):
-        Measured(**{**figures, name: figure})  # type: ignore[arg-type]
-
-
-def test_an_fp32_artefact_is_written_as_before_there_were_presets(artefacts: dict[str, Path]) -> None:
-    """So one from then loads, under the identity that saved streams name, and what is added to it is
-    noticed."""
-    facts = json.loads((artefacts["ring"] / SPEC).read_text())
-    assert not {"measured", "memory_precision", "target"} & set(facts)
-    hashed = json.dumps({name: value for name, value in facts.items() if name != "digest"}, sort_keys=True)
-    assert (
-        facts["digest"]
-        == hashlib.sha256(hashed.encode()).hexdigest()
-        == load_spec(artefacts["ring"]).identity
-    )
-    with pytest.raises(ArtefactError, match="was altered"):
-        parse_spec({**facts, "memory_precision": "fp16"}, where="older")
 
 
 def test_vocabularies_of_a_narrow_embedding_keep_their_tables(

@@ -22,7 +22,7 @@ from trainer.model.attention import relative_attention
 from trainer.run.checkpoint import load_run
 from xl_export.cli import import_ as cli_import
 from xl_export.importers import formats, self_check
-from xl_export.importers.checkpoint import Checkpoint, ImportOptions
+from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions
 
 FORMATS = {
     "kimiyoung-enwik8": "kimiyoung",

@@ -13,9 +13,9 @@ import torch
 
 from runtimes.base.errors import UserError
 from tests.xl_export.importers.oracles import DATA
-from xl_export.importers.checkpoint import ImportOptions, Source
 from xl_export.importers.formats import FORMATS, open_source, recognise
 from xl_export.importers.pickle.read import Foreign
+from xl_export.importers.shared.checkpoint import ImportOptions, Source
 
 SOURCES = {
     "kimiyoung": DATA / "kimiyoung-wt103-large",

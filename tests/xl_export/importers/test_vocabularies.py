@@ -13,7 +13,7 @@ from runtimes.base.errors import ArtefactError
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab, decode
 from tests.xl_export.importers.oracles import DATA, NAMES
 from xl_export.importers.pickle.read import read_pickle
-from xl_export.importers.vocabularies import read_vocabulary, translated, vocabulary
+from xl_export.importers.shared.vocabularies import read_vocabulary, translated, vocabulary
 
 FILES = {
     "kimiyoung-enwik8": "cache.pt",

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from runtimes.base.errors import ArtefactError
 from trainer.model.config import ModelConfig, VocabularyConfig
-from xl_export.importers.embedding import convert_vocabulary, same
-from xl_export.importers.validated import Tensors, sizes_of
+from xl_export.importers.shared.embedding import convert_vocabulary, same
+from xl_export.importers.shared.validated import Tensors, sizes_of
 
 POSITIONS: dict[int, str] = {0: "relative", 1: "shaw", 2: "absolute", 3: "per-layer"}
 

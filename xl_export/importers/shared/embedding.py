@@ -13,7 +13,7 @@ from torch import Tensor
 
 from runtimes.base.errors import ArtefactError
 from trainer.model.config import ModelConfig
-from xl_export.importers.validated import Tensors
+from xl_export.importers.shared.validated import Tensors
 
 
 def convert_vocabulary(

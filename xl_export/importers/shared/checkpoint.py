@@ -15,8 +15,8 @@ from runtimes.contract.rule import MemoryRule
 from runtimes.contract.vocabulary import Vocab
 from trainer.model.config import ModelConfig
 from trainer.run.config import TrainConfig
-from xl_export.importers.settings import Overrides, Setting, size_notes
-from xl_export.importers.validated import Tensors
+from xl_export.importers.shared.settings import Overrides, Setting, size_notes
+from xl_export.importers.shared.validated import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

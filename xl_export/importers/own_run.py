@@ -9,8 +9,8 @@ from typing import Any
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.spec import VOCAB
 from trainer.run.checkpoint import CONFIG, MODEL, load_run
-from xl_export.importers.checkpoint import Checkpoint, ImportOptions, Source
-from xl_export.importers.settings import Setting
+from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source
+from xl_export.importers.shared.settings import Setting
 
 PROJECT = "xl-export"
 
