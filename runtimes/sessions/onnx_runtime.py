@@ -213,9 +213,8 @@ def _import_onnxruntime(form: Form) -> Any:
     major, minor, *_ = onnxruntime.__version__.split(".")
     if (int(major), int(minor)) < OLDEST[form]:
         raise MissingPackageError(
-            f"{form} memory needs ONNX Runtime {'.'.join(map(str, OLDEST[form]))} or newer, "
-            f"and this is {onnxruntime.__version__}; run `pip install -U onnxruntime`, or export with "
-            "--memory shift."
+            f"{form} memory needs ONNX Runtime {'.'.join(map(str, OLDEST[form]))} or newer, and this is "
+            f"{onnxruntime.__version__}; run `pip install -U onnxruntime`, or export with --memory shift."
         )
     return onnxruntime
 

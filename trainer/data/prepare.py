@@ -149,8 +149,7 @@ def _text(corpus: Corpus, name: str, lines: bytes, at: int) -> str:
     except UnicodeDecodeError as error:
         raise TextError(
             f"{name}: byte {at + error.start} (0x{lines[error.start]:02x}) is not UTF-8; give a file of "
-            f"{corpus.name} "
-            "that is not damaged."
+            f"{corpus.name} that is not damaged."
         ) from error
 
 
@@ -170,8 +169,7 @@ def _symbols(
             first = int(np.argmin(encoded))
             raise TextError(
                 f"byte {at + first} of the file (0x{block[first]:02x}) is not among the {vocab.size} "
-                "characters of "
-                f"{corpus.name}; give {corpus.name} itself."
+                f"characters of {corpus.name}; give {corpus.name} itself."
             )
         at += len(block)
         yield encoded

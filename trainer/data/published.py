@@ -69,8 +69,7 @@ def find_corpus(
             raise UserError(
                 f"{source} is not the published {corpus.name}: for {corpus.parts[part][0]} expected "
                 f"{say(fact, corpus.files[part])}, found {say(fact, found_print)}; give the published one, "
-                "or "
-                "accept this one with --unverified."
+                "or accept this one with --unverified."
             )
     sources = {source.name: archive} if archive else prints
     return FoundCorpus(parts, published, {name: _facts(found_print) for name, found_print in sources.items()})

@@ -52,8 +52,7 @@ def load_source(config: TrainConfig) -> Source:
         if config.corpus not in (None, dataset.facts.corpus):
             raise ConfigError(
                 f"{config.data} is {dataset.facts.corpus} and the configuration is for {config.corpus}; "
-                "give a dataset of that, "
-                "or another configuration."
+                "give a dataset of that, or another configuration."
             )
         files = {TEST_IDS: _npy(dataset.test), side_file(TEST_IDS): side_bytes(dataset.vocab)}
         return Source(
@@ -95,8 +94,7 @@ def with_vocab_size(config: TrainConfig, vocab: Vocab) -> TrainConfig:
     if config.model.vocab_size not in (0, vocab.size):
         raise ConfigError(
             f"model.vocab_size is {config.model.vocab_size} and the text has {vocab.size} "
-            f"symbol{'s' * (vocab.size != 1)}; "
-            "leave the key out, the text decides it."
+            f"symbol{'s' * (vocab.size != 1)}; leave the key out, the text decides it."
         )
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab.size))
 

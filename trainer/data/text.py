@@ -89,8 +89,7 @@ def _refuse_other_kinds(path: Path) -> None:
     if kind is not None:
         raise TextError(
             f"--text is {path}, which is a {kind} file; unpack it and give the text, or prepare a public "
-            "corpus with "
-            f"`xl-export prepare NAME --from {path} --out DATASET` and give --data DATASET."
+            f"corpus with `xl-export prepare NAME --from {path} --out DATASET` and give --data DATASET."
         )
 
 

@@ -39,14 +39,12 @@ class VocabularyConfig:
         if not 0 <= self.d_embed <= MAX_SIZE or not 1 <= self.div_val <= MAX_SIZE:
             raise ConfigError(
                 f"vocabulary.d_embed is {self.d_embed} and vocabulary.div_val is {self.div_val}; expected "
-                "d_embed from 0 and "
-                f"div_val from 1, both up to {MAX_SIZE}."
+                f"d_embed from 0 and div_val from 1, both up to {MAX_SIZE}."
             )
         if len(self.tie_projections) not in (0, len(self.cutoffs) + 1):
             raise ConfigError(
                 f"vocabulary.tie_projections has {len(self.tie_projections)} entries; expected one for each "
-                "of the "
-                f"{len(self.cutoffs) + 1} clusters, or none to tie all."
+                f"of the {len(self.cutoffs) + 1} clusters, or none to tie all."
             )
 
 
@@ -92,8 +90,7 @@ class SpanConfig:
         if self.penalty < 0 or not 0 <= self.initial <= 1:
             raise ConfigError(
                 f"span.penalty is {self.penalty} and span.initial is {self.initial}; expected a penalty of "
-                "at least 0 and "
-                "an initial share from 0 to 1."
+                "at least 0 and an initial share from 0 to 1."
             )
 
 
@@ -190,14 +187,13 @@ class ModelConfig:
         if narrowest < 1:
             raise ConfigError(
                 f"model.vocabulary.div_val is {self.vocabulary.div_val}, and the last cluster would have a "
-                "width of 0; "
-                "lower div_val, or give fewer cutoffs."
+                "width of 0; lower div_val, or give fewer cutoffs."
             )
         if self.vocab_size and self.vocabulary.cutoffs and self.vocabulary.cutoffs[-1] >= self.vocab_size:
             raise ConfigError(
                 f"cutoffs is {list(self.vocabulary.cutoffs)!s:.80} and the vocabulary has {self.vocab_size} "
-                "tokens; "
-                "expected cutoffs below the number of tokens. Leave out the last cutoffs, or lower min_count."
+                "tokens; expected cutoffs below the number of tokens. Leave out the last cutoffs, or lower "
+                "min_count."
             )
 
     def _check_sublayers(self) -> None:
@@ -210,8 +206,7 @@ class ModelConfig:
         if not fits:
             raise ConfigError(
                 f"model.d_ff is {self.d_ff} and model.persistent is {self.persistent}; {self.sublayers} "
-                "layers take "
-                f"{expected}."
+                f"layers take {expected}."
             )
         if self.sublayers == "head-split" and self.heads % 2:
             raise ConfigError(f"model.heads is {self.heads}; head-split layers take an even number.")
@@ -237,6 +232,5 @@ class ModelConfig:
         if self.span and self.span.maximum > rule.mem_len:
             raise ConfigError(
                 f"model.span.maximum is {self.span.maximum} and training.mem_len is {rule.mem_len}; a span "
-                "cannot be longer "
-                "than the memory. Lower span.maximum, or raise mem_len."
+                "cannot be longer than the memory. Lower span.maximum, or raise mem_len."
             )

@@ -77,8 +77,7 @@ def observe(
     if not rule.mem_len <= stretch.start < stretch.stop <= len(tokens):
         raise TextError(
             f"targets {stretch.start} to {stretch.stop - 1} were asked for in {len(tokens)} tokens, and the "
-            f"first {rule.mem_len} "
-            "have no whole memory; give a longer text, or other targets."
+            f"first {rule.mem_len} have no whole memory; give a longer text, or other targets."
         )
     _refuse_if_too_large(model, rule, len(stretch), len(tokens))
     recorder = _Recorder(model, rule, stretch, terms)

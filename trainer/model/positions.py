@@ -67,8 +67,7 @@ class Positions(nn.Module):
         if cls.has_sinusoids and config.d_model % 2:
             raise ConfigError(
                 f"model.d_model is {config.d_model}; {config.positions} positions need an even number, "
-                "because one half "
-                "of a position vector is sines and the other half is cosines."
+                "because one half of a position vector is sines and the other half is cosines."
             )
         if not (1 if cls.has_context else 0) <= config.context <= (MAX_LENGTH if cls.has_context else 0):
             expected = f"1 to {MAX_LENGTH} rows" if cls.has_context else "0"
@@ -78,8 +77,7 @@ class Positions(nn.Module):
         if config.from_segment_end and not cls.added_to_input:
             raise ConfigError(
                 f"model.from_segment_end is true and model.positions is {config.positions}; expected a kind "
-                "that is "
-                "added to the input, which absolute and per-layer are."
+                "that is added to the input, which absolute and per-layer are."
             )
         if config.stored_frequencies and not cls.has_sinusoids:
             raise ConfigError(
@@ -90,8 +88,8 @@ class Positions(nn.Module):
         if config.span and by_distance and config.context <= config.span.maximum:
             raise ConfigError(
                 f"model.span.maximum is {config.span.maximum}, beyond the {config.context} rows of "
-                "model.context; "
-                f"give {config.span.maximum + 1} rows, for the distances 0 to {config.span.maximum}."
+                f"model.context; give {config.span.maximum + 1} rows, for the distances 0 to "
+                f"{config.span.maximum}."
             )
 
     def table_rows(self, rule: MemoryRule) -> int:

@@ -133,8 +133,7 @@ class TrainConfig:
         if not 0 < self.learning_rate <= MAX_RATE or self.clip <= 0:
             raise ConfigError(
                 f"learning_rate is {self.learning_rate} and clip is {self.clip}; expected positive numbers, "
-                "and a "
-                f"learning_rate of at most {MAX_RATE:g}."
+                f"and a learning_rate of at most {MAX_RATE:g}."
             )
         if not 0 <= self.min_learning_rate <= self.learning_rate:
             raise ConfigError(
@@ -178,8 +177,7 @@ class TrainConfig:
         ):
             raise ConfigError(
                 f"the shortest training segment is {shortest} and objective.second_target needs 2 tokens "
-                "that count; "
-                "give a longer training.segment, or leave second_target out."
+                "that count; give a longer training.segment, or leave second_target out."
             )
 
     def _check_schedule(self, name: str, pairs: Schedule) -> None:

@@ -30,8 +30,7 @@ def refuse_outer_launcher() -> None:
     if "WORLD_SIZE" in os.environ:
         raise UserError(
             "--processes was given to a process that torchrun had started (WORLD_SIZE is set); leave out "
-            "--processes, "
-            "or run xl-export without torchrun."
+            "--processes, or run xl-export without torchrun."
         )
 
 
@@ -77,8 +76,7 @@ def launch(command: Sequence[str], processes: int) -> None:
             name = _name(failure.exitcode)
             raise UserError(
                 f"process {failure.local_rank + 1} of {processes} was ended by {name}; the last checkpoint "
-                "is kept: "
-                "continue with `xl-export train --resume RUN`, on any number of processes."
+                "is kept: continue with `xl-export train --resume RUN`, on any number of processes."
             ) from None
 
 

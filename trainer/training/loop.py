@@ -132,8 +132,7 @@ def _check_held_out(config: TrainConfig, held_out: np.ndarray) -> None:
     if len(held_out) < 2 and (config.schedule == "plateau" or config.patience or averaging):
         raise ConfigError(
             f"the held-out text has {len(held_out)} token(s), and schedule plateau, patience and "
-            "averaging.patience "
-            "need a validation with at least 2; give a longer text, or another recipe."
+            "averaging.patience need a validation with at least 2; give a longer text, or another recipe."
         )
 
 

@@ -152,8 +152,8 @@ def joined(device: str) -> Iterator[Ranks]:
         if torch.cuda.device_count() <= local:
             raise ConfigError(
                 f"device is cuda and PyTorch sees {torch.cuda.device_count()} GPUs for process {local + 1} "
-                "of this machine; "
-                "give --device cpu, install a CUDA build of PyTorch, or start fewer processes."
+                "of this machine; give --device cpu, install a CUDA build of PyTorch, or start fewer "
+                "processes."
             )
         torch.cuda.set_device(local)
     place = torch.device(device, local) if device == "cuda" else torch.device(device)

@@ -94,8 +94,8 @@ def concern(history: Sequence[Validation], *, vocab_size: int) -> str | None:
         return None
     return (
         f"the best validation of this run is {leader.bits_per_token:.4g} bits/token, worse than the "
-        f"{uniform:.4g} of a "
-        "model that gives every token the same probability; train longer, or with a lower learning_rate."
+        f"{uniform:.4g} of a model that gives every token the same probability; train longer, or with a "
+        "lower learning_rate."
     )
 
 

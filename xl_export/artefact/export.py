@@ -79,8 +79,7 @@ def export(
     if text is not None and not spec.lossy:
         raise ConfigError(
             "--text is the text on which a reduced precision is measured, and none was given; give "
-            "--precision or "
-            "--memory-precision, or leave --text out."
+            "--precision or --memory-precision, or leave --text out."
         )
     tokens = held_out(run, trained.vocab, text) if spec.lossy else None
     with atomic_folder(out, force=force, marker=SPEC, sources=sources) as folder:

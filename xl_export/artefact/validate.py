@@ -129,15 +129,14 @@ def _shown(lengths: list[int], what: str) -> tqdm[int]:
 def _compare(mine: np.ndarray, theirs: np.ndarray, *, tolerance: float, what: str) -> None:
     if not np.isfinite(theirs).all():
         raise DivergedError(
-            f"PyTorch itself gives log-probabilities that are not finite over {what}, so there is nothing to "
-            "compare the graph "
-            "with; nothing was written: export a checkpoint from before the loss diverged."
+            f"PyTorch itself gives log-probabilities that are not finite over {what}, so there is nothing "
+            "to compare the graph with; nothing was written: export a checkpoint from before the loss "
+            "diverged."
         )
     worst = float(np.abs(mine - theirs).max())
     if not worst <= tolerance:
         raise ArtefactError(
             f"the exported graph differs from PyTorch by {worst:.3g} nats over {what}, more than "
-            f"{tolerance:g}; "
-            "nothing was written: check that the checkpoint's weights are finite and of a trained model, or "
-            "report this."
+            f"{tolerance:g}; nothing was written: check that the checkpoint's weights are finite and of a "
+            "trained model, or report this."
         )

@@ -56,8 +56,7 @@ PACKAGES = ("torch", "safetensors", "tqdm")
     "--at",
     type=click.IntRange(min=0),
     help=f"The position in the text of the first of the {ROWS} target tokens of Figure 6. The default shows "
-    "the last tokens "
-    "that are read.",
+    "the last tokens that are read.",
 )
 @click.option(
     "--tokens",
@@ -225,9 +224,8 @@ def _stretch(length: int, mem_len: int, at: int | None, count: int) -> range:
     last = length - ROWS
     if last < mem_len:
         raise TextError(
-            f"the text has {length} tokens, expected at least {mem_len + ROWS} for a memory of {mem_len} and "
-            f"{ROWS} targets; "
-            "give a longer --text or a smaller --mem-len."
+            f"the text has {length} tokens, expected at least {mem_len + ROWS} for a memory of {mem_len} "
+            f"and {ROWS} targets; give a longer --text or a smaller --mem-len."
         )
     if at is not None and not mem_len <= at <= last:
         raise TextError(

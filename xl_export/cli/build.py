@@ -37,18 +37,17 @@ class Sizes(click.ParamType):
     default="tensorrt",
     show_default=True,
     help="tensorrt is TensorRT, which builds on the GPU that the engine is for. rtx is TensorRT-RTX, which "
-    "builds on any "
-    "machine; the engine is compiled on the device that opens it, and --compute-capability is needed.",
+    "builds on any machine; the engine is compiled on the device that opens it, and "
+    "--compute-capability is needed.",
 )
 @click.option(
     "--attention",
     type=click.Choice(get_args(Attention)),
     default="native",
     show_default=True,
-    help="Who computes attention. native is TensorRT's own kernels. plugin is the project's Triton kernels, "
-    "embedded in the "
-    "plan; it needs --flavour tensorrt and an artefact of `xl-export export --target tensorrt --attention "
-    "plugin`.",
+    help="Who computes attention. native is TensorRT's own kernels. plugin is the project's Triton "
+    "kernels, embedded in the plan; it needs --flavour tensorrt and an artefact of `xl-export export "
+    "--target tensorrt --attention plugin`.",
 )
 @click.option(
     "--compute-capability",
@@ -79,8 +78,7 @@ class Sizes(click.ParamType):
     default="same-gpu",
     show_default=True,
     help="The GPUs that the engine runs on, at some cost in speed: this model alone, all of its compute "
-    "capability, or all "
-    "from Ampere on. It needs --flavour tensorrt.",
+    "capability, or all from Ampere on. It needs --flavour tensorrt.",
 )
 @click.option(
     "--version-compatible",
@@ -108,8 +106,7 @@ class Sizes(click.ParamType):
     "--timing-cache",
     type=click.Path(path_type=Path),
     help="A file of measured kernels that makes later builds quicker. It is created, or extended. It needs "
-    "--flavour "
-    "tensorrt.",
+    "--flavour tensorrt.",
 )
 @click.option("--force", is_flag=True, help="Replace the folder if it holds an earlier engine.")
 @json_option
@@ -136,10 +133,9 @@ def build_command(
     size = facts.files[PLAN].num_bytes / 2**20
     click.echo(
         f"{out} is ready: {NAMES[facts.flavour]} {facts.version}, {size:,.1f} MiB in {facts.seconds:.1f} s, "
-        "for compute "
-        f"capability {', '.join(facts.compute_capabilities)}, {where}; {facts.attention} attention, "
-        f"{facts.plugin_layers} "
-        f"plugin layers of {sum(facts.layers.values())} layers; check it on the device: xl-export check {out}"
+        f"for compute capability {', '.join(facts.compute_capabilities)}, {where}; {facts.attention} "
+        f"attention, {facts.plugin_layers} plugin layers of {sum(facts.layers.values())} layers; check it "
+        f"on the device: xl-export check {out}"
     )
     click.echo(f"{out / LINE} holds the command line of NVIDIA's own tool for the same plan")
     echo_json(to_json(facts), as_json)

@@ -25,10 +25,8 @@ from xl_export.cli.options import PACKAGES, force_option, out_option
     "--memory",
     type=click.Choice(get_args(Form)),
     help="The form of the memory tensors. ring writes keys and values in place and is the fastest and the "
-    "default. "
-    "shift moves them at each step, for TensorRT and older opsets. hidden holds the hidden states, as the "
-    "paper does; it "
-    "is slow and serves for comparison.",
+    "default. shift moves them at each step, for TensorRT and older opsets. hidden holds the hidden "
+    "states, as the paper does; it is slow and serves for comparison.",
 )
 @click.option(
     "--mem-len",
@@ -44,8 +42,7 @@ from xl_export.cli.options import PACKAGES, force_option, out_option
     "--mask",
     type=click.Choice(get_args(Mask)),
     help="Which keys are visible to a token. With same-length these are the M tokens before it; with full, "
-    "everything "
-    "that the memory holds. The default is the run's own mask.",
+    "everything that the memory holds. The default is the run's own mask.",
 )
 @click.option(
     "--clamp-len",
@@ -57,8 +54,7 @@ from xl_export.cli.options import PACKAGES, force_option, out_option
     "--initial-memory",
     type=click.Choice(get_args(InitialMemory)),
     help="What precedes the first token of a text. With masked nothing is visible there; with zeros, a "
-    "memory full of "
-    "zeros is. The default is the run's own choice.",
+    "memory full of zeros is. The default is the run's own choice.",
 )
 @click.option(
     "--target",
@@ -72,25 +68,21 @@ from xl_export.cli.options import PACKAGES, force_option, out_option
     "--attention",
     type=click.Choice(get_args(Attention)),
     help="How a graph for tensorrt computes attention. With native, the default, it has standard operators "
-    "for TensorRT's "
-    "own kernels. With plugin it has one node, which `xl-export build --attention plugin` replaces by the "
-    "project's Triton "
-    "kernels.",
+    "for TensorRT's own kernels. With plugin it has one node, which `xl-export build --attention "
+    "plugin` replaces by the project's Triton kernels.",
 )
 @click.option(
     "--precision",
     type=click.Choice(get_args(Precision)),
-    help="The precision of the weights. fp16 makes the file smaller. int8 and int4 make large models faster "
-    "and lose some "
-    "accuracy. The default is fp32, or fp16 with --target tensorrt.",
+    help="The precision of the weights. fp16 makes the file smaller. int8 and int4 make large models "
+    "faster and lose some accuracy. The default is fp32, or fp16 with --target tensorrt.",
 )
 @click.option(
     "--memory-precision",
     type=click.Choice(get_args(MemoryPrecision)),
     show_default="fp32",
     help="The precision of the memory tensors. fp16 halves the bytes of a stream, which `xl-export info` "
-    "prints; it costs no "
-    "speed with the fused CPU operator.",
+    "prints; it costs no speed with the fused CPU operator.",
 )
 @click.option(
     "--text",

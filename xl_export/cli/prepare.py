@@ -64,8 +64,7 @@ def prepare_command(
     if not source.exists() and not fetch:
         raise UserError(
             f"{source} does not exist; give the archive, folder or file of {name}, or download it to there "
-            "with "
-            "--download."
+            "with --download."
         )
     if not source.exists():
         download(name, source)

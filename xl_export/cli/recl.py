@@ -131,8 +131,7 @@ def _group(paths: tuple[Path, ...], *, mem_len: int | None, threads: int | None)
         if session.vocab.to_json() != sessions[0].vocab.to_json():
             raise UserError(
                 f"{path} has another vocabulary than {paths[0]}, and losses are compared token by token; "
-                "give models with "
-                "one vocabulary."
+                "give models with one vocabulary."
             )
     return sessions
 

@@ -23,8 +23,8 @@ PATH = click.Path(path_type=Path)
 # without a traceback.
 LAUNCHED = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); sys.path[:] = [p for p in sys.path "
-    "if p]; "
-    "sys.path.append(sys.argv.pop(1)); from xl_export.cli.main import main; main(prog_name='xl-export')"
+    "if p]; sys.path.append(sys.argv.pop(1)); from xl_export.cli.main import main; "
+    "main(prog_name='xl-export')"
 )
 
 
@@ -122,8 +122,7 @@ def _refuse_contradictions(
     if "data" in changes and "vocab" in changes:
         raise UserError(
             f"--vocab is {changes['vocab']} and the dataset {changes['data']} has its own vocabulary; leave "
-            "out "
-            "--vocab, or give a text file with --text."
+            "out --vocab, or give a text file with --text."
         )
 
 

@@ -79,9 +79,8 @@ class Sizes:
             or not 0 < self.span < MAX_LENGTH
         ):
             raise ArtefactError(
-                f"{t.where}: key_pe is {list(t.peek('key_pe', dimensions=3).shape)}, expected [1, K, "
-                f"span] with K a part of the "
-                f"{self.d_model} of layers.0.attn.proj_query.weight."
+                f"{t.where}: key_pe is {list(t.peek('key_pe', dimensions=3).shape)}, expected [1, K, span] "
+                f"with K a part of the {self.d_model} of layers.0.attn.proj_query.weight."
             )
         self.heads, self.layers = self.d_model // self.head_dim, t.count("layers")
         self.adaptive_span = f"layers.0.attn.attn.{SPAN}.current_val" in t

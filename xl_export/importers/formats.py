@@ -81,8 +81,7 @@ def open_source(path: Path) -> Source:
     if tensorflow.is_checkpoint(path):
         raise ArtefactError(
             f"{path} is a TensorFlow checkpoint; make an .npz of it where TensorFlow is installed (three "
-            f"lines in "
-            "`xl-export import --help`) and import that."
+            "lines in `xl-export import --help`) and import that."
         )
     if path.is_dir():
         return _open_folder(path)

@@ -162,9 +162,8 @@ def under_rule(
     if kind in (2, 3):
         if settings["mem_len"].value or settings["mask"].value != "full":
             raise ConfigError(
-                f"attn_type {kind} with memory adds its positions to remembered states, which has no "
-                f"equal here; "
-                "give --mem-len 0 --mask full, as the project evaluates such models."
+                f"attn_type {kind} with memory adds its positions to remembered states, which has no equal "
+                "here; give --mem-len 0 --mask full, as the project evaluates such models."
             )
         if kind == 3 and segment > (rows := _rows(state, where)):
             raise ConfigError(

@@ -85,8 +85,7 @@ def drop_shared_projections(tensors: Tensors) -> None:
         if not same(shared, projection):
             raise ArtefactError(
                 f"{tensors.where}: crit.shared_out_projs.{i} and word_emb.emb_projs.{i} are one tensor in "
-                f"the code of "
-                f"{PROJECT}, and they differ here; copy the checkpoint again."
+                f"the code of {PROJECT}, and they differ here; copy the checkpoint again."
             )
         tensors.drop(f"crit.shared_out_projs.{i}")
 

@@ -51,10 +51,9 @@ def check_import(checkpoint: Checkpoint) -> float:
     if not difference <= TOLERANCE:  # NaN is refused too
         raise ArtefactError(
             f"{checkpoint.files['model']} was read, and its model is not computed alike in float32 and in "
-            f"float64: one "
-            f"random token differs by {difference:.2g} nats, and at most {TOLERANCE} was expected; "
-            f"nothing was written: "
-            "check that the file is whole, or report it with the output of --describe."
+            f"float64: one random token differs by {difference:.2g} nats, and at most {TOLERANCE} was "
+            "expected; nothing was written: check that the file is whole, or report it with the output of "
+            "--describe."
         )
     return difference
 

@@ -137,9 +137,8 @@ def constants(tactic: Tactic, sizes: Sizes, attributes: Attributes) -> dict[str,
     """
     if sizes.head_dim > MAX_HEAD_DIM:
         raise ConfigError(
-            f"heads are {sizes.head_dim} wide and the Triton kernels take at most {MAX_HEAD_DIM}; build with "
-            "--attention "
-            "native."
+            f"heads are {sizes.head_dim} wide and the Triton kernels take at most {MAX_HEAD_DIM}; build "
+            "with --attention native."
         )
     return {
         "H": sizes.heads,
@@ -192,8 +191,7 @@ def compile_kernel(
         known = ", ".join(map(str, PTX_VERSIONS))
         raise ConfigError(
             f"the Triton kernels cannot be compiled for compute capability {compute_capability}, expected "
-            f"one of {known}; "
-            "build with --attention native."
+            f"one of {known}; build with --attention native."
         )
     function = getattr(triton_kernel, tactic.kernel)
     signature, aligned = _signature(function.arg_names, fixed, _POINTERS[dtype])
@@ -212,9 +210,8 @@ def compile_kernel(
     compiled = triton.compile(source, target=GPUTarget("cuda", compute_capability, 32), options=options)
     if compiled.metadata.shared > SHARED_BYTES:
         raise ConfigError(
-            f"{tactic} needs {compiled.metadata.shared} bytes of shared memory in {dtype}, and every GPU has "
-            f"{SHARED_BYTES}; "
-            "export with --target tensorrt, which is float16."
+            f"{tactic} needs {compiled.metadata.shared} bytes of shared memory in {dtype}, and every GPU "
+            f"has {SHARED_BYTES}; export with --target tensorrt, which is float16."
         )
     arguments = len(signature) - len(fixed)
     return Kernel(

@@ -86,9 +86,8 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
     plugin_layers = layer_counts["PLUGIN_V3"]
     if plugin_layers != 2 * attentions:
         raise ArtefactError(
-            f"{name} {trt.__version__} made {plugin_layers} plugin layers where {2 * attentions} are needed, "
-            "two for "
-            "each attention; build with --attention native, and report this."
+            f"{name} {trt.__version__} made {plugin_layers} plugin layers where {2 * attentions} are "
+            "needed, two for each attention; build with --attention native, and report this."
         )
     types = Counter(layer.get_output(0).dtype.name for layer in layers if layer.num_outputs)
     return Parsed(

@@ -49,15 +49,13 @@ class BuildOptions:
             if self.attention == "plugin":
                 raise ConfigError(
                     f"--attention is plugin and {name} takes no plugins from Python; give --attention "
-                    "native, or "
-                    "--flavour tensorrt."
+                    "native, or --flavour tensorrt."
                 )
             if not self.compute_capabilities or not set(self.compute_capabilities) <= set(TARGETS):
                 raise ConfigError(
-                    f"--compute-capability is {','.join(self.compute_capabilities)[:40] or 'not given'}, and "
-                    "--flavour "
-                    "rtx needs it: give the compute capabilities of the GPUs that the engine is for, out of "
-                    f"{', '.join(TARGETS)}, such as 8.6,8.9,12.0."
+                    f"--compute-capability is {','.join(self.compute_capabilities)[:40] or 'not given'}, "
+                    "and --flavour rtx needs it: give the compute capabilities of the GPUs that the engine "
+                    f"is for, out of {', '.join(TARGETS)}, such as 8.6,8.9,12.0."
                 )
             not_for_rtx = {
                 "--hardware": self.hardware != "same-gpu",
@@ -82,8 +80,7 @@ class BuildOptions:
         if self.attention == "plugin" and self.hardware == "ampere-plus":
             raise ConfigError(
                 "--attention plugin embeds a kernel for one kind of GPU, and --hardware is ampere-plus; "
-                "leave --hardware "
-                "out, or give --attention native."
+                "leave --hardware out, or give --attention native."
             )
 
     def profiles(self, rule: MemoryRule) -> tuple[Profile, Profile]:

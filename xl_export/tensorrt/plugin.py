@@ -54,8 +54,7 @@ def refuse_unfit(spec: Spec, gpu: Gpu) -> None:
     if capability_number(gpu) not in PTX_VERSIONS:
         raise ConfigError(
             f"{gpu.name} has compute capability {gpu.compute_capability}, for which the Triton kernels "
-            "cannot be compiled; "
-            "give --attention native."
+            "cannot be compiled; give --attention native."
         )
     with needs("tensorrt", "triton"):
         import triton  # noqa: F401

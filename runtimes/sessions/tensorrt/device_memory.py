@@ -25,16 +25,14 @@ class Cuda:
             self._cuda = import_module("cuda.bindings.runtime")
         except ImportError as error:
             raise MissingPackageError(
-                "cuda-bindings is not installed and engines need it; run `pip install cuda-bindings`, in the "
-                "major version of "
-                "this machine's CUDA."
+                "cuda-bindings is not installed and engines need it; run `pip install cuda-bindings`, in "
+                "the major version of this machine's CUDA."
             ) from error
         problem, count = self._cuda.cudaGetDeviceCount()
         if problem != self._cuda.cudaError_t.cudaSuccess or not count:
             raise ArtefactError(
                 f"no NVIDIA GPU can be used here ({problem.name}), and engines run on nothing else; install "
-                "the GPU's driver, "
-                "or run the artefact that the engine was built from, which needs no GPU."
+                "the GPU's driver, or run the artefact that the engine was built from, which needs no GPU."
             )
         # The default stream would wait for work of other libraries in the process.
         self.stream: int = int(

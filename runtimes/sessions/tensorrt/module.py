@@ -31,8 +31,7 @@ def load_tensorrt(flavour: Flavour) -> Any:
     if flavour == "tensorrt" and tuple(int(part) for part in trt.__version__.split(".")[:2]) < OLDEST:
         raise MissingPackageError(
             f"TensorRT {trt.__version__} is installed and {'.'.join(map(str, OLDEST))} or newer is needed; "
-            "run "
-            f"{INSTALL[flavour]}."
+            f"run {INSTALL[flavour]}."
         )
     return trt
 

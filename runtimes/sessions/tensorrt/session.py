@@ -94,8 +94,7 @@ class TrtSession(GraphSession):
         if batch > self.facts.largest_batch:
             raise StreamError(
                 f"batch is {batch}; this engine takes 1 to {self.facts.largest_batch} rows: use a smaller "
-                "batch, or "
-                f"build it with a larger --batch: {rebuild_command(self.folder, self.facts)}."
+                f"batch, or build it with a larger --batch: {rebuild_command(self.folder, self.facts)}."
             )
         return super().start(batch)
 
@@ -169,8 +168,7 @@ class TrtSession(GraphSession):
             if found.get(name) != promised.get(name):
                 raise ArtefactError(
                     f"{self.folder / PLAN} has {name} {found.get(name)}, expected {promised.get(name)} by "
-                    "its spec; "
-                    f"build it again: {rebuild_command(self.folder, self.facts)}."
+                    f"its spec; build it again: {rebuild_command(self.folder, self.facts)}."
                 )
 
     def _context(self, index: int) -> _Context:
@@ -186,8 +184,7 @@ class TrtSession(GraphSession):
         if context is None:
             raise StreamError(
                 f"the GPU has no room for the {profile.name} profile ({self._log.last_error()}); build the "
-                "engine with a "
-                "smaller --batch."
+                "engine with a smaller --batch."
             )
         if not context.set_optimization_profile_async(index, self.cuda.stream):
             raise ArtefactError(

@@ -109,8 +109,7 @@ class Overrides:
                 if field.name not in defaults:
                     raise ConfigError(
                         f"{field.name} was given ({origin}), and a {project} checkpoint takes "
-                        f"{', '.join(defaults)} alone: "
-                        "it holds the rest; leave it out."
+                        f"{', '.join(defaults)} alone: it holds the rest; leave it out."
                     )
                 chosen[field.name] = Setting(max(value, 0) if field.name == "clamp_len" else value, origin)
         return chosen
@@ -131,9 +130,8 @@ def memory_rule(
     mem_len, mask = chosen["mem_len"].value, chosen["mask"].value
     if mask == "same-length" and mem_len + beyond_self < 0:
         raise ConfigError(
-            f"mem_len is {mem_len} with a same-length mask, under which a {project} model sees nothing, "
-            f"not even the token "
-            "itself; give --mem-len 1 or more, or --mask full."
+            f"mem_len is {mem_len} with a same-length mask, under which a {project} model sees nothing, not "
+            "even the token itself; give --mem-len 1 or more, or --mask full."
         )
     return MemoryRule(
         mem_len=mem_len + (beyond_self if mask == "same-length" else 0),

@@ -86,8 +86,7 @@ def _config(t: Tensors, facts: Architecture) -> ModelConfig:
     if kind == 3 and facts.heads * facts.head_dim != facts.d_model:
         raise ArtefactError(
             f"{t.where}: attn_type 3 adds {facts.heads} heads of {facts.head_dim} to inputs of width "
-            f"{facts.d_model}; "
-            "expected the same width."
+            f"{facts.d_model}; expected the same width."
         )
     learned = t.peek("r_emb", dimensions=4).shape[1] if kind in (1, 3) else 0
     with sizes_of(t.where):

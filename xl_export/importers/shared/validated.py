@@ -110,8 +110,8 @@ class Tensors:
             name = min(self._left)
             raise ArtefactError(
                 f"{self.where} has the unexpected tensor {values.shown(self.spell(name))} "
-                f"{list(self._left[name].shape)}; "
-                f"its sizes and options are not those of a {self.project} model that is known here."
+                f"{list(self._left[name].shape)}; its sizes and options are not those of a {self.project} "
+                "model that is known here."
             )
 
 
