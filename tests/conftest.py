@@ -19,6 +19,8 @@ if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # in a background job, whose programs would inherit it: some tests send it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # the same under `nohup`
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.fixture(scope="session")

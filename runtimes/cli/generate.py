@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import click
 
 from runtimes.base.errors import UserError
+from runtimes.base.files import NPZ_ERRORS
 from runtimes.cli.options import folder_argument, threads_option
 from runtimes.contract.checks import load_memory
 from runtimes.contract.memory import save_memory
@@ -97,6 +99,11 @@ def generate_command(
         raise UserError(
             f"{save_to} cannot be a file to save memory in; give a file name in a folder that exists."
         )
+    if save_to and save_to.exists() and not _holds_streams(save_to):
+        raise UserError(
+            f"{save_to} exists and is no file of saved streams, so it is not replaced; give another "
+            "--save-memory, or delete it first."
+        )
     sampler = Sampler(temperature=temperature, top_k=top_k or None, top_p=top_p)
     session = open_session(path, threads=threads)
     memory = (
@@ -120,3 +127,14 @@ def generate_command(
             click.echo(f"--- {row}\n{text}")
     if save_to and memory:
         save_memory(memory, save_to)
+
+
+def _holds_streams(path: Path) -> bool:
+    """Whether a file is what `save_memory` writes: an archive with an owner and positions."""
+    try:
+        if not path.is_file():  # reading from a pipe would wait for its other end
+            return False
+        with zipfile.ZipFile(path) as archive:
+            return {"owner.npy", "positions.npy"} <= set(archive.namelist())
+    except (*NPZ_ERRORS, OSError):
+        return False

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from difflib import get_close_matches
 from typing import Any
 
@@ -12,6 +10,8 @@ import click
 
 from runtimes.base.errors import UserError
 from runtimes.base.startup import start_command
+from runtimes.base.terminal import printable
+from runtimes.cli.ends import clean_up_when_terminated, stopped_in_a_word, terminals_protected
 
 
 class Refusal(click.ClickException):
@@ -19,21 +19,23 @@ class Refusal(click.ClickException):
 
     exit_code = 2
 
+    def format_message(self) -> str:
+        return printable(self.message)
+
 
 class Group(click.Group):
     """A group of commands whose errors are one sentence each; a traceback is a bug of ours.
 
-    Exit codes: 2 for what cannot be used, 130 when interrupted, 143 when terminated. What was half written is
-    removed in each case.
+    Exit codes: 2 for what cannot be used, 130 when interrupted, 143 when terminated, 129 when the terminal
+    was closed. What was half written is removed in each case.
     """
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         start_command()
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-            # An exception instead of a sudden end, so that temporary folders are removed.
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        clean_up_when_terminated()
         try:
-            return super().main(*args, **kwargs)
+            with terminals_protected():
+                return super().main(*args, **kwargs)
         except OSError as error:  # from printing a help text
             print(
                 f"Error: standard output cannot be written ({error.strerror}); give another place.",
@@ -48,6 +50,10 @@ class Group(click.Group):
             raise _refusal(error) from error
 
     def invoke(self, ctx: click.Context) -> Any:
+        with stopped_in_a_word():
+            return self._invoke(ctx)
+
+    def _invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
@@ -63,9 +69,6 @@ class Group(click.Group):
                 f"standard output is {error.encoding} and cannot show {error.object[error.start]!r}; "
                 "set PYTHONIOENCODING=utf-8."
             ) from error
-        except KeyboardInterrupt:
-            click.echo("stopped", err=True)
-            raise SystemExit(130) from None
         except BrokenPipeError:  # the reader has closed the pipe, as `head` does: click ends quietly
             raise
         except OSError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from runtimes.cli.options import echo_json, folder_argument, json_option
+from runtimes.cli.options import echo, echo_json, folder_argument, json_option
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.open import describe
 from runtimes.tasks.describe import describe_lines
@@ -25,5 +25,5 @@ def info_command(path: Path, as_json: bool) -> None:
     if facts.get("fused_graph") and (sentence := fused_cpu.ignored()):
         facts["fused_kernel_ignored"] = sentence
     for line in describe_lines(facts):
-        click.echo(line)
+        echo(line)
     echo_json(facts, as_json)

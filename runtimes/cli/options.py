@@ -9,10 +9,32 @@ from typing import Any
 
 import click
 
+from runtimes.base.machine import available_cpus
+from runtimes.base.terminal import printable
+
+
+def warn_of_too_many(threads: int | None) -> None:
+    """Warns on standard error where `threads` are more than the CPUs that this process may use."""
+    cpus = available_cpus()
+    if threads is not None and threads > cpus:
+        click.echo(
+            f"Warning: {threads} threads are more than the {cpus} CPU{'s' * (cpus != 1)} that this process "
+            f"may use, which makes it slower; give {cpus} or fewer.",
+            err=True,
+        )
+
+
+def _threads(ctx: click.Context, option: click.Parameter, value: int | None) -> int | None:
+    if not ctx.resilient_parsing:  # it is set for completion in a shell
+        warn_of_too_many(value)
+    return value
+
+
 folder_argument = click.argument("path", type=click.Path(path_type=Path))
 threads_option = click.option(
     "--threads",
     type=click.IntRange(1, 1024),
+    callback=_threads,
     help="The number of CPU threads; by default all that this process may use.",
 )
 json_option = click.option(
@@ -21,6 +43,11 @@ json_option = click.option(
     is_flag=True,
     help="Print all figures as one JSON document on the last line of standard output.",
 )
+
+
+def echo(line: str) -> None:
+    """Prints a line with facts of a stranger's file; what does not print becomes a visible escape."""
+    click.echo(printable(line))
 
 
 def echo_json(document: dict[str, Any], wanted: bool) -> None:

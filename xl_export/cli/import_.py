@@ -9,7 +9,7 @@ import click
 
 from runtimes.base.errors import UserError, needs
 from runtimes.base.folders import refuse_existing
-from runtimes.cli.options import echo_json, json_option
+from runtimes.cli.options import echo, echo_json, json_option
 
 NAMES = (
     "kimiyoung",
@@ -138,34 +138,32 @@ def import_command(
         difference = check_import(checkpoint) if checkpoint.finite else None
         write_run(checkpoint, out, record=record, force=force)
     model = checkpoint.config
-    click.echo(f"format      {name}: {record['project']}")
+    echo(f"format      {name}: {record['project']}")
     for role, facts in record["files"].items():
-        click.echo(
-            f"{role:<12}{facts['name']}, {facts['num_bytes']:,} bytes, SHA-256 {facts['sha256'][:16]}…"
-        )
+        echo(f"{role:<12}{facts['name']}, {facts['num_bytes']:,} bytes, SHA-256 {facts['sha256'][:16]}…")
     inner = f"N {model.persistent}" if model.persistent else f"FF {model.d_ff}"
     order = "pre" if model.pre_norm else "post"
-    click.echo(
+    echo(
         f"sizes       {model.layers} layers, D {model.d_model}, H {model.heads}, K {model.head_dim}, "
         f"{inner}, {model.positions} positions, {order}-norm, {count_parameters(model):,} parameters"
     )
     clusters = (
         f", clusters from {', '.join(map(str, model.vocabulary.cutoffs))}" if model.vocabulary.cutoffs else ""
     )
-    click.echo(f"tokens      {model.vocab_size:,}, {checkpoint.vocab.kind}{clusters}")
+    echo(f"tokens      {model.vocab_size:,}, {checkpoint.vocab.kind}{clusters}")
     for key, setting in checkpoint.settings.items():
-        click.echo(f"setting     {key} {setting.value} ({setting.origin})")
-    click.echo(f"here        {checkpoint.rule}")
+        echo(f"setting     {key} {setting.value} ({setting.origin})")
+    echo(f"here        {checkpoint.rule}")
     for note in checkpoint.notes:
-        click.echo(f"note        {note}")
+        echo(f"note        {note}")
     if difference is not None:
-        click.echo(
+        echo(
             f"check       the fast form and the naive form in float64 agree to {difference:.1g} nats on "
             f"random tokens"
         )
     if out is not None:
         following = f"; next: xl-export export {out} --out artefact" if checkpoint.finite else ""
-        click.echo(f"{out} is imported{following}")
+        echo(f"{out} is imported{following}")
     sizes = {
         name: getattr(model, name)
         for name in ("layers", "d_model", "heads", "head_dim", "d_ff", "persistent", "vocab_size")

@@ -6,13 +6,14 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
 from runtimes.base.errors import UserError, needs
+from runtimes.cli.options import warn_of_too_many
 from trainer.run.choices import VOCAB_KINDS
 from xl_export.cli.options import PACKAGES, force_option
 
@@ -136,7 +137,7 @@ def _work(
 ) -> Callable[[], Path]:
     """What one process has to do, once its configuration is known to fit the number of processes."""
     from trainer.run.config import TrainConfig
-    from trainer.training.launch import refuse_outer_launcher, refuse_too_many
+    from trainer.training.launch import REPORTS, refuse_outer_launcher, refuse_too_many
     from trainer.training.loop import config_of, resume, train
     from trainer.training.parallel import Ranks
 
@@ -150,6 +151,8 @@ def _work(
     if processes is not None:
         refuse_too_many(processes, batch=settings.batch)
         Ranks(count=processes).lanes(settings.batch, settings.accumulate)
+    if REPORTS not in os.environ and os.environ.get("RANK", "0") == "0":  # once for all processes
+        warn_of_too_many(settings.threads * (processes or 1))
     if resume_run:
         return lambda: resume(resume_run)
     assert out is not None
@@ -190,5 +193,6 @@ def _interruptible(run: Path) -> Iterator[None]:
         if not is_signal or REPORTS in os.environ or os.environ.get("RANK", "0") != "0":
             raise  # no signal, or another process says it
         kept = f"the last checkpoint is kept: continue with `xl-export train --resume {run}`"
-        click.echo(f"\nstopped; {kept if run.is_dir() else 'nothing was written'}", err=True)
+        with suppress(OSError):  # the terminal was closed
+            click.echo(f"\nstopped; {kept if run.is_dir() else 'nothing was written'}", err=True)
         raise SystemExit(code) from None

@@ -102,7 +102,8 @@ def _compiler() -> list[str]:
         return shlex.split(given) or ["g++"]
     except ValueError as error:  # a quotation mark that is not closed
         raise UserError(
-            f"the variable CXX is {given!r:.80}, which is no command ({first_line(error)}); name GCC 9 or newer."
+            f"the variable CXX is {given!r:.80}, which is no command ({first_line(error)}); name GCC 9 or "
+            "newer."
         ) from error
 
 

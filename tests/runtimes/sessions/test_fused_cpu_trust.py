@@ -77,7 +77,7 @@ def test_what_another_user_owns_is_not_loaded(place: str, home: Path) -> None:
     assert fused_cpu.built() is None
     assert f"{changed} belongs to another user (number 54321)" in str(fused_cpu.ignored())
     if place != "LIBRARY":
-        with pytest.raises(UserError, match="belongs to another user .* name a folder of your own"):
+        with pytest.raises(UserError, match=r"belongs to another user .* name a folder of your own"):
             fused_cpu.build()
 
 

@@ -198,7 +198,9 @@ def test_no_torch_is_needed(tmp_path: Path) -> None:
     assert ended.stderr == ""
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_interrupted_it_leaves_nothing(sent: signal.Signals, code: int, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     with open(tmp_path / "in/enwik8", "wb") as stream:

@@ -1,0 +1,88 @@
+"""How a command ends when a signal stops it, and the streams that it prints on."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+import click
+
+from runtimes.base.terminal import TerminalStream
+
+TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed
+
+
+def clean_up_when_terminated() -> None:
+    """Makes a termination an exception in place of a sudden end, so that temporary folders are removed.
+
+    The exit code is 128 + the signal's number. A signal that is ignored, as SIGHUP is under `nohup`, stays
+    ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():  # Python allows handlers nowhere else
+        return
+    for number in TERMINATIONS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda received, _: sys.exit(128 + received))
+
+
+@contextlib.contextmanager
+def stopped_in_a_word() -> Iterator[None]:
+    """Ends the process with the word "stopped" and exit code 130 where Ctrl-C interrupts the block.
+
+    A library whose import is interrupted may raise another error in place of KeyboardInterrupt; that ends in
+    the same way.
+    """
+    interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    # An action that is no function of Python is a decision of who started this process.
+    replaced = threading.current_thread() is threading.main_thread() and callable(before)
+    if replaced:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        _stop()
+    except Exception:
+        if not interrupted:
+            raise
+        _stop()
+    finally:
+        if replaced:
+            signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def terminals_protected() -> Iterator[None]:
+    """Lets no control character through to a terminal; a pipe or a file gets every byte as it is.
+
+    Standard error keeps the carriage return, with which progress bars draw.
+    """
+    with contextlib.ExitStack() as stack:
+        if _is_terminal(sys.stdout):
+            stack.enter_context(contextlib.redirect_stdout(TerminalStream(sys.stdout)))  # type: ignore[type-var]
+        if _is_terminal(sys.stderr):
+            shown = TerminalStream(sys.stderr, allowed="\n\t\r")
+            stack.enter_context(contextlib.redirect_stderr(shown))  # type: ignore[type-var]
+        yield
+
+
+def _is_terminal(stream: object) -> bool:
+    try:
+        return bool(stream.isatty())  # type: ignore[attr-defined]
+    except (AttributeError, ValueError):  # a stream that is missing or closed
+        return False
+
+
+def _stop() -> None:
+    click.echo("stopped", err=True)
+    raise SystemExit(130) from None

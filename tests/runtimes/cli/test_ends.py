@@ -1,0 +1,190 @@
+"""How a command ends and what reaches a terminal: signals, warnings, and text of strangers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import random
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtimes.base.terminal import printable, without_controls
+from tests.commands import refused, xl
+
+ROOT = Path(__file__).parents[3]
+ESCAPE = "\x1b[31m"
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def on_a_terminal(*arguments: object) -> tuple[int, str]:
+    """Exit code and what a terminal receives of a command."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "xl_export", *map(str, arguments)]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment())
+    os.close(theirs)
+    received = b""
+    while process.poll() is None or select.select([ours], [], [], 0)[0]:
+        if select.select([ours], [], [], 0.1)[0]:
+            try:
+                received += os.read(ours, 1 << 16)
+            except OSError:  # the other side is closed
+                break
+    os.close(ours)
+    return process.wait(timeout=60), received.decode("utf-8", errors="replace")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_interrupt_while_packages_are_imported_ends_in_a_word(
+    seed: int, artefacts: dict[str, Path]
+) -> None:
+    """-X importtime tells when the imports of the command line have begun."""
+    command = [sys.executable, "-X", "importtime", "-m", "xl_export", "check", str(artefacts["ring"])]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    assert process.stderr is not None
+    until = ["xl_export.shadow", "numpy.exceptions", "click.types", "numpy", "click", "xl_export.cli.build"][
+        seed
+    ]
+    for line in process.stderr:
+        if line.split("|")[-1].strip() == until:
+            break
+    time.sleep(random.Random(seed).random() * 0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    lines = [line for line in said.splitlines() if not line.startswith("import time:")]
+    assert process.returncode == 130, lines
+    assert lines == ["stopped"]
+
+
+def test_an_interrupt_that_an_import_turns_into_another_error_ends_in_a_word(
+    run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import os, signal\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n"
+        "    raise SystemError('initialization raised unreported exception')\n"
+    )
+    command = [sys.executable, "-m", "xl_export", "eval", str(run), "--text", str(run / "config.json")]
+    ended = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stderr) == (130, "stopped\n")
+
+
+def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    """`nohup` and background jobs start a command with signals that are ignored."""
+    code = (
+        "import os, signal\n"
+        "import runtimes.cli.info as info\n"
+        "from xl_export.start import stop_at_interrupt\n"
+        "stop_at_interrupt()\n"
+        "def describe(path):\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    raise SystemExit(7)\n"
+        "info.describe = describe\n"
+        "from xl_export.cli.main import main\n"
+        "main(['info', 'x'])\n"
+    )
+
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, preexec_fn=ignore, timeout=60
+    )
+    assert ended.returncode == 7, ended.stderr
+
+
+def test_more_threads_than_cpus_are_warned_about(
+    artefacts: dict[str, Path], run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("runtimes.cli.options.available_cpus", lambda: 2)
+    result = xl("check", artefacts["ring"], "--threads", 3)
+    assert result.exit_code == 0
+    sentence = "3 threads are more than the 2 CPUs that this process may use, which makes it slower"
+    assert result.stderr == f"Warning: {sentence}; give 2 or fewer.\n"
+    assert xl("check", artefacts["ring"], "--threads", 2).stderr == ""
+    config = json.loads((run / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "threads": 5, "steps": 1, "batch": 1}))
+    result = xl("train", tmp_path / "config.json", "--out", tmp_path / "run", "--text", tmp_path / "missing")
+    assert "Warning: 5 threads are more than the 2 CPUs" in result.stderr
+
+
+def test_saving_memory_replaces_only_saved_streams(artefacts: dict[str, Path], tmp_path: Path) -> None:
+    arguments = ("generate", artefacts["ring"], "--prompt", "a", "--tokens", 2, "--save-memory")
+    saved = tmp_path / "streams.npz"
+    assert xl(*arguments, saved).exit_code == 0
+    before = saved.read_bytes()
+    assert xl(*arguments, saved, "--load-memory", saved).exit_code == 0
+    assert saved.read_bytes() != before
+    np.savez(tmp_path / "weights.npz", owner=np.zeros(3))
+    (tmp_path / "notes.txt").write_text("notes of a year")
+    (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("weights.npz", "notes.txt", "empty", "pipe"):
+        result = xl(*arguments, tmp_path / name)
+        refused(result, str(tmp_path / name), "no file of saved streams", "--save-memory")
+        assert result.stdout == ""
+    assert (tmp_path / "notes.txt").read_text() == "notes of a year"
+
+
+def test_escapes_are_visible() -> None:
+    assert printable("a\x1b[2J\n\x9b\u202e\udcffé ü") == "a\\x1b[2J\\n\\x9b\\u202e\\udcffé ü"
+    assert without_controls("a\x1b\t\n\r\x07\u200d\xa0é") == "a\\x1b\t\n\\r\\x07\u200d\xa0é"
+
+
+def test_names_of_strangers_do_not_reach_a_terminal_as_escapes(run: Path, tmp_path: Path) -> None:
+    result = xl("info", tmp_path / f"{ESCAPE}\x9b2Jname")
+    refused(result, "\\x1b[31m\\x9b2Jname")
+    assert ESCAPE not in result.stderr
+    named = Path(shutil.copytree(run, tmp_path / f"run{ESCAPE}"))
+    result = xl("import", named / "model.safetensors", "--describe")
+    assert result.exit_code == 0, result.stderr
+    assert ESCAPE not in result.stdout
+
+
+def test_generated_text_is_safe_on_a_terminal_and_unchanged_in_a_pipe(run: Path, tmp_path: Path) -> None:
+    prompt = "The\x1bc\tkey"
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    vocab = json.loads((folder / "vocab.json").read_text())
+    unused = [symbol for symbol in vocab["symbols"] if symbol not in prompt][-2:]
+    for old, new in zip(unused, "\x1b\t", strict=True):
+        vocab["symbols"][vocab["symbols"].index(old)] = new
+    for symbol in sorted(set(prompt) - set(vocab["symbols"])):
+        free = next(s for s in vocab["symbols"] if s not in prompt and s not in "\x1b\t")
+        vocab["symbols"][vocab["symbols"].index(free)] = symbol
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    arguments = ("generate", folder, "--prompt", prompt, "--tokens", 2)
+    code, shown = on_a_terminal(*arguments)
+    assert code == 0, shown
+    assert "\x1b" not in shown
+    assert shown.startswith("The\\x1bc\tkey")
+    piped = subprocess.run(
+        [sys.executable, "-m", "xl_export", *map(str, arguments)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        timeout=100,
+    )
+    assert piped.returncode == 0
+    assert piped.stdout.startswith(prompt.encode())
