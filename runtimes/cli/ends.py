@@ -69,10 +69,10 @@ def terminals_protected() -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         if _is_terminal(sys.stdout):
-            stack.enter_context(contextlib.redirect_stdout(TerminalStream(sys.stdout)))  # type: ignore[type-var]
+            stack.enter_context(contextlib.redirect_stdout(TerminalStream(sys.stdout)))
         if _is_terminal(sys.stderr):
             shown = TerminalStream(sys.stderr, allowed="\n\t\r")
-            stack.enter_context(contextlib.redirect_stderr(shown))  # type: ignore[type-var]
+            stack.enter_context(contextlib.redirect_stderr(shown))
         yield
 
 
