@@ -1,1 +1,1 @@
-"""Checkpoints of other projects, read without running anything that is in them."""
+"""Reads checkpoints of other projects without running anything that they contain."""

@@ -1,15 +1,21 @@
-"""facebookresearch/adaptive-span: its checkpoints, plain and all-attention, and its corpus `corpus.pt` for
-the vocabulary.
+"""The importer for checkpoints of facebookresearch/adaptive-span, plain and all-attention.
 
-Semantics (measured with that code at 27b815f): a query sees the `attn_span` tokens before it and not itself;
-before the text there are vectors of zero, which are attended to; one table of positions for all layers and
-heads, nearest last; LayerNorm after each sublayer; embeddings are not scaled, except adaptive ones; the
-head's column of tail cluster i counts from the end. Heads, span, layers and persistent vectors follow from
-the tensors. The ramp of the spans and the block size are not in the file.
+The vocabulary comes from the project's `corpus.pt`. How these models compute was measured with the project's
+code at commit 27b815f:
 
-That code divides the masked weights of a head by their sum + 1e-8, after a softmax that it cuts off in steps
-of 64 tokens beyond the longest span of the layer. A head whose softmax lies outside its span has a sum of
-that size, so both are part of the model (`SpanConfig.epsilon`).
+- A query attends to the `attn_span` tokens before it, and not to itself.
+- Before the text there are vectors of zero, and queries attend to them.
+- One table of positions serves all layers and heads; its last row is the nearest position.
+- A LayerNorm follows each sublayer.
+- Embeddings are not scaled, except adaptive ones.
+- The head's columns for the tail clusters are stored in reverse order.
+
+The sizes of the model follow from the shapes of its tensors. The ramp of the spans and the block size are not
+in the file.
+
+That code divides the masked weights of a head by their sum plus 1e-8. Its softmax ends, in steps of 64
+tokens, beyond the longest span of the layer. Where the softmax of a head lies outside its span, that sum is
+as small as 1e-8, so both facts are part of the model (`SpanConfig.epsilon`).
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ from xl_export.importers.shared.vocabularies import read_vocabulary
 PROJECT = "facebookresearch/adaptive-span"
 VOCABULARIES = ("corpus.pt", "corpus_sorted.pt")
 SPAN = "adaptive_span._mask"
-EPSILON = 1e-8  # is added to the sum that masked weights are divided by
+EPSILON = 1e-8  # added to the sum by which the masked weights are divided
 
 
 def recognises(opened: Source) -> bool:
@@ -42,8 +48,10 @@ def recognises(opened: Source) -> bool:
 
 
 def read(opened: Source, options: ImportOptions) -> Checkpoint:
-    """The model in such a checkpoint; raises ArtefactError or ConfigError for what is missing, wrong or
-    cannot be expressed."""
+    """Returns the model in an opened checkpoint.
+
+    Raises ArtefactError or ConfigError where something is missing, is wrong or cannot be expressed here.
+    """
     where = opened.path
     state = ((renamed(name), tensor) for name, tensor in opened.content["model"].items())
     plain = any(name in opened.content["model"] for name in ("module.in_emb.weight", "in_emb.weight"))
@@ -68,7 +76,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
 
 
 class Sizes:
-    """What the shapes of the tensors say; raises ArtefactError where they contradict each other."""
+    """Sizes of a model, read from the shapes of its tensors; raises ArtefactError where shapes disagree."""
 
     def __init__(self, t: Tensors) -> None:
         _, self.head_dim, self.span = t.peek("key_pe", dimensions=3).shape
@@ -97,8 +105,10 @@ class Sizes:
 
 
 def convert(t: Tensors, sizes: Sizes, *, ramp: int) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Configuration and tensors of our model; every tensor of the checkpoint finds its place, or
-    ArtefactError names it."""
+    """Returns the configuration of the model, and its tensors under the names of this project.
+
+    Raises ArtefactError for a tensor that is missing, has another shape or has no place in the model.
+    """
     s = sizes
     with sizes_of(t.where):
         config = ModelConfig(
@@ -116,9 +126,8 @@ def convert(t: Tensors, sizes: Sizes, *, ramp: int) -> tuple[ModelConfig, dict[s
             vocabulary=VocabularyConfig(cutoffs=s.cutoffs, div_val=s.div_val, scale=bool(s.cutoffs)),
         )
     config, ours = convert_vocabulary(t, config, reversed_clusters=True)
-    by_distance = t.take("key_pe", 1, s.head_dim, s.span)[0].T.flip(
-        0
-    )  # the nearest first, which is distance 1
+    # The nearest position comes first; it has distance 1.
+    by_distance = t.take("key_pe", 1, s.head_dim, s.span)[0].T.flip(0)
     ours["positions.table"] = torch.cat([torch.zeros(1, s.head_dim), by_distance])
     for layer in range(s.layers):
         ours |= _block(t, s, config, layer)
@@ -150,28 +159,31 @@ def _block(t: Tensors, s: Sizes, config: ModelConfig, layer: int) -> dict[str, T
         alias = f"{theirs}attn.attn.persistent_memory.{SPAN}."
         if f"{alias}current_val" in t and not same(_share(t, alias, s), block[f"{ours}span.share"]):
             raise ArtefactError(
-                f"{t.where}: {t.spell(alias)}current_val is a second name of the layer's spans and differs."
+                f"{t.where}: {t.spell(alias)}current_val is a second copy of the layer's spans, and its "
+                "values differ; copy the checkpoint again."
             )
     return block
 
 
 def _share(t: Tensors, mask: str, s: Sizes) -> Tensor:
-    """Spans [H] as a share of the longest."""
+    """Returns the spans [H] of a layer, each as a share of the longest possible span."""
     template = t.take(f"{mask}mask_template", s.span)
     if not torch.allclose(template, torch.arange(1.0 - s.span, 1.0), rtol=0, atol=0.01):
         raise ArtefactError(
-            f"{t.where}: {t.spell(mask)}mask_template is not {1 - s.span} … 0, as this project makes it."
+            f"{t.where}: {t.spell(mask)}mask_template does not hold the numbers {1 - s.span} to 0, as its "
+            "project writes them; copy the checkpoint again."
         )
     share = t.take(f"{mask}current_val", s.heads, 1, 1).flatten()
     if not bool(((share >= 0) & (share <= 1)).all()):
         raise ArtefactError(
-            f"{t.where}: {t.spell(mask)}current_val has spans outside 0 to 1, where this project keeps them."
+            f"{t.where}: {t.spell(mask)}current_val has values outside 0 to 1, the range of spans in its "
+            "project; copy the checkpoint again."
         )
     return share
 
 
 def defaults(sizes: Sizes) -> dict[str, Setting]:
-    """The block size and ramp of the project's scripts; scores depend on the second alone."""
+    """Returns the block size and ramp of the project's scripts; scores depend on the ramp alone."""
     segment = (
         Setting(256, "published for wiki103")
         if sizes.cutoffs
@@ -180,7 +192,7 @@ def defaults(sizes: Sizes) -> dict[str, Setting]:
     return {"segment": segment} | ({"ramp": Setting(32, "published for all")} if sizes.adaptive_span else {})
 
 
-CLUSTERS = {  # theirs, and the prefix that kimiyoung's names have for the same
+CLUSTERS = {  # from prefixes of this format to the prefixes of kimiyoung's names
     "in_emb.emb_layers.": "word_emb.emb_layers.",
     "in_emb.emb_projs.": "word_emb.emb_projs.",
     "out_emb.out_layers.": "crit.out_layers.",
@@ -195,7 +207,7 @@ PLAIN = {
 
 
 def renamed(name: Any) -> Any:
-    """A name without the `module.` of distributed training, as `convert_vocabulary` knows it."""
+    """Returns the name that `convert_vocabulary` knows, without the `module.` of distributed training."""
     if not isinstance(name, str):
         return name
     name = name.removeprefix("module.")
@@ -206,7 +218,7 @@ def renamed(name: Any) -> Any:
 
 
 def spelled(name: str, *, plain: bool) -> str:
-    """The inverse of `renamed`, where the vocabulary is plain or has clusters."""
+    """Returns the name in the file for a name of `renamed`; plain: whether the vocabulary has no clusters."""
     for theirs, known in (PLAIN | CLUSTERS if plain else CLUSTERS).items():
         if name.startswith(known):
             return f"module.{theirs}{name.removeprefix(known)}"

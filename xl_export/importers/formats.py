@@ -1,5 +1,4 @@
-"""The formats that `xl-export import` reads, and how each is told from the others: by what is in the file,
-not by its name."""
+"""The formats that `xl-export import` reads; a format is recognised by what is in the file."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ IN_FOLDERS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt", "checkpoin
 
 @dataclass(frozen=True)
 class Format:
-    """One project's checkpoints. files: what they look like."""
+    """The checkpoints of one project; files: a description of the files for messages."""
 
     project: str
     files: str
@@ -52,8 +51,11 @@ FORMATS = {
 
 
 def recognise(opened: Source, wanted: str = "auto") -> str:
-    """The name of the format of what was opened; raises ArtefactError where it is none, or not the wanted
-    one."""
+    """Returns the name of the format of a checkpoint that was opened.
+
+    wanted: the format that the user named, or `auto`. Raises ArtefactError where the content is of no known
+    format, or of another format than the wanted one.
+    """
     found = next((name for name, known in FORMATS.items() if known.recognises(opened)), None)
     if found is None:
         content = opened.content
@@ -77,7 +79,10 @@ def recognise(opened: Source, wanted: str = "auto") -> str:
 
 
 def open_source(path: Path) -> Source:
-    """What is in a file, or in the checkpoint file of a folder; raises UserError where it cannot be read."""
+    """Reads a file, or the checkpoint file in a folder.
+
+    Raises UserError where it cannot be read.
+    """
     if tensorflow.is_checkpoint(path):
         raise ArtefactError(
             f"{path} is a TensorFlow checkpoint; make an .npz of it where TensorFlow is installed (three "

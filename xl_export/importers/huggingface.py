@@ -1,10 +1,14 @@
-"""Hugging Face TransfoXL folders: `config.json`, `model.safetensors` or `pytorch_model.bin`, `vocab.pkl`,
-`.bin` or `.txt`.
+"""The importer for Hugging Face TransfoXL folders.
 
-Semantics (measured with transformers 4.37.2, the last release that runs them): memory is mem_len vectors of
-zeros at first, and they are attended to; `same_length` shows mem_len keys, the token itself among them; the
-head's columns are in the order of the clusters; u and v are those of each layer with `untie_r`. Tied tensors
-are left out of the file and follow from `config.json`.
+A folder holds `config.json`, the weights (`model.safetensors` or `pytorch_model.bin`) and the vocabulary
+(`vocab.pkl`, `.bin` or `.txt`). How these models compute was measured with transformers 4.37.2, the last
+release that runs them:
+
+- The memory begins as mem_len vectors of zeros, and queries attend to them.
+- With `same_length`, a query attends to mem_len keys, of which its own token is one.
+- The head's columns are in the order of the clusters.
+- With `untie_r`, every layer has its own u and v.
+- Tied tensors are not in the file; `config.json` says which they are.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from xl_export.importers.shared.vocabularies import read_vocabulary
 PROJECT = "Hugging Face TransfoXL"
 CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
 VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
-DEFAULTS: dict[str, Any] = {  # of TransfoXLConfig, for what an older config.json leaves out
+DEFAULTS: dict[str, Any] = {  # those of TransfoXLConfig; an older config.json may lack some keys
     "vocab_size": 267735,
     "cutoffs": [20000, 40000, 200000],
     "d_model": 1024,
@@ -56,8 +60,10 @@ def recognises(opened: Source) -> bool:
 
 
 def read(opened: Source, options: ImportOptions) -> Checkpoint:
-    """The model in such a folder; raises ArtefactError or ConfigError for what is missing, wrong or cannot
-    be expressed."""
+    """Returns the model in an opened folder.
+
+    Raises ArtefactError or ConfigError where something is missing, is wrong or cannot be expressed here.
+    """
     folder, config_file = opened.path, opened.path / CONFIG
     described = (
         DEFAULTS | {"vocab_size": opened.content.get("n_token", DEFAULTS["vocab_size"])} | opened.content
@@ -90,12 +96,12 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
 
 
 def config_facts(config: dict[str, Any], path: Path) -> Architecture:
-    """What `config.json` says."""
+    """Returns the sizes and options in `config.json`; raises ArtefactError where one is wrong."""
     at = str(path)
     names = ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_embed", "div_val")
     n = {name: integer(config, name, where=at, least=1) for name in names}
     if kind := integer(config, "attn_type", where=at):
-        raise ArtefactError(f"{at}: attn_type is {kind}; that library runs 0 alone.")
+        raise ArtefactError(f"{at}: attn_type is {kind}; expected 0, the only one that transformers runs.")
     cutoffs = ascending(config, "cutoffs", where=at)
     share = boolean(config, "proj_share_all_but_first", where=at)
     ties = config if "tie_projs" in config else {"tie_projs": [False] + [share] * len(cutoffs)}
@@ -120,7 +126,10 @@ def config_facts(config: dict[str, Any], path: Path) -> Architecture:
 
 
 def defaults(config: dict[str, Any], path: Path) -> dict[str, Setting]:
-    """`config.json` holds all but the segment; 128 was published with the model of WikiText-103."""
+    """Returns the settings in `config.json`.
+
+    It does not hold the segment; 128 is what was published with the model of WikiText-103.
+    """
     at = str(path)
     return {
         "mem_len": Setting(integer(config, "mem_len", where=at), CONFIG),
@@ -131,10 +140,10 @@ def defaults(config: dict[str, Any], path: Path) -> dict[str, Setting]:
 
 
 def renamed(name: Any) -> Any:
-    """The name of a tensor in kimiyoung's code."""
+    """Returns the name of a tensor in kimiyoung's code."""
     return name.removeprefix("transformer.") if isinstance(name, str) else name
 
 
 def spelled(name: str) -> str:
-    """The name in the file of a tensor of kimiyoung's."""
+    """Returns the name in the file for a name of kimiyoung's code."""
     return name if name.startswith("crit.") else f"transformer.{name}"

@@ -1,15 +1,17 @@
-"""kimiyoung/transformer-xl, PyTorch: the pickled module `model.pt`, and its corpus `cache.pt` for the
-vocabulary.
+"""The importer for kimiyoung/transformer-xl, PyTorch: the pickled module `model.pt`.
 
-Semantics (measured with that code at 44781ed): memory is empty at first and nothing is seen before the text;
-`same_length` shows mem_len keys, the token itself among them; distances are clamped to clamp_len (attn_type
-1: to its nearest clamp_len vectors); the head's column of tail cluster i counts from the end. What `eval.py`
-is told, memory, segment, clamp and mask, is not in the file.
+The vocabulary comes from the project's corpus `cache.pt`. How these models compute was measured with the
+project's code at commit 44781ed:
 
-attn_types 2 and 3 count positions back from the end of each segment. With memory, type 2 stops at the first
-segment, and type 3
-adds positions to the same memory again at every segment, which no memory here does: they are imported for
-mem_len 0.
+- The memory begins empty, and nothing before the text is visible.
+- With `same_length`, a query attends to mem_len keys, of which its own token is one.
+- Distances are clamped to clamp_len; attn_type 1 keeps its nearest clamp_len vectors.
+- The head's columns for the tail clusters are stored in reverse order.
+- Memory, segment, clamp and mask are options of `eval.py`. They are not in the file.
+
+attn_types 2 and 3 count positions back from the end of each segment. With memory, the code for type 2 stops
+at the first segment, and the code for type 3 adds positions to the same memory again at every segment. No
+memory in this project does that, so both types are imported with mem_len 0.
 """
 
 from __future__ import annotations
@@ -41,8 +43,10 @@ def recognises(opened: Source) -> bool:
 
 
 def read(opened: Source, options: ImportOptions) -> Checkpoint:
-    """The model in a pickled module; raises ArtefactError or ConfigError for what is missing, wrong or
-    cannot be expressed."""
+    """Returns the model in an opened checkpoint.
+
+    Raises ArtefactError or ConfigError where something is missing, is wrong or cannot be expressed here.
+    """
     where = opened.path
     facts, state = module_facts(opened.content, where)
     vocab_path = companion_file(where, VOCABULARIES, options.vocab, what="vocabulary")
@@ -65,7 +69,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
 
 
 def module_facts(module: Foreign, where: Path) -> tuple[Architecture, dict[str, Any]]:
-    """What the module says of itself, and all its attributes."""
+    """Returns the sizes and options of the pickled module, and all its attributes."""
     state = _attributes(module, where, "the model")
     embedding = _attributes(_part(module, where, "word_emb"), where, "word_emb")
     layers = integer(state, "n_layer", where=str(where), least=1)
@@ -116,18 +120,20 @@ def module_facts(module: Foreign, where: Path) -> tuple[Architecture, dict[str, 
 def defaults(
     dataset: str | None, facts: Architecture, state: dict[str, Any], where: Path
 ) -> dict[str, Setting]:
-    """The evaluation that the project published for the data set and size; the model's last lengths where it
-    published none."""
+    """Returns the evaluation that the project published for this data set and size.
+
+    Where it published none, the lengths are those of the module's last run.
+    """
     large = facts.d_model >= 1024
     if facts.attention_type in (2, 3):
         segment = integer(state, "tgt_len", where=str(where), least=1) + integer(
             state, "ext_len", where=str(where)
         )
         chosen = {
-            "mem_len": Setting(0, "the only one that can be expressed"),
+            "mem_len": Setting(0, "the only value that can be expressed"),
             "segment": Setting(segment, "the file"),
         }
-        chosen["mask"] = Setting("full", "the only one that can be expressed")
+        chosen["mask"] = Setting("full", "the only value that can be expressed")
         return chosen | ({"clamp_len": Setting(0, "none")} if facts.attention_type == 2 else {})
     if dataset in ("enwik8", "text8"):
         if large:
@@ -152,8 +158,10 @@ def defaults(
 def under_rule(
     facts: Architecture, settings: dict[str, Setting], state: dict[str, Any], where: Path
 ) -> tuple[Architecture, MemoryRule]:
-    """The memory rule of the settings, and the facts that depend on them; raises ConfigError where it cannot
-    be expressed."""
+    """Returns the facts that depend on the settings, and the memory rule of the settings.
+
+    Raises ConfigError where the rule cannot be expressed here.
+    """
     kind, clamp_len, segment = (
         facts.attention_type,
         settings.get("clamp_len", Setting(0, "")).value,
@@ -162,8 +170,8 @@ def under_rule(
     if kind in (2, 3):
         if settings["mem_len"].value or settings["mask"].value != "full":
             raise ConfigError(
-                f"attn_type {kind} with memory adds its positions to remembered states, which has no equal "
-                "here; give --mem-len 0 --mask full, as the project evaluates such models."
+                f"attn_type {kind} with memory adds positions to the remembered states, and this project "
+                "cannot do that; give --mem-len 0 --mask full, as the project evaluates such models."
             )
         if kind == 3 and segment > (rows := _rows(state, where)):
             raise ConfigError(
@@ -178,12 +186,11 @@ def under_rule(
             mem_len=0, segment=segment, mask="full"
         )
     rule = memory_rule(settings, project=PROJECT, beyond_self=-1, initial_memory="masked")
-    if (
-        kind == 1 and rule.clamp_len is not None
-    ):  # the nearest clamp_len vectors, of which the first is for distance 0
+    # The clamp keeps the nearest clamp_len vectors, of which the first is for distance 0.
+    if kind == 1 and rule.clamp_len is not None:
         if rule.clamp_len == 1:
             raise ConfigError(
-                "clamp_len 1 leaves an attn_type 1 model one vector for all distances; give --clamp-len 2 "
+                "clamp_len 1 leaves one vector for all distances of an attn_type 1 model; give --clamp-len 2 "
                 "or more."
             )
         rule = dataclasses.replace(rule, clamp_len=rule.clamp_len - 1)
@@ -197,12 +204,12 @@ def _rows(state: dict[str, Any], where: Path) -> int:
     parameters = state.get("_parameters")
     table = parameters.get("r_emb") if isinstance(parameters, dict) else None
     if not isinstance(table, Tensor) or table.dim() != 4:
-        raise ArtefactError(f"{where} lacks the tensor r_emb of a {PROJECT} model of attn_type 3.")
+        raise ArtefactError(f"{where} lacks the tensor r_emb, which a {PROJECT} model of attn_type 3 has.")
     return int(table.shape[1])
 
 
 def module_tensors(module: Foreign, where: Path, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Names and tensors of a pickled module's state dict."""
+    """Returns the names and tensors of the state dict of a pickled module."""
     todo, seen = [(prefix, module)], 0
     while todo:
         prefix, module = todo.pop()
@@ -211,7 +218,9 @@ def module_tensors(module: Foreign, where: Path, prefix: str = "") -> Iterator[t
             parts = state.get(kind, {})
             seen += len(parts) if isinstance(parts, dict) else MAX_PARTS
             if seen >= MAX_PARTS:
-                raise ArtefactError(f"{where}: {what} is not a module as PyTorch pickles it.")
+                raise ArtefactError(
+                    f"{where}: {what} is not a module that PyTorch pickled; copy the file again."
+                )
             for name, part in parts.items():
                 if kind == "_modules" and isinstance(part, Foreign):
                     todo.append((f"{prefix}{name}.", part))
@@ -231,5 +240,5 @@ def _part(module: Foreign, where: Path, *path: str) -> Foreign:
 
 def _attributes(module: Foreign, where: Path, what: str) -> dict[str, Any]:
     if not isinstance(module.state, dict):
-        raise ArtefactError(f"{where}: {what} is not a module as PyTorch pickles it.")
+        raise ArtefactError(f"{where}: {what} is not a module that PyTorch pickled; copy the file again.")
     return module.state

@@ -1,9 +1,10 @@
-"""NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL: `checkpoint_best.pt` and
-`checkpoint_last.pt`.
+"""The importer for NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL.
 
-A dictionary that holds arguments, model configuration, weights and vocabulary, beside the state of the
-training. Semantics (measured with that code at 729963d): as kimiyoung's, but `same_length` shows mem_len
-keys besides the token itself (in its TorchScript model mem_len with it: give one less there).
+The files `checkpoint_best.pt` and `checkpoint_last.pt` are dictionaries. They hold arguments, the model's
+configuration, weights and vocabulary, and the state of the training. How these models compute was measured
+with the project's code at commit 729963d. They compute as those of kimiyoung, with one difference: with
+`same_length`, a query attends to mem_len keys and to its own token. (In the project's TorchScript model the
+own token is one of the mem_len keys: give a mem_len that is smaller by one there.)
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ def recognises(opened: Source) -> bool:
 
 
 def read(opened: Source, options: ImportOptions) -> Checkpoint:
-    """The model in such a checkpoint; raises ArtefactError or ConfigError for what is missing, wrong or
-    cannot be expressed."""
+    """Returns the model in an opened checkpoint.
+
+    Raises ArtefactError or ConfigError where something is missing, is wrong or cannot be expressed here.
+    """
     where, content = opened.path, opened.content
     facts = config_facts(content["model_config"], where)
     files = {"model": where}
@@ -72,10 +75,10 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
 
 
 def drop_shared_projections(tensors: Tensors) -> None:
-    """Leaves out `crit.shared_out_projs`, which is the list of input projections under a second name.
+    """Removes `crit.shared_out_projs`, a second copy of the list of input projections.
 
-    The output reads it for the clusters that `tie_projs` ties. Raises ArtefactError where an entry differs
-    from its twin.
+    The output layer reads it for the clusters that `tie_projs` ties. Raises ArtefactError where an entry
+    differs from its original.
     """
     for i in range(tensors.count("crit.shared_out_projs")):
         shared, projection = (
@@ -91,7 +94,7 @@ def drop_shared_projections(tensors: Tensors) -> None:
 
 
 def config_facts(config: Any, where: Path) -> Architecture:
-    """What `model_config` says."""
+    """Returns the sizes and options in `model_config`; raises ArtefactError where one is wrong."""
     if not isinstance(config, dict):
         raise ArtefactError(
             f"{where}: model_config is a {type(config).__name__}, expected the arguments of a model."
@@ -101,7 +104,9 @@ def config_facts(config: Any, where: Path) -> Architecture:
     n = {name: integer(config, name, where=at, least=1) for name in names}
     kind, cutoffs = integer(config, "attn_type", where=at), ascending(config, "cutoffs", where=at)
     if kind:
-        raise ArtefactError(f"{at}: attn_type is {kind}; of this project only 0 is known here.")
+        raise ArtefactError(
+            f"{at}: attn_type is {kind}; expected 0, the only one of {PROJECT} that can be imported."
+        )
     return Architecture(
         layers=n["n_layer"],
         d_model=n["d_model"],
@@ -123,20 +128,20 @@ def config_facts(config: Any, where: Path) -> Architecture:
 
 
 def defaults(facts: Architecture) -> dict[str, Setting]:
-    """The evaluation that the project published for the size."""
+    """Returns the evaluation that the project published for a model of this size."""
     if facts.d_model >= 1024:
         return published("wt103 large", segment=128, mem_len=1600, clamp_len=1000)
     return published("wt103 base", segment=64, mem_len=640, clamp_len=400)
 
 
 def renamed(name: Any) -> Any:
-    """The name of a tensor in kimiyoung's code: its output layers are lists of parameters here."""
+    """Returns the name of a tensor in kimiyoung's code, which keeps its output layers in lists."""
     match = OUTPUT.fullmatch(name) if isinstance(name, str) else None
     return f"crit.out_layers.{match[2]}.{match[1]}" if match else name
 
 
 def spelled(name: str) -> str:
-    """The inverse of `renamed`."""
+    """Returns the name in the file for a name of `renamed`."""
     _, _, rest = name.partition("crit.out_layers.")
     number, _, kind = rest.partition(".")
     return f"crit.out_layers_{'weights' if kind == 'weight' else 'biases'}.{number}" if rest else name

@@ -1,5 +1,4 @@
-"""Our own runs, so that `import` reads whatever has weights: `config.json`, `model.safetensors` and
-`vocab.json`."""
+"""The importer for runs of this project, so that `import` reads every checkpoint that has weights."""
 
 from __future__ import annotations
 
@@ -24,10 +23,12 @@ def recognises(opened: Source) -> bool:
 
 
 def read(opened: Source, options: ImportOptions) -> Checkpoint:
-    """A run as it is, under its evaluation rule or what was given in its place; settings are in our own
-    words."""
+    """Returns a run under its evaluation rule; the user's settings replace those of the rule.
+
+    Raises ArtefactError or ConfigError where the run is damaged or the settings do not fit.
+    """
     if options.vocab is not None:
-        raise ArtefactError(f"{opened.path} is a run, which has its own {VOCAB}; leave out --vocab.")
+        raise ArtefactError(f"{opened.path} is a run and has its own {VOCAB}; leave out --vocab.")
     run = load_run(opened.path)
     rule = run.config.evaluation
     defaults: dict[str, Any] = {

@@ -1,18 +1,22 @@
-"""The TensorFlow checkpoints of the original release (kimiyoung/transformer-xl, `tf/`), as an `.npz` of
-their variables by name.
+"""The importer for TensorFlow checkpoints of the original release (kimiyoung/transformer-xl, `tf/`).
 
-Where TensorFlow is installed, three lines write it:
+It reads an `.npz` file of the variables by name. Where TensorFlow is installed, these lines write that file:
 
     import numpy, tensorflow
     variables = tensorflow.train.load_checkpoint("model.ckpt-0")
-    numpy.savez("model.npz", **{n: variables.get_tensor(n) for n in variables.get_variable_to_shape_map() if
-    "/Adam" not in n})
+    names = [name for name in variables.get_variable_to_shape_map() if "/Adam" not in name]
+    numpy.savez("model.npz", **{name: variables.get_tensor(name) for name in names})
 
-Semantics (read from that code at 44781ed): memory is mem_len vectors of zeros at first, and they are
-attended to; `same_length` shows mem_len keys besides the token itself; the head's columns are in the order
-of the clusters; u and v are those of each layer with `untie_r`; input and output always share their tables,
-the projections where the output has none of its own; LayerNorm has epsilon 1e-12. Sizes, cutoffs and options
-follow from the names and shapes of the variables.
+How these models compute was read from the project's code at commit 44781ed:
+
+- The memory begins as mem_len vectors of zeros, and queries attend to them.
+- With `same_length`, a query attends to mem_len keys and to its own token.
+- The head's columns are in the order of the clusters.
+- With `untie_r`, every layer has its own u and v.
+- Input and output always share their tables. They share a projection where the output has none of its own.
+- LayerNorm has an epsilon of 1e-12.
+
+Sizes, cutoffs and options follow from the names and shapes of the variables.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ VOCABULARIES = ("cache.pkl", "vocab.txt", "vocab.json")
 NORM_EPSILON = 1e-12  # of tf.contrib.layers.layer_norm
 FILES = re.compile(r"checkpoint|.*\.ckpt.*\.(index|meta|data-\d+-of-\d+)")
 OTHERS = re.compile(r"global_step|beta[12]_power(_\d+)?|.*/Adam(_\d+)?")  # of the optimiser
-# kimiyoung's names for the variables below `transformer/`; kernels are [in, out] and are turned around
+# From variables below `transformer/` to kimiyoung's names. Kernels are [in, out] and are transposed.
 NAMES = {
     "adaptive_embed/cutoff_{}/lookup_table": "word_emb.emb_layers.{}.weight",
     "adaptive_embed/cutoff_{}/proj_W": "word_emb.emb_projs.{}",
@@ -62,7 +66,7 @@ NAMES = {
     "r_w_bias": "r_w_bias",
     "r_r_bias": "r_r_bias",
 }
-TURNED = ("/kernel", "/proj_W", "/proj")
+TRANSPOSED = ("/kernel", "/proj_W", "/proj")
 SCOPE = "transformer/"
 
 
@@ -73,16 +77,20 @@ def recognises(opened: Source) -> bool:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a path is what TensorFlow itself writes: a folder of it, one of its files, or the beginning of
-    their names."""
+    """Whether a path is a checkpoint that TensorFlow wrote.
+
+    That is a folder, one of its files, or the common beginning of the names of these files.
+    """
     if path.is_dir():
         return any(path.glob("*.ckpt*.index")) or any(path.glob("*.ckpt*.data-*"))
     return bool(FILES.fullmatch(path.name)) or path.with_name(path.name + ".index").is_file()
 
 
 def read(opened: Source, options: ImportOptions) -> Checkpoint:
-    """The model in such variables; raises ArtefactError or ConfigError for what is missing, wrong or cannot
-    be expressed."""
+    """Returns the model in an opened file of variables.
+
+    Raises ArtefactError or ConfigError where something is missing, is wrong or cannot be expressed here.
+    """
     where = opened.path
     plain = SCOPE + "adaptive_embed/lookup_table" in opened.content
     t = options.tensors(
@@ -106,7 +114,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
 
 
 def renamed(variables: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
-    """The variables as kimiyoung's PyTorch code has them; what it has no name for keeps its own."""
+    """Returns the variables under kimiyoung's names; a variable without such a name keeps its own."""
     layers = sum(str(name).endswith("/rel_attn/o/kernel") for name in variables)
     for name, variable in variables.items():
         if OTHERS.fullmatch(str(name)):
@@ -121,7 +129,7 @@ def renamed(variables: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
             yield from ((f"layers.{layer}.dec_attn.{known}", pair) for layer, pair in enumerate(variable))
         elif (
             known is not None
-            and str(name).endswith(TURNED)
+            and str(name).endswith(TRANSPOSED)
             and isinstance(variable, Tensor)
             and variable.dim() == 2
         ):
@@ -131,8 +139,11 @@ def renamed(variables: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def sizes(t: Tensors, *, plain: bool) -> Architecture:
-    """What names and shapes say. plain: div_val 1, one table for all clusters, which show in the biases of
-    the output then."""
+    """Returns the sizes and options that follow from names and shapes.
+
+    plain: whether div_val is 1. Then one table serves all clusters, and the biases of the output tell their
+    sizes.
+    """
     untied = "r_w_bias" not in t
     heads, head_dim = t.peek("layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", dimensions=2).shape
     counted = "crit.out_layers" if plain else "word_emb.emb_layers"
@@ -161,8 +172,10 @@ def sizes(t: Tensors, *, plain: bool) -> Architecture:
 
 
 def defaults(facts: Architecture, dataset: str | None) -> dict[str, Setting]:
-    """The evaluation of the project's scripts for the data set, or for what the kind of vocabulary and the
-    size suggest."""
+    """Returns the evaluation that the project's scripts use for the data set.
+
+    Where the data set is not known, the kind of the vocabulary and the size of the model decide.
+    """
     large = facts.d_model >= 1024
     if dataset == "lm1b" or facts.cutoffs[:1] == (60000,):
         return published("lm1b", segment=32, mem_len=128, clamp_len=0)
@@ -176,7 +189,10 @@ def defaults(facts: Architecture, dataset: str | None) -> dict[str, Setting]:
 
 
 def spelled(name: str, *, plain: bool) -> str:
-    """The variable of a tensor, where the vocabulary has one table or one for each cluster."""
+    """Returns the variable's name for a tensor's name.
+
+    plain: whether the vocabulary has one table, rather than one for each cluster.
+    """
     table = {
         known: theirs
         for theirs, known in NAMES.items()
@@ -189,7 +205,7 @@ def spelled(name: str, *, plain: bool) -> str:
 
 
 def _translated(name: str, table: dict[str, str]) -> str | None:
-    """The name that a table of patterns gives, the number in it kept."""
+    """Returns the name that a table of patterns gives, with the number kept; None where no pattern fits."""
     for pattern, other in table.items():
         if match := re.fullmatch(re.escape(pattern).replace(r"\{\}", r"(\d{1,6})"), name):
             return other.format(*match.groups())

@@ -73,7 +73,7 @@ def refuse(content: dict[str, Any], vocab: Path, folder: Path, words: list[str])
         (lambda c, w: c.update(cutoffs=[5, 600], tie_projs=[True] * 3), ["cutoffs are [5, 600]"]),
         (lambda c, w: c.update(tie_projs=[True]), ["tie_projs is [True]", "4 clusters"]),
         (lambda c, w: c.update(tie_weight=False), ["lacks the tensor crit.out_layers_weights.0"]),
-        (lambda c, w: c.update(attn_type=1), ["attn_type is 1; of this project only 0"]),
+        (lambda c, w: c.update(attn_type=1), ["attn_type is 1; expected 0"]),
         (lambda c, w: c.update(dropout=float("nan")), ["dropout is nan"]),
         (lambda c, w: c.update(div_val=1 << 24), ["div_val 16777216 leaves the last cluster no width"]),
     ],
@@ -123,11 +123,11 @@ SECOND = "module.layers.1.attn.attn.persistent_memory.adaptive_span._mask."
             lambda w: w.update({"module.key_pe": torch.zeros(128)}),
             ["module.key_pe is [128], expected 3 dimensions"],
         ),
-        (lambda w: w[f"{MASK}current_val"].fill_(1.5), ["spans outside 0 to 1"]),
+        (lambda w: w[f"{MASK}current_val"].fill_(1.5), ["values outside 0 to 1"]),
         (lambda w: w[f"{MASK}mask_template"].fill_(1.0), ["mask_template is not -127"]),
         (
             lambda w: w.update({f"{SECOND}current_val": torch.zeros(4, 1, 1)}),
-            ["second name of the layer's spans"],
+            ["second copy of the layer's spans"],
         ),
         (lambda w: nan(w, "module.in_emb.weight"), ["module.in_emb.weight holds NaN"]),
     ],
@@ -156,7 +156,7 @@ def test_half_precision_becomes_float32_and_that_is_said(tmp_path: Path) -> None
     content, vocab = nvidia(lambda c, w: w.update({name: x.half() for name, x in w.items()}))
     torch.save(content, tmp_path / "checkpoint.pt")
     result = xl("import", tmp_path / "checkpoint.pt", "--out", tmp_path / "run", "--vocab", vocab)
-    assert "weights were float16 and are float32 now" in result.output
+    assert "weights were stored as float16 and are float32 now" in result.output
     expected = content["model_state"]["r_w_bias"].float()
     assert torch.equal(load_run(tmp_path / "run").model.state_dict()["positions.u"][0], expected)
 

@@ -92,7 +92,7 @@ def test_one_pair_of_biases_may_be_listed_in_every_layer(folder: Path, tmp_path:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"attn_type": 1}, ["attn_type is 1", "that library runs 0 alone"]),
+        ({"attn_type": 1}, ["attn_type is 1", "the only one that transformers runs"]),
         ({"tie_projs": None, "proj_share_all_but_first": False}, ["lacks the tensor crit.out_projs.1"]),
         ({"tie_word_embeddings": False}, ["lacks the tensor crit.out_layers.0.weight"]),
         ({"untie_r": False}, ["r_w_bias is one for all layers"]),
@@ -303,7 +303,7 @@ def part(found: Foreign, *path: str) -> dict[str, Any]:
         (lambda m: m.state.update(attn_type=1), "lacks the tensor r_emb"),
         (lambda m: m.state.update(d_head=15), "expected"),
         (lambda m: m.state.update(_modules=3), "lacks the module word_emb"),
-        (lambda m: m.state.update(_parameters=3), "is not a module as PyTorch pickles it"),
+        (lambda m: m.state.update(_parameters=3), "is not a module that PyTorch pickled"),
         (lambda m: setattr(m, "state", 3), "the model is not a module"),
         (lambda m: part(m, "word_emb").update(cutoffs=[60, 150, 350]), "word_emb.cutoffs end at"),
         (

@@ -1,4 +1,4 @@
-"""What every importer returns: a model of this project, its memory rule, and notes for the user."""
+"""What every importer receives and returns."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from xl_export.importers.shared.validated import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A source that was found and read, not yet understood.
+    """A checkpoint that was opened and read, but not yet understood.
 
-    path: the file, or the folder of one of the formats that are folders. content: what the file holds, plain
-    data and tensors.
+    path: the file, or the folder where the format is a folder. content: plain data and tensors of that file.
     """
 
     path: Path
@@ -33,10 +32,11 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """What the user chose for one import.
+    """Options that the user chose for one import.
 
-    overrides: settings that replace those of the project. vocab: the file of the vocabulary; when None, it is
-    looked for in the folder of the checkpoint. allow_nonfinite: whether weights may be NaN or infinite.
+    overrides: settings that replace those of the project. vocab: the file of the vocabulary; where it is
+    None, the vocabulary is searched in the folder of the checkpoint. allow_nonfinite: whether weights may be
+    NaN or infinite.
     """
 
     overrides: Overrides = field(default_factory=Overrides)
@@ -58,25 +58,25 @@ class ImportOptions:
     def notes_on(
         self, tensors: Tensors, config: ModelConfig, settings: Mapping[str, Setting]
     ) -> tuple[str, ...]:
-        """What must be said of the tensors that were taken, of the vocabulary and of the settings."""
-        notes = [f"weights were {kind} and are float32 now" for kind in sorted(tensors.halved)]
+        """Returns the sentences that the user must read about weights, vocabulary and settings."""
+        notes = [f"weights were stored as {kind} and are float32 now" for kind in sorted(tensors.halved)]
         if tensors.nonfinite:
             notes.append(
                 f"{tensors.nonfinite[0]} holds NaN or infinite values: `xl-export export` refuses this run"
             )
         if self.vocab is not None:
-            notes.append("the vocabulary was given: only its size could be checked")
+            notes.append("the vocabulary is a file that you named: only its size could be checked")
         return (*notes, *size_notes(settings, layers=config.layers, d_model=config.d_model))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A model of another project in our terms.
+    """A model of another project, expressed as a model of this one.
 
-    tensors: of `trainer.model.model.LanguageModel`, by name. settings: chosen ones by name. files: what was
-    read, by role.
-    notes: sentences on what differs from its project, or was decided. run: how it was trained, where that is
-    ours.
+    tensors: the tensors of `trainer.model.model.LanguageModel` by name. settings: the settings of the
+    evaluation by name. files: the files that were read, by role. notes: sentences on decisions, and on
+    differences from the other project. run: the training configuration, where the checkpoint is a run of this
+    project.
     """
 
     config: ModelConfig
@@ -90,19 +90,24 @@ class Checkpoint:
 
     @property
     def finite(self) -> bool:
-        """Whether every weight is a number."""
+        """Whether every weight is finite."""
         return all(bool(torch.isfinite(tensor).all()) for tensor in self.tensors.values())
 
     def train_config(self) -> TrainConfig:
-        """The configuration of a run with this model. It was not trained here: text and recipe are left at
-        their defaults."""
+        """Returns the configuration of a run with this model.
+
+        A model of another project was not trained here, so its text and recipe keep their defaults.
+        """
         if self.run is not None:
             return self.run
         return TrainConfig(model=self.config, training=self.rule, evaluation=self.rule, vocab=self.vocab.kind)
 
 
 def companion_file(path: Path, names: tuple[str, ...], wanted: Path | None, *, what: str) -> Path:
-    """The file that the user named, or the first of `names` in the checkpoint's folder."""
+    """Returns the file `wanted`, or the first of `names` that the checkpoint's folder contains.
+
+    what: the content of the file, for the message. Raises ArtefactError where there is no such file.
+    """
     if wanted is not None:
         return wanted
     folder = path if path.is_dir() else path.parent
@@ -110,6 +115,6 @@ def companion_file(path: Path, names: tuple[str, ...], wanted: Path | None, *, w
         if (folder / name).is_file():
             return folder / name
     raise ArtefactError(
-        f"{folder} has no {' or '.join(names)}, in which this project keeps its {what}; give the file "
-        f"with --vocab FILE."
+        f"{folder} has no {' or '.join(names)}, which should hold the {what}; name the file with --vocab "
+        "FILE."
     )

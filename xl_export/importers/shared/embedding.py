@@ -1,7 +1,6 @@
-"""Embedding and output layer of foreign checkpoints, all of which are kimiyoung's in this: tables,
-projections, clusters.
+"""Converts the embedding and the output layer, which all formats share with kimiyoung's code.
 
-With div_val 1 there is one table for all clusters. Names: see `transformer_xl`.
+With div_val 1 there is one table for all clusters. The names of the tensors are listed in `transformer_xl`.
 """
 
 from __future__ import annotations
@@ -24,12 +23,14 @@ def convert_vocabulary(
     tie_weights: bool | None = None,
     tie_projections: tuple[bool, ...] | None = None,
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Our tensors of both, and the configuration with what they tie.
+    """Returns the configuration with its ties, and the tensors of embedding and output layer.
 
-    config: the model's, whose clusters are known. reversed_clusters: the head's column of tail cluster i
-    counts from the end.
-    tie_weights, tie_projections (for each cluster): what is tied may be absent; None to take as tied what is
-    equal. Raises ArtefactError.
+    config: the configuration so far; its clusters are known. reversed_clusters: whether the head's columns
+    for the tail clusters are stored in reverse order. tie_weights: whether input and output share their
+    tables. tie_projections: the same for the projection of each cluster. A tied tensor may be absent from the
+    file. Where one of the two is None, tensors with equal values are taken as tied.
+
+    Raises ArtefactError where a tensor is missing, has another shape, or is tied and differs.
     """
     clusters, D = config.clusters, config.d_model
     tables = _tables(t, "word_emb.emb_layers.{}.weight", config)
@@ -40,7 +41,8 @@ def convert_vocabulary(
     tied = tie_weights is not False and all(same(*pair) for pair in zip(tables, output, strict=True))
     if tie_weights and not tied:
         raise ArtefactError(
-            f"{t.where}: the output tables are tied by the configuration and differ from those of the input."
+            f"{t.where}: the configuration ties the output tables to the input tables, and their values "
+            "differ; copy the checkpoint again."
         )
     if not tied:
         ours |= {f"vocabulary.output_table.{i}": table for i, table in enumerate(output)}
@@ -51,9 +53,8 @@ def convert_vocabulary(
         if not cluster.projected:
             ties.append(True)
             continue
-        shared = (
-            config.vocabulary.div_val == 1 and i > 0
-        )  # one input projection, but an output projection for each cluster
+        # With div_val 1 the input has one projection, and the output has one for each cluster.
+        shared = config.vocabulary.div_val == 1 and i > 0
         into = (
             ours["vocabulary.projection.0"] if shared else t.take(f"word_emb.emb_projs.{i}", D, cluster.width)
         )
@@ -62,7 +63,8 @@ def convert_vocabulary(
         out = into if wanted and name not in t else t.take(name, D, cluster.width)
         if wanted and not same(into, out):
             raise ArtefactError(
-                f"{t.where}: {t.spell(name)} is tied by the configuration and differs from the input's."
+                f"{t.where}: the configuration ties {t.spell(name)} to the projection of the input, and "
+                "their values differ; copy the checkpoint again."
             )
         ties.append(same(into, out) if wanted is None else wanted)
         if not ties[-1]:
@@ -80,7 +82,7 @@ def convert_vocabulary(
 
 
 def _tables(t: Tensors, name: str, config: ModelConfig) -> list[Tensor]:
-    """The tables of all clusters; with div_val 1 they are parts of one."""
+    """Returns the tables of all clusters; with div_val 1 they are slices of one table."""
     if config.vocabulary.div_val == 1:
         whole = t.take(name.format(0), config.vocab_size, config.clusters[0].width)
         return [whole[c.first : c.last] for c in config.clusters]
@@ -88,7 +90,10 @@ def _tables(t: Tensors, name: str, config: ModelConfig) -> list[Tensor]:
 
 
 def _biases(t: Tensors, config: ModelConfig) -> list[Tensor]:
-    """The output biases of all clusters; with div_val 1 they are parts of one, but in TensorFlow's code."""
+    """Returns the output biases of all clusters.
+
+    With div_val 1 they are slices of one tensor, except in TensorFlow's code.
+    """
     name = "crit.out_layers.{}.bias"
     if config.vocabulary.div_val == 1 and name.format(1) not in t:
         whole = t.take(name.format(0), config.vocab_size)
@@ -97,5 +102,5 @@ def _biases(t: Tensors, config: ModelConfig) -> list[Tensor]:
 
 
 def same(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors hold the same values, as tied ones do in a file that lists them twice."""
+    """Whether two tensors hold equal values, as a file that lists tied tensors twice has them."""
     return first is second or (first.shape == second.shape and torch.equal(first, second))

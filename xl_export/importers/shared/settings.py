@@ -1,5 +1,7 @@
-"""What a checkpoint does not say of how its model is evaluated: from flags, a file, or what its project
-published."""
+"""Settings of an evaluation that a checkpoint does not hold.
+
+They come from options, from a file, or from what the checkpoint's project published.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ from runtimes.contract.rule import MAX_LENGTH, InitialMemory, Mask, MemoryRule
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Lengths and mask in the words of the project that trained the model; null for what is not given.
+    """Lengths and mask in the words of the project that trained the model; None where one is not set.
 
-    mem_len: its own `mem_len`, whatever its mask makes of that. segment: tokens of one step (`tgt_len`,
-    `block_sz`). mask: `same-length` (its flag `same_length`) or `full`. clamp_len: the largest distance with
-    a position of its own; 0 or -1: none.
-    ramp: width of the soft edge of adaptive spans (`adapt_span_ramp`).
+    mem_len: the project's own `mem_len`; its mask decides whether the own token counts. segment: tokens of
+    one step (`tgt_len`, `block_sz`). mask: `same-length` (the flag `same_length`) or `full`. clamp_len: the
+    largest distance that has a position of its own; 0 or -1 for no clamp. ramp: the width of the soft edge of
+    adaptive spans (`adapt_span_ramp`).
     """
 
     mem_len: int | None = None
@@ -39,7 +41,7 @@ class Settings:
                 raise ConfigError(f"{name} is {given}; expected {value} to {MAX_LENGTH}.")
 
 
-# the words of the projects' own command lines
+# From the words on the command lines of the projects to the names of `Settings`.
 WORDS = {
     "tgt_len": "segment",
     "eval_tgt_len": "segment",
@@ -50,15 +52,15 @@ WORDS = {
 
 
 def read_settings(path: Path) -> Settings:
-    """The settings in a JSON file, by our names or the projects' words for them (`WORDS`).
+    """Returns the settings in a JSON file, which uses the names here or the projects' words (`WORDS`).
 
-    `same_length` is true or false. A `clamp_len` of null is none, as `eval --json` and config.json write it;
-    any other null is not given. Raises ConfigError for an unknown key, and for two words that give one
-    setting different values.
+    `same_length` is true or false. A `clamp_len` of null means no clamp, as `eval --json` and config.json
+    write it. Any other null means that the setting is not set. Raises ConfigError for an unknown key, and for
+    two words that set one setting to different values.
     """
     data = read_json(path)
     if not isinstance(data, dict):
-        return from_json(Settings, data, where=str(path))  # which refuses it
+        return from_json(Settings, data, where=str(path))  # raises ConfigError
     chosen: dict[str, Any] = {}
     said: dict[str, str] = {}
     for word, value in data.items():
@@ -86,21 +88,23 @@ def read_settings(path: Path) -> Settings:
 
 @dataclass(frozen=True)
 class Setting:
-    """One value and where it comes from: an option, a file, the checkpoint, or what was published."""
+    """One value and its origin: an option, a file, the checkpoint, or what was published."""
 
     value: Any
     origin: str
 
 
 class Overrides:
-    """What the user gave, the first source first: (its name, its settings)."""
+    """Settings that the user chose, as pairs of an origin and its settings; earlier pairs win."""
 
     def __init__(self, *sources: tuple[str, Settings]) -> None:
         self.sources = sources
 
     def applied_to(self, project: str, defaults: Mapping[str, Setting]) -> dict[str, Setting]:
-        """`defaults` with what was given in their place; raises ConfigError for a setting that the project
-        has no use for."""
+        """Returns `defaults`, with the values that the user chose in their place.
+
+        Raises ConfigError for a setting that the project does not use.
+        """
         chosen = dict(defaults)
         for origin, settings in reversed(self.sources):
             for field in dataclasses.fields(settings):
@@ -108,8 +112,8 @@ class Overrides:
                     continue
                 if field.name not in defaults:
                     raise ConfigError(
-                        f"{field.name} was given ({origin}), and a {project} checkpoint takes "
-                        f"{', '.join(defaults)} alone: it holds the rest; leave it out."
+                        f"{field.name} is set by {origin}, and a {project} checkpoint takes only "
+                        f"{', '.join(defaults)}; leave {field.name} out."
                     )
                 chosen[field.name] = Setting(max(value, 0) if field.name == "clamp_len" else value, origin)
         return chosen
@@ -122,16 +126,16 @@ def memory_rule(
     beyond_self: int,
     initial_memory: InitialMemory,
 ) -> MemoryRule:
-    """The rule of a Transformer-XL model under its project's settings.
+    """Returns the rule of a Transformer-XL model under the settings of its project.
 
-    beyond_self: how many tokens its `same_length` mask shows besides the token itself, less its mem_len: 0,
-    or -1 where mem_len counts the token itself too.
+    beyond_self: how many tokens the mask `same_length` shows besides the own token, minus mem_len. It is 0,
+    or -1 where mem_len counts the own token too. Raises ConfigError where no key would be visible.
     """
     mem_len, mask = chosen["mem_len"].value, chosen["mask"].value
     if mask == "same-length" and mem_len + beyond_self < 0:
         raise ConfigError(
-            f"mem_len is {mem_len} with a same-length mask, under which a {project} model sees nothing, not "
-            "even the token itself; give --mem-len 1 or more, or --mask full."
+            f"mem_len is {mem_len} and the mask is same-length: no key would be visible to a {project} "
+            "model, not even the token itself; give --mem-len 1 or more, or --mask full."
         )
     return MemoryRule(
         mem_len=mem_len + (beyond_self if mask == "same-length" else 0),
@@ -142,7 +146,7 @@ def memory_rule(
     )
 
 
-SIZES = {  # layers and d_model of what was published
+SIZES = {  # layers and d_model of the published models
     "enwik8 base": (12, 512),
     "text8 base": (12, 512),
     "enwik8 and text8 base": (12, 512),
@@ -156,7 +160,7 @@ PUBLISHED = "published for "
 
 
 def size_notes(settings: Mapping[str, Setting], *, layers: int, d_model: int) -> list[str]:
-    """A sentence where settings were published for a model of other sizes."""
+    """Returns one sentence for each published model whose sizes differ from those of this model."""
     models: dict[str, list[str]] = {}
     for name, setting in settings.items():
         if setting.origin.startswith(PUBLISHED):
@@ -172,7 +176,7 @@ def size_notes(settings: Mapping[str, Setting], *, layers: int, d_model: int) ->
 
 
 def published(name: str, *, segment: int, mem_len: int, clamp_len: int) -> dict[str, Setting]:
-    """The evaluation that a project published for its model `name`."""
+    """Returns the evaluation that a project published for its model `name`."""
     origin = f"{PUBLISHED}{name}"
     values = {"mem_len": mem_len, "segment": segment, "mask": "same-length", "clamp_len": clamp_len}
     return {key: Setting(value, origin) for key, value in values.items()}

@@ -1,16 +1,16 @@
-"""The Transformer-XL of kimiyoung's PyTorch code in our names: NVIDIA's, Hugging Face's and TensorFlow's are
-told in its terms.
+"""Converts a Transformer-XL from the names of kimiyoung's PyTorch code to the names of this project.
 
-Its tensors, for layer l and cluster i of width d_i = d_embed // div_val**i (with div_val 1 there is one
-table for all):
+The importers for NVIDIA, Hugging Face and TensorFlow rename their tensors to these names first. For layer l
+and cluster i of width d_i = d_embed // div_val**i they are (with div_val 1 there is one table for all):
 
     word_emb.emb_layers.i.weight [n_i, d_i]      word_emb.emb_projs.i [D, d_i]       r_w_bias, r_r_bias [H, K]
     crit.out_layers.i.{weight,bias} [n_i, d_i]   crit.out_projs.i [D, d_i]           pos_emb.inv_freq [D / 2]
     crit.cluster_{weight,bias} [tails, d_embed]  layers.l.dec_attn.{qkv_net,r_net,o_net,layer_norm},
     layers.l.pos_ff.…
 
-Attention types: 0 is the paper's; 1 has learned vectors by distance (`shaw`); 2 adds sinusoids to the input
-and 3 learned vectors to every layer's, both counted back from the last token of the segment.
+Attention type 0 is that of the paper. Type 1 has learned vectors by distance (`shaw`). Type 2 adds sinusoids
+to the input of the model, and type 3 adds learned vectors to the input of every layer. Types 2 and 3 count
+positions back from the last token of the segment.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ POSITIONS: dict[int, str] = {0: "relative", 1: "shaw", 2: "absolute", 3: "per-la
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What such a checkpoint is, besides its tensors.
+    """Sizes and options of a checkpoint.
 
-    tie_weights, tie_projections (for each cluster): what is tied may be absent; None to take as tied what is
-    equal.
-    reversed_clusters: the head's column of tail cluster i counts from the end. biases_in_layers: u and v for
-    each layer.
-    context: rows of sinusoids for type 2.
+    tie_weights, and tie_projections for each cluster: whether a tensor is tied, so that it may be absent;
+    where one is None, tensors with equal values are taken as tied. reversed_clusters: whether the head's
+    columns for the tail clusters are stored in reverse order. biases_in_layers: whether every layer has its
+    own u and v. context: the number of sinusoids for type 2.
     """
 
     layers: int
@@ -61,8 +60,10 @@ class Architecture:
 
 
 def convert(t: Tensors, facts: Architecture) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Configuration and tensors of our model; every tensor of the checkpoint finds its place, or
-    ArtefactError names it."""
+    """Returns the configuration of the model, and its tensors under the names of this project.
+
+    Raises ArtefactError for a tensor that is missing, has another shape or has no place in the model.
+    """
     config = _config(t, facts)
     config, ours = convert_vocabulary(
         t,
@@ -79,7 +80,10 @@ def convert(t: Tensors, facts: Architecture) -> tuple[ModelConfig, dict[str, Ten
 
 
 def _config(t: Tensors, facts: Architecture) -> ModelConfig:
-    """All but what is tied. Its checks stand between the checkpoint's sizes and every loop over them."""
+    """Returns the configuration without its ties.
+
+    The checks of ModelConfig stand before every loop over sizes that the checkpoint states.
+    """
     kind = facts.attention_type
     if kind not in POSITIONS:
         raise ArtefactError(f"{t.where}: attn_type is {kind}; expected 0, 1, 2 or 3.")
@@ -127,7 +131,7 @@ def _positions(t: Tensors, facts: Architecture, config: ModelConfig) -> dict[str
             ours[f"positions.project.{layer}.weight"] = t.take(
                 f"layers.{layer}.dec_attn.r_net.weight", H * K, D
             )
-    elif facts.attention_type == 1:  # their last row is the nearest
+    elif facts.attention_type == 1:  # the last row of their table is the nearest position
         ours["positions.u"] = t.take("r_w_bias", L, H, K)
         ours["positions.table"] = t.take("r_emb", L, R, H, K).flip(1)
         ours["positions.table_bias"] = t.take("r_bias", L, R, H).flip(1)
@@ -137,7 +141,7 @@ def _positions(t: Tensors, facts: Architecture, config: ModelConfig) -> dict[str
 
 
 def _head_biases(t: Tensors, name: str, config: ModelConfig) -> Tensor:
-    """u or v: one pair for each layer, or one for all that may be listed again in the layers."""
+    """Returns u or v: one for each layer, or one for all layers, which the layers may list again."""
     size = (config.heads, config.head_dim)
     places = [f"layers.{layer}.dec_attn.{name}" for layer in range(config.layers)]
     if not config.tie_biases:
@@ -145,7 +149,8 @@ def _head_biases(t: Tensors, name: str, config: ModelConfig) -> Tensor:
     found = [t.take(place, *size) for place in (name, *places) if place in t] or [t.take(name, *size)]
     if not all(same(found[0], other) for other in found):
         raise ArtefactError(
-            f"{t.where}: {name} is one for all layers by the configuration, and differs between them."
+            f"{t.where}: {name} is shared by all layers in the configuration, and the layers hold different "
+            "values; copy the checkpoint again."
         )
     return found[0][None]
 

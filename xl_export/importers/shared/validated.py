@@ -1,4 +1,4 @@
-"""Tensors and numbers of a stranger's checkpoint, each looked at before it is used."""
+"""Tensors and numbers of an untrusted checkpoint; each is checked before it is used."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from xl_export.importers.pickle import values
 
 
 class Tensors:
-    """The tensors of one checkpoint by their names there, taken one by one; what is left over at the end is
-    an error.
+    """The tensors of one checkpoint, which are taken one by one; a tensor that nobody takes is an error.
 
-    tensors: pairs of a name and a tensor, whose names were translated: two that became one are refused.
-    where: the file, for messages. project: whose it should be. spell: the name in the file of a tensor that
-    has another one here.
-    allow_nonfinite: whether NaN and infinity may pass.
+    tensors: pairs of a name and a tensor. The names may have been translated before; two tensors with one
+    name are refused. where: the file, for messages. project: the project that the file should come from.
+    spell: returns the name in the file for a translated name. allow_nonfinite: whether NaN and infinity are
+    allowed.
     """
 
     def __init__(
@@ -53,8 +52,11 @@ class Tensors:
         return name in self._left
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """A tensor as float32, of exactly this shape; raises ArtefactError that names it where it is missing
-        or another."""
+        """Returns a tensor as float32; it must have exactly this shape.
+
+        Raises ArtefactError with the tensor's name where it is missing, has another shape or type, or is not
+        finite.
+        """
         tensor = self.peek(name, dimensions=len(shape))
         del self._left[name]
         if tuple(tensor.shape) != shape:
@@ -79,7 +81,10 @@ class Tensors:
         return tensor
 
     def peek(self, name: str, *, dimensions: int) -> Tensor:
-        """A tensor to read sizes from."""
+        """Returns a tensor without taking it, to read its sizes.
+
+        Raises ArtefactError where it does not fit.
+        """
         if name not in self._left:
             raise ArtefactError(
                 f"{self.where} lacks the tensor {self.spell(name)} of a {self.project} model."
@@ -93,12 +98,12 @@ class Tensors:
         return tensor
 
     def drop(self, *names: str) -> None:
-        """Leaves out tensors that say nothing more: they may be absent."""
+        """Removes tensors that hold nothing more; they may be absent."""
         for name in names:
             self._left.pop(name, None)
 
     def count(self, prefix: str) -> int:
-        """How many numbered groups `prefix.0.…`, `prefix.1.…` there are, without a gap."""
+        """Returns how many numbered groups `prefix.0.…`, `prefix.1.…` there are, up to the first gap."""
         numbers = {
             name[len(prefix) + 1 :].partition(".")[0] for name in self._left if name.startswith(prefix + ".")
         }
@@ -117,7 +122,7 @@ class Tensors:
 
 @contextlib.contextmanager
 def sizes_of(where: str) -> Iterator[None]:
-    """Names the file where the sizes that it states or shows are of no model."""
+    """Raises ArtefactError with the name of the file where its sizes fit no model."""
     try:
         yield
     except ConfigError as error:
@@ -125,7 +130,7 @@ def sizes_of(where: str) -> Iterator[None]:
 
 
 def integer(facts: Mapping[Any, Any], name: str, *, where: str, least: int = 0) -> int:
-    """A whole number that a checkpoint states of itself."""
+    """Returns a whole number that the checkpoint states; raises ArtefactError where it is none."""
     value = facts.get(name)
     if type(value) is not int or not least <= value <= MAX_LENGTH:
         raise ArtefactError(
@@ -135,7 +140,7 @@ def integer(facts: Mapping[Any, Any], name: str, *, where: str, least: int = 0) 
 
 
 def boolean(facts: Mapping[Any, Any], name: str, *, where: str) -> bool:
-    """A yes or no that a checkpoint states of itself."""
+    """Returns a truth value that the checkpoint states; raises ArtefactError where it is none."""
     value = facts.get(name)
     if type(value) is not bool:
         raise ArtefactError(f"{where}: {name} is {shown(value)}, expected true or false.")
@@ -143,7 +148,7 @@ def boolean(facts: Mapping[Any, Any], name: str, *, where: str) -> bool:
 
 
 def booleans(facts: Mapping[Any, Any], name: str, *, count: int, where: str) -> tuple[bool, ...]:
-    """As many of them, one for each cluster."""
+    """Returns `count` truth values, one for each cluster; raises ArtefactError where they are not."""
     value = facts.get(name)
     if not isinstance(value, list | tuple) or len(value) != count or any(type(x) is not bool for x in value):
         raise ArtefactError(
@@ -153,7 +158,7 @@ def booleans(facts: Mapping[Any, Any], name: str, *, count: int, where: str) -> 
 
 
 def fraction(facts: Mapping[Any, Any], name: str, *, where: str) -> float:
-    """A number from 0 to below 1, such as a dropout."""
+    """Returns a number from 0 to below 1, such as a dropout; raises ArtefactError where it is none."""
     value = facts.get(name)
     if type(value) not in (int, float) or not 0 <= value < 1:  # type: ignore[operator]
         raise ArtefactError(f"{where}: {name} is {shown(value)}, expected a number from 0 to below 1.")
@@ -161,7 +166,7 @@ def fraction(facts: Mapping[Any, Any], name: str, *, where: str) -> float:
 
 
 def ascending(facts: Mapping[Any, Any], name: str, *, where: str) -> tuple[int, ...]:
-    """Whole numbers in ascending order, such as cutoffs."""
+    """Returns whole numbers in ascending order, such as cutoffs; raises ArtefactError where they are not."""
     value = facts.get(name)
     if not isinstance(value, list | tuple) or any(
         type(x) is not int or not 0 < x <= MAX_LENGTH for x in value
@@ -173,7 +178,7 @@ def ascending(facts: Mapping[Any, Any], name: str, *, where: str) -> tuple[int, 
 
 
 def shown(value: Any) -> str:
-    """A value of a stranger's file in a message: on one line, not too long."""
+    """Returns a value of an untrusted file for a message: on one line and not too long."""
     if isinstance(value, list | tuple):
         items = [
             repr(x)[:20] if isinstance(x, bool | int | float | str | type(None)) else type(x).__name__
