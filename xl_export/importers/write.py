@@ -1,5 +1,4 @@
-"""A foreign model as a run: a folder that `onnx`, `eval` and `generate` take like one that was trained
-here."""
+"""Writes an imported model as a run, which all commands take like a run that was trained here."""
 
 from __future__ import annotations
 
@@ -22,10 +21,9 @@ IMPORT = "import.json"
 
 
 def write_run(checkpoint: Checkpoint, out: Path, *, record: dict[str, Any], force: bool = False) -> None:
-    """Writes the folder `out`, whole or not at all: configuration, vocabulary, weights, and `record` as
-    `import.json`.
+    """Writes the folder `out` with configuration, vocabulary and weights, and `record` as `import.json`.
 
-    `force` replaces an earlier import and nothing else.
+    The folder is whole or absent. `force` replaces an earlier import and nothing else.
     """
     config = checkpoint.train_config()
     with torch.device("meta"):
@@ -42,8 +40,10 @@ def write_run(checkpoint: Checkpoint, out: Path, *, record: dict[str, Any], forc
 
 
 def import_record(checkpoint: Checkpoint, *, name: str, project: str) -> dict[str, Any]:
-    """Where a run came from and what was decided: format, files with their hashes, settings with their
-    origins, notes."""
+    """Returns the record of an import, as JSON.
+
+    It names the format, the files with their hashes, the settings with their origins, and the notes.
+    """
     return {
         "format": name,
         "project": project,

@@ -66,7 +66,8 @@ def refuse(content: dict[str, Any], vocab: Path, folder: Path, words: list[str])
         (lambda c, w: nan(w, "r_r_bias"), ["r_r_bias holds NaN or infinite values", "--allow-nonfinite"]),
         (lambda c, w: c.update(n_layer=4), ["lacks the tensor layers.3."]),
         (lambda c, w: c.update(n_layer=2), ["unexpected tensor layers.2."]),
-        (lambda c, w: c.update(n_layer=10**6), ["checkpoint.pt is of no model", "model.layers is 1000000"]),
+        (lambda c, w: c.update(n_layer=10**6), ["checkpoint.pt does not describe a model", "model.layers "
+                                                                                           "is 1000000"]),
         (lambda c, w: c.update(n_head="4"), ["n_head is '4'"]),
         (lambda c, w: c.update(d_model=True), ["d_model is True"]),
         (lambda c, w: c.update(cutoffs=[5, 5]), ["cutoffs is [5, 5]"]),

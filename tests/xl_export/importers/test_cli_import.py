@@ -188,7 +188,7 @@ def test_a_pickle_that_poses_as_a_folders_configuration_is_no_format(tmp_path: P
         ),
         (
             (BYTES, "--describe", "--ramp", 32),
-            ["ramp was given (option)", "takes mem_len, segment, mask, clamp_len alone"],
+            ["ramp is set (option)", "takes only mem_len, segment, mask, clamp_len"],
         ),
         ((BYTES, "--describe", "--mem-len", 0), ["mem_len is 0 with a same-length mask", "--mask full"]),
         ((BYTES, "--describe", "--vocab", BYTES / "model.pt"), ["model.pt is not a vocabulary"]),

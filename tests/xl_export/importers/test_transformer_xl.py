@@ -85,7 +85,8 @@ def test_one_pair_of_biases_may_be_listed_in_every_layer(folder: Path, tmp_path:
     tensors["transformer.layers.1.dec_attn.r_w_bias"] += 1
     save_file(tensors, folder / "model.safetensors")
     refused(
-        xl("import", folder, "--describe"), "r_w_bias is one for all layers by the configuration, and differs"
+        xl("import", folder, "--describe"), "r_w_bias is shared by all layers in the configuration, and "
+                                            "the layers"
     )
 
 
@@ -95,12 +96,12 @@ def test_one_pair_of_biases_may_be_listed_in_every_layer(folder: Path, tmp_path:
         ({"attn_type": 1}, ["attn_type is 1", "the only one that transformers runs"]),
         ({"tie_projs": None, "proj_share_all_but_first": False}, ["lacks the tensor crit.out_projs.1"]),
         ({"tie_word_embeddings": False}, ["lacks the tensor crit.out_layers.0.weight"]),
-        ({"untie_r": False}, ["r_w_bias is one for all layers"]),
+        ({"untie_r": False}, ["r_w_bias is shared by all layers"]),
         ({"d_model": 66}, ["is [64, 64], expected [66, 64]"]),
         ({"cutoffs": [61, 151, 340]}, ["word_emb.emb_layers.2.weight is [190, 4], expected [189, 4]"]),
         ({"vocab_size": 501}, ["has 500 symbols and the model 501"]),
         ({"layer_norm_epsilon": "x"}, ["layer_norm_epsilon is 'x'"]),
-        ({"n_layer": 5000}, ["model.safetensors is of no model", "model.layers is 5000"]),
+        ({"n_layer": 5000}, ["model.safetensors does not describe a model", "model.layers is 5000"]),
         ({"n_layer": 0}, ["n_layer is 0"]),
         ({"model_type": "gpt2"}, ["has no checkpoint by the names", "config.json has the model_type 'gpt2'"]),
         ({"mem_len": None, "clamp_len": [1]}, ["clamp_len is [1]"]),

@@ -112,7 +112,7 @@ class Overrides:
                     continue
                 if field.name not in defaults:
                     raise ConfigError(
-                        f"{field.name} is set by {origin}, and a {project} checkpoint takes only "
+                        f"{field.name} is set ({origin}), and a {project} checkpoint takes only "
                         f"{', '.join(defaults)}; leave {field.name} out."
                     )
                 chosen[field.name] = Setting(max(value, 0) if field.name == "clamp_len" else value, origin)

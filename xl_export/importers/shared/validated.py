@@ -115,8 +115,7 @@ class Tensors:
             name = min(self._left)
             raise ArtefactError(
                 f"{self.where} has the unexpected tensor {values.shown(self.spell(name))} "
-                f"{list(self._left[name].shape)}; its sizes and options are not those of a {self.project} "
-                "model that is known here."
+                f"{list(self._left[name].shape)}; expected only the tensors of a {self.project} model."
             )
 
 
@@ -126,7 +125,7 @@ def sizes_of(where: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ArtefactError(f"{where} is of no model that is known here: {error}") from error
+        raise ArtefactError(f"{where} does not describe a model that this project knows: {error}") from error
 
 
 def integer(facts: Mapping[Any, Any], name: str, *, where: str, least: int = 0) -> int:

@@ -1,14 +1,14 @@
-"""Vocabularies of other projects as ours, symbol by symbol: taken from beside the checkpoint, never built
-anew.
+"""Reads vocabularies of other projects, symbol by symbol. They are never built anew from a text.
 
-- Words become a `WordVocab`: words between white space, `<eos>` for a newline, and their unknown symbol for
-  every other word. With the `<S>` of the One Billion Word benchmark, `<S>` stands before and after each line.
-- Decimal byte values (enwik8) become a `ByteVocab` of those bytes. A newline is `<eos>` where they have one;
-  otherwise newlines are left out.
+- Words become a `WordVocab`. It splits a text at white space, has `<eos>` for a newline, and maps every other
+  word to the project's unknown symbol. With the `<S>` of the One Billion Word benchmark, `<S>` stands before
+  and after each line.
+- Decimal byte values (enwik8) become a `ByteVocab` of these bytes. A newline is `<eos>` where the vocabulary
+  has that symbol; otherwise newlines are left out.
 - Single characters (text8, with `_` for a blank) become a `CharVocab`.
 
-Their code may change a text before it looks symbols up: Hugging Face applies Moses tokenisation and `@-@`.
-This project does not, so texts must be prepared in the same way.
+The projects may change a text before they split it: Hugging Face applies Moses tokenisation and `@-@`. This
+project does not change texts, so they must be prepared in the same way before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SENTENCE = "<S>"  # before and after each line of the One Billion Word benchmark
 
 @dataclass(frozen=True)
 class ReadVocabulary:
-    """A vocabulary, the name of the data set where the file has one, and what must be said about it."""
+    """A vocabulary, the name of its data set where the file holds one, and notes for the user."""
 
     vocab: Vocab
     dataset: str | None = None
@@ -37,8 +37,10 @@ class ReadVocabulary:
 
 
 def read_vocabulary(path: Path, *, size: int) -> ReadVocabulary:
-    """The vocabulary in a file of any of the projects, or in our `vocab.json`; raises ArtefactError if its
-    size is another."""
+    """Returns the vocabulary in a file of one of the projects, or in a `vocab.json` of this project.
+
+    Raises ArtefactError where the file is damaged or the vocabulary has another size.
+    """
     if path.suffix == ".json":
         return _sized(ReadVocabulary(load_vocab(path)), size, path)
     if path.suffix == ".txt":
@@ -47,8 +49,11 @@ def read_vocabulary(path: Path, *, size: int) -> ReadVocabulary:
 
 
 def vocabulary(content: Any, *, where: Path, size: int) -> ReadVocabulary:
-    """The vocabulary in what a file holds: a list of symbols, a vocabulary object, or a corpus that has
-    one."""
+    """Returns the vocabulary in the content of a file.
+
+    The content is a list of symbols, a vocabulary object, or a corpus that holds one. Raises ArtefactError
+    where it is none of these, or has another size.
+    """
     facts = content.state if isinstance(content, Foreign) else content
     dataset, lower_case, symbols = None, False, facts
     if isinstance(facts, dict):
@@ -79,7 +84,7 @@ def vocabulary(content: Any, *, where: Path, size: int) -> ReadVocabulary:
 
 
 def translated(symbols: list[str], *, lower_case: bool) -> ReadVocabulary:
-    """Our vocabulary of the symbols of another project, in their order."""
+    """Returns the vocabulary for the symbols of another project, in their order."""
     others = [symbol for symbol in symbols if symbol != END_OF_LINE]
     if others and all(
         symbol.isascii() and symbol.isdecimal() and len(symbol) < 4 and str(int(symbol)) == symbol
@@ -88,10 +93,12 @@ def translated(symbols: list[str], *, lower_case: bool) -> ReadVocabulary:
         values = [10 if symbol == END_OF_LINE else int(symbol) for symbol in symbols]
         if max(values) < 256 and len(set(values)) == len(values):
             if 10 in values:
-                return ReadVocabulary(ByteVocab(values), notes=(f"the newline is their {END_OF_LINE}",))
+                return ReadVocabulary(
+                    ByteVocab(values), notes=(f"the newline is the symbol {END_OF_LINE} of the project",)
+                )
             return ReadVocabulary(
                 ByteVocab(values, skipped=[10]),
-                notes=("newlines of a text are left out, as their data code does",),
+                notes=("newlines of a text are left out, as in the project",),
             )
     if others and all(len(symbol) == 1 for symbol in others):
         characters = [
@@ -99,7 +106,8 @@ def translated(symbols: list[str], *, lower_case: bool) -> ReadVocabulary:
         ]
         if len(set(characters)) == len(characters):
             return ReadVocabulary(
-                CharVocab(characters), notes=("a blank is their _",) if "_" in symbols else ()
+                CharVocab(characters),
+                notes=("a blank is the symbol _ of the project",) if "_" in symbols else (),
             )
     sentence = SENTENCE in symbols and END_OF_LINE not in symbols
     ends = SENTENCE if sentence else END_OF_LINE if END_OF_LINE in symbols else None
@@ -111,7 +119,7 @@ def translated(symbols: list[str], *, lower_case: bool) -> ReadVocabulary:
         lower_case=lower_case,
     )
     return ReadVocabulary(
-        vocab, notes=("texts are split at white space: tokenise them as the training text was",)
+        vocab, notes=("texts are split at white space: tokenise them in the same way as the training text",)
     )
 
 
@@ -119,13 +127,13 @@ def _sized(found: ReadVocabulary, size: int, where: Path) -> ReadVocabulary:
     if found.vocab.size != size:
         raise ArtefactError(
             f"{where} has {found.vocab.size} symbol{'s' * (found.vocab.size != 1)} and the model {size}; "
-            "give the vocabulary it was trained with, --vocab FILE."
+            "name the vocabulary that the model was trained with, with --vocab FILE."
         )
     return found
 
 
 def _lines(path: Path) -> list[str]:
-    """The first word of each line, as these projects read a list of words."""
+    """Returns the first word of each line, as these projects read a list of words."""
     try:
         lines = read_bytes(path).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
