@@ -1,10 +1,8 @@
-"""The names that may occur in a pickle, and what a call of each gives: plain data, or a Foreign that
-remembers the call.
+"""The names that a pickle may contain, and the result of a call of each of them.
 
-A name is only ever compared with the tables here, so one that is allowed is still not imported. All others
-are refused,
-whether the pickle calls them or only mentions them: a real unpickler would import them, which runs their
-module.
+The result is plain data, or a `Foreign` that records the call. A name is only compared with the tables here:
+no name is imported, not even an allowed one. Every other name is refused, whether the pickle calls it or only
+mentions it, because an ordinary unpickler imports a name that is mentioned, and that runs its module.
 """
 
 from __future__ import annotations
@@ -26,10 +24,9 @@ FOREIGN_MODULES = re.compile(
     r"|utils(\.\w+)*|torch\.nn\.(modules|parallel)(\.\w+)*|(transformers|tokenizers|sacremoses)(\.\w+)*",
     re.ASCII,
 )
-CLASS_NAME = re.compile(
-    r"_*[A-Z]\w*", re.ASCII
-)  # no function of those packages, and no path through attributes
-# A path through one of these is no class of a model: `utils.subprocess`, `Popen`.
+# This excludes functions of those packages, and paths through attributes.
+CLASS_NAME = re.compile(r"_*[A-Z]\w*", re.ASCII)
+# A path through one of these modules is not a class of a model: `utils.subprocess`, `Popen`.
 DANGEROUS = frozenset(
     {
         "os",
@@ -73,7 +70,7 @@ Call = Callable[[Storages, tuple[Any, ...]], Any]
 
 
 def named(module: str, name: str) -> Named:
-    """The global of that name; raises PickleError for all that is not in the tables."""
+    """Returns the global with this name; raises PickleError for a name that is not in the tables."""
     full = f"{module}.{name}"
     if (
         full in CALLS
@@ -82,9 +79,7 @@ def named(module: str, name: str) -> Named:
         or (len(full) < MAX_NAME and is_foreign_class(module, name))
     ):
         return Named(full)
-    raise PickleError(
-        f"calls {shown(full)}, which is neither plain data nor a class of a model that is known here"
-    )
+    raise PickleError(f"calls {shown(full)}, which is neither plain data nor a class of a known model")
 
 
 def is_foreign_class(module: str, name: str) -> bool:
@@ -97,14 +92,11 @@ def is_foreign_class(module: str, name: str) -> bool:
 
 
 def called(storages: Storages, target: Named, args: tuple[Any, ...]) -> Any:
-    """What a call, or an instance made without its constructor, is here."""
+    """Returns the result of a call, or of an instance that is made without its constructor."""
     if target.name in CALLS:
         try:
             return CALLS[target.name](storages, args)
-        except (
-            TypeError,
-            ValueError,
-        ) as error:  # arguments of another number or type than the function takes
+        except (TypeError, ValueError) as error:  # the arguments do not fit the function
             raise PickleError(
                 f"calls {target.name} with {len(args)} arguments that it does not take"
             ) from error
@@ -114,22 +106,20 @@ def called(storages: Storages, target: Named, args: tuple[Any, ...]) -> Any:
 
 
 def _tensor(storages: Storages, args: tuple[Any, ...]) -> Tensor:
-    """_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks[, metadata]), and its older
-    form of four."""
+    """Returns the tensor of `_rebuild_tensor_v2(storage, offset, shape, strides, …)` or its older form."""
     flat, offset, shape, strides, *_ = args
     return storages.view(flat, offset, shape, strides)
 
 
 def _parameter(_: Storages, args: tuple[Any, ...]) -> Tensor:
-    """_rebuild_parameter(tensor, requires_grad, hooks), and the class itself of PyTorch 0.4: the tensor
-    alone."""
+    """Returns the tensor in `_rebuild_parameter(tensor, …)`, or in the class itself (PyTorch 0.4)."""
     if not args or not isinstance(args[0], Tensor):
         raise ValueError
     return args[0]
 
 
 def _dict(_: Storages, args: tuple[Any, ...]) -> dict[Any, Any]:
-    """OrderedDict([[key, value], …]), Counter({…}), dict(…)."""
+    """Returns the dictionary of OrderedDict([[key, value], …]), Counter({…}) or dict(…)."""
     (content,) = args or ((),)
     if type(content) is dict:
         return dict(content)
@@ -141,7 +131,7 @@ def _dict(_: Storages, args: tuple[Any, ...]) -> dict[Any, Any]:
 
 
 def _default_dict(storages: Storages, args: tuple[Any, ...]) -> dict[Any, Any]:
-    """defaultdict(factory[, content]); what is missing stays missing."""
+    """Returns the content of defaultdict(factory[, content]); missing keys stay missing."""
     return _dict(storages, args[1:])
 
 
@@ -167,7 +157,7 @@ def _device(_: Storages, args: tuple[Any, ...]) -> str:
 
 
 def _latin1(_: Storages, args: tuple[Any, ...]) -> bytes:
-    """_codecs.encode(text, "latin1"): how protocol 2 writes bytes. No other codec is run."""
+    """Returns the bytes of _codecs.encode(text, "latin1"), the form of bytes in protocol 2."""
     text, codec = args
     if type(text) is not str or type(codec) is not str:
         raise ValueError
@@ -177,18 +167,18 @@ def _latin1(_: Storages, args: tuple[Any, ...]) -> bytes:
 
 
 def _no_bytes(_: Storages, args: tuple[Any, ...]) -> bytes:
-    """bytes(): how protocol 2 writes those of length 0."""
+    """Returns the result of bytes(), the form of zero bytes in protocol 2."""
     () = args
     return b""
 
 
 def _backend(_: Storages, args: tuple[Any, ...]) -> None:
-    """_get_thnn_function_backend(): until PyTorch 1.1 every module had it as `_backend`. It holds no data."""
+    """Returns None for _get_thnn_function_backend(), which modules held until PyTorch 1.1."""
     () = args
 
 
 def _scalar(_: Storages, args: tuple[Any, ...]) -> Any:
-    """numpy's scalar(dtype, bytes), as a plain number."""
+    """Returns the number of numpy's scalar(dtype, bytes)."""
     dtype, data = args
     if not isinstance(dtype, Foreign) or dtype.name != "numpy.dtype" or type(data) is not bytes:
         raise ValueError
@@ -226,7 +216,7 @@ for _module in ("builtins", "__builtin__"):
         f"{_module}.dict": _dict,
         f"{_module}.bytes": _no_bytes,
     }
-# Types: of storages and tensors, and the factories of a defaultdict.
+# The types of storages and tensors, and the factories of a defaultdict.
 MENTIONED = frozenset(DTYPES) | {str(dtype) for dtype in DTYPES.values()}
 MENTIONED |= {
     f"{module}.{name}"

@@ -1,10 +1,10 @@
-"""The three ways in which a pickle and the storages of its tensors lie in a file.
+"""Reads the three kinds of files that hold a pickle and the storages of its tensors.
 
-- PyTorch's zip container (since 1.6): `NAME/data.pkl`, and each storage stored as `NAME/data/KEY`.
-- PyTorch's legacy container: pickles of a magic number, the protocol and the system, the pickle itself, a
-pickle of the
-  storages' keys, then each storage as its number of elements (int64) and its elements.
-- A bare pickle, without tensors.
+- PyTorch's zip container (since 1.6) holds the pickle `NAME/data.pkl`, and each storage as `NAME/data/KEY`.
+- PyTorch's legacy container holds pickles of a magic number, the protocol and the system; then the pickle
+  itself, and a pickle of the storages' keys; then each storage as its number of elements (int64) and its
+  elements.
+- A bare pickle holds no tensors.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 
 
 class ContainerError(Exception):
-    """Why a file is not read, as the end of a sentence of which the file is the subject: `lacks data.pkl`."""
+    """The reason why a file is not read, as the end of a sentence about it: `lacks data.pkl`."""
 
 
 def read_zip(stream: BinaryIO, size: int) -> Any:
-    """The content of PyTorch's zip container; every member that is used is checked against its CRC."""
+    """Returns the content of PyTorch's zip container; the CRC of every member that is used is checked."""
     with _damage():
         archive = zipfile.ZipFile(stream)
     members = _members(archive, size)
@@ -71,8 +71,10 @@ def read_zip(stream: BinaryIO, size: int) -> Any:
 
 
 def read_stream(stream: BinaryIO, size: int) -> Any:
-    """The content of PyTorch's legacy container or of a bare pickle, told apart by what the first pickle
-    holds."""
+    """Returns the content of PyTorch's legacy container or of a bare pickle.
+
+    The content of the first pickle tells which of the two the file is.
+    """
     storages = Storages(size)
     machine = _machine(stream, size, storages)
     content = run(machine)
@@ -112,10 +114,10 @@ def _machine(stream: BinaryIO, size: int, storages: Storages) -> Interpreter:
 
 
 def _persistent(storages: Storages, identity: Any) -> Tensor | Named:
-    """("storage", class, key, device, elements[, None]), or ("module", class, file, source) of a class whose
-    source was kept.
+    """Returns the storage or the class for a persistent id.
 
-    The device is not looked at: all is read to the CPU. The source is not looked at either.
+    An id is ("storage", class, key, device, elements[, None]), or ("module", class, file, source) where the
+    source of a class was kept. Device and source are ignored: every storage is read to the CPU.
     """
     parts = identity if type(identity) is tuple else ()
     if len(parts) == 4 and type(parts[0]) is str and parts[0] == "module" and isinstance(parts[1], Named):
@@ -135,8 +137,11 @@ def _persistent(storages: Storages, identity: Any) -> Tensor | Named:
 
 
 def _members(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
-    """The members by name, which together cannot be larger than the file: stored, once each, no
-    encryption."""
+    """Returns the members of an archive by name.
+
+    Members must be stored without compression or encryption, and each name must be there once. Together they
+    cannot be larger than the file.
+    """
     members: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
         if member.filename in members:
@@ -166,8 +171,10 @@ def _prefix(members: dict[str, zipfile.ZipInfo]) -> str:
 
 @contextlib.contextmanager
 def _damage(what: str = "") -> Iterator[None]:
-    """Turns all that `zipfile` raises for a damaged archive into one reason (an encrypted member is a
-    RuntimeError)."""
+    """Turns every error of `zipfile` for a damaged archive into one ContainerError.
+
+    An encrypted member raises a RuntimeError there.
+    """
     try:
         yield
     except ZIP_ERRORS as error:

@@ -1,21 +1,20 @@
-"""An interpreter of pickles that knows only data: nothing in it imports a module or calls a function.
+"""An interpreter of pickles that knows only data: it never imports a module or calls a function.
 
-A pickle is a program for a stack machine. `pickle.Unpickler` runs it with real classes: what keeps it safe
-is one overridden method, and still a short file can make it take gigabytes (a memo index, a length) or run
-for hours (a set of nested tuples, which hash in 2^n steps). This machine knows only data. A global becomes a
-`Named`, and where a pickle would call something, a function that the caller gives decides. Everything that
-it holds is bounded:
+A pickle is a program for a stack machine. `pickle.Unpickler` runs it with real classes, and one overridden
+method is all that makes it safe. Even then a short file can make it use gigabytes (a memo index, a length) or
+run for hours (a set of nested tuples, which are hashed in 2^n steps). This machine knows only data. A global
+becomes a `Named`. Where a pickle calls something, a function that the caller passes decides what the result
+is. Every size is bounded:
 
-- lengths are compared with what is left of the file before anything is read; whole numbers have at most 1
-KiB;
-- every opcode, and every element that is copied, costs one of `MAX_STEPS`; every container one of
-`MAX_CONTAINERS`;
-- so a pickle takes at most some hundred bytes of memory for each of its own, and 1.5 GB in all, beside the
-text in it;
-- keys and members of sets are short scalars;
-- nothing recurses, and what comes out holds no cycles and is not deep (`check_shape`).
+- Lengths are compared with the rest of the file before anything is read. Whole numbers have at most 1 KiB.
+- Every opcode, and every element that is copied, costs one of `MAX_STEPS`; every container costs one of
+  `MAX_CONTAINERS`.
+- So a pickle uses at most some hundred bytes of memory for each of its own bytes, and 1.5 GB in all, in
+  addition to the text in it.
+- Keys, and members of sets, are short scalars.
+- No function is recursive. The result holds no cycles and is not deep (`check_shape`).
 
-The opcodes themselves are in `opcodes.py`.
+The opcodes are in `opcodes.py`.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ from typing import Any, BinaryIO
 
 from xl_export.importers.pickle.values import CONTAINERS, Foreign, Named, PickleError, checked_key, described
 
-MAX_STEPS = (
-    10_000_000  # the vocabulary of the One Billion Word corpus, 800,000 words with counts, takes six million
-)
+# The vocabulary of the One Billion Word corpus, 800,000 words with counts, takes six million steps.
+MAX_STEPS = 10_000_000
 MAX_CONTAINERS = 1_000_000
 MAX_MEMO = 4_000_000
 MAX_LINE = 1 << 16
@@ -37,9 +35,8 @@ MAX_LINE = 1 << 16
 class Interpreter:
     """Runs pickles, one after another, from `stream`, which has `size` bytes in all.
 
-    named(module, name): the global, or PickleError where it may not occur. called(target, args): what a call
-    gives.
-    persistent(id): what a persistent id stands for.
+    named(module, name): returns the global, or raises PickleError where the name is not allowed.
+    called(target, args): returns the result of a call. persistent(id): returns the value of a persistent id.
     """
 
     def __init__(
@@ -59,7 +56,7 @@ class Interpreter:
         self.memo: dict[int, Any] = {}
 
     def begin(self) -> None:
-        """Forgets the pickle before; what was counted stays."""
+        """Forgets the previous pickle; the counts of steps and containers go on."""
         self.stack, self.marks, self.memo = [], [], {}
 
     def spend(self, steps: int) -> None:
@@ -74,7 +71,7 @@ class Interpreter:
             raise PickleError(f"makes more than {MAX_CONTAINERS} lists, tuples, dictionaries and objects")
 
     def exact(self, count: int) -> bytes:
-        """The next `count` bytes, which are known to be there before memory is taken for them."""
+        """Returns the next `count` bytes; memory is taken only where the file has so many."""
         if count > 256 and count > self.size - self.stream.tell():
             raise PickleError(f"claims {count} bytes where its file has fewer")
         data = self.stream.read(count)
@@ -86,7 +83,7 @@ class Interpreter:
         return layout.unpack(self.exact(layout.size))[0]
 
     def line(self) -> bytes:
-        """The bytes before the next line feed, in which protocol 0 writes."""
+        """Returns the bytes before the next line feed; protocol 0 writes lines."""
         data = self.stream.readline(MAX_LINE)
         if not data.endswith(b"\n"):
             raise PickleError("ends in the middle of a line, or has one that is too long")
@@ -115,7 +112,7 @@ class Interpreter:
         self.stack = []
 
     def group(self) -> list[Any]:
-        """What was pushed since the last mark, taken off the stack."""
+        """Takes the values since the last mark off the stack and returns them."""
         if not self.marks:
             raise PickleError("ends a group that it did not begin")
         items, self.stack = self.stack, self.marks.pop()
@@ -169,16 +166,17 @@ class Interpreter:
         target.update([checked_key(value) for value in values])
 
     def build(self, state: Any) -> None:
-        """Gives attributes to the object on top; those of a dictionary (`_metadata` of a state dict) are
-        dropped."""
+        """Sets attributes of the object on top of the stack.
+
+        Those of a dictionary, such as `_metadata` of a state dict, are dropped.
+        """
         target = self.top()
         if type(target) is dict:
             return
         if not isinstance(target, Foreign):
             raise PickleError(f"gives attributes to a {described(target)}")
-        parts = (
-            state if type(state) is tuple and len(state) == 2 else (state,)
-        )  # (attributes, slots) or attributes
+        # The state is (attributes, slots), or attributes alone.
+        parts = state if type(state) is tuple and len(state) == 2 else (state,)
         if type(target.state) is dict and all(part is None or type(part) is dict for part in parts):
             for part in parts:
                 self.spend(len(part or ()))
@@ -188,7 +186,7 @@ class Interpreter:
 
 
 def _length(value: Any) -> int:
-    """What it costs to copy a value, where an element of a container costs 1."""
+    """Returns the cost of copying a value, where an element of a container costs 1."""
     if type(value) in (str, bytes):
         return len(value) // 8
     return len(value) if type(value) in CONTAINERS and not isinstance(value, Foreign) else 0

@@ -1,6 +1,6 @@
-"""The opcodes of pickles, each as what it does to the machine: protocols 0 to 5, plain data only.
+"""The opcodes of pickles, protocols 0 to 5, each as a function on the machine.
 
-Not among them are the extension registry, out-of-band buffers and persistent ids as text. Source: CPython's
+The extension registry, out-of-band buffers and persistent ids as text are left out. Source: CPython's
 `Lib/pickletools.py`.
 """
 
@@ -25,7 +25,7 @@ REFUSED = {
 
 
 def run(machine: Interpreter) -> Any:
-    """The object that the machine's next pickle makes; raises PickleError for anything that is not data."""
+    """Returns the object that the machine's next pickle makes; raises PickleError for what is not data."""
     machine.begin()
     while (code := machine.stream.read(1)) != b".":
         operation = OPERATIONS.get(code)
@@ -212,7 +212,7 @@ OPERATIONS: dict[bytes, Callable[[Interpreter], Any]] = {
     b"c": _global,
     b"\x93": _stack_global,
     b"R": _reduce,
-    b"\x81": _reduce,  # NEWOBJ: without the constructor, which is all the same here
+    b"\x81": _reduce,  # NEWOBJ: a call without the constructor; there is no difference here
     b"\x92": _new_with_keywords,
     b"i": _instance,
     b"o": _object,

@@ -1,8 +1,7 @@
-"""Checkpoints and vocabularies of other projects as plain data: `read_pickle(path)`. Nothing that is in them
-is run.
+"""Reads checkpoints and vocabularies of other projects as plain data: `read_pickle(path)`.
 
-How opcodes are followed is said in `machine.py`, which names in `names.py`, which containers in
-`containers.py`.
+Nothing in a file is run. `interpreter.py` and `opcodes.py` explain how opcodes are followed,
+`allowed_names.py` which names are allowed, and `containers.py` which files are read.
 """
 
 from __future__ import annotations
@@ -19,20 +18,19 @@ SAMPLE = 1 << 12  # bytes that tell a text from a pickle
 
 
 class CheckpointError(UserError):
-    """A checkpoint or vocabulary of another project is damaged, of an unknown form, or would run code."""
+    """A checkpoint or vocabulary of another project is damaged, unknown, or would run code."""
 
 
 def read_pickle(path: Path) -> Any:
-    """The content of a PyTorch checkpoint (zip or legacy container) or of a bare pickle, without running any
-    of it.
+    """Returns the content of a PyTorch checkpoint or of a bare pickle, without running any of it.
 
-    It consists of dict, list, tuple, set, frozenset, str, bytes, int, float, bool, None, of CPU tensors
-    (which share memory where those in the file do; parameters are plain tensors), of Foreign for instances
-    of foreign classes, and of Named where a class itself is a value. It has no cycles and is at most 200
-    levels deep.
+    A checkpoint is a zip container or a legacy container. The content consists of dict, list, tuple, set,
+    frozenset, str, bytes, int, float, bool and None; of CPU tensors, which share memory where they do in the
+    file (parameters are plain tensors); of Foreign for instances of foreign classes; and of Named where a
+    class itself is a value. It has no cycles and is at most 200 levels deep.
 
-    Raises CheckpointError, which names the file and, where there is one, the name that is not allowed.
-    Memory is bounded by a small multiple of the file.
+    Raises CheckpointError, which names the file and, where there is one, the name that is not allowed. The
+    memory that is used is bounded by a small multiple of the size of the file.
     """
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; give a checkpoint or a vocabulary.")
@@ -62,7 +60,10 @@ def read_pickle(path: Path) -> Any:
 
 
 def _is_text(path: Path) -> bool:
-    """Whether a file that is no pickle looks like a text: no control characters, and no STOP at its end."""
+    """Whether a file that is no pickle seems to be a text.
+
+    It has no control characters then, and no STOP opcode at its end.
+    """
     with open(path, "rb") as stream:
         head = stream.read(SAMPLE)
         stream.seek(-1, 2)

@@ -1,5 +1,7 @@
-"""Tensors over storages whose sizes are checked before memory is taken: those of PyTorch's pickles,
-safetensors and `.npz`."""
+"""Tensors whose sizes are checked before memory is taken.
+
+They come from the storages of PyTorch's pickles, from safetensors files and from `.npz` files.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,17 @@ DTYPES = {
     "torch.BoolStorage": torch.bool,
 }
 DTYPES |= {name.replace("torch.", "torch.cuda."): dtype for name, dtype in DTYPES.items()}
-VIEWS = 4  # tensors may share storages: together they have at most so many times the bytes of the file
+VIEWS = 4  # tensors may share storages; together they have at most this many times the bytes of the file
 MAX_DIMENSIONS = 8
 MAX_TENSORS = 100_000
 BLOCK = 1 << 20
 
 
 class Storages:
-    """The storages that a pickle mentions, one flat CPU tensor for each key, and the tensors made over them.
+    """The storages that a pickle mentions, as one flat CPU tensor for each key, and views of them.
 
-    budget: the bytes of the file, which all storages together cannot exceed. Memory is taken when a storage
-    is first mentioned and filled by whoever knows where its bytes are.
+    budget: the bytes of the file; all storages together cannot exceed them. Memory is taken when a storage is
+    first mentioned. The caller, who knows where the elements are, fills it.
     """
 
     def __init__(self, budget: int) -> None:
@@ -46,8 +48,10 @@ class Storages:
         self.tensors = 0
 
     def storage(self, key: Any, kind: str, count: Any) -> Tensor:
-        """The storage `key`, [count] of the type that its class `torch.FloatStorage` tells; zeros until it
-        is filled."""
+        """Returns the storage `key` with `count` elements; it holds zeros until it is filled.
+
+        kind: the class that tells the type of the elements, such as `torch.FloatStorage`.
+        """
         dtype = DTYPES.get(kind)
         if dtype is None:
             raise PickleError(f"has a storage of the type {kind}, which is not read here")
@@ -69,7 +73,7 @@ class Storages:
         return flat
 
     def view(self, flat: Any, offset: Any, shape: Any, strides: Any) -> Tensor:
-        """A tensor over a storage. It never has more elements than the storage, and none outside of it."""
+        """Returns a tensor over a storage; it has no more elements than the storage and none outside."""
         if (
             not isinstance(flat, Tensor)
             or flat.dim() != 1
@@ -102,7 +106,7 @@ class Storages:
 
 
 def fill(flat: Tensor, stream: Any, key: str) -> None:
-    """Reads the elements of the storage `key` from `stream`; raises PickleError where they are too few."""
+    """Reads the elements of the storage `key` from `stream`; raises PickleError where there are too few."""
     target = flat.view(torch.uint8).numpy()
     done = 0
     while done < len(target):
@@ -117,8 +121,10 @@ def fill(flat: Tensor, stream: Any, key: str) -> None:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file; raises ArtefactError where its header and its bytes do not
-    agree."""
+    """Returns every tensor of a safetensors file.
+
+    Raises ArtefactError where its header and its bytes do not agree.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -129,14 +135,10 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_npz_tensors(path: Path) -> dict[str, Tensor]:
-    """Every array of an `.npz` file as a tensor; raises ArtefactError as `read_npz` does, and for types that
-    are no numbers.
+    """Returns every array of an `.npz` file as a tensor.
 
-    A checkpoint of TensorFlow becomes such a file where TensorFlow is, by
-
-        reader = tf.train.load_checkpoint("model.ckpt")
-        names = reader.get_variable_to_shape_map()
-        np.savez("model.npz", **{name: reader.get_tensor(name) for name in names})
+    Raises ArtefactError where `read_npz` does, and for arrays that do not hold numbers. `tensorflow.py`
+    explains how a TensorFlow checkpoint becomes such a file.
     """
     tensors = {}
     for name, array in read_npz(path).items():

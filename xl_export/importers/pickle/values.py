@@ -1,4 +1,4 @@
-"""What a pickle may consist of, and what keeps it small, flat and harmless for those who walk through it."""
+"""The values that a pickle may consist of, and checks that keep them small, flat and harmless."""
 
 from __future__ import annotations
 
@@ -12,25 +12,22 @@ MAX_INT_KEY = 1 << 60
 
 
 class PickleError(Exception):
-    """Why a pickle is not read, as the end of a sentence of which it is the subject: `calls os.system, which
-    …`."""
+    """The reason why a pickle is not read, as the end of a sentence about it: `calls os.system, …`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A class or function that a pickle names, `torch.nn.modules.linear.Linear`: its name and nothing
-    else."""
+    """The name of a class or function in a pickle, such as `torch.nn.modules.linear.Linear`."""
 
     name: str
 
 
 @dataclass(slots=True, eq=False)
 class Foreign:
-    """An instance of a class that is not imported: what the pickle says of it.
+    """An instance of a class that is not imported: only what the pickle holds of it.
 
-    args: what it was made with; state: its attributes (another value where the class has its own way of
-    pickling);
-    items and entries: its content where the class is a list or a dictionary.
+    args: the arguments that it was made with. state: its attributes, or another value where the class has its
+    own way of pickling. items and entries: its content where the class is a list or a dictionary.
     """
 
     name: str
@@ -44,8 +41,10 @@ CONTAINERS = frozenset({list, tuple, set, frozenset, dict, Foreign})
 
 
 def checked_key(key: Any) -> Any:
-    """A key of a dictionary or a member of a set: short, and with a hash that is cheap and not for the file
-    to choose."""
+    """Returns a key of a dictionary or a member of a set; raises PickleError where it is not allowed.
+
+    Keys are short, and their hashes are cheap and cannot be chosen by the file.
+    """
     kind = type(key)
     if kind in (str, bytes):
         if len(key) > MAX_KEY:
@@ -59,23 +58,25 @@ def checked_key(key: Any) -> Any:
 
 
 def shown(name: str) -> str:
-    """A stranger's text, fit for a message: short, printable, one line."""
+    """Returns untrusted text for a message: short, printable and on one line."""
     return "".join(letter if letter.isprintable() else "?" for letter in name[:100])
 
 
 def described(value: Any) -> str:
-    """A whole number, the name of a class, or the type of any other value, which may be large: for a
-    message."""
+    """Returns a description of a value for a message.
+
+    It is a whole number, the name of a class, or the type of any other value, which may be large.
+    """
     if type(value) is int and abs(value) < MAX_INT_KEY:
         return str(value)
     return value.name if isinstance(value, (Foreign, Named)) else type(value).__name__
 
 
 def check_shape(root: Any) -> None:
-    """Raises PickleError where an object holds itself, is nested too deeply, or shares parts until its tree
-    is huge.
+    """Raises PickleError where an object holds itself, is nested too deeply or has too many parts.
 
-    Nothing here recurses; whoever walks `root` afterwards may.
+    Parts that are shared count each time, as in a tree. This function is not recursive, so that the caller
+    may walk `root` with a recursive one.
     """
     finished: dict[int, tuple[int, int]] = {}  # by id: nodes of the tree below, its depth
     above: set[int] = set()
@@ -105,7 +106,7 @@ def check_shape(root: Any) -> None:
 
 
 def children(value: Any) -> tuple[Any, ...]:
-    """What a value holds; keys hold nothing."""
+    """Returns the parts of a value; keys have no parts."""
     if isinstance(value, Foreign):
         return value.args, value.state, value.items, value.entries
     if type(value) is dict:
