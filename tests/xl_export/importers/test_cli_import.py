@@ -190,7 +190,7 @@ def test_a_pickle_that_poses_as_a_folders_configuration_is_no_format(tmp_path: P
             (BYTES, "--describe", "--ramp", 32),
             ["ramp is set (option)", "takes only mem_len, segment, mask, clamp_len"],
         ),
-        ((BYTES, "--describe", "--mem-len", 0), ["mem_len is 0 with a same-length mask", "--mask full"]),
+        ((BYTES, "--describe", "--mem-len", 0), ["mem_len is 0 and the mask is same-length", "--mask full"]),
         ((BYTES, "--describe", "--vocab", BYTES / "model.pt"), ["model.pt is not a vocabulary"]),
         (
             (BYTES, "--describe", "--vocab", DATA / "kimiyoung-wt103-large" / "cache.pt"),
@@ -198,7 +198,7 @@ def test_a_pickle_that_poses_as_a_folders_configuration_is_no_format(tmp_path: P
         ),
         (
             (DATA / "adaptive-span-enwik8", "--describe", "--mem-len", 5),
-            ["mem_len was given", "takes segment, ramp alone"],
+            ["mem_len is set", "takes only segment, ramp"],
         ),
         ((DATA / "variants/kimiyoung-shaw", "--describe"), ["has no cache.pt", "--vocab FILE"]),
     ],
@@ -337,13 +337,13 @@ def test_settings_that_are_none_are_refused(settings: str, words: list[str], tmp
         (
             "kimiyoung-absolute",
             ("--mem-len", 4),
-            ["attn_type 2 with memory adds its positions", "--mem-len 0 --mask full"],
+            ["attn_type 2 with memory adds positions", "--mem-len 0 --mask full"],
         ),
-        ("kimiyoung-per-layer", ("--mem-len", 4), ["attn_type 3 with memory adds its positions"]),
+        ("kimiyoung-per-layer", ("--mem-len", 4), ["attn_type 3 with memory adds positions"]),
         ("kimiyoung-per-layer", ("--mask", "same-length"), ["attn_type 3 with memory"]),
         ("kimiyoung-per-layer", ("--segment", 13), ["segment is 13 and this model has 12 positions"]),
-        ("kimiyoung-per-layer", ("--clamp-len", 3), ["clamp_len was given"]),
-        ("kimiyoung-shaw", ("--clamp-len", 1), ["clamp_len 1 leaves an attn_type 1 model one vector"]),
+        ("kimiyoung-per-layer", ("--clamp-len", 3), ["clamp_len is set"]),
+        ("kimiyoung-shaw", ("--clamp-len", 1), ["clamp_len 1 leaves one vector"]),
     ],
 )
 def test_what_cannot_be_expressed_here_is_named(

@@ -85,8 +85,8 @@ def test_one_pair_of_biases_may_be_listed_in_every_layer(folder: Path, tmp_path:
     tensors["transformer.layers.1.dec_attn.r_w_bias"] += 1
     save_file(tensors, folder / "model.safetensors")
     refused(
-        xl("import", folder, "--describe"), "r_w_bias is shared by all layers in the configuration, and "
-                                            "the layers"
+        xl("import", folder, "--describe"),
+        "r_w_bias is shared by all layers in the configuration, and the layers",
     )
 
 
