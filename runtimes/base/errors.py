@@ -6,7 +6,7 @@ prints it without a traceback and ends with exit code 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 
@@ -24,17 +24,46 @@ def first_line(error: Exception) -> str:
 def needs(extras: str, *packages: str) -> Iterator[None]:
     """Raises MissingPackageError, which names the command to run, where one of `packages` cannot be imported.
 
+    The sentence tells a package that is not installed from one that is installed and cannot be loaded.
+
     extras: the extras of xl-export that install them. Any other ImportError is a bug of ours and passes
     through.
     """
+    install = f"run `pip install 'xl-export[{extras}]'`"
     try:
         yield
-    except ImportError as error:
-        if error.name is None or error.name.partition(".")[0] not in packages:
+    except (ImportError, OSError) as error:  # OSError: PyTorch, where a library that it needs is missing
+        if (package := absent(error)) in packages:
+            raise MissingPackageError(
+                f"{package} is not installed and this step needs it; {install}."
+            ) from error
+        package = broken(error, packages)
+        if package is None:
             raise
-        raise MissingPackageError(
-            f"{error.name} is not installed and this step needs it; run `pip install 'xl-export[{extras}]'`."
-        ) from error
+        raise broken_error(package, error, install=install) from error
+
+
+def absent(error: BaseException) -> str | None:
+    """The package that an ImportError says is not installed; None for an error inside of a package."""
+    return error.name if isinstance(error, ModuleNotFoundError) else None
+
+
+def broken(error: BaseException, packages: Collection[str]) -> str | None:
+    """The first of `packages` inside of which an error was raised, or that it names; None where none is."""
+    names = [error.name] if isinstance(error, ImportError) and error.name else []
+    frames = error.__traceback__
+    while frames is not None:
+        names.append(frames.tb_frame.f_globals.get("__name__") or "")
+        frames = frames.tb_next
+    return next((top for name in names if (top := name.partition(".")[0]) in packages), None)
+
+
+def broken_error(package: str, error: Exception, *, install: str) -> MissingPackageError:
+    """The error for a package that is installed and cannot be loaded, with the first line of the reason."""
+    return MissingPackageError(
+        f"{package} is installed and could not be loaded ({first_line(error):.300}); mend what that names, "
+        f"or install another release: {install}."
+    )
 
 
 class ConfigError(UserError):

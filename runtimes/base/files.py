@@ -7,17 +7,19 @@ either the old file or the new one. Everything read is checked for size before m
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
 import os
+import stat
 import struct
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -100,10 +102,43 @@ def write_json(path: Path, data: Any) -> None:
         )
 
 
+OTHER_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def open_file(path: Path) -> BinaryIO:
+    """A regular file, or a link to one, opened to be read as bytes.
+
+    Raises OSError where it cannot be opened and for a folder, a pipe or a device. Nobody may ever write into
+    a pipe, and whoever opened it in the usual way would wait for ever.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+        if kind == stat.S_IFDIR:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if kind != stat.S_IFREG:
+            raise OSError(errno.EINVAL, f"It is {OTHER_KINDS.get(kind, 'no file')} and not a file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def refuse_other_kinds(path: Path) -> None:
+    """Raises OSError as `open_file` does; call it before a library opens `path` by its name."""
+    open_file(path).close()
+
+
 def read_bytes(path: Path) -> bytes:
     """The whole of a file; raises UserError when it cannot be read."""
     try:
-        return path.read_bytes()
+        with open_file(path) as stream:
+            return stream.read()
     except OSError as error:
         raise UserError(f"{path} could not be read: {error.strerror or error}.") from error
 
@@ -127,17 +162,20 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     headers that promise more data than the archive holds; nothing is allocated before that is known.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            claimed, held = sum(member.file_size for member in members), max(path.stat().st_size, 1 << 20)
-            if claimed > 64 * held:
-                raise ValueError(f"it claims {claimed} bytes from {held}")
-            if len({member.filename.removesuffix(".npy") for member in members}) < len(members):
-                raise ValueError("it has two arrays of one name")
-            for member in members:
-                _check_npy_size(archive, member)
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+        with open_file(path) as stream:
+            with zipfile.ZipFile(stream) as archive:
+                members = archive.infolist()
+                held = max(os.fstat(stream.fileno()).st_size, 1 << 20)
+                claimed = sum(member.file_size for member in members)
+                if claimed > 64 * held:
+                    raise ValueError(f"it claims {claimed} bytes from {held}")
+                if len({member.filename.removesuffix(".npy") for member in members}) < len(members):
+                    raise ValueError("it has two arrays of one name")
+                for member in members:
+                    _check_npy_size(archive, member)
+            stream.seek(0)
+            with np.load(stream, allow_pickle=False) as arrays:
+                return {name: arrays[name] for name in arrays.files}
     except (*NPZ_ERRORS, OSError) as error:
         raise ArtefactError(
             f"{path} is not a readable .npz file ({first_line(error)}); copy or make it again."
@@ -162,7 +200,7 @@ def _check_npy_size(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
 def sha256(path: Path) -> str:
     """Hexadecimal SHA-256 of a file's content."""
     digest = hashlib.sha256()
-    with open(path, "rb") as stream:
+    with open_file(path) as stream:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from types import ModuleType
 
+from runtimes.base.errors import absent, broken_error
+
 # What a user has set stays as it is.
 DEFAULTS = {
     # Threads of PyTorch that wait should sleep. Spinning, they take the cores from each other and from every
@@ -40,10 +42,16 @@ def start_command() -> None:
 def load_onnxruntime() -> ModuleType:
     """The package onnxruntime, imported after `prepare_libraries`. In a command, its own log is silent.
 
-    Raises ImportError where it is not installed.
+    Raises ImportError where it is not installed, and MissingPackageError where it is installed and cannot be
+    loaded, as when a library of the system is too old for it.
     """
     prepare_libraries()
-    import onnxruntime
+    try:
+        import onnxruntime
+    except (ImportError, OSError) as error:
+        if absent(error) == "onnxruntime":
+            raise
+        raise broken_error("onnxruntime", error, install="run `pip install -U onnxruntime`") from error
 
     if (
         _in_command

@@ -6,6 +6,7 @@ Each vocabulary is stored beside its model as `vocab.json`; it is never rebuilt 
 from __future__ import annotations
 
 import codecs
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 from runtimes.base.errors import ArtefactError, TextError
 from runtimes.base.files import read_json
 
+SURROGATE = re.compile("[\ud800-\udfff]")
 UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
 VocabKind = Literal["byte", "char", "word"]
 Decoder = Callable[[int], str]  # the text that one more token adds
@@ -208,7 +210,10 @@ def decode(vocab: Vocab, tokens: Iterable[int]) -> str:
 
 
 def load_vocab(path: Path) -> Vocab:
-    """The vocabulary in a `vocab.json`; raises ArtefactError when it is not one."""
+    """The vocabulary in a `vocab.json`; raises ArtefactError when it is not one.
+
+    Every symbol is Unicode text, so that what a model generates can be printed and encoded.
+    """
     data = read_json(path)
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind == "byte":
@@ -232,6 +237,11 @@ def load_vocab(path: Path) -> Vocab:
         raise ArtefactError(
             f"{path} is not a {kind} vocabulary; its symbols repeat or are longer than one character."
         )
+    if (symbol := not_unicode(symbols)) is not None:
+        raise ArtefactError(
+            f"{path} is not a {kind} vocabulary; its symbol {symbol!r:.80} has half of a surrogate pair, "
+            "which is no Unicode text."
+        )
     if kind == "char":
         return CharVocab(symbols)
     options = {name: data[name] for name in WORD_OPTIONS if name in data}
@@ -249,6 +259,11 @@ def load_vocab(path: Path) -> Vocab:
             f"{path} is not a word vocabulary; its lower_case is {options['lower_case']!r:.40}."
         )
     return WordVocab(symbols, **options)
+
+
+def not_unicode(symbols: Iterable[str]) -> str | None:
+    """The first symbol with half of a surrogate pair, which UTF-8 cannot hold; None where there is none."""
+    return next((symbol for symbol in symbols if SURROGATE.search(symbol)), None)
 
 
 def as_text(text: str | bytes) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from runtimes.base.errors import UserError
+from runtimes.base.files import open_file
 
 Kind = Literal["zip", "tar", "gzip", "bz2", "xz", "npy"]
 COMPRESSED = ("gzip", "bz2", "xz")
@@ -15,7 +16,7 @@ START = 262  # bytes that show the kind of a file
 def kind_of(path: Path) -> Kind | None:
     """The kind of a file, or None for another, such as a text. Raises UserError for an unreadable file."""
     try:
-        with open(path, "rb") as stream:
+        with open_file(path) as stream:
             start = stream.read(START)
     except OSError as error:
         raise UserError(f"{path} could not be read: {error.strerror or error}.") from error

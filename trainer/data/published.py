@@ -11,6 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from runtimes.base.errors import UserError
+from runtimes.base.files import open_file
 from runtimes.base.sealed import FileFacts
 from trainer.data.archives import Contents, find_files, is_packed
 from trainer.data.corpora import WHOLE, Corpus, Fingerprint, look_alike, same_as
@@ -145,7 +146,7 @@ def read_blocks(path: Path, tick: Tick, *, start: int = 0, end: int | None = Non
     """The bytes of a file from `start` to `end`, in blocks of a few megabytes."""
     left = (path.stat().st_size if end is None else end) - start
     try:
-        with open(path, "rb") as stream:
+        with open_file(path) as stream:
             stream.seek(start)
             while block := stream.read(min(BLOCK, left)):
                 left -= len(block)

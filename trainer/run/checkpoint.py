@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, UserError
-from runtimes.base.files import atomic_file, read_json, sha256
+from runtimes.base.files import atomic_file, read_json, refuse_other_kinds, sha256
 from runtimes.base.records import from_json
 from runtimes.contract.spec import VOCAB
 from runtimes.contract.vocabulary import Vocab, load_vocab
@@ -94,6 +94,7 @@ def load_metadata(path: Path) -> dict[str, str]:
     Raises ArtefactError where it is missing or damaged.
     """
     try:
+        refuse_other_kinds(path)
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}
     except (OSError, SafetensorError) as error:
@@ -107,6 +108,7 @@ def load_tensors(path: Path, *, expected: Mapping[str, Tensor]) -> tuple[dict[st
     `expected`.
     """
     try:
+        refuse_other_kinds(path)
         with safe_open(path, framework="pt") as file:
             names = set(file.keys())
             if missing := sorted(set(expected) - names):

@@ -6,7 +6,7 @@ import functools
 from importlib import import_module
 from typing import Any
 
-from runtimes.base.errors import MissingPackageError
+from runtimes.base.errors import MissingPackageError, absent, broken_error
 from runtimes.contract.engine import NAMES, PACKAGES, Flavour
 
 INSTALL: dict[Flavour, str] = {
@@ -25,8 +25,10 @@ def load_tensorrt(flavour: Flavour) -> Any:
     try:
         trt = import_module(package)
     except (ImportError, OSError) as error:  # OSError: bindings whose library cannot be loaded
+        if absent(error) != package:
+            raise broken_error(name, error, install=f"run {INSTALL[flavour]}") from error
         raise MissingPackageError(
-            f"{name} is not installed and this step needs it ({error}); run {INSTALL[flavour]}."
+            f"{name} is not installed and this step needs it; run {INSTALL[flavour]}."
         ) from error
     if flavour == "tensorrt" and tuple(int(part) for part in trt.__version__.split(".")[:2]) < OLDEST:
         raise MissingPackageError(

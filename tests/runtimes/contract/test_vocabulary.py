@@ -205,3 +205,12 @@ def test_marks_that_are_no_words_are_refused(name: str, mark: Any, tmp_path: Pat
     (tmp_path / "vocab.json").write_text(json.dumps({"kind": "word", "symbols": ["a"], name: mark}))
     with pytest.raises(ArtefactError, match=r"vocab\.json is not a word vocabulary; its symbols"):
         load_vocab(tmp_path / "vocab.json")
+
+
+@pytest.mark.parametrize(("kind", "symbols"), [("char", ["a", "\ud800"]), ("word", ["<unk>", "a\udfffb"])])
+def test_a_symbol_that_is_no_unicode_text_is_refused(kind: str, symbols: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "vocab.json"
+    path.write_text(json.dumps({"kind": kind, "symbols": symbols}))
+    with pytest.raises(ArtefactError, match=r"half of a surrogate pair") as caught:
+        load_vocab(path)
+    str(caught.value).encode()  # it can be printed

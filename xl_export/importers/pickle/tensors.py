@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, first_line
-from runtimes.base.files import read_npz
+from runtimes.base.files import read_npz, refuse_other_kinds
 from xl_export.importers.pickle.values import PickleError, described, shown
 
 DTYPES = {
@@ -126,6 +126,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     Raises ArtefactError where its header and its bytes do not agree.
     """
     try:
+        refuse_other_kinds(path)
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:

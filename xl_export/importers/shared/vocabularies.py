@@ -19,7 +19,15 @@ from typing import Any
 
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_bytes
-from runtimes.contract.vocabulary import END_OF_LINE, ByteVocab, CharVocab, Vocab, WordVocab, load_vocab
+from runtimes.contract.vocabulary import (
+    END_OF_LINE,
+    ByteVocab,
+    CharVocab,
+    Vocab,
+    WordVocab,
+    load_vocab,
+    not_unicode,
+)
 from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.values import Foreign
 
@@ -73,9 +81,7 @@ def vocabulary(content: Any, *, where: Path, size: int) -> ReadVocabulary:
         )
     if len(set(symbols)) != len(symbols):
         raise ArtefactError(f"{where} is not a vocabulary: its symbols repeat.")
-    if broken := next(
-        (symbol for symbol in symbols if any("\ud800" <= letter <= "\udfff" for letter in symbol)), None
-    ):
+    if broken := not_unicode(symbols):
         raise ArtefactError(f"{where} is not a vocabulary: its symbol {broken[:20]!a} is not Unicode text.")
     found = translated(symbols, lower_case=lower_case)
     return _sized(
