@@ -1,8 +1,8 @@
-"""RUN → ARTEFACT: `export(run, out)` makes a folder that runs with NumPy and ONNX Runtime alone.
+"""RUN → ARTEFACT: `export(run, out)` writes a folder that runs with NumPy and ONNX Runtime alone.
 
-The steps, in order: decide form and precisions, load the run, write the graph in fp32, compare it with
-PyTorch, lower its precision and compare again, write the files beside it. The folder appears when all of this
-has passed.
+It takes these steps, in this order: choose form and precisions, load the run, write the graph in fp32,
+compare it with PyTorch, lower its precision and compare again, and write the other files. The folder appears
+when all of this has succeeded.
 """
 
 from __future__ import annotations
@@ -52,21 +52,24 @@ def export(
 ) -> Path:
     """Writes the artefact of a run to the folder `out`, and returns that folder.
 
-    memory: the form of the memory tensors; None for ring, or for shift with target `tensorrt`, which takes no
-        other.
-    rule: what the artefact remembers, and which keys are visible; None for the run's own evaluation rule.
-    target: `tensorrt` writes a graph in float16 from which TensorRT builds engines; ONNX Runtime runs it too.
-    attention: in a graph for TensorRT, `native` for standard operators, `plugin` for one node that the plugin
-        replaces.
-    precision: of the weights (`xl_export/graph/quantise.py`); None for fp32, or for fp16 with target
-        `tensorrt`.
-    memory_precision: of the memory tensors; None for fp32. It is not given with target `tensorrt`.
-    text: held-out text on which a precision below fp32 is measured; None for the test text that the run kept.
+    - memory: the form of the memory tensors. None is ring, or shift with target `tensorrt`, which takes no
+      other.
+    - rule: how much the artefact remembers, and which keys are visible. None is the run's own evaluation
+      rule.
+    - target: `tensorrt` writes a graph in float16, from which TensorRT builds engines. ONNX Runtime runs it
+      too.
+    - attention: in a graph for TensorRT, `native` uses standard operators, and `plugin` one node that a
+      plugin computes.
+    - precision: of the weights (`xl_export/graph/quantise.py`). None is fp32, or fp16 with target `tensorrt`.
+    - memory_precision: of the memory tensors. None is fp32. It must be None with target `tensorrt`.
+    - text: a held-out text on which a lower precision is measured. None is the test text that the run kept.
 
-    The graph is validated against PyTorch before the folder appears, and PyTorch's answers become
-    `reference.npz`. For quantised weights the graph is validated before quantisation, and the artefact's own
-    answers are its reference. Raises UserError when `out` exists (unless it holds an artefact and `force` is
-    given), when the run is damaged, and when the validation fails; `out` is then left as it was.
+    The graph is compared with PyTorch before the folder appears, and PyTorch's answers become
+    `reference.npz`. Quantised weights are compared before they are quantised; then the artefact's own answers
+    are its reference.
+
+    Raises UserError when `out` exists (unless it holds an artefact and `force` is set), when the run is
+    damaged, and when the comparison fails. `out` is not changed then.
     """
     run, out = Path(run), Path(out)
     sources = [run, *([text] if text else [])]
@@ -98,11 +101,10 @@ def export(
 
 
 def form_for(target: Target, memory: Form | None) -> Form:
-    """The form of memory for a target; raises ConfigError where the two do not go together."""
+    """Returns the form of memory for a target; raises ConfigError where the two do not fit."""
     if target == "tensorrt" and memory not in (None, "shift"):
         raise ConfigError(
-            f"--memory is {memory}, and engines have shift memory; leave it out, or leave out --target "
-            "tensorrt."
+            f"--memory is {memory}, and engines have shift memory; leave out --memory or --target tensorrt."
         )
     return memory or ("shift" if target == "tensorrt" else "ring")
 
@@ -110,7 +112,10 @@ def form_for(target: Target, memory: Form | None) -> Form:
 def precisions_for(
     target: Target, precision: Precision | None, memory_precision: MemoryPrecision | None
 ) -> tuple[Precision, MemoryPrecision]:
-    """The precisions of weights and memory for a target; raises ConfigError where they do not go together."""
+    """Returns the precisions of weights and memory.
+
+    Raises ConfigError where the target does not take them.
+    """
     for name, value, choices in (
         ("precision", precision, get_args(Precision)),
         ("memory_precision", memory_precision, get_args(MemoryPrecision)),
@@ -139,7 +144,7 @@ def make_spec(
     precision: Precision,
     memory_precision: MemoryPrecision,
 ) -> Spec:
-    """The contract of a run's artefact, without the hashes of files, which do not exist yet."""
+    """Returns the contract of a run's artefact, without the hashes of files, which do not exist yet."""
     facts = run.model.facts()
     spec = Spec(
         model=facts,
@@ -165,8 +170,7 @@ def refuse_if_too_large(spec: Spec) -> None:
     # PyTorch holds the keys and values of one segment and of the one before it.
     keys_and_values = 2 * ROWS * model.layers * rule.slots * width
     tables = model.layers * (rule.position_rows + rule.slots) * width
-    # The weights are there twice, as tensors and in the graph; of scores and logits there are several copies
-    # at a time.
+    # The weights exist twice, as tensors and in the graph. Scores and logits exist in several copies at once.
     num_bytes = (
         8 * model.parameters
         + 2 * ROWS * spec.bytes_per_stream
@@ -183,10 +187,10 @@ def refuse_if_too_large(spec: Spec) -> None:
 def write_lowered(
     spec: Spec, run: Run, folder: Path, attention: Attention, tokens: np.ndarray | None
 ) -> tuple[Reference, Measured | None]:
-    """Writes a graph whose precision is below fp32; returns its reference, and what the precision costs.
+    """Writes a graph in a lower precision; returns its reference, and what the precision costs.
 
     The same artefact is first written in fp32 to a temporary folder. That one is compared with PyTorch, and
-    is what the lower precision is measured against; nothing is measured where there are no tokens.
+    the lower precision is measured against it. Nothing is measured where there are no tokens.
     """
     exact_spec = make_spec(run, spec.rule, spec.form, "onnxruntime", "fp32", "fp32")
     with tempfile.TemporaryDirectory() as name:
@@ -200,7 +204,7 @@ def write_lowered(
 
 
 def compare(exported: OrtSession, run: Run) -> Reference:
-    """PyTorch's answers over chained segments; raises ArtefactError where the graph's answers differ."""
+    """Returns PyTorch's answers over chained segments; raises ArtefactError where the graph's differ."""
     torch = ProjectedTorchSession(run.model.eval(), run.vocab, exported.spec.rule, identity=run.sha256)
     return validate(exported, torch, tolerance=exported.spec.tolerance)
 
@@ -225,7 +229,10 @@ def write_graphs(spec: Spec, run: Run, folder: Path, attention: Attention) -> Or
 
 
 def finite_weights(run: Run) -> Weights:
-    """The run's parameters as float32 arrays by name; raises ArtefactError where a value is not finite."""
+    """Returns the run's parameters as float32 arrays by name.
+
+    Raises ArtefactError where one is not finite.
+    """
     weights = {name: tensor.float().numpy() for name, tensor in run.model.state_dict().items()}
     for name, array in weights.items():
         if not np.isfinite(array).all():

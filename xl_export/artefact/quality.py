@@ -1,6 +1,4 @@
-"""What a reduced precision costs: a held-out text through the artefact, and through the same model in
-fp32.
-"""
+"""Measures what a lower precision costs, on a held-out text, against the same model in fp32."""
 
 from __future__ import annotations
 
@@ -25,29 +23,27 @@ TEXTS = ("test.npy", "test.txt")  # the files of a run that hold its test text; 
 
 
 def held_out(run: Path, vocab: Vocab, text: Path | None = None) -> np.ndarray | None:
-    """The first tokens int64 [N] of a text, or of the test text that the run kept; None where it kept none.
+    """Returns the first tokens int64 [N] of a text, or of the test text that the run kept.
 
-    Raises UserError where the text cannot be read or has fewer than two tokens.
+    Returns None where the run kept no text. Raises UserError where the text cannot be read or has fewer than
+    two tokens.
     """
     path = text or next((run / name for name in TEXTS if (run / name).is_file()), None)
     if path is None:
         return None
     tokens = read_tokens(path, vocab)[: TOKENS + 1]
     if len(tokens) < 2:
-        raise TextError(
-            f"{path} has {len(tokens)} token(s), expected at least 2, of which the second is predicted; give "
-            "a longer text."
-        )
+        raise TextError(f"{path} has {len(tokens)} token(s), expected at least 2; give a longer text.")
     return np.asarray(tokens, np.int64)
 
 
 def measure(
     lowered: OrtSession, exact: OrtSession, tokens: np.ndarray, *, folders: tuple[Path, Path]
 ) -> Measured:
-    """What the session `lowered` loses against `exact` on tokens [N], and the sizes and times of both.
+    """Returns what the session `lowered` loses against `exact` on tokens [N], with sizes and times of both.
 
-    folders: those of the two graphs, in the same order. The scores of whole distributions are compared
-        segment by segment.
+    folders: the folders of the two graphs, in the same order. Whole distributions are compared segment by
+    segment.
     """
     V, rule = exact.vocab.size, exact.rule
     length = max(1, min(rule.segment, LOGITS // V, len(tokens) - 1))
@@ -87,8 +83,9 @@ def _log_probs(logits: np.ndarray) -> np.ndarray:
 
 
 def _seconds_per_token(streams: list) -> list[float]:
-    """Median times of single tokens with full memory; the two sides take turns, so that both meet the same
-    disturbances.
+    """Returns the median times of single tokens with full memory.
+
+    The two sides take turns, so that both meet the same disturbances.
     """
     taken = np.zeros((len(streams), TIMED))
     token = np.zeros((1, 1), np.int64)

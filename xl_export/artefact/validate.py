@@ -1,4 +1,4 @@
-"""Proof that an exported graph computes what PyTorch computes, before the export returns."""
+"""Proves, before the export returns, that an exported graph computes what PyTorch computes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from runtimes.contract.session import Session
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.tasks.check import Reference, replay
 
-WRAPS = 3  # how many times the chained streams go around the ring,
-ENOUGH = 4096  # unless that takes more tokens than these: then once, and a few segments more
+WRAPS = 3  # how many times the chained streams pass the whole ring
+ENOUGH = 4096  # tokens; where WRAPS needs more, the streams pass the ring once and a few segments more
 ROWS = 3  # the largest batch of the validation
 FAR = 1 << 33  # a position that 32 bits cannot hold
 
 
 def validate(exported: Session, torch: Session, *, tolerance: float, seed: int = 0) -> Reference:
-    """Compares an exported graph with the model it came from, and returns the answers of the latter.
+    """Compares an exported graph with its PyTorch model, and returns the answers of PyTorch.
 
-    First single segments of three shapes from empty memory, over the whole vocabulary; then two chained
-    streams past the ring's end, token by token, one of them restarted on the way; then one beyond token
-    `FAR`, where a memory of zeros is seen. Raises ArtefactError when any log-probability differs by more than
-    `tolerance` (nats).
+    First it compares single segments of three shapes from empty memory, over the whole vocabulary. Then it
+    compares two chained streams, segment by segment, that pass the end of the ring; one of them is restarted
+    on the way. Then it compares a stream beyond token `FAR`, whose whole memory is zero and visible.
+
+    Raises ArtefactError when any log-probability differs by more than `tolerance` (nats), and DivergedError
+    when PyTorch's are not finite.
     """
     draw = np.random.default_rng(seed)
     rule, vocab_size = exported.rule, exported.vocab.size
@@ -63,11 +65,11 @@ def validate(exported: Session, torch: Session, *, tolerance: float, seed: int =
 
 
 def check_again(lowered: OrtSession, reference: Reference) -> Reference:
-    """The reference of the same model in a lower precision: PyTorch's, or the graph's own answers where
-    weights are quantised.
+    """Returns the reference of the same model in a lower precision.
 
-    Raises ArtefactError when answers are not finite, or differ from PyTorch's by more than the precision's
-    tolerance.
+    It is the reference of PyTorch, or the graph's own answers where weights are quantised. Raises
+    ArtefactError when answers are not finite, or differ from PyTorch's by more than the tolerance of the
+    precision.
     """
     shown = _shown(reference.segments.tolist(), f"answers in {lowered.spec.precision}")
     log_probs, last = replay(lowered, reference.tokens, shown, reference.restarts)
@@ -75,8 +77,8 @@ def check_again(lowered: OrtSession, reference: Reference) -> Reference:
         worst = np.array([np.abs(log_probs).max(), np.abs(last).max()])
         if not np.isfinite(worst).all():
             raise ArtefactError(
-                f"in {lowered.spec.precision} the graph gives probabilities that are not finite; take more "
-                "bits."
+                f"in {lowered.spec.precision} the graph gives probabilities that are not finite; give a "
+                "--precision with more bits."
             )
         return dataclasses.replace(reference, log_probs=log_probs.astype(np.float32), last=last)
     for mine, theirs in ((log_probs, reference.log_probs), (last, reference.last)):
@@ -90,10 +92,11 @@ def check_again(lowered: OrtSession, reference: Reference) -> Reference:
 
 
 def chained_segments(rule: MemoryRule) -> np.ndarray:
-    """Lengths T, 1, 7, T, T, 3, … int64 that together pass the ring's end: see `WRAPS` and `ENOUGH`.
+    """Returns segment lengths T, 1, 7, T, T, 3, … (int64) whose sum passes the end of the ring.
 
-    Once these have been through, only whole segments fill a ring that is longer, until its end is near. None
-    ends where the ring does, so that some are written across its end, unless T is 1 or there is no memory.
+    `WRAPS` and `ENOUGH` say how far. After the first round, a ring that is longer is filled with whole
+    segments until its end is near. No segment ends where the ring ends, so that some are written across its
+    end; this is not possible where T is 1 or there is no memory.
     """
     T, S = rule.segment, rule.slots
     pattern = [min(length, T) for length in (T, 1, 7, T, T, 3, T)]
@@ -109,8 +112,9 @@ def chained_segments(rule: MemoryRule) -> np.ndarray:
 
 
 def _far_on(session: Session) -> np.ndarray:
-    """log p of the next tokens [2, N] of two streams, the first of them beyond token `FAR`, where all its
-    memory is zero.
+    """Returns log p of the next tokens [2, N] of two streams, with all memory zero.
+
+    The first stream is beyond token `FAR`, so that its memory is visible.
     """
     rule, memory, segments = session.rule, session.start(2), []
     memory.positions[0] = FAR
@@ -122,7 +126,7 @@ def _far_on(session: Session) -> np.ndarray:
 
 
 def _shown(lengths: list[int], what: str) -> tqdm[int]:
-    """The segments' lengths with a progress bar on a terminal, which goes when they are done."""
+    """Returns the segments' lengths with a progress bar, which a terminal shows until they are done."""
     return tqdm(lengths, desc=what, unit="segment", leave=False, disable=None)
 
 
@@ -137,6 +141,6 @@ def _compare(mine: np.ndarray, theirs: np.ndarray, *, tolerance: float, what: st
     if not worst <= tolerance:
         raise ArtefactError(
             f"the exported graph differs from PyTorch by {worst:.3g} nats over {what}, more than "
-            f"{tolerance:g}; nothing was written: check that the checkpoint's weights are finite and of a "
-            "trained model, or report this."
+            f"{tolerance:g}; nothing was written: check that the weights are finite and come from a trained "
+            "model, or report this difference."
         )

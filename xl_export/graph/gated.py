@@ -1,7 +1,7 @@
-"""Attention whose weights are masked after the softmax and divided by their sum plus epsilon, in the graph.
+"""Writes attention whose weights are masked after the softmax, and divided by their sum plus epsilon.
 
-This is the form of the public code of adaptive spans (`SpanConfig.epsilon`). Without an epsilon the mask is
-part of the scores, as log m(d), and the softmax alone is enough.
+The public code of adaptive spans has this form (`SpanConfig.epsilon`). Without an epsilon the mask is part of
+the scores, as log m(d), and the softmax alone is enough.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainer.model.config import ModelConfig
 from xl_export.graph.layers import Layers
 from xl_export.graph.persistent import persistent_tables
 
-LEAST_SCORE = np.float32(-1e30)  # in place of minus infinity, so that a query that sees no key is not NaN
+LEAST_SCORE = np.float32(-1e30)  # replaces minus infinity, so that a query without visible keys is not NaN
 
 
 def gated_attention(
@@ -31,10 +31,10 @@ def gated_attention(
     bias: ir.Value,
     gate: ir.Value,
 ) -> ir.Value:
-    """The answers [B, h, T, K] of some heads; a query that sees no key gets zeros.
+    """Returns the answers [B, h, T, K] of some heads; a query without visible keys gets zeros.
 
-    query, content: queries without and with u, [B, h, T, K]. key, value [B, h, J, K]. bias [B, h, T, J]: what
-    is added to the scores. gate [B, h, T, J]: what the weights are multiplied by, 0 for keys that are not
+    query, content: queries without and with u, [B, h, T, K]. key, value: [B, h, J, K]. bias: what is added to
+    the scores, [B, h, T, J]. gate: the factors of the weights, [B, h, T, J]; they are 0 for keys that are not
     visible.
     """
     assert config.span is not None

@@ -1,4 +1,4 @@
-"""`genai_config.json`: what onnxruntime-genai needs to load a ring artefact as it is."""
+"""Writes `genai_config.json`, with which onnxruntime-genai loads a ring artefact without changes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ MAX_STREAM = 1 << 20  # tokens; genai keeps their ids, 4 bytes each
 
 
 def takes(spec: Spec) -> bool:
-    """Whether genai can run the artefact: a ring of one shape for all layers, and logits without being asked
-    for rows.
+    """Whether genai can run the artefact.
+
+    It needs a ring of one shape for all layers, in float32, and a graph that gives its logits for all
+    positions.
     """
     one_shape = len({state.shape for state in spec.state}) == 1
     return spec.form == "ring" and not spec.model.selective and one_shape and spec.state_dtype == "float32"
 
 
 def genai_config(spec: Spec) -> dict[str, Any]:
-    """The configuration for a ring artefact's folder.
+    """Returns the configuration for the folder of a ring artefact.
 
-    Past and present share one buffer of the graph's own S slots, so the lengths here only bound how long a
-    stream may grow. Prompts must be fed in pieces of at most the artefact's segment; genai feeds those of a
-    batch in one piece, and they must be of equal length: the graph has no mask for genai's padding. Text goes
-    on until `max_length`: these vocabularies have no end-of-text token.
+    Past and present share one buffer, the graph's S slots, so the lengths here only bound how long a stream
+    may grow. Prompts must be fed in pieces of at most the artefact's segment. genai feeds the prompts of a
+    batch in one piece, and they must have equal lengths, because the graph has no mask for genai's padding.
+    Text is generated until `max_length`, because these vocabularies have no end-of-text token.
     """
     model = spec.model
     return {

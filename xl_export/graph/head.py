@@ -1,8 +1,8 @@
-"""The output layer: all logits for a small vocabulary; for a large one only what is asked for.
+"""Writes the embedding and the output layer: all logits for a small vocabulary, and some for a large one.
 
-A large vocabulary's graph has two more inputs. `logit_rows` names the positions whose whole distribution is
-wanted (the last one, to generate). `targets` are the tokens whose log-probability is wanted (to score): each
-cluster's logits are computed for the targets inside it alone, so no [T, V] array ever exists.
+The graph of a large vocabulary has two more inputs. `logit_rows` names the positions whose whole distribution
+is needed: the last one, to generate. `targets` are the tokens whose log-probability is needed, to score. Each
+cluster's logits are computed only for the targets inside it, so no [T, V] array ever exists.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from xl_export.graph.layers import Layers
 
 
 def embed(layers: Layers, config: ModelConfig, tokens: ir.Value) -> ir.Value:
-    """Tokens int64 [B, T] → [B, T, D]."""
+    """Returns the embeddings [B, T, D] of tokens int64 [B, T]."""
     op, scale = layers.op, np.float32(config.d_model**0.5 if config.vocabulary.scale else 1.0)
     x: ir.Value | None = None
     for i, cluster in enumerate(config.clusters):
@@ -37,7 +37,11 @@ def embed(layers: Layers, config: ModelConfig, tokens: ir.Value) -> ir.Value:
 
 
 def all_logits(layers: Layers, config: ModelConfig, hidden: ir.Value) -> ir.Value:
-    """[B, T, D] → [B, T, V] for a plain softmax; [N, D] → [N, V] log-probabilities for an adaptive one."""
+    """Returns logits over the whole vocabulary.
+
+    A plain softmax maps [B, T, D] to logits [B, T, V]. An adaptive softmax maps [N, D] to log-probabilities
+    [N, V].
+    """
     op, clusters = layers.op, config.clusters
     if len(clusters) == 1:
         return _logits(layers, config, 0, hidden)
@@ -52,8 +56,9 @@ def all_logits(layers: Layers, config: ModelConfig, hidden: ir.Value) -> ir.Valu
 def selected(
     layers: Layers, config: ModelConfig, hidden: ir.Value, targets: ir.Value, logit_rows: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Logits [rows, V] of the chosen positions of hidden [B, T, D], and log p of the wanted targets [B, T], 0
-    elsewhere.
+    """Returns logits [rows, V] of some positions of hidden [B, T, D], and log p of targets [B, T].
+
+    logit_rows: the positions, as indices into the B·T rows. Targets below 0 are not scored and get 0.
     """
     op = layers.op
     flat = op.Reshape(hidden, op.constant(np.array([-1, config.d_model])))
@@ -68,8 +73,9 @@ def selected(
 def selected_densely(
     layers: Layers, config: ModelConfig, hidden: ir.Value, targets: ir.Value, logit_rows: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """The same in shapes that do not depend on the targets, for engines: each cluster's logits are computed
-    for all of them.
+    """Returns the results of `selected`, with shapes that do not depend on the targets.
+
+    Engines need such shapes. Each cluster's logits are computed for all targets.
     """
     op, zero, clusters = layers.op, _int(layers, 0), config.clusters
     flat = op.Reshape(hidden, op.constant(np.array([-1, config.d_model])))
@@ -90,7 +96,7 @@ def selected_densely(
 
 
 def _log_probs(layers: Layers, config: ModelConfig, hidden: ir.Value, targets: ir.Value) -> ir.Value:
-    """log p(target) [N] of hidden [N, D], targets in the vocabulary."""
+    """Returns log p(target) [N] of hidden [N, D]; all targets are in the vocabulary."""
     op, clusters = layers.op, config.clusters
     log_probs = _chosen(layers, _head(layers, config, hidden), _head_column(layers, config, targets))
     for i, cluster in enumerate(clusters[1:], start=1):
@@ -102,8 +108,10 @@ def _log_probs(layers: Layers, config: ModelConfig, hidden: ir.Value, targets: i
 
 
 def _head_column(layers: Layers, config: ModelConfig, targets: ir.Value) -> ir.Value:
-    """Where a target's first factor is in `_head`: its own column in the shortlist, or that of its
-    cluster."""
+    """Returns the column of `_head` that holds a target's first factor.
+
+    It is the target's own column in the shortlist, or the column of its cluster.
+    """
     op, clusters, column = layers.op, config.clusters, targets
     for i, cluster in enumerate(clusters[1:]):
         tail = op.GreaterOrEqual(targets, _int(layers, cluster.first))
@@ -112,14 +120,14 @@ def _head_column(layers: Layers, config: ModelConfig, targets: ir.Value) -> ir.V
 
 
 def _chosen(layers: Layers, logits: ir.Value, column: ir.Value) -> ir.Value:
-    """log softmax of [N, C] at one column of each row: [N]."""
+    """Returns the log softmax of logits [N, C] at one column of each row: [N]."""
     op, last = layers.op, layers.op.constant(np.array([1]))
     chosen = op.Squeeze(op.GatherElements(logits, op.Unsqueeze(column, last), axis=1), last)
     return op.Sub(chosen, op.ReduceLogSumExp(logits, last, keepdims=0))
 
 
 def _head(layers: Layers, config: ModelConfig, hidden: ir.Value) -> ir.Value:
-    """Logits of the shortlist and the tail clusters, [N, n_0 + tails]."""
+    """Returns the logits of the shortlist and of the tail clusters, [N, n_0 + tails]."""
     shortlist = _logits(layers, config, 0, hidden)
     if len(config.clusters) == 1:
         return shortlist
@@ -130,9 +138,9 @@ def _head(layers: Layers, config: ModelConfig, hidden: ir.Value) -> ir.Value:
 
 
 def _logits(layers: Layers, config: ModelConfig, i: int, hidden: ir.Value) -> ir.Value:
-    """Logits of one cluster's own tokens.
+    """Returns the logits of one cluster's own tokens.
 
-    The table is read as it is stored, for input and output to share it.
+    The table is read in the layout that is stored, so that input and output share it.
     """
     op, bias = layers.op, layers.weight(f"vocabulary.output_bias.{i}")
     table = layers.weight(f"vocabulary.{'table' if config.vocabulary.tie_weights else 'output_table'}.{i}")
@@ -157,7 +165,7 @@ def _inside(layers: Layers, tokens: ir.Value, cluster: Cluster) -> ir.Value:
 
 
 def _where(layers: Layers, condition: ir.Value) -> ir.Value:
-    """Indices [n] where a condition [N] holds."""
+    """Returns the indices [n] at which a condition [N] holds."""
     return layers.op.Squeeze(layers.op.NonZero(condition), layers.op.constant(np.array([0])))
 
 

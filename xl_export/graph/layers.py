@@ -1,5 +1,6 @@
-"""The parts that every graph of a model shares: weights by name, projections, heads, norms, feed-forward
-networks.
+"""Writes the parts that all graphs of a model share.
+
+They are weights by name, projections, heads, norms and feed-forward networks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Weights = Mapping[str, np.ndarray]  # the names of trainer.model.model.LanguageM
 
 
 class Layers:
-    """Writes parts of a model into one graph; `op` is its pen."""
+    """Writes parts of a model into one graph, whose nodes `op` records."""
 
     def __init__(self, weights: Weights, *, heads: int, head_dim: int, norm_epsilon: float = 1e-5) -> None:
         self.weights, self.heads, self.head_dim, self.norm_epsilon, self.op = (
@@ -31,9 +32,10 @@ class Layers:
         return self.op.constant(array.T, name + ".T") if transpose else self.op.constant(array, name)
 
     def projection(self, layer: int, kind: str, heads: Sequence[int] | None = None) -> np.ndarray:
-        """W of a layer's query, key or value as [D, H·K], of all heads or of some.
+        """Returns W [D, H·K] of a layer's query, key or value.
 
-        1/sqrt(K) is folded into the query's.
+        kind: `query`, `key` or `value`; the query's W includes the factor 1/sqrt(K). heads: the heads whose
+        columns are returned; None for all.
         """
         matrix = self.weights[f"blocks.{layer}.{kind}.weight"].T
         if heads is not None:
@@ -60,13 +62,13 @@ class Layers:
         )
 
     def split_heads(self, x: ir.Value) -> ir.Value:
-        """[B, T, H·K] → [B, H, T, K]"""
+        """Returns [B, H, T, K] of [B, T, H·K]."""
         return self.op.Transpose(
             self.op.Reshape(x, self.op.constant(np.array([0, 0, -1, self.head_dim]))), perm=[0, 2, 1, 3]
         )
 
     def join_heads(self, x: ir.Value) -> ir.Value:
-        """[B, H, T, K] → [B, T, H·K]"""
+        """Returns [B, T, H·K] of [B, H, T, K]."""
         return self.op.Reshape(
             self.op.Transpose(x, perm=[0, 2, 1, 3]), self.op.constant(np.array([0, 0, -1]))
         )

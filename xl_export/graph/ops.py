@@ -1,4 +1,4 @@
-"""A pen for ONNX graphs: `op.MatMul(x, w)` records a node, `op.constant(array)` an initializer."""
+"""Records an ONNX graph: `op.MatMul(x, w)` adds a node, and `op.constant(array)` adds an initializer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import onnx_ir as ir
 from runtimes.contract.spec import GRAPH, WEIGHTS
 from runtimes.contract.tensors import TensorFacts
 
-IR_VERSION = 10  # the oldest that external data and these opsets need; every runtime in use reads it
+IR_VERSION = 10  # the oldest version with external data and these opsets; all current runtimes read it
 TYPES = {"int64": ir.DataType.INT64, "float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16}
 
 
@@ -25,11 +25,11 @@ class Ops:
         self._constants: dict[object, ir.Value] = {}
 
     def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
-        """`op.Name(*inputs, **attributes)` for the standard operator Name, with one output."""
+        """Returns the function that adds a node of the standard operator of this name, with one output."""
         return lambda *inputs, **attributes: self._tape.op(op_type, inputs, attributes or None)
 
     def split(self, x: ir.Value, sizes: list[int], *, axis: int) -> list[ir.Value]:
-        """`x` cut along an axis into pieces of the given sizes."""
+        """Returns the pieces of `x`, cut along an axis into the given sizes."""
         inputs = [x, self.constant(np.array(sizes, np.int64))]
         return list(self._tape.op_multi_out("Split", inputs, {"axis": axis}, num_outputs=len(sizes)))
 
@@ -42,11 +42,11 @@ class Ops:
         *,
         outputs: int,
     ) -> list[ir.Value]:
-        """The outputs of an operator that is not standard."""
+        """Returns the outputs of an operator that is not standard."""
         return list(self._tape.op_multi_out(op_type, inputs, attributes, num_outputs=outputs, domain=domain))
 
     def constant(self, array: Any, name: str | None = None) -> ir.Value:
-        """An initializer, stored once however often it is asked for: by its name, or by its content."""
+        """Returns an initializer; equal names, or equal arrays without names, are stored once."""
         array = np.asarray(array, order="C")
         key = name or (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
@@ -67,7 +67,7 @@ class Ops:
         opset: int,
         domains: Mapping[str, int] = MappingProxyType({}),
     ) -> ir.Model:
-        """The finished model; `facts` give the outputs their names, types and shapes."""
+        """Returns the finished model; `facts` are the names, types and shapes of the outputs."""
         for value, fact in zip(outputs, facts, strict=True):
             value.name, value.dtype, value.shape = fact.name, TYPES[fact.dtype], _shape(fact)
         graph = ir.Graph(
@@ -82,14 +82,14 @@ class Ops:
 
 
 def graph_input(fact: TensorFacts) -> ir.Value:
-    """A graph input with its name, type and shape."""
+    """Returns a graph input with its name, type and shape."""
     return ir.val(fact.name, dtype=TYPES[fact.dtype], shape=_shape(fact))
 
 
 def save_model(model: ir.Model, folder: Path) -> None:
-    """Writes `step.onnx` and its external `weights.bin`.
+    """Writes `step.onnx` and its external `weights.bin` to a folder.
 
-    Large tensors start on page boundaries, for memory maps.
+    Large tensors start at page boundaries, so that they can be memory-mapped.
     """
     ir.save(
         model,
@@ -102,8 +102,9 @@ def save_model(model: ir.Model, folder: Path) -> None:
 
 
 def save_graph(model: ir.Model, path: Path, *, weights_of: Path) -> None:
-    """Writes another graph over the weights of one that `save_model` wrote: large tensors of equal names are
-    in its file.
+    """Writes a second graph that shares weights with a graph that `save_model` wrote.
+
+    weights_of: the first graph. Large tensors of equal names are read from its file.
     """
     stored = ir.load(weights_of).graph.initializers
     for name, value in model.graph.initializers.items():

@@ -1,5 +1,6 @@
-"""Attention over persistent vectors in the graph: constants, so they need no memory, no mask and no
-positions.
+"""Writes attention over persistent vectors.
+
+They are constants of the graph, so they need no memory, no mask and no positions.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ def context_and_persistent(
     value: ir.Value,
     bias: ir.Value,
 ) -> ir.Value:
-    """One softmax over context and persistent vectors (Sukhbaatar et al. 2019b, equation 9): [B, h, T, K].
+    """Returns the answers [B, h, T, K] of one softmax over context and persistent vectors.
 
-    The two products stay apart and only their scores are joined, so the memory is not copied.
+    Source: Sukhbaatar et al. 2019b, equation 9. The two products stay separate and only their scores are
+    concatenated, so the memory is not copied.
     """
     op, name = layers.op, f"blocks.{layer}.persistent.{heads[0]}."
     mine, values = (table[list(heads)] for table in persistent_tables(layers, layer))
@@ -42,15 +44,14 @@ def context_and_persistent(
 def attend_persistent(
     layers: Layers, config: ModelConfig, layer: int, query: ir.Value, order: Sequence[int] | None = None
 ) -> ir.Value:
-    """Attention of queries [B, h, T, K] over persistent vectors alone.
+    """Returns attention of queries [B, h, T, K] over persistent vectors alone.
 
-    order: of the heads in `query`, where it is not theirs in the model.
+    order: the order of the heads in `query`, where it differs from that of the model.
     """
     op, name = layers.op, f"blocks.{layer}.persistent."
     key, value = persistent_tables(layers, layer, scaled=config.sublayers != "ff-attn")
-    if (
-        order is not None and config.sublayers == "single-head"
-    ):  # one head as wide as all: its columns follow the heads
+    # A single head is as wide as all heads together: its columns are in the order of the heads.
+    if order is not None and config.sublayers == "single-head":
         columns = np.arange(config.heads * config.head_dim).reshape(config.heads, -1)[list(order)].ravel()
         key, value = key[..., columns], value[..., columns]
     elif order is not None:
@@ -60,9 +61,10 @@ def attend_persistent(
 
 
 def persistent_tables(layers: Layers, layer: int, *, scaled: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and values [h, N, K] for queries that carry 1/sqrt(K) already, or (ff-attn) none at all.
+    """Returns keys and values [h, N, K] for queries that include 1/sqrt(K).
 
-    A score is q·(k sqrt(W)) / sqrt(W) = q·k for stored keys of width W, whatever W is.
+    scaled: False for the queries of ff-attn, which do not include it. A score is q·(k sqrt(W)) / sqrt(W) =
+    q·k for stored keys of any width W.
     """
     key, value = (layers.weights[f"blocks.{layer}.persistent.{kind}"] for kind in ("key", "value"))
     return key * np.float32(layers.head_dim**0.5 if scaled else 1.0), value * np.float32(

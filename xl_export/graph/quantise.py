@@ -1,13 +1,13 @@
-"""Weights of fewer bits: passes over the finished fp32 graph, one for each preset.
+"""Stores weights in fewer bits: passes over the finished fp32 graph, one for each preset.
 
 | preset | weights | products |
 |---|---|---|
-| fp16 | half precision, widened when the graph is loaded | fp32: a smaller file, the same time |
+| fp16 | half precision; they are widened when the graph is loaded | fp32: a smaller file, the same time |
 | int8 | blocks of 32 along the sum, each with a scale and a zero point | int8 activations (`MatMulNBits`) |
 | int4 | the same with 4 bits | the same |
 
-Matrices that a text's activations are multiplied by, and the vocabulary's tables, are quantised, by ONNX
-Runtime's own quantiser. What is left (position tables, persistent vectors, norms, biases) is stored in half
+ONNX Runtime's own quantiser quantises the tables of the vocabulary, and the matrices that activations are
+multiplied by. All other constants (position tables, persistent vectors, norms, biases) are stored in half
 precision.
 """
 
@@ -28,12 +28,12 @@ from xl_export.graph.fused_cpu import DOMAIN, OPERATORS, TABLE
 BLOCK = 32  # values that share a scale
 LEVEL = 4  # activations in int8; level 0 multiplies in fp32 and is a hundred times slower with 8 bits
 BITS: dict[Precision, int] = {"int8": 8, "int4": 4}
-SMALL = 1024  # values; shorter constants stay as they are
+SMALL = 1024  # values; constants with fewer are not changed
 MICROSOFT = "com.microsoft"
 
 
 def lowered(model: ir.Model, precision: Precision) -> ir.Model:
-    """The fp32 step graph with its weights in a preset's precision; `model` itself is changed."""
+    """Returns the fp32 step graph with its weights in a preset's precision; `model` itself is changed."""
     if precision in BITS:
         quantise(model, BITS[precision])
     if precision != "fp32":
@@ -42,10 +42,10 @@ def lowered(model: ir.Model, precision: Precision) -> ir.Model:
 
 
 def halve(model: ir.Model) -> None:
-    """Stores every float32 constant of at least `SMALL` values in float16, with a Cast behind it that loading
-    folds away.
+    """Stores every float32 constant of at least `SMALL` values in float16.
 
-    The fused kernel reads position tables as they are.
+    A Cast follows each of them, which ONNX Runtime computes once, when it loads the graph. The fused operator
+    reads position tables in float16, so they need no Cast.
     """
     graph = model.graph
     for name, value in list(graph.initializers.items()):
@@ -65,8 +65,9 @@ def halve(model: ir.Model) -> None:
 
 
 def quantise(model: ir.Model, bits: int) -> None:
-    """Puts `MatMulNBits` and `GatherBlockQuantized` in the place of products with constant matrices and of
-    look-ups.
+    """Replaces products and look-ups with constant matrices by `MatMulNBits` and `GatherBlockQuantized`.
+
+    bits: 8 or 4. `model` itself is changed.
     """
     graph = model.graph
     model.opset_imports[MICROSOFT] = 1
@@ -85,10 +86,11 @@ def quantise(model: ir.Model, bits: int) -> None:
 
 
 def quantised(matrix: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """W [K, N] in blocks of `BLOCK` along K: values uint8 [N, blocks, BLOCK · bits / 8], scales [N, blocks],
-    zero points.
+    """Returns the blocks of W [K, N]: values, scales and zero points.
 
-    The last block is filled up with zeros; zero points are uint8 [N, blocks], with 4 bits two in a byte.
+    A block has `BLOCK` values along K; the last one is filled with zeros. Values are uint8 [N, blocks, BLOCK
+    · bits / 8], scales are float32 [N, blocks], and zero points are uint8 [N, blocks], with two of them in a
+    byte for 4 bits.
     """
     packed, scales, zero_points = _quantiser(bits).qbits_block_quant(np.ascontiguousarray(matrix))
     return packed, scales, zero_points
@@ -106,14 +108,15 @@ def _quantiser(bits: int) -> Any:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A constant W [K, N], and the name it is stored under; x·W is the product it was found in."""
+    """A constant W [K, N] of a product x·W, and the name that it is stored under."""
 
     name: str
     array: np.ndarray
 
     def stored(self, graph: ir.Graph, bits: int) -> list[ir.Value]:
-        """Its parts as constants, there once for all that read them: an embedding and the output layer that
-        is tied to it.
+        """Returns the parts of the matrix as constants of the graph.
+
+        They are stored once, although an embedding and the output layer that is tied to it both read them.
         """
         kinds = [f"{self.name}.{kind}" for kind in ("values", "scales", "zero_points")]
         if kinds[0] not in graph.initializers:
@@ -123,9 +126,9 @@ class _Matrix:
 
 
 def _product(node: ir.Node) -> _Matrix | None:
-    """The matrix of a product worth quantising.
+    """Returns the matrix of a product that is quantised; None for every other node.
 
-    One of fewer than `BLOCK` rows is not worth a scale for each column.
+    A matrix of fewer than `BLOCK` rows is left as it is: a scale for each column would not save anything.
     """
     if node.op_type not in ("MatMul", "Gemm"):
         return None
@@ -137,7 +140,7 @@ def _product(node: ir.Node) -> _Matrix | None:
 
 
 def _embedding(node: ir.Node) -> _Matrix | None:
-    """The table [V, D] of a look-up in the vocabulary, turned as the output layer has it."""
+    """Returns the table [V, D] of a look-up in the vocabulary, transposed as in the output layer."""
     table = _matrix(node.inputs[0], turned=True) if node.op_type == "Gather" else None
     return (
         table
@@ -183,18 +186,18 @@ def _gathered(graph: ir.Graph, node: ir.Node, table: _Matrix, bits: int) -> list
 
 
 def _floats(value: ir.Value | None) -> np.ndarray | None:
-    """The array of a float32 constant."""
+    """Returns the array of a float32 constant; None for every other value."""
     tensor = None if value is None else value.const_value
     return tensor.numpy() if tensor is not None and tensor.dtype == ir.DataType.FLOAT else None
 
 
 def _takes_halves(node: ir.Node, index: int) -> bool:
-    """Whether a node reads this input in float16 as it is: the fused operator reads its position table so."""
+    """Whether a node reads this input in float16; the fused operator does so with its position table."""
     return node.domain == DOMAIN and node.op_type in OPERATORS.values() and index == TABLE
 
 
 def _half(array: np.ndarray) -> np.ndarray:
-    """float16, with what is beyond its range at its largest value; infinities (masks) stay."""
+    """Returns float16 values; values beyond the range become its largest, and infinities (masks) stay."""
     most = np.finfo(np.float16).max
     return np.where(np.isinf(array), array, np.clip(array, -most, most)).astype(np.float16)
 
