@@ -1,4 +1,4 @@
-"""Results as pictures: of sliding-window, decode and latency."""
+"""Draws the results of the cases sliding-window, decode and latency."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.output import refuse_other_file
-from runtimes.base.errors import MissingPackageError
-from runtimes.base.files import atomic_file, refuse_unwritable
+from xl_export.figures.canvas import check_picture, new_figure, plain_axes, save_figure, set_title
 
 if TYPE_CHECKING:
     from benchmarks.cases.latency import Row as LatencyRow
@@ -22,15 +21,14 @@ SOFTWARE = "python -m benchmarks --plot"  # recorded in each picture, so that it
 
 def check_plot(path: Path, *, force: bool = False) -> None:
     """Raises UserError, before anything is measured, where the picture cannot or must not be written."""
-    _figure_class()
-    refuse_unwritable(path, option="--plot", suffixes=(".png",))
+    check_picture(path, "--plot")
     refuse_other_file(path, is_own=_is_own_picture, option="--plot", force=force)
 
 
 def plot(path: Path, case: str, rows: Sequence[Any], *, title: str) -> None:
     """Writes the picture of the rows of a case to a PNG file."""
-    figure = _figure_class()(figsize=(11, 4.8), layout="constrained")
-    figure.suptitle(title, fontsize=11)
+    figure = new_figure(11, 4.8)
+    set_title(figure, title)
     draw: dict[str, Callable[[Any, Sequence[Any]], None]] = {
         "sliding-window": _sliding_window,
         "decode": _decode,
@@ -38,11 +36,8 @@ def plot(path: Path, case: str, rows: Sequence[Any], *, title: str) -> None:
     }
     draw[case](figure, rows)
     for axes in figure.axes:
-        axes.grid(True, which="major", color="#e5e7eb")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, markerscale=4 if case == "latency" else 1)
-    with atomic_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150, metadata={"Software": SOFTWARE})
+        plain_axes(axes, markers=4 if case == "latency" else 1)
+    save_figure(figure, path, software=SOFTWARE)
 
 
 def _is_own_picture(path: Path) -> bool:
@@ -166,13 +161,3 @@ def _label_lengths(axes: Any, lengths: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.xaxis.set_minor_locator(NullLocator())
-
-
-def _figure_class() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackageError(
-            "matplotlib draws the plot and is not installed; run `pip install 'xl-export[bench]'`."
-        ) from error
-    return Figure

@@ -25,7 +25,6 @@ from runtimes.base.records import to_json
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
-from runtimes.sessions.onnx_runtime import OrtSession
 from trainer.run.checkpoint import load_run
 from trainer.run.session import ProjectedTorchSession
 
@@ -82,6 +81,7 @@ def measure_steps(
         artefact, torch_run = open_both(
             Path(folder), config, rule, weights, threads=threads, operators=operators
         )
+        assert artefact.spec is not None, "the session of an artefact has a spec"
         rows = []
         for batch, tokens in steps:
             progress(f"memory of {mem_len} tokens: timing {repeats} steps of {batch} x {tokens} tokens")
@@ -116,7 +116,7 @@ def open_both(
     *,
     threads: int,
     operators: Operators = "standard",
-) -> tuple[OrtSession, ProjectedTorchSession]:
+) -> tuple[Session, Session]:
     """Sessions of the same weights: an artefact on ONNX Runtime, and its run in PyTorch."""
     artefact = write_artefact(folder, config.model, rule, weights, "ring")
     run = load_run(artefact.with_name(artefact.name.replace("artefact", "run")))

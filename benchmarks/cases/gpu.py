@@ -21,12 +21,13 @@ from benchmarks.arithmetic import step_bytes, step_multiply_adds
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.measure import Limits, Timing, take_turns
 from benchmarks.models import random_weights, write_artefact
+from runtimes import open_session
 from runtimes.base.errors import ArtefactError
 from runtimes.base.logits import log_sum_exp
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import GRAPH, Spec
-from runtimes.sessions.onnx_runtime import OrtSession
+from runtimes.contract.session import Session
+from runtimes.contract.spec import GRAPH, Spec, load_spec
 from trainer.model.projected import ProjectedModel
 from trainer.run.checkpoint import load_run
 
@@ -78,11 +79,11 @@ def run(
     rule, rows = MemoryRule(mem_len=config.mem_len, segment=config.segment), []
     with tempfile.TemporaryDirectory() as name:
         artefact = write_artefact(Path(name), config.model, rule, random_weights(config.model), "shift")
-        cpu = OrtSession.open(artefact, threads=threads)
+        cpu = open_session(artefact, threads=threads)
         model = load_run(artefact.with_name(artefact.name.replace("artefact", "run"))).model.eval().cuda()
         for tokens in (1, rule.segment):
             progress(f"steps of {tokens} tokens: comparing with the CPU, then timing {repeats} steps")
-            cuda = _CudaStream(artefact, cpu.spec, tokens)
+            cuda = _CudaStream(artefact, load_spec(artefact), tokens)
             difference = _check(cuda, cpu, tokens)
             sides = {"onnxruntime": _onnxruntime(cuda, tokens), "pytorch": _pytorch(model, rule, tokens)}
             times = {side: timing.per(tokens) for side, timing in take_turns(sides, repeats=repeats).items()}
@@ -148,7 +149,7 @@ def _on_device(array: np.ndarray) -> Any:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0)
 
 
-def _check(cuda: _CudaStream, cpu: OrtSession, tokens: int) -> float:
+def _check(cuda: _CudaStream, cpu: Session, tokens: int) -> float:
     """The largest difference from the CPU over the first steps, in nats.
 
     Raises ArtefactError beyond the tolerance.

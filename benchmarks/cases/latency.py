@@ -26,9 +26,9 @@ from benchmarks.checked_sessions import Operators
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.measure import Limits
 from benchmarks.models import random_weights, write_artefact
+from runtimes import open_session
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
-from runtimes.sessions.onnx_runtime import OrtSession
 
 WARM = 20  # untimed tokens before the timed ones
 CHECKED = 32  # tokens of the growing cache that are compared with PyTorch before anything is timed
@@ -103,9 +103,7 @@ def run(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         progress("exporting, building the graph of the growing cache, and comparing both with PyTorch")
-        session = OrtSession.open(
-            write_artefact(folder, config.model, rule, weights, "ring"), threads=threads
-        )
+        session = open_session(write_artefact(folder, config.model, rule, weights, "ring"), threads=threads)
         growing = Growing(folder / "growing", weights, config.model, len(stream), threads=threads)
         expected = pytorch_logits(weights, config.model, np.array(stream))
         difference = check_growing(

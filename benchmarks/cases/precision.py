@@ -23,8 +23,8 @@ from runtimes.base.records import to_json
 from runtimes.contract.memory import Memory
 from runtimes.contract.precision import Measured, MemoryPrecision, Precision, verdict
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.session import Session
 from runtimes.contract.spec import FUSED, GRAPH, WEIGHTS, Spec
-from runtimes.sessions.onnx_runtime import OrtSession
 from trainer.run.checkpoint import load_run
 from xl_export import export
 
@@ -148,7 +148,7 @@ def read_bytes(spec: Spec, graph: Path) -> int:
     return widths + spec.bytes_per_stream * (spec.rule.mem_len + 1) // spec.rule.slots
 
 
-def _one_token(session: OrtSession) -> Callable[[], Any]:
+def _one_token(session: Session) -> Callable[[], Any]:
     """A step of one token, far beyond the beginning of its stream; the numbers in the memory are random."""
     draw, memory, token = np.random.default_rng(0), session.start(1), np.zeros((1, 1), np.int64)
     _fill(memory, draw)

@@ -45,7 +45,7 @@ class Sizes(click.ParamType):
     type=click.Choice(get_args(Attention)),
     default="native",
     show_default=True,
-    help="Who computes attention. native is TensorRT's own kernels. plugin is the project's Triton "
+    help="What computes attention. native is TensorRT's own kernels. plugin is the project's Triton "
     "kernels, embedded in the plan; it needs --flavour tensorrt and an artefact of `xl-export export "
     "--target tensorrt --attention plugin`.",
 )
@@ -53,7 +53,7 @@ class Sizes(click.ParamType):
     "--compute-capability",
     metavar="8.6,12.0,…",
     help="The compute capabilities of the GPUs that the engine is for. It is needed with --flavour rtx and "
-    "taken by no other.",
+    "refused without it.",
 )
 @click.option(
     "--batch",

@@ -103,8 +103,8 @@ def import_command(
     \b
     import numpy, tensorflow
     variables = tensorflow.train.load_checkpoint("model.ckpt-0")
-    numpy.savez("model.npz", **{n: variables.get_tensor(n) for n in
-                variables.get_variable_to_shape_map() if "/Adam" not in n})
+    names = [name for name in variables.get_variable_to_shape_map() if "/Adam" not in name]
+    numpy.savez("model.npz", **{name: variables.get_tensor(name) for name in names})
 
     Most checkpoints do not say how their model is evaluated. The options for that have the meaning that they
     have in the project of the checkpoint. Where an option is missing, the value that the project published

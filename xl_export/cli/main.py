@@ -66,8 +66,7 @@ def main() -> None:
     xl-export check artefact                          artefact → does this device compute the same as PyTorch?
     xl-export eval artefact --text run/test.txt       artefact → bits per token, with memory
     xl-export generate artefact --prompt "The "       artefact → text
-    xl-export prepare text8 --from zip --out text8    public corpus → dataset; `train` reads plain text files
-    too
+    xl-export prepare text8 --from zip --out text8    public corpus → dataset for training
     """
 
 

@@ -73,12 +73,12 @@ def recl_command(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Measure the relative effective context length (RECL) of PATHS.
+    """Measure the effective context length (RECL) of PATHS.
 
-    PATHS are runs and artefacts, which are compared as one group. The RECL of a model is the longest context
-    that still lowers the group's best perplexity by 1% or more, over the share r of the tokens that are
-    hardest to predict (Dai et al. 2019, section 4.3 and Appendix C). A model that still gains at the last
-    length has at least that RECL.
+    PATHS are runs and artefacts, which are compared as one group. The relative effective context length of a
+    model is the longest context that still lowers the group's best perplexity by 1% or more, over the share r
+    of the tokens that are hardest to predict (Dai et al. 2019, section 4.3 and Appendix C). A model that
+    still gains at the last length has at least that RECL.
     """
     contexts = _ascending(lengths)
     if not all(0 < r <= 1 for r in shares):

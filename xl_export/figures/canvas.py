@@ -1,5 +1,4 @@
-"""The common part of all pictures: a figure of matplotlib, its title, plain axes, and a PNG file that is
-whole or absent.
+"""What all pictures have in common: a figure of matplotlib, its title, plain axes, and a PNG file.
 
 Only these functions load matplotlib. No backend is chosen: a `Figure` that is made without pyplot opens no
 window.
@@ -40,21 +39,28 @@ def set_title(figure: Any, text: str) -> None:
     figure.suptitle("\n".join(lines), fontsize=11, parse_math=False)
 
 
-def plain_axes(axes: Any, *, lines: str = "both", legend: bool = True) -> None:
+def plain_axes(axes: Any, *, lines: str = "both", legend: bool = True, markers: float = 1) -> None:
     """Gives axes a pale grid and a legend without a frame, and removes the lines at the top and on the right.
 
-    lines: the axis whose grid lines are drawn, `x`, `y` or `both`.
+    lines: the axis whose grid lines are drawn, `x`, `y` or `both`. markers: how many times larger than in the
+    picture the markers of the legend are.
     """
     axes.grid(True, which="major", axis=lines, color=GRID)
     axes.spines[["top", "right"]].set_visible(False)
     if legend:
-        axes.legend(frameon=False, fontsize=9)
+        axes.legend(frameon=False, fontsize=9, markerscale=markers)
 
 
-def save_figure(figure: Any, path: Path, *, dpi: int = 150) -> None:
-    """Writes a figure to a PNG file, which is whole or absent; dpi: pixels for each inch."""
+def save_figure(figure: Any, path: Path, *, dpi: int = 150, software: str | None = None) -> None:
+    """Writes a figure to a PNG file, which is whole or absent.
+
+    dpi: pixels for each inch. software: the program that the file names as its origin; matplotlib where it is
+    None.
+    """
     with atomic_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=dpi)
+        figure.savefig(
+            temporary, format="png", dpi=dpi, metadata={"Software": software} if software else None
+        )
 
 
 def short_names(paths: Iterable[str]) -> list[str]:
