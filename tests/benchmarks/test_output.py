@@ -45,7 +45,7 @@ def test_elsewhere_the_history_is_in_the_working_folder_and_this_is_said(
 def test_an_installed_package_is_no_checkout_even_inside_one(tmp_path: Path) -> None:
     """A virtual environment often lies in the checkout of another project, whose commit says nothing here."""
     installed = tmp_path / "site-packages"
-    for package in ("benchmarks", "runtimes"):
+    for package in ("benchmarks", "runtimes", "trainer", "xl_export"):
         shutil.copytree(
             ROOT / package, installed / package, ignore=shutil.ignore_patterns("history", "__pycache__")
         )

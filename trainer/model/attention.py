@@ -1,6 +1,6 @@
-"""Attention over memory and segment in its fast form.
+"""The fast form of attention over memory and segment.
 
-`naive.py` writes the same equation out, and tests compare the two.
+`naive.py` computes the same equation step by step, and tests compare the two.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ AttentionFunction = Callable[..., Tensor]  # with the signature of `relative_att
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of one layer's scores that do not depend on content alone.
+    """The terms of one layer's scores that do not depend on content alone; each may be None.
 
     Row d of an array [J, …] is for distance d.
 
-    position [J, H, K]: the position vectors r(d). bias [J, H]: a number for each distance. u [H, K]: added to
-    the query in its product with keys. v [H, K]: added to the query in its product with r(d). gate [J, H]:
-    m(d), the soft span mask. Each may be None. window and epsilon go with a
-    gate that is normalised as in the public code of adaptive spans: the softmax covers the distances up to
-    `window`, and masked weights are divided by their sum plus `epsilon`.
+    - position [J, H, K]: the position vectors r(d).
+    - bias [J, H]: a number for each distance.
+    - u [H, K]: is added to the query in its product with keys.
+    - v [H, K]: is added to the query in its product with r(d).
+    - gate [J, H]: m(d), the soft span mask.
+    - window, epsilon: for a gate that is normalised as in the public code of adaptive spans. The softmax
+      covers the distances up to `window`, and masked weights are divided by their sum plus `epsilon`.
     """
 
     position: Tensor | None = None
@@ -50,14 +52,20 @@ def relative_attention(
     persistent: tuple[Tensor, Tensor] | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """The answers of attention over J = M + T keys and N persistent ones, for every model of both papers.
+    """Returns answers [B, T, H, K] of attention over J = M + T keys and N persistent ones.
 
         score = ((q + u)·k + (q + v)·r(d) + bias(d)) / sqrt(K)   softmax, times m(d), normalised, then values
 
-    (Dai et al. 2019, section 3.3, with the shift of Appendix B; Sukhbaatar et al. 2019b, equations 3 to 9).
-    query [B, T, H, K]; key, value [B, J, H, K], those of the queries' own tokens last; visible bool [B, T,
-    J]; persistent: keys and values [H, N, K] that every query sees and that have no distance. dropout:
-    probability that a weight is dropped. Returns [B, T, H, K]: zeros where a query sees nothing.
+    Every model of both papers uses this equation (Dai et al. 2019, section 3.3, with the shift of Appendix B;
+    Sukhbaatar et al. 2019b, equations 3 to 9).
+
+    - query [B, T, H, K].
+    - key, value [B, J, H, K]: those of the queries' own tokens come last.
+    - visible bool [B, T, J]: the keys that each query attends to.
+    - persistent: keys and values [H, N, K] that are visible to every query and have no distance.
+    - dropout: the probability that a weight is dropped.
+
+    The answer of a query without visible keys is zero.
     """
     J, own = key.shape[1], None if persistent is None else persistent[0]
     weights = F.dropout(attention_weights(query, key, visible=visible, terms=terms, persistent=own), dropout)
@@ -70,7 +78,10 @@ def relative_attention(
 def attention_weights(
     query: Tensor, key: Tensor, *, visible: Tensor, terms: Terms = NO_TERMS, persistent: Tensor | None = None
 ) -> Tensor:
-    """The weights [B, H, T, J + N] of `relative_attention`; those of persistent keys [H, N, K] come last."""
+    """Returns the weights [B, H, T, J + N] of `relative_attention`.
+
+    persistent: the persistent keys [H, N, K], whose weights come last.
+    """
     T, J, scale = query.shape[1], key.shape[1], query.shape[-1] ** -0.5
     scores_BHTJ = torch.einsum("bthk,bjhk->bhtj", query if terms.u is None else query + terms.u, key)
     if terms.position is not None or terms.bias is not None:
@@ -94,11 +105,11 @@ def attention_weights(
 
 
 def position_scores(query: Tensor, terms: Terms) -> Tensor:
-    """(q + v)·r(d) + bias(d) of every query and key, [B, H, T, J], before division by sqrt(K).
+    """Returns (q + v)·r(d) + bias(d) of every query and key, [B, H, T, J], before division by sqrt(K).
 
     The terms must have position vectors, a bias, or both.
     """
-    # Tables are turned around: column j is then that of key j for the last query. `shift` moves the others.
+    # Flipped tables have in column j the value of key j for the last query. `shift` moves the other rows.
     bias_HTJ = None if terms.bias is None else terms.bias.flip(0).T[:, None]
     if terms.position is None:
         assert bias_HTJ is not None, "the layer has no terms by distance"
@@ -111,10 +122,10 @@ def position_scores(query: Tensor, terms: Terms) -> Tensor:
 
 
 def shift(scores: Tensor) -> Tensor:
-    """Scores [B, H, T, J] by key for scores by distance: row i is moved left by T - 1 - i (Dai et al.,
-    Appendix B).
+    """Returns scores by key, [B, H, T, J], for scores by distance.
 
-    The values that enter on the right belong to future keys, which the mask hides.
+    Row i is moved left by T - 1 - i (Dai et al. 2019, Appendix B). The values that enter on the right belong
+    to future keys, which the mask hides.
     """
     B, H, T, J = scores.shape
     padded = F.pad(scores, (1, 0)).view(B, H, J + 1, T)

@@ -1,6 +1,4 @@
-"""What a trained model attends to, and how far its heads have learned to look: the numbers of the attention
-pictures.
-"""
+"""Measures what the heads of a trained model attend to, and how long their learned spans are."""
 
 from __future__ import annotations
 
@@ -22,14 +20,17 @@ HIGHLIGHTED = 0.2  # the share of the tokens before a target that Figure 6 marks
 
 @dataclass(frozen=True)
 class Observation:
-    """What the heads of a model looked at in one text, by distance: R columns, 0 … R - 1 tokens back.
+    """What the heads of a model attended to in one text, by distance.
 
-    Arrays of float64.
+    An array has R columns, for the distances 0 … R - 1. All arrays are float64, except `seen`.
 
-    positions: tokens averaged over. average [L, H, R]: mean weights (Dai et al. 2019, Figure 5). persistent
-    [L, H]: the mean share that persistent vectors took of the same softmax, or None. terms: `a`, `b` and `d`
-    (Figure 7), [L, H, R] each, or None. stretch: the targets of Figure 6; weights [L, H, targets, R], and
-    seen bool [targets, R], what the mask let each see.
+    - positions: the number of tokens that the averages are over.
+    - average [L, H, R]: the mean weights (Dai et al. 2019, Figure 5).
+    - persistent [L, H]: the mean share of persistent vectors in the same softmax, or None.
+    - terms: the terms `a`, `b` and `d` (Figure 7), [L, H, R] each, or None.
+    - stretch: the targets of Figure 6.
+    - weights [L, H, targets, R]: the weights of these targets.
+    - seen bool [targets, R]: the distances that the mask makes visible to each target.
     """
 
     positions: int
@@ -42,7 +43,7 @@ class Observation:
 
     @property
     def mean_distances(self) -> np.ndarray:
-        """How far back each head looks on average, [L, H] in tokens; 0 for a head that sees nothing."""
+        """The mean distance that each head attends to, [L, H] in tokens; 0 without visible keys."""
         total = self.average.sum(-1)
         distances: np.ndarray = (
             self.average @ np.arange(self.average.shape[-1]) / np.where(total > 0, total, 1.0)
@@ -50,7 +51,10 @@ class Observation:
         return distances
 
     def widest(self, layer: int | None = None, head: int | None = None) -> tuple[int, int]:
-        """Layer and head that look furthest back on average, among all or where one of the two is given."""
+        """Returns the layer and the head with the largest mean distance.
+
+        layer, head: one of them may be chosen before; None means all.
+        """
         L, H = self.mean_distances.shape
         layers, heads = (range(n) if i is None else [i] for i, n in ((layer, L), (head, H)))
         return max(((i, j) for i in layers for j in heads), key=lambda at: float(self.mean_distances[at]))
@@ -59,15 +63,19 @@ class Observation:
 def observe(
     model: LanguageModel, tokens: np.ndarray, rule: MemoryRule, *, stretch: range, terms: bool = False
 ) -> Observation:
-    """Feeds tokens [N] segment by segment with memory, and says what every head looked at.
+    """Feeds tokens [N] segment by segment with memory, and returns what every head attended to.
 
-    Averages are over the positions that have a whole memory before them, M … N - 1, as those of Dai et al.
-    2019, Appendix D, are over a validation set; a distance that the mask hides counts as 0. Figure 7, as
-    there, is not of scores: of each term, (a) q·k, (b) q·r(d) and (d) v·r(d), the softmax of it alone is
-    taken over what a token sees, and these distributions are averaged. Terms are divided by sqrt(K), as in
-    the score; a learned span's mask is left out. So is (c) u·k, as in the paper: it knows no distance.
-    `head-split` has context heads in the first half only. The model must be in evaluation mode. Raises
-    TextError for a text without room for `stretch`, ConfigError for terms that the model does not have.
+    Averages are over the positions M … N - 1, which have a whole memory before them. (Dai et al. 2019,
+    Appendix D, average over a validation set.) A distance that the mask hides counts as 0.
+
+    As in the paper, Figure 7 does not show scores. For each of the terms (a) q·k, (b) q·r(d) and (d) v·r(d),
+    the softmax of that term alone is taken over the visible keys, and these distributions are averaged. Terms
+    are divided by sqrt(K), as in the score. The mask of a learned span is left out. The term (c) u·k is left
+    out too, as in the paper, because it does not depend on the distance.
+
+    Only the first half of the heads of `head-split` attends to the context. The model must be in evaluation
+    mode. Raises TextError for a text without room for `stretch`, and ConfigError for terms that the model
+    does not have.
     """
     if terms and model.config.positions != "relative":
         raise ConfigError(
@@ -91,7 +99,7 @@ def observe(
 
 
 class _Recorder:
-    """`relative_attention`, called once for each layer in order, that also keeps what the heads look at."""
+    """`relative_attention` that also records the weights; it is called once for each layer, in order."""
 
     def __init__(self, model: LanguageModel, rule: MemoryRule, stretch: range, terms: bool) -> None:
         L, H, R = model.config.layers, model.facts().context_heads, rule.longest_distance + 1
@@ -105,7 +113,7 @@ class _Recorder:
         self.seen = torch.zeros(len(stretch), R, dtype=torch.bool)
 
     def begin(self, start: int) -> None:
-        """A segment begins at this position."""
+        """Notes that a segment begins at this position."""
         self.start, self.layer = start, 0
 
     def __call__(
@@ -120,15 +128,13 @@ class _Recorder:
         dropout: float = 0.0,
     ) -> Tensor:
         own = None if persistent is None else persistent[0]
-        weights = attention_weights(query, key, visible=visible, terms=terms, persistent=own)[
-            0
-        ]  # [H, T, J + N]
-        counted = slice(max(0, self.first - self.start), None)  # of the segment's tokens
+        weights_HTJ = attention_weights(query, key, visible=visible, terms=terms, persistent=own)[0]
+        counted = slice(max(0, self.first - self.start), None)  # the tokens of the segment that are averaged
         J, R = key.shape[1], self.average.shape[-1]
-        context = by_distance(weights[..., :J], R)
+        context = by_distance(weights_HTJ[..., :J], R)
         self.average[self.layer] += context[:, counted].double().sum(1)
         if self.persistent is not None:
-            self.persistent[self.layer] += weights[:, counted, J:].double().sum((1, 2))
+            self.persistent[self.layer] += weights_HTJ[:, counted, J:].double().sum((1, 2))
         if self.terms is not None:
             scores = score_terms(query, key, terms)
             for name, total in self.terms.items():
@@ -137,7 +143,7 @@ class _Recorder:
                     .masked_fill(~visible, float("-inf"))
                     .softmax(-1)
                 )
-                alone = alone.masked_fill(~visible, 0.0)  # the softmax of a target that sees nothing is NaN
+                alone = alone.masked_fill(~visible, 0.0)  # without visible keys the softmax is NaN
                 total[self.layer] += by_distance(alone, R)[:, counted].double().sum(1)
         self._keep(context, by_distance(visible[0], R))
         self.layer += 1
@@ -146,7 +152,7 @@ class _Recorder:
         )
 
     def _keep(self, context: Tensor, seen: Tensor) -> None:
-        """Keeps those targets of the stretch that are in this segment."""
+        """Keeps the weights of those targets of the stretch that are in this segment."""
         first, last = max(self.stretch.start, self.start), min(self.stretch.stop, self.start + len(seen))
         if first < last:
             here, kept = (
@@ -157,7 +163,7 @@ class _Recorder:
             self.seen[kept] = seen[here]
 
     def observation(self, positions: int) -> Observation:
-        """The sums over this many positions as means; raises ArtefactError where they are not numbers."""
+        """Returns the means over this many positions; raises ArtefactError where they are not finite."""
         if not self.average.isfinite().all():
             raise ArtefactError(
                 "the attention of this run is not finite: its training diverged; train again at a lower rate."
@@ -176,9 +182,9 @@ class _Recorder:
 
 
 def by_distance(x: Tensor, distances: int) -> Tensor:
-    """[…, T, J] with a column for each key as […, T, distances] with one for each distance.
+    """Returns values by distance, […, T, distances], for values by key, […, T, J].
 
-    0 where there is no such key.
+    The value is 0 where there is no key at a distance.
     """
     T, J = x.shape[-2:]
     columns = (J - T + torch.arange(T))[:, None] - torch.arange(distances)
@@ -187,12 +193,10 @@ def by_distance(x: Tensor, distances: int) -> Tensor:
 
 
 def score_terms(query: Tensor, key: Tensor, terms: Terms) -> dict[str, Tensor]:
-    """The four terms of relative positions, [B, H, T, J] each (Dai et al.
+    """Returns the four terms whose sum is the score of relative positions, [B, H, T, J] each.
 
-    2019, section 3.3): they add up to the score.
-
-    (a) q·k, (b) q·r(d), (c) u·k and (d) v·r(d), before division by sqrt(K). query [B, T, H, K], key [B, J, H,
-    K].
+    They are (a) q·k, (b) q·r(d), (c) u·k and (d) v·r(d), before division by sqrt(K) (Dai et al. 2019, section
+    3.3). query [B, T, H, K], key [B, J, H, K].
     """
     assert terms.u is not None, "these are not relative positions"
     assert terms.v is not None, "these are not relative positions"
@@ -206,11 +210,10 @@ def score_terms(query: Tensor, key: Tensor, terms: Terms) -> dict[str, Tensor]:
 
 
 def highlighted(weights: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Which of the tokens before each target have the highest weights of it: a fifth of those that it sees,
-    bool [targets, R].
+    """Returns which tokens before each target have its highest weights, bool [targets, R].
 
-    (Dai et al. 2019, Figure 6.) weights, seen [targets, R]. The target itself is no memory; what has no
-    weight is not marked.
+    A fifth of the visible tokens is marked (Dai et al. 2019, Figure 6). weights, seen: [targets, R]. The
+    target itself is not memory, and a token without weight is not marked.
     """
     before = np.where(seen, weights, 0.0)
     before[:, 0] = 0.0
@@ -222,10 +225,10 @@ def highlighted(weights: np.ndarray, seen: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LearnedSpans:
-    """Spans z in tokens, [L][H], and the longest distance that each head gives any weight, of at most
-    `maximum` each.
+    """The learned spans z [L][H] in tokens, and the longest distance to which each head gives any weight.
 
-    (Sukhbaatar et al. 2019a, section 3.2.) Of `head-split` the heads that look at the context.
+    maximum: the longest span that the model can learn. With `head-split` only the heads that attend to the
+    context are there. Source: Sukhbaatar et al. 2019a, section 3.2.
     """
 
     maximum: int
@@ -234,7 +237,7 @@ class LearnedSpans:
 
 
 def learned_spans(model: LanguageModel) -> LearnedSpans:
-    """The adaptive spans of a model; raises ConfigError where it has none."""
+    """Returns the adaptive spans of a model; raises ConfigError where it has none."""
     if model.config.span is None:
         raise ConfigError("the model has no learned spans; give a run whose configuration has model.span.")
     H, maximum = model.facts().context_heads, model.config.span.maximum
@@ -246,7 +249,7 @@ def learned_spans(model: LanguageModel) -> LearnedSpans:
 
 
 def _refuse_if_too_large(model: LanguageModel, rule: MemoryRule, targets: int, length: int) -> None:
-    """Raises StreamError where what is kept, or the scores of one segment, would not fit this machine."""
+    """Raises StreamError where the result, or the scores of one segment, need too much memory."""
     L, H, R, T = model.config.layers, model.config.heads, rule.longest_distance + 1, min(rule.segment, length)
     needed = (
         8 * L * H * R * (4 + targets)

@@ -1,4 +1,4 @@
-"""Attention computed for one query, one key and one distance at a time. It is slow and for tests only."""
+"""Attention for one query, one key and one distance at a time; it is slow and only for tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def naive_attention(
     persistent: tuple[Tensor, Tensor] | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """The answers of `attention.relative_attention`, which has the same arguments, by its equation."""
+    """Returns the answers of `attention.relative_attention`, computed directly from its equation.
+
+    The arguments are the same.
+    """
     B, T, H, K = query.shape
     J = key.shape[1]
     rows = []
@@ -51,7 +54,7 @@ def naive_attention(
 
 
 def _score(query: Tensor, key: Tensor, distance: int, terms: Terms) -> Tensor:
-    """The scores [H] of one query and key [H, K] at a distance, before division by sqrt(K)."""
+    """Returns the scores [H] of one query and key [H, K] at a distance, before division by sqrt(K)."""
     score = ((query if terms.u is None else query + terms.u) * key).sum(-1)
     if terms.position is not None:
         score = score + ((query if terms.v is None else query + terms.v) * terms.position[distance]).sum(-1)

@@ -1,5 +1,4 @@
-"""Persistent vectors: keys and values that are parameters of the model (Sukhbaatar et al. 2019b, section
-4)."""
+"""Persistent vectors: keys and values that are parameters (Sukhbaatar et al. 2019b, section 4)."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from trainer.model.config import ModelConfig
 
 
 def persistent_attention(query: Tensor, key: Tensor, value: Tensor, *, dropout: float = 0.0) -> Tensor:
-    """Answers [B, T, H, K] of attention over persistent keys and values [H, N, K] alone."""
+    """Returns answers [B, T, H, K] of attention over persistent keys and values [H, N, K]."""
     scores_BHTN = torch.einsum("bthk,hnk->bhtn", query, key) * query.shape[-1] ** -0.5
     return torch.einsum("bhtn,hnk->bthk", F.dropout(scores_BHTN.softmax(dim=-1), dropout), value)
 
 
 class PersistentVectors(nn.Module):
-    """N keys and values [H, N, K] of one layer (section 5.1).
+    """N keys and values [H, N, K] of one layer (Sukhbaatar et al. 2019b, section 5.1).
 
     Keys are stored divided by sqrt(K), and values by sqrt(N). `sublayers` of the configuration says how they
     are combined with attention over the context (Figure 2).
@@ -40,12 +39,12 @@ class PersistentVectors(nn.Module):
         self.value = nn.Parameter(torch.empty(heads, config.persistent, width))
 
     def reset_parameters(self) -> None:
-        """Draws normal values, such that `scaled` keys and values have unit variance."""
+        """Draws normal values so that `scaled` keys and values have unit variance."""
         nn.init.normal_(self.key, std=self.key.shape[-1] ** -0.5)
         nn.init.normal_(self.value, std=self.value.shape[1] ** -0.5)
 
     def scaled(self) -> tuple[Tensor, Tensor]:
-        """Keys and values as attention uses them: multiplied by sqrt(K) and sqrt(N) again."""
+        """Returns keys and values for attention: multiplied by sqrt(K) and sqrt(N) again."""
         return self.key * self.key.shape[-1] ** 0.5, self.value * self.value.shape[1] ** 0.5
 
     def attend(
@@ -59,16 +58,16 @@ class PersistentVectors(nn.Module):
         terms: Terms,
         dropout: float,
     ) -> Tensor:
-        """Answers [B, T, H, K] of attention over context and persistent vectors, combined as the
-        configuration says.
+        """Returns answers [B, T, H, K] of attention over context and persistent vectors.
+
+        `sublayers` of the configuration says how the two are combined.
         """
         if self.config.sublayers == "all-attention":
             return attention(
                 query, key, value, visible=visible, terms=terms, persistent=self.scaled(), dropout=dropout
             )
-        if (
-            self.config.sublayers == "head-split"
-        ):  # the second half of the heads sees persistent vectors alone
+        if self.config.sublayers == "head-split":
+            # The second half of the heads attends only to persistent vectors.
             half = self.config.heads // 2
             first = _first_heads(terms, half)
             pieces = (x[:, :, :half] for x in (query, key, value))
@@ -82,7 +81,7 @@ class PersistentVectors(nn.Module):
 
 
 def _first_heads(terms: Terms, count: int) -> Terms:
-    """The terms of the first heads."""
+    """Returns the terms of the first `count` heads."""
     cut = {name: getattr(terms, name) for name in ("position", "bias", "u", "v", "gate")}
     axis = {"position": 1, "bias": 1, "u": 0, "v": 0, "gate": 1}
     return replace(

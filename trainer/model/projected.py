@@ -1,7 +1,8 @@
-"""The model with a memory of keys and values instead of hidden states. Each token's are computed only once.
+"""The model with a memory of keys and values, in place of hidden states.
 
-This form is for inference: it has no dropout and no gradients. `LanguageModel.layers` computes the same
-answers from remembered hidden states, which it projects again in every segment. Tests compare the two.
+The keys and values of a token are computed only once. This form is for inference: it has no dropout and no
+gradients. `LanguageModel.layers` computes the same answers from remembered hidden states, which it projects
+again in every segment. Tests compare the two.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from trainer.model.model import Block, LanguageModel, Visibility, visibility_of
 
 
 class ProjectedModel:
-    """A model under one rule, whose terms for all distances are computed when it is made."""
+    """A model under one rule; its terms for all distances are computed when it is made."""
 
     def __init__(self, model: LanguageModel, rule: MemoryRule) -> None:
         self.model, self.rule = model, rule
@@ -27,10 +28,10 @@ class ProjectedModel:
             self.terms = [model.positions.terms(layer, vectors) for layer in range(len(model.blocks))]
 
     def step(self, tokens: Tensor, memory: list[Tensor], positions: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The last layer's output [B, T, D] and the memory after the segment.
+        """Returns the last layer's output [B, T, D], and the memory after the segment.
 
-        tokens int64 [B, T]; positions int64 [B]: stream position of each row's first token; memory: keys and
-        values of one layer after the other, 2 L arrays [B, H, M, K].
+        tokens int64 [B, T]. positions int64 [B]: the stream position of each row's first token. memory: the
+        keys and values of one layer after the other, 2 L arrays [B, H, M, K].
         """
         T = tokens.shape[1]
         with torch.inference_mode():
@@ -50,16 +51,16 @@ class ProjectedModel:
 def _block(
     block: Block, x: Tensor, past: list[Tensor], terms: Terms, visibility: Visibility
 ) -> tuple[Tensor, list[Tensor]]:
-    """What `Block.forward` returns, and keys and values [B, H, M + T, K] of memory and segment.
+    """Returns the output of `Block.forward`, and the keys and values [B, H, M + T, K] of memory and segment.
 
-    past: keys and values [B, H, M, K] of the memory.
+    past: the keys and values [B, H, M, K] of the memory.
     """
     normal = block.attention_norm(x) if block.config.pre_norm else x
     query_input = normal if block.config.query_norm else x
     own = [block.heads(project(normal)).transpose(1, 2) for project in (block.key, block.value)]
     kept = [torch.cat(pair, dim=2) for pair in zip(past, own, strict=True)]
     key, value = kept
-    if visibility.before_start is not None:  # keys and values that a hidden state of zero is projected to
+    if visibility.before_start is not None:  # the projections of a hidden state of zero
         zero = torch.zeros_like(x[:1, :1])
         zero = block.attention_norm(zero) if block.config.pre_norm else zero
         before = visibility.before_start[:, None, :, None]
@@ -72,6 +73,6 @@ def _block(
 
 
 def _nearest(terms: Terms, count: int) -> Terms:
-    """The terms of distances 0 … count - 1."""
+    """Returns the terms of the distances 0 … count - 1."""
     tables: dict[str, Any] = {"position": terms.position, "bias": terms.bias}
     return replace(terms, **{name: table[:count] for name, table in tables.items() if table is not None})

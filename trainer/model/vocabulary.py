@@ -1,8 +1,9 @@
-"""Tokens to vectors and back: a plain softmax, or an adaptive one whose rare tokens have narrower tables.
+"""The embedding and the output layer, with a plain or an adaptive softmax.
 
-Tokens are sorted by frequency. Those below the first cutoff form the shortlist; each tail cluster has one
-column beside the shortlist, and log p(token) = log p(its cluster) + log p(token | cluster)
-(Grave et al. 2017, section 4; input side and tying: Baevski and Auli 2019, section 3).
+In an adaptive softmax rare tokens have narrower tables. Tokens are sorted by frequency, and those below the
+first cutoff form the shortlist. Each tail cluster has one column next to the shortlist, and log p(token) =
+log p(its cluster) + log p(token | cluster). Sources: Grave et al. 2017, section 4; for the input and for
+ties, Baevski and Auli 2019, section 3.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Vocabulary(nn.Module):
         self.cluster_bias = nn.Parameter(torch.zeros(tails)) if tails else None
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Tokens int64 [...] → [..., D]."""
+        """Returns the embeddings [..., D] of tokens int64 [...]."""
         flat = tokens.flatten()
         vectors = []
         for i, cluster in enumerate(self.clusters):
@@ -57,7 +58,10 @@ class Vocabulary(nn.Module):
         return embedded.view(*tokens.shape, -1) * self.scale
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., D] → [..., V]: logits of a plain softmax; log-probabilities of an adaptive one."""
+        """Returns values over the vocabulary [..., V] for hidden states [..., D].
+
+        They are logits for a plain softmax, and log-probabilities for an adaptive one.
+        """
         head = self._head(hidden)
         if len(self.clusters) == 1:
             return head
@@ -69,8 +73,9 @@ class Vocabulary(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def log_prob(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """log p(target) [N] of hidden states [N, D]: a cluster's logits are computed only for the targets
-        inside it.
+        """Returns log p(target) [N] of hidden states [N, D].
+
+        The logits of a cluster are computed only for the targets inside it.
         """
         head = self._head(hidden).log_softmax(dim=-1)
         shortlist = self.clusters[0].last
@@ -87,7 +92,7 @@ class Vocabulary(nn.Module):
         return log_probs
 
     def _head(self, hidden: Tensor) -> Tensor:
-        """Logits of the shortlist and of the tail clusters, first tail first: [..., n_0 + clusters - 1]."""
+        """Returns logits of the shortlist and of the tail clusters, [..., n_0 + clusters - 1]."""
         table, bias = self._output(0)
         if self.cluster_table is not None and self.cluster_bias is not None:
             table, bias = torch.cat([table, self.cluster_table]), torch.cat([bias, self.cluster_bias])
@@ -112,7 +117,8 @@ class Vocabulary(nn.Module):
 
 
 def at_least_fp32(logits: Tensor) -> Tensor:
-    """Logits in fp32 where autocast made them shorter: on the CPU it leaves softmax and mean as short as what
-    they read.
+    """Returns logits in fp32 where autocast made them shorter.
+
+    On the CPU, autocast computes softmax and mean in the precision of their input.
     """
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

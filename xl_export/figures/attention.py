@@ -188,7 +188,7 @@ def draw_spans(
     axes.set_ylabel("distance (tokens, log scale)")
     plain_axes(axes, lines="y", legend=False)
     figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9
     )
     save_figure(figure, path)
 
