@@ -15,7 +15,7 @@ PACKAGES = ("runtimes", "trainer", "benchmarks")
 
 
 def shadowed() -> str | None:
-    """One sentence that names the first file that shadows a package of ours; None where there is none."""
+    """Returns a sentence on the first file that shadows a package of this project; None without one."""
     ours = Path(__file__).resolve().parent.parent
     for package in PACKAGES:
         try:

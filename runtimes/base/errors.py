@@ -1,4 +1,4 @@
-"""The family of errors that a user can mend; every other exception is a bug of ours.
+"""The family of errors that a user can mend; every other exception is a bug of this project.
 
 Each message is one sentence that says what was given, what was expected and how to mend it. The command line
 prints it without a traceback and ends with exit code 2.
@@ -26,8 +26,8 @@ def needs(extras: str, *packages: str) -> Iterator[None]:
 
     The sentence tells a package that is not installed from one that is installed and cannot be loaded.
 
-    extras: the extras of xl-export that install them. Any other ImportError is a bug of ours and passes
-    through.
+    extras: the extras of xl-export that install them. Any other ImportError is a bug of this project. It is
+    not changed.
     """
     install = f"run `pip install 'xl-export[{extras}]'`"
     try:

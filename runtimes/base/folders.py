@@ -29,7 +29,7 @@ def atomic_folder(
     """A temporary folder beside `path` that takes its place when the block ends without an error.
 
     marker: the file that shows what kind of folder this is. An existing `path` is refused unless it is empty,
-    or `force` is given and it holds the marker; it is looked at again just before it is replaced, because
+    or `force` is given and it holds the marker; it is checked again just before it is replaced, because
     somebody else may have filled it meanwhile. sources: what the new folder is made from, which must not lie
     in the folder that is replaced. Raises UserError; `path` is then as it was.
     """

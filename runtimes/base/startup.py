@@ -21,7 +21,7 @@ DEFAULTS = {
     # imported.
     "ORT_DISABLE_TELEMETRY": "1",
 }
-FATAL = 4  # ONNX Runtime's highest severity: its errors reach us as exceptions, and their text says the same
+FATAL = 4  # ONNX Runtime's highest severity: its errors become exceptions, and their text says the same
 
 _in_command = False
 
@@ -33,7 +33,10 @@ def prepare_libraries() -> None:
 
 
 def start_command() -> None:
-    """Says that this process is a command of ours: libraries are prepared and write no log of their own."""
+    """Notes that this process is a command of this project.
+
+    Libraries are prepared then, and write no log of their own.
+    """
     global _in_command
     _in_command = True
     prepare_libraries()

@@ -24,7 +24,7 @@ class Refusal(click.ClickException):
 
 
 class Group(click.Group):
-    """A group of commands whose errors are one sentence each; a traceback is a bug of ours.
+    """A group of commands whose errors are one sentence each; a traceback is a bug of this project.
 
     Exit codes: 2 for what cannot be used, 130 when interrupted, 143 when terminated, 129 when the terminal
     was closed. What was half written is removed in each case.

@@ -114,7 +114,7 @@ def import_command(
     agree.
     """
     if (out is None) != describe:
-        raise UserError("give either --out RUN to write a run, or --describe to look at SOURCE.")
+        raise UserError("give either --out RUN to write a run, or --describe to print what SOURCE holds.")
     if out is not None:
         refuse_existing(out, force=force, marker="import.json")
     with needs("train", "torch", "safetensors", "tqdm"):

@@ -58,7 +58,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     t = options.tensors(state, where=where, project=PROJECT, spell=partial(spelled, plain=plain))
     sizes = Sizes(t)
     settings = options.overrides.applied_to(PROJECT, defaults(sizes))
-    config, ours = convert(t, sizes, ramp=settings["ramp"].value if sizes.adaptive_span else 0)
+    config, converted = convert(t, sizes, ramp=settings["ramp"].value if sizes.adaptive_span else 0)
     vocab_path = companion_file(where, VOCABULARIES, options.vocab, what="vocabulary")
     found = read_vocabulary(vocab_path, size=config.vocab_size)
     rule = MemoryRule(
@@ -66,7 +66,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     )
     return Checkpoint(
         config=config,
-        tensors=ours,
+        tensors=converted,
         rule=rule,
         vocab=found.vocab,
         settings=settings,
@@ -125,39 +125,41 @@ def convert(t: Tensors, sizes: Sizes, *, ramp: int) -> tuple[ModelConfig, dict[s
             span=SpanConfig(maximum=s.span, ramp=ramp, epsilon=EPSILON) if s.adaptive_span else None,
             vocabulary=VocabularyConfig(cutoffs=s.cutoffs, div_val=s.div_val, scale=bool(s.cutoffs)),
         )
-    config, ours = convert_vocabulary(t, config, reversed_clusters=True)
+    config, converted = convert_vocabulary(t, config, reversed_clusters=True)
     # The nearest position comes first; it has distance 1.
     by_distance = t.take("key_pe", 1, s.head_dim, s.span)[0].T.flip(0)
-    ours["positions.table"] = torch.cat([torch.zeros(1, s.head_dim), by_distance])
+    converted["positions.table"] = torch.cat([torch.zeros(1, s.head_dim), by_distance])
     for layer in range(s.layers):
-        ours |= _block(t, s, config, layer)
+        converted |= _block(t, s, config, layer)
     t.finish()
-    return config, ours
+    return config, converted
 
 
 def _block(t: Tensors, s: Sizes, config: ModelConfig, layer: int) -> dict[str, Tensor]:
     D, H, K, N = s.d_model, s.heads, s.head_dim, s.persistent
-    theirs, ours = f"layers.{layer}.", f"blocks.{layer}."
+    source, target = f"layers.{layer}.", f"blocks.{layer}."
     block = {
-        f"{ours}{mine}.weight": t.take(f"{theirs}attn.proj_{name}.weight", D, D)
+        f"{target}{mine}.weight": t.take(f"{source}attn.proj_{name}.weight", D, D)
         for mine, name in (("query", "query"), ("key", "key"), ("value", "val"), ("out", "out"))
     }
     norms = {"attention_norm": "norm1"} | ({} if N else {"feed_forward_norm": "norm2"})
     for mine, name in norms.items():
-        block |= {f"{ours}{mine}.{kind}": t.take(f"{theirs}{name}.{kind}", D) for kind in ("weight", "bias")}
+        block |= {
+            f"{target}{mine}.{kind}": t.take(f"{source}{name}.{kind}", D) for kind in ("weight", "bias")
+        }
     if N:
-        memory = f"{theirs}attn.attn.persistent_memory."
-        block[f"{ours}persistent.key"] = t.take(f"{memory}key", H, K, N).transpose(1, 2)
-        block[f"{ours}persistent.value"] = t.take(f"{memory}val", H, N, K)
+        memory = f"{source}attn.attn.persistent_memory."
+        block[f"{target}persistent.key"] = t.take(f"{memory}key", H, K, N).transpose(1, 2)
+        block[f"{target}persistent.value"] = t.take(f"{memory}val", H, N, K)
     else:
-        block[f"{ours}expand.weight"] = t.take(f"{theirs}ff.fc1.weight", config.d_ff, D)
-        block[f"{ours}expand.bias"] = t.take(f"{theirs}ff.fc1.bias", config.d_ff)
-        block[f"{ours}contract.weight"] = t.take(f"{theirs}ff.fc2.weight", D, config.d_ff)
-        block[f"{ours}contract.bias"] = t.take(f"{theirs}ff.fc2.bias", D)
+        block[f"{target}expand.weight"] = t.take(f"{source}ff.fc1.weight", config.d_ff, D)
+        block[f"{target}expand.bias"] = t.take(f"{source}ff.fc1.bias", config.d_ff)
+        block[f"{target}contract.weight"] = t.take(f"{source}ff.fc2.weight", D, config.d_ff)
+        block[f"{target}contract.bias"] = t.take(f"{source}ff.fc2.bias", D)
     if config.span:
-        block[f"{ours}span.share"] = _share(t, f"{theirs}attn.attn.{SPAN}.", s)
-        alias = f"{theirs}attn.attn.persistent_memory.{SPAN}."
-        if f"{alias}current_val" in t and not same(_share(t, alias, s), block[f"{ours}span.share"]):
+        block[f"{target}span.share"] = _share(t, f"{source}attn.attn.{SPAN}.", s)
+        alias = f"{source}attn.attn.persistent_memory.{SPAN}."
+        if f"{alias}current_val" in t and not same(_share(t, alias, s), block[f"{target}span.share"]):
             raise ArtefactError(
                 f"{t.where}: {t.spell(alias)}current_val is a second copy of the layer's spans, and its "
                 "values differ; copy the checkpoint again."

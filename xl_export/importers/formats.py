@@ -85,8 +85,8 @@ def open_source(path: Path) -> Source:
     """
     if tensorflow.is_checkpoint(path):
         raise ArtefactError(
-            f"{path} is a TensorFlow checkpoint; make an .npz of it where TensorFlow is installed (three "
-            "lines in `xl-export import --help`) and import that."
+            f"{path} is a TensorFlow checkpoint; make an .npz file of it where TensorFlow is installed, with "
+            "the lines in `xl-export import --help`, and import that file."
         )
     if path.is_dir():
         return _open_folder(path)

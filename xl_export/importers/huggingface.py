@@ -83,10 +83,10 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
         raise ArtefactError(f"{weights} is a {type(state).__name__}, expected tensors by name.")
     named = ((renamed(name), tensor) for name, tensor in state.items())
     tensors = options.tensors(named, where=weights, project=PROJECT, spell=spelled)
-    config, ours = convert(tensors, facts)
+    config, converted = convert(tensors, facts)
     return Checkpoint(
         config=config,
-        tensors=ours,
+        tensors=converted,
         rule=rule,
         vocab=found.vocab,
         settings=settings,

@@ -54,12 +54,12 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     settings = options.overrides.applied_to(PROJECT, defaults(found.dataset, facts, state, where))
     facts, rule = under_rule(facts, settings, state, where)
     tensors = options.tensors(module_tensors(opened.content, where), where=where, project=PROJECT)
-    config, ours = convert(tensors, facts)
+    config, converted = convert(tensors, facts)
     last = ", ".join(f"{name} {shown(state.get(name))}" for name in (*LENGTHS, "clamp_len", "same_length"))
     notes = options.notes_on(tensors, config, settings)
     return Checkpoint(
         config=config,
-        tensors=ours,
+        tensors=converted,
         rule=rule,
         vocab=found.vocab,
         settings=settings,

@@ -59,13 +59,13 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     named = ((renamed(name), tensor) for name, tensor in state.items())
     tensors = options.tensors(named, where=where, project=PROJECT, spell=spelled)
     drop_shared_projections(tensors)
-    config, ours = convert(tensors, facts)
+    config, converted = convert(tensors, facts)
     names = ("tgt_len", "ext_len", "mem_len", "clamp_len", "same_length")
     lengths = ", ".join(f"{name} {shown(content['model_config'].get(name))}" for name in names)
     notes = options.notes_on(tensors, config, settings)
     return Checkpoint(
         config=config,
-        tensors=ours,
+        tensors=converted,
         rule=rule,
         vocab=found.vocab,
         settings=settings,

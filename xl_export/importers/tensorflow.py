@@ -101,10 +101,10 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
     settings = options.overrides.applied_to(PROJECT, defaults(facts, found.dataset))
     rule = memory_rule(settings, project=PROJECT, beyond_self=0, initial_memory="zeros")
-    config, ours = convert(t, facts)
+    config, converted = convert(t, facts)
     return Checkpoint(
         config=config,
-        tensors=ours,
+        tensors=converted,
         rule=rule,
         vocab=found.vocab,
         settings=settings,

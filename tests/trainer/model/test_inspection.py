@@ -1,4 +1,4 @@
-"""What heads look at, against one query and one key at a time; and learned spans against shares set by
+"""What heads attend to, against one query and one key at a time; and learned spans against shares set by
 hand."""
 
 from __future__ import annotations

@@ -278,7 +278,7 @@ def test_the_json_document_has_sizes_and_the_run(tmp_path: Path) -> None:
         (
             {"model.ckpt-0.index": b"0", "model.ckpt-0.meta": b"0"},
             "",
-            ["is a TensorFlow checkpoint; make an .npz of it"],
+            ["is a TensorFlow checkpoint; make an .npz file of it"],
         ),
         ({"model.ckpt-0.index": b"0"}, "model.ckpt-0", ["is a TensorFlow checkpoint"]),
         (

@@ -91,7 +91,7 @@ CASES = {
     "many-persistent": Case(T=3, M=4, R=5, persistent=150, N=150),
     "span": Case(T=18, M=40, K=64, R=41, G=1, span=11),
     "span-shorter-than-a-tile": Case(T=1, M=40, R=41, G=1, span=3, nearest=1, persistent=2, N=2),
-    "only-persistent-in-sight": Case(T=4, M=6, R=11, G=1, span=0, persistent=2, N=2),
+    "only-persistent-visible": Case(T=4, M=6, R=11, G=1, span=0, persistent=2, N=2),
 }
 
 # The product's tactics, and tiles so small that these cases have many.

@@ -34,7 +34,7 @@ def convert_vocabulary(
     """
     clusters, D = config.clusters, config.d_model
     tables = _tables(t, "word_emb.emb_layers.{}.weight", config)
-    ours = {f"vocabulary.table.{i}": table for i, table in enumerate(tables)}
+    converted = {f"vocabulary.table.{i}": table for i, table in enumerate(tables)}
     output = tables
     if "crit.out_layers.0.weight" in t or not tie_weights:
         output = _tables(t, "crit.out_layers.{}.weight", config)
@@ -45,8 +45,8 @@ def convert_vocabulary(
             "differ; copy the checkpoint again."
         )
     if not tied:
-        ours |= {f"vocabulary.output_table.{i}": table for i, table in enumerate(output)}
-    ours |= {f"vocabulary.output_bias.{i}": bias for i, bias in enumerate(_biases(t, config))}
+        converted |= {f"vocabulary.output_table.{i}": table for i, table in enumerate(output)}
+    converted |= {f"vocabulary.output_bias.{i}": bias for i, bias in enumerate(_biases(t, config))}
 
     ties = []
     for i, cluster in enumerate(clusters):
@@ -56,9 +56,11 @@ def convert_vocabulary(
         # With div_val 1 the input has one projection, and the output has one for each cluster.
         shared = config.vocabulary.div_val == 1 and i > 0
         into = (
-            ours["vocabulary.projection.0"] if shared else t.take(f"word_emb.emb_projs.{i}", D, cluster.width)
+            converted["vocabulary.projection.0"]
+            if shared
+            else t.take(f"word_emb.emb_projs.{i}", D, cluster.width)
         )
-        ours[f"vocabulary.projection.{i}"] = into
+        converted[f"vocabulary.projection.{i}"] = into
         wanted, name = None if tie_projections is None else tie_projections[i], f"crit.out_projs.{i}"
         out = into if wanted and name not in t else t.take(name, D, cluster.width)
         if wanted and not same(into, out):
@@ -68,17 +70,17 @@ def convert_vocabulary(
             )
         ties.append(same(into, out) if wanted is None else wanted)
         if not ties[-1]:
-            ours[f"vocabulary.output_projection.{i}"] = out
+            converted[f"vocabulary.output_projection.{i}"] = out
 
     if tails := len(clusters) - 1:
         weight, bias = (
             t.take("crit.cluster_weight", tails, clusters[0].width),
             t.take("crit.cluster_bias", tails),
         )
-        ours["vocabulary.cluster_table"] = weight.flip(0) if reversed_clusters else weight
-        ours["vocabulary.cluster_bias"] = bias.flip(0) if reversed_clusters else bias
+        converted["vocabulary.cluster_table"] = weight.flip(0) if reversed_clusters else weight
+        converted["vocabulary.cluster_bias"] = bias.flip(0) if reversed_clusters else bias
     vocabulary = dataclasses.replace(config.vocabulary, tie_weights=tied, tie_projections=tuple(ties))
-    return dataclasses.replace(config, vocabulary=vocabulary), ours
+    return dataclasses.replace(config, vocabulary=vocabulary), converted
 
 
 def _tables(t: Tensors, name: str, config: ModelConfig) -> list[Tensor]:

@@ -65,18 +65,18 @@ def convert(t: Tensors, facts: Architecture) -> tuple[ModelConfig, dict[str, Ten
     Raises ArtefactError for a tensor that is missing, has another shape or has no place in the model.
     """
     config = _config(t, facts)
-    config, ours = convert_vocabulary(
+    config, converted = convert_vocabulary(
         t,
         config,
         reversed_clusters=facts.reversed_clusters,
         tie_weights=facts.tie_weights,
         tie_projections=facts.tie_projections,
     )
-    ours |= _positions(t, facts, config)
+    converted |= _positions(t, facts, config)
     for layer in range(config.layers):
-        ours |= _block(t, facts, layer, config.d_ff)
+        converted |= _block(t, facts, layer, config.d_ff)
     t.finish()
-    return config, ours
+    return config, converted
 
 
 def _config(t: Tensors, facts: Architecture) -> ModelConfig:
@@ -122,22 +122,24 @@ def _config(t: Tensors, facts: Architecture) -> ModelConfig:
 
 def _positions(t: Tensors, facts: Architecture, config: ModelConfig) -> dict[str, Tensor]:
     L, D, H, K, R = config.layers, config.d_model, config.heads, config.head_dim, config.context
-    ours = {"positions.frequencies": t.take("pos_emb.inv_freq", D // 2)} if config.stored_frequencies else {}
+    converted = (
+        {"positions.frequencies": t.take("pos_emb.inv_freq", D // 2)} if config.stored_frequencies else {}
+    )
     if facts.attention_type == 0:
-        ours["positions.u"], ours["positions.v"] = (
+        converted["positions.u"], converted["positions.v"] = (
             _head_biases(t, name, config) for name in ("r_w_bias", "r_r_bias")
         )
         for layer in range(L):
-            ours[f"positions.project.{layer}.weight"] = t.take(
+            converted[f"positions.project.{layer}.weight"] = t.take(
                 f"layers.{layer}.dec_attn.r_net.weight", H * K, D
             )
     elif facts.attention_type == 1:  # the last row of their table is the nearest position
-        ours["positions.u"] = t.take("r_w_bias", L, H, K)
-        ours["positions.table"] = t.take("r_emb", L, R, H, K).flip(1)
-        ours["positions.table_bias"] = t.take("r_bias", L, R, H).flip(1)
+        converted["positions.u"] = t.take("r_w_bias", L, H, K)
+        converted["positions.table"] = t.take("r_emb", L, R, H, K).flip(1)
+        converted["positions.table_bias"] = t.take("r_bias", L, R, H).flip(1)
     elif facts.attention_type == 3:
-        ours["positions.table"] = t.take("r_emb", L, R, H, K).flip(1).reshape(L, R, D)
-    return ours
+        converted["positions.table"] = t.take("r_emb", L, R, H, K).flip(1).reshape(L, R, D)
+    return converted
 
 
 def _head_biases(t: Tensors, name: str, config: ModelConfig) -> Tensor:
@@ -157,23 +159,23 @@ def _head_biases(t: Tensors, name: str, config: ModelConfig) -> Tensor:
 
 def _block(t: Tensors, facts: Architecture, layer: int, d_ff: int) -> dict[str, Tensor]:
     D, width = facts.d_model, facts.heads * facts.head_dim
-    theirs, ours = f"layers.{layer}.", f"blocks.{layer}."
+    source, target = f"layers.{layer}.", f"blocks.{layer}."
     if facts.attention_type in (0, 1):
-        query, key, value = t.take(f"{theirs}dec_attn.qkv_net.weight", 3 * width, D).chunk(3)
+        query, key, value = t.take(f"{source}dec_attn.qkv_net.weight", 3 * width, D).chunk(3)
     else:
-        query = t.take(f"{theirs}dec_attn.q_net.weight", width, D)
-        key, value = t.take(f"{theirs}dec_attn.kv_net.weight", 2 * width, D).chunk(2)
+        query = t.take(f"{source}dec_attn.q_net.weight", width, D)
+        key, value = t.take(f"{source}dec_attn.kv_net.weight", 2 * width, D).chunk(2)
     return {
-        f"{ours}query.weight": query,
-        f"{ours}key.weight": key,
-        f"{ours}value.weight": value,
-        f"{ours}out.weight": t.take(f"{theirs}dec_attn.o_net.weight", D, width),
-        f"{ours}attention_norm.weight": t.take(f"{theirs}dec_attn.layer_norm.weight", D),
-        f"{ours}attention_norm.bias": t.take(f"{theirs}dec_attn.layer_norm.bias", D),
-        f"{ours}expand.weight": t.take(f"{theirs}pos_ff.CoreNet.0.weight", d_ff, D),
-        f"{ours}expand.bias": t.take(f"{theirs}pos_ff.CoreNet.0.bias", d_ff),
-        f"{ours}contract.weight": t.take(f"{theirs}pos_ff.CoreNet.3.weight", D, d_ff),
-        f"{ours}contract.bias": t.take(f"{theirs}pos_ff.CoreNet.3.bias", D),
-        f"{ours}feed_forward_norm.weight": t.take(f"{theirs}pos_ff.layer_norm.weight", D),
-        f"{ours}feed_forward_norm.bias": t.take(f"{theirs}pos_ff.layer_norm.bias", D),
+        f"{target}query.weight": query,
+        f"{target}key.weight": key,
+        f"{target}value.weight": value,
+        f"{target}out.weight": t.take(f"{source}dec_attn.o_net.weight", D, width),
+        f"{target}attention_norm.weight": t.take(f"{source}dec_attn.layer_norm.weight", D),
+        f"{target}attention_norm.bias": t.take(f"{source}dec_attn.layer_norm.bias", D),
+        f"{target}expand.weight": t.take(f"{source}pos_ff.CoreNet.0.weight", d_ff, D),
+        f"{target}expand.bias": t.take(f"{source}pos_ff.CoreNet.0.bias", d_ff),
+        f"{target}contract.weight": t.take(f"{source}pos_ff.CoreNet.3.weight", D, d_ff),
+        f"{target}contract.bias": t.take(f"{source}pos_ff.CoreNet.3.bias", D),
+        f"{target}feed_forward_norm.weight": t.take(f"{source}pos_ff.layer_norm.weight", D),
+        f"{target}feed_forward_norm.bias": t.take(f"{source}pos_ff.layer_norm.bias", D),
     }
