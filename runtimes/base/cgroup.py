@@ -15,8 +15,7 @@ ROOT = Path("/")
 
 
 def cpu_limit(root: Path = ROOT) -> int | None:
-    """The processors that the time granted to this process amounts to, rounded up; None where all are
-    granted.
+    """Returns how many processors this process may use, rounded up; None where there is no limit.
 
     root: where `proc` and `sys` are.
     """

@@ -29,8 +29,7 @@ def refuse_beyond_memory(
     error: type[UserError] = StreamError,
     available: int | None = None,
 ) -> None:
-    """Raises `error` where `num_bytes` is more than the memory of this machine, or than `available` bytes of
-    it.
+    """Raises `error` where `num_bytes` exceeds the memory of this machine, or `available` bytes.
 
     what: the subject of the sentence, in the singular. mend: what the reader can do, in the imperative.
     """
@@ -43,9 +42,7 @@ def refuse_beyond_memory(
 
 
 def package_versions() -> dict[str, str]:
-    """The versions of the packages that take part in our numbers; a package that is not installed is left
-    out.
-    """
+    """Returns the versions of the packages that influence results, of those that are installed."""
     installed = {}
     for package in ("xl-export", "numpy", "onnx-ir", "onnxruntime", "torch"):
         try:

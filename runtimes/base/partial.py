@@ -21,8 +21,9 @@ def hidden_name(path: Path) -> Path:
 
 
 def make_hidden(path: Path, *, folder: bool) -> tuple[Path, int]:
-    """An empty hidden file or folder beside `path`, and the descriptor that holds its lock until it is
-    closed.
+    """Makes an empty hidden file or folder next to `path`.
+
+    Returns it, and the descriptor that holds its lock until it is closed.
     """
     while True:
         hidden = hidden_name(path)

@@ -88,7 +88,7 @@ class Block(nn.Module):
         return self.rest(x, self.attend(query, key, value, terms, visibility))
 
     def heads(self, x: Tensor) -> Tensor:
-        """[B, J, H·K] → [B, J, H, K]"""
+        """Returns [B, J, H, K] of [B, J, H·K]."""
         return x.view(*x.shape[:-1], self.config.heads, self.config.head_dim)
 
     def attend(
@@ -120,8 +120,9 @@ class Block(nn.Module):
         return self._dropout(self.out(answer.flatten(-2)), self.config.dropout)
 
     def rest(self, x: Tensor, answers: Tensor) -> Tensor:
-        """The layer's output [B, T, D] for its input x and the first sublayer's answers: residuals, norms,
-        second sublayer.
+        """Returns the layer's output [B, T, D] for its input x and the first sublayer's answers.
+
+        These are residuals, norms and the second sublayer.
         """
         if self.config.pre_norm:
             x = x + answers
@@ -248,9 +249,7 @@ class LanguageModel(nn.Module):
         return [like.new_zeros(batch, rule.mem_len, self.config.d_model) for _ in self.blocks]
 
     def longest_distances(self) -> tuple[tuple[int, ...], ...]:
-        """The longest distance that each head of each layer must remember, [L][H]; empty without adaptive
-        spans.
-        """
+        """Returns the longest distance that each head must remember, [L][H]; empty without adaptive spans."""
         return tuple(span.remembered() for span in self.spans())
 
     def spans(self) -> list[AdaptiveSpan]:

@@ -1,5 +1,6 @@
-"""The kinds of position that a model can have: terms of the attention scores, or vectors added to a layer's
-input.
+"""The kinds of position that a model can have.
+
+They are terms of the attention scores, or vectors that are added to a layer's input.
 
 A new kind is one subclass of `Positions` in this file. The exporter reads what the class computes
 (`terms.py`), so the graph of a new kind needs no code of its own.
@@ -101,7 +102,7 @@ class Positions(nn.Module):
         return min(rule.position_rows, self.config.context) if own else rule.position_rows
 
     def vectors(self, count: int, rule: MemoryRule) -> Tensor:
-        """What the terms of all layers share. Here: the clamped distances of 0 … count - 1, int64 [count]."""
+        """Returns R [count, D]."""
         return torch.arange(count).clamp(max=count if rule.clamp_len is None else rule.clamp_len)
 
     def terms(self, layer: int, vectors: Tensor) -> Terms:
@@ -118,8 +119,10 @@ class Positions(nn.Module):
         return None
 
     def input_rows(self, position: Tensor) -> Tensor:
-        """The rows of `input_table` for stream positions int64 [B, T]: [B, T], or [T] from the segment's
-        end."""
+        """Returns the rows of `input_table` for stream positions int64 [B, T].
+
+        The shape is [B, T], or [T] where rows are counted from the end of the segment.
+        """
         if self.config.from_segment_end:
             distance = torch.arange(position.shape[1] - 1, -1, -1, device=position.device)
             return distance.clamp(max=self.config.context - 1)

@@ -1,5 +1,7 @@
-"""Adaptive attention span: each head learns how far back it attends (Sukhbaatar et al. 2019a, section
-3.2)."""
+"""Adaptive attention spans: each head learns how far back it attends.
+
+Source: Sukhbaatar et al. 2019a, section 3.2.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,9 @@ class AdaptiveSpan(nn.Module):
             self.share.clamp_(0, 1)
 
     def window(self) -> int | None:
-        """The longest distance in the softmax before the mask, where `epsilon` makes it matter; otherwise
-        None.
+        """Returns the longest distance in the softmax before the mask; None where it makes no difference.
+
+        It makes a difference where `epsilon` is set.
 
         The public code drops whole steps of 64 tokens beyond the longest span of a layer's heads and its
         ramp.
@@ -58,8 +61,10 @@ class AdaptiveSpan(nn.Module):
         return S - min(S - 1, S - longest) // WINDOW_STEP * WINDOW_STEP
 
     def remembered(self) -> tuple[int, ...]:
-        """The longest distance that each head must remember: the window, or as far as its span gives
-        weight."""
+        """Returns the longest distance that each head must remember.
+
+        That is the window, or the longest distance to which the span gives weight.
+        """
         window = self.window()
         return self.longest_distances() if window is None else (window,) * len(self.share)
 

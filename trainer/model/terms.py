@@ -1,5 +1,4 @@
-"""The terms of a trained model as arrays by distance: what the exporter writes into the graph as
-constants."""
+"""The terms of a trained model as arrays by distance, which the exporter writes as constants."""
 
 from __future__ import annotations
 

@@ -17,8 +17,9 @@ TITLES = {  # of the folders in trainer/configs, in the order of the list
 
 
 def catalogue() -> list[str]:
-    """The lines of the list: the title of each group, then a line for each configuration with its corpus and
-    sizes.
+    """Returns the lines of the list of configurations.
+
+    They are the title of each group, and a line for each configuration with its corpus and sizes.
     """
     lines = []
     for folder, title in TITLES.items():

@@ -104,8 +104,9 @@ def load_metadata(path: Path) -> dict[str, str]:
 
 
 def load_tensors(path: Path, *, expected: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file that must have exactly the names, shapes and types of
-    `expected`.
+    """Returns tensors and metadata of a safetensors file.
+
+    It must have exactly the names, shapes and types of `expected`.
     """
     try:
         refuse_other_kinds(path)

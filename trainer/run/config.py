@@ -1,5 +1,4 @@
-"""The configuration of a training run: the model, the text and the recipe. A run keeps it as
-`config.json`."""
+"""The configuration of a training run: model, text and recipe. A run keeps it as `config.json`."""
 
 from __future__ import annotations
 
@@ -199,8 +198,7 @@ class TrainConfig:
         return dataclasses.replace(self.training, mem_len=M, segment=T)
 
     def refuse_if_too_large(self, *, lanes: int, memory_bytes: int) -> None:
-        """Raises ConfigError where training with `lanes` of the batch takes more memory than the device
-        has."""
+        """Raises ConfigError where training with `lanes` of the batch needs more memory than there is."""
         from trainer.model.model import count_parameters  # PyTorch is not needed to read a configuration
 
         refuse_beyond_memory(
@@ -212,8 +210,9 @@ class TrainConfig:
         )
 
     def num_bytes(self, lanes: int) -> int:
-        """An estimate of the memory of training: weights, gradients, the optimiser's moments, and what
-        backward keeps.
+        """Returns an estimate of the memory of training.
+
+        It counts weights, gradients, the optimiser's moments, and what the backward pass keeps.
         """
         from trainer.model.model import count_parameters  # PyTorch is not needed to read a configuration
 

@@ -79,8 +79,9 @@ class TorchSession:
         }
 
     def with_rule(self, rule: MemoryRule) -> TorchSession:
-        """The same weights under any other rule, so that a run in training keeps one model through a
-        sweep.
+        """Returns a session of the same weights under any other rule.
+
+        So a run in training keeps one model through a sweep.
         """
         if rule == self.rule:
             return self
@@ -145,8 +146,9 @@ class TorchSession:
 
 
 class ProjectedTorchSession(TorchSession):
-    """The same model and answers with keys and values as its memory: a segment does not compute those of the
-    past again.
+    """The same model and answers, with keys and values as its memory.
+
+    A segment does not compute those of earlier segments again.
 
     An artefact is compared with it, because hidden states would take too long. It is PyTorch's side in
     benchmarks.

@@ -1,6 +1,4 @@
-"""`xl-export attention` and `xl-export spans`: to which tokens a run's heads attend, in pictures and
-numbers.
-"""
+"""`xl-export attention` and `xl-export spans`: what the heads of a run attend to."""
 
 from __future__ import annotations
 
@@ -175,8 +173,9 @@ def spans_command(run: Path, out: Path | None, force: bool, as_json: bool) -> No
 
 
 def span_lines(learned: LearnedSpans) -> list[str]:
-    """A line for each layer, with the span of every head in tokens and the largest distance that has any
-    weight.
+    """Returns a line for each layer.
+
+    It has the span of every head in tokens, and the largest distance that has any weight.
     """
     rows = [["layer", *(f"head {head}" for head in range(len(learned.spans[0])))]]
     for layer, heads in enumerate(zip(learned.spans, learned.longest_distances, strict=True)):
@@ -204,9 +203,7 @@ def _open(folder: Path, threads: int | None) -> Run:
 
 
 def _check_choice(run: Run, layer: int | None, head: int | None) -> None:
-    """Raises ConfigError for a layer or head that the model does not have, or that does not attend to the
-    text.
-    """
+    """Raises ConfigError for a layer or head that is missing or does not attend to the text."""
     for name, chosen, count in (
         ("layer", layer, run.config.model.layers),
         ("head", head, run.model.facts().context_heads),
@@ -218,8 +215,9 @@ def _check_choice(run: Run, layer: int | None, head: int | None) -> None:
 
 
 def _stretch(length: int, mem_len: int, at: int | None, count: int) -> range:
-    """The targets of Figure 6, each with a whole memory: from `at`, or the last ones of the tokens that are
-    averaged over.
+    """Returns the targets of Figure 6, each with a whole memory before it.
+
+    They begin at `at`, or are the last of the tokens that are averaged over.
     """
     last = length - ROWS
     if last < mem_len:

@@ -143,8 +143,9 @@ def _report(
     losses_ICN: np.ndarray,
     shares: tuple[float, ...],
 ) -> dict[str, Any]:
-    """All numbers as JSON: for each model its rule and perplexities, and for each r its RECL and the gain of
-    every step.
+    """Returns all numbers as JSON.
+
+    For each model these are its rule and perplexities, and for each r its RECL and the gain of every step.
     """
     models: list[dict[str, Any]] = [
         {

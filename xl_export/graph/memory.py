@@ -68,8 +68,10 @@ class MemoryLayers(Layers):
     def from_input(
         self, layer: int, x: ir.Value, order: list[int], others: list[int]
     ) -> tuple[ir.Value, ...]:
-        """Queries [B, H, T, K] of all heads, and the segment's own keys and values for the heads in
-        `order`."""
+        """Returns queries [B, H, T, K] of all heads, and keys and values of the heads in `order`.
+
+        The keys and values are those of the segment.
+        """
         packed = self.projected(layer, x, order, others)
         pieces = [
             y for x, widths in packed for y in (self.op.split(x, widths, axis=2) if len(widths) > 1 else [x])
@@ -79,9 +81,7 @@ class MemoryLayers(Layers):
     def projected(
         self, layer: int, x: ir.Value, order: list[int], others: list[int]
     ) -> list[tuple[ir.Value, list[int]]]:
-        """Queries, keys and values side by side in as few products as possible, each with the widths of its
-        parts.
-        """
+        """Returns queries, keys and values in as few products as possible, with the widths of the parts."""
         op, query_input, name = self.op, x, f"blocks.{layer}."
         if self.config.pre_norm:
             x = self.norm(name + "attention_norm", x)
@@ -123,8 +123,10 @@ class MemoryLayers(Layers):
         )
 
     def remembered(self, group: Group, kind: str, new: ir.Value, present: list[ir.Value]) -> ir.Value:
-        """Keys or values [B, h, J, K] of memory and segment; appends the memory after the step to
-        `present`."""
+        """Returns keys or values [B, h, J, K] of memory and segment.
+
+        It appends the memory after the step to `present`.
+        """
         op, mask = self.op, self.mask_of(group)
         past = self.inputs[f"past_key_values.{group.name}.{kind}"]
         new = self.to_memory(new)

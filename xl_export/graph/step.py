@@ -72,9 +72,7 @@ class StepGraph(MemoryLayers):
         return list(selected(self, self.config, x, self.inputs["targets"], self.inputs["logit_rows"]))
 
     def positioned(self, layer: int, x: ir.Value) -> ir.Value:
-        """A layer's input, with position vectors added where the model has such a table
-        (`Positions.input_rows`).
-        """
+        """Returns a layer's input, with position vectors added where the model has such a table."""
         op = self.op
         vectors = self.terms.input_table(layer)
         if vectors is None:
@@ -106,8 +104,9 @@ class StepGraph(MemoryLayers):
         return op.Squeeze(attend_persistent(self, self.config, layer, op.Unsqueeze(x, axis)), axis)
 
     def attention(self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]) -> ir.Value:
-        """The first sublayer [B, T, D]: attention over the context by groups of heads, and over persistent
-        vectors.
+        """Returns the answer [B, T, D] of the first sublayer.
+
+        It attends to the context by groups of heads, and to persistent vectors.
         """
         op, config = self.op, self.config
         # Heads of one group stand side by side, so that each group is one piece of the tensors of all heads.
@@ -192,8 +191,7 @@ class StepGraph(MemoryLayers):
 
     @property
     def gated(self) -> bool:
-        """Whether the span mask multiplies weights after the softmax, which an epsilon in the sum
-        requires."""
+        """Whether the span mask multiplies the weights after the softmax, as an epsilon requires."""
         return self.config.span is not None and self.config.span.epsilon > 0
 
     def gate(self, group: Group, query: ir.Value) -> ir.Value:

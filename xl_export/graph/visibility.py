@@ -1,5 +1,4 @@
-"""The mask of a step in the graph: the distance of every key from every query, and whether the query sees
-it."""
+"""The mask of a step in the graph: distances between queries and keys, and which keys are visible."""
 
 from __future__ import annotations
 
@@ -85,8 +84,9 @@ def _visible(op: Ops, rule: MemoryRule, distance: ir.Value, position: ir.Value, 
 
 
 def _before_start(op: Ops, rule: MemoryRule, distance: ir.Value, position: ir.Value) -> ir.Value | None:
-    """The keys [B, 1, J, 1] from before the stream began: their distance from the last token exceeds its
-    position.
+    """Returns which keys [B, 1, J, 1] are from before the stream began.
+
+    Their distance from the last token exceeds its position.
     """
     if rule.initial_memory == "masked":
         return None
