@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import math
 import os
@@ -136,17 +137,26 @@ def refuse_other_kinds(path: Path) -> None:
 
 def read_bytes(path: Path) -> bytes:
     """The whole of a file; raises UserError when it cannot be read."""
+    with reading(path), open_file(path) as stream:
+        return stream.read()
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns an operating system error while reading `path` into one sentence."""
     try:
-        with open_file(path) as stream:
-            return stream.read()
+        yield
     except OSError as error:
         raise UserError(f"{path} could not be read: {error.strerror or error}.") from error
 
 
-def read_json(path: Path) -> Any:
-    """Parsed JSON; raises ArtefactError when the file is missing or is not JSON."""
+def read_json(path: Path, content: bytes | bytearray | None = None) -> Any:
+    """Parsed JSON; raises ArtefactError when the file is missing or is not JSON.
+
+    content: of the file, where it was read already.
+    """
     try:
-        return json.loads(read_bytes(path).decode("utf-8"))
+        return json.loads((read_bytes(path) if content is None else content).decode("utf-8"))
     except (UserError, RecursionError, ValueError) as error:
         if isinstance(error, UserError):
             raise ArtefactError(str(error)) from error
@@ -155,17 +165,19 @@ def read_json(path: Path) -> Any:
         ) from error
 
 
-def read_npz(path: Path) -> dict[str, np.ndarray]:
+def read_npz(path: Path, content: bytes | bytearray | None = None) -> dict[str, np.ndarray]:
     """Every array of an `.npz` file.
 
+    content: of the file, where it was read already.
     Raises ArtefactError for a damaged archive, for pickled objects, for a name that is there twice, and for
     headers that promise more data than the archive holds; nothing is allocated before that is known.
     """
     try:
-        with open_file(path) as stream:
+        with open_file(path) if content is None else io.BytesIO(content) as stream:
+            size = stream.seek(0, io.SEEK_END)
             with zipfile.ZipFile(stream) as archive:
                 members = archive.infolist()
-                held = max(os.fstat(stream.fileno()).st_size, 1 << 20)
+                held = max(size, 1 << 20)
                 claimed = sum(member.file_size for member in members)
                 if claimed > 64 * held:
                     raise ValueError(f"it claims {claimed} bytes from {held}")

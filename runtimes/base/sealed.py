@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.base.files import sha256, write_json
+from runtimes.base.files import open_file, reading, sha256, write_json
 from runtimes.base.records import from_json, to_json
 
 Record = TypeVar("Record")
+BLOCK = 1 << 23  # bytes that are read at a time
 
 
 def identity_of(document: Any) -> str:
@@ -78,6 +80,33 @@ def verify_file(path: Path, facts: FileFacts, *, record: str, again: str) -> Non
 
     again: the imperative that makes the file again.
     """
+    _refuse_other_size(path, facts, again=again)
+    _refuse_other_hash(path, sha256(path), facts, record=record, again=again)
+
+
+def read_verified(path: Path, facts: FileFacts, *, record: str, again: str) -> bytearray:
+    """The content of a file that is the one that `record` lists; raises ArtefactError where it is another.
+
+    The file is read once, and what is returned is what was hashed: whatever happens to the file afterwards
+    changes nothing. Large files are hashed by another thread while the next part is read.
+    """
+    _refuse_other_size(path, facts, again=again)
+    content = bytearray(facts.num_bytes)
+    view, digest = memoryview(content), hashlib.sha256()
+    with reading(path), open_file(path) as stream, ThreadPoolExecutor(1) as hasher:
+        at, hashed = 0, None
+        while at < len(content) and (length := stream.readinto(view[at : at + BLOCK])):
+            if hashed is not None:
+                hashed.result()  # so that at most one part waits, and parts are hashed in order
+            hashed = hasher.submit(digest.update, view[at : at + length])
+            at += length
+        if hashed is not None:
+            hashed.result()
+    _refuse_other_hash(path, digest.hexdigest(), facts, record=record, again=again)
+    return content
+
+
+def _refuse_other_size(path: Path, facts: FileFacts, *, again: str) -> None:
     if not path.is_file():
         raise ArtefactError(f"{path} is missing; copy the whole folder, or {again}.")
     size = path.stat().st_size
@@ -85,7 +114,10 @@ def verify_file(path: Path, facts: FileFacts, *, record: str, again: str) -> Non
         raise ArtefactError(
             f"{path} has {size} bytes, expected {facts.num_bytes}; copy it again, or {again}."
         )
-    if sha256(path) != facts.sha256:
+
+
+def _refuse_other_hash(path: Path, digest: str, facts: FileFacts, *, record: str, again: str) -> None:
+    if digest != facts.sha256:
         raise ArtefactError(
             f"{path} was altered: its SHA-256 is not the one in {record}; copy it again, or {again}."
         )

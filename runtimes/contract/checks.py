@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import numpy as np
 from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.base.files import read_npz
 from runtimes.base.machine import refuse_beyond_memory
-from runtimes.contract.memory import MAX_POSITION, Memory
+from runtimes.contract.memory import MAX_POSITION, DeviceTensor, Memory
 from runtimes.contract.session import Session
 
 MAX_BATCH = 1 << 16  # rows
@@ -73,6 +75,15 @@ def checked_tokens(session: Session, tokens: np.ndarray, memory: Memory) -> np.n
     return np.ascontiguousarray(tokens, np.int64)
 
 
+def memory_in_use(memory: Memory) -> AbstractContextManager[None]:
+    """`Memory.in_use` of what the caller gave; raises StreamError where that is no memory at all."""
+    if not isinstance(memory, Memory):
+        raise StreamError(
+            f"the memory is of type {type(memory).__name__}; use memory from start() or load_memory()."
+        )
+    return memory.in_use()
+
+
 def load_memory(path: Path | str, session: Session) -> Memory:
     """The memory in a file that `save_memory` wrote, ready for the session to continue its streams.
 
@@ -87,11 +98,8 @@ def load_memory(path: Path | str, session: Session) -> Memory:
             f"{path} holds the memory of artefact {owner:.12}, and this session runs {session.identity:.12}; "
             "open the artefact that the stream was started on, or start a new stream."
         )
-    tensors = {  # in the byte order of this machine, whatever that of the file
-        name.removeprefix("tensor/"): np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-        for name, array in arrays.items()
-    }
-    memory = Memory(positions, tensors, owner)
+    tensors = {name.removeprefix("tensor/"): _in_own_bytes(array) for name, array in arrays.items()}
+    memory = Memory(_in_own_bytes(positions), tensors, owner)
     try:
         check_memory(session, memory)
     except StreamError as error:
@@ -101,27 +109,64 @@ def load_memory(path: Path | str, session: Session) -> Memory:
     return memory
 
 
+def _in_own_bytes(array: np.ndarray) -> np.ndarray:
+    """A copy in the byte order of this machine, whatever that of the file."""
+    return np.array(array, array.dtype.newbyteorder("="), order="C")
+
+
 def check_memory(session: Session, memory: Memory) -> None:
-    """Raises StreamError where names, types or shapes of a memory's arrays, or its positions, do not fit the
-    session.
+    """Raises StreamError where a memory's arrays or its positions do not fit the session.
+
+    Names, types in this machine's byte order, and shapes must be the session's. Every array must be writeable
+    and hold its own bytes, because a step writes into it: a view or a map of a file would change something
+    else, or end the process.
     """
-    positions = memory.positions
-    if (
-        not isinstance(positions, np.ndarray)
-        or positions.dtype != np.int64
-        or positions.ndim != 1
-        or len(positions) == 0
-    ):
+    positions, tensors = memory.positions, memory.tensors
+    if not _is_own(positions) or positions.dtype != np.int64 or positions.ndim != 1 or len(positions) == 0:
         raise StreamError(
-            "the memory's positions are not an int64 array [batch]; use memory from start() or load_memory()."
+            "the memory's positions are not a writeable int64 array [batch] with bytes of its own; "
+            "use memory from start() or load_memory()."
         )
     if np.abs(positions).max() > MAX_POSITION or positions.min() < -MAX_POSITION:
         raise StreamError(
             f"the memory's positions are beyond {MAX_POSITION}; set them to 0 to start new texts."
         )
-    expected = {tensor.name: (tensor.sizes(batch=len(positions)), tensor.dtype) for tensor in session.state}
-    if {name: (array.shape, array.dtype.name) for name, array in memory.tensors.items()} != expected:
+    if not isinstance(tensors, dict) or tensors.keys() != {tensor.name for tensor in session.state}:
         raise StreamError(
-            "the memory's arrays are not those of this session (names, types, shapes); "
-            "use memory from start() or load_memory()."
+            "the memory's arrays do not have the names of this session; use memory from start() or "
+            "load_memory()."
+        )
+    if np.shape(memory.unsure) != positions.shape or memory.unsure.dtype != bool:
+        memory.unsure = np.ones(positions.shape, bool)  # rows were added or taken out by hand
+    for tensor in session.state:
+        array = tensors[tensor.name]
+        shape = tensor.sizes(batch=len(positions))
+        if not (isinstance(array, DeviceTensor) or _is_own(array)):
+            raise StreamError(
+                f"the memory's {tensor.name} is read-only, a view of another array, or no array; "
+                "put a copy of it in its place."
+            )
+        if array.shape != shape or array.dtype != tensor.dtype:
+            raise StreamError(
+                f"the memory's {tensor.name} is {array.dtype.str} {list(array.shape)} and this session takes "
+                f"{tensor.dtype} {list(shape)}; use memory from start() or load_memory()."
+            )
+
+
+def _is_own(array: object) -> bool:
+    """Whether an array may be written to without changing anything else."""
+    if not isinstance(array, np.ndarray):
+        return False
+    flags = array.flags
+    if not (flags.writeable and flags.aligned and flags.c_contiguous):
+        return False
+    return array.base is None or not isinstance(array.base, np.ndarray | bytes | memoryview)
+
+
+def refuse_after_fork(process: int) -> None:
+    """Raises StreamError in a child process that was forked after its session was opened in `process`."""
+    if os.getpid() != process:
+        raise StreamError(
+            "this session was opened before the process was forked, and its threads do not exist in the "
+            "copy; open the folder again in the new process."
         )

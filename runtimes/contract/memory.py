@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from runtimes.base.errors import StreamError
 from runtimes.base.files import atomic_file
 
 MAX_POSITION = 1 << 62
+
+
+class DeviceTensor:
+    """A memory tensor that lies on a device: it has a shape and a dtype, and `np.asarray` downloads it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
 
 
 @dataclass
@@ -23,33 +34,67 @@ class Memory:
     together. tensors: the memory arrays by name. Their values are finite. `Session.step` updates them in
     place, and only `copy()` makes new ones. owner: the identity of the artefact or run that the numbers
     belong to. binding: what a session keeps over these arrays from step to step; it is neither copied nor
-    saved.
+    saved. unsure: bool [B], the rows whose tensors may hold values that are not finite; a session clears such
+    a row when it starts again (see `runtimes.contract.restart`).
+
+    One thread at a time may use a memory: see `in_use`.
     """
 
     positions: np.ndarray
     tensors: dict[str, np.ndarray]
     owner: str
     binding: Any = field(default=None, init=False, repr=False, compare=False)
+    unsure: np.ndarray = field(init=False, repr=False, compare=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.unsure = np.zeros(np.shape(self.positions), bool)
 
     @property
     def batch(self) -> int:
         return len(self.positions)
 
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """While the block runs, no other thread may step, copy or save this memory; it is refused, and does
+        not wait, because two threads that share a stream would mix their texts.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise StreamError(
+                "another thread is using this memory; give each thread a memory of its own, from start() or "
+                "from copy()."
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
     def copy(self) -> Memory:
-        """An independent fork of all streams."""
-        return Memory(
-            self.positions.copy(), {name: array.copy() for name, array in self.tensors.items()}, self.owner
-        )
+        """An independent fork of all streams; raises StreamError while another thread steps them."""
+        with self.in_use():
+            fork = Memory(
+                self.positions.copy(),
+                {name: array.copy() for name, array in self.tensors.items()},
+                self.owner,
+            )
+            fork.unsure = self.unsure.copy()
+        return fork
 
     def __deepcopy__(self, _: dict[int, Any]) -> Memory:
         return self.copy()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "binding": None}
+        with self.in_use():
+            return {name: value for name, value in self.__dict__.items() if name not in ("binding", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        tensors = {name: np.array(array) for name, array in state["tensors"].items()}  # with bytes of their own
+        state = {**state, "tensors": tensors, "positions": np.array(state["positions"])}
+        self.__dict__.update(state, binding=None, _lock=threading.Lock())
 
 
 def save_memory(memory: Memory, path: Path | str) -> None:
     """Writes the streams to an `.npz` file, atomically. Streams from `load_memory` continue bit for bit."""
-    with atomic_file(Path(path)) as temporary, open(temporary, "wb") as stream:
+    with memory.in_use(), atomic_file(Path(path)) as temporary, open(temporary, "wb") as stream:
         arrays = {f"tensor/{name}": array for name, array in memory.tensors.items()}
         np.savez(stream, owner=np.array(memory.owner), positions=memory.positions, **arrays)

@@ -8,6 +8,7 @@ L layers · H heads · K head width · D model width · V vocabulary · N persis
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,14 @@ from typing import Any, Literal
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_json
 from runtimes.base.records import to_json
-from runtimes.base.sealed import FileFacts, identity_of, parse_sealed, verify_file, write_sealed
+from runtimes.base.sealed import (
+    FileFacts,
+    identity_of,
+    parse_sealed,
+    read_verified,
+    verify_file,
+    write_sealed,
+)
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.precision import (
     MEAN_TOLERANCES,
@@ -36,6 +44,7 @@ VOCAB, REFERENCE = "vocab.json", "reference.npz"
 FUSED = "fused.onnx"
 # A plain name: no folder, no "..", nothing that a file system refuses.
 FILE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
+EXPORT_AGAIN = "export the artefact again"  # what mends a file of an artefact
 POSITION_BYTES = 8  # of the position of one row
 Target = Literal["onnxruntime", "tensorrt"]
 # Fields that were added to schema 1, with the value that means the same as their absence. A spec writes such
@@ -172,6 +181,15 @@ def load_spec(folder: Path) -> Spec:
 
     Raises ArtefactError that names the file at fault and says how to mend it.
     """
+    return open_artefact(folder, wanted=())[0]
+
+
+def open_artefact(folder: Path, *, wanted: Collection[str]) -> tuple[Spec, dict[str, bytearray]]:
+    """The spec of an artefact folder as `load_spec` verifies it, and the content of some of its files.
+
+    wanted: names of files. Their content is exactly what was verified, whatever happens to the folder since.
+    Raises ArtefactError that names the file at fault and says how to mend it.
+    """
     path = folder / SPEC
     if not path.is_file():
         raise ArtefactError(
@@ -179,9 +197,13 @@ def load_spec(folder: Path) -> Spec:
             "ARTEFACT`."
         )
     spec = parse_spec(read_json(path), where=str(path))
+    contents = {}
     for name, facts in spec.files.items():
-        verify_file(folder / name, facts, record=SPEC, again="export the artefact again")
-    return spec
+        if name in wanted:
+            contents[name] = read_verified(folder / name, facts, record=SPEC, again=EXPORT_AGAIN)
+        else:
+            verify_file(folder / name, facts, record=SPEC, again=EXPORT_AGAIN)
+    return spec, contents
 
 
 def parse_spec(data: Any, *, where: str) -> Spec:

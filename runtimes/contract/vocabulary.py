@@ -209,12 +209,13 @@ def decode(vocab: Vocab, tokens: Iterable[int]) -> str:
     return "".join(decoder(int(token)) for token in tokens)
 
 
-def load_vocab(path: Path) -> Vocab:
+def load_vocab(path: Path, content: bytes | bytearray | None = None) -> Vocab:
     """The vocabulary in a `vocab.json`; raises ArtefactError when it is not one.
 
-    Every symbol is Unicode text, so that what a model generates can be printed and encoded.
+    Every symbol is Unicode text, so that what a model generates can be printed and encoded. content: of the
+    file, where it was read and verified already.
     """
-    data = read_json(path)
+    data = read_json(path, content)
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind == "byte":
         values, skipped = (

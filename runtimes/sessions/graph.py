@@ -4,14 +4,22 @@ names.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, StreamError
-from runtimes.contract.checks import checked_targets, checked_tokens, new_memory
+from runtimes.contract.checks import (
+    checked_targets,
+    checked_tokens,
+    memory_in_use,
+    new_memory,
+    refuse_after_fork,
+)
 from runtimes.contract.memory import Memory
+from runtimes.contract.restart import clear_restarted_rows, observe
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import VOCAB, Spec
 from runtimes.contract.tensors import TensorFacts
@@ -34,6 +42,7 @@ class GraphSession(FromLogits, ABC):
 
     def __init__(self, spec: Spec, vocab: Vocab, identity: str) -> None:
         self.spec, self.vocab, self.identity = spec, vocab, identity
+        self._process = os.getpid()
         self.rule: MemoryRule = spec.rule
         self.state: tuple[TensorFacts, ...] = tuple(state.tensor() for state in spec.state)
         if vocab.size != spec.model.vocab_size:
@@ -105,17 +114,34 @@ class GraphSession(FromLogits, ABC):
         """Logits [rows, V] of some positions, and log p(target) [B, T] where targets are given; advances the
         memory.
         """
-        tokens = checked_tokens(self, tokens, memory)
-        positions = np.arange(tokens.size).reshape(tokens.shape)
-        rows = {"all": positions, "last": positions[:, -1:], "none": positions[:, :0]}[logits_of].ravel()
-        inputs = {"input_ids": tokens, "position_ids": memory.positions[:, None] + np.arange(tokens.shape[1])}
-        outputs = {"logits": np.empty((len(rows), self.spec.model.vocab_size), np.float32)}
-        if self.spec.model.selective:
-            inputs["targets"] = np.full_like(tokens, -1) if targets is None else targets
-            inputs["logit_rows"] = rows
-            outputs["log_probs"] = np.empty(tokens.shape, np.float32)
-        else:
-            outputs["logits"] = outputs["logits"].reshape(*tokens.shape, -1)
-        self.run(inputs, outputs, memory)
-        memory.positions += tokens.shape[1]
+        with memory_in_use(memory):
+            tokens = checked_tokens(self, tokens, memory)
+            refuse_after_fork(self._process)
+            clear_restarted_rows(memory)
+            positions = np.arange(tokens.size).reshape(tokens.shape)
+            rows = {"all": positions, "last": positions[:, -1:], "none": positions[:, :0]}[logits_of].ravel()
+            stream = memory.positions[:, None] + np.arange(tokens.shape[1])
+            inputs = {"input_ids": tokens, "position_ids": stream}
+            outputs = {"logits": np.empty((len(rows), self.spec.model.vocab_size), np.float32)}
+            if self.spec.model.selective:
+                inputs["targets"] = np.full_like(tokens, -1) if targets is None else targets
+                inputs["logit_rows"] = rows
+                outputs["log_probs"] = np.empty(tokens.shape, np.float32)
+            else:
+                outputs["logits"] = outputs["logits"].reshape(*tokens.shape, -1)
+            self.run(inputs, outputs, memory)
+            memory.positions += tokens.shape[1]
+            observe(memory, _last_output(outputs, inputs))
         return outputs["logits"], outputs.get("log_probs", outputs["logits"])
+
+
+def _last_output(outputs: dict[str, np.ndarray], inputs: dict[str, np.ndarray]) -> np.ndarray:
+    """A number [B] for the last token of each row that is finite where its output was computed and is finite.
+    """
+    batch = len(inputs["input_ids"])
+    logits = outputs["logits"]
+    if logits.size:  # of every position, or of chosen ones of which the last of each row is one
+        with np.errstate(invalid="ignore", over="ignore"):
+            last: np.ndarray = logits.reshape(batch, -1, logits.shape[-1])[:, -1].sum(axis=-1)
+        return last
+    return np.where(inputs["targets"][:, -1] >= 0, outputs["log_probs"][:, -1], np.nan)

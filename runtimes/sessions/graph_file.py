@@ -37,7 +37,7 @@ class _Inside:
     loops: set[bytes] = field(default_factory=set)
 
 
-def refuse_foreign_graph(data: bytes, *, name: str, files: Collection[str]) -> None:
+def refuse_foreign_graph(data: bytes | bytearray, *, name: str, files: Collection[str]) -> None:
     """Raises ArtefactError unless an ONNX file takes its tensors from itself and `files` only, and has no
     loop.
 

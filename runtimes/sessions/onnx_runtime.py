@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError, first_line
+from runtimes.base.files import read_bytes
 from runtimes.base.machine import available_cpus
 from runtimes.base.startup import FATAL, load_onnxruntime
 from runtimes.contract.memory import Memory
-from runtimes.contract.spec import FUSED, GRAPH, VOCAB, Spec, load_spec
+from runtimes.contract.spec import FUSED, GRAPH, VOCAB, WEIGHTS, Spec, load_spec, open_artefact
 from runtimes.contract.tensors import Form
 from runtimes.contract.vocabulary import Vocab, load_vocab
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.description import describe_spec
 from runtimes.sessions.graph import GraphSession
+from runtimes.sessions.graph_file import refuse_foreign_graph
 
 Kernel = Literal["standard", "fused"]
 KernelChoice = Kernel | Literal["auto"]
@@ -24,6 +28,8 @@ COMPUTED_BY: dict[Kernel, str] = {
     "standard": "ONNX Runtime, standard operators",
     "fused": "ONNX Runtime, fused operator",
 }
+# ONNX Runtime's name of the folder in which it looks for tensors outside of a graph that is given as bytes.
+EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 # The first release of ONNX Runtime that runs each form of memory.
 OLDEST: dict[Form, tuple[int, int]] = {"ring": (1, 25), "shift": (1, 23), "hidden": (1, 23)}
 
@@ -31,7 +37,8 @@ OLDEST: dict[Form, tuple[int, int]] = {"ring": (1, 25), "shift": (1, 23), "hidde
 class OrtSession(GraphSession):
     """The session protocol (see `runtimes.contract.session.Session`) over one artefact's step graph.
 
-    library: the file of the fused operator, where the graph uses it.
+    library: the file of the fused operator, where the graph uses it. contents: of the graph and its weights,
+    by file name, where they were read and verified already; ONNX Runtime copies what it needs of them.
     """
 
     def __init__(
@@ -42,11 +49,14 @@ class OrtSession(GraphSession):
         *,
         threads: int | None = None,
         library: Path | None = None,
+        contents: Mapping[str, bytes | bytearray] | None = None,
     ) -> None:
         super().__init__(spec, vocab, spec.identity)
         self._kernel: Kernel = "fused" if library else "standard"
         self._ort = _import_onnxruntime(spec.form)
-        self._session = self._load(graph, threads, library)
+        if contents is None:
+            contents = {name: read_bytes(graph.with_name(name)) for name in (graph.name, WEIGHTS)}
+        self._session = self._load(graph, contents, threads, library)
 
     @property
     def computed_by(self) -> str:
@@ -78,10 +88,11 @@ class OrtSession(GraphSession):
         fused-kernel` has built it on this machine. Otherwise it takes the standard operators. Raises
         ConfigError where `fused` cannot be had.
         """
-        spec = load_spec(folder)
+        spec, contents = open_artefact(folder, wanted=(GRAPH, FUSED, WEIGHTS, VOCAB))
         library = chosen_library(spec, kernel)
         graph = folder / (FUSED if library else GRAPH)
-        return cls(spec, load_vocab(folder / VOCAB), graph, threads=threads, library=library)
+        vocab = load_vocab(folder / VOCAB, contents[VOCAB])
+        return cls(spec, vocab, graph, threads=threads, library=library, contents=contents)
 
     def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
         binding = self._binding(memory)
@@ -91,9 +102,7 @@ class OrtSession(GraphSession):
             binding.io.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
         try:
             self._session.run_with_iobinding(binding.io)
-        except (
-            Exception
-        ) as error:  # bare classes, as in `_load`; a graph that loads may still fail when it runs
+        except Exception as error:  # as in `_load`: a graph that loads may still fail when it runs
             raise ArtefactError(
                 f"ONNX Runtime {self._ort.__version__} could not run the step ({first_line(error)}); export "
                 "the artefact again."
@@ -107,18 +116,33 @@ class OrtSession(GraphSession):
             memory.binding = binding = _Binding(self._session, self._ort, self.spec, memory)
         return binding
 
-    def _load(self, graph: Path, threads: int | None, library: Path | None) -> Any:
+    def _load(
+        self,
+        graph: Path,
+        contents: Mapping[str, bytes | bytearray],
+        threads: int | None,
+        library: Path | None,
+    ) -> Any:
+        """ONNX Runtime's session over the bytes of a graph and of its weights."""
+        refuse_foreign_graph(contents[graph.name], name=str(graph), files=[WEIGHTS])
         options = self._ort.SessionOptions()
-        options.log_severity_level = (
-            FATAL  # errors are raised, and device discovery warns where there is no GPU
-        )
+        options.log_severity_level = FATAL  # errors are raised; device discovery warns where there is no GPU
         options.intra_op_num_threads = threads or available_cpus()
         if library:
             self._register(options, library)
+        weights = contents[WEIGHTS]
+        options.add_external_initializers_from_files_in_memory([WEIGHTS], [weights], [len(weights)])
         try:
-            session = self._ort.InferenceSession(
-                str(graph), options, providers=["CPUExecutionProvider"], enable_fallback=0
-            )
+            # A tensor that ONNX Runtime does not take from these bytes, as in a branch, is looked for in a
+            # folder: an empty one, so that no file of the working folder is ever read.
+            with tempfile.TemporaryDirectory() as nothing:
+                options.add_session_config_entry(EXTERNAL_FOLDER, nothing)
+                session = self._ort.InferenceSession(
+                    bytes(contents[graph.name]),
+                    options,
+                    providers=["CPUExecutionProvider"],
+                    enable_fallback=0,
+                )
             _verify_signature(session, self.spec, graph)
             return session
         except ArtefactError:

@@ -18,9 +18,10 @@ import numpy as np
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_npz
 from runtimes.base.logits import log_sum_exp
+from runtimes.base.sealed import read_verified
 from runtimes.contract.precision import QUANTISED, unmeasured
 from runtimes.contract.session import Session
-from runtimes.contract.spec import REFERENCE, Spec
+from runtimes.contract.spec import EXPORT_AGAIN, REFERENCE, SPEC, Spec
 from runtimes.sessions.open import open_session
 
 
@@ -146,7 +147,9 @@ def load_reference(path: Path, spec: Spec) -> Reference:
     """The reference of an artefact, its shapes and values checked; raises ArtefactError where they do not
     fit.
     """
-    arrays = read_npz(path)
+    facts = spec.files.get(path.name)
+    content = None if facts is None else read_verified(path, facts, record=SPEC, again=EXPORT_AGAIN)
+    arrays = read_npz(path, content)
     try:
         reference = Reference(**arrays)
     except TypeError as error:

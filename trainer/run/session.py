@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -12,8 +13,15 @@ import numpy as np
 
 from runtimes.base.errors import needs
 from runtimes.base.records import to_json
-from runtimes.contract.checks import checked_targets, checked_tokens, new_memory
+from runtimes.contract.checks import (
+    checked_targets,
+    checked_tokens,
+    memory_in_use,
+    new_memory,
+    refuse_after_fork,
+)
 from runtimes.contract.memory import Memory
+from runtimes.contract.restart import clear_restarted_rows, observe
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import TensorFacts, state_tensors
 from runtimes.contract.vocabulary import Vocab
@@ -36,6 +44,7 @@ class TorchSession:
 
     def __init__(self, model: LanguageModel, vocab: Vocab, rule: MemoryRule, *, identity: str) -> None:
         self.model, self.vocab, self.rule, self.identity = model, vocab, rule, identity
+        self._process = os.getpid()
         facts = dataclasses.replace(model.facts(), reaches=())  # every layer keeps the whole memory here
         self.state: tuple[TensorFacts, ...] = tuple(
             state.tensor() for state in state_tensors(facts, rule, "hidden")
@@ -123,11 +132,18 @@ class TorchSession:
         """The last layer's output [B, T, D], and the memory after the segment."""
         import torch
 
-        tokens = checked_tokens(self, tokens, memory)
-        past = [torch.from_numpy(memory.tensors[tensor.name]) for tensor in self.state]
-        hidden, after = self._layers(torch.from_numpy(tokens), past, torch.from_numpy(memory.positions))
-        memory.tensors = {tensor.name: array.numpy() for tensor, array in zip(self.state, after, strict=True)}
-        memory.positions += tokens.shape[1]
+        with memory_in_use(memory):
+            tokens = checked_tokens(self, tokens, memory)
+            refuse_after_fork(self._process)
+            clear_restarted_rows(memory)
+            past = [torch.from_numpy(memory.tensors[tensor.name]) for tensor in self.state]
+            hidden, after = self._layers(torch.from_numpy(tokens), past, torch.from_numpy(memory.positions))
+            memory.tensors = {
+                tensor.name: array.contiguous().numpy()
+                for tensor, array in zip(self.state, after, strict=True)
+            }
+            memory.positions += tokens.shape[1]
+            observe(memory, hidden[:, -1].sum(dim=-1).numpy())
         return hidden, memory
 
     def _layers(self, tokens: Tensor, past: list[Tensor], positions: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, MissingPackageError, StreamError
 from runtimes.contract.engine import Gpu
+from runtimes.contract.memory import DeviceTensor
 
 
 class Cuda:
@@ -131,7 +132,7 @@ class Cuda:
         return values[0] if values else None
 
 
-class DeviceArray:
+class DeviceArray(DeviceTensor):
     """An array on the device, freed when nothing refers to it. `np.asarray` and `copy` download its
     content.
     """
