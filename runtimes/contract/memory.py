@@ -88,7 +88,8 @@ class Memory:
             return {name: value for name, value in self.__dict__.items() if name not in ("binding", "_lock")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        tensors = {name: np.array(array) for name, array in state["tensors"].items()}  # with bytes of their own
+        # What is unpickled lies in the bytes of the pickle; a step wants arrays with bytes of their own.
+        tensors = {name: np.array(array) for name, array in state["tensors"].items()}
         state = {**state, "tensors": tensors, "positions": np.array(state["positions"])}
         self.__dict__.update(state, binding=None, _lock=threading.Lock())
 

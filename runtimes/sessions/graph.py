@@ -136,8 +136,7 @@ class GraphSession(FromLogits, ABC):
 
 
 def _last_output(outputs: dict[str, np.ndarray], inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """A number [B] for the last token of each row that is finite where its output was computed and is finite.
-    """
+    """A number [B], finite where the last output of a row was computed and is finite."""
     batch = len(inputs["input_ids"])
     logits = outputs["logits"]
     if logits.size:  # of every position, or of chosen ones of which the last of each row is one

@@ -44,7 +44,7 @@ def export(
     memory: Form | None = None,
     rule: MemoryRule | None = None,
     target: Target = "onnxruntime",
-    attention: Attention = "native",
+    attention: Attention = "plugin",
     precision: Precision | None = None,
     memory_precision: MemoryPrecision | None = None,
     text: Path | None = None,

@@ -47,7 +47,7 @@ class Sizes(click.ParamType):
     show_default=True,
     help="What computes attention. native is TensorRT's own kernels. plugin is the project's Triton "
     "kernels, embedded in the plan; it needs --flavour tensorrt and an artefact of `xl-export export "
-    "--target tensorrt --attention plugin`.",
+    "--target tensorrt`.",
 )
 @click.option(
     "--compute-capability",

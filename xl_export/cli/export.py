@@ -17,6 +17,9 @@ from runtimes.contract.tensors import Form
 from runtimes.tasks.check import check
 from xl_export.cli.options import PACKAGES, force_option, out_option
 
+# What the option says: the attention for which the graph is written.
+ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
+
 
 @click.command("export")
 @click.argument("run", type=click.Path(path_type=Path))
@@ -65,12 +68,14 @@ from xl_export.cli.options import PACKAGES, force_option, out_option
     "it too.",
 )
 @click.option(
-    "--attention",
-    type=click.Choice(get_args(Attention)),
-    help="How a graph for tensorrt computes attention. With native, the default, it has standard operators "
-    "for TensorRT's own kernels. With plugin it has one node, which `xl-export build --attention "
-    "plugin` replaces by the project's Triton kernels.",
+    "--attention-as",
+    type=click.Choice(list(ATTENTION_AS)),
+    help="How a graph for tensorrt writes attention. node, the default, is one operator that carries its own "
+    "definition in standard operators; `xl-export build` takes either that or the project's Triton "
+    "kernels for it. operators is ONNX Attention, for which TensorRT has fused kernels; its sums are in "
+    "float16 too.",
 )
+@click.option("--attention", type=click.Choice(get_args(Attention)), hidden=True)  # the name in version 0.1
 @click.option(
     "--precision",
     type=click.Choice(get_args(Precision)),
@@ -95,6 +100,7 @@ def export_command(
     out: Path,
     memory: Form | None,
     target: Target,
+    attention_as: str | None,
     attention: Attention | None,
     precision: Precision | None,
     memory_precision: MemoryPrecision | None,
@@ -111,8 +117,9 @@ def export_command(
     with needs("cpu,export", *PACKAGES):
         from trainer.run.checkpoint import load_run
         from xl_export.artefact.export import export
+    attention = ATTENTION_AS[attention_as] if attention_as else attention
     if attention and target != "tensorrt":
-        raise UserError("--attention is for --target tensorrt; leave it out, or give both.")
+        raise UserError("--attention-as is for --target tensorrt; leave it out, or give both.")
     overrides = {key: value for key, value in changes.items() if value is not None}
     if overrides.get("clamp_len") == 0:
         overrides["clamp_len"] = None
@@ -123,7 +130,7 @@ def export_command(
         memory=memory,
         rule=rule,
         target=target,
-        attention=attention or "native",
+        attention=attention or "plugin",
         precision=precision,
         memory_precision=memory_precision,
         text=text,

@@ -55,7 +55,7 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
     if attention == "plugin" and not attentions:
         raise ConfigError(
             f"{graph} has no node {DOMAIN}::{NAME}, which --attention plugin needs; export the artefact with "
-            "`xl-export export --target tensorrt --attention plugin`, or build with --attention native."
+            "`xl-export export --target tensorrt --attention-as node`, or build with --attention native."
         )
     try:
         builder = trt.Builder(log)

@@ -109,7 +109,7 @@ def test_what_the_user_has_set_stays(artefacts: dict[str, Path], tmp_path: Path)
         ("-m", "xl_export", "export", "RUN", "--out", "artefact", "--precision", "int8"),
         ("-m", "xl_export", "eval", "RUN", "--text", "text.txt"),
         ("-c", "import sys, runtimes; runtimes.open_session(sys.argv[1])", "ARTEFACT"),
-        ("-c", "import benchmarks.operators"),
+        ("-c", "import benchmarks.checked_sessions"),
     ],
     ids=str,
 )

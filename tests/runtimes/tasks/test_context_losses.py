@@ -22,7 +22,7 @@ measure = context_losses.context_losses
 def test_losses_are_those_of_single_windows(
     context: int, session: Session, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(context_losses, "MOST_ROWS", 3)
+    monkeypatch.setattr(context_losses, "MAX_ROWS", 3)
     positions = spread_positions(5000, count=7, longest=17)  # batches of 3, 3 and 1
     losses = measure(session, tokens[:5000], positions, context=context)
     assert losses.dtype == np.float32

@@ -54,7 +54,7 @@ def test_one_accumulated_step_has_the_whole_gradient(make_config: Make, started:
 
 
 def test_a_batch_that_cannot_be_shared_out_is_refused(make_config: Make) -> None:
-    with pytest.raises(ConfigError, match=r"accumulate is 3; expected a divisor of batch, 4"):
+    with pytest.raises(ConfigError, match=r"accumulate is 3; expected a divisor of batch, which is 4"):
         make_config(accumulate=3)
     with pytest.raises(ConfigError, match=r"batch is 4 with 3 processes; expected a multiple of 3"):
         Training.start(make_config(), Ranks(rank=0, count=3))

@@ -207,7 +207,7 @@ def test_a_plugin_is_not_looked_for_where_the_graph_has_none(graphs: Callable) -
     _, folder = graphs("transformer-xl", "native")
     with pytest.raises(
         ConfigError,
-        match=r"no node xl_export::RelativeAttention.*export --target tensorrt --attention plugin`",
+        match=r"no node xl_export::RelativeAttention.*export --target tensorrt --attention-as node`",
     ):
         parse(trt, fresh_log(trt), folder, attention="plugin", name="TensorRT")
 

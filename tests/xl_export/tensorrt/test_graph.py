@@ -153,11 +153,11 @@ def test_the_command_line(run: Path, tmp_path: Path) -> None:
     code, output = invoke("--target", "tensorrt", "--memory", "ring")
     assert code == 2
     assert "engines have shift memory" in output
-    code, output = invoke("--attention", "native")
+    code, output = invoke("--attention-as", "operators")
     assert code == 2
-    assert "--attention is for --target tensorrt" in output
+    assert "--attention-as is for --target tensorrt" in output
     assert list(tmp_path.iterdir()) == []
-    code, output = invoke("--target", "tensorrt", "--attention", "native", "--mem-len", "9")
+    code, output = invoke("--target", "tensorrt", "--attention-as", "operators", "--mem-len", "9")
     assert code == 0, output
     assert "shift memory, memory 9" in output
     assert "tolerance 0.02" in output
