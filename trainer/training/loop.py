@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from tqdm import tqdm
 from runtimes.base.errors import ArtefactError, ConfigError, DivergedError
 from runtimes.base.files import read_json, write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
+from runtimes.base.lock import only_writer
 from runtimes.base.records import from_json, to_json
 from runtimes.contract.spec import VOCAB
 from trainer.data.source import Source, load_source, reload_source, with_vocab_size
@@ -43,8 +45,8 @@ def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress
     """
     out = Path(out)
     check_tensorboard(config.tensorboard)
-    with joined(config.device) as ranks:
-        _start(config, out, ranks, force=force, progress=progress and ranks.is_first)
+    with joined(config.device) as ranks, ExitStack() as held:
+        _start(config, out, ranks, held, force=force, progress=progress and ranks.is_first)
     return out
 
 
@@ -53,12 +55,13 @@ def resume(run: Path | str, *, progress: bool = True) -> Path:
 
     On the CPU, with as many threads and processes as before, every bit is as if training had never stopped.
     With another number of processes the losses are the same up to rounding, and dropout draws other random
-    numbers.
+    numbers. Raises UserError that names the other process where one is writing to the run.
     """
     run = Path(run)
     config = config_of(run)
     check_tensorboard(config.tensorboard)
-    with joined(config.device) as ranks:
+    with joined(config.device) as ranks, ExitStack() as held:
+        ranks.on_first(lambda: _hold(run, held))
         _go_on(config, run, ranks, progress=progress and ranks.is_first)
     return run
 
@@ -73,7 +76,14 @@ def config_of(run: Path) -> TrainConfig:
     return from_json(TrainConfig, read_json(run / CONFIG), where=str(run / CONFIG))
 
 
-def _start(config: TrainConfig, out: Path, ranks: Ranks, *, force: bool, progress: bool) -> None:
+def _hold(run: Path, held: ExitStack) -> None:
+    """Keeps every other process from writing to a run until `held` ends: two would mix their metrics."""
+    held.enter_context(only_writer(run, doing="trained"))
+
+
+def _start(
+    config: TrainConfig, out: Path, ranks: Ranks, held: ExitStack, *, force: bool, progress: bool
+) -> None:
     sources = [Path(path) for path in (config.text, config.data) if path is not None]
     ranks.on_first(lambda: refuse_existing(out, force=force, marker=METRICS, sources=sources))
     # The run stores absolute paths, so that it can be resumed from any working folder.
@@ -92,13 +102,16 @@ def _start(config: TrainConfig, out: Path, ranks: Ranks, *, force: bool, progres
     tensors = snapshot(training)
 
     def make_folder() -> None:
-        with atomic_folder(out, force=force, marker=METRICS, sources=sources) as folder:
+        replaces = force and (out / METRICS).is_file()
+        old = only_writer(out, doing="replaced") if replaces else nullcontext()
+        with old, atomic_folder(out, force=force, marker=METRICS, sources=sources) as folder:
             write_json(folder / CONFIG, to_json(config))
             write_json(folder / VOCAB, source.vocab.to_json())
             for name, text in source.files.items():
                 (folder / name).write_bytes(text)
             (folder / METRICS).touch()
             write(training, tensors, folder, source.digest)
+        _hold(out, held)
 
     ranks.on_first(make_folder)
     _continue(training, out, source, progress=progress)

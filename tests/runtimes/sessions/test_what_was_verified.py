@@ -1,0 +1,101 @@
+"""What was verified is what runs: files that change after an artefact was opened change nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from runtimes import check, open_session
+from runtimes.base.errors import ArtefactError
+from runtimes.base.sealed import file_facts, read_verified
+from runtimes.contract.spec import GRAPH, WEIGHTS
+
+
+def test_weights_that_are_overwritten_change_no_answer(artefact: Path, tokens: np.ndarray) -> None:
+    session, path = open_session(artefact), artefact / WEIGHTS
+    expected, _ = session.step(tokens[None, :8], session.start(1))
+    with open(path, "r+b") as stream:  # in place, as `cp` does
+        stream.write(bytes(path.stat().st_size))
+    logits, _ = session.step(tokens[None, :8], session.start(1))
+    assert np.array_equal(logits, expected)
+    os.truncate(path, 0)  # a map of the file would end the process here
+    logits, _ = session.step(tokens[None, :8], session.start(1))
+    assert np.array_equal(logits, expected)
+    path.unlink()
+    logits, _ = session.step(tokens[None, :8], session.start(1))
+    assert np.array_equal(logits, expected)
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is returned has the hash of the record, or an error is raised: there is no gap between the two."""
+    monkeypatch.setattr("runtimes.base.sealed.BLOCK", 1000)
+    path, content = tmp_path / "file", os.urandom(10_500)
+    path.write_bytes(content)
+    facts = file_facts(path)
+    assert read_verified(path, facts, record="spec.json", again="make it again") == content
+    sha256 = hashlib.sha256
+
+    class Meddling:
+        """Changes the end of the file while its beginning is hashed."""
+
+        def __init__(self) -> None:
+            self.digest = sha256()
+
+        def update(self, data: bytes) -> None:
+            if path.read_bytes() == content:
+                path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+            self.digest.update(data)
+
+        def hexdigest(self) -> str:
+            return self.digest.hexdigest()
+
+    monkeypatch.setattr("runtimes.base.sealed.hashlib.sha256", Meddling)
+    try:
+        assert read_verified(path, facts, record="spec.json", again="make it again") == content
+    except ArtefactError as error:
+        assert "was altered" in str(error)  # noqa: PT017 (either end is right, by which thread was first)
+
+
+@pytest.mark.parametrize("where", ["initializer", "branch"])
+def test_a_graph_that_refers_to_another_file_is_refused(
+    where: str, artefact: Path, reseal: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (artefact / "secret.bin").write_bytes(bytes(1 << 20))
+    monkeypatch.chdir(artefact)
+    model = onnx.load(artefact / GRAPH, load_external_data=False)
+    tensor = next(t for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL)
+    if where == "branch":
+        outside = onnx.TensorProto()
+        outside.CopyFrom(tensor)
+        inner = onnx.helper.make_graph([], "branch", [], [], [outside])
+        model.graph.node.append(onnx.helper.make_node("If", ["c"], [], then_branch=inner, else_branch=inner))
+        tensor = model.graph.node[-1].attribute[0].g.initializer[0]
+    for entry in tensor.external_data:
+        if entry.key == "location":
+            entry.value = "secret.bin"
+    (artefact / GRAPH).write_bytes(model.SerializeToString())
+    reseal(artefact, GRAPH)
+    with pytest.raises(
+        ArtefactError, match=r"takes tensors from the file 'secret\.bin', which the artefact's"
+    ):
+        open_session(artefact)
+
+
+def test_a_reference_that_was_altered_is_refused_when_it_is_read(artefact: Path) -> None:
+    assert check(artefact).passed
+    document = json.loads((artefact / "spec.json").read_text())
+    assert "reference.npz" in document["files"]
+    content = bytearray((artefact / "reference.npz").read_bytes())
+    content[-30] ^= 1
+    (artefact / "reference.npz").write_bytes(content)
+    with pytest.raises(ArtefactError, match=r"reference\.npz was altered"):
+        check(artefact)
