@@ -20,7 +20,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -111,7 +111,7 @@ OTHER_KINDS = {
 }
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> io.BufferedReader:
     """A regular file, or a link to one, opened to be read as bytes.
 
     Raises OSError where it cannot be opened and for a folder, a pipe or a device. Nobody may ever write into
@@ -124,7 +124,7 @@ def open_file(path: Path) -> BinaryIO:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if kind != stat.S_IFREG:
             raise OSError(errno.EINVAL, f"It is {OTHER_KINDS.get(kind, 'no file')} and not a file", str(path))
-        return os.fdopen(descriptor, "rb")
+        return open(descriptor, "rb")
     except OSError:
         os.close(descriptor)
         raise
