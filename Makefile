@@ -12,13 +12,18 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 DEMO_READY = $(VENV)/.ready-demo
 READY = $(VENV)/.ready
 
-.PHONY: demo test lint docs setup clean
+.PHONY: demo test soak lint docs setup clean
 
 demo: $(DEMO_READY)
 	$(BIN)/xl-export demo --out demo --force
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4
+
+# random schedules for an hour, or for `make soak SECONDS=60`; SEED=… repeats what a failed round printed
+SECONDS ?= 3600
+soak: $(READY)
+	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) $(BIN)/python -m pytest tests/soak -m soak -n 0 -s
 
 lint: $(READY)
 	$(BIN)/ruff check .
