@@ -1,8 +1,8 @@
 """Runs the fused operator in ONNX Runtime on inputs that fit, nearly fit, or do not fit at all.
 
 `python operator_worker.py LIBRARY SEED COUNT` makes COUNT graphs of one node and runs each. It prints the
-number of each case before it starts, and at the end how many were computed and how many refused. The library may be
-compiled with sanitizers: then any access beyond a tensor ends the process.
+number of each case before it starts, and at the end how many were computed and how many refused. The library
+may be compiled with sanitizers: then any access beyond a tensor ends the process.
 """
 
 from __future__ import annotations
