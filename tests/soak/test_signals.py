@@ -62,11 +62,13 @@ def interrupt(writer: Writer, number: signal.Signals, seconds: float) -> str:
     if number == signal.SIGKILL:
         assert process.returncode == -signal.SIGKILL, what
         return "killed"
-    assert process.returncode == 128 + number, what
+    # While Python itself ends, a signal has its default action again; the work is done by then.
+    ended = process.returncode == -number and writer.out.exists() and not said
+    assert ended or process.returncode == 128 + number, what
     for word in ("Traceback", "Exception ignored", "most recent call"):
         assert word not in said, what
     assert writer.hidden() == [], f"it left {writer.hidden()}: {what}"
-    return "stopped"
+    return "finished" if ended else "stopped"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
