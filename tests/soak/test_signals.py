@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from runtimes.base.files import read_npz
 from tests.soak.writers import Writer, wait_for_handlers, writers
 from xl_export.artefact.export import export
 
@@ -71,12 +72,25 @@ def interrupt(writer: Writer, number: signal.Signals, seconds: float) -> str:
     return "finished" if ended else "stopped"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_saving_streams_ends_well_at_a_signal(number: signal.Signals, commands: dict[str, Writer]) -> None:
+@pytest.mark.parametrize("number", GENTLE)
+def test_saving_streams_ends_well_at_a_signal(
+    number: signal.Signals, artefacts: dict[str, Path], tmp_path: Path
+) -> None:
     """For the command that starts fastest; `make soak` has all commands and random moments."""
-    writer = commands["memory"]
-    assert interrupt(writer, number, 0.3) in ("stopped", "finished")
-    finish(writer)
+    file = tmp_path / "streams.npz"
+    endless = (
+        "generate",
+        artefacts["ring"],
+        "--prompt",
+        "the ",
+        "--tokens",
+        "10000000",
+        "--save-memory",
+        file,
+    )
+    writer = Writer(name="memory", arguments=endless, out=file, whole=read_npz, again=())
+    assert interrupt(writer, number, 0.2) == "stopped"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.soak

@@ -121,7 +121,7 @@ def writers(run: Path, artefact: Path, shift: Path, text: Path, folder: Path) ->
             "memory",
             "streams.npz",
             "--save-memory",
-            ("generate", artefact, "--prompt", "the ", "--tokens", "4000"),
+            ("generate", artefact, "--prompt", "the ", "--tokens", "1000"),
             lambda path: load_memory(path, open_session(artefact)),
             again=(),
         ),
