@@ -14,6 +14,7 @@ import click
 from runtimes.base.terminal import TerminalStream
 
 TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed
+_ended_by: list[int] = []  # the terminations that this process has received
 
 
 def clean_up_when_terminated() -> None:
@@ -26,7 +27,12 @@ def clean_up_when_terminated() -> None:
         return
     for number in TERMINATIONS:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda received, _: sys.exit(128 + received))
+            signal.signal(number, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    _ended_by.append(number)
+    sys.exit(128 + number)
 
 
 @contextlib.contextmanager
@@ -34,7 +40,7 @@ def stopped_in_a_word() -> Iterator[None]:
     """Ends the process with the word "stopped" and exit code 130 where Ctrl-C interrupts the block.
 
     A library whose import is interrupted may raise another error in place of KeyboardInterrupt; that ends in
-    the same way.
+    the same way. An error in place of a termination ends with the exit code of the termination.
     """
     interrupted = False
 
@@ -53,6 +59,8 @@ def stopped_in_a_word() -> Iterator[None]:
     except KeyboardInterrupt:
         _stop()
     except Exception:
+        if _ended_by:
+            raise SystemExit(128 + _ended_by[0]) from None
         if not interrupted:
             raise
         _stop()

@@ -69,14 +69,15 @@ def test_an_interrupt_while_packages_are_imported_ends_in_a_word(
     assert lines == ["stopped"]
 
 
+@pytest.mark.parametrize(("name", "end"), [("SIGINT", (130, "stopped\n")), ("SIGTERM", (143, ""))])
 def test_an_interrupt_that_an_import_turns_into_another_error_ends_in_a_word(
-    run: Path, tmp_path: Path
+    name: str, end: tuple[int, str], run: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "torch.py").write_text(
         "import os, signal\n"
         "try:\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "except KeyboardInterrupt:\n"
+        f"    os.kill(os.getpid(), signal.{name})\n"
+        "except BaseException:\n"
         "    raise SystemError('initialization raised unreported exception')\n"
     )
     command = [sys.executable, "-m", "xl_export", "eval", str(run), "--text", str(run / "config.json")]
@@ -87,7 +88,7 @@ def test_an_interrupt_that_an_import_turns_into_another_error_ends_in_a_word(
         text=True,
         timeout=60,
     )
-    assert (ended.returncode, ended.stderr) == (130, "stopped\n")
+    assert (ended.returncode, ended.stderr) == end
 
 
 def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:
