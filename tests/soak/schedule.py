@@ -85,9 +85,9 @@ class Schedule:
             self.permute: 6,
             self.save: 4,
             self.fork: 4,
+            self.spoil: 3,
+            self.threads: 4,
         }
-        if hasattr(Memory, "in_use"):  # only such a memory refuses a second thread and clears rows with NaN
-            kinds |= {self.spoil: 3, self.threads: 4}
         self.live = [self.fresh()]
         for _ in range(operations):
             (operation,) = self.random.choices(list(kinds), list(kinds.values()))

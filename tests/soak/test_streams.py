@@ -76,7 +76,12 @@ def soak_round(
 @pytest.mark.timeout(120)
 def test_a_few_hundred_operations_keep_every_row_as_its_text_alone(make_run: Make, tmp_path: Path) -> None:
     counts, worst = soak_round(5, 150, make_run, tmp_path, None)
-    assert min(counts[name] for name in ("step", "restart", "pad", "permute", "save", "fork")) > 0
+    assert (
+        min(
+            counts[name] for name in ("step", "restart", "pad", "permute", "save", "fork", "threads", "spoil")
+        )
+        > 0
+    )
     assert 0 < worst < 1e-4
 
 
