@@ -53,3 +53,47 @@ def test_the_command_line_imports_nothing_heavy(python: Callable) -> None:
     assert not loaded & heavy
     # Of the trainer only the names that options can have; they need nothing else.
     assert {name for name in loaded if name.startswith("trainer.")} == {"trainer.run", "trainer.run.choices"}
+
+
+OPEN = """
+import runtimes
+from runtimes.base.errors import MissingPackageError
+try:
+    runtimes.open_session(sys.argv[1])
+except MissingPackageError as error:
+    print(error)
+"""
+
+
+def test_opening_an_artefact_without_onnx_runtime_says_what_to_install(
+    artefacts: dict[str, Path], python: Callable
+) -> None:
+    ended = python(OPEN, artefacts["ring"], block=("onnxruntime",))
+    assert ended.returncode == 0, ended.stderr
+    assert "pip install 'xl-export[cpu]'" in ended.stdout
+    assert len(ended.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("missing", ["torch", "safetensors"])
+def test_opening_a_run_without_its_packages_says_what_to_install(
+    missing: str, run: Path, python: Callable
+) -> None:
+    ended = python(OPEN, run, block=(missing,))
+    assert ended.returncode == 0, ended.stderr
+    assert (
+        f"{missing} is not installed and this step needs it; run `pip install 'xl-export[train]'`"
+        in ended.stdout
+    )
+    assert len(ended.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"), [("1.24.9", True), ("1.25.0", False), ("1.9.1", True), ("2.0.0", False)]
+)
+def test_an_onnx_runtime_too_old_for_the_ring_is_refused(
+    version: str, refused: bool, artefacts: dict, python: Callable
+) -> None:
+    code = f"import onnxruntime\nonnxruntime.__version__ = {version!r}\n{OPEN}"
+    said = python(code, artefacts["ring"]).stdout
+    assert ("ring memory needs ONNX Runtime 1.25 or newer" in said) is refused
+    assert ("--memory shift" in said) is refused
