@@ -200,6 +200,9 @@ class Schedule:
             array[row] = np.nan
         streams.rows[row].alone = None
         self.step(streams)
+        if self.random.random() < 0.7:
+            streams.memory.positions[row], streams.rows[row] = 0, Row(self.reference.start(1))
+            self.step(streams)
 
     def threads(self, streams: Streams) -> None:
         """Two threads step one memory at the same moment: each is refused, or right."""
