@@ -24,7 +24,9 @@ def new_memory(session: Session, batch: int) -> Memory:
     needed = batch * sum(tensor.num_bytes(batch=1) for tensor in session.state)
     refuse_beyond_memory(needed, what=f"the memory of {batch} streams", mend="use a smaller batch")
     tensors = {tensor.name: np.zeros(tensor.sizes(batch=batch), tensor.dtype) for tensor in session.state}
-    return Memory(np.zeros(batch, np.int64), tensors, session.identity)
+    memory = Memory(np.zeros(batch, np.int64), tensors, session.identity)
+    memory.unsure = False
+    return memory
 
 
 def checked_targets(session: Session, targets: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -106,6 +108,7 @@ def load_memory(path: Path | str, session: Session) -> Memory:
         raise ArtefactError(f"{path} is damaged: {error}") from error
     if not all(np.isfinite(array).all() for array in tensors.values()):
         raise ArtefactError(f"{path} is damaged: it holds values that are not finite; start a new stream.")
+    memory.unsure = False
     return memory
 
 
@@ -136,8 +139,6 @@ def check_memory(session: Session, memory: Memory) -> None:
             "the memory's arrays do not have the names of this session; use memory from start() or "
             "load_memory()."
         )
-    if np.shape(memory.unsure) != positions.shape or memory.unsure.dtype != bool:
-        memory.unsure = np.ones(positions.shape, bool)  # rows were added or taken out by hand
     for tensor in session.state:
         array = tensors[tensor.name]
         shape = tensor.sizes(batch=len(positions))

@@ -34,8 +34,8 @@ class Memory:
     together. tensors: the memory arrays by name. Their values are finite. `Session.step` updates them in
     place, and only `copy()` makes new ones. owner: the identity of the artefact or run that the numbers
     belong to. binding: what a session keeps over these arrays from step to step; it is neither copied nor
-    saved. unsure: bool [B], the rows whose tensors may hold values that are not finite; a session clears such
-    a row when it starts again (see `runtimes.contract.restart`).
+    saved. unsure: whether the tensors may hold values that are not finite, as those of a caller may; a session
+    then clears a row that starts again (see `runtimes.contract.restart`).
 
     One thread at a time may use a memory: see `in_use`.
     """
@@ -44,11 +44,8 @@ class Memory:
     tensors: dict[str, np.ndarray]
     owner: str
     binding: Any = field(default=None, init=False, repr=False, compare=False)
-    unsure: np.ndarray = field(init=False, repr=False, compare=False)
+    unsure: bool = field(default=True, init=False, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        self.unsure = np.zeros(np.shape(self.positions), bool)
 
     @property
     def batch(self) -> int:
@@ -77,7 +74,7 @@ class Memory:
                 {name: array.copy() for name, array in self.tensors.items()},
                 self.owner,
             )
-            fork.unsure = self.unsure.copy()
+            fork.unsure = self.unsure
         return fork
 
     def __deepcopy__(self, _: dict[int, Any]) -> Memory:

@@ -2,7 +2,7 @@
 
 What a mask hides from a token counts with weight 0 in its attention, and 0 times NaN is NaN. So one text that
 overflowed could spoil the next one in the same row. Clearing every row that starts again would cost more than
-a short text; so a session remembers which rows may hold such values, and clears only those.
+a short text; so a session remembers whether a memory may hold such values, and clears rows only then.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from runtimes.contract.memory import Memory
 
 
 def clear_restarted_rows(memory: Memory) -> None:
-    """Sets the tensors of those rows to zero that start a new text and may hold values that are not finite.
+    """Sets the tensors of rows that start a new text to zero, where they may hold what is not finite.
 
-    A value that is not finite and visible makes every later output of its row not a number. So `observe` need
-    only look at the last output of each step.
+    Before position 0 a row holds only padding, so nothing is lost. The memory stays unsure until all of its
+    rows start again together, because a caller may have changed the order of the rows.
     """
-    rows = memory.unsure & (memory.positions <= 0)
+    if not memory.unsure:
+        return
+    rows = memory.positions <= 0
     if not rows.any():
         return
     for name, array in memory.tensors.items():
@@ -27,11 +29,15 @@ def clear_restarted_rows(memory: Memory) -> None:
         ):  # on a device: the session uploads the new array at its next step
             memory.tensors[name] = array = np.array(array)
         array[rows] = 0
-    memory.unsure[rows] = False
+    memory.unsure = not rows.all()
 
 
 def observe(memory: Memory, last: np.ndarray) -> None:
-    """Notes the rows [B] whose last output is not finite, or was not computed at all (NaN in `last` for
-    both).
+    """Notes whether the last output of a step is finite in every row; `last` [B] is NaN where it was not
+    computed.
+
+    A value that is not finite and visible makes every later output of its row not a number, so it is enough
+    to look at the last output.
     """
-    memory.unsure |= ~np.isfinite(last)
+    if not np.isfinite(last).all():
+        memory.unsure = True

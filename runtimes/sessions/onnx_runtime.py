@@ -28,6 +28,8 @@ COMPUTED_BY: dict[Kernel, str] = {
     "standard": "ONNX Runtime, standard operators",
     "fused": "ONNX Runtime, fused operator",
 }
+ON_THE_CPU: dict[str, Any] = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}
+FROM_MEMORY = "add_external_initializers_from_files_in_memory"
 # ONNX Runtime's name of the folder in which it looks for tensors outside of a graph that is given as bytes.
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 # The first release of ONNX Runtime that runs each form of memory.
@@ -130,19 +132,18 @@ class OrtSession(GraphSession):
         options.intra_op_num_threads = threads or available_cpus()
         if library:
             self._register(options, library)
-        weights = contents[WEIGHTS]
-        options.add_external_initializers_from_files_in_memory([WEIGHTS], [weights], [len(weights)])
         try:
+            if not hasattr(options, FROM_MEMORY):  # 1.23, the newest for Python 3.10: it maps the file itself
+                session = self._ort.InferenceSession(str(graph), options, **ON_THE_CPU)
+                _verify_signature(session, self.spec, graph)
+                return session
+            weights = contents[WEIGHTS]
+            getattr(options, FROM_MEMORY)([WEIGHTS], [weights], [len(weights)])
             # A tensor that ONNX Runtime does not take from these bytes, as in a branch, is looked for in a
             # folder: an empty one, so that no file of the working folder is ever read.
             with tempfile.TemporaryDirectory() as nothing:
                 options.add_session_config_entry(EXTERNAL_FOLDER, nothing)
-                session = self._ort.InferenceSession(
-                    bytes(contents[graph.name]),
-                    options,
-                    providers=["CPUExecutionProvider"],
-                    enable_fallback=0,
-                )
+                session = self._ort.InferenceSession(bytes(contents[graph.name]), options, **ON_THE_CPU)
             _verify_signature(session, self.spec, graph)
             return session
         except ArtefactError:

@@ -146,7 +146,27 @@ def test_a_row_that_starts_again_does_not_see_what_was_not_a_number(
         assert np.abs(logits - expected).max() < 1e-4
         fork = memory.copy()
         assert isinstance(fork, Memory)
-        assert not fork.unsure.any()
+        assert not fork.unsure
+
+
+def test_rows_that_changed_places_do_not_bring_what_was_not_a_number(
+    session: Session, tokens: np.ndarray
+) -> None:
+    batch = np.stack([tokens[:8], tokens[8:16]])
+    expected, _ = session.step(batch, session.start(2))
+    memory = session.start(2)
+    session.step(batch, memory)
+    for array in memory.tensors.values():
+        array[1] = np.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        session.step(batch, memory)
+    for name, array in memory.tensors.items():
+        memory.tensors[name] = array[[1, 0]]
+    for row in (1, 0):  # first the row that is sound
+        memory.positions[row] = 0
+        logits, _ = session.step(batch, memory)
+        assert np.abs(logits[row] - expected[row]).max() < 1e-4
 
 
 def test_a_session_that_was_forked_is_refused_in_a_sentence(session: Session, tokens: np.ndarray) -> None:
