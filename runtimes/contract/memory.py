@@ -34,8 +34,8 @@ class Memory:
     together. tensors: the memory arrays by name. Their values are finite. `Session.step` updates them in
     place, and only `copy()` makes new ones. owner: the identity of the artefact or run that the numbers
     belong to. binding: what a session keeps over these arrays from step to step; it is neither copied nor
-    saved. unsure: whether the tensors may hold values that are not finite, as those of a caller may; a session
-    then clears a row that starts again (see `runtimes.contract.restart`).
+    saved. unsure: whether the tensors may hold values that are not finite, as those of a caller may; a
+    session then clears a row that starts again (see `runtimes.contract.restart`).
 
     One thread at a time may use a memory: see `in_use`.
     """
