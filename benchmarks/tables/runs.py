@@ -10,9 +10,9 @@ from typing import Any
 
 from benchmarks.compare import read_results
 from benchmarks.configs import CONFIGS
+from benchmarks.history import BUSY
 from runtimes.base.errors import ArtefactError
 
-BUSY = 0.1  # of the CPUs: what other processes may have used while a run that is published was measured
 SOFTWARE = (("onnxruntime", "ONNX Runtime"), ("torch", "PyTorch"), ("python", "Python"))
 Row = dict[str, Any]
 

@@ -54,7 +54,7 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
             continue
         # The path is seen from the host where there is no cgroup namespace, and then begins with what is
         # mounted.
-        inside = path[len(beneath) :] if path.startswith(beneath) else "/"
+        inside = path[len(beneath) :] if f"{path}/".startswith(f"{beneath}/") else "/"
         folder = mount / inside.strip("/")
         yield folder
         while folder != mount:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import shutil
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from runtimes.base.errors import UserError
 from runtimes.base.files import flush, writing
-from runtimes.base.partial import hidden_name, make_hidden, sweep
+from runtimes.base.partial import bring_back, make_hidden, retired_name, sweep
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
@@ -37,6 +38,7 @@ def atomic_folder(
     path = path.resolve()
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        bring_back(path)
         sweep(path)
         temporary, lock = make_hidden(path, folder=True)
         try:
@@ -102,23 +104,42 @@ def _exchange(temporary: Path, path: Path, *, marker: str, sources: Sequence[Pat
     """Puts the new folder in place of the old one, which ends up under the temporary name."""
     refuse_existing(path, force=True, marker=marker, sources=sources)
     if not path.exists():
-        return _move_onto_nothing(temporary, path)
+        _move_onto_nothing(temporary, path)
+        return
+    with _locked(path):  # under its hidden name, too, nobody may sweep it before it was looked at
+        _exchange_existing(temporary, path, marker=marker)
+
+
+def _exchange_existing(temporary: Path, path: Path, *, marker: str) -> None:
     if _swap(temporary, path):
         try:  # what was there at that very moment must be what may be deleted
             refuse_existing(temporary, force=True, marker=marker)
         except UserError as error:
             _swap(temporary, path)
             raise UserError(f"{path} changed meanwhile, and is left as it is; give another --out.") from error
-        return None
-    retired = hidden_name(path)
+        return
+    # Two renames, where the system knows no exchange. A kill between them leaves the old folder under a name
+    # from which the next command brings it back.
+    retired = retired_name(path)
     os.rename(path, retired)
     try:
         os.rename(temporary, path)
-    except OSError:
+    except BaseException:
         os.rename(retired, path)
         raise
     os.rename(retired, temporary)
-    return None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds the lock on a folder by which `sweep` knows what is in use, where the file system has locks."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _swap(first: Path, second: Path) -> bool:

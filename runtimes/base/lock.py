@@ -33,8 +33,11 @@ def only_writer(folder: Path, *, doing: str) -> Iterator[None]:
         )
         yield
     finally:
-        # The file goes before the lock, so that whoever gets the lock on it next sees that it is gone.
-        (folder / LOCK).unlink(missing_ok=True)
+        # The file goes before the lock, so that whoever gets the lock on it next sees that it is gone. Where
+        # the folder was exchanged meanwhile, the file of that name is somebody else's.
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(lock), os.stat(folder / LOCK)):
+                (folder / LOCK).unlink()
         os.close(lock)
 
 

@@ -20,6 +20,21 @@ def hidden_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
 
 
+def retired_name(path: Path) -> Path:
+    """A hidden name for what `path` was, while it is replaced in two steps; `bring_back` knows it again."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.replaced")
+
+
+def bring_back(path: Path) -> None:
+    """Gives `path` its old folder again, where a kill between two renames left only a hidden name."""
+    if path.exists():
+        return
+    for entry in list(os.scandir(path.parent)):
+        if re.fullmatch(re.escape(f".{path.name}.") + r"[0-9a-f]{8}\.replaced", entry.name):
+            os.rename(entry.path, path)
+            return
+
+
 def make_hidden(path: Path, *, folder: bool) -> tuple[Path, int]:
     """Makes an empty hidden file or folder next to `path`.
 
@@ -29,7 +44,10 @@ def make_hidden(path: Path, *, folder: bool) -> tuple[Path, int]:
         hidden = hidden_name(path)
         if folder:
             hidden.mkdir()
-            lock = os.open(hidden, os.O_RDONLY)
+            try:
+                lock = os.open(hidden, os.O_RDONLY)
+            except FileNotFoundError:  # a sweeper was quicker
+                continue
         else:
             lock = os.open(hidden, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
+from mmap import mmap
 from pathlib import Path
 
 import numpy as np
@@ -156,12 +157,12 @@ def check_memory(session: Session, memory: Memory) -> None:
 
 def _is_own(array: object) -> bool:
     """Whether an array may be written to without changing anything else."""
-    if not isinstance(array, np.ndarray):
+    if not isinstance(array, np.ndarray) or isinstance(array, np.memmap):  # the latter writes to a file
         return False
     flags = array.flags
     if not (flags.writeable and flags.aligned and flags.c_contiguous):
         return False
-    return array.base is None or not isinstance(array.base, np.ndarray | bytes | memoryview)
+    return array.base is None or not isinstance(array.base, np.ndarray | bytes | memoryview | mmap)
 
 
 def refuse_after_fork(process: int) -> None:
@@ -169,5 +170,5 @@ def refuse_after_fork(process: int) -> None:
     if os.getpid() != process:
         raise StreamError(
             "this session was opened before the process was forked, and its threads do not exist in the "
-            "copy; open the folder again in the new process."
+            'copy; open the folder in each child, and start children with multiprocessing\'s "spawn".'
         )

@@ -82,7 +82,9 @@ class Memory:
 
     def __getstate__(self) -> dict[str, Any]:
         with self.in_use():
-            return {name: value for name, value in self.__dict__.items() if name not in ("binding", "_lock")}
+            tensors = {name: np.array(array) for name, array in self.tensors.items()}
+            positions = np.array(self.positions)
+        return {"positions": positions, "tensors": tensors, "owner": self.owner, "unsure": self.unsure}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # What is unpickled lies in the bytes of the pickle; a step wants arrays with bytes of their own.
@@ -92,7 +94,21 @@ class Memory:
 
 
 def save_memory(memory: Memory, path: Path | str) -> None:
-    """Writes the streams to an `.npz` file, atomically. Streams from `load_memory` continue bit for bit."""
+    """Writes the streams to an `.npz` file, atomically. Streams from `load_memory` continue bit for bit.
+
+    Raises StreamError where a row that has begun holds values that are not finite: it could not be loaded.
+    """
     with memory.in_use(), atomic_file(Path(path)) as temporary, open(temporary, "wb") as stream:
-        arrays = {f"tensor/{name}": array for name, array in memory.tensors.items()}
+        arrays = {f"tensor/{name}": np.asarray(array) for name, array in memory.tensors.items()}
+        for name, array in arrays.items():
+            finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+            if (bad := np.flatnonzero(~finite & (memory.positions > 0))).size:
+                raise StreamError(
+                    f"row {bad[0]} of the memory holds values that are not finite; start a new text in it "
+                    "(position 0) or take it out before saving."
+                )
+            if not finite.all():  # rows that start again see nothing of what they held
+                arrays[name] = np.where(
+                    finite.reshape(-1, *[1] * (array.ndim - 1)), array, array.dtype.type(0)
+                )
         np.savez(stream, owner=np.array(memory.owner), positions=memory.positions, **arrays)

@@ -15,8 +15,8 @@ from runtimes.contract.memory import Memory
 def clear_restarted_rows(memory: Memory) -> None:
     """Sets the tensors of rows that start a new text to zero, where they may hold what is not finite.
 
-    Before position 0 a row holds only padding, so nothing is lost. The memory stays unsure until all of its
-    rows start again together, because a caller may have changed the order of the rows.
+    Before position 0 a row holds only padding, so nothing is lost. Afterwards all rows are looked at once:
+    the memory stays unsure only where another row does hold such values.
     """
     if not memory.unsure:
         return
@@ -29,7 +29,7 @@ def clear_restarted_rows(memory: Memory) -> None:
         ):  # on a device: the session uploads the new array at its next step
             memory.tensors[name] = array = np.array(array)
         array[rows] = 0
-    memory.unsure = not rows.all()
+    memory.unsure = not all(np.isfinite(array).all() for array in memory.tensors.values())
 
 
 def observe(memory: Memory, last: np.ndarray) -> None:

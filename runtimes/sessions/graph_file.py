@@ -14,7 +14,7 @@ from runtimes.base.errors import ArtefactError
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # how a field is stored
 MODEL = {"graph": 7, "functions": 25}
 GRAPH = {"node": 1, "initializer": 5, "sparse_initializer": 15}
-FUNCTION_NODE = 7
+FUNCTION = {"node": 7, "attribute_proto": 11}
 NODE = {"op_type": 4, "attribute": 5}
 ATTRIBUTE = {"tensor": (5, 10), "graph": (6, 11), "sparse": (22, 23)}
 SPARSE = (1, 2)  # values, indices
@@ -70,9 +70,11 @@ def _read_model(data: memoryview, inside: _Inside) -> None:
         if number == MODEL["graph"]:
             _read_graph(value, inside, depth=0)
         elif number == MODEL["functions"]:
-            for inner, node in _fields(value):
-                if inner == FUNCTION_NODE:
-                    _read_node(node, inside, depth=0)
+            for inner, content in _fields(value):
+                if inner == FUNCTION["node"]:
+                    _read_node(content, inside, depth=0)
+                elif inner == FUNCTION["attribute_proto"]:
+                    _read_attribute(content, inside, depth=0)
 
 
 def _read_graph(data: memoryview, inside: _Inside, *, depth: int) -> None:
@@ -92,13 +94,17 @@ def _read_node(data: memoryview, inside: _Inside, *, depth: int) -> None:
         if number == NODE["op_type"] and bytes(value) in LOOPS:
             inside.loops.add(bytes(value))
         elif number == NODE["attribute"]:
-            for inner, content in _fields(value):
-                if inner in ATTRIBUTE["graph"]:
-                    _read_graph(content, inside, depth=depth + 1)
-                elif inner in ATTRIBUTE["tensor"]:
-                    _read_tensor(content, inside)
-                elif inner in ATTRIBUTE["sparse"]:
-                    _read_sparse(content, inside)
+            _read_attribute(value, inside, depth=depth)
+
+
+def _read_attribute(data: memoryview, inside: _Inside, *, depth: int) -> None:
+    for number, value in _fields(data):
+        if number in ATTRIBUTE["graph"]:
+            _read_graph(value, inside, depth=depth + 1)
+        elif number in ATTRIBUTE["tensor"]:
+            _read_tensor(value, inside)
+        elif number in ATTRIBUTE["sparse"]:
+            _read_sparse(value, inside)
 
 
 def _read_sparse(data: memoryview, inside: _Inside) -> None:
@@ -120,6 +126,8 @@ def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
+        if tag >= 1 << 32:  # other readers drop what is beyond 32 bits, and would see another field
+            raise _DamagedError
         kind, number = tag & 7, tag >> 3
         if kind == BYTES:
             length, at = _varint(data, at)

@@ -92,14 +92,20 @@ def _aligned(session: Session, rows: list[np.ndarray], memory: Memory | None) ->
     The padding stands at negative positions, where it is invisible to what follows.
     """
     lengths = np.array([len(row) for row in rows])
-    if memory is not None and len(set(lengths.tolist())) > 1:
+    if memory is not None and memory.batch != len(rows):
+        raise StreamError(
+            f"{len(rows)} prompt(s) were given and the memory holds {memory.batch} streams; give one prompt "
+            "for each stream."
+        )
+    begun = memory is not None and bool((memory.positions != 0).any())
+    if begun and len(set(lengths.tolist())) > 1:
         raise StreamError(
             "prompts that continue existing memory must have equal numbers of tokens; feed them one by one."
         )
     padding = lengths.max() - lengths
     tokens = np.stack([np.pad(row, (pad, 0)) for row, pad in zip(rows, padding, strict=True)])
-    if memory is None:
-        memory = session.start(len(rows))
+    memory = session.start(len(rows)) if memory is None else memory
+    if not begun:
         memory.positions[:] = -padding
     return tokens, memory
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtimes.base.errors import needs
+from runtimes.base.errors import StreamError, needs
 from runtimes.base.records import to_json
 from runtimes.contract.checks import (
     checked_targets,
@@ -30,6 +30,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.model.model import LanguageModel
+
+
+# The process in which a session first loaded PyTorch, whose threads a forked child does not have.
+_torch_process: int | None = None
+
+
+def _refuse_torch_of_a_parent() -> None:
+    """Raises StreamError in a forked child of a process that loaded PyTorch; it would wait for ever."""
+    global _torch_process
+    if _torch_process is None:
+        _torch_process = os.getpid()
+    if _torch_process != os.getpid():
+        raise StreamError(
+            "this process was forked from one that had loaded PyTorch, whose threads do not exist here; "
+            'start it with multiprocessing\'s "spawn" instead, or open the run only in the children.'
+        )
 
 
 class TorchSession:
@@ -59,6 +75,7 @@ class TorchSession:
         rule: the run's own rule of evaluation when None. threads: PyTorch has one number for the whole
         process.
         """
+        _refuse_torch_of_a_parent()
         with needs("train", "torch", "safetensors", "tqdm"):
             import torch
 
@@ -95,7 +112,9 @@ class TorchSession:
         if rule == self.rule:
             return self
         identity = sha256(f"{self.identity} {rule}".encode()).hexdigest()
-        return type(self)(self.model, self.vocab, rule, identity=identity)
+        other = type(self)(self.model, self.vocab, rule, identity=identity)
+        other._process = self._process  # the weights and PyTorch's threads are those of that process
+        return other
 
     def step_bytes(self, *, segment: int) -> int:
         state = sum(tensor.num_bytes(batch=1) for tensor in self.state)

@@ -58,6 +58,9 @@ def launch(command: Sequence[str], processes: int) -> None:
     options = ["--standalone", "--nproc-per-node", str(processes), "--no-python"]
     with tempfile.TemporaryDirectory(prefix="xl-export-") as reports, _surroundings_kept():
         os.environ[REPORTS] = reports
+        # The launcher would take over signals that are ignored now, as SIGHUP is under `nohup`.
+        heard = [number.name for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(heard)
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cpus() // processes)))
         try:
             run(parse_args([*options, *command]))  # type: ignore[no-untyped-call]

@@ -21,6 +21,7 @@ from runtimes.base.errors import ArtefactError, ConfigError, DivergedError
 from runtimes.base.files import read_json, write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.lock import only_writer
+from runtimes.base.partial import sweep
 from runtimes.base.records import from_json, to_json
 from runtimes.contract.spec import VOCAB
 from trainer.data.source import Source, load_source, reload_source, with_vocab_size
@@ -135,8 +136,7 @@ def _mend(training: Training, run: Path) -> None:
     """Repairs what a kill left behind, once every process has read what it needs."""
     mend(training, run)
     for name in (STATE, MODEL, METRICS):
-        for leftover in run.glob(f".{name}.*"):
-            leftover.unlink(missing_ok=True)
+        sweep(run / name)
 
 
 def _check_held_out(config: TrainConfig, held_out: np.ndarray) -> None:

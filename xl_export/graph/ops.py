@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from runtimes.contract.spec import GRAPH, WEIGHTS
 from runtimes.contract.tensors import TensorFacts
@@ -115,3 +117,14 @@ def save_graph(model: ir.Model, path: Path, *, weights_of: Path) -> None:
 
 def _shape(fact: TensorFacts) -> ir.Shape:
     return ir.Shape([int(size) if size.isdigit() else size for size in fact.shape])
+
+
+def remove_unused_nodes(model: ir.Model) -> None:
+    """Removes the nodes and constants whose results nothing reads, without a line of log for it."""
+    log = logging.getLogger("onnx_ir")
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        RemoveUnusedNodesPass()(model)
+    finally:
+        log.setLevel(level)

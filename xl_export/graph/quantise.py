@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from runtimes.base.startup import load_onnxruntime
 from runtimes.contract.precision import Precision
 from xl_export.graph.fused_cpu import DOMAIN, OPERATORS, TABLE
+from xl_export.graph.ops import remove_unused_nodes
 
 BLOCK = 32  # values that share a scale
 LEVEL = 4  # activations in int8; level 0 multiplies in fp32 and is a hundred times slower with 8 bits
@@ -82,7 +82,7 @@ def quantise(model: ir.Model, bits: int) -> None:
             made.outputs[0].name = f"{node.outputs[0].name}.{made.op_type}"
         new[-1].outputs[0].name = node.outputs[0].name
         ir.convenience.replace_nodes_and_values(graph, node, [node], new, node.outputs, new[-1].outputs)
-    RemoveUnusedNodesPass()(model)  # transposes and constants that nothing reads any more
+    remove_unused_nodes(model)  # transposes and constants that nothing reads any more
 
 
 def quantised(matrix: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

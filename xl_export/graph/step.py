@@ -20,7 +20,6 @@ from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import Form, head_groups
@@ -29,6 +28,7 @@ from xl_export.graph.gated import gated_attention
 from xl_export.graph.head import all_logits, embed, selected
 from xl_export.graph.layers import Weights
 from xl_export.graph.memory import Group, MemoryLayers
+from xl_export.graph.ops import remove_unused_nodes
 from xl_export.graph.persistent import attend_persistent, context_and_persistent
 from xl_export.graph.tables import bias_table, position_table, query_bias, span_table
 
@@ -64,7 +64,7 @@ class StepGraph(MemoryLayers):
             opset=self.spec.opset,
             domains=self.domains,
         )
-        RemoveUnusedNodesPass()(model)  # table rows, where no term depends on distance
+        remove_unused_nodes(model)  # table rows, where no term depends on distance
         return model
 
     def selected(self, x: ir.Value) -> list[ir.Value]:

@@ -217,3 +217,30 @@ def test_what_a_killed_command_left_is_swept_and_what_a_living_one_writes_is_not
         temporary.write_text("text")
     assert not other.exists()
     assert names(tmp_path) == [".folder.0123abcd.not", "file", "folder"]
+
+
+def test_a_kill_between_two_renames_where_there_is_no_exchange_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next command brings the old folder back; an interrupt brings it back at once."""
+    path, rename = tmp_path / "folder", os.rename
+    fill(path, "old")
+    monkeypatch.setattr(folders, "_swap", lambda first, second: False)
+
+    def stopped(source: Path, target: Path) -> None:
+        if Path(target) == path and Path(source).suffix == ".partial":
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", stopped)
+    with pytest.raises(KeyboardInterrupt), atomic_folder(path, marker="file", force=True) as mine:
+        fill(mine, "new")
+    monkeypatch.undo()
+    assert (path / "file").read_text() == "old"
+    path.rename(tmp_path / ".folder.0123abcd.replaced")  # as a kill would leave it
+    with (
+        pytest.raises(UserError, match="was written by somebody else meanwhile"),
+        atomic_folder(path, marker="file") as mine,
+    ):
+        fill(mine, "new")
+    assert (path / "file").read_text() == "old"

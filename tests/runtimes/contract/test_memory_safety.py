@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import threading
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from runtimes.base.errors import StreamError
+from runtimes.contract.checks import load_memory
 from runtimes.contract.memory import Memory, save_memory
 from runtimes.contract.session import Session
 
@@ -74,6 +76,13 @@ def mapped(array: np.ndarray) -> np.ndarray:
     return np.memmap(path, array.dtype, mode="r", shape=array.shape)
 
 
+def mapped_to_write(array: np.ndarray) -> np.ndarray:
+    """A map of a file that a step would write to."""
+    path = Path(os.environ["PYTEST_MAP"])
+    array.tofile(path)
+    return np.memmap(path, array.dtype, mode="r+", shape=array.shape)
+
+
 def misaligned(array: np.ndarray) -> np.ndarray:
     room = np.zeros(array.nbytes + 1, np.uint8)
     return room[1:].view(array.dtype).reshape(array.shape)
@@ -82,6 +91,7 @@ def misaligned(array: np.ndarray) -> np.ndarray:
 SPOILED: dict[str, Spoil] = {
     "read-only": read_only,
     "map": mapped,
+    "map to write": mapped_to_write,
     "misaligned": misaligned,
     "view": lambda array: np.concatenate([array, array])[: len(array)],
     "other bytes first": lambda array: array.astype(array.dtype.newbyteorder()),
@@ -172,11 +182,14 @@ def test_rows_that_changed_places_do_not_bring_what_was_not_a_number(
 def test_a_session_that_was_forked_is_refused_in_a_sentence(session: Session, tokens: np.ndarray) -> None:
     """Its threads are not in the copy: without the check a run in PyTorch waits for them for ever."""
     session.step(tokens[None, :8], session.start(1))
+    shorter = dataclasses.replace(session.rule, mem_len=4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # that this process has several threads
         child = os.fork()
     if child == 0:  # no exception may leave the child, which would run the rest of the tests
         try:
+            if session.spec is None:  # its other rules share its weights, and its threads
+                session = session.with_rule(shorter)
             session.step(tokens[None, :8], session.start(1))
             os._exit(1)
         except StreamError as error:
@@ -184,3 +197,20 @@ def test_a_session_that_was_forked_is_refused_in_a_sentence(session: Session, to
         except BaseException:
             os._exit(3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_row_that_is_not_a_number_is_refused_when_it_is_saved(
+    session: Session, tokens: np.ndarray, tmp_path: Path
+) -> None:
+    batch = np.stack([tokens[:8], tokens[8:16]])
+    expected, memory = session.step(batch, session.start(2))
+    for array in memory.tensors.values():
+        array[1] = np.nan
+    with pytest.raises(StreamError, match="row 1 of the memory holds values that are not finite"):
+        save_memory(memory, tmp_path / "stream.npz")
+    assert list(tmp_path.iterdir()) == []
+    memory.positions[1] = 0
+    save_memory(memory, tmp_path / "stream.npz")
+    loaded = load_memory(tmp_path / "stream.npz", session)
+    logits, _ = session.step(batch, loaded)
+    assert np.abs(logits[1] - expected[1]).max() < 1e-4

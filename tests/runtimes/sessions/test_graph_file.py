@@ -110,3 +110,16 @@ def test_damaged_bytes_are_one_sentence_and_deep_graphs_too() -> None:
         graph = helper.make_graph([helper.make_node("If", ["c"], ["z"], body=graph)], "b", [], [BRANCH])
     with pytest.raises(ArtefactError, match="is not a readable ONNX file"):
         refuse_foreign_graph(model([branches(graph)]), name="step.onnx", files=[])
+
+
+def test_a_field_that_other_readers_would_see_elsewhere_is_refused() -> None:
+    """ONNX Runtime drops what a tag has beyond 32 bits; a reader that does not would miss the Loop."""
+    tag = (4 << 3 | 2) + (1 << 32)  # op_type of a node, with a bit beyond
+    written = bytearray()
+    while tag >= 0x80:
+        written.append(tag & 0x7F | 0x80)
+        tag >>= 7
+    node = bytes([*written, tag, 4]) + b"Loop"
+    graph = bytes([1 << 3 | 2, len(node)]) + node
+    with pytest.raises(ArtefactError, match="is not a readable ONNX file"):
+        refuse_foreign_graph(bytes([7 << 3 | 2, len(graph)]) + graph, name="step.onnx", files=[])
