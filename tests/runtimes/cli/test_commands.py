@@ -219,7 +219,7 @@ def test_memory_of_another_artefact_is_refused(artefacts: dict[str, Path], tmp_p
     )
     refused(
         xl("generate", artefacts["ring"], "--prompt", "a", "--prompt", "b", "--load-memory", saved),
-        "2 rows",
+        "2 prompt(s)",
         "1 streams",
     )
 

@@ -207,16 +207,24 @@ def test_what_cannot_be_generated_is_refused_before_the_first_token(
     [
         (["ab", "a"], 2, (), "equal numbers of tokens"),
         (["a", "b"], 2, ("x",), "one stream at a time"),
-        (["a", "b"], 3, (), "2 rows and the memory holds 3 streams"),
+        (["a", "b"], 3, (), r"2 prompt\(s\) were given and the memory holds 3 streams"),
     ],
 )
 def test_memory_that_does_not_fit_the_prompts_is_refused(
     prompts: list[str], rows: int, stop: Sequence[str], message: str, sessions: dict[str, Session]
 ) -> None:
     memory = sessions["ring"].start(rows)
+    memory.positions[:] = 5  # streams that have begun
     with pytest.raises(StreamError, match=message):
         list(generate(sessions["ring"], prompts, max_tokens=2, stop=stop, memory=memory))
-    assert memory.positions.tolist() == [0] * rows
+    assert memory.positions.tolist() == [5] * rows
+
+
+def test_unequal_prompts_of_a_new_memory_say_what_they_say_without_one(sessions: dict[str, Session]) -> None:
+    session, prompts = sessions["ring"], ["ab", "a"]
+    alone = [piece.token for piece in generate(session, prompts, max_tokens=5)]
+    kept = [piece.token for piece in generate(session, prompts, max_tokens=5, memory=session.start(2))]
+    assert kept == alone
 
 
 def test_logits_that_are_not_finite_end_in_one_sentence() -> None:
