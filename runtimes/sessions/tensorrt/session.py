@@ -67,14 +67,14 @@ class TrtSession(GraphSession):
     @classmethod
     def describe(cls, folder: Path) -> dict[str, Any]:
         """The facts of the engine in a folder; needs no TensorRT."""
-        engine, spec = load_engine(folder)
+        facts, spec = load_engine(folder)
         return describe_spec(spec) | {
             "kind": "engine",
-            "identity": engine.identity,
-            "computed_by": f"{NAMES[engine.flavour]} engine",
-            "files": {name: to_json(facts) for name, facts in engine.files.items()},
-            "engine": to_json(engine),
-            "producer": spec.producer | engine.producer,
+            "identity": facts.identity,
+            "computed_by": f"{NAMES[facts.flavour]} engine",
+            "files": {name: to_json(file) for name, file in facts.files.items()},
+            "engine": to_json(facts),
+            "producer": spec.producer | facts.producer,
         }
 
     @classmethod

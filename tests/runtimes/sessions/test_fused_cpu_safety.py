@@ -23,6 +23,7 @@ SANITIZED = (
 )
 
 
+@pytest.mark.timeout(900)  # compiled under sanitizers first, which takes minutes on a busy machine
 @pytest.mark.parametrize("processor", ["native", pytest.param("x86-64", marks=pytest.mark.slow)])
 def test_random_steps_stay_within_their_tensors(processor: str, tmp_path: Path) -> None:
     if shutil.which("g++") is None:

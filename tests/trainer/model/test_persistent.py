@@ -104,7 +104,7 @@ def test_vectors_start_with_unit_variance_after_scaling() -> None:
     [
         (
             {"sublayers": "all-attention"},
-            "model.d_ff is 0 and model.persistent 0; all-attention layers take 1 to",
+            "model.d_ff is 0 and model.persistent is 0; all-attention layers take 1 to",
         ),
         ({"sublayers": "all-attention", "persistent": 3, "d_ff": 4}, "and no d_ff"),
         ({"sublayers": "feed-forward", "persistent": 3, "d_ff": 4}, "no persistent vectors"),

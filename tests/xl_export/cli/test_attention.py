@@ -230,7 +230,7 @@ def test_the_memory_that_is_looked_at_can_be_chosen(run: Path, text_file: Path, 
         np.testing.assert_array_equal(arrays["average"], seen.average)
     out = tmp_path / "too-long"
     result = call("attention", run, "--text", text_file, "--out", out, "--mem-len", 290)
-    assert_refused(result, "the text has 300 tokens; with a memory of 290")
+    assert_refused(result, "the text has 300 tokens, expected at least 306 for a memory of 290")
     assert not out.exists()
 
 

@@ -182,7 +182,7 @@ def test_a_missing_tensorrt_is_named_with_the_command_that_installs_it(
 
 def test_a_build_needs_neither_pytorch_nor_onnx_runtime(artefacts: dict[str, Path], tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
-    names = ("torch", "onnxruntime", "onnx_ir", "trainer", "safetensors")
+    names = ("torch", "onnxruntime", "onnx_ir", "trainer.model", "trainer.run.checkpoint", "safetensors")
     block = f"import sys\nfor name in {names}: sys.modules[name] = None\n"
     command = [sys.executable, "-c", block + "from xl_export.cli.main import main; main()", "tensorrt"]
     arguments = [str(artefacts["shift"]), "--out", str(tmp_path / "engine"), *RTX]
