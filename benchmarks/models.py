@@ -13,9 +13,8 @@ import torch
 from runtimes.base.files import write_json
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import VOCAB
 from runtimes.contract.tensors import Form
-from runtimes.contract.vocabulary import ByteVocab
+from runtimes.contract.vocabulary import ByteVocab, save_vocab
 from trainer.model.config import ModelConfig
 from trainer.model.model import LanguageModel
 from trainer.run.checkpoint import CONFIG, MODEL, save_tensors
@@ -44,7 +43,7 @@ def write_run(folder: Path, model: ModelConfig, rule: MemoryRule, weights: Weigh
     folder.mkdir(parents=True)
     config = TrainConfig(model=model, training=rule, evaluation=rule, vocab="byte", text=None)
     write_json(folder / CONFIG, to_json(config))
-    write_json(folder / VOCAB, ByteVocab().to_json())
+    save_vocab(folder, ByteVocab())
     save_tensors(folder / MODEL, {name: torch.from_numpy(array) for name, array in weights.items()})
     return folder
 

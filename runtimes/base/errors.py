@@ -14,7 +14,7 @@ class UserError(ValueError):
     """Something given to xl-export cannot be used; the message says what and how to mend it."""
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of the message of a library's exception, without a full stop."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__

@@ -21,7 +21,7 @@ from runtimes.base.sealed import FileFacts, identity_of, parse_sealed, verify_fi
 from runtimes.contract.spec import REFERENCE, SPEC, VOCAB, Spec, parse_spec
 
 BUILD, PLAN = "build.json", "step.plan"
-SIDE_FILES = (SPEC, VOCAB, REFERENCE)  # copied from the artefact as they are
+SIDE_FILES = (SPEC, VOCAB, REFERENCE)  # copied from the artefact as they are, with a tokenizer's file
 SCHEMA = 1
 MAX_AXIS = 1 << 16  # rows, or tokens, in any profile
 MAX_FACTS_BYTES = 1 << 20  # of `build.json`

@@ -35,10 +35,11 @@ from runtimes.contract.precision import (
 )
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import Form, StateFacts, TensorFacts, bytes_saved, row_bytes, state_tensors
+from runtimes.contract.vocabulary import VOCAB as VOCAB
 
 SCHEMA = 1
 SPEC, GRAPH, WEIGHTS = "spec.json", "step.onnx", "weights.bin"
-VOCAB, REFERENCE = "vocab.json", "reference.npz"
+REFERENCE = "reference.npz"
 # The same step for the fused operator, over the same weights; absent where the operator does not serve the
 # model.
 FUSED = "fused.onnx"

@@ -16,7 +16,7 @@ from runtimes.base.startup import FATAL, load_onnxruntime
 from runtimes.contract.memory import Memory
 from runtimes.contract.spec import FUSED, GRAPH, VOCAB, WEIGHTS, Spec, load_spec, open_artefact
 from runtimes.contract.tensors import Form
-from runtimes.contract.vocabulary import Vocab, load_vocab
+from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, load_vocab
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.description import describe_spec
 from runtimes.sessions.graph import GraphSession
@@ -90,10 +90,10 @@ class OrtSession(GraphSession):
         fused-kernel` has built it on this machine. Otherwise it takes the standard operators. Raises
         ConfigError where `fused` cannot be had.
         """
-        spec, contents = open_artefact(folder, wanted=(GRAPH, FUSED, WEIGHTS, VOCAB))
+        spec, contents = open_artefact(folder, wanted=(GRAPH, FUSED, WEIGHTS, *VOCAB_FILES))
         library = chosen_library(spec, kernel)
         graph = folder / (FUSED if library else GRAPH)
-        vocab = load_vocab(folder / VOCAB, contents[VOCAB])
+        vocab = load_vocab(folder / VOCAB, contents[VOCAB], contents)
         return cls(spec, vocab, graph, threads=threads, library=library, contents=contents)
 
     def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:

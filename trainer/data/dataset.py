@@ -20,7 +20,7 @@ from runtimes.base.sealed import FileFacts, file_facts, identity_of, parse_seale
 from runtimes.contract.model_facts import MAX_SIZE
 from runtimes.contract.spec import VOCAB
 from runtimes.contract.tokens import DATA as DATA
-from runtimes.contract.vocabulary import Vocab, load_vocab
+from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, load_vocab
 
 SCHEMA = 1  # version of `data.json`
 SPLITS = ("train", "valid", "test")
@@ -111,7 +111,8 @@ def _parse(data: object, *, where: str) -> DatasetFacts:
         facts.schema == SCHEMA
         and 1 <= facts.vocab_size <= MAX_SIZE
         and set(facts.tokens) == set(SPLITS)
-        and set(facts.files) == {VOCAB, *(f"{split}.bin" for split in SPLITS)}
+        and set(facts.files) - set(VOCAB_FILES) == {f"{split}.bin" for split in SPLITS}
+        and VOCAB in facts.files
         and all(
             count > 1 and facts.files[f"{split}.bin"].num_bytes == count * itemsize
             for split, count in facts.tokens.items()

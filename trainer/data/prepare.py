@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from runtimes.base.errors import TextError, UserError
-from runtimes.base.files import write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.sealed import FileFacts, file_facts
 from runtimes.contract.spec import VOCAB
-from runtimes.contract.vocabulary import ByteVocab, CharVocab, WordVocab
+from runtimes.contract.vocabulary import ByteVocab, CharVocab, WordVocab, save_vocab
 from trainer.data.corpora import CORPORA, WHOLE, Corpus
 from trainer.data.dataset import DATA, SPLITS, DatasetFacts, DType, save_facts, smallest_dtype
 from trainer.data.published import Files, Tick, find_corpus, progress_bar, read_blocks, total_bytes
@@ -54,7 +53,7 @@ def prepare(
         scratch = folder / "unpacked"
         found = find_corpus(corpus, source, scratch, unverified=unverified, progress=progress)
         vocab = _vocabulary(corpus, found.parts, progress)
-        write_json(folder / VOCAB, vocab.to_json())
+        save_vocab(folder, vocab)
         dtype, tokens, files = smallest_dtype(vocab.size), {}, {VOCAB: file_facts(folder / VOCAB)}
         for split in SPLITS:
             path = folder / f"{split}.bin"

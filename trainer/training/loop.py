@@ -23,7 +23,7 @@ from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.lock import only_writer
 from runtimes.base.partial import sweep
 from runtimes.base.records import from_json, to_json
-from runtimes.contract.spec import VOCAB
+from runtimes.contract.vocabulary import save_vocab
 from trainer.data.source import Source, load_source, reload_source, with_vocab_size
 from trainer.model.model import count_parameters
 from trainer.run.checkpoint import CONFIG, METRICS, MODEL, STATE, TEST
@@ -107,7 +107,7 @@ def _start(
         old = only_writer(out, doing="replaced") if replaces else nullcontext()
         with old, atomic_folder(out, force=force, marker=METRICS, sources=sources) as folder:
             write_json(folder / CONFIG, to_json(config))
-            write_json(folder / VOCAB, source.vocab.to_json())
+            save_vocab(folder, source.vocab)
             for name, text in source.files.items():
                 (folder / name).write_bytes(text)
             (folder / METRICS).touch()

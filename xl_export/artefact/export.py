@@ -22,8 +22,9 @@ from runtimes.base.sealed import file_facts
 from runtimes.contract.engine import Attention
 from runtimes.contract.precision import Measured, MemoryPrecision, Precision
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import FUSED, GRAPH, REFERENCE, SPEC, VOCAB, Spec, Target, save_spec
+from runtimes.contract.spec import FUSED, GRAPH, REFERENCE, SPEC, Spec, Target, save_spec
 from runtimes.contract.tensors import Form, state_tensors
+from runtimes.contract.vocabulary import save_vocab
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.tasks.check import Reference, save_reference
 from trainer.run.checkpoint import Run, load_run
@@ -92,7 +93,7 @@ def export(
         else:
             reference = compare(write_graphs(spec, trained, folder, attention), trained)
         save_reference(folder / REFERENCE, reference)
-        write_json(folder / VOCAB, trained.vocab.to_json())
+        save_vocab(folder, trained.vocab)
         if genai.takes(spec):
             write_json(folder / genai.FILE, genai.genai_config(spec))
         files = {path.name: file_facts(path) for path in sorted(folder.iterdir())}

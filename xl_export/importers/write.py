@@ -12,7 +12,7 @@ from runtimes.base.folders import atomic_folder
 from runtimes.base.machine import package_versions
 from runtimes.base.records import to_json
 from runtimes.base.sealed import file_facts
-from runtimes.contract.spec import VOCAB
+from runtimes.contract.vocabulary import save_vocab
 from trainer.model.model import LanguageModel
 from trainer.run.checkpoint import CONFIG, MODEL, save_tensors
 from xl_export.importers.shared.checkpoint import Checkpoint
@@ -34,7 +34,7 @@ def write_run(checkpoint: Checkpoint, out: Path, *, record: dict[str, Any], forc
     sources = list(checkpoint.files.values())
     with atomic_folder(out, force=force, marker=IMPORT, sources=sources) as folder:
         write_json(folder / CONFIG, to_json(config))
-        write_json(folder / VOCAB, checkpoint.vocab.to_json())
+        save_vocab(folder, checkpoint.vocab)
         save_tensors(folder / MODEL, {name: tensor.clone() for name, tensor in checkpoint.tensors.items()})
         write_json(folder / IMPORT, record)
 

@@ -17,6 +17,7 @@ from runtimes.base.sealed import file_facts
 from runtimes.contract.engine import BUILD, NAMES, PLAN, SIDE_FILES, EngineFacts, Profile, save_engine
 from runtimes.contract.precision import QUANTISED
 from runtimes.contract.spec import Spec, load_spec
+from runtimes.contract.vocabulary import VOCAB_FILES
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
 from xl_export.tensorrt.network import Parsed, parse
@@ -57,7 +58,7 @@ def build(
         with held_interrupt():
             parsed = parse(trt, log, artefact, attention=options.attention, name=NAMES[options.flavour])
         (folder / PLAN).write_bytes(serialize(trt, log, parsed, spec, profiles, options))
-        for name in SIDE_FILES:
+        for name in dict.fromkeys([*SIDE_FILES, *(name for name in VOCAB_FILES if name in spec.files)]):
             shutil.copyfile(artefact / name, folder / name)
         (folder / LINE).write_text(trtexec_command(artefact, spec, options, parsed.layers) + "\n")
         facts = EngineFacts(

@@ -1,0 +1,111 @@
+"""What every vocabulary offers, and the text helpers that they share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from runtimes.base.errors import TextError
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+VocabKind = Literal["byte", "char", "word", "subword", "ids"]
+Decoder = Callable[[int], str]  # the text that one more token adds
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecialTokens:
+    """The ids of the tokens that have a meaning of their own; None where a vocabulary has no such token.
+
+    end_of_document: stands after each document in training, and ends a generated text. beginning: stands
+    before a text. unknown: stands for what the vocabulary lacks. padding: fills rows in other projects; this
+    project pads with positions and never predicts it. end_of_line: a newline in a vocabulary of words.
+    """
+
+    end_of_document: int | None = None
+    beginning: int | None = None
+    unknown: int | None = None
+    padding: int | None = None
+    end_of_line: int | None = None
+
+    @property
+    def before_text(self) -> int | None:
+        """The token from which the first token of a text is predicted: its beginning, or the end of what came
+        before.
+        """
+        return _first_of(self.beginning, self.end_of_document, self.end_of_line)
+
+    @property
+    def after_text(self) -> int | None:
+        """The token that ends a text: the end of a document, or of a line."""
+        return _first_of(self.end_of_document, self.end_of_line)
+
+    def to_json(self) -> dict[str, int]:
+        """The ids by name, without those that are None."""
+        return {
+            field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None
+        }
+
+
+def _first_of(*ids: int | None) -> int | None:
+    return next((token for token in ids if token is not None), None)
+
+
+class Vocab(Protocol):
+    """A vocabulary encodes text to int64 ids [N] and decodes ids. `size` is V."""
+
+    kind: VocabKind
+    size: int
+    special: SpecialTokens
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        """The ids of a text; raises TextError for a text that the vocabulary cannot hold."""
+        ...
+
+    def decoder(self) -> Decoder:
+        """A function that takes tokens one by one and returns the text that each of them completes."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `vocab.json`."""
+        ...
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """The content of other files that belong beside `vocab.json`, by name."""
+        ...
+
+
+class NoFiles:
+    """A vocabulary that is whole in its `vocab.json`."""
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        return {}
+
+
+def decode(vocab: Vocab, tokens: Iterable[int]) -> str:
+    """The text of a sequence of tokens."""
+    decoder = vocab.decoder()
+    return "".join(decoder(int(token)) for token in tokens)
+
+
+def not_unicode(symbols: Iterable[str]) -> str | None:
+    """The first symbol with half of a surrogate pair, which UTF-8 cannot hold; None where there is none."""
+    return next((symbol for symbol in symbols if SURROGATE.search(symbol)), None)
+
+
+def as_text(text: str | bytes) -> str:
+    """`text` itself, or bytes decoded as UTF-8; raises TextError where they are not UTF-8."""
+    if isinstance(text, str):
+        return text
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TextError(
+            f"byte {error.start} of the text (0x{text[error.start]:02x}) is not UTF-8; convert the text to "
+            "UTF-8, or use a model with a byte vocabulary, which takes any file."
+        ) from error

@@ -1,0 +1,224 @@
+"""Vocabularies on disk: `vocab.json`, and the file of a subword library that may lie beside it.
+
+A vocabulary is stored beside its model. It is never rebuilt from a corpus.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from runtimes.base.errors import ArtefactError
+from runtimes.base.files import atomic_file, read_bytes, read_json, write_json
+from runtimes.contract.vocabulary.base import SpecialTokens, Vocab, not_unicode
+from runtimes.contract.vocabulary.ids import IdsVocab
+from runtimes.contract.vocabulary.subword import FILES, Library, SubwordVocab
+from runtimes.contract.vocabulary.symbols import ByteVocab, CharVocab
+from runtimes.contract.vocabulary.word import WORD_OPTIONS, WordVocab
+
+VOCAB = "vocab.json"
+VOCAB_FILES = (VOCAB, *FILES.values())  # `vocab.json`, and what may lie beside it
+MAX_SIZE = 1 << 24  # tokens, as in `ModelFacts`
+# The files beside a `tokenizer.json` in which Hugging Face's `transformers` says which tokens are special.
+TRANSFORMERS_FILES = ("special_tokens_map.json", "tokenizer_config.json")
+TRANSFORMERS_NAMES = {
+    "eos_token": "end_of_document",
+    "bos_token": "beginning",
+    "unk_token": "unknown",
+    "pad_token": "padding",
+}
+
+
+def save_vocab(folder: Path, vocab: Vocab) -> None:
+    """Writes `vocab.json` and the files that belong beside it."""
+    for name, content in vocab.files.items():
+        with atomic_file(folder / name) as temporary:
+            temporary.write_bytes(content)
+    write_json(folder / VOCAB, vocab.to_json())
+
+
+def load_vocab(
+    path: Path,
+    content: bytes | bytearray | None = None,
+    files: Mapping[str, bytes | bytearray] | None = None,
+) -> Vocab:
+    """The vocabulary in a `vocab.json`; raises ArtefactError when it is not one.
+
+    Every symbol is Unicode text, so that what a model generates can be printed and encoded. content, files:
+    of `vocab.json` and of the files beside it, where they were read and verified already.
+    """
+    data = read_json(path, content)
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if kind == "byte":
+        return _byte_vocab(data, path)
+    if kind == "ids":
+        return _ids_vocab(data, path)
+    if kind == "subword":
+        return _subword_vocab(data, path, files or {})
+    if kind not in ("char", "word"):
+        raise ArtefactError(
+            f"{path} is not a vocabulary; expected kind byte, char, word, subword or ids, as in the "
+            "vocab.json of a run."
+        )
+    symbols = _symbols(data.get("symbols"), path, kind=kind, what="symbols")
+    if kind == "char":
+        if any(len(symbol) != 1 for symbol in symbols):
+            raise ArtefactError(f"{path} is not a char vocabulary; a symbol is longer than one character.")
+        return CharVocab(symbols)
+    return WordVocab(symbols, **_word_options(data, path))
+
+
+def vocab_from_file(path: Path) -> Vocab:
+    """The vocabulary in a file that a user gives: a `vocab.json` of this project, a `tokenizer.json` of the
+    library `tokenizers`, or a `.model` of SentencePiece.
+
+    For a `tokenizer.json`, the files of `transformers` in the same folder say which tokens are special; where
+    there are none, their usual names do. Raises ArtefactError for any other file.
+    """
+    content = read_bytes(path)
+    if content.lstrip()[:1] != b"{":
+        return _opened("sentencepiece", content, path)
+    data = read_json(path, content)
+    if "kind" in data:
+        return load_vocab(path, content)
+    if not isinstance(data.get("model"), dict):
+        raise ArtefactError(
+            f"{path} is no vocabulary; give the vocab.json of a run, a tokenizer.json of the library "
+            "tokenizers, or a .model file of SentencePiece."
+        )
+    vocab = _opened("tokenizers", content, path)
+    told = _told_by_transformers(path, vocab)
+    return (
+        vocab
+        if not told
+        else SubwordVocab("tokenizers", content, special=SpecialTokens(**{**vocab.special.to_json(), **told}))
+    )
+
+
+def _opened(library: Library, content: bytes, path: Path) -> SubwordVocab:
+    try:
+        return SubwordVocab(library, content)
+    except ArtefactError as error:
+        raise ArtefactError(f"{path} is no vocabulary that can be read: {error}") from error
+
+
+def _told_by_transformers(path: Path, vocab: SubwordVocab) -> dict[str, int]:
+    """The ids of the special tokens that the files beside a `tokenizer.json` name."""
+    ids = {token["content"]: token["id"] for token in _added_tokens(vocab.content)}
+    told = {}
+    for file in TRANSFORMERS_FILES:
+        beside = path.with_name(file)
+        data = read_json(beside) if beside.is_file() else {}
+        for name, meaning in TRANSFORMERS_NAMES.items():
+            token = data.get(name) if isinstance(data, dict) else None
+            text = token.get("content") if isinstance(token, dict) else token
+            if isinstance(text, str) and text in ids:
+                told[meaning] = ids[text]
+    return told
+
+
+def _added_tokens(content: bytes) -> list[dict[str, Any]]:
+    tokens = json.loads(content).get("added_tokens") or []
+    return [token for token in tokens if isinstance(token, dict) and {"content", "id"} <= token.keys()]
+
+
+def _byte_vocab(data: dict[str, Any], path: Path) -> ByteVocab:
+    values, skipped = (
+        data.get(name, default) for name, default in (("values", [*range(256)]), ("skipped", []))
+    )
+    lists = isinstance(values, list) and isinstance(skipped, list)
+    if not lists or not values or not all(type(x) is int and 0 <= x < 256 for x in (*values, *skipped)):
+        raise ArtefactError(
+            f"{path} is not a byte vocabulary; expected lists of bytes as its values and skipped."
+        )
+    if len(set(values)) != len(values):
+        raise ArtefactError(f"{path} is not a byte vocabulary; its values repeat.")
+    return ByteVocab(values, skipped)
+
+
+def _ids_vocab(data: dict[str, Any], path: Path) -> IdsVocab:
+    size, names = _size(data, path), data.get("names")
+    if names is not None:
+        names = _symbols(names, path, kind="ids", what="names")
+        if len(names) != size or any(name.split() != [name] for name in names):
+            raise ArtefactError(
+                f"{path} is not an ids vocabulary; expected {size} names without white space, one for each "
+                "token."
+            )
+    return IdsVocab(size, names=names, special=_special(data, size, path))
+
+
+def _subword_vocab(data: dict[str, Any], path: Path, files: Mapping[str, bytes | bytearray]) -> SubwordVocab:
+    library, size = data.get("library"), _size(data, path)
+    if library not in FILES or data.get("file") != FILES[library]:
+        raise ArtefactError(
+            f"{path} is not a subword vocabulary; expected one of the libraries {', '.join(FILES)} with its "
+            "file."
+        )
+    name = FILES[library]
+    beside = path.with_name(name)
+    if name not in files and not beside.is_file():
+        raise ArtefactError(f"{beside} is missing; copy the whole folder again.")
+    content = bytes(files[name] if name in files else read_bytes(beside))
+    if hashlib.sha256(content).hexdigest() != data.get("sha256"):
+        raise ArtefactError(
+            f"{beside} was altered: its SHA-256 is not the one in {path.name}; copy it again."
+        )
+    return SubwordVocab(library, content, size=size, special=_special(data, size, path))
+
+
+def _size(data: dict[str, Any], path: Path) -> int:
+    size = data.get("size")
+    if type(size) is not int or not 1 <= size <= MAX_SIZE:
+        raise ArtefactError(
+            f"{path} is not a vocabulary; its size is {size!r:.40}, expected 1 to {MAX_SIZE} tokens."
+        )
+    return size
+
+
+def _special(data: dict[str, Any], size: int, path: Path) -> SpecialTokens:
+    special = data.get("special", {})
+    known = SpecialTokens.__dataclass_fields__
+    if not isinstance(special, dict) or not all(
+        name in known and type(token) is int and 0 <= token < size for name, token in special.items()
+    ):
+        raise ArtefactError(
+            f"{path} is not a vocabulary; its special tokens are {special!r:.80}, expected ids below {size} "
+            f"for {', '.join(known)}."
+        )
+    return SpecialTokens(**special)
+
+
+def _symbols(symbols: Any, path: Path, *, kind: str, what: str) -> list[str]:
+    """The symbols of a vocabulary, each of them a text of its own."""
+    if not isinstance(symbols, list) or not all(isinstance(symbol, str) and symbol for symbol in symbols):
+        raise ArtefactError(f"{path} is not a {kind} vocabulary; expected a list of {what}.")
+    if len(set(symbols)) != len(symbols):
+        raise ArtefactError(f"{path} is not a {kind} vocabulary; its {what} repeat.")
+    if (symbol := not_unicode(symbols)) is not None:
+        raise ArtefactError(
+            f"{path} is not a {kind} vocabulary; its symbol {symbol!r:.80} has half of a surrogate pair, "
+            "which is no Unicode text."
+        )
+    return symbols
+
+
+def _word_options(data: dict[str, Any], path: Path) -> dict[str, Any]:
+    options = {name: data[name] for name in WORD_OPTIONS if name in data}
+    marks = {
+        name: mark
+        for name, mark in options.items()
+        if name != "lower_case" and (mark is not None or name == "unknown")
+    }
+    if not all(isinstance(mark, str) and mark.split() == [mark] for mark in marks.values()):
+        raise ArtefactError(
+            f"{path} is not a word vocabulary; its symbols {marks!r:.80} are not single words."
+        )
+    if not isinstance(options.get("lower_case", False), bool):
+        raise ArtefactError(
+            f"{path} is not a word vocabulary; its lower_case is {options['lower_case']!r:.40}."
+        )
+    return options

@@ -1,0 +1,60 @@
+"""A vocabulary of token ids that another program makes: music, events, actions, or encoded text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from runtimes.base.errors import TextError
+from runtimes.contract.vocabulary.base import Decoder, NoFiles, SpecialTokens, VocabKind, as_text
+
+
+class IdsVocab(NoFiles):
+    """The tokens 0 to size - 1, which have a meaning for the user's own program alone.
+
+    names: a name for each token, without white space, if there are any. With names, a text is a sequence of
+    names between white space, and a generated token shows its name. Without names there is no text: `encode`
+    refuses one, and a generated token shows its number. Pieces of decoded text are separated by one blank.
+    """
+
+    kind: VocabKind = "ids"
+
+    def __init__(
+        self, size: int, *, names: Sequence[str] | None = None, special: SpecialTokens | None = None
+    ) -> None:
+        self.size, self.special = size, special or SpecialTokens()
+        self.names = None if names is None else list(names)
+        self._ids = {name: i for i, name in enumerate(self.names or [])}
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        if self.names is None:
+            raise TextError(
+                f"this model takes token ids from 0 to {self.size - 1} and no text; give ids, with "
+                "--prompt-ids in place of --prompt, or in a file with --ids."
+            )
+        words = as_text(text).split()
+        ids = np.fromiter((self._ids.get(word, -1) for word in words), np.int64, len(words))
+        if len(ids) and ids.min() < 0:
+            at = int(np.argmin(ids))
+            raise TextError(
+                f"{words[at]!r:.80}, word {at} of the text, is not among the names of this model's "
+                f"{self.size} tokens; give names of its tokens, such as {self.names[0]!r:.80}, or ids."
+            )
+        return ids
+
+    def decoder(self) -> Decoder:
+        begun = False
+
+        def decode(token: int) -> str:
+            nonlocal begun
+            blank, begun = " " if begun else "", True
+            return blank + (str(token) if self.names is None else self.names[token])
+
+        return decode
+
+    def to_json(self) -> dict[str, Any]:
+        names = {} if self.names is None else {"names": self.names}
+        special = {"special": told} if (told := self.special.to_json()) else {}
+        return {"kind": self.kind, "size": self.size, **names, **special}

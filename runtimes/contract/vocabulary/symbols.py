@@ -1,0 +1,89 @@
+"""Vocabularies whose tokens are bytes or characters."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from runtimes.base.errors import TextError
+from runtimes.contract.vocabulary.base import Decoder, NoFiles, SpecialTokens, VocabKind, as_text
+
+
+class ByteVocab(NoFiles):
+    """Each byte is a token. Decoding returns a UTF-8 character when its last byte has come.
+
+    values: the byte of each token, all 256 by default. skipped: bytes that encoding leaves out, because the
+    project in which the model was trained left them out.
+    """
+
+    kind: VocabKind = "byte"
+    special = SpecialTokens()
+
+    def __init__(self, values: Sequence[int] = range(256), skipped: Sequence[int] = ()) -> None:
+        self.values, self.skipped, self.size = list(values), list(skipped), len(values)
+        self._ids = np.full(256, -1)
+        self._ids[self.values] = np.arange(self.size)
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        try:
+            data = text.encode("utf-8") if isinstance(text, str) else text
+        except (
+            UnicodeEncodeError
+        ) as error:  # half a surrogate pair, such as an argument's byte that is not UTF-8
+            raise TextError(
+                f"{text[error.start]!r}, character {error.start} of the text, is not Unicode text."
+            ) from error
+        everything = found = np.frombuffer(data, np.uint8)
+        if self.skipped:
+            found = found[~np.isin(found, self.skipped)]
+        ids = self._ids[found]
+        if len(ids) and ids.min() < 0:
+            at = int(np.flatnonzero((self._ids[everything] < 0) & ~np.isin(everything, self.skipped))[0])
+            raise TextError(
+                f"the text has the byte {everything[at]} at byte {at}, which is not among the {self.size} "
+                "bytes that this model was trained on; remove it from the text."
+            )
+        return ids
+
+    def decoder(self) -> Decoder:
+        utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        return lambda token: utf8.decode(bytes([self.values[token]]))
+
+    def to_json(self) -> dict[str, Any]:
+        chosen = {} if self.values == list(range(256)) else {"values": self.values}
+        return {"kind": self.kind, **chosen, **({"skipped": self.skipped} if self.skipped else {})}
+
+
+class CharVocab(NoFiles):
+    """Each Unicode character is a token. A character that training did not see is refused."""
+
+    kind: VocabKind = "char"
+    special = SpecialTokens()
+
+    def __init__(self, symbols: list[str]) -> None:
+        self.symbols, self.size = symbols, len(symbols)
+        self._ids = {symbol: i for i, symbol in enumerate(symbols)}
+
+    @classmethod
+    def build(cls, text: str) -> CharVocab:
+        return cls(sorted(set(text)))
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        text = as_text(text)
+        ids = np.fromiter((self._ids.get(symbol, -1) for symbol in text), np.int64, len(text))
+        if len(ids) and ids.min() < 0:
+            at = int(np.argmin(ids))
+            raise TextError(
+                f"{text[at]!r}, character {at} of the text, is not among the {self.size} characters that "
+                "this model was trained on; remove it from the text, or train on text that has it."
+            )
+        return ids
+
+    def decoder(self) -> Decoder:
+        return lambda token: self.symbols[token]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "symbols": self.symbols}

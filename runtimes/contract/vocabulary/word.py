@@ -1,0 +1,123 @@
+"""A vocabulary whose tokens are the words between white space."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from runtimes.base.errors import TextError
+from runtimes.contract.vocabulary.base import Decoder, NoFiles, SpecialTokens, VocabKind, as_text
+
+UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
+# The options of `WordVocab` with their defaults; `vocab.json` has those that differ.
+WORD_OPTIONS = {"unknown": UNKNOWN, "end_of_line": END_OF_LINE, "start_of_line": None, "lower_case": False}
+
+
+class WordVocab(NoFiles):
+    """Each word between white space is a token.
+
+    A word outside the vocabulary becomes `unknown`, a newline `end_of_line`.
+
+    Where `end_of_line` is None, a newline is white space like any other. start_of_line: a symbol that stands
+    before each line, if any. lower_case: whether a text is lower-cased first. Decoding puts one blank between
+    words, so it restores a text but not its white space.
+    """
+
+    kind: VocabKind = "word"
+
+    def __init__(
+        self,
+        symbols: list[str],
+        *,
+        unknown: str = UNKNOWN,
+        end_of_line: str | None = END_OF_LINE,
+        start_of_line: str | None = None,
+        lower_case: bool = False,
+    ) -> None:
+        self.symbols, self.size = symbols, len(symbols)
+        self.unknown, self.end_of_line, self.start_of_line, self.lower_case = (
+            unknown,
+            end_of_line,
+            start_of_line,
+            lower_case,
+        )
+        self._ids = {symbol: i for i, symbol in enumerate(symbols)}
+        self.special = SpecialTokens(
+            unknown=self._ids.get(unknown),
+            end_of_line=None if end_of_line is None else self._ids.get(end_of_line),
+            beginning=None if start_of_line is None else self._ids.get(start_of_line),
+        )
+
+    @classmethod
+    def build(cls, text: str, *, min_count: int = 1, max_size: int | None = None) -> WordVocab:
+        """The vocabulary of a text, the most frequent word first, as an adaptive softmax needs it; ties in
+        order of appearance.
+
+        min_count: rarer words are left out. max_size: the largest number of symbols; None for no limit.
+        """
+        counts = Counter(text.split())
+        counts.pop(UNKNOWN, None)
+        counts.pop(END_OF_LINE, None)
+        kept = [word for word, count in counts.most_common() if count >= min_count]
+        return cls([UNKNOWN, END_OF_LINE, *kept][:max_size])
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        # A file that is no text would otherwise be read as unknown words.
+        if isinstance(text, bytes) and (at := text.find(b"\0")) >= 0:
+            raise TextError(
+                f"byte {at} of the text is NUL, so it is no text; give a text, or use a model with a byte "
+                "vocabulary."
+            )
+        unknown = self._ids.get(self.unknown, -1)
+        text = as_text(text)
+        words = list(_words(text.lower() if self.lower_case else text, self.end_of_line, self.start_of_line))
+        ids = np.fromiter((self._ids.get(word, unknown) for word in words), np.int64, len(words))
+        if len(ids) and ids.min() < 0:
+            at = int(np.argmin(ids))
+            raise TextError(
+                f"{words[at]!r}, word {at} of the text, is not among the {self.size} words of this model, "
+                f"which has no {self.unknown}; remove it from the text."
+            )
+        return ids
+
+    def decoder(self) -> Decoder:
+        at_line_start = True
+        begun = self.start_of_line is None
+
+        def decode(token: int) -> str:
+            nonlocal at_line_start, begun
+            symbol = self.symbols[token]
+            if not begun and symbol == self.start_of_line:
+                begun = True
+                return ""
+            word = "\n" if symbol == self.end_of_line else symbol
+            blank = "" if at_line_start or word == "\n" else " "
+            at_line_start = word == "\n"
+            begun = self.start_of_line is None or not at_line_start
+            return blank + word
+
+        return decode
+
+    def to_json(self) -> dict[str, Any]:
+        options = {
+            name: value
+            for name, value in vars(self).items()
+            if name in WORD_OPTIONS and value != WORD_OPTIONS[name]
+        }
+        return {"kind": self.kind, "symbols": self.symbols, **options}
+
+
+def _words(
+    text: str, end_of_line: str | None = END_OF_LINE, start_of_line: str | None = None
+) -> Iterable[str]:
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        if number and end_of_line:
+            yield end_of_line
+        words = line.split()
+        if start_of_line and (words or number < len(lines) - 1):
+            yield start_of_line
+        yield from words
