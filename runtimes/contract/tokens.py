@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from runtimes.base.errors import TextError, first_line
-from runtimes.base.files import NPZ_ERRORS, read_bytes, read_json
+from runtimes.base.errors import TextError
+from runtimes.base.files import read_bytes, read_json
 from runtimes.base.sealed import identity_of
+from runtimes.contract.id_files import open_ids
 from runtimes.contract.spec import VOCAB
 from runtimes.contract.vocabulary import Vocab, WordVocab, load_vocab
 
@@ -51,15 +52,7 @@ def unknown_share(vocab: Vocab, tokens: np.ndarray) -> float | None:
 
 
 def _mapped_ids(path: Path, vocab: Vocab) -> np.ndarray:
-    if path.exists() and not path.is_file():  # reading from a pipe would wait for its other end
-        raise TextError(f"{path} is not a file; expected a .npy file of token ids.")
-    try:
-        ids: np.ndarray = np.lib.format.open_memmap(path, mode="r")
-    except (*NPZ_ERRORS, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-        raise TextError(f"{path} could not be read as a .npy file of token ids: {reason}.") from error
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise TextError(f"{path} holds {ids.dtype} {list(ids.shape)}; expected token ids, integers [N].")
+    ids = open_ids(path)
     side = path.with_name(side_file(path.name))
     told = side.read_bytes() if side.is_file() and side.stat().st_size < MAX_SIDE_BYTES else b""
     if b'"vocabulary_sha256"' in told and told != side_bytes(vocab):

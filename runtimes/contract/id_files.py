@@ -1,0 +1,136 @@
+"""Files of token ids: `.npy` arrays, raw `.bin` files, and `.jsonl` files with one list of ids a line.
+
+Arrays are memory-mapped and lists are read line by line, so a file may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from runtimes.base.errors import TextError, first_line
+from runtimes.base.files import NPZ_ERRORS, open_file, reading
+
+IdType = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
+ID_TYPES: tuple[IdType, ...] = get_args(IdType)
+ID_SUFFIXES = (".npy", ".bin", ".jsonl")
+LONGEST_LINE = 1 << 26  # bytes of one document in a `.jsonl` file
+CHECKED = 1 << 22  # ids that are checked at a time
+
+
+def open_ids(path: Path, *, dtype: str | None = None, rows: bool = False) -> np.ndarray:
+    """The token ids [N] of a `.npy` or `.bin` file, memory-mapped and read-only.
+
+    dtype: of the ids of a `.bin` file, which are little-endian; it must be None for a `.npy` file. rows: a
+    `.npy` file may also hold ids [documents, N]. The range of the ids is not checked (see `refuse_outside`).
+    Raises TextError for a file that is missing, damaged or holds something else.
+    """
+    if path.suffix == ".bin":
+        return _raw(path, dtype)
+    if path.suffix != ".npy":
+        raise TextError(
+            f"{path} is no array of token ids; give a .npy file, or a .bin file of raw little-endian "
+            "integers."
+        )
+    _refuse_dtype(path, dtype)
+    _refuse_no_file(path, "a .npy file of token ids")
+    try:
+        ids: np.ndarray = np.lib.format.open_memmap(path, mode="r")
+    except (*NPZ_ERRORS, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise TextError(f"{path} could not be read as a .npy file of token ids: {reason}.") from error
+    if ids.ndim not in ((1, 2) if rows else (1,)) or ids.dtype.kind not in "iu":
+        shapes = "integers [N] or [documents, N]" if rows else "integers [N]"
+        raise TextError(f"{path} holds {ids.dtype} {list(ids.shape)}; expected token ids, {shapes}.")
+    return ids
+
+
+def documents(path: Path, *, dtype: str | None = None) -> Iterator[np.ndarray]:
+    """The documents of a file of ids, one after the other, each ids [N].
+
+    They are the lines of a `.jsonl` file, the rows of a two-dimensional `.npy` file, or the whole of any
+    other file. Raises TextError as `open_ids` does, and for a line that is no list of integers.
+    """
+    if path.suffix != ".jsonl":
+        ids = open_ids(path, dtype=dtype, rows=True)
+        yield from (ids if ids.ndim == 2 else [ids])
+        return
+    _refuse_dtype(path, dtype)
+    _refuse_no_file(path, "a .jsonl file of token ids")
+    with reading(path), open_file(path) as stream:
+        number = 0
+        while line := stream.readline(LONGEST_LINE + 1):
+            number += 1
+            if len(line) > LONGEST_LINE:
+                raise TextError(
+                    f"{path}: line {number} has more than {LONGEST_LINE:,} bytes; give each document a line "
+                    "of its own."
+                )
+            if line.strip():
+                yield _document(line, f"{path}: line {number}")
+
+
+def refuse_outside(ids: np.ndarray, path: Path, size: int, *, mend: str, start: int = 0) -> None:
+    """Raises TextError with file and index of the first id that is not from 0 to size - 1.
+
+    start: index of the first of these ids in the file. mend: what the user can do, the end of the sentence.
+    """
+    for at in range(0, len(ids), CHECKED):
+        block = ids[at : at + CHECKED]
+        if block.min() >= 0 and block.max() < size:
+            continue
+        first = int(np.argmax((block < 0) | (block >= size)))
+        raise TextError(
+            f"{path} has the token id {block[first]} at index {start + at + first}, outside the vocabulary "
+            f"(0 to {size - 1}); {mend}."
+        )
+
+
+def _raw(path: Path, dtype: str | None) -> np.ndarray:
+    if dtype not in ID_TYPES:
+        given = "no type was given" if dtype is None else f"the type given is {dtype!r:.40}"
+        raise TextError(
+            f"{path} holds raw integers, and {given}; say what they are with --dtype, one of "
+            f"{', '.join(ID_TYPES)}."
+        )
+    _refuse_no_file(path, "a .bin file of token ids")
+    with reading(path), open_file(path) as stream:
+        size = stream.seek(0, 2)
+    little_endian = np.dtype(dtype).newbyteorder("<")
+    if size % little_endian.itemsize:
+        raise TextError(
+            f"{path} has {size:,} bytes, which is no multiple of the {little_endian.itemsize} bytes of an "
+            f"{dtype}; give another --dtype, or copy the file again."
+        )
+    if size == 0:
+        return np.empty(0, little_endian)
+    return np.memmap(path, little_endian, mode="r")
+
+
+def _document(line: bytes, where: str) -> np.ndarray:
+    """The ids of a line: a list, or an object with a list named `ids`."""
+    try:
+        data: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise TextError(f"{where} is not JSON ({first_line(error):.200}); expected a list of ids.") from error
+    ids = data.get("ids") if isinstance(data, dict) else data
+    if not isinstance(ids, list) or not all(type(token) is int and abs(token) < 1 << 62 for token in ids):
+        raise TextError(f"{where} is no list of token ids; expected a line such as [12, 7, 345].")
+    return np.array(ids, np.int64)
+
+
+def _refuse_dtype(path: Path, dtype: str | None) -> None:
+    if dtype is not None:
+        raise TextError(
+            f"--dtype is {dtype}, and {path} says itself what it holds; leave out --dtype, which is for .bin "
+            "files."
+        )
+
+
+def _refuse_no_file(path: Path, expected: str) -> None:
+    if path.exists() and not path.is_file():  # reading from a pipe would wait for its other end
+        raise TextError(f"{path} is not a file; expected {expected}.")

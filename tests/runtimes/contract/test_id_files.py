@@ -1,0 +1,95 @@
+"""Files of token ids are mapped or read line by line, and what is wrong with them is said with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtimes.base.errors import TextError, UserError
+from runtimes.contract.id_files import documents, open_ids, refuse_outside
+
+
+def written(path: Path, content: bytes | np.ndarray) -> Path:
+    if isinstance(content, np.ndarray):
+        np.save(path, content)
+    else:
+        path.write_bytes(content)
+    return path
+
+
+def test_raw_ids_are_mapped_in_little_endian(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.bin", np.array([1, 2, 60_000], "<u2").tobytes())
+    ids = open_ids(path, dtype="uint16")
+    assert isinstance(ids, np.memmap)
+    assert ids.tolist() == [1, 2, 60_000]
+    assert open_ids(written(tmp_path / "empty.bin", b""), dtype="uint16").tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.npy", np.array([3, 4]), [[3, 4]]),
+        ("a.npy", np.array([[3, 4], [5, 6]], np.uint8), [[3, 4], [5, 6]]),
+        ("a.bin", np.array([3, 4], "<i4").tobytes(), [[3, 4]]),
+        ("a.jsonl", b'[3]\n\n {"ids": [4, 5], "id": "x"}\n[]\n[6]', [[3], [4, 5], [], [6]]),
+    ],
+)
+def test_a_file_gives_its_documents(
+    name: str, content: bytes | np.ndarray, expected: list[list[int]], tmp_path: Path
+) -> None:
+    path = written(tmp_path / name, content)
+    dtype = "int32" if name == "a.bin" else None
+    assert [ids.tolist() for ids in documents(path, dtype=dtype)] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "dtype", "words"),
+    [
+        ("a.bin", b"\0\1\2", "uint16", "3 bytes, which is no multiple of the 2 bytes"),
+        ("a.bin", b"\0\1", None, "no type was given; say what they are with --dtype"),
+        ("a.bin", b"\0\1", "float32", "the type given is 'float32'"),
+        ("a.npy", np.array([1]), "uint8", "leave out --dtype"),
+        (
+            "a.npy",
+            np.zeros((1, 1, 1), int),
+            None,
+            r"int64 \[1, 1, 1\]; expected token ids, integers \[N\] or",
+        ),
+        ("a.txt", b"1 2", None, "no array of token ids"),
+        ("a.jsonl", b"[1]\n[2", None, "line 2 is not JSON"),
+        ("a.jsonl", b'[1]\n\n[2, "3"]', None, "line 3 is no list of token ids"),
+        ("a.jsonl", b"[true]", None, "line 1 is no list of token ids"),
+        ("a.jsonl", b"[1.5]", None, "line 1 is no list of token ids"),
+        ("a.jsonl", b"[9223372036854775808]", None, "line 1 is no list of token ids"),
+        ("a.jsonl", b"3", None, "line 1 is no list of token ids"),
+        ("a.jsonl", b"[" * 100_000, None, "line 1 is not JSON"),
+    ],
+)
+def test_what_is_no_file_of_ids_is_refused(
+    name: str, content: bytes | np.ndarray, dtype: str | None, words: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path / name, content)
+    with pytest.raises(TextError, match=words) as caught:
+        list(documents(path, dtype=dtype))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.bin", "a.npy", "a.jsonl"])
+def test_a_missing_file_and_a_folder_are_refused(name: str, tmp_path: Path) -> None:
+    dtype = "uint8" if name == "a.bin" else None
+    with pytest.raises(UserError, match="No such file"):
+        list(documents(tmp_path / name, dtype=dtype))
+    (tmp_path / name).mkdir()
+    with pytest.raises(TextError, match="is not a file"):
+        list(documents(tmp_path / name, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"), [([0, 3, 9], "id 3 at index 101"), ([2, 1, -1], "id -1 at index 102")]
+)
+def test_an_id_outside_is_told_with_its_index(ids: list[int], words: str, tmp_path: Path) -> None:
+    with pytest.raises(TextError, match=words):
+        refuse_outside(np.array(ids), tmp_path, 3, mend="give others", start=100)
+    refuse_outside(np.array([0, 2], np.uint8), tmp_path, 3, mend="give others")
