@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from runtimes.base.errors import UserError
 from runtimes.base.files import refuse_replacing, refuse_unwritable
 from runtimes.base.progress import Progress
 from runtimes.cli.options import echo_json, folder_argument, json_option, threads_option
+from runtimes.contract.id_files import ID_TYPES
 from runtimes.contract.session import Session
-from runtimes.contract.tokens import read_tokens, unknown_share
+from runtimes.contract.tokens import ReadText, predicted_size, read_text, unknown_share
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.open import open_session
 from runtimes.tasks.evaluate import Score, evaluate
@@ -26,14 +27,25 @@ text_option = click.option(
     "--text",
     required=True,
     type=click.Path(path_type=Path),
-    help="The text to score: a text file such as RUN/test.txt, a .npy file of token ids, or a prepared "
+    help="The text to score: a text file such as RUN/test.txt, a file of token ids (see --ids), or a prepared "
     "dataset, of which the test part is scored.",
+)
+ids_option = click.option(
+    "--ids",
+    is_flag=True,
+    help="The file of --text holds token ids of this model: a .npy file, a raw .bin file, or a .jsonl file "
+    "with a list of ids on each line.",
+)
+dtype_option = click.option(
+    "--dtype", type=click.Choice(ID_TYPES), help="The type of the ids in a .bin file, little-endian."
 )
 
 
 @click.command("eval")
 @folder_argument
 @text_option
+@ids_option
+@dtype_option
 @click.option(
     "--lanes",
     default=1,
@@ -72,6 +84,8 @@ text_option = click.option(
 def eval_command(
     path: Path,
     text: Path,
+    ids: bool,
+    dtype: str | None,
     lanes: int,
     mem_len: str | None,
     segment: str | None,
@@ -106,7 +120,8 @@ def eval_command(
             "give one value of each."
         )
     settings = [(own.with_rule(rule), tokens_per_step) for rule, tokens_per_step in pairs]
-    tokens = read_tokens(text, own.vocab)
+    read = read_text(text, own.vocab, ids=ids, dtype=dtype)
+    tokens = read.tokens
     for session, tokens_per_step in settings:
         refuse_if_too_large(session, rows=lanes, segment=min(tokens_per_step, -(-len(tokens) // lanes)))
     measure = functools.partial(evaluate, tokens=tokens, lanes=lanes, carry_memory=not no_memory)
@@ -122,7 +137,7 @@ def eval_command(
         score = next(scores)
         if losses:
             write_losses(losses, score, tokens, own.vocab)
-        document = _show(score, own.vocab, tokens)
+        document = _show(score, own.vocab, read)
     document |= {"computed_by": own.computed_by, "kernel": own.kernel}
     _line("computed by", own.computed_by)
     echo_json(document, as_json)
@@ -132,14 +147,26 @@ def _progress(session: Session, segment: int, total: int) -> Progress:
     return Progress(f"scoring with memory {session.rule.mem_len} in segments of {segment}", total, "tokens")
 
 
-def _show(score: Score, vocab: Vocab, tokens: np.ndarray) -> dict[str, Any]:
+def _show(score: Score, vocab: Vocab, text: ReadText) -> dict[str, Any]:
     document = score.to_json()
     unit, bits, nats = _unit(vocab), f"{score.bits_per_token:.4f}", f"{score.nats_per_token:.4f} nats"
-    if vocab.kind == "word":
-        _line("perplexity", f"{score.perplexity:.3f}  ({nats}, {bits} {unit})")
-    else:
+    if vocab.kind in ("byte", "char"):
         _line(unit, f"{bits}  ({nats}, perplexity {score.perplexity:.3f})")
-    unknown = unknown_share(vocab, tokens[1:])
+    else:
+        _line("perplexity", f"{score.perplexity:.3f}  ({nats}, {bits} {unit})")
+    size = predicted_size(text, vocab)
+    if size is not None and size.characters > 0:
+        total = score.nats / math.log(2)
+        per_character, per_byte = total / size.characters, total / size.num_bytes
+        document |= {
+            "characters": size.characters,
+            "bytes": size.num_bytes,
+            "bits_per_character": per_character,
+            "bits_per_byte": per_byte,
+        }
+        if vocab.kind not in ("byte", "char"):  # for comparisons with models of other vocabularies
+            _line("per character", f"{per_character:.4f} bits, and {per_byte:.4f} bits per byte of UTF-8")
+    unknown = unknown_share(vocab, text.tokens[1:])
     if unknown is not None:
         document["unknown_share"] = unknown
         _line("unknown words", f"{unknown:.2%} of the tokens scored")
@@ -175,7 +202,7 @@ def _show_sweep(scores: Iterable[Score], vocab: Vocab) -> dict[str, Any]:
 
 
 def _unit(vocab: Vocab) -> str:
-    return "bits per token" if vocab.kind == "word" else "bits per character"
+    return "bits per character" if vocab.kind in ("byte", "char") else "bits per token"
 
 
 def _feeding(score: Score) -> str:

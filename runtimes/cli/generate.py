@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -10,10 +12,12 @@ import click
 from runtimes.base.errors import UserError
 from runtimes.base.files import NPZ_ERRORS
 from runtimes.cli.options import folder_argument, threads_option
+from runtimes.cli.prompts import read_prompts
 from runtimes.contract.checks import load_memory
 from runtimes.contract.memory import save_memory
+from runtimes.contract.vocabulary import Vocab, decode
 from runtimes.sessions.open import open_session
-from runtimes.tasks.generate import generate
+from runtimes.tasks.generate import Piece, Prompt, encode_prompt, generate
 from runtimes.tasks.sample import Sampler
 
 
@@ -23,8 +27,20 @@ from runtimes.tasks.sample import Sampler
     "--prompt",
     "prompts",
     multiple=True,
-    required=True,
     help="The text to continue; give the option several times for a batch.",
+)
+@click.option(
+    "--prompt-ids",
+    multiple=True,
+    metavar="IDS",
+    help="The token ids to continue, such as 12,7,99; the option may be given several times.",
+)
+@click.option(
+    "--prompts",
+    "prompts_file",
+    type=click.Path(path_type=Path, allow_dash=True),
+    help="Continue each line of this file, or of standard input for -. A line is a text; in a file that "
+    'begins with JSON it is a string, a list of ids, {"text": …} or {"ids": […]}.',
 )
 @click.option(
     "--tokens",
@@ -75,10 +91,19 @@ from runtimes.tasks.sample import Sampler
     type=click.Path(path_type=Path),
     help="Continue the streams whose memory is in this file.",
 )
+@click.option("--ids", "show_ids", is_flag=True, help="Print token ids in place of text.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print a JSON object on a line for each token as it comes, and one for each row when it has ended.",
+)
 @threads_option
 def generate_command(
     path: Path,
     prompts: tuple[str, ...],
+    prompt_ids: tuple[str, ...],
+    prompts_file: Path | None,
     max_tokens: int,
     temperature: float,
     top_k: int,
@@ -87,13 +112,16 @@ def generate_command(
     stop: tuple[str, ...],
     save_to: Path | None,
     load_from: Path | None,
+    show_ids: bool,
+    as_json: bool,
     threads: int | None,
 ) -> None:
-    """Continue a text with the artefact or run at PATH.
+    """Continue a text, or a sequence of token ids, with the artefact or run at PATH.
 
     Each piece of text is printed as soon as it is computed; a batch is printed at the end. Every token costs
-    the same, however long the text grows. By default tokens are drawn from the 40 likeliest, as in the paper
-    on Transformer-XL.
+    the same, however long the text grows. A row ends early with the vocabulary's token for the end of a
+    document, if it has one. By default tokens are drawn from the 40 likeliest, as in the paper on
+    Transformer-XL.
     """
     if save_to and (save_to.is_dir() or not save_to.parent.is_dir()):
         raise UserError(
@@ -105,28 +133,75 @@ def generate_command(
             "--save-memory, or delete it first."
         )
     sampler = Sampler(temperature=temperature, top_k=top_k or None, top_p=top_p)
+    given = read_prompts(prompts, prompt_ids, prompts_file)
     session = open_session(path, threads=threads)
-    memory = (
-        load_memory(load_from, session) if load_from else session.start(len(prompts)) if save_to else None
-    )
+    memory = load_memory(load_from, session) if load_from else session.start(len(given)) if save_to else None
     pieces = generate(
-        session, prompts, max_tokens=max_tokens, sampler=sampler, seed=seed, stop=stop, memory=memory
+        session, given, max_tokens=max_tokens, sampler=sampler, seed=seed, stop=stop, memory=memory
     )
-    # Each word of a vocabulary of words brings the blank before it.
-    shown = [prompt.rstrip(" ") if session.vocab.kind == "word" else prompt for prompt in prompts]
-    if len(shown) == 1:
-        click.echo(shown[0], nl=False)
-        for piece in pieces:
-            click.echo(piece.text, nl=False)
-        click.echo()
+    if as_json:
+        _print_json(pieces, given, session.vocab)
+    elif show_ids:
+        _print_texts(_as_ids(pieces), [_ids_line(session.vocab, prompt) for prompt in given])
     else:
-        texts = shown
-        for piece in pieces:
-            texts[piece.row] += piece.text
-        for row, text in enumerate(texts):
-            click.echo(f"--- {row}\n{text}")
+        _print_texts(
+            ((piece.row, piece.text) for piece in pieces), [_shown(session.vocab, prompt) for prompt in given]
+        )
     if save_to and memory:
         save_memory(memory, save_to)
+
+
+def _print_texts(pieces: Iterable[tuple[int, str]], texts: list[str]) -> None:
+    """Prints prompts with what follows them: one as it comes, several at the end."""
+    if len(texts) == 1:
+        click.echo(texts[0], nl=False)
+        for _, added in pieces:
+            click.echo(added, nl=False)
+        click.echo()
+        return
+    parts = [[text] for text in texts]
+    for row, added in pieces:
+        parts[row].append(added)
+    for row, text in enumerate(parts):
+        click.echo(f"--- {row}\n{''.join(text)}")
+
+
+def _print_json(pieces: Iterable[Piece], prompts: Sequence[Prompt], vocab: Vocab) -> None:
+    """Prints each token as it comes, and each row when it has ended: its prompt, text, ids and why it
+    ended.
+    """
+    texts: list[list[str]] = [[] for _ in prompts]
+    ids: list[list[int]] = [[] for _ in prompts]
+    for piece in pieces:
+        texts[piece.row].append(piece.text)
+        ids[piece.row].append(piece.token)
+        click.echo(json.dumps({"row": piece.row, "token": piece.token, "text": piece.text}))
+        if piece.ended is not None:
+            prompt = prompts[piece.row]
+            finished = {
+                "row": piece.row,
+                "prompt": prompt if isinstance(prompt, str) else None,
+                "prompt_ids": encode_prompt(vocab, prompt, what="the prompt").tolist(),
+                "text": "".join(texts[piece.row]),
+                "ids": ids[piece.row],
+                "ended": piece.ended,
+            }
+            click.echo(json.dumps(finished))
+
+
+def _as_ids(pieces: Iterable[Piece]) -> Iterator[tuple[int, str]]:
+    return ((piece.row, f" {piece.token}") for piece in pieces)
+
+
+def _ids_line(vocab: Vocab, prompt: Prompt) -> str:
+    return " ".join(map(str, encode_prompt(vocab, prompt, what="the prompt").tolist()))
+
+
+def _shown(vocab: Vocab, prompt: Prompt) -> str:
+    """The text of a prompt. Each word of a vocabulary of words brings the blank before it."""
+    if not isinstance(prompt, str):
+        return decode(vocab, encode_prompt(vocab, prompt, what="the prompt"))
+    return prompt.rstrip(" ") if vocab.kind in ("word", "ids") else prompt
 
 
 def _holds_streams(path: Path) -> bool:

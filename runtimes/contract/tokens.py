@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,26 +11,77 @@ import numpy as np
 from runtimes.base.errors import TextError
 from runtimes.base.files import read_bytes, read_json
 from runtimes.base.sealed import identity_of
-from runtimes.contract.id_files import open_ids
+from runtimes.contract.id_files import ID_SUFFIXES, documents, open_ids, refuse_outside
 from runtimes.contract.spec import VOCAB
-from runtimes.contract.vocabulary import Vocab, WordVocab, load_vocab
+from runtimes.contract.vocabulary import ByteVocab, Vocab, decode, load_vocab
 
 DATA = "data.json"  # marks a prepared dataset (`trainer/data/dataset.py`)
 MAX_SIDE_BYTES = 1 << 12
 
 
-def read_tokens(path: Path, vocab: Vocab) -> np.ndarray:
-    """The token ids [N] of a text, of a `.npy` file of ids, or of the test part of a prepared dataset.
+@dataclass(frozen=True)
+class ReadText:
+    """A text as the ids of a vocabulary.
 
-    Ids in files are memory-mapped. The vocabulary of a dataset must be that of the model. So must the
-    vocabulary of a `.npy` file, where a side file (see `side_file`) tells it.
+    tokens: ids [N]; those of files are memory-mapped. raw: the bytes of the text, where a text was read.
+    """
+
+    tokens: np.ndarray
+    raw: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSize:
+    """How much text some tokens stand for, with which models of different vocabularies can be compared."""
+
+    characters: int
+    num_bytes: int
+
+
+def read_tokens(path: Path, vocab: Vocab, *, ids: bool = False, dtype: str | None = None) -> np.ndarray:
+    """The token ids [N] of `read_text`."""
+    return read_text(path, vocab, ids=ids, dtype=dtype).tokens
+
+
+def read_text(path: Path, vocab: Vocab, *, ids: bool = False, dtype: str | None = None) -> ReadText:
+    """The tokens of a text, of a file of ids, or of the test part of a prepared dataset.
+
+    ids: the file holds ids of this vocabulary: `.npy`, raw `.bin` of the type `dtype`, or `.jsonl` with one
+    document a line, between which the token for the end of a document stands. Without it a `.npy` file is
+    taken only where a side file (see `side_file`) tells that its vocabulary is this one, or where the model
+    knows ids alone. The vocabulary of a dataset must be that of the model.
 
     Raises UserError for a file that cannot be read, TextError for one that is not text of this vocabulary,
-    not a one-dimensional array of integers, or has ids that the vocabulary lacks.
+    holds something else than integers, or has ids that the vocabulary lacks.
     """
     if (path / DATA).is_file():
-        return _test_part(path, vocab)
-    return _mapped_ids(path, vocab) if path.suffix == ".npy" else vocab.encode(read_bytes(path))
+        return ReadText(_test_part(path, vocab))
+    if ids or path.suffix == ".npy" or (vocab.kind == "ids" and path.suffix in ID_SUFFIXES):
+        return ReadText(_read_ids(path, vocab, told=ids, dtype=dtype))
+    if dtype is not None:
+        raise TextError(f"--dtype is {dtype} and {path} is read as text; give --ids for a file of ids.")
+    raw = read_bytes(path)
+    return ReadText(vocab.encode(raw), raw)
+
+
+def predicted_size(text: ReadText, vocab: Vocab) -> TextSize | None:
+    """The size of the text without its first token, which is never predicted; None for ids without text.
+
+    For ids of a vocabulary that has text, it is the size of what they decode to.
+    """
+    if vocab.kind == "ids" or len(text.tokens) == 0:
+        return None
+    if text.raw is None and isinstance(vocab, ByteVocab):
+        values = np.array(vocab.values, np.uint8)[np.asarray(text.tokens[1:])]
+        return TextSize(characters=int((values & 0xC0 != 0x80).sum()), num_bytes=len(values))
+    whole = decode(vocab, text.tokens) if text.raw is None else text.raw.decode("utf-8", errors="replace")
+    first = decode(vocab, text.tokens[:1])
+    num_bytes = len(_utf8(whole)) if text.raw is None else len(text.raw)
+    return TextSize(characters=len(whole) - len(first), num_bytes=num_bytes - len(_utf8(first)))
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", errors="surrogatepass")
 
 
 def side_file(ids: str) -> str:
@@ -43,24 +95,47 @@ def side_bytes(vocab: Vocab) -> bytes:
 
 
 def unknown_share(vocab: Vocab, tokens: np.ndarray) -> float | None:
-    """The share of `tokens` that are the token for unknown words; None where the vocabulary has no such
+    """The share of `tokens` that are the token for unknown symbols; None where the vocabulary has no such
     token.
     """
-    if not isinstance(vocab, WordVocab) or vocab.unknown not in vocab.symbols:
-        return None
-    return float(np.mean(tokens == vocab.symbols.index(vocab.unknown)))
+    unknown = vocab.special.unknown
+    return None if unknown is None else float(np.mean(np.asarray(tokens) == unknown))
 
 
-def _mapped_ids(path: Path, vocab: Vocab) -> np.ndarray:
-    ids = open_ids(path)
+def _read_ids(path: Path, vocab: Vocab, *, told: bool, dtype: str | None) -> np.ndarray:
+    """The ids of a file, which are known to be of this vocabulary."""
+    mend = "prepare the file with the vocab.json of this run or artefact"
+    if path.suffix == ".jsonl":
+        return _joined(path, vocab, dtype, mend)
+    ids = open_ids(path, dtype=dtype)
     side = path.with_name(side_file(path.name))
-    told = side.read_bytes() if side.is_file() and side.stat().st_size < MAX_SIDE_BYTES else b""
-    if b'"vocabulary_sha256"' in told and told != side_bytes(vocab):
+    said = side.read_bytes() if side.is_file() and side.stat().st_size < MAX_SIDE_BYTES else b""
+    if b'"vocabulary_sha256"' in said and said != side_bytes(vocab):
         raise TextError(
             f"{path} has ids of another vocabulary than that of the model, as {side} says; give ids of the "
             "model's vocabulary, or a text."
         )
-    return _in_range(ids, path, vocab)
+    if not told and b'"vocabulary_sha256"' not in said and vocab.kind != "ids":
+        raise TextError(
+            f"{path} holds token ids, and nothing says that they are ids of this model's vocabulary of "
+            f"{vocab.size} {vocab.kind}s; give --ids if they are, or give a text."
+        )
+    refuse_outside(ids, path, vocab.size, mend=mend)
+    return ids
+
+
+def _joined(path: Path, vocab: Vocab, dtype: str | None, mend: str) -> np.ndarray:
+    """The documents of a file in one, with the token for the end of a document between them."""
+    end, pieces = vocab.special.end_of_document, []
+    for document in documents(path, dtype=dtype):
+        if pieces and end is None:
+            raise TextError(
+                f"{path} has several documents and this model's vocabulary has no token for the end of a "
+                "document; give one list of ids, or score each with `xl-export score`."
+            )
+        refuse_outside(document, path, vocab.size, mend=mend)
+        pieces += [np.array([end], np.int64)] * bool(pieces) + [np.asarray(document, np.int64)]
+    return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
 
 
 def _test_part(folder: Path, vocab: Vocab) -> np.ndarray:
@@ -76,14 +151,7 @@ def _test_part(folder: Path, vocab: Vocab) -> np.ndarray:
             f"{folder} has another vocabulary than the model; give the dataset that it was trained on, or a "
             "text."
         )
-    return _in_range(np.memmap(path, np.dtype(dtype).newbyteorder("<"), mode="r"), path, vocab)
-
-
-def _in_range(ids: np.ndarray, path: Path, vocab: Vocab) -> np.ndarray:
-    if len(ids) and (ids.min() < 0 or ids.max() >= vocab.size):
-        outside = ids.max() if ids.max() >= vocab.size else ids.min()
-        raise TextError(
-            f"{path} has the token id {outside}, outside the vocabulary of this model (0 to "
-            f"{vocab.size - 1}); prepare it with the vocab.json of this run or artefact."
-        )
+    ids = np.memmap(path, np.dtype(dtype).newbyteorder("<"), mode="r")
+    refuse_outside(ids, path, vocab.size, mend="prepare the dataset again")
     return ids
+

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from runtimes.base.errors import StreamError, TextError, UserError
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
-from runtimes.contract.vocabulary import Decoder
+from runtimes.contract.vocabulary import Decoder, Vocab
 from runtimes.tasks.sample import Sampler
+
+Prompt: TypeAlias = str | Sequence[int] | np.ndarray  # a text, or token ids
+Reason = Literal["end", "stop", "length"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,17 +23,20 @@ class Piece:
     """One generated token of one row.
 
     text: what the token adds to the text of its row. Text that may become a stop string is held back until
-    that is decided.
+    that is decided. ended: with the last token of a row, why the row ends: the token is the vocabulary's end
+    of a document (`end`, which adds no text), a stop string was met (`stop`), or the row has all the tokens
+    that were asked for (`length`). None before.
     """
 
     row: int
     token: int
     text: str
+    ended: Reason | None = None
 
 
 def generate(
     session: Session,
-    prompts: str | Sequence[str],
+    prompts: Prompt | Sequence[Prompt],
     *,
     max_tokens: int,
     sampler: Sampler | None = None,
@@ -37,16 +44,18 @@ def generate(
     stop: str | Sequence[str] = (),
     memory: Memory | None = None,
 ) -> Iterator[Piece]:
-    """Yields a Piece per row and step until every row has `max_tokens` tokens or has met a stop string.
+    """Yields a Piece per row and step until every row has `max_tokens` tokens or has ended before.
 
-    prompts: one text, or a batch of texts of unequal lengths. Under the same-length mask the text of row r
-    depends on its prompt, the seed and r alone, and not on the other rows. stop: strings that end a row. A
-    stop string and what follows it are not part of the text. memory: streams to continue. They are updated in
-    place and have seen all yielded tokens at the end. All prompts must then have equal numbers of tokens, and
-    stop strings take one stream at a time. Raises TextError before the first token, for a prompt that encodes
-    to nothing or has unknown symbols.
+    prompts: one text, one sequence of token ids, or a batch of either, of unequal lengths. Under the
+    same-length mask the text of row r depends on its prompt, the seed and r alone, and not on the other rows.
+    A row ends with the vocabulary's token for the end of a document, if it has one. stop: strings that end a
+    row too. A stop string and what follows it are not part of the text. memory: streams to continue. They are
+    updated in place and have seen all yielded tokens at the end. All prompts must then have equal numbers of
+    tokens. Several streams must also end together, so there stop strings are refused, and the end of a
+    document ends no row. Raises TextError before the first token, for a prompt that encodes to nothing or has
+    unknown symbols.
     """
-    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    texts = _batch(prompts)
     stop = [stop] if isinstance(stop, str) else list(stop)
     sampler = sampler or Sampler()
     if max_tokens < 1:
@@ -55,12 +64,7 @@ def generate(
         raise UserError("a stop string is empty; give at least one character, or no stop string.")
     if seed < 0:
         raise UserError(f"seed is {seed}; expected 0 or more.")
-    rows = [session.vocab.encode(text) for text in texts]
-    for number, row in enumerate(rows):
-        if len(row) == 0:
-            raise TextError(
-                f"prompt {number} ({texts[number]!r:.20}) encodes to no tokens; give at least one symbol."
-            )
+    rows = [encode_prompt(session.vocab, text, what=f"prompt {number}") for number, text in enumerate(texts)]
     if not rows:
         raise TextError("no prompt was given; give at least one.")
     if memory is not None and stop and len(rows) > 1:
@@ -73,6 +77,7 @@ def generate(
             decoder(token)
     tokens, streams = _aligned(session, rows, memory)
     keep = memory is not None
+    end = None if keep and len(rows) > 1 else session.vocab.special.end_of_document
     return _generate(
         session,
         tokens,
@@ -82,8 +87,43 @@ def generate(
         seed=seed,
         stop=stop,
         keep=keep,
+        end=end,
         decoders=decoders,
     )
+
+
+def encode_prompt(vocab: Vocab, prompt: Prompt, *, what: str) -> np.ndarray:
+    """The token ids int64 [N] of a prompt; raises TextError where it has none, or not those of this
+    vocabulary.
+
+    what: a name of the prompt, for messages.
+    """
+    if isinstance(prompt, str):
+        ids = vocab.encode(prompt)
+        if len(ids) == 0:
+            raise TextError(f"{what} ({prompt!r:.20}) encodes to no tokens; give at least one symbol.")
+        return ids
+    ids = np.asarray(prompt)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) == 0:
+        raise TextError(
+            f"{what} is {ids.dtype} {list(ids.shape)}; expected a text or token ids, integers [N]."
+        )
+    if ids.min() < 0 or ids.max() >= vocab.size:
+        outside = ids.max() if ids.max() >= vocab.size else ids.min()
+        raise TextError(
+            f"{what} has the token id {outside}, outside the vocabulary of this model (0 to "
+            f"{vocab.size - 1}); give ids of this model."
+        )
+    return ids.astype(np.int64)
+
+
+def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """The prompts one by one; a sequence of integers is one of them."""
+    if isinstance(prompts, str) or (isinstance(prompts, np.ndarray) and prompts.ndim == 1):
+        return [prompts]
+    listed: list[Any] = list(prompts)
+    integers = bool(listed) and all(isinstance(item, int | np.integer) for item in listed)
+    return [listed] if integers else listed
 
 
 def _aligned(session: Session, rows: list[np.ndarray], memory: Memory | None) -> tuple[np.ndarray, Memory]:
@@ -120,6 +160,7 @@ def _generate(
     seed: int,
     stop: Sequence[str],
     keep: bool,
+    end: int | None,
     decoders: Sequence[Decoder],
 ) -> Iterator[Piece]:
     for at in range(0, tokens.shape[1], session.rule.segment):
@@ -129,14 +170,11 @@ def _generate(
     token = np.zeros((len(tokens), 1), np.int64)
     for count in range(1, max_tokens + 1):
         for row, text in enumerate(texts):
-            if not text.ended:
-                token[row] = sampler(logits[row], draws[row])
-                yield Piece(
-                    row=row,
-                    token=int(token[row, 0]),
-                    text=text.add(int(token[row, 0]), last=count == max_tokens),
-                )
-        finished = count == max_tokens or all(text.ended for text in texts)
+            if text.ended is None:
+                token[row] = drawn = sampler(logits[row], draws[row])
+                added = text.finish() if drawn == end else text.add(drawn, last=count == max_tokens)
+                yield Piece(row=row, token=drawn, text=added, ended=text.ended)
+        finished = count == max_tokens or all(text.ended is not None for text in texts)
         if keep or not finished:
             logits, memory = session.predict(token, memory)
         if finished:
@@ -149,14 +187,20 @@ class _Text:
     def __init__(self, decoder: Decoder, stop: Sequence[str]) -> None:
         self._decode, self._stop = decoder, stop
         self._held = ""
-        self.ended = False
+        self.ended: Reason | None = None
+
+    def finish(self) -> str:
+        """The text that was held back, released by the end of the document."""
+        self.ended = "end"
+        return self._held
 
     def add(self, token: int, *, last: bool) -> str:
         """The text that is released by one more token; all of it with the last one."""
+        self.ended = "length" if last else None
         self._held += self._decode(token)
         found = [at for text in self._stop if (at := self._held.find(text)) >= 0]
         if found:
-            self.ended = True
+            self.ended = "stop"
             return self._held[: min(found)]
         keep = 0 if last else self._overlap()
         released, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
