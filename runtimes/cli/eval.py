@@ -16,7 +16,7 @@ from runtimes.base.progress import Progress
 from runtimes.cli.options import echo_json, folder_argument, json_option, threads_option
 from runtimes.contract.id_files import ID_TYPES
 from runtimes.contract.session import Session
-from runtimes.contract.tokens import ReadText, predicted_size, read_text, unknown_share
+from runtimes.contract.tokens import ReadText, TextSize, predicted_size, read_text, unknown_share
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.open import open_session
 from runtimes.tasks.evaluate import Score, evaluate
@@ -27,8 +27,8 @@ text_option = click.option(
     "--text",
     required=True,
     type=click.Path(path_type=Path),
-    help="The text to score: a text file such as RUN/test.txt, a file of token ids (see --ids), or a prepared "
-    "dataset, of which the test part is scored.",
+    help="The text to score: a text file such as RUN/test.txt, a file of token ids (see --ids), or a "
+    "prepared dataset, of which the test part is scored.",
 )
 ids_option = click.option(
     "--ids",
@@ -132,7 +132,7 @@ def eval_command(
         for session, tokens_per_step in settings
     )
     if len(settings) > 1:
-        document = _show_sweep(scores, own.vocab)
+        document = _show_sweep(scores, own.vocab, predicted_size(read, own.vocab))
     else:
         score = next(scores)
         if losses:
@@ -154,18 +154,11 @@ def _show(score: Score, vocab: Vocab, text: ReadText) -> dict[str, Any]:
         _line(unit, f"{bits}  ({nats}, perplexity {score.perplexity:.3f})")
     else:
         _line("perplexity", f"{score.perplexity:.3f}  ({nats}, {bits} {unit})")
-    size = predicted_size(text, vocab)
-    if size is not None and size.characters > 0:
-        total = score.nats / math.log(2)
-        per_character, per_byte = total / size.characters, total / size.num_bytes
-        document |= {
-            "characters": size.characters,
-            "bytes": size.num_bytes,
-            "bits_per_character": per_character,
-            "bits_per_byte": per_byte,
-        }
-        if vocab.kind not in ("byte", "char"):  # for comparisons with models of other vocabularies
-            _line("per character", f"{per_character:.4f} bits, and {per_byte:.4f} bits per byte of UTF-8")
+    figures = _per_text(score, predicted_size(text, vocab))
+    document |= figures
+    if figures and vocab.kind not in ("byte", "char"):
+        per_character, per_byte = figures["bits_per_character"], figures["bits_per_byte"]
+        _line("per character", f"{per_character:.4f} bits, and {per_byte:.4f} bits per byte of UTF-8")
     unknown = unknown_share(vocab, text.tokens[1:])
     if unknown is not None:
         document["unknown_share"] = unknown
@@ -177,7 +170,20 @@ def _show(score: Score, vocab: Vocab, text: ReadText) -> dict[str, Any]:
     return document
 
 
-def _show_sweep(scores: Iterable[Score], vocab: Vocab) -> dict[str, Any]:
+def _per_text(score: Score, size: TextSize | None) -> dict[str, Any]:
+    """Figures with which models of different vocabularies can be compared."""
+    if size is None or size.characters < 1:
+        return {}
+    bits = score.nats / math.log(2)
+    return {
+        "characters": size.characters,
+        "bytes": size.num_bytes,
+        "bits_per_character": bits / size.characters,
+        "bits_per_byte": bits / size.num_bytes,
+    }
+
+
+def _show_sweep(scores: Iterable[Score], vocab: Vocab, size: TextSize | None) -> dict[str, Any]:
     """Prints a row for each score as soon as it is there, then the first of those with the lowest loss."""
     click.echo(
         f"{'mem_len':>9}{'segment':>9}{'clamp_len':>11}{_unit(vocab):>20}{'perplexity':>14}{'tokens/s':>12}"
@@ -198,7 +204,7 @@ def _show_sweep(scores: Iterable[Score], vocab: Vocab) -> dict[str, Any]:
     _line(
         "settings", f"{score.rule.mask} mask, initial memory {score.rule.initial_memory}; {_feeding(score)}"
     )
-    return {"rows": [score.to_json() for score in done], "best": best}
+    return {"rows": [score.to_json() | _per_text(score, size) for score in done], "best": best}
 
 
 def _unit(vocab: Vocab) -> str:

@@ -116,7 +116,7 @@ def generate_command(
     as_json: bool,
     threads: int | None,
 ) -> None:
-    """Continue a text, or a sequence of token ids, with the artefact or run at PATH.
+    """Continue texts or token ids with the artefact or run at PATH.
 
     Each piece of text is printed as soon as it is computed; a batch is printed at the end. Every token costs
     the same, however long the text grows. A row ends early with the vocabulary's token for the end of a

@@ -71,7 +71,7 @@ def predicted_size(text: ReadText, vocab: Vocab) -> TextSize | None:
     """
     if vocab.kind == "ids" or len(text.tokens) == 0:
         return None
-    if text.raw is None and isinstance(vocab, ByteVocab):
+    if isinstance(vocab, ByteVocab):
         values = np.array(vocab.values, np.uint8)[np.asarray(text.tokens[1:])]
         return TextSize(characters=int((values & 0xC0 != 0x80).sum()), num_bytes=len(values))
     whole = decode(vocab, text.tokens) if text.raw is None else text.raw.decode("utf-8", errors="replace")
@@ -126,7 +126,8 @@ def _read_ids(path: Path, vocab: Vocab, *, told: bool, dtype: str | None) -> np.
 
 def _joined(path: Path, vocab: Vocab, dtype: str | None, mend: str) -> np.ndarray:
     """The documents of a file in one, with the token for the end of a document between them."""
-    end, pieces = vocab.special.end_of_document, []
+    end = vocab.special.end_of_document
+    pieces: list[np.ndarray] = []
     for document in documents(path, dtype=dtype):
         if pieces and end is None:
             raise TextError(
@@ -134,7 +135,9 @@ def _joined(path: Path, vocab: Vocab, dtype: str | None, mend: str) -> np.ndarra
                 "document; give one list of ids, or score each with `xl-export score`."
             )
         refuse_outside(document, path, vocab.size, mend=mend)
-        pieces += [np.array([end], np.int64)] * bool(pieces) + [np.asarray(document, np.int64)]
+        if pieces:
+            pieces.append(np.array([end], np.int64))
+        pieces.append(np.asarray(document, np.int64))
     return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
 
 
@@ -154,4 +157,3 @@ def _test_part(folder: Path, vocab: Vocab) -> np.ndarray:
     ids = np.memmap(path, np.dtype(dtype).newbyteorder("<"), mode="r")
     refuse_outside(ids, path, vocab.size, mend="prepare the dataset again")
     return ids
-

@@ -12,7 +12,7 @@ import numpy as np
 from runtimes.base.errors import ConfigError, UserError
 from runtimes.base.files import refuse_replacing, refuse_unwritable, write_json
 from runtimes.base.records import to_json
-from runtimes.cli.eval import text_option
+from runtimes.cli.eval import dtype_option, ids_option, text_option
 from runtimes.cli.options import echo_json, json_option, threads_option
 from runtimes.contract.session import Session
 from runtimes.contract.tokens import read_tokens
@@ -25,6 +25,8 @@ from runtimes.tasks.sweep import parse_values, sweep
 @click.command("recl")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @text_option
+@ids_option
+@dtype_option
 @click.option(
     "--lengths",
     required=True,
@@ -63,6 +65,8 @@ from runtimes.tasks.sweep import parse_values, sweep
 def recl_command(
     paths: tuple[Path, ...],
     text: Path,
+    ids: bool,
+    dtype: str | None,
     lengths: str,
     shares: tuple[float, ...],
     positions: int,
@@ -95,7 +99,7 @@ def recl_command(
         refuse_replacing(plot, option="--plot", force=force)
     sessions = _group(paths, mem_len=mem_len, threads=threads)
     refuse_beyond_context(sessions, contexts[-1])
-    tokens = read_tokens(text, sessions[0].vocab)
+    tokens = read_tokens(text, sessions[0].vocab, ids=ids, dtype=dtype)
     where = spread_positions(len(tokens), count=positions, longest=contexts[-1])
     names = [str(path) for path in paths]
     losses_ICN = np.empty((len(sessions), len(contexts), len(where)), np.float32)

@@ -21,7 +21,7 @@ from runtimes.contract.vocabulary.base import Decoder, SpecialTokens, VocabKind,
 
 Library = Literal["tokenizers", "sentencepiece"]
 FILES: dict[Library, str] = {"tokenizers": "tokenizer.json", "sentencepiece": "tokenizer.model"}
-PIECE = 1 << 16  # characters of a text that the library encodes at a time
+PIECE = 1 << 18  # characters of a text that the library encodes at a time
 LINE_END = re.compile(r"\n(?=\S)")
 UNFINISHED = "\ufffd"  # what both libraries decode the first bytes of a character to
 LONGEST_CHARACTER = 8  # tokens; after so many, an unfinished character is broken for good
@@ -50,7 +50,8 @@ class SubwordVocab:
     file's own when None. special: which tokens have a meaning of their own, as the file says when None.
 
     The ids are those of the library, without tokens that it would add in front or at the end. A text longer
-    than `PIECE` characters is encoded in pieces that end at the end of a line, so that memory stays bounded.
+    than `PIECE` characters is encoded in pieces that end at the end of a line, so that memory stays bounded;
+    where a piece begins, a library that puts a blank before a text puts one there too.
     Text that looks like a special token becomes that token where the library says so.
     """
 

@@ -12,8 +12,23 @@ import pytest
 
 from runtimes.base.errors import TextError, UserError
 from runtimes.base.files import write_json
-from runtimes.contract.tokens import read_tokens, side_bytes, unknown_share
-from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab
+from runtimes.contract.tokens import (
+    ReadText,
+    TextSize,
+    predicted_size,
+    read_text,
+    read_tokens,
+    side_bytes,
+    unknown_share,
+)
+from runtimes.contract.vocabulary import (
+    ByteVocab,
+    CharVocab,
+    IdsVocab,
+    SpecialTokens,
+    Vocab,
+    WordVocab,
+)
 
 ABC = CharVocab(["a", "b", "c"])
 
@@ -26,7 +41,7 @@ def test_a_text_is_encoded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["uint8", "int64", "uint64", ">u2"])
 def test_ids_are_mapped_not_read(dtype: str, tmp_path: Path) -> None:
     np.save(tmp_path / "some.npy", np.array([2, 0, 1], dtype))
-    ids = read_tokens(tmp_path / "some.npy", ABC)
+    ids = read_tokens(tmp_path / "some.npy", ABC, ids=True)
     assert isinstance(ids, np.memmap)
     assert ids.tolist() == [2, 0, 1]
 
@@ -34,8 +49,8 @@ def test_ids_are_mapped_not_read(dtype: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("array", "words"),
     [
-        (np.array([0, 3]), "the token id 3, outside"),
-        (np.array([0, -1]), "the token id -1, outside"),
+        (np.array([0, 3]), "the token id 3 at index 1, outside"),
+        (np.array([0, -1]), "the token id -1 at index 1, outside"),
         (np.array([0.0, 1.0]), r"float64 \[2\]"),
         (np.array([[0, 1]]), r"int64 \[1, 2\]"),
         (np.array([True]), r"bool \[1\]"),
@@ -45,7 +60,7 @@ def test_ids_are_mapped_not_read(dtype: str, tmp_path: Path) -> None:
 def test_ids_that_do_not_fit_are_refused(array: np.ndarray, words: str, tmp_path: Path) -> None:
     np.save(tmp_path / "some.npy", array, allow_pickle=True)
     with pytest.raises(TextError, match=words):
-        read_tokens(tmp_path / "some.npy", ABC)
+        read_tokens(tmp_path / "some.npy", ABC, ids=True)
 
 
 def test_damaged_files_of_ids_are_refused(tmp_path: Path) -> None:
@@ -81,14 +96,61 @@ def test_ids_of_another_vocabulary_are_refused_where_a_file_beside_them_tells(tm
     ):
         read_tokens(tmp_path / "some.npy", CharVocab(["a", "c", "b"]))
     (tmp_path / "some.json").write_text('{"mine": 3}')
-    assert read_tokens(tmp_path / "some.npy", CharVocab(["a", "c", "b"])).tolist() == [2, 0, 1]
+    with pytest.raises(TextError, match=r"nothing says that they are ids of this model's .* give --ids"):
+        read_tokens(tmp_path / "some.npy", CharVocab(["a", "c", "b"]))
+    assert read_tokens(tmp_path / "some.npy", CharVocab(["a", "c", "b"]), ids=True).tolist() == [2, 0, 1]
+
+
+def test_ids_need_no_word_from_the_user_where_the_model_knows_ids_alone(tmp_path: Path) -> None:
+    np.save(tmp_path / "some.npy", np.array([2, 0, 1]))
+    assert read_tokens(tmp_path / "some.npy", IdsVocab(3)).tolist() == [2, 0, 1]
+    (tmp_path / "some.txt").write_text("2 0 1")
+    with pytest.raises(TextError, match="takes token ids from 0 to 2 and no text"):
+        read_tokens(tmp_path / "some.txt", IdsVocab(3))
+
+
+def test_documents_are_joined_by_the_token_that_ends_one(tmp_path: Path) -> None:
+    (tmp_path / "some.jsonl").write_text("[2, 0]\n\n[1]\n")
+    ended = IdsVocab(4, special=SpecialTokens(end_of_document=3))
+    assert read_tokens(tmp_path / "some.jsonl", ended).tolist() == [2, 0, 3, 1]
+    with pytest.raises(TextError, match="no token for the end of a document"):
+        read_tokens(tmp_path / "some.jsonl", IdsVocab(4))
+
+
+def test_raw_ids_need_their_type(tmp_path: Path) -> None:
+    np.array([2, 0, 1], "<u2").tofile(tmp_path / "some.bin")
+    assert read_tokens(tmp_path / "some.bin", ABC, ids=True, dtype="uint16").tolist() == [2, 0, 1]
+    with pytest.raises(TextError, match="say what they are with --dtype"):
+        read_tokens(tmp_path / "some.bin", ABC, ids=True)
+    (tmp_path / "some.txt").write_text("abc")
+    with pytest.raises(TextError, match=r"--dtype is uint16 and .*some\.txt is read as text"):
+        read_tokens(tmp_path / "some.txt", ABC, dtype="uint16")
+
+
+@pytest.mark.parametrize(
+    ("vocab", "text", "first"),
+    [
+        (ByteVocab(), "xé🙂 text\n", "x"),
+        (CharVocab.build("é🙂 text\n"), "é🙂 text\n", "é"),
+        (WordVocab(["<unk>", "<eos>", "é🙂", "text"]), "é🙂 text text\n", "é🙂"),
+    ],
+)
+def test_the_size_of_a_text_is_the_same_from_its_ids(
+    vocab: Vocab, text: str, first: str, tmp_path: Path
+) -> None:
+    (tmp_path / "some.txt").write_text(text, encoding="utf-8")
+    read = read_text(tmp_path / "some.txt", vocab)
+    size = predicted_size(read, vocab)
+    assert size == predicted_size(ReadText(read.tokens), vocab)
+    predicted = text.removeprefix(first)
+    assert size == TextSize(characters=len(predicted), num_bytes=len(predicted.encode()))
 
 
 @pytest.mark.parametrize(
     ("facts", "ids", "words"),
     [
         ({"dtype": "uint8"}, b"\0\1\2", None),
-        ({"dtype": "uint8"}, b"\0\3", "the token id 3, outside"),
+        ({"dtype": "uint8"}, b"\0\3", "the token id 3 at index 1, outside"),
         ({"dtype": "uint8"}, b"", "damaged dataset"),
         ({"dtype": "uint16"}, b"\0\1\2", "damaged dataset"),
         ({"dtype": "object"}, b"\0\1", "damaged dataset"),

@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimes.base.errors import ArtefactError, TextError
-from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab, decode, load_vocab
+from runtimes.contract.vocabulary import (
+    ByteVocab,
+    CharVocab,
+    IdsVocab,
+    SpecialTokens,
+    Vocab,
+    WordVocab,
+    decode,
+    load_vocab,
+    save_vocab,
+)
 
 UNICODE = st.text(st.characters(exclude_categories=["Cs"]))  # no halves of surrogate pairs
 LINES = st.lists(st.lists(st.text("abcé", min_size=1, max_size=3), max_size=4).map(" ".join)).map("\n".join)
@@ -214,3 +224,31 @@ def test_a_symbol_that_is_no_unicode_text_is_refused(kind: str, symbols: list[st
     with pytest.raises(ArtefactError, match=r"half of a surrogate pair") as caught:
         load_vocab(path)
     str(caught.value).encode()  # it can be printed
+
+
+def test_ids_have_names_or_none(tmp_path: Path) -> None:
+    named = IdsVocab(3, names=["C4", "D4", "rest"], special=SpecialTokens(end_of_document=2))
+    assert named.encode("D4 C4\nrest").tolist() == [1, 0, 2]
+    assert decode(named, [1, 0, 2]) == "D4 C4 rest"
+    assert decode(IdsVocab(300), [12, 299]) == "12 299"
+    with pytest.raises(TextError, match="'E4', word 1 of the text, is not among the names"):
+        named.encode("C4 E4")
+    with pytest.raises(TextError, match="takes token ids from 0 to 299 and no text"):
+        IdsVocab(300).encode("12 299")
+    for vocab in (named, IdsVocab(300)):
+        save_vocab(tmp_path, vocab)
+        again = load_vocab(tmp_path / "vocab.json")
+        assert again.to_json() == vocab.to_json()
+        assert again.special == vocab.special
+
+
+def test_special_tokens_of_words_are_known() -> None:
+    vocab = WordVocab(["<eos>", "a", "<unk>", "<S>"], start_of_line="<S>")
+    assert vocab.special == SpecialTokens(unknown=2, end_of_line=0, beginning=3)
+    assert (vocab.special.before_text, vocab.special.after_text) == (3, 0)
+    assert WordVocab(["a"]).special == SpecialTokens()
+    assert SpecialTokens(end_of_document=5, end_of_line=4).before_text == 5
+
+
+def test_a_vocabulary_of_words_has_at_most_the_size_asked_for() -> None:
+    assert WordVocab.build("b a b c b a", max_size=3).symbols == ["<unk>", "<eos>", "b"]

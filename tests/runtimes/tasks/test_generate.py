@@ -13,7 +13,7 @@ from runtimes.base.errors import StreamError, TextError, UserError
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
-from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab
+from runtimes.contract.vocabulary import ByteVocab, CharVocab, IdsVocab, SpecialTokens, Vocab
 from runtimes.sessions.from_logits import FromLogits
 from runtimes.sessions.open import open_session
 from runtimes.tasks.generate import Piece, generate
@@ -262,3 +262,51 @@ def test_one_stop_string_need_not_be_a_list(artefacts: dict[str, Path]) -> None:
     stopped = [list(generate(session, "The ", max_tokens=40, stop=stop)) for stop in (fifth, [fifth])]
     assert stopped[0] == stopped[1]
     assert len(stopped[0]) <= 5
+
+
+def test_prompts_of_ids_give_what_their_texts_give(session: Session) -> None:
+    encoded = [session.vocab.encode(prompt) for prompt in PROMPTS[:3]]
+    expected = list(generate(session, PROMPTS[:3], max_tokens=12, sampler=GREEDY))
+    mixed = [encoded[0], encoded[1].tolist(), PROMPTS[2]]
+    assert list(generate(session, mixed, max_tokens=12, sampler=GREEDY)) == expected
+    alone = ids(list(generate(session, PROMPTS[1], max_tokens=12, sampler=GREEDY)))
+    for prompt in (encoded[1], encoded[1].tolist(), tuple(encoded[1]), [encoded[1]]):
+        assert ids(list(generate(session, prompt, max_tokens=12, sampler=GREEDY))) == alone
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ([1, 999], "prompt 0 has the token id 999, outside the vocabulary"),
+        ([-1], "the token id -1, outside"),
+        (np.array([1.0, 2.0]), r"prompt 0 is float64 \[2\]; expected a text or token ids"),
+        ([[[1, 2]]], r"prompt 0 is int64 \[1, 2\]"),
+        ([[1], []], "prompt 1 is "),
+        ([], "no prompt was given"),
+    ],
+)
+def test_prompts_that_are_no_ids_of_the_vocabulary_are_refused(
+    prompt: list, words: str, session: Session
+) -> None:
+    with pytest.raises(TextError, match=words):
+        generate(session, prompt, max_tokens=1)
+
+
+def test_a_row_ends_with_the_end_of_a_document() -> None:
+    vocab = IdsVocab(9, special=SpecialTokens(end_of_document=8))
+    pieces = list(generate(Recital([3, 4, 8, 5], vocab), [1], max_tokens=9, sampler=GREEDY))
+    assert [(piece.token, piece.text, piece.ended) for piece in pieces] == [
+        (3, " 3", None),
+        (4, " 4", None),
+        (8, "", "end"),
+    ]
+    longest = list(generate(Recital([3, 4], vocab), [1], max_tokens=2, sampler=GREEDY))
+    assert [piece.ended for piece in longest] == [None, "length"]
+
+
+def test_the_end_of_a_document_releases_text_held_for_a_stop_string() -> None:
+    vocab = IdsVocab(3, names=["a", "b", "."], special=SpecialTokens(end_of_document=2))
+    pieces = list(generate(Recital([0, 2], vocab), [1], max_tokens=9, sampler=GREEDY, stop=" ab"))
+    assert [(piece.text, piece.ended) for piece in pieces] == [("", None), (" a", "end")]
+    stopped = list(generate(Recital([0, 1, 0], vocab), [1], max_tokens=9, sampler=GREEDY, stop="b"))
+    assert [(piece.text, piece.ended) for piece in stopped] == [(" a", None), (" ", "stop")]

@@ -1,0 +1,86 @@
+"""`xl-export generate` with prompts of ids, prompts in a file, and answers as ids or JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from runtimes.sessions.open import open_session
+from tests.commands import refused, xl
+from xl_export.cli.main import main
+
+GREEDY = ("--tokens", 6, "--temperature", 0)
+
+
+def prompt_of(folder: Path, text: str) -> str:
+    return ",".join(map(str, open_session(folder).vocab.encode(text).tolist()))
+
+
+def test_ids_give_what_their_text_gives(artefacts: dict[str, Path]) -> None:
+    folder = artefacts["ring"]
+    given = prompt_of(folder, "The ")
+    as_text = xl("generate", folder, "--prompt", "The ", *GREEDY).stdout
+    assert xl("generate", folder, "--prompt-ids", given, *GREEDY).stdout == as_text
+    shown = xl("generate", folder, "--prompt-ids", given, "--ids", *GREEDY).stdout.split()
+    assert shown[:4] == given.split(",")
+    assert open_session(folder).vocab.encode(as_text[:-1]).tolist() == [int(token) for token in shown]
+
+
+@pytest.mark.parametrize("content", ["The \nA", '{"text": "The "}\n\n{"ids": [IDS]}\n', '"The "\n[IDS]'])
+def test_prompts_come_from_a_file_or_from_standard_input(
+    content: str, artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = artefacts["ring"]
+    content = content.replace("IDS", prompt_of(folder, "A"))
+    expected = xl("generate", folder, "--prompt", "The ", "--prompt", "A", *GREEDY).stdout
+    (tmp_path / "prompts").write_text(content)
+    assert xl("generate", folder, "--prompts", tmp_path / "prompts", *GREEDY).stdout == expected
+    arguments = [str(argument) for argument in ("generate", folder, "--prompts", "-", *GREEDY)]
+    assert CliRunner().invoke(main, arguments, input=content).stdout == expected
+
+
+def test_json_has_each_token_and_each_finished_row(artefacts: dict[str, Path]) -> None:
+    folder = artefacts["ring"]
+    expected = xl("generate", folder, "--prompt", "The ", *GREEDY).stdout[:-1]
+    result = xl("generate", folder, "--prompt", "The ", "--prompt", "A", "--json", *GREEDY)
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    rows = [line for line in lines if "ended" in line]
+    pieces = [line for line in lines if "token" in line]
+    assert [(row["row"], row["prompt"], row["ended"]) for row in rows] == [
+        (0, "The ", "length"),
+        (1, "A", "length"),
+    ]
+    assert rows[0]["prompt"] + rows[0]["text"] == expected
+    assert rows[0]["ids"] == [piece["token"] for piece in pieces if piece["row"] == 0]
+    assert rows[0]["text"] == "".join(piece["text"] for piece in pieces if piece["row"] == 0)
+    assert len(pieces) == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), ("no prompt was given", "--prompts FILE")),
+        (("--prompt-ids", "1,x"), ("--prompt-ids is '1,x'", "such as 12,7,99")),
+        (("--prompt-ids", "99999"), ("prompt 0 has the token id 99999", "0 to")),
+        (("--prompts", "absent.txt"), ("absent.txt", "No such file")),
+    ],
+)
+def test_prompts_that_cannot_be_read_are_refused(
+    options: tuple[str, ...], words: tuple[str, ...], artefacts: dict[str, Path]
+) -> None:
+    refused(xl("generate", artefacts["ring"], *options, *GREEDY), *words)
+
+
+@pytest.mark.parametrize("line", ["{", "[1, 2.5]", '{"text": "a", "ids": [1]}', "[true]", "3", "[" * 9999])
+def test_a_line_that_is_no_prompt_is_named(line: str, artefacts: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_text('"The "\n' + line)
+    refused(xl("generate", artefacts["ring"], "--prompts", tmp_path / "prompts", *GREEDY), "line 2 of")
+
+
+def test_ids_are_not_taken_for_text(artefacts: dict[str, Path], tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(20))
+    refused(xl("eval", artefacts["ring"], "--text", tmp_path / "ids.npy"), "give --ids if they are")

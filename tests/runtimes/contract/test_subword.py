@@ -1,0 +1,198 @@
+"""Subword vocabularies: the library's own ids and text, saved, streamed, and files that are none."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from runtimes.base.errors import ArtefactError, MissingPackageError
+from runtimes.contract.vocabulary import (
+    SpecialTokens,
+    SubwordVocab,
+    decode,
+    load_vocab,
+    save_vocab,
+    vocab_from_file,
+)
+from runtimes.contract.vocabulary import subword as module
+
+TEXT = "the cat sat on the mat\nthe dog sat on the log, the cat — naïve 🙂 — ran\n" * 40
+KINDS = ["byte-level", "unigram", "wordpiece", "sentencepiece"]
+
+
+def trained(kind: str, folder: Path) -> Path:
+    """The file of a small vocabulary, trained by its own library."""
+    if kind == "sentencepiece":
+        stream = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(TEXT.splitlines()),
+            model_writer=stream,
+            vocab_size=280,
+            byte_fallback=True,
+            minloglevel=2,
+        )
+        (folder / "small.model").write_bytes(stream.getvalue())
+        return folder / "small.model"
+    if kind == "byte-level":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+        )
+    elif kind == "unigram":
+        tokenizer = Tokenizer(models.Unigram())
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(
+            vocab_size=100, special_tokens=["<unk>", "<s>", "</s>"], unk_token="<unk>", show_progress=False
+        )
+    else:
+        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=100, special_tokens=["[UNK]", "[PAD]"], show_progress=False
+        )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.enable_truncation(3)  # a file that says so must not cut a text
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(request.param, tmp_path_factory.mktemp("vocabulary"))
+
+
+def test_ids_and_text_are_those_of_the_library(file: Path) -> None:
+    vocab = vocab_from_file(file)
+    ids = vocab.encode(TEXT)
+    assert ids.dtype == np.int64
+    if file.suffix == ".model":
+        library = sentencepiece.SentencePieceProcessor(model_file=str(file))
+        assert ids.tolist() == library.encode(TEXT)
+        assert decode(vocab, ids) == library.decode(ids.tolist())
+    else:
+        library = Tokenizer.from_file(str(file))
+        library.no_truncation()
+        assert ids.tolist() == library.encode(TEXT, add_special_tokens=False).ids
+        assert decode(vocab, ids) == library.decode(ids.tolist())
+
+
+def test_a_saved_vocabulary_is_the_same_and_its_file_is_verified(file: Path, tmp_path: Path) -> None:
+    vocab = vocab_from_file(file)
+    save_vocab(tmp_path, vocab)
+    again = load_vocab(tmp_path / "vocab.json")
+    assert again.to_json() == vocab.to_json()
+    assert again.special == vocab.special
+    assert again.encode(TEXT).tolist() == vocab.encode(TEXT).tolist()
+    (name,) = vocab.files
+    (tmp_path / name).write_bytes(vocab.files[name] + b" ")
+    with pytest.raises(ArtefactError, match=r"was altered: its SHA-256 is not the one in vocab\.json"):
+        load_vocab(tmp_path / "vocab.json")
+    (tmp_path / name).unlink()
+    with pytest.raises(ArtefactError, match="is missing; copy the whole folder again"):
+        load_vocab(tmp_path / "vocab.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "special"),
+    [
+        ("byte-level", SpecialTokens(end_of_document=0)),
+        ("unigram", SpecialTokens(unknown=0, beginning=1, end_of_document=2)),
+        ("wordpiece", SpecialTokens(unknown=0, padding=1)),
+        ("sentencepiece", SpecialTokens(unknown=0, beginning=1, end_of_document=2)),
+    ],
+)
+def test_special_tokens_are_found(kind: str, special: SpecialTokens, tmp_path: Path) -> None:
+    assert vocab_from_file(trained(kind, tmp_path)).special == special
+
+
+def test_the_files_of_transformers_say_which_tokens_are_special(tmp_path: Path) -> None:
+    path = trained("unigram", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<s>"}}))
+    assert vocab_from_file(path).special == SpecialTokens(unknown=0, beginning=1, end_of_document=1)
+
+
+def test_a_character_of_several_tokens_shows_when_it_is_whole(tmp_path: Path) -> None:
+    vocab = vocab_from_file(trained("byte-level", tmp_path))
+    decoder = vocab.decoder()
+    ids = vocab.encode("ж🦜")  # not in the text
+    shown = [decoder(int(token)) for token in ids]
+    assert "".join(shown) == "ж🦜"
+    assert len(shown) > 4
+    assert all(piece in ("", "ж", "🦜") for piece in shown)
+    broken = vocab.decoder()
+    wrong = "".join(broken(int(ids[0])) for _ in range(20))
+    assert wrong.strip("\ufffd") == ""
+    assert len(wrong) >= 8  # bytes that never become a character are not held back for ever
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "wordpiece", "sentencepiece"])
+def test_a_long_text_is_encoded_in_pieces_that_end_lines(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocab = vocab_from_file(trained(kind, tmp_path))
+    whole = vocab.encode(TEXT)
+    monkeypatch.setattr(module, "PIECE", 100)
+    assert next(module._pieces(TEXT)).endswith("\n")
+    assert "".join(module._pieces(TEXT)) == TEXT
+    assert vocab.encode(TEXT).tolist() == whole.tolist()
+
+
+def test_ids_need_no_library(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab = vocab_from_file(file)
+    save_vocab(tmp_path, vocab)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    opened = load_vocab(tmp_path / "vocab.json")
+    assert (opened.size, opened.special) == (vocab.size, vocab.special)
+    with pytest.raises(MissingPackageError, match=r"is not installed .*pip install 'xl-export\[subword\]'"):
+        opened.encode("the cat")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b"\0\1\2",
+        b"some text",
+        b'{"model": 3}',
+        b'{"model": {"type": "BPE"}}',
+        b'{"version": "1.0", "model": {"type": "Unigram", "unk_id": 7, "vocab": []}}',
+        b'{"kind": "subword", "library": "other", "size": 3}',
+        b'{"kind": "ids", "size": 0}',
+        b'{"kind": "ids", "size": 2, "names": ["a", "a b"]}',
+        b'{"kind": "ids", "size": 2, "special": {"end_of_document": 2}}',
+        b'{"kind": "ids", "size": 2, "special": {"other": 1}}',
+    ],
+)
+def test_other_files_are_refused_in_a_sentence(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "some.json").write_bytes(content)
+    with pytest.raises(ArtefactError, match=r"some\.json is (no|not an? \w*) ?vocabulary") as caught:
+        vocab_from_file(tmp_path / "some.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_mutated_files_are_refused_or_read(file: Path, tmp_path: Path) -> None:
+    content = bytearray(file.read_bytes())
+    draw = np.random.default_rng(0)
+    for _ in range(60):
+        damaged = content.copy()
+        for at in draw.integers(0, len(content), 4):
+            damaged[at] = draw.integers(256)
+        (tmp_path / file.name).write_bytes(damaged)
+        try:
+            vocab = vocab_from_file(tmp_path / file.name)
+            assert isinstance(vocab, SubwordVocab)
+            decode(vocab, vocab.encode("the cat"))
+        except ArtefactError:
+            pass
