@@ -74,10 +74,10 @@ def test_eval_prints_its_figures_and_settings(kind: str, folders: dict[str, Path
     assert figures.pop("computed_by") == (
         "PyTorch" if kind == "torch" else "ONNX Runtime, standard operators"
     )
-    assert (figures["characters"], figures.pop("bytes")) == (399, 399)
+    assert (figures["characters"], figures.pop("bytes")) == (899, 899)
     assert figures.pop("bits_per_character") == pytest.approx(figures["bits_per_token"])
     assert figures.pop("bits_per_byte") == pytest.approx(figures["bits_per_token"])
-    assert figures.pop("characters") == 399
+    assert figures.pop("characters") == 899
     assert set(figures) == {
         "tokens",
         "nats",
