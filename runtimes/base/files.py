@@ -188,6 +188,8 @@ def read_npz(path: Path, content: bytes | bytearray | None = None) -> dict[str, 
             stream.seek(0)
             with np.load(stream, allow_pickle=False) as arrays:
                 return {name: arrays[name] for name in arrays.files}
+    except FileNotFoundError as error:
+        raise ArtefactError(f"{path} does not exist; give the name of an .npz file that is there.") from error
     except (*NPZ_ERRORS, OSError) as error:
         raise ArtefactError(
             f"{path} is not a readable .npz file ({first_line(error)}); copy or make it again."

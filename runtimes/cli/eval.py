@@ -213,7 +213,7 @@ def _unit(vocab: Vocab) -> str:
 
 def _feeding(score: Score) -> str:
     return (
-        f"{score.lanes} lanes, memory {'carried' if score.memory_carried else 'cut to zero at every segment'}"
+        f"{score.lanes} lane{'s' * (score.lanes != 1)}, memory {'carried' if score.memory_carried else 'cut to zero at every segment'}"
     )
 
 

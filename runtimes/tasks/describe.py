@@ -22,7 +22,7 @@ def describe_lines(facts: dict[str, Any]) -> list[str]:
         f"model       {model['positions']} positions, {sizes}",
         f"            vocabulary {model['vocab_size']}, {model['parameters']:,} parameters",
         f"rule        mem_len {rule['mem_len']}, segment {rule['segment']}, mask {rule['mask']}, "
-        f"clamp_len {rule['clamp_len']}, initial_memory {rule['initial_memory']}",
+        f"clamp_len {rule['clamp_len'] or 'none'}, initial_memory {rule['initial_memory']}",
         f"computed by {facts['computed_by']}{_fused_advice(facts)}",
     ]
     if "vocabulary" in facts:

@@ -67,6 +67,7 @@ def test_json_has_each_token_and_each_finished_row(artefacts: dict[str, Path]) -
         (("--prompt-ids", "1,x"), ("--prompt-ids is '1,x'", "such as 12,7,99")),
         (("--prompt-ids", "99999"), ("prompt 0 has the token id 99999", "0 to")),
         (("--prompts", "absent.txt"), ("absent.txt", "No such file")),
+        (("--prompt", "a", "--load-memory", "absent.npz"), ("absent.npz does not exist",)),
     ],
 )
 def test_prompts_that_cannot_be_read_are_refused(
