@@ -212,9 +212,8 @@ def _unit(vocab: Vocab) -> str:
 
 
 def _feeding(score: Score) -> str:
-    return (
-        f"{score.lanes} lane{'s' * (score.lanes != 1)}, memory {'carried' if score.memory_carried else 'cut to zero at every segment'}"
-    )
+    memory = "carried" if score.memory_carried else "cut to zero at every segment"
+    return f"{score.lanes} lane{'s' * (score.lanes != 1)}, memory {memory}"
 
 
 def _line(label: str, value: str) -> None:
