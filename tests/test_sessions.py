@@ -155,6 +155,105 @@ def test_predict_and_score_say_what_step_says(session: Session, tokens: np.ndarr
     assert after.positions.tolist() == [16, 16]
 
 
+def takes_lengths(session: Session) -> bool:
+    return session.spec is None or session.spec.form == "ring"
+
+
+def test_rows_of_their_own_lengths_get_what_they_get_alone_or_one_sentence(
+    session: Session, tokens: np.ndarray
+) -> None:
+    """Row 0 has no token, row 1 has all, row 2 has some; the rest of a row is padding of any value."""
+    batch, lengths, memory = rows(tokens, 3, 24), np.array([0, 8, 3]), session.start(3)
+    feed(session, batch[:, :16], [8, 8], memory)
+    if not takes_lengths(session):
+        before = memory.copy()
+        for use in (session.step, session.predict):
+            with pytest.raises(StreamError, match=f"in {session.spec.form} memory all rows.*--memory ring"):  # type: ignore[union-attr]
+                use(batch[:, 16:], memory, lengths=lengths)
+        with pytest.raises(StreamError, match="leave lengths out"):
+            session.score(batch[:, 16:], np.full((3, 8), -1), memory, lengths=[8, 8, 8])  # type: ignore[arg-type]
+        assert np.array_equal(memory.positions, before.positions)
+        assert all(np.array_equal(memory.tensors[name], array) for name, array in before.tensors.items())
+        return
+    targets = np.where(np.arange(8) < lengths[:, None], batch[:, 8:16], -1)
+    forks = memory.copy(), memory.copy(), memory.copy()
+    logits, after = session.step(batch[:, 16:], memory, lengths=lengths)
+    last, _ = session.predict(batch[:, 16:], forks[0], lengths=lengths.astype(np.uint8))
+    scores, _ = session.score(batch[:, 16:], targets, forks[1], lengths=lengths.tolist())  # type: ignore[arg-type]
+    assert (logits.dtype, last.dtype, scores.dtype) == (np.float32,) * 3
+    assert after.positions.tolist() == [16, 24, 19]
+    assert [memory.unsure, forks[0].unsure, forks[1].unsure] == [False] * 3  # padding is not looked at
+    for row, length in enumerate(lengths):
+        assert np.isnan(logits[row, length:]).all()
+        if length == 0:
+            assert np.isnan(last[row]).all()
+            assert (scores[row] == 0).all()
+            continue
+        alone, _ = feed(
+            session, batch[row : row + 1, 16 : 16 + length], [int(length)], forks[2].select([row])
+        )
+        said = logits[row, :length] - log_sum_exp(logits[row, :length])[:, None]
+        assert np.abs(said - alone[0]).max() < 1e-4
+        assert np.abs(last[row] - logits[row, length - 1]).max() < 1e-4
+        wanted = targets[row, :length]
+        assert np.abs(scores[row, :length] - alone[0, np.arange(length), wanted]).max() < 1e-4
+        assert (scores[row, length:] == 0).all()
+    again, _ = feed(session, batch[:, :8], [8], memory)  # the padding is behind every row
+    for row, length in enumerate(lengths):
+        text = np.concatenate([batch[row, : 16 + length], batch[row, :8]])[None]
+        alone, _ = feed(session, text, [8, 8, *([int(length)] if length else []), 8])
+        assert np.abs(again[row] - alone[0, -8:]).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([1, 2, 3], r"lengths are int64 \[3\]; expected integers \[2\]"),
+        ([[1, 2]], "expected integers"),
+        ([[1], [1, 2]], "expected integers"),
+        (2, "expected integers"),
+        ([1.0, 2.0], "lengths are float64"),
+        ([True, False], "lengths are bool"),
+        ([0, 5], "row 1 has length 5; expected 0 to 4"),
+        ([-1, 4], "row 0 has length -1; expected 0 to 4"),
+    ],
+)
+def test_lengths_that_do_not_fit_are_refused_and_the_memory_unchanged(
+    session: Session, lengths: object, message: str
+) -> None:
+    tokens, memory = np.zeros((2, 4), np.int64), session.start(2)
+    message = message if takes_lengths(session) else "length"
+    for use in (session.step, session.predict):
+        with pytest.raises(StreamError, match=message):
+            use(tokens, memory, lengths=lengths)  # type: ignore[arg-type]
+    with pytest.raises(StreamError, match=message):
+        session.score(tokens, np.full((2, 4), -1), memory, lengths=lengths)  # type: ignore[arg-type]
+    with pytest.raises(StreamError, match="row 1 has length 2 and wants the target at index 2"):
+        session.score(tokens, tokens, memory, lengths=np.array([4, 2]))
+    assert memory.positions.tolist() == [0, 0]
+    assert not any(np.asarray(array).any() for array in memory.tensors.values())
+
+
+def test_rows_are_taken_out_put_back_and_joined(session: Session, tokens: np.ndarray) -> None:
+    """One row is saved, one forked, one replaced, and a new one joins: each goes on as its text does."""
+    batch = rows(tokens, 4, 32)
+    _, memory = feed(session, batch[:3, :16], [8, 8], session.start(3))
+    saved = memory.select([1])
+    memory.positions[0] = 0  # this row begins a new text
+    feed(session, batch[:3, 16:24], [8], memory)
+    memory.replace([0, 2], memory.select([1, 0]))  # row 0 is now a fork of 1, and 2 has the new text
+    joined = memory.join(saved).join(session.start(1))
+    assert joined.positions.tolist() == [24, 24, 8, 16, 0]
+    goes_on, _ = feed(session, batch[[3] * 5, 24:32], [8], joined)
+    stays, _ = feed(session, batch[[3] * 3, 24:32], [8], memory)
+    assert np.abs(stays - goes_on[:3]).max() < 1e-5
+    texts = [batch[1, :24], batch[1, :24], batch[0, 16:24], batch[1, :16], batch[1, :0]]
+    for row, text in enumerate(texts):
+        whole = np.concatenate([text, batch[3, 24:32]])[None]
+        alone, _ = feed(session, whole, [8] * (whole.shape[1] // 8))
+        assert np.abs(goes_on[row] - alone[0, -8:]).max() < 1e-5
+
+
 @pytest.mark.parametrize(
     ("targets", "message"),
     [

@@ -30,9 +30,11 @@ def new_memory(session: Session, batch: int) -> Memory:
     return memory
 
 
-def checked_targets(session: Session, targets: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+def checked_targets(
+    session: Session, targets: np.ndarray, tokens: np.ndarray, lengths: np.ndarray | None = None
+) -> np.ndarray:
     """`targets` as a contiguous int64 array of the shape of `tokens`; raises StreamError where they do not
-    fit.
+    fit, and where one is wanted beyond the length of its row.
     """
     targets = np.asarray(targets)
     if targets.shape != np.shape(tokens) or targets.dtype.kind not in "iu":
@@ -44,7 +46,50 @@ def checked_targets(session: Session, targets: np.ndarray, tokens: np.ndarray) -
             "a target is outside the vocabulary; expected -1 (which means not wanted) to "
             f"{session.vocab.size - 1}."
         )
+    if (checked := checked_lengths(lengths, tokens)) is not None:
+        beyond = np.argwhere((targets >= 0) & (np.arange(targets.shape[1]) >= checked[:, None]))
+        if len(beyond):
+            row, at = beyond[0]
+            raise StreamError(
+                f"row {row} has length {checked[row]} and wants the target at index {at}, after padding; "
+                "give -1 there."
+            )
     return np.ascontiguousarray(targets, np.int64)
+
+
+def checked_lengths(lengths: np.ndarray | None, tokens: np.ndarray) -> np.ndarray | None:
+    """`lengths` as an int64 array [B] for tokens [B, T]; None where every row has all of its tokens.
+
+    Raises StreamError where they do not fit.
+    """
+    if lengths is None or np.ndim(tokens) != 2:  # such tokens are refused by `checked_tokens`
+        return None
+    try:
+        given = np.asarray(lengths)
+    except ValueError:  # nested lists of unequal length
+        given = np.empty(0, object)
+    batch, segment = np.shape(tokens)
+    if given.shape != (batch,) or given.dtype.kind not in "iu":
+        raise StreamError(
+            f"lengths are {given.dtype} {list(given.shape)}; expected integers [{batch}], one for each row."
+        )
+    if (wrong := np.flatnonzero((given < 0) | (given > segment))).size:
+        row = wrong[0]
+        raise StreamError(
+            f"row {row} has length {given[row]}; expected 0 to {segment}, the tokens of this segment."
+        )
+    return None if (given == segment).all() else given.astype(np.int64)
+
+
+def last_fed(lengths: np.ndarray | None, tokens: np.ndarray) -> np.ndarray:
+    """The index [B] of the last token that is fed in each row of tokens [B, T]; 0 in a row of length 0.
+
+    lengths: they fit the tokens, or are None.
+    """
+    batch, segment = np.shape(tokens)
+    counts = np.full(batch, segment) if lengths is None else np.asarray(lengths, np.int64)
+    last: np.ndarray = np.maximum(counts, 1) - 1
+    return last
 
 
 def checked_tokens(session: Session, tokens: np.ndarray, memory: Memory) -> np.ndarray:

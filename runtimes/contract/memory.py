@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,10 +32,10 @@ class Memory:
     that row. Nothing has to be cleared, and no row sees the past of another. A negative position -n makes the
     next n tokens of the row padding, which is invisible to all tokens after it; so rows of unequal length end
     together. tensors: the memory arrays by name. Their values are finite. `Session.step` updates them in
-    place, and only `copy()` makes new ones. owner: the identity of the artefact or run that the numbers
-    belong to. binding: what a session keeps over these arrays from step to step; it is neither copied nor
-    saved. unsure: whether the tensors may hold values that are not finite, as those of a caller may; a
-    session then clears a row that starts again (see `runtimes.contract.restart`).
+    place; only `copy()`, `select()` and `join()` make new ones. owner: the identity of the artefact or run
+    that the numbers belong to. binding: what a session keeps over these arrays from step to step; it is
+    neither copied nor saved. unsure: whether the tensors may hold values that are not finite, as those of a
+    caller may; a session then clears a row that starts again (see `runtimes.contract.restart`).
 
     One thread at a time may use a memory: see `in_use`.
     """
@@ -76,6 +76,97 @@ class Memory:
             )
             fork.unsure = self.unsure
         return fork
+
+    def select(self, rows: Sequence[int]) -> Memory:
+        """An independent copy of some rows, in this order: to save or move one, to fork one, to leave others.
+
+        A row may be asked for more than once, as in a beam search. Raises StreamError for rows that are not
+        there.
+        """
+        with self.in_use():
+            chosen = self._checked(rows)
+            tensors = {name: np.asarray(array)[chosen] for name, array in self.tensors.items()}
+            copy = Memory(self.positions[chosen], tensors, self.owner)
+            copy.unsure = self.unsure
+        return copy
+
+    def replace(self, rows: Sequence[int], other: Memory) -> None:
+        """Writes all rows of `other` into these rows, the first into rows[0] and so on.
+
+        The arrays stay the same, so whatever a session has bound to them stays valid; a memory on a device is
+        downloaded, and uploaded again with its next step. Raises StreamError, and changes nothing, where a
+        row is named twice or is not there, and where the two memories do not fit together.
+        """
+        other = other.copy() if other is self else other
+        with self.in_use(), other.in_use():
+            chosen = self._checked(rows)
+            if len(np.unique(chosen)) != len(chosen) or len(chosen) != other.batch:
+                raise StreamError(
+                    f"rows are {chosen.tolist()} and the other memory has {other.batch}; name as many "
+                    "different rows as it has."
+                )
+            self._refuse_unlike(other)
+            for name, array in self.tensors.items():
+                if not isinstance(array, np.ndarray):
+                    self.tensors[name] = array = np.array(array)
+                array[chosen] = np.asarray(other.tensors[name])
+            self.positions[chosen] = other.positions
+            self.unsure = self.unsure or other.unsure
+
+    def join(self, other: Memory) -> Memory:
+        """A new memory with the rows of this one and then those of `other`; both stay as they are.
+
+        Raises StreamError where they do not belong to one artefact or run.
+        """
+        other = other.copy() if other is self else other
+        with self.in_use(), other.in_use():
+            self._refuse_unlike(other)
+            tensors = {
+                name: np.concatenate([np.asarray(array), np.asarray(other.tensors[name])])
+                for name, array in self.tensors.items()
+            }
+            joined = Memory(np.concatenate([self.positions, other.positions]), tensors, self.owner)
+            joined.unsure = self.unsure or other.unsure
+        return joined
+
+    def _checked(self, rows: Sequence[int]) -> np.ndarray:
+        """The rows as an array [N], at least one of them, each of this memory."""
+        self._refuse_broken()
+        try:
+            chosen = np.asarray(rows)
+        except ValueError:  # nested lists of unequal length
+            chosen = np.empty(0)
+        if chosen.ndim != 1 or chosen.dtype.kind not in "iu" or not len(chosen):
+            raise StreamError(f"rows are {rows!r:.60}; expected a list of row numbers, such as [0, 2].")
+        if (wrong := chosen[(chosen < 0) | (chosen >= self.batch)]).size:
+            raise StreamError(f"row {wrong[0]} is not there; expected 0 to {self.batch - 1}.")
+        return chosen.astype(np.int64)
+
+    def _refuse_unlike(self, other: Memory) -> None:
+        """Raises StreamError unless the rows of both memories are interchangeable."""
+        if self.owner != other.owner:
+            raise StreamError(
+                f"the memories belong to two artefacts, {self.owner:.12} and {other.owner:.12}; rows go only "
+                "between memories of one."
+            )
+        for memory in (self, other):
+            memory._refuse_broken()
+        kinds = [{name: (x.shape[1:], x.dtype) for name, x in m.tensors.items()} for m in (self, other)]
+        if kinds[0] != kinds[1]:
+            raise StreamError(
+                "the arrays of the two memories have different names, types or shapes; use memories from "
+                "start() or load_memory() of one session."
+            )
+
+    def _refuse_broken(self) -> None:
+        """Raises StreamError where an array was exchanged for something that has no such rows."""
+        for name, array in [("positions", self.positions), *self.tensors.items()]:
+            own = isinstance(array, DeviceTensor) or (isinstance(array, np.ndarray) and array.flags.writeable)
+            if not own or array.shape[:1] != (self.batch,):
+                raise StreamError(
+                    f"the memory's {name} is read-only, no array, or does not have {self.batch} rows; use "
+                    "memory from start() or load_memory()."
+                )
 
     def __deepcopy__(self, _: dict[int, Any]) -> Memory:
         return self.copy()

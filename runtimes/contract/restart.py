@@ -33,8 +33,10 @@ def clear_restarted_rows(memory: Memory) -> None:
 
 
 def observe(memory: Memory, last: np.ndarray) -> None:
-    """Notes whether the last output of a step is finite in every row; `last` [B] is NaN where it was not
-    computed.
+    """Notes whether the last output of a step is finite in every row.
+
+    last: a number for each row, and for any other output that tells; NaN where an output was not computed.
+    With `lengths` it is the output after the last fed token. A row of length 0 has none and may be left out.
 
     A value that is not finite and visible makes every later output of its row not a number, so it is enough
     to look at the last output.

@@ -71,20 +71,34 @@ class Session(Protocol):
         ...
 
     # Each of the three methods below feeds one segment, tokens int64 [B, T], and returns the memory after it.
-    # The memory is updated in place. It belongs to the caller, and `memory.copy()` forks it. For tokens, a
-    # batch or a memory that does not fit they raise StreamError and leave the memory as it was.
+    # The memory is updated in place. It belongs to the caller, and `memory.copy()` forks it. For tokens,
+    # lengths, a batch or a memory that does not fit they raise StreamError and leave the memory as it was.
+    #
+    # lengths: int [B], from 0 to T; None means T in every row. In row b only the first lengths[b] tokens are
+    # fed. The others are padding: any token may stand there, and nothing will ever see it. Afterwards
+    # `memory.positions[b]` has grown by lengths[b]. What is not computed is NaN, so that nobody takes it for
+    # an answer. Each row gets what it gets alone, in a segment of its own length. Ring memory on ONNX Runtime
+    # and runs in PyTorch can do that; the other sessions refuse `lengths` with a StreamError.
 
-    def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
-        """Logits float32 [B, T, V] of the token after each token of the segment."""
+    def step(
+        self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Memory]:
+        """Logits float32 [B, T, V] of the token after each token of the segment; NaN after padding."""
         ...
 
-    def predict(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
-        """Logits float32 [B, V] of the token after the last token of the segment."""
+    def predict(
+        self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Memory]:
+        """Logits float32 [B, V] of the token after the last fed token of each row; NaN in a row of length
+        0.
+        """
         ...
 
-    def score(self, tokens: np.ndarray, targets: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def score(
+        self, tokens: np.ndarray, targets: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Memory]:
         """log p(target) float32 [B, T] in nats, of targets int64 [B, T]; 0 where a target is -1, which means
-        not wanted.
+        not wanted. After padding nothing else may be asked for.
         """
         ...
 

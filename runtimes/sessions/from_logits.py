@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from runtimes.base.logits import log_probability
-from runtimes.contract.checks import checked_targets
+from runtimes.contract.checks import checked_targets, last_fed
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 
@@ -13,13 +13,21 @@ from runtimes.contract.session import Session
 class FromLogits:
     """`predict` and `score` from `step`. That is enough for a vocabulary of moderate size."""
 
-    def predict(self: Session, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
-        logits, memory = self.step(tokens, memory)
-        return logits[:, -1], memory
+    def predict(
+        self: Session, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Memory]:
+        logits, memory = self.step(tokens, memory, lengths=lengths)
+        last = logits[:, -1] if lengths is None else logits[range(len(logits)), last_fed(lengths, tokens)]
+        return last, memory
 
     def score(
-        self: Session, tokens: np.ndarray, targets: np.ndarray, memory: Memory
+        self: Session,
+        tokens: np.ndarray,
+        targets: np.ndarray,
+        memory: Memory,
+        *,
+        lengths: np.ndarray | None = None,
     ) -> tuple[np.ndarray, Memory]:
-        targets = checked_targets(self, targets, tokens)
-        logits, memory = self.step(tokens, memory)
+        targets = checked_targets(self, targets, tokens, lengths)
+        logits, memory = self.step(tokens, memory, lengths=lengths)
         return log_probability(logits, targets), memory

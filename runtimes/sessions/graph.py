@@ -12,6 +12,7 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.contract.checks import (
+    checked_lengths,
     checked_targets,
     checked_tokens,
     memory_in_use,
@@ -27,6 +28,7 @@ from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.from_logits import FromLogits
 
 Positions = Literal["all", "last", "none"]  # positions of a segment whose logits are computed
+PROBE_TOKENS, PROBE_DIFFERENCE = 16, 1e-3  # see `_sees_segment_end`; the difference is relative
 
 
 class GraphSession(FromLogits, ABC):
@@ -43,6 +45,7 @@ class GraphSession(FromLogits, ABC):
     def __init__(self, spec: Spec, vocab: Vocab, identity: str) -> None:
         self.spec, self.vocab, self.identity = spec, vocab, identity
         self._process = os.getpid()
+        self._counts_from_end: bool | None = None  # None until it was tried
         self.rule: MemoryRule = spec.rule
         self.state: tuple[TensorFacts, ...] = tuple(state.tensor() for state in spec.state)
         if vocab.size != spec.model.vocab_size:
@@ -91,56 +94,141 @@ class GraphSession(FromLogits, ABC):
     def start(self, batch: int) -> Memory:
         return new_memory(self, batch)
 
-    def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
-        logits, _ = self._advance(tokens, memory, logits_of="all")
-        return logits.reshape(*np.shape(tokens), -1), memory
-
-    def predict(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
-        if not self.spec.model.selective:
-            return super().predict(tokens, memory)
-        logits, _ = self._advance(tokens, memory, logits_of="last")
+    def step(
+        self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Memory]:
+        logits, _ = self._advance(tokens, memory, lengths, logits_of="all")
         return logits, memory
 
-    def score(self, tokens: np.ndarray, targets: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def predict(
+        self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Memory]:
         if not self.spec.model.selective:
-            return super().score(tokens, targets, memory)
-        targets = checked_targets(self, targets, tokens)
-        _, log_probs = self._advance(tokens, memory, logits_of=self.logits_while_scoring, targets=targets)
+            return super().predict(tokens, memory, lengths=lengths)
+        logits, _ = self._advance(tokens, memory, lengths, logits_of="last")
+        return logits, memory
+
+    def score(
+        self, tokens: np.ndarray, targets: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Memory]:
+        if not self.spec.model.selective:
+            return super().score(tokens, targets, memory, lengths=lengths)
+        targets = checked_targets(self, targets, tokens, lengths)
+        _, log_probs = self._advance(
+            tokens, memory, lengths, logits_of=self.logits_while_scoring, targets=targets
+        )
         return log_probs, memory
 
     def _advance(
-        self, tokens: np.ndarray, memory: Memory, *, logits_of: Positions, targets: np.ndarray | None = None
+        self,
+        tokens: np.ndarray,
+        memory: Memory,
+        lengths: np.ndarray | None,
+        *,
+        logits_of: Positions,
+        targets: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Logits [rows, V] of some positions, and log p(target) [B, T] where targets are given; advances the
-        memory.
+        """Logits of some positions, and log p(target) [B, T] where targets are given; advances the memory.
+
+        The logits are [B, T, V] of all positions, [B, V] of each row's last one, or [0, V].
         """
         with memory_in_use(memory):
             tokens = checked_tokens(self, tokens, memory)
             refuse_after_fork(self._process)
+            if lengths is not None:
+                self._refuse_lengths()
+            lengths = checked_lengths(lengths, tokens)
             clear_restarted_rows(memory)
-            positions = np.arange(tokens.size).reshape(tokens.shape)
-            rows = {"all": positions, "last": positions[:, -1:], "none": positions[:, :0]}[logits_of].ravel()
+            # Padding behind a row's tokens needs no input of its own. A token sees nothing that comes after
+            # it. The ring has room for a whole segment next to a whole memory, so the padding takes no slot
+            # that is still seen; the row's next tokens take its slots, or see in them what is yet to come.
             stream = memory.positions[:, None] + np.arange(tokens.shape[1])
-            inputs = {"input_ids": tokens, "position_ids": stream}
-            outputs = {"logits": np.empty((len(rows), self.spec.model.vocab_size), np.float32)}
+            inputs, where = {"input_ids": tokens, "position_ids": stream}, tokens.shape
             if self.spec.model.selective:
                 inputs["targets"] = np.full_like(tokens, -1) if targets is None else targets
-                inputs["logit_rows"] = rows
+                inputs["logit_rows"] = _chosen(tokens.shape, lengths, logits_of)
+                where = inputs["logit_rows"].shape
+            outputs = {"logits": np.empty((*where, self.spec.model.vocab_size), np.float32)}
+            if self.spec.model.selective:
                 outputs["log_probs"] = np.empty(tokens.shape, np.float32)
-            else:
-                outputs["logits"] = outputs["logits"].reshape(*tokens.shape, -1)
             self.run(inputs, outputs, memory)
-            memory.positions += tokens.shape[1]
-            observe(memory, _last_output(outputs, inputs))
-        return outputs["logits"], outputs.get("log_probs", outputs["logits"])
+            memory.positions += tokens.shape[1] if lengths is None else lengths
+            observe(memory, _last_outputs(outputs, inputs, lengths))
+        logits = outputs["logits"]
+        if self.spec.model.selective:
+            shape = {"all": tokens.shape, "last": tokens.shape[:1], "none": (0,)}[logits_of]
+            logits = _spread(logits, shape, lengths)
+        elif lengths is not None:
+            logits[np.arange(tokens.shape[1]) >= lengths[:, None]] = np.nan
+        return logits, outputs.get("log_probs", logits)
+
+    def _refuse_lengths(self) -> None:
+        """Raises StreamError where the rows of a step can only advance together."""
+        if self.spec.form != "ring":
+            raise StreamError(
+                f"lengths were given, and in {self.spec.form} memory all rows of a step advance by the same "
+                "number of tokens; leave lengths out, or open an artefact with ring memory (`xl-export "
+                "export RUN --memory ring`), or the run."
+            )
+        if self._counts_from_end is None:
+            self._counts_from_end = self._sees_segment_end()
+        if self._counts_from_end:
+            raise StreamError(
+                "lengths were given, and the positions of this model count from the end of the segment, "
+                "where padding would change them; leave lengths out, or open the run that it was exported "
+                "from."
+            )
+
+    def _sees_segment_end(self) -> bool:
+        """Whether the answer to a token depends on how many tokens follow it in its segment.
+
+        A graph does not say so in its spec, whoever wrote it. So it is tried once, on new streams.
+        """
+        most = min(PROBE_TOKENS, self.rule.segment)
+        alone, followed = (
+            self.step(np.zeros((1, length), np.int64), self.start(1))[0][0, 0] for length in (1, most)
+        )
+        return not np.abs(alone - followed).max() <= PROBE_DIFFERENCE * np.abs(alone).max()
 
 
-def _last_output(outputs: dict[str, np.ndarray], inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """A number [B], finite where the last output of a row was computed and is finite."""
-    batch = len(inputs["input_ids"])
-    logits = outputs["logits"]
-    if logits.size:  # of every position, or of chosen ones of which the last of each row is one
-        with np.errstate(invalid="ignore", over="ignore"):
-            last: np.ndarray = logits.reshape(batch, -1, logits.shape[-1])[:, -1].sum(axis=-1)
-        return last
-    return np.where(inputs["targets"][:, -1] >= 0, outputs["log_probs"][:, -1], np.nan)
+def _chosen(shape: tuple[int, ...], lengths: np.ndarray | None, which: Positions) -> np.ndarray:
+    """The positions b T + t, int64 [N], of some fed tokens of a segment [B, T]."""
+    places = np.arange(shape[0] * shape[1]).reshape(shape)
+    if which == "none":
+        places = places[:, :0]
+    elif lengths is None:
+        places = places if which == "all" else places[:, -1:]
+    else:
+        end, offsets = lengths[:, None], np.arange(shape[1])
+        places = places[offsets < end] if which == "all" else places[offsets == end - 1]
+    return places.ravel()
+
+
+def _last_outputs(
+    outputs: dict[str, np.ndarray], inputs: dict[str, np.ndarray], lengths: np.ndarray | None
+) -> np.ndarray:
+    """Numbers that are finite where the last output of every row with tokens was computed and is finite."""
+    logits, (batch, segment) = outputs["logits"], inputs["input_ids"].shape
+    counts = np.full(batch, segment) if lengths is None else lengths
+    rows = np.flatnonzero(counts)
+    if "targets" not in inputs:
+        last = logits[:, -1]
+        if lengths is not None:  # what is not finite in padding counts too: it stays in the memory
+            last = np.concatenate([last, logits[rows, counts[rows] - 1]])
+    elif logits.size:
+        last = logits[np.flatnonzero(np.diff(inputs["logit_rows"] // segment, append=-1))]
+    else:
+        target, answer = (x[rows, counts[rows] - 1] for x in (inputs["targets"], outputs["log_probs"]))
+        return np.where(target >= 0, answer, np.nan)
+    with np.errstate(invalid="ignore", over="ignore"):
+        total: np.ndarray = last.sum(axis=-1)
+    return total
+
+
+def _spread(logits: np.ndarray, shape: tuple[int, ...], lengths: np.ndarray | None) -> np.ndarray:
+    """Logits [N, V] of chosen positions in the shape [B, T, V] or [B, V], with NaN where none was chosen."""
+    if lengths is None or shape == (0,):
+        return logits.reshape(*shape, logits.shape[-1])
+    whole = np.full((*shape, logits.shape[-1]), np.nan, np.float32)
+    whole[lengths > 0 if len(shape) == 1 else np.arange(shape[1]) < lengths[:, None]] = logits
+    return whole

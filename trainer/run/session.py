@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,10 @@ import numpy as np
 from runtimes.base.errors import StreamError, needs
 from runtimes.base.records import to_json
 from runtimes.contract.checks import (
+    checked_lengths,
     checked_targets,
     checked_tokens,
+    last_fed,
     memory_in_use,
     new_memory,
     refuse_after_fork,
@@ -127,19 +130,26 @@ class TorchSession:
     def start(self, batch: int) -> Memory:
         return new_memory(self, batch)
 
-    def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
-        hidden, memory = self._advance(tokens, memory)
+    def step(
+        self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Memory]:
+        hidden, memory = self._advance(tokens, memory, lengths)
         return self._answer(lambda: self.model.vocabulary.logits(hidden)), memory
 
-    def predict(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
-        hidden, memory = self._advance(tokens, memory)
-        return self._answer(lambda: self.model.vocabulary.logits(hidden[:, -1])), memory
+    def predict(
+        self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Memory]:
+        hidden, memory = self._advance(tokens, memory, lengths)
+        last = _rows_at(hidden, last_fed(lengths, tokens))
+        return self._answer(lambda: self.model.vocabulary.logits(last)), memory
 
-    def score(self, tokens: np.ndarray, targets: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def score(
+        self, tokens: np.ndarray, targets: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Memory]:
         import torch
 
-        wanted = torch.from_numpy(checked_targets(self, targets, tokens))
-        hidden, memory = self._advance(tokens, memory)
+        wanted = torch.from_numpy(checked_targets(self, targets, tokens, lengths))
+        hidden, memory = self._advance(tokens, memory, lengths)
         log_probs = np.zeros(wanted.shape, np.float32)
         chosen = wanted >= 0
         log_probs[chosen.numpy()] = self._answer(
@@ -147,23 +157,45 @@ class TorchSession:
         )
         return log_probs, memory
 
-    def _advance(self, tokens: np.ndarray, memory: Memory) -> tuple[Tensor, Memory]:
-        """The last layer's output [B, T, D], and the memory after the segment."""
+    def _advance(
+        self, tokens: np.ndarray, memory: Memory, lengths: np.ndarray | None
+    ) -> tuple[Tensor, Memory]:
+        """The last layer's output [B, T, D], NaN for padding, and the memory after the segment."""
         import torch
 
         with memory_in_use(memory):
             tokens = checked_tokens(self, tokens, memory)
             refuse_after_fork(self._process)
+            lengths = checked_lengths(lengths, tokens)
             clear_restarted_rows(memory)
             past = [torch.from_numpy(memory.tensors[tensor.name]) for tensor in self.state]
-            hidden, after = self._layers(torch.from_numpy(tokens), past, torch.from_numpy(memory.positions))
+            layers = self._layers if lengths is None else partial(self._layers_by_length, lengths)
+            hidden, after = layers(torch.from_numpy(tokens), past, torch.from_numpy(memory.positions))
             memory.tensors = {
                 tensor.name: array.contiguous().numpy()
                 for tensor, array in zip(self.state, after, strict=True)
             }
-            memory.positions += tokens.shape[1]
-            observe(memory, hidden[:, -1].sum(dim=-1).numpy())
+            memory.positions += tokens.shape[1] if lengths is None else lengths
+            last = _rows_at(hidden, last_fed(lengths, tokens)).sum(dim=-1).numpy()
+            observe(memory, last if lengths is None else last[lengths > 0])
         return hidden, memory
+
+    def _layers_by_length(
+        self, lengths: np.ndarray, tokens: Tensor, past: list[Tensor], positions: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        """`_layers` without padding: the rows of each length are a batch of their own."""
+        import torch
+
+        hidden = torch.full((*tokens.shape, self.model.config.d_model), torch.nan)
+        after = [array.clone() for array in past]
+        for length in np.unique(lengths[lengths > 0]).tolist():
+            rows = torch.from_numpy(np.flatnonzero(lengths == length))
+            own = [array[rows] for array in past]
+            outputs, kept = self._layers(tokens[rows, :length], own, positions[rows])
+            hidden[rows, :length] = outputs
+            for array, now in zip(after, kept, strict=True):
+                array[rows] = now
+        return hidden, after
 
     def _layers(self, tokens: Tensor, past: list[Tensor], positions: Tensor) -> tuple[Tensor, list[Tensor]]:
         import torch
@@ -178,6 +210,13 @@ class TorchSession:
         with torch.inference_mode():
             answer: np.ndarray = compute().numpy()
         return answer
+
+
+def _rows_at(hidden: Tensor, index: np.ndarray) -> Tensor:
+    """One position [B, D] of each row of hidden [B, T, D]."""
+    import torch
+
+    return hidden[torch.arange(len(hidden)), torch.from_numpy(index)]
 
 
 class ProjectedTorchSession(TorchSession):

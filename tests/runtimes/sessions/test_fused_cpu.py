@@ -24,6 +24,7 @@ from runtimes.contract.spec import FUSED, GRAPH, WEIGHTS, load_spec
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.onnx_runtime import OrtSession
 from tests.architectures import ARCHITECTURES
+from tests.live_rows import check_schedules
 from tests.streams import feed, rows
 from xl_export.artefact.export import export
 
@@ -54,10 +55,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_serves_these_architectures(
     name: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
-    artefact = export(make_run(**ARCHITECTURES[name]), tmp_path / "artefact")
+    run = make_run(**ARCHITECTURES[name])
+    artefact = export(run, tmp_path / "artefact")
     assert (FUSED in load_spec(artefact).files) is (name in SERVED)
     if name in SERVED:
         compare(artefact, rows(tokens, 2, 114), [8, 1, 7, 8, 8, 3, 8, 1, 1, 8, 4] * 2)
+        # Live rows: what tests/runtimes/sessions/test_live_rows.py does with the standard operators.
+        check_schedules(OrtSession.open(artefact, kernel="fused"), open_session(run), 5)
 
 
 SIZES = [
