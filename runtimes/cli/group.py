@@ -23,7 +23,25 @@ class Refusal(click.ClickException):
         return printable(self.message)
 
 
-class Group(click.Group):
+class Subgroup(click.Group):
+    """A group that says which of its commands was probably meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        given = (
+            args and not args[0].startswith("-") and not ctx.resilient_parsing
+        )  # it is set for completion in a shell
+        if given and self.get_command(ctx, args[0]) is None:
+            visible = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
+            raise Refusal(
+                f"{ctx.command_path} has no command {args[0]!r}; {_meant(args[0], visible)}"
+                f"`{ctx.command_path} --help` lists all of them."
+            )
+        return super().resolve_command(ctx, args)
+
+
+class Group(Subgroup):
     """A group of commands whose errors are one sentence each; a traceback is a bug of this project.
 
     Exit codes: 2 for what cannot be used, 130 when interrupted, 143 when terminated, 129 when the terminal
@@ -76,20 +94,6 @@ class Group(click.Group):
             raise Refusal(
                 f"{what} cannot be used ({error.strerror or error}); give another place."
             ) from error
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        given = (
-            args and not args[0].startswith("-") and not ctx.resilient_parsing
-        )  # it is set for completion in a shell
-        if given and self.get_command(ctx, args[0]) is None:
-            visible = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
-            raise Refusal(
-                f"{ctx.command_path} has no command {args[0]!r}; {_meant(args[0], visible)}"
-                f"`{ctx.command_path} --help` lists all of them."
-            )
-        return super().resolve_command(ctx, args)
 
 
 def _refusal(error: click.UsageError) -> click.ClickException:

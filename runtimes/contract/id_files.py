@@ -74,10 +74,11 @@ def documents(path: Path, *, dtype: str | None = None) -> Iterator[np.ndarray]:
                 yield _document(line, f"{path}: line {number}")
 
 
-def refuse_outside(ids: np.ndarray, path: Path, size: int, *, mend: str, start: int = 0) -> None:
+def refuse_outside(ids: np.ndarray, where: object, size: int, *, mend: str, start: int = 0) -> None:
     """Raises TextError with file and index of the first id that is not from 0 to size - 1.
 
-    start: index of the first of these ids in the file. mend: what the user can do, the end of the sentence.
+    where: the file, for the message. start: index of the first of these ids in it. mend: what the user can
+    do, the end of the sentence.
     """
     for at in range(0, len(ids), CHECKED):
         block = ids[at : at + CHECKED]
@@ -85,7 +86,7 @@ def refuse_outside(ids: np.ndarray, path: Path, size: int, *, mend: str, start: 
             continue
         first = int(np.argmax((block < 0) | (block >= size)))
         raise TextError(
-            f"{path} has the token id {block[first]} at index {start + at + first}, outside the vocabulary "
+            f"{where} has the token id {block[first]} at index {start + at + first}, outside the vocabulary "
             f"(0 to {size - 1}); {mend}."
         )
 

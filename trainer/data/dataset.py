@@ -1,12 +1,14 @@
 """A dataset: a folder that holds a corpus as token ids in three memory-mapped parts, and its vocabulary.
 
 The folder holds `train.bin`, `valid.bin` and `test.bin` (ids, little-endian, of the smallest type that holds
-them), `vocab.json` as runs have it, and `data.json`: where it came from, sizes and hashes, and a digest over
-all of that.
+them), the vocabulary as runs have it, and `data.json`: where it came from, sizes and hashes, and a digest
+over all of that.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -68,6 +70,19 @@ def smallest_dtype(vocab_size: int) -> DType:
     return "uint8" if vocab_size <= 1 << 8 else "uint16" if vocab_size <= 1 << 16 else "int32"
 
 
+def write_part(path: Path, pieces: Iterable[np.ndarray], dtype: DType) -> tuple[int, FileFacts]:
+    """The number of the ids and the facts of the file in which they were written, piece by piece."""
+    digest, count, little_endian = hashlib.sha256(), 0, np.dtype(dtype).newbyteorder("<")
+    with open(path, "wb") as stream:
+        for ids in pieces:
+            data = ids.astype(little_endian).tobytes()
+            stream.write(data)
+            digest.update(data)
+            count += len(ids)
+        num_bytes = stream.tell()
+    return count, FileFacts(sha256=digest.hexdigest(), num_bytes=num_bytes)
+
+
 def save_facts(folder: Path, facts: DatasetFacts) -> None:
     """Writes `data.json` with its own digest."""
     write_sealed(folder / DATA, to_json(facts))
@@ -76,7 +91,7 @@ def save_facts(folder: Path, facts: DatasetFacts) -> None:
 def open_dataset(path: Path | str) -> Dataset:
     """The dataset in a folder, its token files mapped.
 
-    The digest, the size of every file, the hash of the vocabulary and the range of all ids are verified.
+    The digest, the size of every file, the hashes of the vocabulary and the range of all ids are verified.
     Raises ArtefactError that names the file at fault.
     """
     folder = Path(path)
@@ -91,10 +106,12 @@ def open_dataset(path: Path | str) -> Dataset:
         if size != expected.num_bytes:
             found = "is missing" if size is None else f"has {size:,} bytes, expected {expected.num_bytes:,}"
             raise ArtefactError(f"{folder / name} {found}; copy the dataset again, or prepare it again.")
-    if file_facts(folder / VOCAB) != facts.files[VOCAB]:
-        raise ArtefactError(
-            f"{folder / VOCAB} was altered: its SHA-256 is not the one in {DATA}; prepare the dataset again."
-        )
+    for name in facts.files:
+        if name in VOCAB_FILES and file_facts(folder / name) != facts.files[name]:
+            raise ArtefactError(
+                f"{folder / name} was altered: its SHA-256 is not the one in {DATA}; prepare the dataset "
+                "again."
+            )
     vocab = load_vocab(folder / VOCAB)
     if vocab.size != facts.vocab_size:
         raise ArtefactError(

@@ -5,21 +5,20 @@ It is never held in memory as a whole.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from runtimes.base.errors import TextError, UserError
 from runtimes.base.folders import atomic_folder, refuse_existing
-from runtimes.base.sealed import FileFacts, file_facts
+from runtimes.base.sealed import file_facts
 from runtimes.contract.spec import VOCAB
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, WordVocab, save_vocab
 from trainer.data.corpora import CORPORA, WHOLE, Corpus
-from trainer.data.dataset import DATA, SPLITS, DatasetFacts, DType, save_facts, smallest_dtype
+from trainer.data.dataset import DATA, SPLITS, DatasetFacts, save_facts, smallest_dtype, write_part
 from trainer.data.published import Files, Tick, find_corpus, progress_bar, read_blocks, total_bytes
 
 LONGEST_LINE = 1 << 24  # bytes
@@ -67,7 +66,7 @@ def prepare(
                     ids = _words(corpus, vocab, found.parts[split], tick)
                 else:
                     ids = _symbols(corpus, vocab, found.parts[WHOLE], split, tick)
-                tokens[split], files[path.name] = _write(path, ids, dtype)
+                tokens[split], files[path.name] = write_part(path, ids, dtype)
             if tokens[split] < 2:
                 raise UserError(
                     f"{source} gives {tokens[split]} tokens for the {split} part, too few to predict one; "
@@ -179,16 +178,3 @@ def _cut(files: Files, split: str) -> tuple[int, int]:
     (path,) = files.values()
     cuts = [path.stat().st_size * percent // 100 for percent in (0, 90, 95, 100)]
     return cuts[SPLITS.index(split)], cuts[SPLITS.index(split) + 1]
-
-
-def _write(path: Path, pieces: Iterable[np.ndarray], dtype: DType) -> tuple[int, FileFacts]:
-    """The number of the ids and the facts of the file in which they were written, piece by piece."""
-    digest, count, little_endian = hashlib.sha256(), 0, np.dtype(dtype).newbyteorder("<")
-    with open(path, "wb") as stream:
-        for ids in pieces:
-            data = ids.astype(little_endian).tobytes()
-            stream.write(data)
-            digest.update(data)
-            count += len(ids)
-        num_bytes = stream.tell()
-    return count, FileFacts(sha256=digest.hexdigest(), num_bytes=num_bytes)

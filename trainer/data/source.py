@@ -16,11 +16,13 @@ from runtimes.base.files import read_bytes
 from runtimes.contract.tokens import side_bytes, side_file
 from runtimes.contract.vocabulary import Vocab
 from trainer.data.dataset import open_dataset
-from trainer.data.text import build_vocab, lanes, load_splits
+from trainer.data.own import OWN_IDS, OWN_TEXT
+from trainer.data.text import Splits, build_vocab, lanes, load_splits
 from trainer.run.checkpoint import TEST, VALID, matching_vocab
 from trainer.run.config import TrainConfig
 
 TEST_IDS = "test.npy"  # the test part of a dataset, as token ids for `xl-export eval --text`
+OWN = (OWN_IDS, OWN_TEXT)  # datasets that fit the recipe for any corpus, as a text file does
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def load_source(config: TrainConfig) -> Source:
     """The text or dataset of a new run, with the vocabulary that is built from the text or stored there."""
     if config.data is not None:
         dataset = open_dataset(config.data)
-        if config.corpus not in (None, dataset.facts.corpus):
+        if config.corpus not in (None, dataset.facts.corpus) and dataset.facts.corpus not in OWN:
             raise ConfigError(
                 f"{config.data} is {dataset.facts.corpus} and the configuration is for {config.corpus}; "
                 "give a dataset of that, or another configuration."
@@ -65,11 +67,14 @@ def load_source(config: TrainConfig) -> Source:
             "train on your own text with --text FILE."
         )
     splits = load_splits(config.text)
-    vocab = build_vocab(config.vocab, splits, min_count=config.min_count)
+    if config.vocab != "word" and (config.min_count > 1 or config.max_size is not None):
+        raise ConfigError(
+            f"min_count and max_size are for vocabularies of words, and vocab is {config.vocab}; leave them "
+            "out."
+        )
+    vocab = build_vocab(config.vocab, splits, min_count=config.min_count, max_size=config.max_size)
     files = {VALID: splits.valid, TEST: splits.test}
-    return Source(
-        _name(config), vocab, _lanes(config, vocab.encode(splits.train)), vocab.encode(splits.valid), files
-    )
+    return Source(_name(config), vocab, _training(config, vocab, splits), vocab.encode(splits.valid), files)
 
 
 def reload_source(config: TrainConfig, run: Path) -> Source:
@@ -84,9 +89,7 @@ def reload_source(config: TrainConfig, run: Path) -> Source:
             )
         return Source(dataset.facts.corpus, vocab, _lanes(config, dataset.train), dataset.valid, {})
     valid = vocab.encode(read_bytes(run / VALID))
-    return Source(
-        _name(config), vocab, _lanes(config, vocab.encode(load_splits(config.text).train)), valid, {}
-    )
+    return Source(_name(config), vocab, _training(config, vocab, load_splits(config.text)), valid, {})
 
 
 def with_vocab_size(config: TrainConfig, vocab: Vocab) -> TrainConfig:
@@ -101,6 +104,12 @@ def with_vocab_size(config: TrainConfig, vocab: Vocab) -> TrainConfig:
 
 def _name(config: TrainConfig) -> str:
     return config.text or "the built-in text"
+
+
+def _training(config: TrainConfig, vocab: Vocab, splits: Splits) -> np.ndarray:
+    """The training part of a text in lanes. It is one document, so its end stands after it."""
+    ids, end = vocab.encode(splits.train), vocab.special.end_of_document
+    return _lanes(config, ids if end is None else np.append(ids, end))
 
 
 def _lanes(config: TrainConfig, tokens: np.ndarray) -> np.ndarray:

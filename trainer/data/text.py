@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from runtimes.base.errors import TextError
+from runtimes.base.errors import ConfigError, TextError
 from runtimes.base.files import read_bytes
 from runtimes.contract.tokens import DATA
-from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, VocabKind, WordVocab, as_text
+from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab, as_text, vocab_from_file
 from trainer.data.formats import kind_of
+from trainer.run.choices import VOCAB_KINDS
+
+MANY_WORDS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ def load_splits(text: str | None) -> Splits:
     Raises TextError for a file that is empty or no text, and for a folder.
     """
     if text is not None:
-        _refuse_other_kinds(Path(text))
+        refuse_no_text(Path(text))
     data = built_in_corpus() if text is None else read_bytes(Path(text))
     if not data:
         raise TextError(f"{text} is empty; give a text of at least a few thousand characters.")
@@ -47,13 +51,43 @@ def built_in_corpus() -> bytes:
     return "\n\n".join(topics[name] for name in sorted(topics)).encode("utf-8")
 
 
-def build_vocab(kind: VocabKind, splits: Splits, *, min_count: int) -> Vocab:
-    """The vocabulary of a text: all bytes, its characters, or the words of its training part and `<unk>`."""
-    if kind == "byte":
+def build_vocab(name: str, splits: Splits, *, min_count: int = 1, max_size: int | None = None) -> Vocab:
+    """The vocabulary of a text: all bytes, its characters, or the words of its training part and `<unk>`.
+
+    Any other name is that of a vocabulary's file: see `vocab_of_file`.
+    """
+    if name == "byte":
         return ByteVocab()
-    if kind == "char":
+    if name == "char":
         return CharVocab.build(as_text(splits.train + splits.valid + splits.test))
-    return WordVocab.build(as_text(splits.train), min_count=min_count)
+    if name == "word":
+        return WordVocab.build(as_text(splits.train), min_count=min_count, max_size=max_size)
+    return vocab_of_file(name)
+
+
+def vocab_of_file(name: str) -> Vocab:
+    """The vocabulary in a file that a user gives as --vocab.
+
+    Raises ConfigError for a name that is neither a file nor a kind.
+    """
+    if Path(name).is_file():
+        return vocab_from_file(Path(name))
+    near = difflib.get_close_matches(name, VOCAB_KINDS, n=1)
+    meant = f" ({near[0]} was probably meant)" if near else ""
+    raise ConfigError(
+        f"--vocab is {name}; expected {', '.join(VOCAB_KINDS)}, or a file: the vocab.json of a run, a "
+        f"tokenizer.json, or a SentencePiece .model{meant}."
+    )
+
+
+def many_words(vocab: Vocab) -> str | None:
+    """One sentence on a vocabulary of so many words that a model of it is mostly a table; None otherwise."""
+    if not isinstance(vocab, WordVocab) or vocab.size <= MANY_WORDS:
+        return None
+    return (
+        f"the vocabulary has {vocab.size:,} words, and a model needs weights for each of them; keep fewer "
+        "with --min-count or --max-size, or take subwords with --vocab FILE."
+    )
 
 
 def lanes(tokens: np.ndarray, batch: int, segment: int) -> np.ndarray:
@@ -72,23 +106,25 @@ def lanes(tokens: np.ndarray, batch: int, segment: int) -> np.ndarray:
     return tokens[: batch * length].reshape(batch, length)
 
 
-def _refuse_other_kinds(path: Path) -> None:
+def refuse_no_text(path: Path, *, option: str = "--text") -> None:
     """Raises TextError for what is often given in place of a text file, and says where it belongs."""
     if (path / DATA).is_file():
-        raise TextError(f"--text is {path}, which is a dataset; give it as --data {path}.")
+        raise TextError(f"{option} is {path}, which is a dataset; give it as --data {path}.")
     if path.is_dir():
         raise TextError(
-            f"--text is {path}, which is a folder; give one UTF-8 text file, or prepare a public corpus with "
-            f"`xl-export prepare NAME --from {path} --out DATASET` and give --data DATASET."
+            f"{option} is {path}, which is a folder; give one UTF-8 text file, or prepare a public corpus "
+            f"with `xl-export prepare NAME --from {path} --out DATASET` and give --data DATASET."
         )
     kind = kind_of(path) if path.is_file() else None
     if kind == "npy":
         raise TextError(
-            f"--text is {path}, which holds a NumPy array (.npy) and no text; give a UTF-8 text file."
+            f"{option} is {path}, which holds a NumPy array (.npy) and no text; give a UTF-8 text file, or "
+            f"prepare token ids with `xl-export prepare tokens --train {path} --vocab-size N --out DATASET` "
+            "and give --data DATASET."
         )
     if kind is not None:
         raise TextError(
-            f"--text is {path}, which is a {kind} file; unpack it and give the text, or prepare a public "
+            f"{option} is {path}, which is a {kind} file; unpack it and give the text, or prepare a public "
             f"corpus with `xl-export prepare NAME --from {path} --out DATASET` and give --data DATASET."
         )
 

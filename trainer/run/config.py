@@ -13,9 +13,8 @@ from runtimes.base.files import read_json
 from runtimes.base.machine import refuse_beyond_memory
 from runtimes.base.records import from_json
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.vocabulary import VocabKind
 from trainer.model.config import ModelConfig
-from trainer.run.choices import CorpusName
+from trainer.run.choices import VOCAB_KINDS, VOCAB_SUFFIXES, CorpusName
 
 BUILT_IN = Path(__file__).parents[1] / "configs"
 MAX_RATE = 1e30  # from a larger learning rate, optimisers compute numbers beyond fp32
@@ -61,10 +60,12 @@ class TrainConfig:
     training, evaluation: the memory rule of training, and the rule of every score afterwards.
     mem_len_schedule, segment_schedule: [step, value] pairs in ascending order; from that step on, `training`
     has this mem_len or segment. corpus: the public corpus that the recipe is for; `data` must then be a
-    dataset of it, unless `text` is given; null for any. vocab: tokens are bytes, characters or words.
-    min_count: rarer words are not in the vocabulary. text: path of a text file; null for the built-in text.
-    data: folder of a prepared dataset, which has its own vocabulary; null for none. batch: lanes (B), each of
-    which reads a contiguous part of the text. accumulate: a step computes its lanes in that many parts, one
+    dataset of it or of own files, unless `text` is given; null for any. vocab: tokens are bytes (`byte`),
+    characters (`char`) or words (`word`) of the text, or those of the vocabulary in a file of this path.
+    min_count: rarer words are not in a vocabulary of words. max_size: the most tokens of a vocabulary of
+    words; null for no limit. text: path of a text file; null for the built-in text. data: folder of a
+    prepared dataset, which has its own vocabulary; null for none. batch: lanes (B), each of which reads a
+    contiguous part of the text. accumulate: a step computes its lanes in that many parts, one
     after the other, and adds up their gradients.
 
     optimizer: see `trainer.training.optimizer`. learning_rate: rises linearly over `warmup_steps`, then
@@ -87,8 +88,9 @@ class TrainConfig:
     mem_len_schedule: Schedule = ()
     segment_schedule: Schedule = ()
     corpus: CorpusName | None = None
-    vocab: VocabKind = "char"
+    vocab: str = "char"
     min_count: int = 1
+    max_size: int | None = None
     text: str | None = None
     data: str | None = None
     batch: int = 16
@@ -125,6 +127,15 @@ class TrainConfig:
         ):
             if not 1 <= getattr(self, name) <= 1 << 40:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected a positive number.")
+        if self.vocab not in VOCAB_KINDS and Path(self.vocab).suffix not in VOCAB_SUFFIXES:
+            near = difflib.get_close_matches(self.vocab, VOCAB_KINDS, n=1)
+            raise ConfigError(
+                f"vocab is {self.vocab!r:.80}{f', and {near[0]} was probably meant' if near else ''}; "
+                "expected "
+                f"{', '.join(VOCAB_KINDS)}, or a vocabulary's file (vocab.json, tokenizer.json, or .model)."
+            )
+        if self.max_size is not None and not 2 <= self.max_size <= 1 << 24:
+            raise ConfigError(f"max_size is {self.max_size}; expected 2 to {1 << 24} tokens.")
         if self.batch % self.accumulate:
             raise ConfigError(
                 f"accumulate is {self.accumulate}; expected a divisor of batch, which is {self.batch}."

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 import time
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -25,8 +26,10 @@ from runtimes.base.partial import sweep
 from runtimes.base.records import from_json, to_json
 from runtimes.contract.vocabulary import save_vocab
 from trainer.data.source import Source, load_source, reload_source, with_vocab_size
+from trainer.data.text import many_words
 from trainer.model.model import count_parameters
 from trainer.run.checkpoint import CONFIG, METRICS, MODEL, STATE, TEST
+from trainer.run.choices import VOCAB_KINDS
 from trainer.run.config import TrainConfig
 from trainer.training.journal import Journal, check_tensorboard
 from trainer.training.parallel import Ranks, joined
@@ -85,14 +88,19 @@ def _hold(run: Path, held: ExitStack) -> None:
 def _start(
     config: TrainConfig, out: Path, ranks: Ranks, held: ExitStack, *, force: bool, progress: bool
 ) -> None:
-    sources = [Path(path) for path in (config.text, config.data) if path is not None]
+    tokenizer = None if config.vocab in VOCAB_KINDS else config.vocab
+    sources = [Path(path) for path in (config.text, config.data, tokenizer) if path is not None]
     ranks.on_first(lambda: refuse_existing(out, force=force, marker=METRICS, sources=sources))
     # The run stores absolute paths, so that it can be resumed from any working folder.
     if config.text is not None:
         config = dataclasses.replace(config, text=str(Path(config.text).resolve()))
     if config.data is not None:
         config = dataclasses.replace(config, data=str(Path(config.data).resolve()))
+    if tokenizer is not None and Path(tokenizer).is_file():
+        config = dataclasses.replace(config, vocab=str(Path(tokenizer).resolve()))
     source = load_source(config)
+    if progress and (warning := many_words(source.vocab)):
+        print(f"Warning: {warning}", file=sys.stderr)
     config = with_vocab_size(config, source.vocab)
     _check_held_out(config, source.valid)
     # Processes on different machines may have been given different files, which would train without an error.

@@ -1,4 +1,4 @@
-"""`xl-export prepare`: from a public corpus to a dataset that `xl-export train` takes."""
+"""`xl-export prepare`: from a public corpus or from own files to a dataset that `xl-export train` takes."""
 
 from __future__ import annotations
 
@@ -9,52 +9,76 @@ import click
 from runtimes.base.errors import UserError, needs
 from runtimes.base.folders import refuse_existing
 from runtimes.base.records import to_json
+from runtimes.cli.group import Subgroup
 from runtimes.cli.options import echo_json, json_option
-from trainer.run.choices import CORPUS_NAMES, SHORT_NAMES
+from trainer.run.choices import SHORT_NAMES, CorpusName
+from xl_export.cli.prepare_own import text_command, tokens_command, vocab_command
+
+# What a user reads of each corpus.
+ABOUT: dict[CorpusName, str] = {
+    "enwik8": "90, 5 and 5 million bytes; a newline is a token too.",
+    "text8": "90, 5 and 5 million characters; 27 different ones.",
+    "wikitext-103": "267,735 words; the files for training, validation and test.",
+    "one-billion-word": "Words that appear three times or more; `<S>` stands between sentences. Held-out "
+    "shard 0 is the test part, and shard 1 is for validation.",
+    "penn-treebank": "10,000 words; ptb.train.txt, ptb.valid.txt and ptb.test.txt.",
+}
 
 
-@click.command("prepare")
-@click.argument("name", type=click.Choice([*CORPUS_NAMES, *SHORT_NAMES]))
-@click.option(
-    "--from",
-    "source",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Read the corpus from this archive (zip, tar, tar.gz, tar.bz2 or tar.xz), folder or single file. "
-    "A single file may be compressed with gzip, bz2 or xz.",
-)
-@click.option(
-    "--out", required=True, type=click.Path(path_type=Path), help="Write the dataset to this folder."
-)
-@click.option(
-    "--download",
-    "fetch",
-    is_flag=True,
-    help="Download the published archive to the path given as --from, if there is no file yet.",
-)
-@click.option("--unverified", is_flag=True, help="Accept files that differ from the published ones.")
-@click.option("--force", is_flag=True, help="Replace the folder if it holds an earlier dataset.")
-@json_option
-def prepare_command(
-    name: str, source: Path, out: Path, fetch: bool, unverified: bool, force: bool, as_json: bool
-) -> None:
-    """Prepare a public corpus as a dataset for training.
+@click.group("prepare", cls=Subgroup)
+def prepare_command() -> None:
+    """Prepare a dataset for training.
 
-    A dataset is a folder with memory-mapped token ids, cut into the usual three parts, and the usual
-    vocabulary.
+    A dataset is a folder with memory-mapped token ids, cut into three parts, and their vocabulary. It comes
+    from a public corpus, from texts of your own, or from token ids that another program has made.
 
     \b
-    enwik8            90, 5 and 5 million bytes; a newline is a token too
-    text8             90, 5 and 5 million characters; 27 different ones
-    wikitext-103      267,735 words; the files for training, validation and test
-    one-billion-word  words that appear three times or more; `<S>` between sentences;
-                      held-out shard 0 is the test part, shard 1 is for validation
-    penn-treebank     10,000 words; ptb.train.txt, ptb.valid.txt and ptb.test.txt
-
-    The names wt103, lm1b and ptb are short forms of the last three. All files are compared with the published
-    sizes and hashes before they are used.
+    xl-export prepare text8 --from text8.zip --out DATASET
+    xl-export prepare text --train a.txt --valid b.txt --test c.txt --vocab tokenizer.json --out DATASET
+    xl-export prepare tokens --train a.npy --vocab-size 512 --out DATASET
+    xl-export prepare vocab --kind bpe --size 8192 --text a.txt --out tokenizer.json
     """
-    name = SHORT_NAMES.get(name, name)
+
+
+def corpus_command(name: CorpusName) -> click.Command:
+    """The command that prepares one public corpus."""
+    about = f"""Prepare {name}.
+
+    {ABOUT[name]}
+
+    All files are compared with the published sizes and hashes before they are used.
+    """
+
+    @click.command(name, help=about, short_help=ABOUT[name])
+    @click.option(
+        "--from",
+        "source",
+        required=True,
+        type=click.Path(path_type=Path),
+        help="Read the corpus from this archive (zip, tar, tar.gz, tar.bz2 or tar.xz), folder or single "
+        "file. A single file may be compressed with gzip, bz2 or xz.",
+    )
+    @click.option(
+        "--out", required=True, type=click.Path(path_type=Path), help="Write the dataset to this folder."
+    )
+    @click.option(
+        "--download",
+        "fetch",
+        is_flag=True,
+        help="Download the published archive to the path given as --from, if there is no file yet.",
+    )
+    @click.option("--unverified", is_flag=True, help="Accept files that differ from the published ones.")
+    @click.option("--force", is_flag=True, help="Replace the folder if it holds an earlier dataset.")
+    @json_option
+    def command(source: Path, out: Path, fetch: bool, unverified: bool, force: bool, as_json: bool) -> None:
+        _prepare(name, source, out, fetch=fetch, unverified=unverified, force=force, as_json=as_json)
+
+    return command
+
+
+def _prepare(
+    name: CorpusName, source: Path, out: Path, *, fetch: bool, unverified: bool, force: bool, as_json: bool
+) -> None:
     with needs("train", "tqdm"):
         from trainer.data.dataset import DATA
         from trainer.data.download import download
@@ -73,3 +97,13 @@ def prepare_command(
     origin = "as published" if facts.published else "not the published files"
     click.echo(f"{out} is ready: {name}, {origin}; tokens {counts}; vocabulary {facts.vocab_size:,}")
     echo_json({"dataset": str(out), "identity": facts.identity, **to_json(facts)}, as_json)
+
+
+for command in (text_command, tokens_command, vocab_command):
+    prepare_command.add_command(command)
+for corpus in ABOUT:
+    prepare_command.add_command(corpus_command(corpus))
+for short, corpus in SHORT_NAMES.items():
+    alias = corpus_command(corpus)
+    alias.hidden = True
+    prepare_command.add_command(alias, short)

@@ -14,7 +14,6 @@ import click
 
 from runtimes.base.errors import UserError, needs
 from runtimes.cli.options import warn_of_too_many
-from trainer.run.choices import VOCAB_KINDS
 from xl_export.cli.options import PACKAGES, force_option
 
 PATH = click.Path(path_type=Path)
@@ -40,7 +39,21 @@ LAUNCHED = (
 @click.option(
     "--data", "data_", type=PATH, help="Train on this dataset, a folder that `xl-export prepare` has written."
 )
-@click.option("--vocab", type=click.Choice(VOCAB_KINDS), help="Make each byte, character or word one token.")
+@click.option(
+    "--vocab",
+    help="Make each byte, char or word of the text one token, or take the vocabulary in this file: "
+    "vocab.json, tokenizer.json, or a SentencePiece .model.",
+)
+@click.option(
+    "--min-count",
+    type=click.IntRange(1, 1 << 40),
+    help="Leave words out of a vocabulary of words that appear less often than this.",
+)
+@click.option(
+    "--max-size",
+    type=click.IntRange(2, 1 << 24),
+    help="Keep at most so many tokens in a vocabulary of words, the most frequent ones.",
+)
 @click.option("--steps", type=click.IntRange(min=1), help="Train for this many steps.")
 @click.option("--seed", type=click.IntRange(min=0), help="Draw random numbers from this seed.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Train on this device.")
@@ -117,14 +130,15 @@ def _refuse_contradictions(
         )
     if resume_run and changes:
         raise UserError(
-            f"--resume continues a run as it was configured; leave out --{next(iter(changes))}, or start a "
-            "new run."
+            f"--resume continues a run as it was configured; leave out --{_option(next(iter(changes)))}, "
+            "or start a new run."
         )
-    if "data" in changes and "vocab" in changes:
-        raise UserError(
-            f"--vocab is {changes['vocab']} and the dataset {changes['data']} has its own vocabulary; leave "
-            "out --vocab, or give a text file with --text."
-        )
+    for name in ("vocab", "min_count", "max_size"):
+        if "data" in changes and name in changes:
+            raise UserError(
+                f"--{_option(name)} is {changes[name]} and the dataset {changes['data']} has its own "
+                f"vocabulary; leave out --{_option(name)}, or give a text file with --text."
+            )
 
 
 def _work(
@@ -147,6 +161,8 @@ def _work(
         settings = config_of(resume_run)
     else:
         settings = TrainConfig.load(config or "demo")
+        if changes.get("vocab", "word") != "word":  # what the configuration says of its words does not apply
+            changes = {"min_count": 1, "max_size": None, **changes}
         settings = dataclasses.replace(settings.with_steps(changes.pop("steps", settings.steps)), **changes)
     if processes is not None:
         refuse_too_many(processes, batch=settings.batch)
@@ -164,10 +180,15 @@ def _as_options(changes: dict[str, Any]) -> list[str]:
     options = []
     for name, value in changes.items():
         if isinstance(value, bool):
-            options.append(f"--{name}" if value else f"--no-{name}")
+            options.append(f"--{_option(name)}" if value else f"--no-{_option(name)}")
         else:
-            options += [f"--{name}", str(value)]
+            options += [f"--{_option(name)}", str(value)]
     return options
+
+
+def _option(name: str) -> str:
+    """The name of an option as people write it."""
+    return name.replace("_", "-")
 
 
 def _conclude(run: Path) -> None:

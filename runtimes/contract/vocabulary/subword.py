@@ -83,7 +83,7 @@ class SubwordVocab:
         if not_unicode([text]) is not None:
             raise TextError("the text has half of a surrogate pair, which is no Unicode text; remove it.")
         ids: list[int] = []
-        for piece in _pieces(text):
+        for piece in pieces(text):
             ids += self._engine.encode(piece)
         encoded = np.array(ids, np.int64)
         if len(encoded) and encoded.max() >= self.size:
@@ -122,8 +122,11 @@ class SubwordVocab:
         }
 
 
-def _pieces(text: str) -> Iterator[str]:
-    """The text in pieces that end at the end of a line, where there is one."""
+def pieces(text: str) -> Iterator[str]:
+    """The text in pieces that end at the end of a line, where there is one.
+
+    Whatever follows a text changes its last piece alone, so a long text can be cut while it is read.
+    """
     at = 0
     while len(text) - at > PIECE:
         ends = [match.end() for match in LINE_END.finditer(text, at + 1, at + PIECE)]

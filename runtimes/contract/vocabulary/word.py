@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,15 +53,22 @@ class WordVocab(NoFiles):
 
     @classmethod
     def build(cls, text: str, *, min_count: int = 1, max_size: int | None = None) -> WordVocab:
-        """The vocabulary of a text, the most frequent word first, as an adaptive softmax needs it; ties in
-        order of appearance.
+        """The vocabulary of a text: see `from_counts`."""
+        return cls.from_counts(Counter(text.split()), min_count=min_count, max_size=max_size)
+
+    @classmethod
+    def from_counts(
+        cls, counts: Mapping[str, int], *, min_count: int = 1, max_size: int | None = None
+    ) -> WordVocab:
+        """The vocabulary of words that were counted, the most frequent first, as an adaptive softmax needs
+        it; ties in the order of `counts`.
 
         min_count: rarer words are left out. max_size: the largest number of symbols; None for no limit.
         """
-        counts = Counter(text.split())
-        counts.pop(UNKNOWN, None)
-        counts.pop(END_OF_LINE, None)
-        kept = [word for word, count in counts.most_common() if count >= min_count]
+        most_common = sorted(counts.items(), key=lambda item: -item[1])  # keeps the order of ties
+        kept = [
+            word for word, count in most_common if count >= min_count and word not in (UNKNOWN, END_OF_LINE)
+        ]
         return cls([UNKNOWN, END_OF_LINE, *kept][:max_size])
 
     def encode(self, text: str | bytes) -> np.ndarray:

@@ -1,0 +1,303 @@
+"""Own files as datasets: the same ids as of the whole text, documents and their ends, parts that are cut
+off.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtimes.base.errors import ConfigError, TextError, UserError
+from runtimes.contract.vocabulary import SubwordVocab, Vocab, WordVocab, decode, load_vocab, vocab_from_file
+from trainer.data import own, own_text, published, subwords
+from trainer.data.dataset import Dataset, open_dataset
+from trainer.data.own import OwnFiles
+from trainer.data.own_ids import ids_vocab, prepare_ids
+from trainer.data.own_text import Documents, prepare_text
+from trainer.data.subwords import SUBWORD_KINDS, SubwordKind, learn_subwords, learn_vocab
+
+SOME = "the cat sat on the mat\nthe dog  sat, too: ééé 😀\n\n the end\n" * 40
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small vocabulary of bytes and pairs of them, with an end of document."""
+    path = tmp_path_factory.mktemp("vocab") / "tokenizer.json"
+    vocab = learn_subwords("byte-bpe", 300, lambda: iter([SOME]))
+    path.write_bytes(vocab.content)
+    return path
+
+
+def write(path: Path, content: str | bytes | np.ndarray) -> Path:
+    if isinstance(content, np.ndarray):
+        np.save(path, content)
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def ids(folder: Path, *files: Path, size: int = 9, end: int | None = None, **options: str) -> Dataset:
+    vocab = ids_vocab(size, names=None, end_of_document=end)
+    held_out = write(folder / "held.npy", np.array([1, 2]))
+    parts = OwnFiles(train=files, valid=[held_out], test=[held_out])
+    prepare_ids(parts, folder / "out", vocab=vocab, progress=False, **options)  # type: ignore[arg-type]
+    return open_dataset(folder / "out")
+
+
+def text(folder: Path, train: str, *, vocab: str | Path, documents: Documents = "file") -> Dataset:
+    files = {name: write(folder / name, train) for name in ("a.txt", "b.txt", "c.txt")}
+    parts = OwnFiles(train=[files["a.txt"], files["b.txt"]], valid=[files["b.txt"]], test=[files["c.txt"]])
+    prepare_text(parts, folder / "out", vocab=str(vocab), documents=documents, progress=False)
+    return open_dataset(folder / "out")
+
+
+def test_files_of_ids_follow_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.data.own_ids.CHECKED", 2)  # several blocks
+    first = write(tmp_path / "a.npy", np.array([3, 4, 5], np.int64))
+    second = write(tmp_path / "b.bin", np.array([6, 7], "<u4").tobytes())
+    dataset = ids(tmp_path, first, second, dtype="uint32")
+    assert dataset.train.tolist() == [3, 4, 5, 6, 7]
+    assert (dataset.facts.corpus, dataset.facts.vocab_size) == ("own ids", 9)
+    assert list(dataset.facts.sources) == ["train/a.npy", "train/b.bin", "valid/held.npy", "test/held.npy"]
+
+
+def test_documents_end_with_their_token_once(tmp_path: Path) -> None:
+    lines = write(tmp_path / "a.jsonl", "[3, 4]\n[]\n[5, 0]\n")
+    rows = write(tmp_path / "b.npy", np.array([[6, 7], [8, 0]]))
+    whole = write(tmp_path / "c.npy", np.array([1, 1]))
+    dataset = ids(tmp_path, lines, rows, whole, end=0)
+    assert dataset.train.tolist() == [3, 4, 0, 5, 0, 6, 7, 0, 8, 0, 1, 1, 0]
+    assert dataset.vocab.special.end_of_document == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.npy", np.array([1, 9]), r"a\.npy has the token id 9 at index 1, outside the vocabulary \(0"),
+        ("a.npy", np.array([1, -1]), r"the token id -1 at index 1"),
+        ("a.jsonl", "[1]\n[2, 3, 10]\n", r"a\.jsonl, document 2, has the token id 10 at index 2"),
+        ("a.txt", "1 2 3", "no file of token ids.*xl-export prepare text"),
+    ],
+)
+def test_what_is_wrong_with_ids_is_told(
+    name: str, content: str | np.ndarray, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TextError, match=words):
+        ids(tmp_path, write(tmp_path / name, content), end=0)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.jsonl", "[1]\n"), ("a.npy", np.array([[1, 2]]))])
+def test_documents_need_a_token_between_them(name: str, content: str | np.ndarray, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"one document a (line|row).*give --end-of-document ID"):
+        ids(tmp_path, write(tmp_path / name, content))
+
+
+def test_names_and_sizes_must_fit(tmp_path: Path) -> None:
+    lines = write(tmp_path / "names.txt", "C4\nD4\nE4\n")
+    listed = write(tmp_path / "names.json", json.dumps(["C4", "D4", "E4"]))
+    for path in (lines, listed):
+        vocab = ids_vocab(None, names=path, end_of_document=2)
+        assert (vocab.size, vocab.encode("E4 C4").tolist()) == (3, [2, 0])
+    for path, size, end, words in (
+        (lines, 4, None, "has 3 names and --vocab-size is 4"),
+        (lines, 3, 3, "--end-of-document is 3; expected an id from 0 to 2"),
+        (None, None, None, "give --vocab-size, or --names"),
+        (write(tmp_path / "two.txt", "C4\nC4\n"), 2, None, "names repeat"),
+        (write(tmp_path / "blank.txt", "C4\nD 4\n"), 2, None, "names without white space"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            ids_vocab(size, names=path, end_of_document=end)
+
+
+@pytest.mark.parametrize(
+    ("stream", "end", "cuts", "note"),
+    [
+        (np.tile([1, 2, 3, 0, 4], 40), 0, (184, 194), "at the end of a document or line"),  # after each 0
+        (np.tile([1, 2, 3, 0, 4], 40), None, (180, 190), "at any token"),
+        (np.array([1] * 199 + [0]), 0, (180, 190), "at any token"),  # the only end leaves nothing
+    ],
+)
+def test_held_out_parts_are_cut_off_after_a_document_where_one_ends(
+    stream: np.ndarray, end: int | None, cuts: tuple[int, int], note: str, tmp_path: Path
+) -> None:
+    train = write(tmp_path / "a.npy", stream)
+    vocab = ids_vocab(9, names=None, end_of_document=end)
+    if end is not None and stream[-1] != end:
+        stream = np.append(stream, end)
+    prepared = prepare_ids(OwnFiles(train=[train]), tmp_path / "out", vocab=vocab, progress=False)
+    dataset = open_dataset(tmp_path / "out")
+    parts = [part.tolist() for part in (dataset.train, dataset.valid, dataset.test)]
+    assert [*parts[0], *parts[1], *parts[2]] == stream.tolist()
+    assert (len(parts[0]), len(parts[0] + parts[1])) == cuts
+    assert prepared.notes == [
+        f"the valid and test parts were not given and are the last 10 % of the training ids, cut {note}"
+    ]
+
+
+def test_one_part_that_was_not_given_is_five_per_cent(tmp_path: Path) -> None:
+    train, held = write(tmp_path / "a.npy", np.ones(100, int)), write(tmp_path / "b.npy", np.arange(3))
+    files = OwnFiles(train=[train], valid=[held])
+    prepare_ids(files, tmp_path / "out", vocab=ids_vocab(9, names=None, end_of_document=None), progress=False)
+    dataset = open_dataset(tmp_path / "out")
+    assert [len(dataset.train), dataset.valid.tolist(), len(dataset.test)] == [95, [0, 1, 2], 5]
+
+
+def test_too_few_ids_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the train part has 1 token, too few"):
+        ids(tmp_path, write(tmp_path / "a.npy", np.array([1])))
+
+
+@pytest.mark.parametrize("vocab", ["byte", "char", "word", "subword"])
+def test_a_text_in_blocks_has_the_ids_of_the_whole_text(
+    vocab: str, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "BLOCK", 7)  # cuts words, lines and characters
+    monkeypatch.setattr("runtimes.contract.vocabulary.subword.PIECE", 100)
+    dataset = text(tmp_path, SOME, vocab=tokenizer if vocab == "subword" else vocab)
+    whole = dataset.vocab.encode(SOME).tolist()
+    end = [2] if vocab == "subword" else []
+    assert dataset.train.tolist() == (whole + end) * 2
+    assert dataset.valid.tolist() == whole + end
+
+
+def test_a_subword_dataset_holds_its_tokenizer(tokenizer: Path, tmp_path: Path) -> None:
+    dataset = text(tmp_path, SOME, vocab=tokenizer)
+    assert isinstance(dataset.vocab, SubwordVocab)
+    assert {"vocab.json", "tokenizer.json"} < dataset.facts.files.keys()
+    copy = tmp_path / "out" / "tokenizer.json"
+    copy.write_bytes(copy.read_bytes()[:-1] + b" ")
+    with pytest.raises(UserError, match=r"tokenizer\.json was altered"):
+        open_dataset(tmp_path / "out")
+
+
+def test_each_line_and_each_json_text_is_a_document(tokenizer: Path, tmp_path: Path) -> None:
+    vocab = vocab_from_file(tokenizer)
+    expected = [*vocab.encode("one"), 2, *vocab.encode(" two "), 2]
+    for documents, content in (
+        ("line", "one\r\n\n two \n"),
+        ("jsonl", '{"text": "one"}\n\n {"text": " two ", "id": 3}'),
+    ):
+        folder = tmp_path / documents
+        folder.mkdir()
+        dataset = text(folder, content, vocab=tokenizer, documents=documents)  # type: ignore[arg-type]
+        assert dataset.valid.tolist() == expected
+
+
+def test_without_an_end_token_documents_end_with_a_newline(tmp_path: Path) -> None:
+    dataset = text(tmp_path, '{"text": "one two"}\n{"text": "one\\n"}\n', vocab="char", documents="jsonl")
+    assert decode(dataset.vocab, dataset.valid) == "one two\none\n"
+    (tmp_path / "words").mkdir()
+    dataset = text(tmp_path / "words", "one two\n\none", vocab="word", documents="line")
+    assert decode(dataset.vocab, dataset.valid) == "one two\n\none\n"
+
+
+def test_words_are_those_that_training_on_the_text_itself_has(tmp_path: Path) -> None:
+    train, held = write(tmp_path / "a.txt", "b a b <unk> c a b"), write(tmp_path / "b.txt", "d b")
+    files = OwnFiles(train=[train], valid=[held], test=[held])
+    prepare_text(files, tmp_path / "out", vocab="word", min_count=2, progress=False)
+    dataset = open_dataset(tmp_path / "out")
+    expected = WordVocab.build("b a b <unk> c a b", min_count=2)
+    assert dataset.vocab.to_json() == expected.to_json()
+    assert decode(dataset.vocab, dataset.valid) == "<unk> b\n"
+    prepare_text(files, tmp_path / "few", vocab="word", max_size=3, progress=False)
+    assert open_dataset(tmp_path / "few").vocab.to_json()["symbols"] == ["<unk>", "<eos>", "b"]
+
+
+@pytest.mark.parametrize(
+    ("content", "vocab", "documents", "words"),
+    [
+        (b"ab\xffc", "char", "file", r"a\.txt: byte 2 \(0xff\) is not UTF-8"),
+        (b"ab\nc\xff", "char", "line", r"a\.txt: line 2: byte 1 \(0xff\) is not UTF-8"),
+        (b"abcdef\xe2\x82", "char", "file", r"a\.txt: byte 6 \(0xe2\) is not UTF-8"),
+        (b'{"txt": "a"}', "char", "jsonl", "line 1 has no text"),
+        (b'{"text": "\\ud800"}', "char", "jsonl", "line 1 has no text"),
+        (b'{"text": "a"', "char", "jsonl", "line 1 is not JSON"),
+        (b"PK\3\4", "char", "file", "is a zip file; unpack it"),
+        (b"abcdef", "tokens", "file", "--vocab is tokens; expected byte, char, word, or a file"),
+    ],
+)
+def test_texts_that_cannot_be_used_are_refused(
+    content: bytes,
+    vocab: str,
+    documents: Documents,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(published, "BLOCK", 4)
+    path = write(tmp_path / "a.txt", content)
+    with pytest.raises(UserError, match=words):
+        prepare_text(
+            OwnFiles(train=[path]), tmp_path / "out", vocab=vocab, documents=documents, progress=False
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_symbol_that_the_vocabulary_lacks_is_told_with_file_and_place(tmp_path: Path) -> None:
+    vocab = write(tmp_path / "vocab.json", json.dumps({"kind": "char", "symbols": ["a", "\n"]}))
+    path = write(tmp_path / "a.txt", "aa\nab\n")
+    files = OwnFiles(train=[path], valid=[path], test=[path])
+    with pytest.raises(TextError, match=r"a\.txt: line 2: 'b', character 1 of the text"):
+        prepare_text(files, tmp_path / "out", vocab=str(vocab), documents="line", progress=False)
+
+
+def test_a_million_words_come_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trainer.data.text.MANY_WORDS", 3)
+    text(tmp_path, "one two\n", vocab="word")
+    warning = capsys.readouterr().err
+    assert warning.startswith("Warning: the vocabulary has 4 words")
+    assert "--min-count or --max-size" in warning
+    monkeypatch.setattr(own_text, "MOST_WORDS", 1)
+    with pytest.raises(UserError, match="more than 1 different words"):
+        own_text.count_words([tmp_path / "a.txt"], "file", progress=False)
+
+
+@pytest.mark.parametrize("kind", SUBWORD_KINDS)
+def test_learned_subwords_are_the_same_each_time_and_give_the_text_back(kind: SubwordKind) -> None:
+    lines = SOME.splitlines(keepends=True)
+    size = {"unigram": 25, "sentencepiece": 280}.get(kind, 300)
+    first, second = (learn_subwords(kind, size, lambda: iter(lines)) for _ in range(2))
+    assert first.content == second.content
+    assert first.size <= size
+    assert first.special.to_json() == {"unknown": 0, "beginning": 1, "end_of_document": 2, "padding": 3}
+    again = decode(first, first.encode(SOME))
+    assert again == SOME or (
+        kind == "wordpiece" and again.startswith("the cat sat on the mat the dog sat, too")
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "words"),
+    [
+        ("bpe", 9, "--size is 9, and the text needs .* tokens for its single symbols"),
+        ("byte-bpe", 259, "needs 260 tokens"),
+        ("wordpiece", 9, "needs .* tokens"),
+        ("unigram", 9, "the size 9 could be made .*smaller than required"),
+        ("unigram", 9_000, "the size 9000 could be made .*too high"),
+        ("sentencepiece", 2, "the size 2 could be made"),
+    ],
+)
+def test_a_size_that_is_not_possible_is_told_in_a_sentence(kind: SubwordKind, size: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        learn_subwords(kind, size, lambda: iter([SOME]))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_vocabulary_of_words_is_written_too(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "b a b c a b")
+    vocab: Vocab = learn_vocab("word", [path], tmp_path / "v.json", size=4, min_count=2, progress=False)
+    assert vocab.to_json() == load_vocab(tmp_path / "v.json").to_json()
+    assert vocab.to_json()["symbols"] == ["<unk>", "<eos>", "b", "a"]
+
+
+def test_blocks_are_what_is_held_in_memory() -> None:
+    """The sizes on which the promise rests that a file may be larger than memory."""
+    assert own.CHECKED * 8 <= 1 << 26
+    assert published.BLOCK <= 1 << 24
+    assert subwords.LONGEST_SENTENCE <= 1 << 16

@@ -1,0 +1,146 @@
+"""Datasets from a user's own files: parts of several files each, and held-out parts that are cut off."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from runtimes.base.errors import UserError
+from runtimes.base.folders import atomic_folder
+from runtimes.base.sealed import FileFacts, file_facts
+from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, save_vocab
+from trainer.data.dataset import (
+    CHECKED,
+    DATA,
+    SPLITS,
+    DatasetFacts,
+    DType,
+    save_facts,
+    smallest_dtype,
+    write_part,
+)
+from trainer.data.published import Tick, progress_bar
+
+OWN_TEXT, OWN_IDS = "own text", "own ids"  # in place of a corpus's name
+HELD_OUT = 5  # per cent of the training ids for each part that was not given
+Encode = Callable[[Path, Tick], Iterator[np.ndarray]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnFiles:
+    """The files of each part. Where valid or test is empty, it is cut off the end of the training ids."""
+
+    train: Sequence[Path]
+    valid: Sequence[Path] = ()
+    test: Sequence[Path] = ()
+
+    def of(self, split: str) -> Sequence[Path]:
+        files: Sequence[Path] = getattr(self, split)
+        return files
+
+    @property
+    def all(self) -> list[Path]:
+        return [path for split in SPLITS for path in self.of(split)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A new dataset. notes: what the user did not ask for and should know, a clause each."""
+
+    facts: DatasetFacts
+    notes: list[str] = field(default_factory=list)
+
+
+def write_dataset(
+    out: Path, *, corpus: str, vocab: Vocab, files: OwnFiles, encode: Encode, force: bool, progress: bool
+) -> Prepared:
+    """The dataset `out`, which appears as a whole, with the ids that `encode` gives for each file.
+
+    Raises UserError for a part that is too short to predict a token.
+    """
+    notes = []
+    with atomic_folder(out, force=force, marker=DATA, sources=files.all) as folder:
+        save_vocab(folder, vocab)
+        dtype, tokens, facts = smallest_dtype(vocab.size), {}, {}
+        sources: dict[str, FileFacts] = {}
+        for split in SPLITS:
+            if not files.of(split):
+                continue
+            num_bytes = sum(path.stat().st_size for path in files.of(split) if path.is_file())
+            path = folder / f"{split}.bin"
+            with progress_bar(f"encoding {split}", progress, num_bytes) as tick:
+                ids = (piece for source in files.of(split) for piece in encode(source, tick))
+                tokens[split], facts[path.name] = write_part(path, ids, dtype)
+            for number, source in enumerate(files.of(split)):
+                name = f"{split}/{source.name}"
+                sources[name if name not in sources else f"{split}/{number}/{source.name}"] = file_facts(
+                    source
+                )
+        missing = [split for split in ("valid", "test") if not files.of(split)]
+        if missing:
+            counts, at_ends = cut_off(folder, missing, dtype, vocab.special.after_text)
+            tokens |= counts
+            facts |= {f"{split}.bin": file_facts(folder / f"{split}.bin") for split in counts}
+            where = "at the end of a document or line" if at_ends else "at any token"
+            notes.append(
+                f"the {' and '.join(missing)} part{'s' * (len(missing) > 1)} were not given and are the last "
+                f"{HELD_OUT * len(missing)} % of the training ids, cut {where}"
+            )
+        for split, count in tokens.items():
+            if count < 2:
+                raise UserError(
+                    f"the {split} part has {count} token{'s' * (count != 1)}, too few to predict one; give "
+                    "more."
+                )
+        facts |= {name: file_facts(folder / name) for name in VOCAB_FILES if (folder / name).is_file()}
+        made = DatasetFacts(
+            corpus=corpus,
+            published=False,
+            dtype=dtype,
+            vocab_size=vocab.size,
+            tokens={split: tokens[split] for split in SPLITS},
+            files=facts,
+            sources=sources,
+        )
+        save_facts(folder, made)
+    return Prepared(facts=made, notes=notes)
+
+
+def cut_off(
+    folder: Path, missing: Sequence[str], dtype: DType, mark: int | None
+) -> tuple[dict[str, int], bool]:
+    """Moves the last 5 % of `train.bin` to a file of its own for each of the `missing` parts.
+
+    mark: the token that ends a document or a line, after which the ids are cut if one comes soon enough.
+    Returns the number of ids in each file, and whether all cuts are after such a token.
+    """
+    path = folder / "train.bin"
+    ids = np.memmap(path, np.dtype(dtype).newbyteorder("<"), mode="r") if path.stat().st_size else np.empty(0)
+    percents = [100 - HELD_OUT * left for left in range(len(missing), 0, -1)]
+    found = [_after(ids, percent, mark) for percent in percents]
+    exact = [len(ids) * percent // 100 for percent in percents]
+    cuts = [exact_cut if cut is None else cut for cut, exact_cut in zip(found, exact, strict=True)]
+    ends = [*cuts[1:], len(ids)]
+    if any(end - start < 2 for start, end in zip(cuts, ends, strict=True)):
+        found, cuts, ends = [None], exact, [*exact[1:], len(ids)]
+    counts = {"train": cuts[0]}
+    for split, start, end in zip(missing, cuts, ends, strict=True):
+        blocks = (ids[at : min(at + CHECKED, end)] for at in range(start, end, CHECKED))
+        counts[split], _ = write_part(folder / f"{split}.bin", blocks, dtype)
+    itemsize = ids.itemsize
+    del ids  # before the file that it maps becomes shorter
+    os.truncate(path, cuts[0] * itemsize)
+    return counts, None not in found
+
+
+def _after(ids: np.ndarray, percent: int, mark: int | None) -> int | None:
+    """The index after the first `mark` in the 5 % of the ids that begin at `percent`; None without one."""
+    start, end = (len(ids) * share // 100 for share in (percent, percent + HELD_OUT))
+    for at in range(start, end, CHECKED):
+        if mark is not None and len(hits := np.flatnonzero(ids[at : min(at + CHECKED, end)] == mark)):
+            return at + int(hits[0]) + 1
+    return None

@@ -1,0 +1,107 @@
+"""Prepares files of token ids as a dataset: the tokens of another program, such as music or events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from runtimes.base.errors import ArtefactError, ConfigError, TextError
+from runtimes.base.files import read_bytes
+from runtimes.contract.id_files import CHECKED, documents, open_ids, refuse_outside
+from runtimes.contract.vocabulary import IdsVocab, SpecialTokens, as_text, load_vocab
+from trainer.data.own import OWN_IDS, OwnFiles, Prepared, write_dataset
+from trainer.data.published import Tick
+
+
+def prepare_ids(
+    files: OwnFiles,
+    out: Path,
+    *,
+    vocab: IdsVocab,
+    dtype: str | None = None,
+    force: bool = False,
+    progress: bool = True,
+) -> Prepared:
+    """The dataset `out` of files of ids (see `runtimes.contract.id_files`), read block by block.
+
+    dtype: of raw `.bin` files. With an end-of-document token in the vocabulary, that token stands after each
+    document: a file, a row of a two-dimensional array, or a line of a `.jsonl` file. Raises TextError with
+    file and index of an id that the vocabulary lacks.
+    """
+
+    def encode(path: Path, tick: Tick) -> Iterator[np.ndarray]:
+        return _encode(path, vocab, dtype if path.suffix == ".bin" else None, tick)
+
+    if dtype is not None and all(path.suffix != ".bin" for path in files.all):
+        raise ConfigError(f"--dtype is {dtype}, and none of the files is a .bin file; leave out --dtype.")
+    return write_dataset(
+        out, corpus=OWN_IDS, vocab=vocab, files=files, encode=encode, force=force, progress=progress
+    )
+
+
+def ids_vocab(size: int | None, *, names: Path | None, end_of_document: int | None) -> IdsVocab:
+    """The vocabulary of ids from 0 to size - 1. names: a file with one name a line, or a JSON list of names.
+
+    The size may be None where names are given. Raises ConfigError where the three do not fit.
+    """
+    listed = None if names is None else _names(names)
+    if size is None and listed is None:
+        raise ConfigError("the number of different tokens is not known; give --vocab-size, or --names.")
+    size = len(listed or []) if size is None else size
+    if listed is not None and len(listed) != size:
+        raise ConfigError(
+            f"{names} has {len(listed)} names and --vocab-size is {size}; give one name for each token."
+        )
+    if end_of_document is not None and not 0 <= end_of_document < size:
+        raise ConfigError(
+            f"--end-of-document is {end_of_document}; expected an id from 0 to {size - 1}, which "
+            "--vocab-size says."
+        )
+    vocab = IdsVocab(size, names=listed, special=SpecialTokens(end_of_document=end_of_document))
+    try:  # what could not be opened later is refused now
+        load_vocab(names or Path("--vocab-size"), json.dumps(vocab.to_json()).encode())
+    except ArtefactError as error:
+        raise ConfigError(str(error)) from error
+    return vocab
+
+
+def _names(path: Path) -> list[str]:
+    text = as_text(read_bytes(path))
+    if not text.lstrip().startswith("["):
+        return text.splitlines()
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TextError(f"{path} is no JSON list of names; mend it, or give one name a line.") from error
+    if not all(isinstance(name, str) for name in names):
+        raise TextError(f"{path} is a JSON list of other things than names; give names in quotes.")
+    return list(names)
+
+
+def _encode(path: Path, vocab: IdsVocab, dtype: str | None, tick: Tick) -> Iterator[np.ndarray]:
+    end = vocab.special.end_of_document
+    if path.suffix not in (".npy", ".bin", ".jsonl"):
+        raise TextError(
+            f"{path} is no file of token ids; give .npy, .bin or .jsonl files, or prepare a text with "
+            "`xl-export prepare text`."
+        )
+    several = path.suffix == ".jsonl" or open_ids(path, dtype=dtype, rows=True).ndim == 2
+    if several and end is None:
+        raise ConfigError(
+            f"{path} holds one document a {'line' if path.suffix == '.jsonl' else 'row'}, and no token was "
+            "given to stand between them; give --end-of-document ID."
+        )
+    for number, document in enumerate(documents(path, dtype=dtype), 1):
+        where = f"{path}, document {number}," if several else path
+        for start in range(0, len(document), CHECKED):
+            block = document[start : start + CHECKED]
+            refuse_outside(
+                block, where, vocab.size, mend="give another --vocab-size, or other ids", start=start
+            )
+            tick(block.nbytes)
+            yield block
+        if end is not None and len(document) and document[-1] != end:
+            yield np.array([end])

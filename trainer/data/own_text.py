@@ -1,0 +1,236 @@
+"""Prepares a user's own texts as a dataset, block by block: texts of any size, never whole in memory."""
+
+from __future__ import annotations
+
+import codecs
+import itertools
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from runtimes.base.errors import ConfigError, TextError, UserError, first_line
+from runtimes.base.files import open_file, reading
+from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab, not_unicode
+from runtimes.contract.vocabulary.subword import pieces
+from trainer.data.own import OWN_TEXT, OwnFiles, Prepared, write_dataset
+from trainer.data.published import Tick, progress_bar, read_blocks
+from trainer.data.text import many_words, refuse_no_text, vocab_of_file
+from trainer.run.choices import VOCAB_KINDS
+
+Documents = Literal["file", "line", "jsonl"]
+LONGEST_LINE = 1 << 26  # bytes
+MOST_WORDS = 1 << 24  # different words that are counted; they need a few gigabytes
+
+
+def prepare_text(
+    files: OwnFiles,
+    out: Path,
+    *,
+    vocab: str,
+    documents: Documents = "file",
+    min_count: int = 1,
+    max_size: int | None = None,
+    force: bool = False,
+    progress: bool = True,
+) -> Prepared:
+    """The dataset `out` of UTF-8 texts.
+
+    vocab: byte, char, word, or the file of a vocabulary. documents: a document is a file, a line of a file,
+    or the `text` of each line of JSON. After each document stands the vocabulary's end-of-document token. A
+    vocabulary without that token keeps files as they are, and lines and texts end with a newline.
+    min_count, max_size: of a vocabulary of words, which is counted in the training part alone.
+    """
+    if vocab != "word" and (min_count > 1 or max_size is not None):
+        raise ConfigError(
+            f"--min-count and --max-size are for vocabularies of words, and --vocab is {vocab}; leave them "
+            "out."
+        )
+    if vocab == "word" and not (files.valid and files.test):
+        raise ConfigError(
+            "--vocab word counts the words of the training part alone; give --valid and --test too, or a "
+            "vocabulary from `xl-export prepare vocab --kind word`."
+        )
+    for path in files.all:
+        refuse_no_text(path, option="the text")
+    made = _vocab(vocab, files, documents, min_count=min_count, max_size=max_size, progress=progress)
+
+    def encode(path: Path, tick: Tick) -> Iterator[np.ndarray]:
+        return encode_file(path, made, documents, tick)
+
+    prepared = write_dataset(
+        out, corpus=OWN_TEXT, vocab=made, files=files, encode=encode, force=force, progress=progress
+    )
+    if made.special.end_of_document is None and documents != "file":
+        prepared.notes.append(
+            "the vocabulary has no end-of-document token, so each document ends with a newline"
+        )
+    return prepared
+
+
+def encode_file(path: Path, vocab: Vocab, mode: Documents, tick: Tick) -> Iterator[np.ndarray]:
+    """The ids of a file, in blocks. They are those of each document, encoded alone and whole."""
+    if isinstance(vocab, ByteVocab) and mode == "file":  # takes any file, UTF-8 or not
+        for block in read_blocks(path, tick):
+            yield vocab.encode(block)
+        return
+    end = vocab.special.end_of_document
+    for where, chunks in _documents(path, mode, tick):
+        if end is None and (mode != "file" or vocab.kind == "word"):
+            chunks = _with_newline(chunks)
+        at = 0
+        for piece in _cut(chunks, vocab.kind, where):
+            try:
+                yield vocab.encode(piece)
+            except TextError as error:
+                after = f", after {at:,} characters" if at else ""
+                raise TextError(f"{where}{after}: {error}") from error
+            at += len(piece)
+        if end is not None and at:
+            yield np.array([end])
+
+
+def count_words(paths: Iterable[Path], mode: Documents, *, progress: bool) -> Counter[str]:
+    """How often each word between white space appears, in the order of first appearance."""
+    counts: Counter[str] = Counter()
+    for piece in _all_pieces(paths, mode, "word", "counting words", progress):
+        counts.update(piece.split())
+        if len(counts) > MOST_WORDS:
+            raise UserError(
+                f"the text has more than {MOST_WORDS:,} different words; give --vocab a file of subwords, "
+                "which `xl-export prepare vocab --kind bpe` makes."
+            )
+    return counts
+
+
+def texts(paths: Iterable[Path], mode: Documents, *, progress: bool) -> Iterator[str]:
+    """The text of the files in pieces of whole lines, for a library that learns a vocabulary."""
+    return _all_pieces(paths, mode, "word", "reading", progress)
+
+
+def word_vocab_of(
+    paths: Iterable[Path], mode: Documents, *, min_count: int, max_size: int | None, progress: bool
+) -> WordVocab:
+    """The vocabulary of the words of these files. Warns on standard error where it is very large."""
+    counts = count_words(paths, mode, progress=progress)
+    vocab = WordVocab.from_counts(counts, min_count=min_count, max_size=max_size)
+    if warning := many_words(vocab):
+        print(f"Warning: {warning}", file=sys.stderr)
+    return vocab
+
+
+def _vocab(
+    name: str, files: OwnFiles, mode: Documents, *, min_count: int, max_size: int | None, progress: bool
+) -> Vocab:
+    if name not in VOCAB_KINDS:
+        return vocab_of_file(name)
+    if name == "byte":
+        return ByteVocab()
+    if name == "word":
+        return word_vocab_of(files.train, mode, min_count=min_count, max_size=max_size, progress=progress)
+    found: set[str] = set() if mode == "file" else {"\n"}
+    for piece in _all_pieces(files.all, mode, "char", "collecting characters", progress):
+        found.update(piece)
+    return CharVocab(sorted(found))
+
+
+def _all_pieces(
+    paths: Iterable[Path], mode: Documents, kind: str, what: str, progress: bool
+) -> Iterator[str]:
+    paths = list(paths)
+    num_bytes = sum(path.stat().st_size for path in paths if path.is_file())
+    with progress_bar(what, progress, num_bytes) as tick:
+        for path in paths:
+            for where, chunks in _documents(path, mode, tick):
+                yield from _cut(chunks, kind, where)
+
+
+def _documents(path: Path, mode: Documents, tick: Tick) -> Iterator[tuple[str, Iterable[str]]]:
+    """A name for messages and the text, in chunks, of each document of a file."""
+    if mode == "file":
+        yield str(path), _decoded(path, tick)
+        return
+    with reading(path), open_file(path) as stream:
+        number = 0
+        while line := stream.readline(LONGEST_LINE + 1):
+            number += 1
+            where = f"{path}: line {number}"
+            if len(line) > LONGEST_LINE:
+                raise TextError(
+                    f"{where} has more than {LONGEST_LINE:,} bytes; cut it into several documents."
+                )
+            tick(len(line))
+            if mode == "jsonl":
+                if line.strip():
+                    yield where, [_text_of(line, where)]
+                continue
+            try:
+                yield where, [line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")]
+            except UnicodeDecodeError as error:
+                raise _not_utf8(where, error.start, error) from error
+
+
+def _decoded(path: Path, tick: Tick) -> Iterator[str]:
+    decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
+    for block in itertools.chain(read_blocks(path, tick), [b""]):
+        waiting = len(decoder.getstate()[0])
+        try:
+            yield decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            raise _not_utf8(str(path), at - waiting + error.start, error) from error
+        at += len(block)
+
+
+def _not_utf8(where: str, at: int, error: UnicodeDecodeError) -> TextError:
+    return TextError(
+        f"{where}: byte {at:,} (0x{error.object[error.start]:02x}) is not UTF-8; convert the text to UTF-8, "
+        "or give --vocab byte, which takes any file."
+    )
+
+
+def _text_of(line: bytes, where: str) -> str:
+    try:
+        data: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise TextError(
+            f"{where} is not JSON ({first_line(error):.200}); expected an object with a text."
+        ) from error
+    text = data.get("text") if isinstance(data, dict) else data
+    if not isinstance(text, str) or not_unicode([text]) is not None:
+        raise TextError(f'{where} has no text; expected a line such as {{"text": "One document."}}.')
+    return text
+
+
+def _with_newline(chunks: Iterable[str]) -> Iterator[str]:
+    """The chunks, and a newline where the last of them does not end with one."""
+    last = ""
+    for chunk in chunks:
+        last = chunk or last
+        yield chunk
+    if not last.endswith("\n"):
+        yield "\n"
+
+
+def _cut(chunks: Iterable[str], kind: str, where: str) -> Iterator[str]:
+    """The text in pieces that can be encoded one by one: the ids are those of the whole text."""
+    rest = ""
+    for chunk in chunks:
+        if kind == "subword":
+            *whole, rest = pieces(rest + chunk)
+        elif kind in ("word", "ids"):
+            head, newline, tail = chunk.rpartition("\n")
+            whole, rest = ([rest + head + newline], tail) if newline else ([], rest + tail)
+            if len(rest) > LONGEST_LINE:
+                raise TextError(
+                    f"{where} has a line of more than {LONGEST_LINE:,} characters; give --vocab byte or "
+                    "char, or a text in lines."
+                )
+        else:
+            whole = [chunk]
+        yield from whole
+    if rest:
+        yield rest

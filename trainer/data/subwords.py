@@ -1,0 +1,206 @@
+"""Learns a vocabulary from texts: of words, or of subwords with the libraries that will use it.
+
+The same texts give the same bytes, on every machine with the same releases of the libraries. Two of their
+trainers do not promise that, and are given what they need for it (see `_unigram` and `_wordpiece`).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from runtimes.base.errors import ConfigError, UserError, first_line, needs
+from runtimes.base.files import atomic_file, write_json
+from runtimes.contract.vocabulary import SubwordVocab, Vocab
+from trainer.data.own_text import Documents, texts, word_vocab_of
+from trainer.data.text import refuse_no_text
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SubwordKind = Literal["bpe", "unigram", "wordpiece", "byte-bpe", "sentencepiece"]
+VocabChoice = SubwordKind | Literal["word"]
+SUBWORD_KINDS: tuple[SubwordKind, ...] = get_args(SubwordKind)
+UNKNOWN, BEGINNING, END, PADDING = SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")  # the ids 0 to 3
+LONGEST_SENTENCE = 1 << 14  # bytes; SentencePiece leaves out longer lines
+Texts = Callable[[], Iterator[str]]  # the texts from their beginning, whenever it is called
+
+
+def learn_vocab(
+    kind: VocabChoice,
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    size: int | None,
+    mode: Documents = "file",
+    min_count: int = 1,
+    progress: bool = True,
+) -> Vocab:
+    """The vocabulary that was learned from these files and written to the file `out`.
+
+    size: the number of tokens; None for all words. min_count: rarer words are left out. Raises UserError for
+    a file that is no text, and where a library cannot make a vocabulary of this size.
+    """
+    for path in paths:
+        refuse_no_text(path)
+    if kind == "word":
+        words = word_vocab_of(paths, mode, min_count=min_count, max_size=size, progress=progress)
+        write_json(out, words.to_json())
+        return words
+    assert size is not None
+    vocab = learn_subwords(kind, size, lambda: texts(paths, mode, progress=progress))
+    with atomic_file(out) as temporary:
+        temporary.write_bytes(vocab.content)
+    return vocab
+
+
+def learn_subwords(kind: SubwordKind, size: int, texts: Texts) -> SubwordVocab:
+    """A vocabulary of at most `size` subwords, special tokens included, of the texts in pieces of whole
+    lines.
+
+    All kinds but `wordpiece` give back a text as it was, white space included. Raises ConfigError where the
+    library cannot make a vocabulary of this size.
+    """
+    make: dict[SubwordKind, Callable[[int, Texts], bytes]] = {
+        "bpe": _bpe,
+        "byte-bpe": _byte_bpe,
+        "wordpiece": _wordpiece,
+        "unigram": _unigram,
+        "sentencepiece": _sentencepiece,
+    }
+    with needs("subword", "tokenizers", "sentencepiece"), _refused(kind, size):
+        content = make[kind](size, texts)
+    vocab = SubwordVocab("sentencepiece" if kind == "sentencepiece" else "tokenizers", content)
+    if vocab.size > size:
+        raise ConfigError(
+            f"--size is {size}, and the text needs {vocab.size:,} tokens for its single symbols and the "
+            f"special tokens; give at least that, or --kind byte-bpe with at least {256 + len(SPECIAL)}."
+        )
+    return vocab
+
+
+def _bpe(size: int, texts: Texts) -> bytes:
+    from tokenizers import Tokenizer, models, trainers
+
+    tokenizer = _with_spaces(Tokenizer(models.BPE(unk_token=UNKNOWN)))
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[*SPECIAL], show_progress=False)
+    tokenizer.train_from_iterator(texts(), trainer)
+    return _content(tokenizer)
+
+
+def _byte_bpe(size: int, texts: Texts) -> bytes:
+    """Every byte is a token, so no text is unknown."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[*SPECIAL], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts(), trainer)
+    return _content(tokenizer)
+
+
+def _wordpiece(size: int, texts: Texts) -> bytes:
+    """The trainer numbers the characters inside words in an order of chance, and breaks ties by these
+    numbers.
+
+    Here they are special tokens while it learns, which have the first numbers in the order given.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    alphabet: set[str] = set()
+    for text in texts():
+        alphabet.update(text)
+    inside = [f"##{symbol}" for symbol in sorted(alphabet) if not symbol.isspace()]
+    tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size, special_tokens=[*SPECIAL, *inside], show_progress=False
+    )
+    tokenizer.train_from_iterator(texts(), trainer)
+    data = json.loads(tokenizer.to_str())
+    data["added_tokens"] = [token for token in data["added_tokens"] if token["content"] in SPECIAL]
+    return _content(Tokenizer.from_str(json.dumps(data)))
+
+
+def _unigram(size: int, texts: Texts) -> bytes:
+    """Learned by SentencePiece and written for `tokenizers`, whose own trainer sums in an order of chance."""
+    from sentencepiece import SentencePieceProcessor
+    from tokenizers import AddedToken, Tokenizer, models
+
+    trained = SentencePieceProcessor(model_proto=_learned(size, texts, byte_fallback=False))
+    scored = [(trained.id_to_piece(i), trained.get_score(i)) for i in range(trained.get_piece_size())]
+    tokenizer = _with_spaces(Tokenizer(models.Unigram(scored, unk_id=0, byte_fallback=False)))
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    return _content(tokenizer)
+
+
+def _sentencepiece(size: int, texts: Texts) -> bytes:
+    """What is not in the alphabet is spelled in bytes, so no text is unknown."""
+    return _learned(size, texts, byte_fallback=True)
+
+
+def _learned(size: int, texts: Texts, *, byte_fallback: bool) -> bytes:
+    from sentencepiece import SentencePieceTrainer
+
+    written = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=(line for text in texts() for line in text.split("\n") if line),
+        model_writer=written,
+        vocab_size=size,
+        unk_id=0,
+        bos_id=1,
+        eos_id=2,
+        pad_id=3,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        byte_fallback=byte_fallback,
+        user_defined_symbols=["\n"],
+        character_coverage=1.0,
+        max_sentence_length=LONGEST_SENTENCE,
+        num_threads=1,  # sums of several threads differ from one time to the next
+        minloglevel=2,
+    )
+    return written.getvalue()
+
+
+def _with_spaces(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer, with blanks as part of the words after them and each newline as a token."""
+    from tokenizers import decoders, pre_tokenizers
+
+    lines = pre_tokenizers.Split("\n", "isolated")
+    words = pre_tokenizers.Metaspace(prepend_scheme="never")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([lines, words])
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="never")
+    return tokenizer
+
+
+def _content(tokenizer: Tokenizer) -> bytes:
+    text: str = tokenizer.to_str(pretty=True)
+    return (text + "\n").encode("utf-8")
+
+
+@contextmanager
+def _refused(kind: SubwordKind, size: int) -> Iterator[None]:
+    """Raises ConfigError where a library fails; `tokenizers` may panic, which is no subclass of Exception."""
+    try:
+        yield
+    except (UserError, ImportError, OSError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = (first_line(error).rpartition("] ")[2] or first_line(error)).partition(". Increase")[0]
+        raise ConfigError(
+            f"no vocabulary of the kind {kind} and the size {size} could be made ({reason:.200}); give "
+            "another --size, or more text."
+        ) from error
