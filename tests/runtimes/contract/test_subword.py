@@ -142,8 +142,8 @@ def test_a_long_text_is_encoded_in_pieces_that_end_lines(
     vocab = vocab_from_file(trained(kind, tmp_path))
     whole = vocab.encode(TEXT)
     monkeypatch.setattr(module, "PIECE", 100)
-    assert next(module._pieces(TEXT)).endswith("\n")
-    assert "".join(module._pieces(TEXT)) == TEXT
+    assert next(module.pieces(TEXT)).endswith("\n")
+    assert "".join(module.pieces(TEXT)) == TEXT
     assert vocab.encode(TEXT).tolist() == whole.tolist()
 
 
