@@ -11,20 +11,28 @@ from runtimes.sessions.open import open_session
 from runtimes.tasks.check import CheckReport, check
 from runtimes.tasks.evaluate import Score, evaluate
 from runtimes.tasks.generate import Piece, generate
+from runtimes.tasks.n_best import BestText, best_of_groups
 from runtimes.tasks.sample import Sampler
+from runtimes.tasks.score_texts import TextScore, score_texts
+from runtimes.tasks.text_rows import TextToScore
 
 __all__ = [
+    "BestText",
     "CheckReport",
     "Memory",
     "Piece",
     "Sampler",
     "Score",
     "Session",
+    "TextScore",
+    "TextToScore",
     "UserError",
+    "best_of_groups",
     "check",
     "evaluate",
     "generate",
     "load_memory",
     "open_session",
     "save_memory",
+    "score_texts",
 ]

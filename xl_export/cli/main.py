@@ -15,6 +15,7 @@ from runtimes.cli.fused_kernel import fused_kernel_command
 from runtimes.cli.generate import generate_command
 from runtimes.cli.group import Group
 from runtimes.cli.info import info_command
+from runtimes.cli.score import score_command
 from xl_export.cli.attention import attention_command, spans_command
 from xl_export.cli.build import build_command
 from xl_export.cli.demo import demo_command
@@ -33,6 +34,7 @@ COMMANDS = [
     demo_command,
     check_command,
     eval_command,
+    score_command,
     generate_command,
     info_command,
     recl_command,
@@ -65,6 +67,7 @@ def main() -> None:
     xl-export build artefact --out engine             artefact → engine
     xl-export check artefact                          artefact → does this device compute the same as PyTorch?
     xl-export eval artefact --text run/test.txt       artefact → bits per token, with memory
+    xl-export score artefact --input nbest.jsonl      artefact → log-probability of each text
     xl-export generate artefact --prompt "The "       artefact → text
     xl-export prepare text8 --from zip --out text8    public corpus → dataset for training
     """

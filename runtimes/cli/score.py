@@ -1,0 +1,185 @@
+"""`xl-export score`: the log-probability of each of many texts, and the best of each n-best list."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+
+from runtimes.base.files import open_file, reading
+from runtimes.base.progress import Progress
+from runtimes.cli.options import folder_argument, threads_option
+from runtimes.cli.score_lines import FORMATS, Format, read_texts
+from runtimes.contract.vocabulary import Vocab
+from runtimes.sessions.open import open_session
+from runtimes.tasks.n_best import BestText, best_of_groups
+from runtimes.tasks.score_texts import WINDOW, TextScore, score_texts
+
+ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+
+
+@click.command("score")
+@folder_argument
+@click.option(
+    "--input",
+    "source",
+    required=True,
+    type=click.Path(path_type=Path, allow_dash=True),
+    help="The file of texts, or - for standard input.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help="Whether each line is a text, or JSON. By default the first line that is not empty decides: an "
+    "object, a list or a string in quotation marks is JSON.",
+)
+@click.option(
+    "--bos", is_flag=True, help="Predict the first token too, from the token that stands before a text."
+)
+@click.option("--eos", is_flag=True, help="Predict the token that ends a text after it.")
+@click.option("--tokens", "each", is_flag=True, help="Print the log-probability of each token too.")
+@click.option(
+    "--weight",
+    type=float,
+    help="Print the text of each group with the largest score + WEIGHT * log-probability. Each line of JSON "
+    "then has group and score.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 1 << 12),
+    help="The most texts that are computed side by side; by default as many as memory and speed suggest.",
+)
+@click.option(
+    "--window",
+    default=WINDOW,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="The number of tokens that are read ahead and sorted by length; 1 answers every line at once.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print each result as a line of JSON.")
+@threads_option
+def score_command(
+    path: Path,
+    source: Path,
+    form: Format | None,
+    bos: bool,
+    eos: bool,
+    each: bool,
+    weight: float | None,
+    batch: int | None,
+    window: int,
+    as_json: bool,
+    threads: int | None,
+) -> None:
+    """Score independent texts with the artefact or run at PATH.
+
+    The input has one text a line, or a line of JSON for each: an object with text or ids and, where wanted,
+    id, context, group and score; or a string; or a list of token ids. Each text starts with empty memory, or
+    after its context.
+
+    A line of output has the log-probability in nats, the number of tokens predicted, the number of unknown
+    words, and the text. With --weight it has group, total, log-probability, tokens, unknown words and text of
+    the best text of a group. Results come in the order of the input while it is read.
+    """
+    session = open_session(path, threads=threads)
+    totals, began = _Totals(), time.perf_counter()
+    with _opened(source) as (stream, size):
+        shown = Progress("scoring", size, "bytes")
+        scores = score_texts(
+            session,
+            read_texts(stream, form=form),
+            bos=bos,
+            eos=eos,
+            tokens=each,
+            batch=batch,
+            window=window,
+            progress=lambda _: shown(stream.tell()) if size else None,
+        )
+        counted = map(totals.count, scores)
+        results = counted if weight is None else best_of_groups(counted, weight=weight)
+        for result in results:
+            click.echo(_line(result, session.vocab, each=each, as_json=as_json))
+    click.echo(totals.line(time.perf_counter() - began), err=True)
+
+
+class _Totals:
+    """What was scored so far."""
+
+    def __init__(self) -> None:
+        self.texts = self.tokens = self.unknown = 0
+
+    def count(self, score: TextScore) -> TextScore:
+        self.texts, self.tokens = self.texts + 1, self.tokens + score.tokens
+        self.unknown += score.unknown
+        return score
+
+    def line(self, seconds: float) -> str:
+        return (
+            f"{self.texts:,} texts, {self.tokens:,} tokens, {self.unknown:,} unknown words in {seconds:.2f} "
+            f"s: {self.tokens / seconds:,.0f} tokens/s"
+        )
+
+
+@contextlib.contextmanager
+def _opened(source: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """The input and its size in bytes; 0 for standard input, which has none."""
+    if str(source) == "-":
+        yield sys.stdin.buffer, 0
+        return
+    with reading(source):
+        stream = open_file(source)
+    with stream:
+        yield stream, source.stat().st_size
+
+
+def _line(result: TextScore | BestText, vocab: Vocab, *, each: bool, as_json: bool) -> str:
+    """The lines of output for one result; there are several where tokens are printed and it is no JSON."""
+    score, group = (result.best, result) if isinstance(result, BestText) else (result, None)
+    tokens = _tokens(score, vocab) if each else None
+    if as_json:
+        return json.dumps(_document(score, group, tokens), ensure_ascii=False)
+    text = score.given.text
+    shown = text.translate(ESCAPES) if isinstance(text, str) else " ".join(map(str, text))
+    columns = [f"{score.log_prob:.4f}", str(score.tokens), str(score.unknown), shown]
+    if group:
+        name = group.group if isinstance(group.group, str) else json.dumps(group.group, ensure_ascii=False)
+        columns = [name.translate(ESCAPES), f"{group.total:.4f}", *columns]
+    lines = ["\t".join(columns)]
+    lines += [f"\t{token['log_prob']:.4f}\t{token['text'].translate(ESCAPES)}" for token in tokens or ()]
+    return "\n".join(lines)
+
+
+def _document(
+    score: TextScore, group: BestText | None, tokens: list[dict[str, Any]] | None
+) -> dict[str, Any]:
+    """One result for JSON. group: the n-best list that the text is the best of."""
+    given, document = score.given, {"id": score.id}
+    if given.group is not None:
+        document["group"] = given.group
+    if group:
+        document |= {"total": group.total, "score": given.score, "texts": group.texts}
+    return {
+        **document,
+        "log_prob": score.log_prob,
+        "tokens": score.tokens,
+        "unknown": score.unknown,
+        "characters": score.characters,
+        "bytes": score.num_bytes,
+        **({"text": given.text} if isinstance(given.text, str) else {"ids": list(given.text)}),
+        **({} if tokens is None else {"token_log_probs": tokens}),
+    }
+
+
+def _tokens(score: TextScore, vocab: Vocab) -> list[dict[str, Any]]:
+    """Id, text and log-probability of each token that was predicted."""
+    assert score.token_log_probs is not None, "the scores were asked for with tokens"
+    pairs = zip(score.token_ids.tolist(), score.token_log_probs.tolist(), strict=True)
+    decode = vocab.decoder()
+    return [{"id": token, "text": decode(token), "log_prob": log_prob} for token, log_prob in pairs]

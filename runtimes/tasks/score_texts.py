@@ -1,0 +1,270 @@
+"""Scoring many texts that do not belong together: sentences, hypotheses of a recogniser, answers to choose.
+
+Each text has a stream of its own, and the memory holds its own past alone. Texts of similar lengths are rows
+of a batch.
+
+The rows are padded on the right. What follows the last token of a stream is never seen by the tokens before
+it, in any form of memory. And each text is cut into segments at the places at which it is cut when it is
+scored alone, which matters under the full mask. Contexts are followed by texts, so their rows must end
+together: they are padded on the left, at negative positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from runtimes.base.errors import DivergedError, UserError
+from runtimes.contract.memory import Memory
+from runtimes.contract.session import Session
+from runtimes.tasks.row_batches import BatchLimits, make_batches
+from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore
+
+WINDOW = 1 << 16  # tokens
+PROBE_TOKENS, PROBE_NATS = 16, 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextScore:
+    """What a text costs a model.
+
+    number: of the text in the input, from 1 on. id: of the input, or that number. log_prob: in nats, the sum
+    over the tokens that were predicted. tokens: how many these are. unknown: how many of the text's own
+    tokens stand for what the vocabulary lacks. characters, num_bytes: of the text; None for ids. token_ids:
+    the tokens that were predicted. token_log_probs: of each of them in nats, where `score_texts` was asked
+    for them. given: the input.
+    """
+
+    number: int
+    id: Any
+    log_prob: float
+    tokens: int
+    unknown: int
+    characters: int | None
+    num_bytes: int | None
+    given: TextToScore
+    token_ids: np.ndarray = field(repr=False)
+    token_log_probs: np.ndarray | None = field(default=None, repr=False)
+
+
+def score_texts(
+    session: Session,
+    texts: Iterable[str | Sequence[int] | TextToScore],
+    *,
+    bos: bool = False,
+    eos: bool = False,
+    tokens: bool = False,
+    batch: int | None = None,
+    window: int = WINDOW,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Iterator[TextScore]:
+    """Yields the score of each text, in the order of the input, as if each were scored alone.
+
+    The first token of a text is predicted from the last token of its context. Without context it is predicted
+    from the token that stands before a text, with `bos`; otherwise it is not predicted, because nothing comes
+    before it. The context itself is not scored.
+
+    bos: the vocabulary's token before a text (`SpecialTokens.before_text`) is put before the context, or
+    before the text where there is no context, unless it stands there already. eos: the token after a text
+    (`SpecialTokens.after_text`) is predicted as the last one, unless the text ends with it already. tokens:
+    the scores have `token_log_probs`. batch: the most rows of a step; None chooses. window: texts are read
+    ahead until they have this many tokens, then sorted by length and scored. Their contexts count once. A
+    context is fed once for all texts of a window that share it. progress: called after every batch with the
+    number of tokens predicted so far.
+
+    An error of the input, whatever it is, is raised after the scores of all texts before it. Raises UserError
+    where the vocabulary lacks the token of `bos` or `eos`, TextError for a text that the vocabulary cannot
+    hold, DivergedError for a log-probability that is not finite.
+    """
+    special = session.vocab.special
+    before = _token(session, special.before_text, "bos", "before") if bos else None
+    after = _token(session, special.after_text, "eos", "after") if eos else None
+    for name, value in (("batch", batch), ("window", window)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} is {value}; expected at least 1.")
+    scorer = _Scorer(session, BatchLimits.of(session, rows=batch), progress)
+    reader = Reader(session.vocab, iter(texts), before, after, window)
+    return _score_windows(reader, scorer, keep=tokens)
+
+
+def _token(session: Session, token: int | None, option: str, place: str) -> int:
+    if token is None:
+        raise UserError(
+            f"{option} needs a token that stands {place} a text, and the {session.vocab.kind} vocabulary of "
+            f"this model has none; leave {option} out."
+        )
+    return token
+
+
+def _score_windows(reader: Reader, scorer: _Scorer, *, keep: bool) -> Iterator[TextScore]:
+    while True:
+        rows, error = reader.next_window()
+        for row, log_probs in zip(rows, scorer.log_probs(rows), strict=True):
+            text = row.given.text if isinstance(row.given.text, str) else None
+            yield TextScore(
+                number=row.number,
+                id=row.number if row.given.id is None else row.given.id,
+                log_prob=float(log_probs.sum(dtype=np.float64)),
+                tokens=len(log_probs),
+                unknown=row.unknown,
+                characters=None if text is None else len(text),
+                num_bytes=None if text is None else len(text.encode()),
+                given=row.given,
+                token_ids=row.targets,
+                token_log_probs=log_probs if keep else None,
+            )
+        if error is not None:
+            raise error
+        if not rows:
+            return
+
+
+class _Scorer:
+    """Scores the rows of a window; keeps one memory of each size from batch to batch."""
+
+    def __init__(self, session: Session, limits: BatchLimits, progress: Callable[[int], None]) -> None:
+        self._session, self._limits, self._progress = session, limits, progress
+        self._memories: dict[tuple[str, int], Memory] = {}
+        self._done = 0
+        self._padding: bool | None = None  # None until it was tried
+
+    def log_probs(self, rows: Sequence[Row]) -> list[np.ndarray]:
+        """The log-probabilities [tokens] of each row."""
+        answers = [np.zeros(max(0, len(row.stream) - 1), np.float32) for row in rows]
+        # One batch of contexts is in memory at a time, and the texts that follow these are scored together.
+        by_context: dict[Context, list[int]] = {}
+        for index, row in enumerate(rows):
+            if len(answers[index]):
+                by_context.setdefault(row.context, []).append(index)
+        alone = [index for c, own in by_context.items() if not len(c.fed) for index in own]
+        self._score(rows, alone, answers)
+        contexts = [context for context in by_context if len(context.fed)]
+        for some in self._batches([len(context.fed) for context in contexts], contexts=True):
+            memory = self._fed([contexts[index] for index in some])
+            source = {text: at for at, index in enumerate(some) for text in by_context[contexts[index]]}
+            self._score(rows, list(source), answers, memory, list(source.values()))
+        return answers
+
+    def _batches(self, lengths: Sequence[int], *, contexts: bool = False) -> list[np.ndarray]:
+        """Batches that may be padded where padding changes no score."""
+        if not lengths:
+            return []
+        if self._padding is None:
+            self._padding = not _sees_segment_end(self._session)
+        # Under the full mask a stream must be cut where it is cut when it is fed alone, so a context may not
+        # be padded on the left.
+        padding = self._padding and not (contexts and self._session.rule.mask == "full")
+        return make_batches(lengths, self._limits, padding=padding)
+
+    def _fed(self, contexts: Sequence[Context]) -> Memory:
+        """The memory of streams that have seen all tokens of their contexts but the last."""
+        longest = max(len(context.fed) for context in contexts)
+        memory = self._memory("context", len(contexts))
+        memory.positions[:] = [len(context.fed) - longest for context in contexts]
+        inputs = np.stack([np.pad(context.fed, (longest - len(context.fed), 0)) for context in contexts])
+        segment = self._limits.segment
+        for at in range(0, longest, segment):
+            piece = inputs[:, at : at + segment]
+            self._step(piece, np.full_like(piece, -1), memory)
+        return memory
+
+    def _score(
+        self,
+        rows: Sequence[Row],
+        chosen: Sequence[int],
+        answers: list[np.ndarray],
+        contexts: Memory | None = None,
+        source: Sequence[int] = (),
+    ) -> None:
+        """Fills the answers of the chosen rows.
+
+        source: the row of `contexts` that holds the past of each of them.
+        """
+        for batch in self._batches([len(answers[index]) for index in chosen]):
+            texts = [rows[chosen[at]] for at in batch]
+            memory = self._memory("text", len(texts))
+            if contexts is None:
+                pass
+            else:
+                _copy_rows(contexts, [source[at] for at in batch], memory)
+            log_probs = self._score_batch(texts, memory)
+            for row, at in enumerate(batch):
+                answer = answers[chosen[at]]
+                answer[:] = log_probs[row, : len(answer)]
+                if not np.isfinite(answer).all():
+                    _refuse_infinite(self._session, texts[row], answer)
+                self._done += len(answer)
+            self._progress(self._done)
+
+    def _score_batch(self, texts: Sequence[Row], memory: Memory) -> np.ndarray:
+        """Log-probabilities [B, N] of texts of at most N predicted tokens."""
+        longest, segment = max(len(text.targets) for text in texts), self._limits.segment
+        inputs = np.zeros((len(texts), longest), np.int64)
+        targets = np.full((len(texts), longest), -1, np.int64)
+        for row, text in enumerate(texts):
+            inputs[row, : len(text.targets)], targets[row, : len(text.targets)] = (
+                text.stream[:-1],
+                text.targets,
+            )
+        pieces = [slice(at, at + segment) for at in range(0, longest, segment)]
+        return np.concatenate([self._step(inputs[:, p], targets[:, p], memory) for p in pieces], axis=1)
+
+    def _step(self, inputs: np.ndarray, targets: np.ndarray, memory: Memory) -> np.ndarray:
+        # A session that has not computed the last output of a row cannot know that it is finite, and clears
+        # the row before its next text, which may take as long as the text. So a target is always wanted
+        # there: any token behind a text.
+        targets[:, -1] = np.maximum(targets[:, -1], 0)
+        log_probs, _ = self._session.score(inputs, targets, memory)
+        return log_probs
+
+    def _memory(self, use: str, rows: int) -> Memory:
+        """A memory of that many rows, at any positions. Making one takes longer than scoring a short text."""
+        if (use, rows) not in self._memories:
+            self._memories[use, rows] = self._session.start(rows)
+        return self._memories[use, rows]
+
+
+def _copy_rows(source: Memory, rows: Sequence[int], memory: Memory) -> None:
+    """Makes each row of `memory` a copy of one of `source`."""
+    for name, array in memory.tensors.items():
+        given = np.asarray(source.tensors[name])
+        if isinstance(array, np.ndarray):
+            np.take(given, rows, axis=0, out=array, mode="clip")  # without "clip", NumPy makes one more copy
+        else:  # on a device: the session uploads the new array at its next step
+            memory.tensors[name] = given[list(rows)]
+    memory.positions[:] = source.positions[list(rows)]
+    memory.unsure = source.unsure
+
+
+def _sees_segment_end(session: Session) -> bool:
+    """Whether a score depends on how many tokens follow in the segment; then no row may be padded.
+
+    It is so for positions that count from the end of the segment. Not every session can say that it has them,
+    so it is tried on a few tokens.
+    """
+    length = min(PROBE_TOKENS, session.rule.segment)
+    tokens = np.arange(4)[:, None] % session.vocab.size
+    answers = []
+    for width in (1, length):
+        inputs = np.repeat(tokens, width, axis=1)
+        log_probs, _ = session.score(inputs, inputs, session.start(len(tokens)))
+        answers.append(log_probs[:, 0])
+    return not np.abs(answers[0] - answers[1]).max() <= PROBE_NATS
+
+
+def _refuse_infinite(session: Session, row: Row, log_probs: np.ndarray) -> None:
+    """Raises DivergedError for the first log-probability that is not finite."""
+    at = int(np.flatnonzero(~np.isfinite(log_probs))[0])
+    token = f"{row.place}: the model {session.identity:.12} gives token {at + 1} of those to predict"
+    if np.isnan(log_probs[at]):
+        raise DivergedError(
+            f"{token} a log-probability that is not a number; its training has diverged or its weights are "
+            "damaged: take an earlier checkpoint, or train, import or export it again."
+        )
+    raise DivergedError(
+        f"{token} (id {row.targets[at]}) the probability zero, whose logarithm is infinite; leave that token "
+        "out, or take a model whose logits are finite."
+    )

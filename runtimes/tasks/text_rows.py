@@ -1,0 +1,178 @@
+"""Reads texts to score in windows, and encodes them with what comes before and after them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runtimes.base.errors import TextError
+from runtimes.contract.vocabulary import IdsVocab, Vocab, not_unicode
+
+NOTHING = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextToScore:
+    """A text with what comes before it.
+
+    text, context: text, or token ids. An empty context is none. id: given back with the score; None for the
+    number of the text. group, score: of an n-best list; see `runtimes.tasks.n_best`. place: what error
+    messages call the text, such as "line 7".
+    """
+
+    text: str | Sequence[int]
+    context: str | Sequence[int] = ""
+    id: Any = None
+    group: Any = None
+    score: float | None = None
+    place: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Context:
+    """What all texts of a window share that have the same context.
+
+    fed: the tokens that are fed before the texts, without the last one. The text's first token is predicted
+    from that one, so it is the first input of each text. last: that token, or none.
+    """
+
+    fed: np.ndarray
+    last: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A text of the window. stream: each token of it predicts the next one."""
+
+    number: int
+    given: TextToScore
+    context: Context
+    stream: np.ndarray
+    unknown: int
+
+    @property
+    def place(self) -> str:
+        return self.given.place or f"text {self.number}"
+
+    @property
+    def targets(self) -> np.ndarray:
+        return self.stream[1:]
+
+
+class Reader:
+    """Reads the input in windows, and encodes it."""
+
+    def __init__(
+        self,
+        vocab: Vocab,
+        texts: Iterator[str | Sequence[int] | TextToScore],
+        before: int | None,
+        after: int | None,
+        window: int,
+    ) -> None:
+        """before, after: the tokens to put there, if any. window: in tokens, as in `score_texts`."""
+        self._vocab, self._texts, self._window = vocab, texts, window
+        self._before, self._after = _as_ids(before), _as_ids(after)
+        self._numbers = itertools.count(1)
+
+    def next_window(self) -> tuple[list[Row], Exception | None]:
+        """The next texts, and the error that ended them; no texts at the end of the input."""
+        rows: list[Row] = []
+        contexts: dict[Any, Context] = {}
+        size = 0
+        try:
+            while size < self._window:
+                row, read = self._row(next(self._texts), contexts)
+                rows.append(row)
+                size += read
+        except StopIteration:
+            pass
+        except Exception as error:  # of the caller's own iterator, too
+            return rows, error
+        return rows, None
+
+    def _row(self, item: str | Sequence[int] | TextToScore, contexts: dict[Any, Context]) -> tuple[Row, int]:
+        """The next text, and how many tokens were read for it."""
+        number = next(self._numbers)
+        given = item if isinstance(item, TextToScore) else TextToScore(text=item)
+        place = given.place or f"text {number}"
+        context, fed = self._context(given.context, f"the context of {place}", contexts)
+        own = self._encode(given.text, place)
+        unknown = self._vocab.special.unknown
+        before = context.last
+        if len(before) == 0 and not _begins(own, self._before):
+            before = self._before
+        after = NOTHING if _ends(own, self._after) else self._after
+        row = Row(
+            number=number,
+            given=given,
+            context=context,
+            stream=np.concatenate([before, own, after]),
+            unknown=0 if unknown is None else int((own == unknown).sum()),
+        )
+        return row, 1 + fed + len(row.stream)
+
+    def _context(
+        self, context: str | Sequence[int], place: str, contexts: dict[Any, Context]
+    ) -> tuple[Context, int]:
+        """The context, and how many tokens are fed for it; 0 where the window has it already."""
+        # Encoding a text takes longer than finding it again; ids are compared as bytes.
+        key = context if isinstance(context, str) else self._encode(context, place).tobytes()
+        if key in contexts:
+            return contexts[key], 0
+        ids = self._encode(context, place)
+        if len(ids) and not _begins(ids, self._before):
+            ids = np.concatenate([self._before, ids])
+        contexts[key] = Context(fed=ids[:-1], last=ids[-1:])
+        return contexts[key], len(contexts[key].fed)
+
+    def _encode(self, text: str | Sequence[int], place: str) -> np.ndarray:
+        if not isinstance(text, str):
+            return _checked_ids(text, self._vocab.size, place)
+        if not text:
+            return NOTHING
+        if isinstance(self._vocab, IdsVocab) and self._vocab.names is None:
+            raise TextError(
+                f"{place} is a text, and this model takes token ids from 0 to {self._vocab.size - 1} alone; "
+                "give a list of ids, such as [3, 1, 4]."
+            )
+        if not_unicode([text]) is not None:
+            raise TextError(f"{place} has half of a surrogate pair, which is no Unicode text; remove it.")
+        try:
+            return self._vocab.encode(text)
+        except TextError as error:
+            raise TextError(f"{place}: {error}") from error
+
+
+def _checked_ids(ids: Sequence[int], size: int, place: str) -> np.ndarray:
+    try:
+        array = np.asarray(ids)
+    except (ValueError, OverflowError):  # lists of unequal length, or integers of any size
+        array = np.array(None)
+    if array.shape == (0,):
+        return NOTHING
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise TextError(f"{place} is neither a text nor a list of token ids; give one of them.")
+    if array.min() < 0 or array.max() >= size:
+        outside = array.max() if array.max() >= size else array.min()
+        raise TextError(
+            f"{place} has the token id {outside}, outside the vocabulary of this model (0 to {size - 1}); "
+            "give ids of its vocabulary, or a text."
+        )
+    return array.astype(np.int64)
+
+
+def _as_ids(token: int | None) -> np.ndarray:
+    return NOTHING if token is None else np.array([token], np.int64)
+
+
+def _begins(ids: np.ndarray, token: np.ndarray) -> bool:
+    return len(token) > 0 and len(ids) > 0 and bool(ids[0] == token[0])
+
+
+def _ends(ids: np.ndarray, token: np.ndarray) -> bool:
+    return len(token) > 0 and len(ids) > 0 and bool(ids[-1] == token[0])

@@ -1,0 +1,363 @@
+"""Independent texts: what is predicted from what, and each text gets what it gets alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runtimes import Memory, Session, TextToScore, open_session, score_texts
+from runtimes.base.errors import DivergedError, TextError, UserError
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.vocabulary import ByteVocab, IdsVocab, SpecialTokens, WordVocab
+from runtimes.sessions.from_logits import FromLogits
+from runtimes.tasks.row_batches import STEP, BatchLimits, make_batches
+from tests.architectures import ARCHITECTURES
+
+SIZE = 40  # ids that every vocabulary of these tests has
+
+
+def alone(session: Session, text: Sequence[int], context: Sequence[int] = ()) -> np.ndarray:
+    """The naive answer: the log-probabilities of one text in a memory of its own.
+
+    The context is fed, then the text, each in segments of its own. The last token of the context is the first
+    input of the text.
+    """
+    whole = np.array([*context, *text], np.int64)
+    fed, stream = np.split(whole, [max(0, len(context) - 1)])
+    memory, segment = session.start(1), session.rule.segment
+    for at in range(0, len(fed), segment):
+        _, memory = session.predict(fed[None, at : at + segment], memory)
+    answers = [np.zeros(0)]
+    for at in range(0, len(stream) - 1, segment):
+        inputs, targets = stream[:-1][at : at + segment], stream[1:][at : at + segment]
+        log_probs, memory = session.score(inputs[None], targets[None], memory)
+        answers.append(log_probs[0])
+    return np.concatenate(answers)
+
+
+def same_as_alone(session: Session, texts: Sequence[TextToScore], **options: Any) -> None:
+    scores = list(score_texts(session, texts, tokens=True, **options))
+    assert [score.id for score in scores] == [text.id for text in texts]
+    for score, text in zip(scores, texts, strict=True):
+        expected = alone(session, text.text, text.context)  # type: ignore[arg-type]
+        assert score.tokens == len(expected)
+        assert np.abs(score.token_log_probs - expected).max(initial=0) <= 1e-4, text
+        assert score.log_prob == pytest.approx(expected.sum(), abs=1e-4)
+
+
+ids = st.lists(st.integers(0, SIZE - 1), max_size=21)  # up to three segments of 8
+contexts = st.lists(st.lists(st.integers(0, SIZE - 1), max_size=40), min_size=1, max_size=4)
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> list[TextToScore]:
+    """Texts of all lengths, some of which share a context."""
+    shared = draw(contexts)
+    return [
+        TextToScore(text=text, context=draw(st.sampled_from([[], *shared])), id=f"t{number}")
+        for number, text in enumerate(draw(st.lists(ids, max_size=14)))
+    ]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=inputs(), batch=st.sampled_from([None, 1, 3, 5]), window=st.sampled_from([1, 60, 1 << 16]))
+def test_each_text_gets_what_it_gets_alone(
+    session: Session, texts: list[TextToScore], batch: int | None, window: int
+) -> None:
+    same_as_alone(session, texts, batch=batch, window=window)
+
+
+def some_texts(seed: int) -> list[TextToScore]:
+    draw = np.random.default_rng(seed)
+    shared = [draw.integers(0, SIZE, length).tolist() for length in (0, 1, 2, 9, 27, 28, 30, 31)]
+    return [
+        TextToScore(
+            text=draw.integers(0, SIZE, int(draw.integers(0, 21))).tolist(),
+            context=shared[draw.integers(len(shared))],
+            id=number,
+        )
+        for number in range(40)
+    ]
+
+
+def test_under_the_full_mask_texts_and_contexts_are_cut_where_they_are_alone(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    from xl_export.artefact.export import export
+
+    run = make_run(rule=MemoryRule(mem_len=5, segment=8, mask="full"))
+    draw = np.random.default_rng(0)
+    contexts = [draw.integers(0, SIZE, length).tolist() for length in range(11, 40)]
+    texts = [TextToScore(text=context[:20], context=context, id=len(context)) for context in contexts]
+    same_as_alone(open_session(run), texts)
+    same_as_alone(open_session(export(run, tmp_path / "ring")), texts)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture(name: str, make_run: Callable[..., Path]) -> None:
+    same_as_alone(open_session(make_run(**ARCHITECTURES[name])), some_texts(1))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adaptive-softmax",
+        "adaptive-span-full",
+        "absolute-from-segment-end",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES),
+    ],
+)
+def test_every_architecture_as_an_artefact(name: str, make_run: Callable[..., Path], tmp_path: Path) -> None:
+    from xl_export.artefact.export import export
+
+    same_as_alone(open_session(export(make_run(**ARCHITECTURES[name]), tmp_path / "ring")), some_texts(2))
+
+
+class Counting(FromLogits):
+    """A session over ids that predicts the token that it was just fed with log-probability RIGHT.
+
+    It keeps what it was fed, as pairs of position and token, and how many rows each of its memories had.
+    """
+
+    identity, rule, state, spec = "counting", MemoryRule(mem_len=4, segment=6), (), None
+    vocab: Any = IdsVocab(9, special=SpecialTokens(beginning=7, end_of_document=8, unknown=6))
+
+    def __init__(self) -> None:
+        self.fed: list[list[tuple[int, int]]] = []
+        self.started: list[int] = []
+
+    def start(self, batch: int) -> Memory:
+        self.started.append(batch)
+        return Memory(np.zeros(batch, np.int64), {}, self.identity)
+
+    def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        for row, position in zip(tokens, memory.positions, strict=True):
+            self.fed.append([(int(position) + at, int(token)) for at, token in enumerate(row)])
+        logits = np.zeros((*tokens.shape, self.vocab.size), np.float32)
+        np.put_along_axis(logits, tokens[..., None], 5.0, axis=-1)
+        memory.positions += tokens.shape[1]
+        return logits, memory
+
+
+RIGHT = 5 - np.log(np.exp(5) + 8)
+WRONG = -np.log(np.exp(5) + 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "context", "options", "predicted"),
+    [
+        ([], [], "", []),
+        ([], [], "bos", []),
+        ([], [], "eos", []),  # the end would be the first token, and nothing comes before it
+        ([], [], "bos eos", [(7, 8)]),
+        ([], [3], "eos", [(3, 8)]),
+        ([2], [], "", []),
+        ([2], [], "bos", [(7, 2)]),
+        ([2], [], "eos", [(2, 8)]),
+        ([2], [3], "", [(3, 2)]),
+        ([2], [3], "bos", [(3, 2)]),  # the beginning stands before the context
+        ([2], [7], "bos", [(7, 2)]),
+        ([2, 2, 4], [], "", [(2, 2), (2, 4)]),
+        ([2, 2, 4], [], "bos eos", [(7, 2), (2, 2), (2, 4), (4, 8)]),
+        ([2, 2, 4], [1, 1, 3], "eos", [(3, 2), (2, 2), (2, 4), (4, 8)]),
+        ([7, 2, 8], [], "bos eos", [(7, 2), (2, 8)]),  # neither is put there twice
+        ([7, 2], [3], "bos", [(3, 7), (7, 2)]),
+        ([8], [], "bos eos", [(7, 8)]),
+    ],
+)
+def test_what_each_token_is_predicted_from(
+    text: list[int], context: list[int], options: str, predicted: list[tuple[int, int]]
+) -> None:
+    session, flags = Counting(), dict.fromkeys(options.split(), True)
+    (score,) = score_texts(session, [TextToScore(text=text, context=context)], tokens=True, **flags)  # type: ignore[arg-type]
+    assert score.token_ids.tolist() == [after for _, after in predicted]
+    expected = [RIGHT if before == after else WRONG for before, after in predicted]
+    assert np.allclose(score.token_log_probs, expected, atol=1e-5)
+    assert score.tokens == len(expected)
+    assert score.log_prob == pytest.approx(sum(expected), abs=1e-5)
+    assert score.unknown == 0
+
+
+def test_bos_stands_before_the_context_and_is_fed_once() -> None:
+    session = Counting()
+    texts = [TextToScore(text=[text], context=[3, 4]) for text in range(6)]
+    assert [score.tokens for score in score_texts(session, texts, bos=True)] == [1] * 6
+    before = [row for row in session.fed if (0, 7) in row]
+    assert before == [[(0, 7), (1, 3)]]
+    assert sum((2, 4) in row for row in session.fed) == 6
+
+
+def test_a_context_is_fed_once_in_a_window() -> None:
+    def fed(window: int) -> int:
+        session = Counting()
+        texts = [TextToScore(text=[1, 2], context=[3, 4 + number % 2, 5]) for number in range(8)]
+        assert len(list(score_texts(session, texts, window=window))) == 8
+        return sum((1, 4) in row for row in session.fed) + sum((1, 5) in row for row in session.fed)
+
+    assert fed(1000) == 2
+    assert fed(1) == 8
+
+
+def test_unknown_tokens_of_the_text_are_counted_and_those_of_the_context_are_not() -> None:
+    texts = [TextToScore(text=[6, 1, 6], context=context) for context in ([], [6, 6])]
+    assert [score.unknown for score in score_texts(Counting(), texts)] == [2, 2]
+
+
+def test_words_and_their_numbers() -> None:
+    session = Counting()
+    session.vocab = WordVocab(["<unk>", "<eos>", "naïve", "cat"])
+    scores = list(score_texts(session, ["naïve cat", "dog", "", [2, 3]], bos=True, eos=True))
+    assert [score.token_ids.tolist() for score in scores] == [[2, 3, 1], [0, 1], [1], [2, 3, 1]]
+    assert [score.unknown for score in scores] == [0, 1, 0, 0]
+    assert [(score.characters, score.num_bytes) for score in scores] == [
+        (9, 10),
+        (3, 3),
+        (0, 0),
+        (None, None),
+    ]
+    assert [score.id for score in scores] == [1, 2, 3, 4]
+    assert all(score.token_log_probs is None for score in scores)
+
+
+def test_texts_are_read_in_windows_and_given_back_before_the_next_is_read() -> None:
+    read: list[int] = []
+
+    def texts() -> Any:
+        for number in range(40):
+            read.append(number)
+            yield [number % 6] * (1 + number % 3)
+
+    scores = score_texts(Counting(), texts(), window=12)
+    assert read == []
+    for number, score in enumerate(scores):
+        assert score.number == number + 1
+        assert number < len(read) <= number + 12
+
+
+def test_memories_are_made_once_for_each_size() -> None:
+    session = Counting()
+    texts = np.random.default_rng(0).integers(1, 30, 400)
+    list(score_texts(session, [[1] * length for length in texts], batch=6, window=300))
+    rows = session.started[2:]  # the first two are those of the probe
+    assert len(rows) == len(set(rows))
+    assert set(rows) <= {1, 2, 4, 6}
+
+
+def test_what_comes_before_an_error_is_scored_first() -> None:
+    def texts() -> Any:
+        yield [1, 2]
+        yield [3, 4]
+        raise TextError("the third line is damaged.")
+
+    scores = score_texts(Counting(), texts())
+    assert [next(scores).number, next(scores).number] == [1, 2]
+    with pytest.raises(TextError, match="the third line"):
+        next(scores)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ([1, 9], "text 2 has the token id 9, outside the vocabulary"),
+        ([-1], "text 2 has the token id -1"),
+        ([1.5], "text 2 is neither a text nor a list of token ids"),
+        ([[1], [2, 3]], "text 2 is neither"),
+        (7, "text 2 is neither"),
+        (b"abc", "text 2 is neither"),
+        ("abc", "text 2 is a text, and this model takes token ids"),
+        (TextToScore(text=[1], context=[9]), "the context of text 2 has the token id 9"),
+        (TextToScore(text=[1 << 70], place="line 8"), "line 8 is neither"),
+    ],
+    ids=str,
+)
+def test_texts_that_are_refused(text: Any, words: str) -> None:
+    scores = score_texts(Counting(), [[1, 2], text])
+    assert next(scores).tokens == 1
+    with pytest.raises(TextError, match=words):
+        next(scores)
+
+
+def test_options_that_are_refused() -> None:
+    session = Counting()
+    session.vocab = ByteVocab()
+    with pytest.raises(
+        UserError, match="bos needs a token that stands before a text, and the byte vocabulary"
+    ):
+        score_texts(session, [], bos=True)
+    with pytest.raises(UserError, match="eos needs a token that stands after a text"):
+        score_texts(session, [], eos=True)
+    for name in ("batch", "window"):
+        with pytest.raises(UserError, match=f"{name} is 0; expected at least 1"):
+            score_texts(session, [], **{name: 0})
+    with pytest.raises(TextError, match="text 1 has half of a surrogate pair"):
+        list(score_texts(session, ["\ud800"]))
+
+
+@pytest.mark.parametrize(("value", "words"), [(np.nan, "not a number"), (-np.inf, "probability zero")])
+def test_scores_that_are_not_finite_name_the_text(value: float, words: str) -> None:
+    class Broken(Counting):
+        def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+            logits, memory = super().step(tokens, memory)
+            logits[tokens == 5, 2] = value
+            return logits, memory
+
+    scores = score_texts(Broken(), [[1, 2], [5, 1], [1, 5, 2, 3]], window=1)
+    assert next(scores).tokens == 1
+    if np.isneginf(value):
+        assert next(scores).tokens == 1
+    with pytest.raises(DivergedError, match=rf"text {3 if np.isneginf(value) else 2}: .* {words}"):
+        next(scores)
+
+
+def naive_cost(batches: list[list[int]], segment: int) -> int:
+    return sum(len(rows) * max(rows) + STEP * -(-max(rows) // segment) for rows in batches)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 60), max_size=30),
+    rows=st.integers(1, 9),
+    tokens=st.integers(1, 100),
+    padding=st.booleans(),
+)
+def test_batches_hold_every_text_once_within_the_limits(
+    lengths: list[int], rows: int, tokens: int, padding: bool
+) -> None:
+    limits = BatchLimits(rows=rows, tokens=tokens, segment=8)
+    batches = make_batches(lengths, limits, padding=padding)
+    assert sorted(np.concatenate([[], *batches]).tolist()) == list(range(len(lengths)))
+    for batch in batches:
+        own = [lengths[index] for index in batch]
+        assert len(own) in limits.sizes
+        assert len(own) == 1 or len(own) * min(max(own), 8) <= tokens
+        assert padding or len(set(own)) == 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=9))
+def test_no_other_batches_of_neighbours_cost_less(lengths: list[int]) -> None:
+    limits = BatchLimits(rows=4, tokens=10**6, segment=8)
+    ordered = sorted(lengths, reverse=True)
+
+    def cheapest(first: int) -> int:
+        if first == len(ordered):
+            return 0
+        return min(
+            naive_cost([ordered[first : first + size]], 8) + cheapest(first + size)
+            for size in (1, 2, 4)
+            if first + size <= len(ordered)
+        )
+
+    batches = make_batches(lengths, limits, padding=True)
+    assert naive_cost([[lengths[index] for index in batch] for batch in batches], 8) == cheapest(0)
+
+
+def test_a_text_far_longer_than_the_others_is_alone() -> None:
+    batches = make_batches([20, 5000, 19, 20], BatchLimits(rows=4, tokens=1024, segment=64), padding=True)
+    assert [1] in [batch.tolist() for batch in batches]
