@@ -22,7 +22,9 @@ def read_texts(lines: Iterable[bytes], *, form: Format | None = None) -> Iterato
 
     form: `lines` for one text a line, where an empty line is an empty text; `jsonl` for JSON, where empty
     lines are skipped. None decides by the first line that is not empty: it is JSON where it is an object, a
-    list or a string in quotation marks. Raises TextError with the number of the line for one that is neither UTF-8 nor of this form.
+    list or a string in quotation marks.
+
+    Raises TextError with the number of the line for one that is not UTF-8 or not of this form.
     """
     numbered: Iterator[tuple[int, bytes]] = enumerate(lines, 1)
     if form is None:
@@ -80,7 +82,9 @@ def _from_json(line: str, place: str) -> TextToScore:
     if unknown := [name for name in data if name not in FIELDS]:
         raise TextError(f"{place} has the field {unknown[0]!r:.80}; expected some of {', '.join(FIELDS)}.")
     if ("text" in data) == ("ids" in data):
-        raise TextError(f"{place} has {'both' if 'text' in data else 'neither'} text and ids; give one.")
+        raise TextError(
+            f"{place} has {'both text and' if 'text' in data else 'neither text nor'} ids; give one."
+        )
     if "text" in data and not isinstance(data["text"], str):
         raise TextError(f"{place} has a text that is no string; give token ids as ids.")
     score = data.get("score")

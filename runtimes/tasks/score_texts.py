@@ -187,7 +187,7 @@ class _Scorer:
             texts = [rows[chosen[at]] for at in batch]
             memory = self._memory("text", len(texts))
             if contexts is None:
-                pass
+                memory.positions[:] = 0
             else:
                 _copy_rows(contexts, [source[at] for at in batch], memory)
             log_probs = self._score_batch(texts, memory)

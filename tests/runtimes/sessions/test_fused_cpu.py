@@ -25,6 +25,7 @@ from runtimes.sessions import fused_cpu
 from runtimes.sessions.onnx_runtime import OrtSession
 from tests.architectures import ARCHITECTURES
 from tests.live_rows import check_schedules
+from tests.independent_texts import same_as_alone, some_texts
 from tests.streams import feed, rows
 from xl_export.artefact.export import export
 
@@ -105,6 +106,11 @@ def test_position_tables_may_be_of_halves(
     assert all(node.input[4].endswith(".fp16") for node in nodes if node.op_type == "RingRelativeAttention")
     cut = [rule.segment, 1, min(7, rule.segment), rule.segment, 1, 1, rule.segment, rule.segment] * 2
     compare(artefact, rows(tokens, 3, sum(cut)), cut)
+
+
+def test_independent_texts_get_what_they_get_alone(artefacts: dict[str, Path]) -> None:
+    session = OrtSession.open(artefacts["ring"], kernel="fused")
+    same_as_alone(session, some_texts(3))
 
 
 def test_scores_may_lie_far_apart(make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path) -> None:
