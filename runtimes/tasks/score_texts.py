@@ -127,7 +127,7 @@ class _Scorer:
 
     def __init__(self, session: Session, limits: BatchLimits, progress: Callable[[int], None]) -> None:
         self._session, self._limits, self._progress = session, limits, progress
-        self._memories: dict[tuple[str, int], Memory] = {}
+        self._memories: dict[int, Memory] = {}
         self._done = 0
         self._padding: bool | None = None  # None until it was tried
 
@@ -162,7 +162,7 @@ class _Scorer:
     def _fed(self, contexts: Sequence[Context]) -> Memory:
         """The memory of streams that have seen all tokens of their contexts but the last."""
         longest = max(len(context.fed) for context in contexts)
-        memory = self._memory("context", len(contexts))
+        memory = self._memory(len(contexts))
         memory.positions[:] = [len(context.fed) - longest for context in contexts]
         inputs = np.stack([np.pad(context.fed, (longest - len(context.fed), 0)) for context in contexts])
         segment = self._limits.segment
@@ -185,11 +185,11 @@ class _Scorer:
         """
         for batch in self._batches([len(answers[index]) for index in chosen]):
             texts = [rows[chosen[at]] for at in batch]
-            memory = self._memory("text", len(texts))
             if contexts is None:
+                memory = self._memory(len(texts))
                 memory.positions[:] = 0
             else:
-                _copy_rows(contexts, [source[at] for at in batch], memory)
+                memory = contexts.select([source[at] for at in batch])
             log_probs = self._score_batch(texts, memory)
             for row, at in enumerate(batch):
                 answer = answers[chosen[at]]
@@ -220,23 +220,11 @@ class _Scorer:
         log_probs, _ = self._session.score(inputs, targets, memory)
         return log_probs
 
-    def _memory(self, use: str, rows: int) -> Memory:
+    def _memory(self, rows: int) -> Memory:
         """A memory of that many rows, at any positions. Making one takes longer than scoring a short text."""
-        if (use, rows) not in self._memories:
-            self._memories[use, rows] = self._session.start(rows)
-        return self._memories[use, rows]
-
-
-def _copy_rows(source: Memory, rows: Sequence[int], memory: Memory) -> None:
-    """Makes each row of `memory` a copy of one of `source`."""
-    for name, array in memory.tensors.items():
-        given = np.asarray(source.tensors[name])
-        if isinstance(array, np.ndarray):
-            np.take(given, rows, axis=0, out=array, mode="clip")  # without "clip", NumPy makes one more copy
-        else:  # on a device: the session uploads the new array at its next step
-            memory.tensors[name] = given[list(rows)]
-    memory.positions[:] = source.positions[list(rows)]
-    memory.unsure = source.unsure
+        if rows not in self._memories:
+            self._memories[rows] = self._session.start(rows)
+        return self._memories[rows]
 
 
 def _sees_segment_end(session: Session) -> bool:

@@ -24,8 +24,8 @@ from runtimes.contract.spec import FUSED, GRAPH, WEIGHTS, load_spec
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.onnx_runtime import OrtSession
 from tests.architectures import ARCHITECTURES
-from tests.live_rows import check_schedules
 from tests.independent_texts import same_as_alone, some_texts
+from tests.live_rows import check_schedules
 from tests.streams import feed, rows
 from xl_export.artefact.export import export
 

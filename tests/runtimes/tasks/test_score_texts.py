@@ -92,7 +92,9 @@ class Counting(FromLogits):
         self.started.append(batch)
         return Memory(np.zeros(batch, np.int64), {}, self.identity)
 
-    def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def step(
+        self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Memory]:
         for row, position in zip(tokens, memory.positions, strict=True):
             self.fed.append([(int(position) + at, int(token)) for at, token in enumerate(row)])
         logits = np.zeros((*tokens.shape, self.vocab.size), np.float32)
@@ -258,7 +260,9 @@ def test_options_that_are_refused() -> None:
 @pytest.mark.parametrize(("value", "words"), [(np.nan, "not a number"), (-np.inf, "probability zero")])
 def test_scores_that_are_not_finite_name_the_text(value: float, words: str) -> None:
     class Broken(Counting):
-        def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        def step(
+            self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
+        ) -> tuple[np.ndarray, Memory]:
             logits, memory = super().step(tokens, memory)
             logits[tokens == 5, 2] = value
             return logits, memory
