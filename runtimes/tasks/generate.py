@@ -50,10 +50,10 @@ def generate(
     same-length mask the text of row r depends on its prompt, the seed and r alone, and not on the other rows.
     A row ends with the vocabulary's token for the end of a document, if it has one. stop: strings that end a
     row too. A stop string and what follows it are not part of the text. memory: streams to continue. They are
-    updated in place and have seen all yielded tokens at the end. All prompts must then have equal numbers of
-    tokens. Several streams must also end together, so there stop strings are refused, and the end of a
-    document ends no row. Raises TextError before the first token, for a prompt that encodes to nothing or has
-    unknown symbols.
+    updated in place, and at the end each has seen the tokens that were yielded for it. Where all rows of a
+    session advance together (see `Session`), several streams need prompts of equal numbers of tokens and
+    end together: stop strings are refused there, and the end of a document ends no row. Raises TextError
+    before the first token, for a prompt that encodes to nothing or has unknown symbols.
     """
     texts = _batch(prompts)
     stop = [stop] if isinstance(stop, str) else list(stop)
@@ -67,27 +67,28 @@ def generate(
     rows = [encode_prompt(session.vocab, text, what=f"prompt {number}") for number, text in enumerate(texts)]
     if not rows:
         raise TextError("no prompt was given; give at least one.")
-    if memory is not None and stop and len(rows) > 1:
+    together = memory is not None and len(rows) > 1 and not _rows_advance_apart(session)
+    if stop and together:
         raise StreamError(
-            "rows that continue existing memory must end together; give stop strings to one stream at a time."
+            "rows that continue existing memory must end together in this form of memory; give stop strings "
+            "to one stream at a time, or use an artefact with ring memory."
         )
     decoders = [session.vocab.decoder() for _ in rows]
     for decoder, row in zip(decoders, rows, strict=True):  # so that a word after a prompt begins with a blank
         for token in row.tolist():
             decoder(token)
-    tokens, streams = _aligned(session, rows, memory)
-    keep = memory is not None
-    end = None if keep and len(rows) > 1 else session.vocab.special.end_of_document
+    tokens, lengths, streams = _aligned(session, rows, memory, together=together)
     return _generate(
         session,
         tokens,
+        lengths,
         streams,
         max_tokens=max_tokens,
         sampler=sampler,
         seed=seed,
         stop=stop,
-        keep=keep,
-        end=end,
+        keep=memory is not None,
+        end=None if together else session.vocab.special.end_of_document,
         decoders=decoders,
     )
 
@@ -126,10 +127,18 @@ def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [listed] if integers else listed
 
 
-def _aligned(session: Session, rows: list[np.ndarray], memory: Memory | None) -> tuple[np.ndarray, Memory]:
-    """Rows padded on the left to one length, and their memory.
+def _rows_advance_apart(session: Session) -> bool:
+    """Whether a step takes a number of tokens for each row: runs, and artefacts with ring memory, do."""
+    return session.spec is None or session.spec.form == "ring"
 
-    The padding stands at negative positions, where it is invisible to what follows.
+
+def _aligned(
+    session: Session, rows: list[np.ndarray], memory: Memory | None, *, together: bool
+) -> tuple[np.ndarray, np.ndarray | None, Memory]:
+    """Rows padded to one length [B, N], how many of its tokens each row has, and their memory.
+
+    At the start of a text the padding stands on the left, at negative positions, where it is invisible to
+    what follows. In a stream that has begun it stands on the right, and the lengths are not None.
     """
     lengths = np.array([len(row) for row in rows])
     if memory is not None and memory.batch != len(rows):
@@ -137,22 +146,26 @@ def _aligned(session: Session, rows: list[np.ndarray], memory: Memory | None) ->
             f"{len(rows)} prompt(s) were given and the memory holds {memory.batch} streams; give one prompt "
             "for each stream."
         )
-    begun = memory is not None and bool((memory.positions != 0).any())
-    if begun and len(set(lengths.tolist())) > 1:
-        raise StreamError(
-            "prompts that continue existing memory must have equal numbers of tokens; feed them one by one."
-        )
     padding = lengths.max() - lengths
+    if memory is not None and (memory.positions != 0).any() and padding.any():
+        if together:
+            raise StreamError(
+                "prompts that continue existing memory must have equal numbers of tokens in this form of "
+                "memory; feed them one by one, or use an artefact with ring memory."
+            )
+        tokens = np.stack([np.pad(row, (0, pad)) for row, pad in zip(rows, padding, strict=True)])
+        return tokens, lengths, memory
     tokens = np.stack([np.pad(row, (pad, 0)) for row, pad in zip(rows, padding, strict=True)])
     memory = session.start(len(rows)) if memory is None else memory
-    if not begun:
+    if padding.any():
         memory.positions[:] = -padding
-    return tokens, memory
+    return tokens, None, memory
 
 
 def _generate(
     session: Session,
     tokens: np.ndarray,
+    lengths: np.ndarray | None,
     memory: Memory,
     *,
     max_tokens: int,
@@ -163,22 +176,40 @@ def _generate(
     end: int | None,
     decoders: Sequence[Decoder],
 ) -> Iterator[Piece]:
-    for at in range(0, tokens.shape[1], session.rule.segment):
-        logits, memory = session.predict(tokens[:, at : at + session.rule.segment], memory)
+    logits = _feed(session, tokens, memory, lengths)
     draws = [np.random.default_rng([seed, row]) for row in range(len(tokens))]
     texts = [_Text(decoder, stop) for decoder in decoders]
     token = np.zeros((len(tokens), 1), np.int64)
     for count in range(1, max_tokens + 1):
+        goes_on = np.array([text.ended is None for text in texts])
         for row, text in enumerate(texts):
             if text.ended is None:
                 token[row] = drawn = sampler(logits[row], draws[row])
                 added = text.finish() if drawn == end else text.add(drawn, last=count == max_tokens)
                 yield Piece(row=row, token=drawn, text=added, ended=text.ended)
         finished = count == max_tokens or all(text.ended is not None for text in texts)
-        if keep or not finished:
-            logits, memory = session.predict(token, memory)
+        if keep or not finished:  # rows that ended before see nothing more, where their memory is kept
+            logits = _feed(session, token, memory, goes_on.astype(np.int64) if keep else None)
         if finished:
             return
+
+
+def _feed(session: Session, tokens: np.ndarray, memory: Memory, lengths: np.ndarray | None) -> np.ndarray:
+    """Logits [B, V] after the last token of each row of tokens [B, N], fed in segments.
+
+    lengths: how many tokens each row has; the others are padding. A row without any has NaN.
+    """
+    if lengths is None or (lengths == tokens.shape[1]).all():
+        for at in range(0, tokens.shape[1], session.rule.segment):
+            logits, _ = session.predict(tokens[:, at : at + session.rule.segment], memory)
+        return logits
+    logits = np.full((len(tokens), session.vocab.size), np.nan, np.float32)
+    for at in range(0, tokens.shape[1], session.rule.segment):
+        piece = tokens[:, at : at + session.rule.segment]
+        counts = np.clip(lengths - at, 0, piece.shape[1])
+        found, _ = session.predict(piece, memory, lengths=counts)
+        logits[counts > 0] = found[counts > 0]
+    return logits
 
 
 class _Text:

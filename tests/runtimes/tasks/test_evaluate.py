@@ -33,7 +33,7 @@ class Follower(FromLogits):
     def start(self, batch: int) -> Memory:
         return Memory(np.zeros(batch, np.int64), {}, self.identity)
 
-    def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def step(self, tokens: np.ndarray, memory: Memory, *, lengths: None = None) -> tuple[np.ndarray, Memory]:
         self.fed.append(tokens.copy())
         self.starts.append(memory.positions.tolist())
         logits = np.zeros((*tokens.shape, 256), np.float32)
@@ -119,7 +119,7 @@ class Broken(Follower):
         super().__init__()
         self.value, self.after, self.chosen = value, after, slice(None) if everywhere else 9
 
-    def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def step(self, tokens: np.ndarray, memory: Memory, *, lengths: None = None) -> tuple[np.ndarray, Memory]:
         logits, memory = super().step(tokens, memory)
         for row, column in np.argwhere(tokens == self.after):
             logits[row, column, self.chosen] = self.value

@@ -48,7 +48,7 @@ class Recital(FromLogits):
     def start(self, batch: int) -> Memory:
         return Memory(np.zeros(batch, np.int64), {}, self.identity)
 
-    def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def step(self, tokens: np.ndarray, memory: Memory, *, lengths: None = None) -> tuple[np.ndarray, Memory]:
         memory.positions += tokens.shape[1]
         logits = np.zeros((*tokens.shape, self.vocab.size), np.float32)
         logits[:, -1, self.tokens[min(self.fed, len(self.tokens) - 1)]] = 1
@@ -213,11 +213,39 @@ def test_what_cannot_be_generated_is_refused_before_the_first_token(
 def test_memory_that_does_not_fit_the_prompts_is_refused(
     prompts: list[str], rows: int, stop: Sequence[str], message: str, sessions: dict[str, Session]
 ) -> None:
-    memory = sessions["ring"].start(rows)
+    memory = sessions["shift"].start(rows)
     memory.positions[:] = 5  # streams that have begun
     with pytest.raises(StreamError, match=message):
-        list(generate(sessions["ring"], prompts, max_tokens=2, stop=stop, memory=memory))
+        list(generate(sessions["shift"], prompts, max_tokens=2, stop=stop, memory=memory))
     assert memory.positions.tolist() == [5] * rows
+
+
+@pytest.mark.parametrize("kind", ["ring", "torch"])
+def test_streams_that_go_on_take_unequal_prompts_and_end_apart(
+    kind: str, sessions: dict[str, Session]
+) -> None:
+    session = sessions[kind]
+    before, prompts = ["The cla", "import "], [" and a long prompt of several segments", "x"]
+
+    def continued(rows: list[int], stop: Sequence[str]) -> tuple[list[Piece], Memory]:
+        memory = session.start(len(rows))
+        list(generate(session, [before[row] for row in rows], max_tokens=3, sampler=SAMPLED, memory=memory))
+        given = [prompts[row] for row in rows]
+        pieces = generate(session, given, max_tokens=12, sampler=SAMPLED, stop=stop, memory=memory)
+        return list(pieces), memory
+
+    free = texts(continued([0, 1], ())[0], 2)
+    pieces = [free[0][at : at + 3] for at in range(2, 8)]
+    stop = [next(piece for piece in pieces if piece not in free[1])]  # ends the first row alone
+    together, memory = continued([0, 1], stop)
+    assert {piece.row: piece.ended for piece in together if piece.ended} == {0: "stop", 1: "length"}
+    for row in (0, 1):  # what is drawn in a row depends on its number
+        others, apart = continued([row, row], stop)
+        assert ids(together, row) == ids(others, row)
+        assert memory.positions[row] == apart.positions[row]
+        token = np.zeros((2, 1), np.int64)
+        after = [session.predict(token, streams.copy())[0][row] for streams in (memory, apart)]
+        assert np.abs(after[0] - after[1]).max() < 1e-4
 
 
 def test_unequal_prompts_of_a_new_memory_say_what_they_say_without_one(sessions: dict[str, Session]) -> None:
@@ -247,7 +275,9 @@ def test_words_after_a_prompt_begin_with_a_blank() -> None:
         def start(self, batch: int) -> Memory:
             return Memory(np.zeros(batch, np.int64), {}, self.identity)
 
-        def step(self, tokens: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
+        def step(
+            self, tokens: np.ndarray, memory: Memory, *, lengths: None = None
+        ) -> tuple[np.ndarray, Memory]:
             return np.eye(5, dtype=np.float32)[(tokens + 1) % 5], memory
 
     for prompt, expected in (("one", " two three <unk>\n"), ("two three <unk>\n", "one two three <unk>")):
