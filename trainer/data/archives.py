@@ -89,7 +89,7 @@ def find_files(
 
 def _holds_tar(source: Path) -> bool:
     """Whether a compressed file starts with the header of a tar."""
-    with _reading(source), _opened(source) as stream:
+    with reading_archive(source), opened(source) as stream:
         start = stream.read(tarfile.BLOCKSIZE)
     try:
         tarfile.TarInfo.frombuf(start, "utf-8", "surrogateescape")
@@ -122,7 +122,7 @@ def _in_folder(source: Path, wanted: Wanted, limit: int) -> Contents:
 def _from_zip(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tick) -> Contents:
     found, left = Contents(), limit
     with _Pieces(_Counted(source, tick)) as pieces:
-        with _reading(source):
+        with reading_archive(source):
             archive = zipfile.ZipFile(pieces)
         if len(archive.infolist()) > MAX_MEMBERS:
             raise UserError(f"{source} holds more than {MAX_MEMBERS:,} members; it is something else.")
@@ -138,7 +138,7 @@ def _from_zip(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tic
             if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise UserError(f"{source} is compressed in an unusual way; unpack it and give the folder.")
             left = _less(left, member.file_size, source)
-            with _reading(source):
+            with reading_archive(source):
                 stream = archive.open(member)
             with stream:
                 _unpack(source, stream, member.filename, member.file_size, found, scratch)
@@ -147,12 +147,12 @@ def _from_zip(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tic
 
 def _from_tar(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tick) -> Contents:
     found = Contents()
-    with _opened(source, tick) as file:
+    with opened(source, tick) as file:
         stream = _Forward(file, source, limit)
-        with _reading(source):
+        with reading_archive(source):
             members = iter(tarfile.TarFile(fileobj=stream))  # type: ignore[arg-type]
         while True:
-            with _reading(source):
+            with reading_archive(source):
                 member = next(members, None)
             if member is None:
                 return found
@@ -161,7 +161,7 @@ def _from_tar(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: Tic
             found.names.append(member.name)
             if member.isreg() and not member.issparse() and wanted(member.name):
                 _less(limit, member.size, source)
-                with _reading(source):
+                with reading_archive(source):
                     stream.seek(member.offset_data)
                 _unpack(source, stream, member.name, member.size, found, scratch)
 
@@ -170,10 +170,10 @@ def _from_single(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: 
     """The content of a compressed file that is no archive, whatever its name is."""
     name = source.stem if source.suffix in SUFFIXES else source.name
     path = scratch / f"{0:06}"
-    with _opened(source, tick) as file, open(path, "wb") as target:
+    with opened(source, tick) as file, open(path, "wb") as target:
         stream = _Forward(file, source, limit)
         while True:
-            with _reading(source):
+            with reading_archive(source):
                 block = stream.read(BLOCK)
             if not block:
                 return Contents({name: path}, [name], is_single=True)
@@ -181,7 +181,7 @@ def _from_single(source: Path, wanted: Wanted, scratch: Path, limit: int, tick: 
 
 
 @contextmanager
-def _opened(source: Path, tick: Tick = lambda num_bytes: None) -> Iterator[_Readable]:
+def opened(source: Path, tick: Tick = lambda num_bytes: None) -> Iterator[Readable]:
     """The content of a file that may be compressed, as a stream to be read once."""
     kind = kind_of(source)
     with BufferedReader(_Counted(source, tick)) as file:
@@ -197,7 +197,7 @@ def _opened(source: Path, tick: Tick = lambda num_bytes: None) -> Iterator[_Read
             yield file
 
 
-def _unpack(source: Path, stream: _Readable, name: str, size: int, found: Contents, scratch: Path) -> None:
+def _unpack(source: Path, stream: Readable, name: str, size: int, found: Contents, scratch: Path) -> None:
     """Copies the `size` bytes of one member to a file that is named by its number."""
     if name in found.files or len(found.files) >= MAX_FILES:
         raise UserError(f"{source} holds {name} too many times; give the archive as it was published.")
@@ -205,7 +205,7 @@ def _unpack(source: Path, stream: _Readable, name: str, size: int, found: Conten
     left = size
     with open(path, "wb") as target:
         while left:
-            with _reading(source):
+            with reading_archive(source):
                 block = stream.read(min(BLOCK, left))
                 if not block:
                     raise EOFError(f"{name} ends {left:,} bytes early")
@@ -222,7 +222,7 @@ def _less(left: int, size: int, source: Path) -> int:
 
 
 @contextmanager
-def _reading(source: Path) -> Iterator[None]:
+def reading_archive(source: Path) -> Iterator[None]:
     """Turns whatever a damaged archive makes its reader raise into one sentence."""
     try:
         yield
@@ -235,7 +235,7 @@ def _reading(source: Path) -> Iterator[None]:
         ) from error
 
 
-class _Readable(Protocol):
+class Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
@@ -259,7 +259,7 @@ class _Decompressed(RawIOBase):
     asks for.
     """
 
-    def __init__(self, file: _Readable, new: Callable[[], Any]) -> None:
+    def __init__(self, file: Readable, new: Callable[[], Any]) -> None:
         self._file, self._new, self._decompressor = file, new, new()
 
     def readable(self) -> bool:
@@ -300,7 +300,7 @@ class _Forward:
     backwards for ever, is an error here.
     """
 
-    def __init__(self, stream: _Readable, source: Path, limit: int) -> None:
+    def __init__(self, stream: Readable, source: Path, limit: int) -> None:
         self._stream, self._source, self._limit, self._at = stream, source, limit, 0
 
     def read(self, size: int = -1) -> bytes:

@@ -20,6 +20,11 @@ def kind_of(path: Path) -> Kind | None:
             start = stream.read(START)
     except OSError as error:
         raise UserError(f"{path} could not be read: {error.strerror or error}.") from error
+    return kind_by_start(start)
+
+
+def kind_by_start(start: bytes) -> Kind | None:
+    """The kind of a file by its first bytes, of which `START` are enough."""
     if start[:4] in (b"PK\3\4", b"PK\5\6"):
         return "zip"
     if start[:2] == b"\x1f\x8b":

@@ -14,6 +14,7 @@ from runtimes.cli.options import echo, echo_json, json_option
 NAMES = (
     "kimiyoung",
     "nvidia",
+    "fairseq",
     "huggingface",
     "adaptive-span",
     "tensorflow",
@@ -24,7 +25,11 @@ NAMES = (
 @click.command("import")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="The folder of the run to write.")
-@click.option("--describe", is_flag=True, help="Print what SOURCE holds, and write nothing.")
+@click.option(
+    "--describe",
+    is_flag=True,
+    help="Print what SOURCE holds, and write nothing. It takes the place of --out.",
+)
 @click.option(
     "--from",
     "wanted",
@@ -41,7 +46,8 @@ NAMES = (
 @click.option(
     "--settings",
     type=click.Path(path_type=Path),
-    help="A JSON file with the next five options, by these names or by those of the project.",
+    help="A JSON file with the next five options, by these names or by those of the project. A bare state "
+    "dict may need n_head, cutoffs and pre_lnorm, too.",
 )
 @click.option(
     "--mem-len",
@@ -93,12 +99,17 @@ def import_command(
     The formats are:
     kimiyoung      model.pt of kimiyoung/transformer-xl, with its cache.pt
     nvidia         checkpoint_*.pt of NVIDIA DeepLearningExamples
-    huggingface    the folder of a TransfoXL model
+    fairseq        checkpoint_*.pt of fairseq's examples/truncated_bptt, with its dict.txt
+    huggingface    the folder of a TransfoXL model, whose weights may be shards
     adaptive-span  checkpoint.pt of facebookresearch/adaptive-span, with its corpus.pt
-    tensorflow     an .npz file with the variables of the original TensorFlow release
+    tensorflow     a checkpoint of the original TensorFlow release, or an .npz file of its variables
     xl-export      a run of this project
 
-    Where TensorFlow is installed, these lines make an .npz file of a checkpoint:
+    A file may hold only the state dict of one of these models; what its tensors do not tell comes from
+    --settings. Files may be compressed with gzip, bz2 or xz.
+
+    A TensorFlow checkpoint is read where TensorFlow is installed. There, these lines make an .npz file of it,
+    which can be read everywhere:
 
     \b
     import numpy, tensorflow
@@ -113,8 +124,13 @@ def import_command(
     Before the run appears, the import is checked: the model scores random tokens in two ways, which must
     agree.
     """
-    if (out is None) != describe:
-        raise UserError("give either --out RUN to write a run, or --describe to print what SOURCE holds.")
+    if out is None and not describe:
+        raise UserError("give --out RUN to write a run, or --describe to print what SOURCE holds.")
+    if out is not None and describe:
+        raise UserError(
+            f"--describe writes nothing and --out names the run {out}; leave out --describe to import SOURCE, "
+            "or --out to print what it holds."
+        )
     if out is not None:
         refuse_existing(out, force=force, marker="import.json")
     with needs("train", "torch", "safetensors", "tqdm"):

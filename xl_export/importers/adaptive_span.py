@@ -33,6 +33,7 @@ from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.shared.embedding import convert_vocabulary, same
 from xl_export.importers.shared.settings import Setting
+from xl_export.importers.shared.state_dict import bare_name, project_of, state_in
 from xl_export.importers.shared.validated import Tensors, sizes_of
 from xl_export.importers.shared.vocabularies import read_vocabulary
 
@@ -43,8 +44,7 @@ EPSILON = 1e-8  # added to the sum by which the masked weights are divided
 
 
 def recognises(opened: Source) -> bool:
-    state = opened.content.get("model") if isinstance(opened.content, dict) else None
-    return isinstance(state, dict) and any(name in state for name in ("module.key_pe", "key_pe"))
+    return project_of(opened.content) == "adaptive-span"
 
 
 def read(opened: Source, options: ImportOptions) -> Checkpoint:
@@ -53,14 +53,16 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     Raises ArtefactError or ConfigError where something is missing, is wrong or cannot be expressed here.
     """
     where = opened.path
-    state = ((renamed(name), tensor) for name, tensor in opened.content["model"].items())
-    plain = any(name in opened.content["model"] for name in ("module.in_emb.weight", "in_emb.weight"))
-    t = options.tensors(state, where=where, project=PROJECT, spell=partial(spelled, plain=plain))
+    found = state_in(opened.content) or {}
+    state = ((renamed(name), tensor) for name, tensor in found.items())
+    names = {bare_name(name): name for name in reversed(found)}
+    spell = partial(spelled, plain="in_emb.weight" in names, prefix=names["key_pe"].removesuffix("key_pe"))
+    t = options.tensors(state, where=where, project=PROJECT, spell=spell)
     sizes = Sizes(t)
     settings = options.overrides.applied_to(PROJECT, defaults(sizes))
     config, converted = convert(t, sizes, ramp=settings["ramp"].value if sizes.adaptive_span else 0)
     vocab_path = companion_file(where, VOCABULARIES, options.vocab, what="vocabulary")
-    found = read_vocabulary(vocab_path, size=config.vocab_size)
+    vocabulary = read_vocabulary(vocab_path, size=config.vocab_size)
     rule = MemoryRule(
         mem_len=sizes.span, segment=settings["segment"].value, include_self=False, initial_memory="zeros"
     )
@@ -68,10 +70,10 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
         config=config,
         tensors=converted,
         rule=rule,
-        vocab=found.vocab,
+        vocab=vocabulary.vocab,
         settings=settings,
         files={"model": where, "vocabulary": vocab_path},
-        notes=(*found.notes, *options.notes_on(t, config, settings)),
+        notes=(*vocabulary.notes, *options.notes_on(t, config, settings)),
     )
 
 
@@ -210,18 +212,21 @@ PLAIN = {
 
 def renamed(name: Any) -> Any:
     """Returns the name that `convert_vocabulary` knows, without the `module.` of distributed training."""
+    name = bare_name(name)
     if not isinstance(name, str):
         return name
-    name = name.removeprefix("module.")
     for theirs, known in (PLAIN | CLUSTERS).items():
         if name.startswith(theirs):
             return known + name.removeprefix(theirs)
     return name
 
 
-def spelled(name: str, *, plain: bool) -> str:
-    """Returns the name in the file for a name of `renamed`; plain: whether the vocabulary has no clusters."""
+def spelled(name: str, *, plain: bool, prefix: str) -> str:
+    """Returns the name in the file for a name of `renamed`.
+
+    plain: whether the vocabulary has no clusters. prefix: the names of wrappers before all names.
+    """
     for theirs, known in (PLAIN | CLUSTERS if plain else CLUSTERS).items():
         if name.startswith(known):
-            return f"module.{theirs}{name.removeprefix(known)}"
-    return f"module.{name}"
+            return f"{prefix}{theirs}{name.removeprefix(known)}"
+    return f"{prefix}{name}"

@@ -6,15 +6,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_json
 from runtimes.contract.spec import SPEC
-from xl_export.importers import adaptive_span, huggingface, kimiyoung, nvidia, own_run, tensorflow
+from xl_export.importers import (
+    adaptive_span,
+    fairseq,
+    huggingface,
+    kimiyoung,
+    nvidia,
+    own_run,
+    tensorflow,
+    tensorflow_checkpoint,
+)
+from xl_export.importers.pickle import values
+from xl_export.importers.pickle.compressed import inner_suffix, present
 from xl_export.importers.pickle.read import read_pickle
-from xl_export.importers.pickle.tensors import read_npz_tensors
+from xl_export.importers.pickle.tensors import read_npz_tensors, read_safetensors
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source
+from xl_export.importers.shared.shards import INDEX, WEIGHTS, find_weights
+from xl_export.importers.shared.state_dict import state_in, unwrapped
 from xl_export.importers.shared.validated import shown
 
 CONFIG = "config.json"
@@ -34,9 +45,15 @@ class Format:
 
 FORMATS = {
     "kimiyoung": Format(
-        kimiyoung.PROJECT, "model.pt, a pickled module", kimiyoung.recognises, kimiyoung.read
+        kimiyoung.PROJECT,
+        "model.pt, a pickled module or its state dict",
+        kimiyoung.recognises,
+        kimiyoung.read,
     ),
     "nvidia": Format(nvidia.PROJECT, "checkpoint_*.pt", nvidia.recognises, nvidia.read),
+    "fairseq": Format(
+        fairseq.PROJECT, "checkpoint_*.pt of examples/truncated_bptt", fairseq.recognises, fairseq.read
+    ),
     "huggingface": Format(
         huggingface.PROJECT, "a folder with config.json", huggingface.recognises, huggingface.read
     ),
@@ -44,7 +61,10 @@ FORMATS = {
         adaptive_span.PROJECT, "checkpoint.pt", adaptive_span.recognises, adaptive_span.read
     ),
     "tensorflow": Format(
-        tensorflow.PROJECT, "an .npz of its variables", tensorflow.recognises, tensorflow.read
+        tensorflow.PROJECT,
+        "a checkpoint, or an .npz of its variables",
+        tensorflow.recognises,
+        tensorflow.read,
     ),
     "xl-export": Format(own_run.PROJECT, "a run", own_run.recognises, own_run.read),
 }
@@ -59,17 +79,18 @@ def recognise(opened: Source, wanted: str = "auto") -> str:
     found = next((name for name, known in FORMATS.items() if known.recognises(opened)), None)
     if found is None:
         content = opened.content
-        tensors = (
-            isinstance(content, dict)
-            and content
-            and all(isinstance(value, Tensor) for value in content.values())
-        )
-        if tensors and opened.path.suffix != ".npz":
-            raise ArtefactError(
-                f"{opened.path} holds only tensors, and the sizes and options of the model are missing; "
-                "give the checkpoint that the project itself wrote."
-            )
         known = "; ".join(f"{name}: {about.files}" for name, about in FORMATS.items())
+        if (state := state_in(content)) and inner_suffix(opened.path) != ".npz":
+            raise ArtefactError(
+                f"{opened.path} holds the tensors of a model that is not known here, such as "
+                f"{values.shown(str(next(iter(state))))}; only models of {', '.join(FORMATS)} can be "
+                "imported, with the names that these projects give to their tensors."
+            )
+        if isinstance(content, values.Foreign):
+            raise ArtefactError(
+                f"{opened.path} is of no format that is read here: it holds a {values.shown(content.name)} "
+                f"({known})."
+            )
         raise ArtefactError(f"{opened.path} is of no format that is read here ({known}).")
     if wanted not in ("auto", found):
         raise ArtefactError(
@@ -83,25 +104,33 @@ def open_source(path: Path) -> Source:
 
     Raises UserError where it cannot be read.
     """
-    if tensorflow.is_checkpoint(path):
-        raise ArtefactError(
-            f"{path} is a TensorFlow checkpoint; make an .npz file of it where TensorFlow is installed, with "
-            "the lines in `xl-export import --help`, and import that file."
-        )
+    if prefix := tensorflow_checkpoint.find_prefix(path):
+        files = tensorflow_checkpoint.files_of(prefix)
+        return Source(path=prefix, content=tensorflow_checkpoint.read_variables(prefix), files=files)
     if path.is_dir():
         return _open_folder(path)
     if not path.exists():
         raise ArtefactError(f"{path} does not exist; give the file or folder of a checkpoint.")
-    if path.is_file() and (path.suffix in (".json", ".safetensors") or path.name in huggingface.WEIGHTS):
-        weights = next((name for name in huggingface.WEIGHTS if (path.parent / name).is_file()), CONFIG)
-        if path.name not in (CONFIG, weights):
+    if path.name == CONFIG or (_is_of_folder(path) and (path.parent / CONFIG).is_file()):
+        weights = find_weights(path.parent)
+        if weights is not None and path.name not in (CONFIG, weights.name):
             raise ArtefactError(
-                f"{path} is a file of a folder of which {CONFIG} and {weights} are read; name the folder."
+                f"{path} is a file of a folder of which {CONFIG} and {weights.name} are read; name the "
+                "folder."
             )
         return _open_folder(path.parent)
-    if path.suffix == ".npz":
+    if path.name.endswith(INDEX):
+        raise ArtefactError(f"{path} has no {CONFIG} in its folder; copy the whole folder of the model.")
+    if inner_suffix(path) == ".npz":
         return Source(path=path, content=read_npz_tensors(path))
-    return Source(path=path, content=read_pickle(path))
+    if inner_suffix(path) == ".safetensors":
+        return Source(path=path, content=read_safetensors(path))
+    return Source(path=path, content=unwrapped(read_pickle(path)))
+
+
+def _is_of_folder(path: Path) -> bool:
+    """Whether a file is one that Hugging Face writes beside `config.json`."""
+    return inner_suffix(path) in (".json", ".safetensors") or path.name in WEIGHTS
 
 
 def _open_folder(folder: Path) -> Source:
@@ -115,11 +144,11 @@ def _open_folder(folder: Path) -> Source:
         kind = opened.content.get("model_type") if isinstance(opened.content, dict) else None
         found = f"; its {CONFIG} has the model_type {shown(kind)}, expected transfo-xl"
     for name in IN_FOLDERS:
-        if (folder / name).is_file():
-            return open_source(folder / name)
-    weights = next((name for name in huggingface.WEIGHTS if (folder / name).is_file()), None)
+        if (path := present(folder, name)) is not None:
+            return open_source(path)
+    weights = find_weights(folder)
     if weights and not (folder / CONFIG).is_file():
         raise ArtefactError(
-            f"{folder} has {weights} and no {CONFIG}; copy the whole folder that save_pretrained wrote."
+            f"{folder} has {weights.name} and no {CONFIG}; copy the whole folder that save_pretrained wrote."
         )
     raise ArtefactError(f"{folder} has no checkpoint by the names {', '.join(IN_FOLDERS)}{found}.")

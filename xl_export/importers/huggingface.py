@@ -1,8 +1,8 @@
 """The importer for Hugging Face TransfoXL folders.
 
-A folder holds `config.json`, the weights (`model.safetensors` or `pytorch_model.bin`) and the vocabulary
-(`vocab.pkl`, `.bin` or `.txt`). How these models compute was measured with transformers 4.37.2, the last
-release that runs them:
+A folder holds `config.json`, the weights (`model.safetensors`, `pytorch_model.bin`, or shards of one of them
+with their index) and the vocabulary (`vocab.pkl`, `.bin` or `.txt`). A file that holds a bare state dict is
+read, too. How these models compute was measured with transformers 4.37.2, the last release that runs them:
 
 - The memory begins as mem_len vectors of zeros, and queries attend to them.
 - With `same_length`, a query attends to mem_len keys, of which its own token is one.
@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import ArtefactError
-from xl_export.importers.pickle.read import read_pickle
-from xl_export.importers.pickle.tensors import read_safetensors
+from runtimes.contract.rule import MemoryRule
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.shared.settings import Setting, memory_rule
+from xl_export.importers.shared.shards import PYTORCH, SAFETENSORS, find_weights, read_weights
+from xl_export.importers.shared.state_dict import bare_name, project_of, read_state
 from xl_export.importers.shared.transformer_xl import Architecture, convert
 from xl_export.importers.shared.validated import ascending, boolean, booleans, fraction, integer
 from xl_export.importers.shared.vocabularies import read_vocabulary
 
 PROJECT = "Hugging Face TransfoXL"
-CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
+CONFIG = "config.json"
 VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
 DEFAULTS: dict[str, Any] = {  # those of TransfoXLConfig; an older config.json may lack some keys
     "vocab_size": 267735,
@@ -51,11 +52,20 @@ DEFAULTS: dict[str, Any] = {  # those of TransfoXLConfig; an older config.json m
 }
 
 
+SEGMENT = Setting(128, "published for wt103 large")
+
+
 def recognises(opened: Source) -> bool:
-    return (
-        opened.path.is_dir()
-        and isinstance(opened.content, dict)
-        and opened.content.get("model_type") == "transfo-xl"
+    if not opened.path.is_dir():
+        return project_of(opened.content) == "huggingface"
+    return is_config(opened.content)
+
+
+def is_config(content: Any) -> bool:
+    """Whether `config.json` is that of a TransfoXL model; its first releases wrote no model_type."""
+    return isinstance(content, dict) and (
+        content.get("model_type") == "transfo-xl"
+        or ("model_type" not in content and set(content) >= {"cutoffs", "div_val", "d_head", "mem_len"})
     )
 
 
@@ -64,35 +74,55 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
 
     Raises ArtefactError or ConfigError where something is missing, is wrong or cannot be expressed here.
     """
+    if not opened.path.is_dir():
+        return read_state(
+            opened,
+            options,
+            project=PROJECT,
+            vocabularies=VOCABULARIES,
+            reversed_clusters=False,
+            defaults=lambda *_: {"segment": SEGMENT},
+            rule=lambda _, facts, settings: (facts, memory_rule_of(settings)),
+            renamed=renamed,
+            spelled=spelled,
+        )
     folder, config_file = opened.path, opened.path / CONFIG
     described = (
-        DEFAULTS | {"vocab_size": opened.content.get("n_token", DEFAULTS["vocab_size"])} | opened.content
+        DEFAULTS
+        | {
+            "vocab_size": opened.content.get("n_token", DEFAULTS["vocab_size"]),
+            "tie_word_embeddings": opened.content.get("tie_weight", DEFAULTS["tie_word_embeddings"]),
+        }
+        | opened.content
     )
     facts = config_facts(described, config_file)
     vocab_path = companion_file(folder, VOCABULARIES, options.vocab, what="vocabulary")
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
     settings = options.overrides.applied_to(PROJECT, defaults(described, config_file))
-    rule = memory_rule(settings, project=PROJECT, beyond_self=-1, initial_memory="zeros")
-    weights = next((path for name in WEIGHTS if (path := folder / name).is_file()), None)
+    weights = find_weights(folder)
     if weights is None:
         raise ArtefactError(
-            f"{folder} has no {' or '.join(WEIGHTS)}; copy the whole folder that save_pretrained wrote."
+            f"{folder} has no {SAFETENSORS} or {PYTORCH}; copy the whole folder that save_pretrained wrote."
         )
-    state = read_safetensors(weights) if weights.suffix == ".safetensors" else read_pickle(weights)
-    if not isinstance(state, dict):
-        raise ArtefactError(f"{weights} is a {type(state).__name__}, expected tensors by name.")
-    named = ((renamed(name), tensor) for name, tensor in state.items())
+    state, shards = read_weights(weights)
+    named = ((renamed(bare_name(name)), tensor) for name, tensor in state.items())
     tensors = options.tensors(named, where=weights, project=PROJECT, spell=spelled)
     config, converted = convert(tensors, facts)
     return Checkpoint(
         config=config,
         tensors=converted,
-        rule=rule,
+        rule=memory_rule_of(settings),
         vocab=found.vocab,
         settings=settings,
-        files={"config": config_file, "model": weights, "vocabulary": vocab_path},
+        files={"config": config_file, "model": weights, "vocabulary": vocab_path}
+        | {f"shard {number}": path for number, path in enumerate(shards, 1)},
         notes=(*found.notes, *options.notes_on(tensors, config, settings)),
     )
+
+
+def memory_rule_of(settings: dict[str, Setting], *, project: str = PROJECT) -> MemoryRule:
+    """Returns the rule of the memory under which a TransfoXL model of Hugging Face computes."""
+    return memory_rule(settings, project=project, beyond_self=-1, initial_memory="zeros")
 
 
 def config_facts(config: dict[str, Any], path: Path) -> Architecture:
@@ -125,17 +155,18 @@ def config_facts(config: dict[str, Any], path: Path) -> Architecture:
     )
 
 
-def defaults(config: dict[str, Any], path: Path) -> dict[str, Setting]:
-    """Returns the settings in `config.json`.
+def defaults(config: dict[str, Any], path: Path, *, origin: str = CONFIG) -> dict[str, Setting]:
+    """Returns the settings in `config.json`, or in another description of the model.
 
-    It does not hold the segment; 128 is what was published with the model of WikiText-103.
+    origin: the name of that description. It does not hold the segment; 128 is what was published with the
+    model of WikiText-103.
     """
     at = str(path)
     return {
-        "mem_len": Setting(integer(config, "mem_len", where=at), CONFIG),
-        "segment": Setting(128, "published for wt103 large"),
-        "mask": Setting("same-length" if boolean(config, "same_length", where=at) else "full", CONFIG),
-        "clamp_len": Setting(max(integer(config, "clamp_len", where=at, least=-1), 0), CONFIG),
+        "mem_len": Setting(integer(config, "mem_len", where=at), origin),
+        "segment": SEGMENT,
+        "mask": Setting("same-length" if boolean(config, "same_length", where=at) else "full", origin),
+        "clamp_len": Setting(max(integer(config, "clamp_len", where=at, least=-1), 0), origin),
     }
 
 

@@ -1,4 +1,4 @@
-"""The importer for kimiyoung/transformer-xl, PyTorch: the pickled module `model.pt`.
+"""The importer for kimiyoung/transformer-xl, PyTorch: the pickled module `model.pt`, or a bare state dict.
 
 The vocabulary comes from the project's corpus `cache.pt`. How these models compute was measured with the
 project's code at commit 44781ed:
@@ -29,8 +29,9 @@ from xl_export.importers.pickle import values
 from xl_export.importers.pickle.values import Foreign
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.shared.settings import Setting, memory_rule, published
+from xl_export.importers.shared.state_dict import project_of, read_state
 from xl_export.importers.shared.transformer_xl import Architecture, convert
-from xl_export.importers.shared.validated import ascending, boolean, fraction, integer, shown
+from xl_export.importers.shared.validated import Tensors, ascending, boolean, fraction, integer, shown
 from xl_export.importers.shared.vocabularies import read_vocabulary
 
 PROJECT = "kimiyoung/transformer-xl"
@@ -39,7 +40,9 @@ MAX_PARTS = 1_000_000
 
 
 def recognises(opened: Source) -> bool:
-    return isinstance(opened.content, Foreign) and opened.content.name.endswith(".MemTransformerLM")
+    if isinstance(opened.content, Foreign):
+        return opened.content.name.endswith(".MemTransformerLM")
+    return project_of(opened.content) == "kimiyoung"
 
 
 def read(opened: Source, options: ImportOptions) -> Checkpoint:
@@ -47,12 +50,25 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
 
     Raises ArtefactError or ConfigError where something is missing, is wrong or cannot be expressed here.
     """
+    if not isinstance(opened.content, Foreign):
+        return read_state(
+            opened,
+            options,
+            project=PROJECT,
+            vocabularies=VOCABULARIES,
+            reversed_clusters=True,
+            defaults=state_defaults,
+            rule=_state_rule,
+        )
     where = opened.path
     facts, state = module_facts(opened.content, where)
     vocab_path = companion_file(where, VOCABULARIES, options.vocab, what="vocabulary")
     found = read_vocabulary(vocab_path, size=facts.vocab_size)
     settings = options.overrides.applied_to(PROJECT, defaults(found.dataset, facts, state, where))
-    facts, rule = under_rule(facts, settings, state, where)
+    kind = facts.attention_type
+    trained = sum(integer(state, name, where=str(where)) for name in LENGTHS) if kind == 2 else 0
+    rows = _rows(state, where) if kind == 3 else 0
+    facts, rule = under_rule(facts, settings, rows=rows, trained=trained)
     tensors = options.tensors(module_tensors(opened.content, where), where=where, project=PROJECT)
     config, converted = convert(tensors, facts)
     last = ", ".join(f"{name} {shown(state.get(name))}" for name in (*LENGTHS, "clamp_len", "same_length"))
@@ -124,7 +140,6 @@ def defaults(
 
     Where it published none, the lengths are those of the module's last run.
     """
-    large = facts.d_model >= 1024
     if facts.attention_type in (2, 3):
         segment = integer(state, "tgt_len", where=str(where), least=1) + integer(
             state, "ext_len", where=str(where)
@@ -135,6 +150,19 @@ def defaults(
         }
         chosen["mask"] = Setting("full", "the only value that can be expressed")
         return chosen | ({"clamp_len": Setting(0, "none")} if facts.attention_type == 2 else {})
+    return published_for(dataset, facts) or {
+        "mem_len": Setting(integer(state, "mem_len", where=str(where)), "the file"),
+        "segment": Setting(integer(state, "tgt_len", where=str(where), least=1), "the file"),
+        "mask": Setting(
+            "same-length" if boolean(state, "same_length", where=str(where)) else "full", "the file"
+        ),
+        "clamp_len": Setting(max(integer(state, "clamp_len", where=str(where), least=-1), 0), "the file"),
+    }
+
+
+def published_for(dataset: str | None, facts: Architecture) -> dict[str, Setting]:
+    """Returns the evaluation that was published for this data set and size; nothing for another data set."""
+    large = facts.d_model >= 1024
     if dataset in ("enwik8", "text8"):
         if large:
             return published(f"{dataset} large", segment=128, mem_len=3800, clamp_len=1000)
@@ -145,22 +173,33 @@ def defaults(
         return published("wt103 base", segment=64, mem_len=640, clamp_len=400)
     if dataset == "lm1b":
         return published("lm1b", segment=32, mem_len=128, clamp_len=0)
-    return {
-        "mem_len": Setting(integer(state, "mem_len", where=str(where)), "the file"),
-        "segment": Setting(integer(state, "tgt_len", where=str(where), least=1), "the file"),
-        "mask": Setting(
-            "same-length" if boolean(state, "same_length", where=str(where)) else "full", "the file"
-        ),
-        "clamp_len": Setting(max(integer(state, "clamp_len", where=str(where), least=-1), 0), "the file"),
-    }
+    return {}
+
+
+def state_defaults(facts: Architecture, dataset: str | None) -> dict[str, Setting]:
+    """Returns what is known of the evaluation of a bare state dict."""
+    if facts.attention_type not in (2, 3):
+        return published_for(dataset, facts)
+    only = "the only value that can be expressed"
+    known = {"mem_len": Setting(0, only), "mask": Setting("full", only)}
+    return known | ({"clamp_len": Setting(0, "none")} if facts.attention_type == 2 else {})
+
+
+def _state_rule(
+    t: Tensors, facts: Architecture, settings: dict[str, Setting]
+) -> tuple[Architecture, MemoryRule]:
+    rows = t.peek("r_emb", dimensions=4).shape[1] if facts.attention_type == 3 else 0
+    return under_rule(facts, settings, rows=rows, trained=0)
 
 
 def under_rule(
-    facts: Architecture, settings: dict[str, Setting], state: dict[str, Any], where: Path
+    facts: Architecture, settings: dict[str, Setting], *, rows: int, trained: int
 ) -> tuple[Architecture, MemoryRule]:
     """Returns the facts that depend on the settings, and the memory rule of the settings.
 
-    Raises ConfigError where the rule cannot be expressed here.
+    rows: the positions that the model learned, for attn_type 3. trained: the positions that it was trained
+    with, for attn_type 2, or 0 where they are not known. Raises ConfigError where the rule cannot be
+    expressed here.
     """
     kind, clamp_len, segment = (
         facts.attention_type,
@@ -173,15 +212,11 @@ def under_rule(
                 f"attn_type {kind} with memory adds positions to the remembered states, and this project "
                 "cannot do that; give --mem-len 0 --mask full, as the project evaluates such models."
             )
-        if kind == 3 and segment > (rows := _rows(state, where)):
+        if kind == 3 and segment > rows:
             raise ConfigError(
                 f"segment is {segment} and this model has {rows} positions; give --segment {rows} or less."
             )
-        context = (
-            (clamp_len + 1)
-            if clamp_len
-            else max(segment, sum(integer(state, n, where=str(where)) for n in LENGTHS))
-        )
+        context = clamp_len + 1 if clamp_len else max(segment, trained)
         return dataclasses.replace(facts, context=context), MemoryRule(
             mem_len=0, segment=segment, mask="full"
         )

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import ArtefactError
+from runtimes.contract.rule import MemoryRule
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.shared.embedding import same
 from xl_export.importers.shared.settings import Setting, memory_rule, published
+from xl_export.importers.shared.state_dict import bare_name, project_of, read_state
 from xl_export.importers.shared.transformer_xl import Architecture, convert
 from xl_export.importers.shared.validated import (
     Tensors,
@@ -35,7 +37,11 @@ OUTPUT = re.compile(r"crit\.out_layers_(weight|bias)e?s\.(\d+)")
 
 
 def recognises(opened: Source) -> bool:
-    return isinstance(opened.content, dict) and {"model_config", "model_state"} <= set(opened.content)
+    return _is_whole(opened.content) or project_of(opened.content) == "nvidia"
+
+
+def _is_whole(content: Any) -> bool:
+    return isinstance(content, dict) and {"model_config", "model_state"} <= set(content)
 
 
 def read(opened: Source, options: ImportOptions) -> Checkpoint:
@@ -43,6 +49,19 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
 
     Raises ArtefactError or ConfigError where something is missing, is wrong or cannot be expressed here.
     """
+    if not _is_whole(opened.content):
+        return read_state(
+            opened,
+            options,
+            project=PROJECT,
+            vocabularies=VOCABULARIES,
+            reversed_clusters=True,
+            defaults=lambda facts, _: defaults(facts),
+            rule=lambda _, facts, settings: (facts, _rule(settings)),
+            renamed=renamed,
+            spelled=spelled,
+            prepare=drop_shared_projections,
+        )
     where, content = opened.path, opened.content
     facts = config_facts(content["model_config"], where)
     files = {"model": where}
@@ -52,11 +71,11 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
         files["vocabulary"] = companion_file(where, VOCABULARIES, options.vocab, what="vocabulary")
         found = read_vocabulary(files["vocabulary"], size=facts.vocab_size)
     settings = options.overrides.applied_to(PROJECT, defaults(facts))
-    rule = memory_rule(settings, project=PROJECT, beyond_self=0, initial_memory="masked")
+    rule = _rule(settings)
     state = content["model_state"]
     if not isinstance(state, dict):
         raise ArtefactError(f"{where}: model_state is a {type(state).__name__}, expected tensors by name.")
-    named = ((renamed(name), tensor) for name, tensor in state.items())
+    named = ((renamed(bare_name(name)), tensor) for name, tensor in state.items())
     tensors = options.tensors(named, where=where, project=PROJECT, spell=spelled)
     drop_shared_projections(tensors)
     config, converted = convert(tensors, facts)
@@ -72,6 +91,10 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
         files=files,
         notes=(f"attn_type {facts.attention_type}, trained with {lengths}", *found.notes, *notes),
     )
+
+
+def _rule(settings: dict[str, Setting]) -> MemoryRule:
+    return memory_rule(settings, project=PROJECT, beyond_self=0, initial_memory="masked")
 
 
 def drop_shared_projections(tensors: Tensors) -> None:

@@ -1,6 +1,7 @@
 """The importer for TensorFlow checkpoints of the original release (kimiyoung/transformer-xl, `tf/`).
 
-It reads an `.npz` file of the variables by name. Where TensorFlow is installed, these lines write that file:
+Where TensorFlow is installed, the checkpoint is read directly (`tensorflow_checkpoint.py`). An `.npz` file of
+the variables by name is read everywhere. These lines write it where TensorFlow is installed:
 
     import numpy, tensorflow
     variables = tensorflow.train.load_checkpoint("model.ckpt-0")
@@ -25,7 +26,6 @@ import itertools
 import re
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -39,7 +39,6 @@ from xl_export.importers.shared.vocabularies import read_vocabulary
 PROJECT = "TensorFlow Transformer-XL"
 VOCABULARIES = ("cache.pkl", "vocab.txt", "vocab.json")
 NORM_EPSILON = 1e-12  # of tf.contrib.layers.layer_norm
-FILES = re.compile(r"checkpoint|.*\.ckpt.*\.(index|meta|data-\d+-of-\d+)")
 OTHERS = re.compile(r"global_step|beta[12]_power(_\d+)?|.*/Adam(_\d+)?")  # of the optimiser
 # From variables below `transformer/` to kimiyoung's names. Kernels are [in, out] and are transposed.
 NAMES = {
@@ -76,16 +75,6 @@ def recognises(opened: Source) -> bool:
     )
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Whether a path is a checkpoint that TensorFlow wrote.
-
-    That is a folder, one of its files, or the common beginning of the names of these files.
-    """
-    if path.is_dir():
-        return any(path.glob("*.ckpt*.index")) or any(path.glob("*.ckpt*.data-*"))
-    return bool(FILES.fullmatch(path.name)) or path.with_name(path.name + ".index").is_file()
-
-
 def read(opened: Source, options: ImportOptions) -> Checkpoint:
     """Returns the model in an opened file of variables.
 
@@ -108,7 +97,7 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
         rule=rule,
         vocab=found.vocab,
         settings=settings,
-        files={"model": where, "vocabulary": vocab_path},
+        files=(opened.files or {"model": where}) | {"vocabulary": vocab_path},
         notes=(*found.notes, *options.notes_on(t, config, settings)),
     )
 

@@ -176,8 +176,8 @@ def test_a_pickle_that_poses_as_a_folders_configuration_is_no_format(tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((BYTES,), ["either --out RUN", "--describe"]),
-        ((BYTES, "--describe", "--out", "x"), ["either --out RUN"]),
+        ((BYTES,), ["give --out RUN", "--describe"]),
+        ((BYTES, "--describe", "--out", "x"), ["--describe writes nothing and --out names the run x"]),
         ((BYTES / "missing.pt", "--describe"), ["missing.pt does not exist"]),
         ((DATA, "--describe"), ["has no checkpoint by the names model.pt"]),
         ((BYTES / "cache.pt", "--describe"), ["cache.pt is of no format", "kimiyoung: model.pt"]),
@@ -278,7 +278,7 @@ def test_the_json_document_has_sizes_and_the_run(tmp_path: Path) -> None:
         (
             {"model.ckpt-0.index": b"0", "model.ckpt-0.meta": b"0"},
             "",
-            ["is a TensorFlow checkpoint; make an .npz file of it"],
+            ["is a TensorFlow checkpoint and TensorFlow is not installed", "make an .npz file of it"],
         ),
         ({"model.ckpt-0.index": b"0"}, "model.ckpt-0", ["is a TensorFlow checkpoint"]),
         (
@@ -286,9 +286,13 @@ def test_the_json_document_has_sizes_and_the_run(tmp_path: Path) -> None:
             "model.ckpt-0.data-00000-of-00001",
             ["is a TensorFlow checkpoint"],
         ),
-        ({"checkpoint": b"model_checkpoint_path"}, "checkpoint", ["is a TensorFlow checkpoint"]),
+        (
+            {"checkpoint": b'model_checkpoint_path: "/x/a-1"', "a-1.index": b"0"},
+            "checkpoint",
+            ["a-1 is a TensorFlow"],
+        ),
         ({"pytorch_model.bin": b"0"}, "", ["has pytorch_model.bin and no config.json"]),
-        ({"model.safetensors": b"0"}, "model.safetensors", ["has model.safetensors and no config.json"]),
+        ({"model.safetensors": b"0"}, "", ["has model.safetensors and no config.json"]),
     ],
 )
 def test_what_is_no_checkpoint_is_called_what_it_is(
@@ -305,8 +309,7 @@ def test_an_artefact_and_bare_weights_are_called_so(artefacts: dict[str, Path], 
     torch.save({"layers.0.weight": torch.zeros(2)}, tmp_path / "model.pt")
     refused(
         xl("import", tmp_path / "model.pt", "--describe"),
-        "holds only tensors",
-        "sizes and options of the model are missing",
+        "holds the tensors of a model that is not known here, such as layers.0.weight",
     )
 
 

@@ -20,7 +20,8 @@ from xl_export.importers.pickle.values import Foreign, Named, PickleError, check
 # Packages whose classes occur in published checkpoints and vocabularies: an instance of one becomes a
 # Foreign.
 FOREIGN_MODULES = re.compile(
-    r"mem_transformer|proj_adaptive_softmax|data_utils|vocabulary|data|argparse"
+    r"mem_transformer|proj_adaptive_softmax|data_utils|vocabulary|data|argparse|fp16_opt|__main__"
+    r"|(apex|fairseq|omegaconf)(\.\w+)*"
     r"|utils(\.\w+)*|torch\.nn\.(modules|parallel)(\.\w+)*|(transformers|tokenizers|sacremoses)(\.\w+)*",
     re.ASCII,
 )

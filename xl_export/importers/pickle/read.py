@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import UserError
+from xl_export.importers.pickle.compressed import open_content
 from xl_export.importers.pickle.containers import ZIP_MAGIC, ContainerError, read_stream, read_zip
 from xl_export.importers.pickle.values import Foreign, Named, PickleError
 
@@ -24,21 +25,21 @@ class CheckpointError(UserError):
 def read_pickle(path: Path) -> Any:
     """Returns the content of a PyTorch checkpoint or of a bare pickle, without running any of it.
 
-    A checkpoint is a zip container or a legacy container. The content consists of dict, list, tuple, set,
+    A checkpoint is a zip container or a legacy container, and its file may be compressed. The content
+    consists of dict, list, tuple, set,
     frozenset, str, bytes, int, float, bool and None; of CPU tensors, which share memory where they do in the
     file (parameters are plain tensors); of Foreign for instances of foreign classes; and of Named where a
     class itself is a value. It has no cycles and is at most 200 levels deep.
 
     Raises CheckpointError, which names the file and, where there is one, the name that is not allowed. The
-    memory that is used is bounded by a small multiple of the size of the file.
+    memory that is used is bounded by a small multiple of the size of the file, decompressed.
     """
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; give a checkpoint or a vocabulary.")
     if not path.is_file():
         raise CheckpointError(f"{path} is not a file; expected a checkpoint or a vocabulary.")
     try:
-        with open(path, "rb") as stream:
-            size = path.stat().st_size
+        with open_content(path) as (stream, size):
             if size == 0:
                 raise CheckpointError(f"{path} is empty; copy it again.")
             magic = stream.read(len(ZIP_MAGIC))
@@ -64,7 +65,7 @@ def _is_text(path: Path) -> bool:
 
     It has no control characters then, and no STOP opcode at its end.
     """
-    with open(path, "rb") as stream:
+    with open_content(path) as (stream, _):
         head = stream.read(SAMPLE)
         stream.seek(-1, 2)
         last = stream.read(1)

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load
 from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, first_line
-from runtimes.base.files import read_npz, refuse_other_kinds
+from runtimes.base.files import read_npz
+from xl_export.importers.pickle.compressed import read_content
 from xl_export.importers.pickle.values import PickleError, described, shown
 
 DTYPES = {
@@ -121,12 +123,14 @@ def fill(flat: Tensor, stream: Any, key: str) -> None:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Returns every tensor of a safetensors file.
+    """Returns every tensor of a safetensors file, which may be compressed.
 
-    Raises ArtefactError where its header and its bytes do not agree.
+    Raises ArtefactError where its header and its bytes do not agree, or where it cannot be decompressed.
     """
     try:
-        refuse_other_kinds(path)
+        content = read_content(path)
+        if content is not None:
+            return load(content)
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
@@ -136,13 +140,13 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_npz_tensors(path: Path) -> dict[str, Tensor]:
-    """Returns every array of an `.npz` file as a tensor.
+    """Returns every array of an `.npz` file, which may be compressed, as a tensor.
 
     Raises ArtefactError where `read_npz` does, and for arrays that do not hold numbers. `tensorflow.py`
     explains how a TensorFlow checkpoint becomes such a file.
     """
     tensors = {}
-    for name, array in read_npz(path).items():
+    for name, array in read_npz(path, _content(path)).items():
         try:
             tensors[name] = torch.from_numpy(array)
         except (TypeError, ValueError) as error:
@@ -151,3 +155,10 @@ def read_npz_tensors(path: Path) -> dict[str, Tensor]:
                 f"numbers."
             ) from error
     return tensors
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return read_content(path)
+    except OSError:
+        return None  # the caller meets the same error, and has the sentence for it

@@ -15,6 +15,7 @@ from runtimes.contract.rule import MemoryRule
 from runtimes.contract.vocabulary import Vocab
 from trainer.model.config import ModelConfig
 from trainer.run.config import TrainConfig
+from xl_export.importers.pickle.compressed import present
 from xl_export.importers.shared.settings import Overrides, Setting, size_notes
 from xl_export.importers.shared.validated import Tensors
 
@@ -24,10 +25,12 @@ class Source:
     """A checkpoint that was opened and read, but not yet understood.
 
     path: the file, or the folder where the format is a folder. content: plain data and tensors of that file.
+    files: the files that were read, by role, where they are more than one.
     """
 
     path: Path
     content: Any
+    files: dict[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,14 +109,15 @@ class Checkpoint:
 def companion_file(path: Path, names: tuple[str, ...], wanted: Path | None, *, what: str) -> Path:
     """Returns the file `wanted`, or the first of `names` that the checkpoint's folder contains.
 
-    what: the content of the file, for the message. Raises ArtefactError where there is no such file.
+    The file in the folder may have .gz, .bz2 or .xz at the end of its name. what: the content of the file,
+    for the message. Raises ArtefactError where there is no such file.
     """
     if wanted is not None:
         return wanted
     folder = path if path.is_dir() else path.parent
     for name in names:
-        if (folder / name).is_file():
-            return folder / name
+        if (found := present(folder, name)) is not None:
+            return found
     raise ArtefactError(
         f"{folder} has no {' or '.join(names)}, which should hold the {what}; name the file with --vocab "
         "FILE."

@@ -25,6 +25,9 @@ class Settings:
     one step (`tgt_len`, `block_sz`). mask: `same-length` (the flag `same_length`) or `full`. clamp_len: the
     largest distance that has a position of its own; 0 or -1 for no clamp. ramp: the width of the soft edge of
     adaptive spans (`adapt_span_ramp`).
+
+    n_head, cutoffs and pre_lnorm belong to the model. They are for bare state dicts, where the tensors do not
+    tell them.
     """
 
     mem_len: int | None = None
@@ -32,9 +35,12 @@ class Settings:
     mask: Mask | None = None
     clamp_len: int | None = None
     ramp: int | None = None
+    n_head: int | None = None
+    cutoffs: tuple[int, ...] | None = None
+    pre_lnorm: bool | None = None
 
     def __post_init__(self) -> None:
-        least = {"mem_len": 0, "segment": 1, "clamp_len": -1, "ramp": 1}
+        least = {"mem_len": 0, "segment": 1, "clamp_len": -1, "ramp": 1, "n_head": 1}
         for name, value in least.items():
             given = getattr(self, name)
             if given is not None and not value <= given <= MAX_LENGTH:
@@ -99,6 +105,11 @@ class Overrides:
 
     def __init__(self, *sources: tuple[str, Settings]) -> None:
         self.sources = sources
+
+    def chosen(self, name: str) -> Any:
+        """Returns the value that the user chose for a setting; None where it was not chosen."""
+        values = (getattr(settings, name) for _, settings in self.sources)
+        return next((value for value in values if value is not None), None)
 
     def applied_to(self, project: str, defaults: Mapping[str, Setting]) -> dict[str, Setting]:
         """Returns `defaults`, with the values that the user chose in their place.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import ArtefactError
-from runtimes.base.files import read_bytes
+from runtimes.base.files import read_bytes, reading
 from runtimes.contract.vocabulary import (
     END_OF_LINE,
     ByteVocab,
@@ -28,6 +28,7 @@ from runtimes.contract.vocabulary import (
     load_vocab,
     not_unicode,
 )
+from xl_export.importers.pickle.compressed import inner_suffix, read_content
 from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.values import Foreign
 
@@ -51,7 +52,7 @@ def read_vocabulary(path: Path, *, size: int) -> ReadVocabulary:
     """
     if path.suffix == ".json":
         return _sized(ReadVocabulary(load_vocab(path)), size, path)
-    if path.suffix == ".txt":
+    if inner_suffix(path) == ".txt":
         return vocabulary(_lines(path), where=path, size=size)
     return vocabulary(read_pickle(path), where=path, size=size)
 
@@ -141,7 +142,9 @@ def _sized(found: ReadVocabulary, size: int, where: Path) -> ReadVocabulary:
 def _lines(path: Path) -> list[str]:
     """Returns the first word of each line, as these projects read a list of words."""
     try:
-        lines = read_bytes(path).decode("utf-8").split("\n")
+        with reading(path):
+            content = read_content(path)
+        lines = (read_bytes(path) if content is None else content).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise ArtefactError(f"{path} is not UTF-8 text; expected one symbol on each line.") from error
     return [words[0] for line in lines if (words := line.split())]

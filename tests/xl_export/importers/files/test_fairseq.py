@@ -1,0 +1,138 @@
+"""Checkpoints of fairseq's truncated-BPTT Transformer-XL: Hugging Face's model under fairseq's names."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from runtimes import open_session
+from runtimes.base.errors import UserError
+from tests.commands import refused, xl
+from tests.xl_export.importers.oracles import DATA, nll
+from tests.xl_export.importers.test_mutations import mutate
+from trainer.run.checkpoint import load_run
+from xl_export.importers import fairseq
+from xl_export.importers.formats import open_source
+from xl_export.importers.shared.checkpoint import ImportOptions, Source
+
+FOLDER = DATA / "hf-wt103"
+MODEL: dict[str, Any] = {
+    "_name": "transformer_xl",
+    "cutoffs": [61, 151, 341, 100_000],  # the last one is beyond the vocabulary: fairseq drops it
+    "d_model": 64,
+    "n_head": 4,
+    "d_head": 12,
+    "d_inner": 96,
+    "div_val": 4,
+    "n_layer": 3,
+    "mem_len": 48,
+    "clamp_len": 32,
+    "same_length": True,
+    "dropout": 0.1,
+    "dropatt": 0.0,
+    "checkpoint_activations": False,
+}
+
+
+def write(folder: Path, **parts: Any) -> Path:
+    """A checkpoint with the oracle's model and the file of its dictionary; `parts` replaces entries."""
+    tensors = load_file(FOLDER / "pretrained" / "model.safetensors")
+    for i in range(4):  # fairseq writes tied tensors under all their names
+        tensors[f"crit.out_layers.{i}.weight"] = tensors[f"transformer.word_emb.emb_layers.{i}.weight"]
+    content = {
+        "args": None,
+        "cfg": {"model": MODEL, "task": {"_name": "truncated_bptt_lm", "tokens_per_sample": 16}},
+        "model": {f"decoder.model.{name}": tensor for name, tensor in tensors.items()},
+        "optimizer_history": [{"num_updates": 3}],
+        "extra_state": {"metrics": {}},
+    }
+    torch.save(content | parts, folder / "checkpoint_best.pt")
+    words = [f"word{i} {1000 - i}\n" for i in range(495)]
+    (folder / "dict.txt").write_text("".join(words) + "madeupword0000 0\n")
+    return folder / "checkpoint_best.pt"
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, np.ndarray]:
+    with np.load(FOLDER / "expected.npz") as arrays:
+        return dict(arrays)
+
+
+@pytest.mark.parametrize("config", ["cfg", "args"])
+def test_a_checkpoint_gives_the_likelihoods_of_hugging_faces_model(
+    config: str, expected: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    parts: dict[str, Any] = {}
+    if config == "args":
+        facts = {"arch": "transformer_xl", "task": "truncated_bptt_lm", "tokens_per_sample": 16}
+        parts = {"cfg": None, "args": argparse.Namespace(**MODEL | facts)}
+    result = xl("import", write(tmp_path, **parts), "--out", tmp_path / "run")
+    assert "format      fairseq: " in result.output, result.output
+    assert "memory 47, segment 16, same-length mask, clamp 32, initial memory zeros" in result.output
+    assert np.abs(nll(open_session(tmp_path / "run"), expected) - expected["nll"]).max() < 2e-5
+    vocab = load_run(tmp_path / "run").vocab
+    assert vocab.encode("word0 strange\n\nword494\n").tolist() == [4, 3, 2, 2, 498, 2]
+    decode = vocab.decoder()
+    assert "".join(map(decode, (4, 2, 5))) == "word0\nword1"
+
+
+def test_a_folder_is_taken_and_options_replace_its_settings(tmp_path: Path) -> None:
+    write(tmp_path)
+    result = xl("import", tmp_path, "--describe", "--mem-len", 21, "--mask", "full", "--clamp-len", 0)
+    assert "memory 21, segment 16, full mask, no clamp, initial memory zeros" in result.output
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("word0\n" * 496, ["dict.txt, line 1, is 'word0'; expected a word, a blank and its count"]),
+        ("word0 1\n" * 496, ["dict.txt has a word twice"]),
+        ("word0 1\n", ["dict.txt has 5 symbols, with the 4 that fairseq adds, and the model 500"]),
+        ("<unk> 1\n", ["dict.txt has a word twice"]),
+        (" 3\n", ["line 1"]),
+        ("\udcff 3\n", ["dict.txt is not UTF-8 text"]),
+    ],
+)
+def test_a_dictionary_that_is_none_is_refused(lines: str, words: list[str], tmp_path: Path) -> None:
+    source = write(tmp_path)
+    (tmp_path / "dict.txt").write_text(lines, errors="surrogateescape")
+    refused(xl("import", source, "--describe"), *words)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"cfg": {"model": {"_name": "transformer_lm"}, "task": {}}}, ["is a fairseq model transformer_lm;"]),
+        ({"cfg": {"model": MODEL | {"n_head": "4"}, "task": {}}}, ["n_head is '4'"]),
+        (
+            {"cfg": {"model": MODEL | {"n_layer": 4}, "task": {}}},
+            ["lacks the tensor decoder.model.transformer.lay"],
+        ),
+        ({"cfg": [3]}, ["cfg is not the configuration of fairseq"]),
+        ({"cfg": {"model": MODEL, "task": {"tokens_per_sample": 0}}}, ["tokens_per_sample is 0"]),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_refused(
+    parts: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    refused(xl("import", write(tmp_path, **parts), "--describe"), *words)
+
+
+def test_a_mutated_checkpoint_is_read_or_refused(tmp_path: Path) -> None:
+    opened, draw, messages = open_source(write(tmp_path)), random.Random(3), []
+    for _ in range(120):
+        changed = Source(path=opened.path, content=mutate(opened.content, draw))
+        try:
+            if fairseq.recognises(changed):
+                fairseq.read(changed, ImportOptions())
+        except UserError as error:
+            messages.append(str(error))
+    assert all("\n" not in message and len(message) < 600 for message in messages)
+    assert len(messages) > 5

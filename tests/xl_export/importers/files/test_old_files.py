@@ -1,0 +1,101 @@
+"""What files of other years and setups hold: wrappers of modules, scripts as modules, half numbers."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.commands import refused, xl
+from tests.xl_export.importers.forge import call, in_every_container, name, program, text
+from tests.xl_export.importers.oracles import DATA
+from xl_export.importers import formats, kimiyoung
+from xl_export.importers.pickle import read
+from xl_export.importers.pickle.values import Foreign
+from xl_export.importers.shared.checkpoint import ImportOptions
+from xl_export.importers.shared.state_dict import unwrapped
+
+BYTES = DATA / "kimiyoung-enwik8"
+
+
+def wrapped(inner: Any, class_name: str) -> Foreign:
+    return Foreign(class_name, state={"training": True, "_modules": {"module": inner}})
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        ["fp16_opt.FP16_Module"],
+        ["torch.nn.parallel.data_parallel.DataParallel"],
+        ["torch.nn.parallel.distributed.DistributedDataParallel", "fp16_opt.FP16_Module"],
+        ["apex.parallel.distributed.DistributedDataParallel"],
+    ],
+)
+def test_modules_around_the_model_are_taken_off(
+    classes: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`train.py --fp16` of kimiyoung writes its FP16_Module, and users write what they trained."""
+    module = read.read_pickle(BYTES / "model.pt")
+    for class_name in reversed(classes):
+        module = wrapped(module, class_name)
+        (tmp_path / "file").write_bytes(program(name(class_name) + b")\x81}" + text("training") + b"\x88sb"))
+        assert read.read_pickle(tmp_path / "file").name == class_name  # it may stand in a file
+    for content in (module, {"epoch": 3, "model": module}):
+        monkeypatch.setattr(formats, "read_pickle", lambda path, content=content: content)
+        opened = formats.open_source(BYTES / "model.pt")
+        checkpoint = kimiyoung.read(opened, ImportOptions())
+        assert checkpoint.config.layers == 4
+
+
+def test_a_class_of_the_script_itself_is_a_model_too(tmp_path: Path) -> None:
+    """A model that was written in a notebook or a training script is of the module `__main__`."""
+    state = read.read_pickle(BYTES / "model.pt")
+    (tmp_path / "file").write_bytes(program(call("__main__.MemTransformerLM")))
+    found = read.read_pickle(tmp_path / "file")
+    assert found.name == "__main__.MemTransformerLM"
+    found.state = state.state
+    assert kimiyoung.recognises(formats.Source(path=BYTES / "model.pt", content=found))
+    for container, data in in_every_container(program(call("__main__.run", text("x")))).items():
+        (tmp_path / container).write_bytes(data)
+        refused(xl("import", tmp_path / container, "--describe"), "calls __main__.run,")
+
+
+def test_a_wrapper_without_end_is_not_followed() -> None:
+    inner: Any = Foreign("mem_transformer.MemTransformerLM")
+    for _ in range(1000):
+        inner = wrapped(inner, "fp16_opt.FP16_Module")
+    assert unwrapped(inner).name == "fp16_opt.FP16_Module"
+    assert unwrapped({"model": 3, "state_dict": {}}) == {"model": 3, "state_dict": {}}
+
+
+def test_a_checkpoint_of_brain_floats_that_are_not_contiguous(tmp_path: Path) -> None:
+    state = dict(kimiyoung.module_tensors(read.read_pickle(BYTES / "model.pt"), BYTES))
+    turned = {
+        key: x.bfloat16().T.contiguous().T if x.dim() == 2 else x.bfloat16() for key, x in state.items()
+    }
+    turned["r_w_bias"] = state["r_w_bias"].double()
+    torch.save(turned, tmp_path / "state.pt")
+    options = ("--vocab", BYTES / "cache.pt", "--mem-len", 20, "--segment", 8)
+    result = xl("import", tmp_path / "state.pt", "--out", tmp_path / "run", *options)
+    assert "weights were stored as bfloat16 and are float32 now" in result.output, result.output
+    assert "weights were stored as float64 and are float32 now" in result.output
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_numbers_of_numpy_are_numbers(protocol: int, tmp_path: Path) -> None:
+    """As `best_val_loss` of NumPy in a checkpoint, written by NumPy 1 or 2."""
+    content = {"loss": np.float64(1.5), "step": np.int64(-3), "half": np.float16(0.5), "on": np.bool_(True)}
+    data = pickle.dumps(content, protocol)
+    old = data.replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+    for number, written in enumerate([data, old] if protocol == 2 else [data]):
+        (tmp_path / f"file{number}").write_bytes(written)
+        assert read.read_pickle(tmp_path / f"file{number}") == {
+            "loss": 1.5,
+            "step": -3,
+            "half": 0.5,
+            "on": True,
+        }

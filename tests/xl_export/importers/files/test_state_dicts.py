@@ -1,0 +1,176 @@
+"""Bare state dicts give the models that the whole checkpoints give, under whatever name they are wrapped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.commands import refused, xl
+from tests.xl_export.importers.oracles import DATA
+from trainer.run.checkpoint import load_run
+from xl_export.importers.kimiyoung import module_tensors
+from xl_export.importers.pickle.read import read_pickle
+
+LARGE, NVIDIA, SPAN = (
+    DATA / "kimiyoung-wt103-large",
+    DATA / "nvidia-wt103-base",
+    DATA / "adaptive-span-enwik8",
+)
+HF, VARIANTS = DATA / "hf-wt103" / "pretrained", DATA / "variants"
+LENGTHS = ("--mem-len", 9, "--segment", 8, "--mask", "same-length", "--clamp-len", 6)
+ABSOLUTE = ("--mem-len", 0, "--segment", 8, "--mask", "full")
+
+
+def of_module(folder: Path) -> dict[str, Tensor]:
+    return dict(module_tensors(read_pickle(folder / "model.pt"), folder))
+
+
+def of_huggingface(folder: Path) -> dict[str, Tensor]:
+    """As `torch.save(model.state_dict())` writes it: tied tensors under all their names."""
+    tensors = load_file(folder / "model.safetensors")
+    for i in range(4):
+        tensors[f"crit.out_layers.{i}.weight"] = tensors[f"transformer.word_emb.emb_layers.{i}.weight"]
+        if i:
+            tensors[f"crit.out_projs.{i}"] = tensors[f"transformer.word_emb.emb_projs.{i}"]
+    return tensors
+
+
+def prefixed(prefix: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda state: {prefix + name: tensor for name, tensor in state.items()}
+
+
+# Where from, its state dict, its vocabulary, options of both imports, settings of the bare one.
+CASES: dict[str, tuple[Path, Callable[[Path], dict[str, Tensor]], str, tuple[Any, ...], dict[str, Any]]] = {
+    "kimiyoung": (LARGE, of_module, "cache.pt", LENGTHS, {}),
+    "kimiyoung untied": (DATA / "kimiyoung-ptb-full-mask", of_module, "cache.pt", LENGTHS, {}),
+    "one table": (
+        VARIANTS / "kimiyoung-one-table",
+        of_module,
+        "vocab.txt",
+        LENGTHS,
+        {"cutoffs": [10, 25], "n_head": 2},
+    ),
+    "some projections": (VARIANTS / "kimiyoung-clusters", of_module, "vocab.txt", LENGTHS, {}),
+    "pre-norm": (VARIANTS / "kimiyoung-pre-norm", of_module, "vocab.txt", LENGTHS, {"pre_lnorm": True}),
+    "shaw": (VARIANTS / "kimiyoung-shaw", of_module, "vocab.txt", LENGTHS, {}),
+    "absolute": (VARIANTS / "kimiyoung-absolute", of_module, "vocab.txt", ABSOLUTE, {"n_head": 2}),
+    "per layer": (VARIANTS / "kimiyoung-per-layer", of_module, "vocab.txt", ABSOLUTE, {}),
+    "nvidia": (
+        NVIDIA,
+        lambda folder: read_pickle(folder / "checkpoint_last.pt")["model_state"],
+        "cache.pt",
+        LENGTHS,
+        {"cutoffs": [93, 189, 301]},
+    ),
+    "huggingface": (HF, of_huggingface, "vocab.pkl", LENGTHS, {}),
+    "adaptive-span": (
+        SPAN,
+        lambda folder: read_pickle(folder / "checkpoint.pt")["model"],
+        "corpus.pt",
+        ("--segment", 8),
+        {},
+    ),
+}
+WRAPPINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "alone": lambda state: state,
+    "state_dict": lambda state: {"epoch": 3, "state_dict": prefixed("model.")(state)},
+    "model": lambda state: {"model": prefixed("module.")(state), "optimizer": {"state": {}}},
+    "model_state_dict": lambda state: {"model_state_dict": prefixed("module._orig_mod.module.")(state)},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_bare_state_dict_gives_the_model_of_the_whole_checkpoint(name: str, tmp_path: Path) -> None:
+    folder, state_of, vocab, options, settings = CASES[name]
+    options = (*options, "--vocab", folder / vocab)
+    wrapping = list(WRAPPINGS)[list(CASES).index(name) % len(WRAPPINGS)]
+    torch.save(WRAPPINGS[wrapping](state_of(folder)), tmp_path / "state.pt")
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    assert xl("import", folder, "--out", tmp_path / "whole", *options).exit_code == 0
+    bare = xl(
+        "import", tmp_path / "state.pt", "--out", tmp_path / "bare", *options,
+        "--settings", tmp_path / "settings.json",
+    )  # fmt: skip
+    assert bare.exit_code == 0, bare.output
+    first, second = load_run(tmp_path / "whole"), load_run(tmp_path / "bare")
+    # A state dict does not hold dropout; all the rest must be the same.
+    known = dataclasses.replace(first.config.model, dropout=0.0, attention_dropout=0.0)
+    if name == "absolute":
+        known = dataclasses.replace(known, context=second.config.model.context)
+    assert second.config.model == known
+    assert second.config.evaluation == first.config.evaluation
+    mine, theirs = first.model.state_dict(), second.model.state_dict()
+    assert mine.keys() == theirs.keys()
+    for key, tensor in mine.items():
+        assert name == "absolute" or torch.equal(tensor, theirs[key]), key
+
+
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
+@pytest.mark.parametrize("format_", ["kimiyoung", "nvidia", "huggingface", "adaptive-span"])
+def test_every_wrapping_is_recognised(format_: str, wrapping: str, tmp_path: Path) -> None:
+    folder, state_of, vocab, options, settings = CASES[format_]
+    torch.save(WRAPPINGS[wrapping](state_of(folder)), tmp_path / "state.bin")
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    result = xl(
+        "import", tmp_path / "state.bin", "--describe", "--vocab", folder / vocab, *options,
+        "--settings", tmp_path / "settings.json",
+    )  # fmt: skip
+    assert result.output.startswith(f"format      {format_}:"), result.output
+
+
+def test_a_safetensors_file_without_its_configuration_is_a_state_dict(tmp_path: Path) -> None:
+    save_file(load_file(HF / "model.safetensors"), tmp_path / "model.safetensors")
+    result = xl("import", tmp_path / "model.safetensors", "--describe", "--vocab", HF / "vocab.pkl", *LENGTHS)
+    assert "memory 8, segment 8, same-length mask, clamp 6, initial memory zeros" in result.output
+
+
+def test_what_is_missing_is_named_by_its_keys(tmp_path: Path) -> None:
+    torch.save(of_module(VARIANTS / "kimiyoung-pre-norm"), tmp_path / "state.pt")
+    vocab = VARIANTS / "kimiyoung-pre-norm" / "vocab.txt"
+    refused(
+        xl("import", tmp_path / "state.pt", "--describe", "--vocab", vocab, "--segment", 8),
+        "state.pt is a bare state dict",
+        'give --mem-len, --mask, --clamp-len, or "mem_len", "same_length", "clamp_len" in a file with',
+    )
+    torch.save(of_module(VARIANTS / "kimiyoung-absolute"), tmp_path / "state.pt")
+    refused(
+        xl("import", tmp_path / "state.pt", "--describe", "--vocab", vocab), 'give "n_head", a divisor of 10'
+    )
+    torch.save(of_module(VARIANTS / "kimiyoung-one-table"), tmp_path / "state.pt")
+    refused(
+        xl("import", tmp_path / "state.pt", "--describe", "--vocab", vocab), "2 tail clusters", '"cutoffs"'
+    )
+    for key, value, words in (
+        ("n_head", 3, "n_head is 2 by the shapes of the tensors, and 3 is given"),
+        ("cutoffs", [10], "cutoffs has 1 numbers"),
+        ("cutoffs", [25, 10], "ascending order"),
+        ("n_head", 0, "n_head is 0"),
+    ):
+        settings = {"cutoffs": [10, 25], key: value}
+        (tmp_path / "settings.json").write_text(json.dumps(settings))
+        options = ("--vocab", vocab, "--settings", tmp_path / "settings.json", *LENGTHS)
+        refused(xl("import", tmp_path / "state.pt", "--describe", *options), words)
+
+
+def test_one_tensor_under_two_wrapped_names_is_refused(tmp_path: Path) -> None:
+    state = of_module(LARGE)
+    torch.save(state | {"module.r_w_bias": state["r_w_bias"]}, tmp_path / "state.pt")
+    options = ("--describe", "--vocab", LARGE / "cache.pt", *LENGTHS)
+    refused(xl("import", tmp_path / "state.pt", *options), "has the tensor module.r_w_bias under two names")
+
+
+def test_tensors_of_a_model_that_is_not_known_are_called_so(tmp_path: Path) -> None:
+    torch.save({"model": {"h.0.attn.c_attn.weight": torch.zeros(2)}}, tmp_path / "model.pt")
+    refused(
+        xl("import", tmp_path / "model.pt", "--describe"),
+        "holds the tensors of a model that is not known here, such as h.0.attn.c_attn.weight",
+        "only models of kimiyoung, nvidia,",
+    )

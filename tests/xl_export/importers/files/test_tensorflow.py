@@ -1,0 +1,163 @@
+"""TensorFlow checkpoints are read by TensorFlow, in a process of its own. A stand-in for the package is used
+where it is not installed, and the package itself where it is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.commands import refused, xl
+from tests.xl_export.importers.oracles import DATA
+from tests.xl_export.importers.test_transformer_xl import variables_of
+from trainer.run.checkpoint import load_run
+from xl_export.importers import tensorflow_checkpoint
+from xl_export.importers.tensorflow_checkpoint import find_prefix
+
+BYTES = DATA / "kimiyoung-enwik8"
+VOCAB = ("--vocab", BYTES / "cache.pt", "--segment", 8)
+INSTALLED = importlib.util.find_spec("tensorflow") is not None
+STAND_IN = '''
+"""Reads checkpoints as TensorFlow does, from an .npz file in the place of the data."""
+import os, numpy
+
+class Type:
+    def __init__(self, dtype): self.as_numpy_dtype = dtype.type
+
+class Reader:
+    def __init__(self, prefix):
+        if open(prefix + ".index").read() == "kill":
+            os.abort()
+        if open(prefix + ".index").read() != "whole":
+            raise RuntimeError("Unable to open table file\\nsecond line")
+        self.arrays = numpy.load(prefix + ".data-00000-of-00001")
+    def get_variable_to_shape_map(self):
+        found = {name: list(self.arrays[name].shape) for name in self.arrays}
+        return found | ({"huge": [1 << 40]} if "huge" in found else {})
+    def get_variable_to_dtype_map(self): return {name: Type(self.arrays[name].dtype) for name in self.arrays}
+    def get_tensor(self, name): return self.arrays[name]
+
+class train:
+    load_checkpoint = Reader
+'''
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of an oracle, whose variables are then written as TensorFlow has them."""
+    out = tmp_path_factory.mktemp("tensorflow") / "run"
+    assert xl("import", BYTES, "--out", out, "--segment", 8).exit_code == 0
+    return out
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "packages" / "tensorflow").mkdir(parents=True)
+    (tmp_path / "packages" / "tensorflow" / "__init__.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+
+
+def write(folder: Path, variables: dict[str, np.ndarray], index: str = "whole") -> Path:
+    """A checkpoint as the stand-in reads it; returns its prefix."""
+    folder.mkdir(exist_ok=True)
+    (folder / "model.ckpt-7.index").write_text(index)
+    with open(folder / "model.ckpt-7.data-00000-of-00001", "wb") as stream:
+        np.savez(stream, **variables)
+    (folder / "checkpoint").write_text('model_checkpoint_path: "/elsewhere/model.ckpt-7"\n')
+    return folder / "model.ckpt-7"
+
+
+def check_model(source: Path, run: Path, out: Path) -> None:
+    result = xl("import", source, "--out", out, *VOCAB)
+    assert result.exit_code == 0, result.output
+    first, second = (load_run(path).model.state_dict() for path in (run, out))
+    assert first.keys() - second.keys() == {"positions.frequencies"}  # which TensorFlow computes
+    assert all(torch.equal(first[name], second[name]) for name in second)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_prefix_a_file_and_a_folder_give_the_same_model(run: Path, tmp_path: Path) -> None:
+    prefix = write(tmp_path / "source", variables_of(run))
+    check_model(prefix, run, tmp_path / "out")
+    assert '"data 1"' in (tmp_path / "out" / "import.json").read_text()
+    for path in (prefix.parent, prefix.parent / "checkpoint", *prefix.parent.glob("model.ckpt-7.*")):
+        assert find_prefix(path) == prefix
+    (prefix.parent / "checkpoint").unlink()
+    assert find_prefix(prefix.parent) == prefix
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_what_tensorflow_cannot_read_is_refused_in_one_sentence(run: Path, tmp_path: Path) -> None:
+    words = "is a TensorFlow checkpoint that TensorFlow could not read"
+    prefix = write(tmp_path / "source", {}, "broken")
+    refused(xl("import", prefix, "--describe", *VOCAB), f"{words} (Unable to open table file); give")
+    write(prefix.parent, {}, "kill")
+    refused(xl("import", prefix, "--describe", *VOCAB), f"{words} (its reader ended with status -")
+    write(prefix.parent, {"huge": np.zeros(1, np.float32)})
+    refused(xl("import", prefix, "--describe", *VOCAB), words, "it claims 4,398,046,511,104 bytes")
+    write(prefix.parent, {"other": np.zeros(1, np.float32)})
+    refused(
+        xl("import", prefix, "--describe", *VOCAB),
+        "holds the tensors of a model that is not known here, such as other",
+    )
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_reader_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "packages" / "tensorflow" / "__init__.py"
+    package.write_text("import time\ntime.sleep(1000)\n")
+    monkeypatch.setattr(tensorflow_checkpoint, "SECONDS", 0.2)
+    prefix = write(tmp_path / "source", {})
+    refused(xl("import", prefix, "--describe", *VOCAB), "could not read (it took too long)")
+
+
+def test_a_folder_of_several_checkpoints_is_refused(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"model.ckpt-{number}.index").write_bytes(b"0")
+    refused(xl("import", tmp_path, "--describe"), "2 TensorFlow checkpoints, such as", "name one")
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "../../model.ckpt-2"\n')
+    assert find_prefix(tmp_path) == tmp_path / "model.ckpt-2"
+
+
+def test_other_files_are_not_taken_for_such_a_checkpoint(tmp_path: Path) -> None:
+    for name in ("checkpoint", "model.pt", "words.index"):
+        (tmp_path / name).write_bytes(b"0")
+        assert find_prefix(tmp_path / name) is None
+    assert find_prefix(tmp_path) is None
+    (tmp_path / "old").write_bytes(b"x" * 40 + tensorflow_checkpoint.TABLE)  # one file, as until 2016
+    assert find_prefix(tmp_path / "old") == tmp_path / "old"
+
+
+@pytest.mark.skipif(INSTALLED, reason="TensorFlow is installed")
+def test_without_tensorflow_the_extra_and_the_other_way_are_named(tmp_path: Path) -> None:
+    refused(
+        xl("import", write(tmp_path, {}), "--describe"),
+        "is a TensorFlow checkpoint and TensorFlow is not installed",
+        "pip install 'xl-export[tensorflow]'",
+        "make an .npz file of it",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INSTALLED, reason="TensorFlow is not installed: pip install 'xl-export[tensorflow]'")
+@pytest.mark.parametrize("version", [1, 2])
+def test_tensorflow_itself_reads_what_it_wrote(version: int, run: Path, tmp_path: Path) -> None:
+    """Version 1 is the format of the oldest releases, one file; damage of either is refused."""
+    from tests.xl_export.importers.files.tensorflow_files import write_checkpoint
+
+    variables = variables_of(run)
+    variables["transformer/r_w_bias/Adam_1"] = np.zeros((4, 12), np.float32)
+    prefix = write_checkpoint(tmp_path / "source", variables, version=version)
+    check_model(prefix, run, tmp_path / "out")
+    check_model(prefix.parent, run, tmp_path / "folder")
+    draw = np.random.default_rng(3)
+    for path in tensorflow_checkpoint.files_of(prefix).values():
+        whole = path.read_bytes()
+        at = int(draw.integers(len(whole) - 8))
+        path.write_bytes(whole[:at] + bytes(8) + whole[at + 8 :])
+        refused(xl("import", prefix, "--describe", *VOCAB), "TensorFlow could not read (")
+        path.write_bytes(whole)

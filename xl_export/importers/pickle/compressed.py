@@ -1,0 +1,92 @@
+"""Opens files that may be compressed with gzip, bz2 or xz: their content is read into bounded memory."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from runtimes.base.errors import ArtefactError
+from runtimes.base.files import open_file
+from runtimes.base.machine import memory_bytes
+from trainer.data.archives import SUFFIXES, opened, reading_archive
+from trainer.data.formats import COMPRESSED, START, kind_by_start
+
+ZSTANDARD = b"\x28\xb5\x2f\xfd"
+# Weights become little smaller and vocabularies a few times; a file that grows more is a bomb.
+RATIO, LEAST = 64, 64 << 20
+BLOCK = 1 << 20
+
+
+@contextmanager
+def open_content(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """Yields the content of a file as a stream that can be sought, and the number of its bytes.
+
+    A file that is compressed with gzip, bz2 or xz is decompressed into memory. Its content has at most 64
+    times the bytes of the file (or 64 MiB), and half the memory of the machine. Raises ArtefactError for
+    more, for a tar archive, and for a compression that is not read here; UserError for damage; OSError where
+    the file cannot be opened.
+    """
+    with open_file(path) as file:
+        start, size = file.read(START), file.seek(0, io.SEEK_END)
+        _refuse_others(path, start)
+        if kind_by_start(start) not in COMPRESSED:
+            file.seek(0)
+            yield file, size
+            return
+    content = _decompressed(path, size)
+    start = content.read(START)
+    _refuse_others(path, start)
+    if kind_by_start(start) in COMPRESSED:
+        raise ArtefactError(f"{path} is compressed twice; decompress it once and give the file.")
+    size = content.seek(0, io.SEEK_END)
+    content.seek(0)
+    yield content, size
+
+
+def read_content(path: Path) -> bytes | None:
+    """Returns the content of a compressed file, and None for a file that is not compressed.
+
+    Raises what `open_content` raises.
+    """
+    with open_content(path) as (stream, _):
+        return stream.getvalue() if isinstance(stream, io.BytesIO) else None
+
+
+def inner_suffix(path: Path) -> str:
+    """Returns the suffix of the content: `.npz` for `model.npz` and for `model.npz.xz`."""
+    return Path(path.stem).suffix if path.suffix in SUFFIXES else path.suffix
+
+
+def present(folder: Path, name: str) -> Path | None:
+    """Returns the file of this name in a folder, or the same name with .gz, .bz2 or .xz; None for neither."""
+    return next((path for end in ("", *SUFFIXES) if (path := folder / (name + end)).is_file()), None)
+
+
+def _decompressed(path: Path, size: int) -> io.BytesIO:
+    limit, content = min(max(LEAST, RATIO * size), memory_bytes() // 2), io.BytesIO()
+    with opened(path) as stream:
+        while True:
+            with reading_archive(path):
+                block = stream.read(BLOCK)
+            if not block:
+                content.seek(0)
+                return content
+            if content.tell() + len(block) > limit:
+                raise ArtefactError(
+                    f"{path} has {size:,} bytes and decompresses to more than {limit:,}, which is too much "
+                    "for a checkpoint; if you trust it, decompress it and give the file."
+                )
+            content.write(block)
+
+
+def _refuse_others(path: Path, start: bytes) -> None:
+    if kind_by_start(start) == "tar":
+        raise ArtefactError(f"{path} is a tar archive; unpack it and give the checkpoint that was in it.")
+    if start.startswith(ZSTANDARD):
+        raise ArtefactError(
+            f"{path} is compressed with Zstandard, and only gzip, bz2 and xz are read; decompress it and "
+            "give the file."
+        )

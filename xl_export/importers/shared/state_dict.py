@@ -1,0 +1,254 @@
+"""Finds a bare state dict in what torch.save wrote, and reads the sizes of its model from its tensors.
+
+Such a file holds `model.state_dict()`, alone or under a key such as `state_dict`. The names of the tensors
+tell whose model it is. They may begin with what DataParallel, FSDP, torch.compile and Lightning put before
+them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.contract.rule import MemoryRule
+from xl_export.importers.pickle.values import Foreign
+from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
+from xl_export.importers.shared.embedding import same
+from xl_export.importers.shared.settings import Setting
+from xl_export.importers.shared.transformer_xl import Architecture, convert
+from xl_export.importers.shared.validated import Tensors
+from xl_export.importers.shared.vocabularies import read_vocabulary
+
+KEYS = ("model_state", "model_state_dict", "state_dict", "model", "module", "net", "network", "weights")
+WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+OWNERS = ("model", "decoder")  # names of attributes that hold the model
+MAX_DEPTH = 8
+# From the settings that a bare state dict lacks to the project's words for them.
+WORDS = {"mem_len": "mem_len", "segment": "tgt_len", "mask": "same_length", "clamp_len": "clamp_len"}
+
+
+def unwrapped(content: Any) -> Any:
+    """Returns a pickled module without the modules and dictionaries around it; other content as it is.
+
+    DataParallel, DistributedDataParallel and FP16_Module hold their module under the name `module`.
+    """
+    for _ in range(MAX_DEPTH):
+        if isinstance(content, Foreign):
+            modules = content.state.get("_modules") if isinstance(content.state, dict) else None
+            inner = modules.get("module") if isinstance(modules, dict) and len(modules) == 1 else None
+        elif isinstance(content, dict):
+            inner = next((content[key] for key in KEYS if isinstance(content.get(key), Foreign)), None)
+        else:
+            return content
+        if not isinstance(inner, Foreign):
+            return content
+        content = inner
+    return content
+
+
+def state_in(content: Any) -> dict[Any, Any] | None:
+    """Returns the tensors by name that a file holds, alone or under a key; None where it holds none."""
+    if not isinstance(content, dict):
+        return None
+    inner = (content.get(key) for key in KEYS)
+    return next(
+        (state for state in (*inner, content) if isinstance(state, dict) and _has_tensors(state)), None
+    )
+
+
+def _has_tensors(state: Mapping[Any, Any]) -> bool:
+    return any(isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items())
+
+
+def bare_name(name: Any) -> Any:
+    """Returns the name of a tensor without the names of wrappers, and of attributes that hold the model."""
+    if not isinstance(name, str):
+        return name
+    parts = [part for part in name.split(".") if part not in WRAPPERS]
+    while len(parts) > 1 and parts[0] in OWNERS:
+        parts = parts[1:]
+    return ".".join(parts)
+
+
+def project_of(content: Any) -> str | None:
+    """Returns the name of the format whose code gives tensors these names; None for unknown names."""
+    if isinstance(content, dict) and {"model_config", "model_state"} <= set(content):
+        return None  # a whole checkpoint of NVIDIA
+    names = {name for name in map(bare_name, state_in(content) or ()) if isinstance(name, str)}
+    if "key_pe" in names:
+        return "adaptive-span"
+    if any(name.startswith(("crit.out_layers_biases.", "crit.shared_out_projs.")) for name in names):
+        return "nvidia"
+    if any(name.startswith(("transformer.word_emb.", "transformer.layers.0.dec_attn.")) for name in names):
+        return "huggingface"
+    if any(name.startswith(("word_emb.emb_layers.", "layers.0.dec_attn.")) for name in names):
+        return "kimiyoung"
+    return None
+
+
+def architecture(t: Tensors, options: ImportOptions, *, reversed_clusters: bool) -> Architecture:
+    """Returns sizes and options that follow from the tensors; `n_head`, `cutoffs` and `pre_lnorm` may not.
+
+    t: tensors under kimiyoung's names. Raises ConfigError where the user must give a size.
+    """
+    kind = _attention_type(t)
+    tables = max(t.count("word_emb.emb_layers"), 1)
+    shapes = [t.peek(f"word_emb.emb_layers.{i}.weight", dimensions=2).shape for i in range(tables)]
+    d_model = t.peek("layers.0.dec_attn.o_net.weight", dimensions=2).shape[0]
+    untied = kind == 0 and "r_w_bias" not in t
+    heads, head_dim = _heads(t, options, kind=kind, untied=untied)
+    d_embed = shapes[0][1]
+    if tables > 1:
+        ends = list(itertools.accumulate(shape[0] for shape in shapes))
+        vocab_size, cutoffs, div_val = ends[-1], tuple(ends[:-1]), max(d_embed // max(shapes[1][1], 1), 1)
+    else:
+        vocab_size, cutoffs = shapes[0][0], _cutoffs(t, options)
+        # Only a div_val above 1 has a projection between equal widths.
+        div_val = 2 if not cutoffs and d_embed == d_model and "word_emb.emb_projs.0" in t else 1
+    return Architecture(
+        layers=t.count("layers"),
+        d_model=d_model,
+        heads=heads,
+        head_dim=head_dim,
+        vocab_size=vocab_size,
+        d_embed=d_embed,
+        div_val=div_val,
+        cutoffs=cutoffs,
+        reversed_clusters=reversed_clusters,
+        attention_type=kind,
+        pre_norm=bool(options.overrides.chosen("pre_lnorm")),
+        biases_in_layers=untied,
+        tie_weights=True if "crit.out_layers.0.weight" not in t else None,
+        tie_projections=tuple(_tied_projection(t, i, tables) for i in range(len(cutoffs) + 1)),
+    )
+
+
+def _attention_type(t: Tensors) -> int:
+    if "layers.0.dec_attn.r_net.weight" in t:
+        return 0
+    if "r_emb" in t:
+        return 1 if "layers.0.dec_attn.qkv_net.weight" in t else 3
+    return 2 if "layers.0.dec_attn.q_net.weight" in t else 0
+
+
+def _heads(t: Tensors, options: ImportOptions, *, kind: int, untied: bool) -> tuple[int, int]:
+    """Returns the number of heads and their width."""
+    if kind == 0:
+        pair = t.peek("layers.0.dec_attn.r_w_bias" if untied else "r_w_bias", dimensions=2).shape
+        return pair[0], pair[1]
+    if kind in (1, 3):
+        table = t.peek("r_emb", dimensions=4).shape
+        return table[2], table[3]
+    width, heads = (
+        t.peek("layers.0.dec_attn.q_net.weight", dimensions=2).shape[0],
+        options.overrides.chosen("n_head"),
+    )
+    if heads is None or width % heads:
+        raise ConfigError(
+            f"{t.where} is a bare state dict with queries of {width} numbers, and n_head is "
+            f'{"not given" if heads is None else heads}; give "n_head", a divisor of {width}, in a file with '
+            "--settings."
+        )
+    return heads, width // heads
+
+
+def _cutoffs(t: Tensors, options: ImportOptions) -> tuple[int, ...]:
+    """Returns the first token of each tail cluster where all clusters share one table."""
+    if "crit.cluster_weight" not in t:
+        return ()
+    tails, chosen = t.peek("crit.cluster_weight", dimensions=2).shape[0], options.overrides.chosen("cutoffs")
+    if chosen is None or len(chosen) != tails:
+        raise ConfigError(
+            f"{t.where} is a bare state dict with {tails} tail clusters, and cutoffs "
+            f"{'are not given' if chosen is None else f'has {len(chosen)} numbers'}; give "
+            f'"cutoffs": [{tails} ascending token ids] in a file with --settings.'
+        )
+    return tuple(chosen)
+
+
+def _tied_projection(t: Tensors, i: int, tables: int) -> bool:
+    """Whether input and output share the projection of cluster i: it is absent in the output, or equal."""
+    names = f"word_emb.emb_projs.{i if tables > 1 else 0}", f"crit.out_projs.{i}"
+    if names[1] not in t or names[0] not in t:
+        return True
+    return same(*(t.peek(name, dimensions=2) for name in names))
+
+
+def read_state(
+    opened: Source,
+    options: ImportOptions,
+    *,
+    project: str,
+    vocabularies: tuple[str, ...],
+    reversed_clusters: bool,
+    defaults: Callable[[Architecture, str | None], Mapping[str, Setting]],
+    rule: Callable[[Tensors, Architecture, dict[str, Setting]], tuple[Architecture, MemoryRule]],
+    renamed: Callable[[Any], Any] = lambda name: name,
+    spelled: Callable[[str], str] = str,
+    prepare: Callable[[Tensors], None] = lambda tensors: None,
+) -> Checkpoint:
+    """Returns the Transformer-XL in a bare state dict.
+
+    renamed: from a name in the project's code to kimiyoung's; spelled: back. prepare: removes tensors that
+    are listed twice.
+    defaults: the settings that are known for these sizes and this data set. rule: the memory rule of the
+    settings. Raises ConfigError, which names the keys to give, where a setting is known from nowhere.
+    """
+    where, state = opened.path, state_in(opened.content) or {}
+    original = {renamed(bare_name(name)): name for name in state}
+    named = ((renamed(bare_name(name)), tensor) for name, tensor in state.items())
+    t = options.tensors(
+        named, where=where, project=project, spell=lambda name: str(original.get(name, spelled(name)))
+    )
+    prepare(t)
+    facts = architecture(t, options, reversed_clusters=reversed_clusters)
+    vocab_path = companion_file(where, vocabularies, options.vocab, what="vocabulary")
+    found = read_vocabulary(vocab_path, size=facts.vocab_size)
+    settings = _settings(opened, options, project, dict(defaults(facts, found.dataset)), facts)
+    facts, memory = rule(t, facts, settings)
+    config, converted = convert(t, facts)
+    return Checkpoint(
+        config=config,
+        tensors=converted,
+        rule=memory,
+        vocab=found.vocab,
+        settings=settings,
+        files={"model": where, "vocabulary": vocab_path},
+        notes=(
+            f"a bare state dict of attn_type {facts.attention_type}: its sizes are those of its tensors",
+            *found.notes,
+            *options.notes_on(t, config, settings),
+        ),
+    )
+
+
+def _settings(
+    opened: Source, options: ImportOptions, project: str, known: dict[str, Setting], facts: Architecture
+) -> dict[str, Setting]:
+    """Returns the settings of the evaluation, and of the model where its tensors do not tell them."""
+    assumed = {"pre_lnorm": Setting(False, "assumed: not in a state dict")}
+    if options.overrides.chosen("n_head") is not None:
+        assumed["n_head"] = Setting(facts.heads, "the tensors")
+    if options.overrides.chosen("cutoffs") is not None:
+        assumed["cutoffs"] = Setting(facts.cutoffs, "the tensors")
+    unknown = {} if facts.attention_type == 3 else {"clamp_len": Setting(None, "")}
+    unknown |= {name: Setting(None, "") for name in ("mem_len", "segment", "mask")}
+    settings = options.overrides.applied_to(project, unknown | known | assumed)
+    if missing := [name for name in WORDS if name in settings and settings[name].value is None]:
+        keys = ", ".join(f'"{WORDS[name]}"' for name in missing)
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+        raise ConfigError(
+            f"{opened.path} is a bare state dict, which does not say how its model is evaluated; give "
+            f"{flags}, or {keys} in a file with --settings."
+        )
+    for name, found in (("n_head", facts.heads), ("cutoffs", facts.cutoffs)):
+        if name in settings and settings[name].value != found:
+            raise ArtefactError(
+                f"{opened.path}: {name} is {found} by the shapes of the tensors, and {settings[name].value} "
+                f"is given ({settings[name].origin}); leave {name} out."
+            )
+    return settings

@@ -1,0 +1,149 @@
+"""Finds the files of a TensorFlow checkpoint, and reads its variables where TensorFlow is installed.
+
+A checkpoint consists of the files PREFIX.index and PREFIX.data-00000-of-00001, and often PREFIX.meta. The
+file `checkpoint` in their folder names the newest prefix. The oldest releases wrote one file PREFIX.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from torch import Tensor
+
+from runtimes.base.errors import ArtefactError, MissingPackageError
+from runtimes.base.files import open_file, reading
+from xl_export.importers import tensorflow_child
+from xl_export.importers.pickle.tensors import read_npz_tensors
+
+PARTS = re.compile(r"(.+)\.(index|meta|data-\d+-of-\d+)", re.DOTALL)
+STATE = "checkpoint"
+NEWEST = re.compile(rb'\s*model_checkpoint_path:\s*"([^"\n]+)"')
+TABLE = bytes.fromhex("57fb808b247547db")  # the last bytes of a file of the oldest releases
+SECONDS, BYTES_PER_SECOND = 300, 5_000_000  # that the process may take: to start, and to read
+GROWTH, LEAST = 4, 1 << 20  # variables may be compressed, up to this factor
+STATE_BYTES = 1 << 16
+
+
+def find_prefix(path: Path) -> Path | None:
+    """Returns the prefix of the checkpoint that a path means; None where it means none.
+
+    path: a prefix, one of the checkpoint's files, the file `checkpoint`, or a folder. Raises ArtefactError
+    for a folder with several checkpoints of which none is the newest.
+    """
+    if path.is_dir():
+        return _in_folder(path)
+    if path.name == STATE and path.is_file() and _newest(path) is not None:
+        return _in_folder(path.parent)
+    match = PARTS.fullmatch(path.name)
+    if match and path.is_file() and _is_index(_index(path.with_name(match[1]))):
+        return path.with_name(match[1])
+    if _index(path).is_file() or (path.is_file() and _is_table(path)):
+        return path
+    return None
+
+
+def files_of(prefix: Path) -> dict[str, Path]:
+    """Returns the files that hold the variables, by role."""
+    if not _index(prefix).is_file():
+        return {"model": prefix}
+    shards = sorted(
+        path
+        for path in prefix.parent.iterdir()
+        if path.name.startswith(prefix.name + ".data-") and path.is_file()
+    )
+    return {"model": _index(prefix)} | {f"data {number}": path for number, path in enumerate(shards, 1)}
+
+
+def read_variables(prefix: Path) -> Mapping[str, Tensor]:
+    """Returns the variables of a checkpoint by name, without those of the optimiser.
+
+    Raises MissingPackageError where TensorFlow is not installed, ArtefactError where it cannot read the file.
+    """
+    if find_spec("tensorflow") is None:
+        raise MissingPackageError(
+            f"{prefix} is a TensorFlow checkpoint and TensorFlow is not installed; run `pip install "
+            "'xl-export[tensorflow]'`, or make an .npz file of it on another machine with the lines in "
+            "`xl-export import --help`."
+        )
+    size = sum(path.stat().st_size for path in files_of(prefix).values() if path.is_file())
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "variables.npz"
+        _run_child(prefix, out, size)
+        return read_npz_tensors(out)
+
+
+def _run_child(prefix: Path, out: Path, size: int) -> None:
+    """Lets a process write the variables; raises ArtefactError where it fails or takes too long."""
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths}
+    limit, seconds = GROWTH * size + LEAST, SECONDS + size / BYTES_PER_SECOND
+    command = [sys.executable, "-m", tensorflow_child.__name__, str(prefix.absolute()), str(out), str(limit)]
+    reason = "it took too long"
+    try:
+        ended = subprocess.run(
+            command, env=os.environ | quiet, capture_output=True, errors="replace", timeout=seconds
+        )
+        if ended.returncode == 0:
+            return
+        lines = ended.stderr.strip().splitlines()
+        reason = f"its reader ended with status {ended.returncode}"
+        if ended.returncode == tensorflow_child.REFUSED and lines:
+            reason = "".join(c if c.isprintable() else "?" for c in lines[-1][:200]).rstrip(".")
+    except subprocess.TimeoutExpired:
+        pass
+    raise ArtefactError(
+        f"{prefix} is a TensorFlow checkpoint that TensorFlow could not read ({reason}); give a checkpoint "
+        "whose .index and .data files are whole and lie in one folder."
+    )
+
+
+def _in_folder(folder: Path) -> Path | None:
+    newest = _newest(folder / STATE) if (folder / STATE).is_file() else None
+    if newest and (_index(folder / newest).is_file() or (folder / newest).is_file()):
+        return folder / newest
+    found = sorted(path.name for path in folder.glob("*.index") if _is_index(path))
+    if len(found) > 1:
+        raise ArtefactError(
+            f"{folder} has {len(found)} TensorFlow checkpoints, such as {found[0]} and {found[1]}; name one."
+        )
+    return folder / found[0].removesuffix(".index") if found else None
+
+
+def _is_index(path: Path) -> bool:
+    """Whether a file has the name of an index, and there are files of variables for it where that is needed.
+
+    The names of many other files end in `.index`.
+    """
+    prefix = path.name.removesuffix(".index")
+    return ".ckpt" in prefix or any(
+        other.name.startswith(prefix + ".data-") for other in path.parent.glob("*.data-*")
+    )
+
+
+def _newest(state: Path) -> str | None:
+    """Returns the name that the file `checkpoint` gives; its folder may be that of another machine."""
+    with reading(state), open_file(state) as stream:
+        match = NEWEST.match(stream.read(STATE_BYTES))
+    if match is None:
+        return None
+    name = match[1].decode("utf-8", "replace").replace("\\", "/").rpartition("/")[2]
+    return name if name.isprintable() and name not in ("", ".", "..") else None
+
+
+def _index(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + ".index")
+
+
+def _is_table(path: Path) -> bool:
+    with reading(path), open_file(path) as stream:
+        if stream.seek(0, os.SEEK_END) < len(TABLE):
+            return False
+        stream.seek(-len(TABLE), os.SEEK_END)
+        return stream.read() == TABLE

@@ -1,0 +1,55 @@
+"""Reads a TensorFlow checkpoint in a process of its own and writes its variables to an `.npz` file.
+
+    python -m xl_export.importers.tensorflow_child PREFIX OUT.npz LIMIT
+
+TensorFlow reads the file with native code, and a damaged file of a stranger could end the process that reads
+it. LIMIT is the number of bytes that the variables may have together; their sizes are known before one of
+them is read. `tensorflow_checkpoint.py` starts this process.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+
+REFUSED = 4  # exit status
+OPTIMISER = ("/Adam", "/Adam_1", "/Momentum", "/Adafactor")  # ends of names that belong to the optimiser
+MAX_NAMES = 100_000
+
+
+def write_variables(prefix: str, out: str, limit: int) -> None:
+    """Writes the variables of a checkpoint to an `.npz` file, without those of the optimiser.
+
+    Raises ValueError where they are larger than `limit` or cannot be named in such a file.
+    """
+    import tensorflow
+
+    reader = tensorflow.train.load_checkpoint(prefix)
+    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    # Variables without a number are texts, such as the graph that newer releases of TensorFlow store.
+    kinds = {name: np.dtype(dtypes[name].as_numpy_dtype) for name in shapes if not name.endswith(OPTIMISER)}
+    kinds = {name: kind for name, kind in kinds.items() if not kind.hasobject}
+    claimed = sum(math.prod(shapes[name]) * kind.itemsize for name, kind in kinds.items())
+    if len(kinds) > MAX_NAMES or claimed > limit or any(n < 0 for name in kinds for n in shapes[name]):
+        raise ValueError(f"it claims {claimed:,} bytes in {len(kinds):,} variables, too many for its files")
+    arrays = {name: np.asarray(reader.get_tensor(name)) for name in kinds}
+    # The `.npz` format has no bfloat16.
+    np.savez(
+        out, **{name: a if a.dtype.kind in "biuf" else a.astype(np.float32) for name, a in arrays.items()}
+    )
+
+
+def main(prefix: str, out: str, limit: str) -> int:
+    try:
+        write_variables(prefix, out, int(limit))
+    except Exception as error:
+        # Whatever goes wrong here is one sentence for the parent. TensorFlow has its own family of errors.
+        print(str(error).strip().partition("\n")[0] or type(error).__name__, file=sys.stderr)
+        return REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
