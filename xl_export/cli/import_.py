@@ -128,8 +128,8 @@ def import_command(
         raise UserError("give --out RUN to write a run, or --describe to print what SOURCE holds.")
     if out is not None and describe:
         raise UserError(
-            f"--describe writes nothing and --out names the run {out}; leave out --describe to import SOURCE, "
-            "or --out to print what it holds."
+            f"--describe writes nothing and --out names the run {out}; leave out --describe to import "
+            "SOURCE, or --out to print what it holds."
         )
     if out is not None:
         refuse_existing(out, force=force, marker="import.json")
