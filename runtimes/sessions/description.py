@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from runtimes.base.records import to_json
-from runtimes.contract.spec import Spec
+from runtimes.base.sealed import verify_file
+from runtimes.contract.spec import SPEC, VOCAB, Spec
 from runtimes.contract.tensors import TensorFacts
+from runtimes.contract.vocabulary import VOCAB_FILES, SubwordVocab, Vocab, load_vocab
 
 
-def describe_spec(spec: Spec) -> dict[str, Any]:
-    """Model, rule, memory, precision, tensors, hashes and producers of an artefact, as JSON."""
+def describe_vocab(vocab: Vocab) -> dict[str, Any]:
+    """Kind, size and special tokens of a vocabulary, and the library that computes it, as JSON."""
+    library = {"library": vocab.library} if isinstance(vocab, SubwordVocab) else {}
+    return {"kind": vocab.kind, **library, "size": vocab.size, "special": vocab.special.to_json()}
+
+
+def describe_spec(spec: Spec, folder: Path) -> dict[str, Any]:
+    """Model, rule, vocabulary, memory, precision, tensors, hashes and producers of an artefact, as JSON.
+
+    folder: where its vocabulary lies, whose hashes are verified.
+    """
+    for name in VOCAB_FILES:
+        if name in spec.files:
+            verify_file(folder / name, spec.files[name], record=SPEC, again="export the run again")
     return {
         "kind": "artefact",
         "identity": spec.identity,
         "model": to_json(spec.model),
         "rule": to_json(spec.rule),
+        "vocabulary": describe_vocab(load_vocab(folder / VOCAB)),
         "memory_form": spec.form,
         "bytes_per_stream": spec.bytes_per_stream,
         "fp32_bytes_per_stream": spec.fp32_bytes_per_stream,

@@ -76,7 +76,7 @@ class OrtSession(GraphSession):
         operator is built on this machine.
         """
         spec = load_spec(folder)
-        return describe_spec(spec) | {
+        return describe_spec(spec, folder) | {
             "computed_by": COMPUTED_BY["fused" if chosen_library(spec) else "standard"],
             "fused_graph": FUSED in spec.files,
             "fused_kernel_built": fused_cpu.built() is not None,

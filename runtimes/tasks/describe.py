@@ -26,7 +26,11 @@ def describe_lines(facts: dict[str, Any]) -> list[str]:
         f"computed by {facts['computed_by']}{_fused_advice(facts)}",
     ]
     if "vocabulary" in facts:
-        lines.append(f"vocabulary  {facts['vocabulary']}")
+        lines += _vocabulary_lines(facts["vocabulary"])
+    if facts.get("training"):
+        lines += _training_lines(facts["training"])
+    if facts.get("concern"):
+        lines.append(f"warning     {facts['concern']}")
     if "memory_form" in facts:
         lines += _memory_lines(facts)
     if "engine" in facts:
@@ -40,6 +44,27 @@ def describe_lines(facts: dict[str, Any]) -> list[str]:
         made = [f"{name} {version}" for name, version in facts["producer"].items()]
         lines.append("made with   " + ", ".join(text for text in made if text.isprintable()))
     return lines
+
+
+def _vocabulary_lines(vocabulary: dict[str, Any]) -> list[str]:
+    library = f" of {vocabulary['library']}" if "library" in vocabulary else ""
+    lines = [f"vocabulary  {vocabulary['kind']}{library}, {vocabulary['size']:,} tokens"]
+    named = [f"{name.replace('_', ' ')} {token}" for name, token in vocabulary["special"].items()]
+    return [*lines, f"            special tokens: {', '.join(named)}"] if named else lines
+
+
+def _training_lines(training: dict[str, Any]) -> list[str]:
+    """Step, best validation, data and recipe of a run that was trained here."""
+    best, recipe, rule = training["best"], training["recipe"], training["rule"]
+    score = f"{best['bits_per_token']:.4f} bits/token at step {best['step']:,}" if best else "none"
+    return [
+        f"training    step {training['step']:,} of {training['steps']:,}, best validation {score}",
+        f"            data {training['data']}",
+        f"            {recipe['optimizer']}, learning rate {recipe['learning_rate']:g} ({recipe['schedule']}, "
+        f"warm-up {recipe['warmup_steps']:,} steps), batch {recipe['batch']}, autocast {recipe['autocast']}, "
+        f"seed {recipe['seed']}",
+        f"            mem_len {rule['mem_len']}, segment {rule['segment']}, mask {rule['mask']}",
+    ]
 
 
 def _fused_advice(facts: dict[str, Any]) -> str:

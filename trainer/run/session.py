@@ -28,6 +28,7 @@ from runtimes.contract.restart import clear_restarted_rows, observe
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import TensorFacts, state_tensors
 from runtimes.contract.vocabulary import Vocab
+from runtimes.sessions.description import describe_vocab
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,15 +97,23 @@ class TorchSession:
 
     @classmethod
     def describe(cls, folder: Path) -> dict[str, Any]:
-        """The facts of the run in a folder, for `info`; the run is opened, so this needs PyTorch."""
+        """The facts of the run in a folder, for `info`; the run is opened, so this needs PyTorch.
+
+        training: the last step, the best validation, the data and the recipe; None for an imported run.
+        concern: why the run may be of no use, or None.
+        """
         session = cls.open(folder)
+        from trainer.run.history import concern_about, describe_training
+
         return {
             "kind": "run",
             "identity": session.identity,
             "computed_by": session.computed_by,
             "model": to_json(session.model.facts()),
             "rule": to_json(session.rule),
-            "vocabulary": session.vocab.kind,
+            "vocabulary": describe_vocab(session.vocab),
+            "training": describe_training(folder),
+            "concern": concern_about(folder),
         }
 
     def with_rule(self, rule: MemoryRule) -> TorchSession:

@@ -31,11 +31,12 @@ from trainer.model.model import count_parameters
 from trainer.run.checkpoint import CONFIG, METRICS, MODEL, STATE, TEST
 from trainer.run.choices import VOCAB_KINDS
 from trainer.run.config import TrainConfig
+from trainer.run.history import Validation, best
 from trainer.training.journal import Journal, check_tensorboard
 from trainer.training.parallel import Ranks, joined
 from trainer.training.snapshot import facts_of, mend, restore, save, snapshot, write
 from trainer.training.state import Training, refuse_infinite
-from trainer.training.validation import Validation, best, out_of_patience, validate
+from trainer.training.validation import out_of_patience, validate
 
 __all__ = ["METRICS", "TEST", "config_of", "resume", "train"]
 

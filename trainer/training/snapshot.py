@@ -11,43 +11,18 @@ A function that is called collective must be called by all processes of the run 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, ConfigError, first_line
-from runtimes.base.files import read_json
-from runtimes.base.records import from_json, to_json
-from trainer.run.checkpoint import CONFIG, MODEL, STATE, load_metadata, load_tensors, save_tensors
-from trainer.run.config import TrainConfig
+from runtimes.base.records import to_json
+from trainer.run.checkpoint import MODEL, STATE, load_metadata, load_tensors, save_tensors
+from trainer.run.history import Facts, best, read_facts
 from trainer.training.loss_scale import loss_scale, set_loss_scale
 from trainer.training.optimizer import optimizer_tensors
 from trainer.training.state import Training, refuse_infinite
-from trainer.training.validation import Validation, best, concern
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """The part of a checkpoint that is no tensor.
-
-    text: hashes of the training text and of the held-out text.
-    at: index in the lanes where the next segment begins. position: stream position of that segment.
-    averaged: number of weights in the average.
-    scale, scale_steps: scale of the fp16 loss, and the steps since it changed.
-    ranks: number of processes whose random states are stored.
-    """
-
-    text: str
-    step: int
-    at: int
-    position: int
-    averaged: int
-    scale: float
-    scale_steps: int
-    ranks: int
-    validations: tuple[Validation, ...]
 
 
 def snapshot(training: Training) -> dict[str, Tensor]:
@@ -103,7 +78,7 @@ def restore(training: Training, run: Path, text: str) -> None:
     ArtefactError for a file that is damaged or belongs to another model, and ConfigError for another text.
     """
     path, config, ranks = run / STATE, training.config, training.ranks
-    facts = _read_facts(path, config.steps)
+    facts = read_facts(path, config.steps)
     # Older checkpoints store the hash of the training text alone.
     if facts.text not in (text, text.partition("-")[0]):
         part = "validated" if facts.text.startswith(text.partition("-")[0]) else "trained"
@@ -155,13 +130,6 @@ def mend(training: Training, run: Path) -> None:
         )
 
 
-def concern_about(run: Path) -> str | None:
-    """One sentence on why a finished run may be of no use (see `concern`), or None."""
-    config = from_json(TrainConfig, read_json(run / CONFIG), where=str(run / CONFIG))
-    facts = _read_facts(run / STATE, config.steps)
-    return concern(facts.validations, vocab_size=config.model.vocab_size)
-
-
 def _write_model(training: Training, folder: Path) -> None:
     save_tensors(folder / MODEL, training.weights.state_dict(), {"step": str(training.step)})
 
@@ -184,22 +152,6 @@ def _not_finite(tensors: dict[str, Tensor]) -> tuple[str, float] | None:
         if tensor.is_floating_point() and not (finite := tensor.isfinite()).all():
             return name, float(tensor[~finite][0])
     return None
-
-
-def _read_facts(path: Path, steps: int) -> Facts:
-    metadata = load_metadata(path)
-    try:
-        facts = from_json(Facts, json.loads(metadata.get("facts", "")), where="facts")
-    except (ValueError, RecursionError) as error:
-        raise ArtefactError(
-            f"{path} does not say at which step it was written ({first_line(error)}); start a new run."
-        ) from error
-    counts = (facts.step, facts.at, facts.position, facts.averaged, facts.scale_steps, facts.ranks - 1)
-    if min(counts) < 0 or max(counts) >= 1 << 40 or facts.scale <= 0 or facts.step > steps:
-        raise ArtefactError(
-            f"{path} was written at step {facts.step} of {steps}, or is damaged; start a new run."
-        )
-    return facts
 
 
 def _random_state(device: torch.device) -> Tensor:

@@ -17,11 +17,12 @@ from runtimes.base.errors import UserError
 from runtimes.contract.rule import MemoryRule
 from trainer.model.model import LanguageModel
 from trainer.run.config import TrainConfig
+from trainer.run.history import Validation, best
 from trainer.training.objective import segment_loss
 from trainer.training.optimizer import make_optimizer, set_rate_and_clip
 from trainer.training.parallel import ALONE, Ranks, unexchanged
 from trainer.training.schedule import learning_rate, training_rule
-from trainer.training.validation import Validation, average_start, best, decays, out_of_patience
+from trainer.training.validation import average_start, decays, out_of_patience
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # The fp16 loss is scaled so that its gradients fit the range of fp16. With a scale below this one, a gradient

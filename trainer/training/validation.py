@@ -8,9 +8,7 @@ first one did.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from torch import nn
@@ -18,17 +16,10 @@ from torch import nn
 from runtimes.contract.vocabulary import Vocab
 from runtimes.tasks.evaluate import Score, evaluate
 from trainer.run.config import Averaging, TrainConfig
+from trainer.run.history import Validation, best
 from trainer.run.session import TorchSession
 
 LANES = 8  # rows of the held-out text that are scored side by side
-
-
-@dataclass(frozen=True, kw_only=True)
-class Validation:
-    """The score of the held-out text after `step` steps."""
-
-    step: int
-    bits_per_token: float
 
 
 def validate(model: nn.Module, config: TrainConfig, vocab: Vocab, tokens: np.ndarray) -> Score:
@@ -38,11 +29,6 @@ def validate(model: nn.Module, config: TrainConfig, vocab: Vocab, tokens: np.nda
     score = evaluate(session, tokens, lanes=min(LANES, len(tokens) - 1))
     model.train(was_training)
     return score
-
-
-def best(history: Sequence[Validation]) -> Validation | None:
-    """The first validation with the lowest score, or None if there is no validation."""
-    return min(history, key=lambda validation: validation.bits_per_token, default=None)
 
 
 def out_of_patience(history: Sequence[Validation], patience: int) -> bool:
@@ -75,28 +61,6 @@ def average_start(averaging: Averaging, history: Sequence[Validation]) -> int | 
         if scores[now] > min(scores[: now - averaging.patience]):
             return history[now].step
     return None
-
-
-def concern(history: Sequence[Validation], *, vocab_size: int) -> str | None:
-    """One sentence on why a finished run may be of no use, or None.
-
-    A model that has learned anything scores better than one that gives every token the same probability,
-    which costs log2(vocab_size) bits per token.
-    """
-    leader = best(history)
-    if leader is None:
-        return (
-            "this run was never validated, so nobody knows how good its weights are; "
-            "train on a longer text, of which 5 % is held out for validation."
-        )
-    uniform = math.log2(vocab_size)
-    if leader.bits_per_token <= uniform or vocab_size == 1:
-        return None
-    return (
-        f"the best validation of this run is {leader.bits_per_token:.4g} bits/token, worse than the "
-        f"{uniform:.4g} of a model that gives every token the same probability; train longer, or with a "
-        "lower learning_rate."
-    )
 
 
 def _on_cpu(model: nn.Module) -> nn.Module:

@@ -95,7 +95,8 @@ def export(
         save_reference(folder / REFERENCE, reference)
         save_vocab(folder, trained.vocab)
         if genai.takes(spec):
-            write_json(folder / genai.FILE, genai.genai_config(spec))
+            for name, document in genai.genai_files(spec, trained.vocab).items():
+                write_json(folder / name, document)
         files = {path.name: file_facts(path) for path in sorted(folder.iterdir())}
         save_spec(folder, dataclasses.replace(spec, files=files))
     return out

@@ -116,6 +116,7 @@ def export_command(
     """
     with needs("cpu,export", *PACKAGES):
         from trainer.run.checkpoint import load_run
+        from trainer.run.history import concern_about
         from xl_export.artefact.export import export
     attention = ATTENTION_AS[attention_as] if attention_as else attention
     if attention and target != "tensorrt":
@@ -136,8 +137,12 @@ def export_command(
         text=text,
         force=force,
     )
-    report, spec = check(out), load_spec(out)
-    verdict = "is ready" if report.passed else "is written, but its check FAILED on this machine"
+    report, spec, concern = check(out), load_spec(out), concern_about(run)
+    if concern:
+        click.echo(f"Warning: {concern}", err=True)
+    verdict = "is written" if concern else "is ready"
+    if not report.passed:
+        verdict = "is written, but its check FAILED on this machine"
     proof = report.sentence
     if report.passed and spec.precision in QUANTISED:  # the report compares it with its own answers
         proof = "compared with PyTorch in fp32 before its weights were quantised"

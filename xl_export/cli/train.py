@@ -192,7 +192,7 @@ def _option(name: str) -> str:
 
 
 def _conclude(run: Path) -> None:
-    from trainer.training.snapshot import concern_about
+    from trainer.run.history import concern_about
 
     concern = concern_about(run)
     if concern:

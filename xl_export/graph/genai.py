@@ -1,13 +1,29 @@
-"""Writes `genai_config.json`, with which onnxruntime-genai loads a ring artefact without changes."""
+"""Writes the files with which onnxruntime-genai loads a ring artefact and its tokenizer without changes.
+
+What it reads was found in its sources, release 0.18, and in those of onnxruntime-extensions, which computes
+its tokenizers: `tokenizer.json`, and a class of tokenizers named in `tokenizer_config.json`. Only byte-level
+BPE is computed there exactly as `tokenizers` does, so only that is written; bytes and characters are a
+byte-level BPE, too.
+"""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from runtimes.contract.spec import GRAPH, Spec
+from runtimes.contract.vocabulary import ByteVocab, CharVocab, SubwordVocab, Vocab
 
-FILE = "genai_config.json"
+FILE, TOKENIZER, TOKENIZER_CONFIG = "genai_config.json", "tokenizer.json", "tokenizer_config.json"
 MAX_STREAM = 1 << 20  # tokens; genai keeps their ids, 4 bytes each
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+# What `transformers` calls the special tokens.
+SPECIAL = {
+    "eos_token": "end_of_document",
+    "bos_token": "beginning",
+    "unk_token": "unknown",
+    "pad_token": "padding",
+}
 
 
 def takes(spec: Spec) -> bool:
@@ -20,20 +36,35 @@ def takes(spec: Spec) -> bool:
     return spec.form == "ring" and not spec.model.selective and one_shape and spec.state_dtype == "float32"
 
 
-def genai_config(spec: Spec) -> dict[str, Any]:
-    """Returns the configuration for the folder of a ring artefact.
+def genai_files(spec: Spec, vocab: Vocab) -> dict[str, dict[str, Any]]:
+    """The JSON documents for the folder of a ring artefact, by file name.
+
+    A vocabulary of which genai cannot compute the same tokens has no tokenizer there: words, ids,
+    SentencePiece, and the other kinds of `tokenizers`.
+    """
+    return {FILE: genai_config(spec, vocab), **_tokenizer_files(vocab)}
+
+
+def genai_config(spec: Spec, vocab: Vocab) -> dict[str, Any]:
+    """The configuration for the folder of a ring artefact.
 
     Past and present share one buffer, the graph's S slots, so the lengths here only bound how long a stream
-    may grow. Prompts must be fed in pieces of at most the artefact's segment. genai feeds the prompts of a
-    batch in one piece, and they must have equal lengths, because the graph has no mask for genai's padding.
-    Text is generated until `max_length`, because these vocabularies have no end-of-text token.
+    may grow. The first prompt of one row is fed in pieces of the artefact's segment (`chunk_size`), so it may
+    have any length. genai refuses to cut the prompts of a batch; `chunk_size` 0 takes them in one piece,
+    which must not be longer than a segment. They must have equal lengths, because the graph has no mask for
+    genai's padding.
     """
-    model = spec.model
+    model, special = spec.model, vocab.special
+    # genai always stops at one token, the padding where none is said to end a text. In a vocabulary without
+    # an end it is the last, which hardly ever comes: of words the rarest, of bytes one that UTF-8 lacks.
+    end = model.vocab_size - 1 if special.end_of_document is None else special.end_of_document
+    beginning = {} if special.beginning is None else {"bos_token_id": special.beginning}
     return {
         "model": {
             "type": "decoder",
-            "eos_token_id": [],
-            "pad_token_id": 0,
+            "eos_token_id": [end],
+            **beginning,
+            "pad_token_id": end if special.padding is None else special.padding,
             "vocab_size": model.vocab_size,
             "context_length": MAX_STREAM,
             "decoder": {
@@ -59,8 +90,107 @@ def genai_config(spec: Spec) -> dict[str, Any]:
         },
         "search": {
             "max_length": MAX_STREAM,
+            "chunk_size": spec.rule.segment,
             "past_present_share_buffer": True,
             "num_beams": 1,
             "do_sample": False,
         },
     }
+
+
+def _tokenizer_files(vocab: Vocab) -> dict[str, dict[str, Any]]:
+    config = {
+        "tokenizer_class": "GPT2Tokenizer",  # byte-level BPE
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": MAX_STREAM,
+    }
+    if isinstance(vocab, SubwordVocab) and _is_byte_level(vocab):
+        names = {token: name for name, token in _added(vocab).items()}
+        ids = vocab.special.to_json()
+        special = {key: names[ids[meaning]] for key, meaning in SPECIAL.items() if ids.get(meaning) in names}
+        return {TOKENIZER_CONFIG: config | special}  # the tokenizer itself lies in every artefact
+    if isinstance(vocab, ByteVocab) and not vocab.skipped:
+        return {TOKENIZER: byte_level([bytes([value]) for value in vocab.values]), TOKENIZER_CONFIG: config}
+    if isinstance(vocab, CharVocab):
+        return {TOKENIZER: byte_level([s.encode() for s in vocab.symbols]), TOKENIZER_CONFIG: config}
+    return {}
+
+
+def byte_level(symbols: list[bytes]) -> dict[str, Any]:
+    """A `tokenizer.json` of byte-level BPE that gives each symbol, a byte or a character, its index as id.
+
+    A character of several bytes is merged from its first two bytes, then the next. The bytes and beginnings
+    of characters that are no symbols themselves have ids from V on, which the graph refuses: so a character
+    that the model does not know is an error, as it is everywhere else.
+    """
+    alphabet = byte_alphabet()
+    ids = {symbol: i for i, symbol in enumerate(symbols)}
+    merges: dict[tuple[bytes, bytes], None] = {}  # an ordered set
+    for symbol in symbols:
+        for length in range(1, len(symbol)):
+            merges[symbol[:length], symbol[length : length + 1]] = None
+    for part in [*(bytes([byte]) for byte in range(256)), *(first + second for first, second in merges)]:
+        ids.setdefault(part, len(ids))
+
+    def spelled(part: bytes) -> str:
+        return "".join(alphabet[byte] for byte in part)
+
+    model = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": {spelled(part): i for part, i in ids.items()},
+        "merges": [[spelled(first), spelled(second)] for first, second in merges],
+    }
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": BYTE_LEVEL,
+        "post_processor": None,
+        "decoder": BYTE_LEVEL,
+        "model": model,
+    }
+
+
+def byte_alphabet() -> list[str]:
+    """The character that stands for each byte in byte-level BPE, as in the code of GPT-2.
+
+    A printable byte of Latin-1 is itself, and the others are the characters from U+0100 on.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def _is_byte_level(vocab: SubwordVocab) -> bool:
+    """Whether a `tokenizer.json` is byte-level BPE as that of GPT-2, which genai computes exactly."""
+    if vocab.library != "tokenizers":
+        return False
+    data = json.loads(vocab.content)
+    model, before, decoder = (data.get(name) or {} for name in ("model", "pre_tokenizer", "decoder"))
+    return (
+        model.get("type") == "BPE"
+        and not model.get("byte_fallback")
+        and not model.get("dropout")
+        and data.get("normalizer") is None
+        and before.get("type") == "ByteLevel"
+        and before.get("add_prefix_space") is False
+        and before.get("use_regex", True) is True
+        and decoder.get("type") == "ByteLevel"
+    )
+
+
+def _added(vocab: SubwordVocab) -> dict[str, int]:
+    """The special tokens of a `tokenizer.json` by their texts."""
+    return {token["content"]: token["id"] for token in json.loads(vocab.content).get("added_tokens", [])}

@@ -68,7 +68,7 @@ class TrtSession(GraphSession):
     def describe(cls, folder: Path) -> dict[str, Any]:
         """The facts of the engine in a folder; needs no TensorRT."""
         facts, spec = load_engine(folder)
-        return describe_spec(spec) | {
+        return describe_spec(spec, folder) | {
             "kind": "engine",
             "identity": facts.identity,
             "computed_by": f"{NAMES[facts.flavour]} engine",

@@ -16,9 +16,9 @@ import trainer.training.state
 from runtimes.base.errors import ConfigError, UserError
 from runtimes.contract.rule import MemoryRule
 from trainer.run.config import Averaging, TrainConfig
+from trainer.run.history import Validation
 from trainer.training.parallel import Ranks
 from trainer.training.state import Training
-from trainer.training.validation import Validation
 
 Make = Callable[..., TrainConfig]
 Started = Callable[[TrainConfig], tuple[Training, np.ndarray]]

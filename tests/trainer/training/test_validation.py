@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from runtimes.base.errors import ConfigError
 from trainer.run.config import Averaging
-from trainer.training.validation import Validation, average_start, best, decays, out_of_patience
+from trainer.run.history import Validation, best
+from trainer.training.validation import average_start, decays, out_of_patience
 
 
 def history(*scores: float) -> list[Validation]:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from runtimes import Sampler, generate, open_session
+from runtimes.contract.vocabulary import ByteVocab, CharVocab, IdsVocab, Vocab, WordVocab
+from trainer.data.subwords import learn_subwords
+from xl_export.graph.genai import _tokenizer_files
 
 og = pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai has no package for this platform")
-PROMPT, LENGTH = "The function", 60
+PROMPT, LENGTH = "The function of the file", 60
+TEXTS = ("The  quick\n\nbrown fox", " ", "\n", "  two  spaces  ", "I'm 1234 isn't...!?")
 
 
 def greedy(artefact: Path, prompt: str) -> list[int]:
     pieces = generate(open_session(artefact), prompt, max_tokens=LENGTH, sampler=Sampler(temperature=0))
     return [piece.token for piece in pieces]
-
-
-def append(generator: object, rows: np.ndarray, segment: int) -> None:
-    """Feeds prompts [B, N] in pieces that the ring has room for."""
-    for at in range(0, rows.shape[1], segment):
-        generator.append_tokens(rows[:, at : at + segment].astype(np.int32))  # type: ignore[attr-defined]
 
 
 def test_genai_generates_the_same_tokens_far_beyond_the_capacity_of_the_ring(
@@ -30,7 +32,8 @@ def test_genai_generates_the_same_tokens_far_beyond_the_capacity_of_the_ring(
     session = open_session(artefacts["ring"])
     assert 2 * session.rule.slots < LENGTH
     generator = og.Generator(model := og.Model(str(artefacts["ring"])), og.GeneratorParams(model))
-    append(generator, session.vocab.encode(PROMPT)[None], session.rule.segment)
+    assert len(PROMPT) > session.rule.segment  # cut by genai into pieces that the ring has room for
+    generator.append_tokens(session.vocab.encode(PROMPT).astype(np.int32))
     found = []
     while len(found) < LENGTH:
         generator.generate_next_token()
@@ -43,8 +46,12 @@ def test_genai_runs_a_batch(artefacts: dict[str, Path]) -> None:
     prompts = ["The func", "a statem"]  # genai takes the prompts of a batch in one piece
     params = og.GeneratorParams(model := og.Model(str(artefacts["ring"])))
     params.set_search_options(batch_size=2)
+    rows = np.stack([session.vocab.encode(prompt) for prompt in prompts]).astype(np.int32)
+    with pytest.raises(RuntimeError, match="batch_size must be 1"):  # it would cut across the rows
+        og.Generator(model, params).append_tokens(rows)
+    params.set_search_options(batch_size=2, chunk_size=0)
     generator = og.Generator(model, params)
-    append(generator, np.stack([session.vocab.encode(prompt) for prompt in prompts]), session.rule.segment)
+    generator.append_tokens(rows)
     found = []
     while len(found) < LENGTH:
         generator.generate_next_token()
@@ -56,3 +63,77 @@ def test_genai_runs_a_batch(artefacts: dict[str, Path]) -> None:
 
 def test_only_the_ring_writes_a_genai_configuration(artefacts: dict[str, Path]) -> None:
     assert {form for form, folder in artefacts.items() if (folder / "genai_config.json").exists()} == {"ring"}
+
+
+def assert_same_tokens(folder: Path, texts: tuple[str, ...]) -> None:
+    """genai's tokenizer gives the ids of the artefact's vocabulary, and back its text, also as a stream."""
+    vocab, tokenizer = open_session(folder).vocab, og.Tokenizer(og.Model(str(folder)))
+    for text in texts:
+        ids = vocab.encode(text).tolist()
+        stream = tokenizer.create_stream()
+        assert [int(token) for token in tokenizer.encode(text)] == ids
+        assert tokenizer.decode(ids) == text
+        assert "".join(stream.decode(token) for token in ids) == text
+
+
+def test_genai_has_the_tokens_of_subwords_and_ends_at_the_end_of_a_document(
+    chain: Callable[..., Any],
+) -> None:
+    folder = chain("subword").artefact
+    assert_same_tokens(folder, (*TEXTS, "caf\u00e9 \U0001f600 \u65e5\u672c"))
+    vocab = open_session(folder).vocab
+    config = json.loads((folder / "genai_config.json").read_text())["model"]
+    assert config["eos_token_id"] == [vocab.special.end_of_document]
+    assert (config["bos_token_id"], config["pad_token_id"]) == (
+        vocab.special.beginning,
+        vocab.special.padding,
+    )
+    tokenizer, prompt = og.Tokenizer(model := og.Model(str(folder))), "The name of the file " * 5
+    generator = og.Generator(model, og.GeneratorParams(model))
+    generator.append_tokens(tokenizer.encode(prompt))
+    found: list[int] = []
+    while len(found) < LENGTH and not generator.is_done():
+        generator.generate_next_token()
+        found.append(int(generator.get_next_tokens()[0]))
+    expected = greedy(folder, prompt)
+    assert found[: len(expected)] == expected
+    assert len(found) - len(expected) == (len(found) < LENGTH)  # the end itself is not generated text
+
+
+def test_genai_has_the_tokens_of_characters(artefacts: dict[str, Path]) -> None:
+    assert_same_tokens(artefacts["ring"], TEXTS)
+
+
+def test_bytes_and_long_characters_are_byte_level_tokens(artefacts: dict[str, Path], tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    symbols = ["\n", " ", "a", "b", "\u00e9", "\u00ea", "\u65e5", "\u672c", "\U0001f600"]
+    text = "a b\n\u00e9\u00ea \u65e5\u672c\u65e5 \U0001f600a"
+    for vocab, sample in ((CharVocab(symbols), text), (ByteVocab(), text + "xyz")):
+        files = _tokenizer_files(vocab)
+        own = Tokenizer.from_str(json.dumps(files["tokenizer.json"]))
+        assert own.encode(sample).ids == vocab.encode(sample).tolist()
+        shutil.copytree(artefacts["ring"], folder := tmp_path / vocab.kind)
+        for name, document in files.items():
+            (folder / name).write_text(json.dumps(document))
+        tokenizer = og.Tokenizer(og.Model(str(folder)))
+        assert [int(token) for token in tokenizer.encode(sample)] == vocab.encode(sample).tolist()
+    unknown = Tokenizer.from_str(json.dumps(_tokenizer_files(CharVocab(symbols))["tokenizer.json"]))
+    assert min(unknown.encode("c\u00eb").ids[1:]) >= len(symbols) or unknown.encode("c").ids[0] >= len(
+        symbols
+    )
+    assert min(unknown.encode("c").ids) >= len(symbols)
+
+
+@pytest.mark.parametrize(
+    "vocab", [WordVocab(["<unk>", "<eos>", "a"]), IdsVocab(9), ByteVocab(range(256), skipped=[10])]
+)
+def test_a_vocabulary_that_genai_lacks_has_no_tokenizer_there(vocab: Vocab) -> None:
+    assert _tokenizer_files(vocab) == {}
+
+
+def test_only_byte_level_subwords_have_a_tokenizer_there() -> None:
+    for kind in ("bpe", "unigram", "sentencepiece"):
+        size = {"bpe": 40, "unigram": 16}.get(kind, 280)
+        learnt = learn_subwords(kind, size, lambda: iter(["the cat sat on the mat\n"]))  # type: ignore[arg-type]
+        assert _tokenizer_files(learnt) == {}

@@ -1,0 +1,166 @@
+"""Token ids and subwords go the whole way: prepared, trained, evaluated, exported, checked, generated."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtimes.contract.vocabulary import load_vocab
+from tests.commands import last_line, refused, xl
+from trainer.data.dataset import open_dataset
+from trainer.data.text import load_splits
+
+KINDS = ("ids", "subword")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_chain_from_dataset_to_generated_tokens(kind: str, chain: Callable[..., Any]) -> None:
+    made = chain(kind)
+    run, artefact = made.run, made.artefact
+    vocab = load_vocab(artefact / "vocab.json")
+    assert vocab.to_json() == open_dataset(made.dataset).vocab.to_json()
+    check = xl("check", artefact)
+    assert check.exit_code == 0, check.output
+    scores = [
+        last_line(xl("eval", folder, "--text", text, "--json"))
+        for folder in (run, artefact)
+        for text in (run / "test.npy", made.dataset)
+    ]
+    bits = [score["bits_per_token"] for score in scores]
+    assert bits == pytest.approx([bits[0]] * 4, abs=1e-4)
+    prompt = ["--prompt-ids", "1,2,3"] if kind == "ids" else ["--prompt", "The "]
+    generated = [
+        xl("generate", folder, *prompt, "--tokens", "5", "--temperature", "0", "--ids")
+        for folder in (run, artefact)
+    ]
+    assert generated[0].exit_code == 0, generated[0].output
+    assert generated[0].stdout == generated[1].stdout
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_info_shows_vocabulary_and_training(kind: str, chain: Callable[..., Any]) -> None:
+    made = chain(kind)
+    special = (
+        {"end_of_document": 0} if kind == "ids" else load_vocab(made.run / "vocab.json").special.to_json()
+    )
+    expected = {"kind": kind, "size": 12 if kind == "ids" else 300, "special": special}
+    expected |= {} if kind == "ids" else {"library": "tokenizers"}
+    for folder in (made.run, made.artefact):
+        result = xl("info", folder, "--json")
+        assert last_line(result)["vocabulary"] == expected
+        library = " of tokenizers" if kind == "subword" else ""
+        assert f"vocabulary  {kind}{library}, {expected['size']} tokens\n" in result.stdout
+        assert f"end of document {special['end_of_document']}" in result.stdout
+    facts = last_line(xl("info", made.run, "--json"))
+    training = facts["training"]
+    assert (training["step"], training["steps"], training["data"]) == (4, 4, str(made.dataset))
+    assert training["best"]["step"] == 4
+    assert training["recipe"]["learning_rate"] == 0.004
+    assert facts["concern"] is None
+    assert "training    step 4 of 4, best validation" in xl("info", made.run).stdout
+
+
+def test_a_run_on_a_text_takes_a_tokenizer_along_and_is_resumed_without_the_file(
+    chain: Callable[..., Any], tmp_path: Path, text: str
+) -> None:
+    tokenizer = tmp_path / "mine.json"
+    shutil.copy(chain("subword").dataset / "tokenizer.json", tokenizer)
+    (tmp_path / "a.txt").write_text(text[:20_000], encoding="utf-8")
+    options = ["--text", tmp_path / "a.txt", "--vocab", tokenizer, "--steps", "2"]
+    result = xl("train", "tiny", *options, "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["vocab"] == str(tokenizer)
+    ids = load_vocab(tmp_path / "run" / "vocab.json").encode(load_splits(str(tmp_path / "a.txt")).train)
+    assert f"{(len(ids) + 1) // 8 * 8:,} tokens" in result.stdout  # one end of document, 8 lanes
+    tokenizer.unlink()
+    resumed = xl("train", "--resume", tmp_path / "run")
+    assert resumed.exit_code == 0, resumed.output
+    assert "is finished already" in resumed.stdout
+
+
+def test_words_of_a_run_are_limited_by_count_and_size(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.txt").write_text(text[:20_000], encoding="utf-8")
+    options = ["--text", tmp_path / "a.txt", "--steps", "1", "--vocab", "word", "--min-count", "2"]
+    assert xl("train", "tiny", *options, "--max-size", "50", "--out", tmp_path / "run").exit_code == 0
+    assert load_vocab(tmp_path / "run" / "vocab.json").size == 50
+
+
+def test_options_of_another_vocabulary_are_refused(tmp_path: Path, chain: Callable[..., Any]) -> None:
+    made, out = chain("ids"), tmp_path / "out"
+    np.save(tmp_path / "a.npy", np.arange(9))
+    (tmp_path / "a.txt").write_text("some text " * 200)
+    text = ["--text", tmp_path / "a.txt", "--out", out]
+    refused(xl("train", "--max-size", 9, *text), "min_count and max_size are for vocabularies of words")
+    refused(xl("train", "--vocab", "words", *text), "'words', and word was probably meant")
+    refused(xl("train", "--vocab", tmp_path / "none.json", *text), "none.json; expected byte, char, word, or")
+    refused(
+        xl("train", "--data", made.dataset, "--min-count", 2, "--out", out),
+        "--min-count is 2 and the dataset",
+        "has its own vocabulary",
+    )
+    refused(xl("train", "--resume", made.run, "--max-size", 9), "leave out --max-size")
+    refused(xl("train", "--text", tmp_path / "a.npy", "--out", out), "xl-export prepare tokens --train")
+    refused(
+        xl(
+            "prepare", "text", "--train", tmp_path / "a.txt", "--vocab", "char", "--max-size", 9, "--out", out
+        ),
+        "--min-count and --max-size are for vocabularies of words",
+    )
+    assert not out.exists()
+
+
+def test_the_recipe_of_a_corpus_takes_own_data(tmp_path: Path, chain: Callable[..., Any]) -> None:
+    made = chain("ids")
+    config = json.loads((made.run / "config.json").read_text()) | {"corpus": "enwik8", "data": None}
+    config["model"]["vocab_size"] = 0
+    (tmp_path / "own.json").write_text(json.dumps(config | {"steps": 1, "warmup_steps": 0}))
+    result = xl("train", tmp_path / "own.json", "--data", made.dataset, "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+
+
+def test_a_run_without_validation_is_not_called_ready(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.txt").write_text(text[:3_000], encoding="utf-8")
+    (tmp_path / "short.txt").write_text("ab" * 10)
+    options = ["--text", tmp_path / "short.txt", "--steps", "1", "--out", tmp_path / "run"]
+    config = json.loads(Path("trainer/configs/small/tiny.json").read_text()) | {"batch": 1, "warmup_steps": 0}
+    config["training"] = {"mem_len": 4, "segment": 4}
+    (tmp_path / "c.json").write_text(json.dumps(config))
+    trained = xl("train", tmp_path / "c.json", *options)
+    assert trained.exit_code == 0, trained.output
+    assert "has finished" in trained.stdout
+    concern = "this run was never validated"
+    assert f"warning     {concern}" in xl("info", tmp_path / "run").stdout
+    exported = xl("export", tmp_path / "run", "--out", tmp_path / "artefact")
+    assert f"Warning: {concern}" in exported.stderr
+    assert "is written: ring memory" in exported.stdout
+    assert "ready" not in exported.stdout
+
+
+def test_prepare_says_what_it_made_and_what_was_meant(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text " * 50)
+    words = ["--kind", "word", "--text", tmp_path / "a.txt", "--out", tmp_path / "words.json"]
+    assert last_line(xl("prepare", "vocab", *words, "--json"))["special"] == {"unknown": 0, "end_of_line": 1}
+    refused(xl("prepare", "vocab", *words), "exists already", "--force")
+    assert xl("prepare", "vocab", *words, "--force").exit_code == 0
+    out = ["--out", tmp_path / "v.json"]
+    refused(xl("prepare", "vocab", "--kind", "bpe", "--text", tmp_path / "a.txt", *out), "give --size")
+    refused(
+        xl("prepare", "vocab", "--kind", "sentencepiece", "--size", 300, "--text", tmp_path / "a.txt", *out),
+        "ends in .model",
+    )
+    refused(xl("prepare", "token"), "no command 'token'; tokens was probably meant")
+    refused(
+        xl("prepare", "tokens", "--train", tmp_path / "n.npy", "--vocab-size", 3, "--out", tmp_path / "o"),
+        "--train is",
+        "does not exist",
+    )
+    listed = xl("prepare", "--help").stdout
+    assert "wt103" not in listed
+    assert xl("data", "--help").stdout.splitlines()[2:] == listed.splitlines()[2:]

@@ -1,0 +1,125 @@
+"""How far the training of a run has come: its steps and validations, from the metadata of its checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtimes.base.errors import ArtefactError, first_line
+from runtimes.base.files import read_json
+from runtimes.base.records import from_json, to_json
+from trainer.run.checkpoint import CONFIG, STATE, load_metadata
+from trainer.run.config import TrainConfig
+
+RECIPE = ("optimizer", "learning_rate", "schedule", "warmup_steps", "batch", "autocast", "seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """The score of the held-out text after `step` steps."""
+
+    step: int
+    bits_per_token: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The part of a checkpoint that is no tensor.
+
+    text: hashes of the training text and of the held-out text.
+    at: index in the lanes where the next segment begins. position: stream position of that segment.
+    averaged: number of weights in the average.
+    scale, scale_steps: scale of the fp16 loss, and the steps since it changed.
+    ranks: number of processes whose random states are stored.
+    """
+
+    text: str
+    step: int
+    at: int
+    position: int
+    averaged: int
+    scale: float
+    scale_steps: int
+    ranks: int
+    validations: tuple[Validation, ...]
+
+
+def best(history: Sequence[Validation]) -> Validation | None:
+    """The first validation with the lowest score, or None if there is no validation."""
+    return min(history, key=lambda validation: validation.bits_per_token, default=None)
+
+
+def concern(history: Sequence[Validation], *, vocab_size: int) -> str | None:
+    """One sentence on why a finished run may be of no use, or None.
+
+    A model that has learned anything scores better than one that gives every token the same probability,
+    which costs log2(vocab_size) bits per token.
+    """
+    leader = best(history)
+    if leader is None:
+        return (
+            "this run was never validated, so nobody knows how good its weights are; "
+            "train on a longer text, of which 5 % is held out for validation."
+        )
+    uniform = math.log2(vocab_size)
+    if leader.bits_per_token <= uniform or vocab_size == 1:
+        return None
+    return (
+        f"the best validation of this run is {leader.bits_per_token:.4g} bits/token, worse than the "
+        f"{uniform:.4g} of a model that gives every token the same probability; train longer, or with a "
+        "lower learning_rate."
+    )
+
+
+def history_of(run: Path) -> Facts | None:
+    """What the last checkpoint of a run says of its training; None for a run that was imported."""
+    if not (run / STATE).is_file():
+        return None
+    config = from_json(TrainConfig, read_json(run / CONFIG), where=str(run / CONFIG))
+    return read_facts(run / STATE, config.steps)
+
+
+def describe_training(run: Path) -> dict[str, Any] | None:
+    """What `info` says of the training of a run, as JSON; None for a run that was imported."""
+    facts = history_of(run)
+    if facts is None:
+        return None
+    config = from_json(TrainConfig, read_json(run / CONFIG), where=str(run / CONFIG))
+    leader = best(facts.validations)
+    return {
+        "step": facts.step,
+        "steps": config.steps,
+        "best": None if leader is None else to_json(leader),
+        "data": config.data or config.text or "the built-in text",
+        "recipe": {name: getattr(config, name) for name in RECIPE},
+        "rule": to_json(config.training),
+    }
+
+
+def concern_about(run: Path) -> str | None:
+    """One sentence on why a run may be of no use (see `concern`), or None; None for an imported run, too."""
+    facts = history_of(run)
+    if facts is None:
+        return None
+    config = from_json(TrainConfig, read_json(run / CONFIG), where=str(run / CONFIG))
+    return concern(facts.validations, vocab_size=config.model.vocab_size)
+
+
+def read_facts(path: Path, steps: int) -> Facts:
+    metadata = load_metadata(path)
+    try:
+        facts = from_json(Facts, json.loads(metadata.get("facts", "")), where="facts")
+    except (ValueError, RecursionError) as error:
+        raise ArtefactError(
+            f"{path} does not say at which step it was written ({first_line(error)}); start a new run."
+        ) from error
+    counts = (facts.step, facts.at, facts.position, facts.averaged, facts.scale_steps, facts.ranks - 1)
+    if min(counts) < 0 or max(counts) >= 1 << 40 or facts.scale <= 0 or facts.step > steps:
+        raise ArtefactError(
+            f"{path} was written at step {facts.step} of {steps}, or is damaged; start a new run."
+        )
+    return facts
