@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 
 from runtimes import Memory, Session, load_memory, save_memory
-from runtimes.base.errors import ArtefactError, StreamError
+from runtimes.base.errors import StreamError
 from runtimes.base.logits import log_sum_exp
+from runtimes.contract.checks import last_fed
+from trainer.run.session import TorchSession
 
 MOST_STREAMS, MOST_ROWS = 3, 5
 # Saves memories of one repeated number to a file, again and again, until it is killed.
@@ -119,23 +121,37 @@ class Schedule:
 
     # What a caller may do
 
-    def step(self, streams: Streams) -> None:
+    def step(self, streams: Streams, *, of_lengths: bool = True) -> None:
         tokens, positions = self.tokens(streams), streams.memory.positions.copy()
         what, session = self.random.choice(("step", "predict", "score")), self.session
+        lengths = self.lengths(tokens) if of_lengths else None
         self.last[-1] += f": {what} of {tokens.shape[1]} with the operators {session.kernel}"
+        self.last[-1] += "" if lengths is None else f", lengths {lengths.tolist()}"
         if what == "score":
             targets = np.roll(tokens, 1, axis=1)
             targets[:, self.random.randrange(tokens.shape[1])] = -1
-            scores, _ = session.score(tokens, targets, streams.memory)
-            alone = self.alone(streams, tokens, positions)
+            if lengths is not None:
+                targets[np.arange(tokens.shape[1]) >= lengths[:, None]] = -1
+            scores, _ = session.score(tokens, targets, streams.memory, lengths=lengths)
+            alone = self.alone(streams, tokens, positions, lengths)
             chosen = np.take_along_axis(alone, np.maximum(targets, 0)[..., None], axis=-1)[..., 0]
             self.compare(scores, np.where(targets < 0, np.where(np.isnan(chosen), np.nan, 0), chosen))
         elif what == "predict":
-            logits, _ = session.predict(tokens, streams.memory)
-            self.compare(_log_probs(logits), self.alone(streams, tokens, positions)[:, -1])
+            logits, _ = session.predict(tokens, streams.memory, lengths=lengths)
+            alone = self.alone(streams, tokens, positions, lengths)
+            self.compare(_log_probs(logits), alone[np.arange(len(alone)), last_fed(lengths, tokens)])
         else:
-            logits, _ = session.step(tokens, streams.memory)
-            self.compare(_log_probs(logits), self.alone(streams, tokens, positions))
+            logits, _ = session.step(tokens, streams.memory, lengths=lengths)
+            self.compare(_log_probs(logits), self.alone(streams, tokens, positions, lengths))
+
+    def lengths(self, tokens: np.ndarray) -> np.ndarray | None:
+        """A length for each row in half of the steps, where the artefact takes them."""
+        spec = self.session.spec
+        assert isinstance(self.reference, TorchSession)
+        from_end = self.reference.model.config.from_segment_end
+        if spec is None or spec.form != "ring" or from_end or self.random.random() < 0.5:
+            return None
+        return np.array([self.random.randint(0, tokens.shape[1]) for _ in tokens])
 
     def restart(self, streams: Streams) -> None:
         self.begin(streams, 0)
@@ -180,15 +196,16 @@ class Schedule:
 
     def save(self, streams: Streams) -> None:
         file = self.folder / "streams.npz"
-        save_memory(streams.memory, file)
-        finite = all(np.isfinite(array).all() for array in streams.memory.tensors.values())
+        begun = streams.memory.positions > 0
+        finite = all(np.isfinite(array[begun]).all() for array in streams.memory.tensors.values())
         try:
-            streams.memory = load_memory(file, self.session)
-        except ArtefactError as error:
+            save_memory(streams.memory, file)
+        except StreamError as error:  # a row that was spoiled, and has not started again
             if finite or "not finite" not in str(error):
                 raise
-        else:
-            assert finite, "a memory with NaN was loaded"
+            return
+        assert finite, "a row with NaN was saved"
+        streams.memory = load_memory(file, self.session)
 
     def spoil(self, streams: Streams) -> None:
         """A row's text overflows: the next step reads NaN in its memory, until the row starts again."""
@@ -199,7 +216,7 @@ class Schedule:
         for array in streams.memory.tensors.values():
             array[row] = np.nan
         streams.rows[row].alone = None
-        self.step(streams)
+        self.step(streams, of_lengths=False)  # a row of length 0 would not show it
         if self.random.random() < 0.7:
             streams.memory.positions[row], streams.rows[row] = 0, Row(self.reference.start(1))
             self.step(streams)
@@ -276,14 +293,20 @@ class Schedule:
 
     # What must come out
 
-    def alone(self, streams: Streams, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    def alone(
+        self,
+        streams: Streams,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        lengths: np.ndarray | None = None,
+    ) -> np.ndarray:
         """Log-probabilities [B, T, V] of each row's tokens after its own text alone; NaN for padding."""
         said = np.full((*tokens.shape, self.reference.vocab.size), np.nan)
         for index, row in enumerate(streams.rows):
             at = int(np.clip(-positions[index], 0, tokens.shape[1]))
             if row.alone is None:
                 continue
-            for part in self.cut(tokens[index, at:]):
+            for part in self.cut(tokens[index, at : None if lengths is None else lengths[index]]):
                 logits, _ = self.reference.step(part[None], row.alone)
                 said[index, at : at + len(part)] = _log_probs(logits)[0]
                 at += len(part)

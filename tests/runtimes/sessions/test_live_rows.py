@@ -89,19 +89,18 @@ def test_weights_of_few_bits_take_lengths(precision: str, make_run: Make, tmp_pa
 def test_going_back_by_up_to_a_segment_is_exact_on_the_ring(
     artefacts: dict[str, Path], tokens: np.ndarray
 ) -> None:
-    """The slots of the last T tokens' predecessors are still there, because S = M + T."""
+    """What those tokens saw is still in its slots, because S = M + T; padding behind them uses the same."""
     session = open_session(artefacts["ring"])
     text, other = rows(tokens, 1, 64), rows(tokens, 2, 64)[1:]
-    most = session.rule.segment
-    for back in (1, most // 2, most, most + 1):
-        _, memory = feed(session, text[:, :48], [8] * 6)
+    for padding, back in ((0, 1), (0, 8), (0, 9), (3, 5), (3, 6), (7, 1), (7, 2)):
+        _, memory = feed(session, text[:, :40], [8] * 5)
+        session.step(text[:, 40:48], memory, lengths=np.array([8 - padding]))
         memory.positions -= back
         again, _ = feed(session, other[:, :24], [8] * 3, memory)
-        whole = np.concatenate([text[:, : 48 - back], other[:, :24]], axis=1)
-        cuts = [8] * (whole.shape[1] // 8) + [whole.shape[1] % 8] * (whole.shape[1] % 8 > 0)
-        expected, _ = feed(session, whole, cuts)
+        whole = np.concatenate([text[:, : 48 - padding - back], other[:, :24]], axis=1)
+        expected, _ = feed(session, whole, [1] * whole.shape[1])
         difference = np.abs(again - expected[:, -24:]).max()
-        assert (difference < 1e-4) == (back <= most), (back, difference)
+        assert (difference < 1e-4) == (padding + back <= session.rule.segment), (padding, back, difference)
 
 
 @pytest.mark.parametrize("verb", ["step", "predict", "score"])
