@@ -41,7 +41,8 @@ NAMES = (
 @click.option(
     "--vocab",
     type=click.Path(path_type=Path),
-    help="The file of the vocabulary. By default it is the one in the folder of SOURCE.",
+    help="The file of the vocabulary: that of the project, a vocab.json, a tokenizer.json or a .model of "
+    "SentencePiece; or `ids`, where tokens are ids without text. By default it is in the folder of SOURCE.",
 )
 @click.option(
     "--settings",

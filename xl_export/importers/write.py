@@ -16,6 +16,7 @@ from runtimes.contract.vocabulary import save_vocab
 from trainer.model.model import LanguageModel
 from trainer.run.checkpoint import CONFIG, MODEL, save_tensors
 from xl_export.importers.shared.checkpoint import Checkpoint
+from xl_export.importers.shared.vocabularies import IDS
 
 IMPORT = "import.json"
 
@@ -48,7 +49,9 @@ def import_record(checkpoint: Checkpoint, *, name: str, project: str) -> dict[st
         "format": name,
         "project": project,
         "files": {
-            role: {"name": path.name, **to_json(file_facts(path))} for role, path in checkpoint.files.items()
+            role: {"name": path.name, **to_json(file_facts(path))}
+            for role, path in checkpoint.files.items()
+            if path != IDS
         },
         "settings": {
             key: {"value": setting.value, "origin": setting.origin}

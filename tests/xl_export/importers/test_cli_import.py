@@ -122,6 +122,18 @@ def test_the_rest_of_the_pipeline_takes_an_imported_run(tmp_path: Path) -> None:
     refused(xl("train", "--resume", tmp_path / "run"), "cannot be resumed", "training.safetensors")
 
 
+def test_a_model_of_ids_needs_no_vocabulary(tmp_path: Path) -> None:
+    assert xl("import", BYTES, "--vocab", "ids", "--out", tmp_path / "run").exit_code == 0
+    document = json.loads(
+        xl(
+            "generate", tmp_path / "run", "--prompt-ids", "1,2", "--tokens", 3, "--ids", "--json"
+        ).stdout.splitlines()[-1]
+    )
+    assert document["prompt_ids"] == [1, 2]
+    assert document["text"].split() == [str(token) for token in document["ids"]]
+    refused(xl("generate", tmp_path / "run", "--prompt", "the"), "takes token ids", "and no text")
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_run_of_ours_comes_back_identical(name: str, make_run: Callable[..., Path], tmp_path: Path) -> None:
     options: dict[str, Any] = dict(ARCHITECTURES[name])

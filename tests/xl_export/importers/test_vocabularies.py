@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from runtimes.base.errors import ArtefactError
-from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab, decode
+from runtimes.contract.vocabulary import ByteVocab, CharVocab, IdsVocab, Vocab, WordVocab, decode
 from tests.xl_export.importers.oracles import DATA, NAMES
 from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.shared.vocabularies import read_vocabulary, translated, vocabulary
@@ -123,3 +124,23 @@ def test_a_list_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_bytes(b"\xff\n")
     with pytest.raises(ArtefactError, match="is not UTF-8"):
         read_vocabulary(tmp_path / "vocab.txt", size=1)
+
+
+def test_the_word_ids_is_a_vocabulary_without_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = read_vocabulary(Path("ids"), size=300)
+    assert found.vocab.to_json() == IdsVocab(300).to_json()
+    assert "no text" in found.notes[0]
+
+
+def test_a_tokenizer_may_have_fewer_tokens_than_the_model(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<unk>": 2}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    found = read_vocabulary(tmp_path / "tokenizer.json", size=8)
+    assert (found.vocab.size, found.vocab.special.unknown) == (8, 2)
+    assert found.vocab.encode("b a c").tolist() == [1, 0, 2]
+    assert "the last 5 of the model's 8 tokens" in found.notes[0]
+    assert read_vocabulary(tmp_path / "tokenizer.json", size=3).notes == ()
+    with pytest.raises(ArtefactError, match="has 3 symbols and the model 2"):
+        read_vocabulary(tmp_path / "tokenizer.json", size=2)

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.vocabulary import Vocab
+from runtimes.contract.vocabulary import VOCAB, Vocab
 from trainer.model.config import ModelConfig
+from trainer.run.choices import VOCAB_KINDS
 from trainer.run.config import TrainConfig
 from xl_export.importers.pickle.compressed import present
 from xl_export.importers.shared.settings import Overrides, Setting, size_notes
 from xl_export.importers.shared.validated import Tensors
+from xl_export.importers.shared.vocabularies import IDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ class ImportOptions:
             notes.append(
                 f"{tensors.nonfinite[0]} holds NaN or infinite values: `xl-export export` refuses this run"
             )
-        if self.vocab is not None:
+        if self.vocab not in (None, IDS):
             notes.append("the vocabulary is a file that you named: only its size could be checked")
         return (*notes, *size_notes(settings, layers=config.layers, d_model=config.d_model))
 
@@ -103,7 +105,8 @@ class Checkpoint:
         """
         if self.run is not None:
             return self.run
-        return TrainConfig(model=self.config, training=self.rule, evaluation=self.rule, vocab=self.vocab.kind)
+        kind = self.vocab.kind if self.vocab.kind in VOCAB_KINDS else VOCAB
+        return TrainConfig(model=self.config, training=self.rule, evaluation=self.rule, vocab=kind)
 
 
 def companion_file(path: Path, names: tuple[str, ...], wanted: Path | None, *, what: str) -> Path:
@@ -120,5 +123,5 @@ def companion_file(path: Path, names: tuple[str, ...], wanted: Path | None, *, w
             return found
     raise ArtefactError(
         f"{folder} has no {' or '.join(names)}, which should hold the {what}; name the file with --vocab "
-        "FILE."
+        "FILE, or give --vocab ids where the tokens are ids without text."
     )

@@ -23,16 +23,19 @@ from runtimes.contract.vocabulary import (
     END_OF_LINE,
     ByteVocab,
     CharVocab,
+    IdsVocab,
+    SubwordVocab,
     Vocab,
     WordVocab,
-    load_vocab,
     not_unicode,
+    vocab_from_file,
 )
 from xl_export.importers.pickle.compressed import inner_suffix, read_content
 from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.values import Foreign
 
 UNKNOWNS = ("<unk>", "<UNK>")
+IDS = Path("ids")  # in the place of a file: the tokens are ids, as of music or events
 SENTENCE = "<S>"  # before and after each line of the One Billion Word benchmark
 
 
@@ -46,12 +49,22 @@ class ReadVocabulary:
 
 
 def read_vocabulary(path: Path, *, size: int) -> ReadVocabulary:
-    """Returns the vocabulary in a file of one of the projects, or in a `vocab.json` of this project.
+    """Returns the vocabulary in a file of one of the projects, or in one that this project reads.
 
-    Raises ArtefactError where the file is damaged or the vocabulary has another size.
+    These are a `vocab.json`, a `tokenizer.json` and a SentencePiece `.model`. A model may have more tokens
+    than a file of subwords, because some projects round their number up. The path `ids` means that the model
+    takes token ids and has no text. Raises ArtefactError where the file is damaged or the vocabulary has
+    another size.
     """
-    if path.suffix == ".json":
-        return _sized(ReadVocabulary(load_vocab(path)), size, path)
+    if path == IDS and not path.exists():
+        return ReadVocabulary(IdsVocab(size), notes=("the tokens are ids, and there is no text of them",))
+    if path.suffix in (".json", ".model"):
+        vocab = vocab_from_file(path)
+        if isinstance(vocab, SubwordVocab) and vocab.size < size:
+            note = f"the last {size - vocab.size} of the model's {size} tokens are not in the vocabulary"
+            enlarged = SubwordVocab(vocab.library, vocab.content, size=size, special=vocab.special)
+            return ReadVocabulary(enlarged, notes=(note,))
+        return _sized(ReadVocabulary(vocab), size, path)
     if inner_suffix(path) == ".txt":
         return vocabulary(_lines(path), where=path, size=size)
     return vocabulary(read_pickle(path), where=path, size=size)
