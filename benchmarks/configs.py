@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.machine import available_cpus
-from trainer.model.config import ModelConfig
+from trainer.model.config import ModelConfig, VocabularyConfig
 
 LONGEST = 1 << 14  # tokens; the masks of a recomputed window take 2 bytes for each pair of its positions
 MOST_REPEATS = 1 << 16
@@ -21,8 +21,9 @@ class BenchmarkConfig:
     other cases (M). repeats: timed calls that take long; token_repeats: timed calls of one token. streams:
     batch sizes of batch. consecutive: timed tokens of latency. training_batch: rows of a training step.
     ring_claim: in memory-forms, `hidden` must take at least this many times as long as the ring.
-    latency_claim: the slowest of the consecutive tokens must take at most this many medians. A claim that is
-    None is not made.
+    latency_claim: the slowest of the consecutive tokens must take at most this many medians. score_claim: in
+    score, a token of many short texts must take at most this many times as long as one of full segments. A
+    claim that is None is not made. texts: of score; alone: how many of them are also scored one by one.
     """
 
     name: str
@@ -37,6 +38,9 @@ class BenchmarkConfig:
     streams: tuple[int, ...] = (1, 8, 32)
     consecutive: int = 1000
     training_batch: int = 8
+    score_claim: float | None = None
+    texts: int = 1000
+    alone: int = 60
 
 
 CONFIGS = {
@@ -61,6 +65,25 @@ CONFIGS = {
             model=ModelConfig(layers=12, d_model=512, heads=8, head_dim=64, d_ff=2048, vocab_size=256),
             ring_claim=6.0,
             training_batch=2,
+        ),
+        BenchmarkConfig(
+            name="wt103-base",
+            segment=64,
+            attention_lengths=(640,),
+            repeats=3,
+            mem_len=640,
+            token_repeats=30,
+            score_claim=1.25,
+            training_batch=1,
+            model=ModelConfig(
+                layers=16,
+                d_model=410,
+                heads=10,
+                head_dim=41,
+                d_ff=2100,
+                vocab_size=267735,
+                vocabulary=VocabularyConfig(cutoffs=(20000, 40000, 200000)),
+            ),
         ),
         BenchmarkConfig(
             name="enwik8-large",

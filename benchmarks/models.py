@@ -14,7 +14,7 @@ from runtimes.base.files import write_json
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import Form
-from runtimes.contract.vocabulary import ByteVocab, save_vocab
+from runtimes.contract.vocabulary import ByteVocab, IdsVocab, SpecialTokens, Vocab, save_vocab
 from trainer.model.config import ModelConfig
 from trainer.model.model import LanguageModel
 from trainer.run.checkpoint import CONFIG, MODEL, save_tensors
@@ -41,9 +41,14 @@ def random_weights(model: ModelConfig, *, seed: int = 0) -> Weights:
 def write_run(folder: Path, model: ModelConfig, rule: MemoryRule, weights: Weights) -> Path:
     """A run folder of these weights, as if training had ended there."""
     folder.mkdir(parents=True)
-    config = TrainConfig(model=model, training=rule, evaluation=rule, vocab="byte", text=None)
+    # A model of bytes has their vocabulary; any other takes ids, of which the first stands before a text.
+    is_bytes = model.vocab_size == 256
+    vocab: Vocab = ByteVocab() if is_bytes else IdsVocab(model.vocab_size, special=SpecialTokens(beginning=0))
+    config = TrainConfig(
+        model=model, training=rule, evaluation=rule, vocab="byte" if is_bytes else "word", text=None
+    )
     write_json(folder / CONFIG, to_json(config))
-    save_vocab(folder, ByteVocab())
+    save_vocab(folder, vocab)
     save_tensors(folder / MODEL, {name: torch.from_numpy(array) for name, array in weights.items()})
     return folder
 

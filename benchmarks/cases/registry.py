@@ -64,6 +64,13 @@ CASES = {
             takes=STEP_OPTIONS,
         ),
         Case(
+            name="score",
+            summary="many short texts side by side against one stream of as many tokens, and one by one",
+            keys=("side", "mem_len", "operators"),
+            takes=STEP_OPTIONS,
+            claims=("score_claim",),
+        ),
+        Case(
             name="latency",
             summary="1,000 consecutive tokens with fixed memory against a key/value cache that grows",
             keys=("side",),

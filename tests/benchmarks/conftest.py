@@ -21,6 +21,9 @@ TINY = BenchmarkConfig(
     streams=(1, 3),
     consecutive=30,
     training_batch=2,
+    score_claim=1e9,
+    texts=40,
+    alone=10,
     model=ModelConfig(layers=2, d_model=16, heads=2, head_dim=4, d_ff=24, vocab_size=256),
 )
 

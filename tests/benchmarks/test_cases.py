@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from benchmarks import child, plot, steps
 from benchmarks.__main__ import main
 from benchmarks.baselines import growing
-from benchmarks.cases import export, latency, load
+from benchmarks.cases import export, latency, load, score
 from benchmarks.cases import registry as cases
 from benchmarks.cases.registry import CASES
 from benchmarks.configs import BenchmarkConfig
@@ -76,6 +76,26 @@ def test_more_streams_read_more_memory_and_the_weights_once(tiny: BenchmarkConfi
     stream = 4 * 2 * 2 * 2 * 4 * 13  # fp32, layers, keys and values, A = 2 heads x 4, M + 1
     assert three["num_bytes"] - one["num_bytes"] == 2 * stream
     assert three["multiply_adds"] == 3 * one["multiply_adds"]
+
+
+def test_score_compares_with_each_text_alone_and_counts_the_same_tokens(
+    tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = tmp_path / "history.jsonl"
+    printed = call("run", "score", "--config", "tiny", "--threads", 1, "--history", result).stdout
+    assert "takes at most 1e+09 times as long as one of full segments: holds" in printed
+    stream, texts, alone = json.loads(result.read_text())["rows"]
+    assert [row["side"] for row in (stream, texts, alone)] == ["one stream", "texts", "one by one"]
+    assert stream["tokens"] == texts["tokens"] == sum(map(len, score.draw_texts(40, 256)))
+    assert (stream["ratio"], texts["texts"], alone["texts"]) == (1, 40, 10)
+    assert 0 < alone["tokens"] < texts["tokens"]
+    assert texts["ratio"] == pytest.approx(texts["token"]["median"] / stream["token"]["median"])
+    right = score.score_texts
+    wrong = lambda session, texts, **given: right(session, [text[::-1] for text in texts], **given)  # noqa: E731
+    monkeypatch.setattr(score, "score_texts", wrong)
+    monkeypatch.setattr(score, "take_turns", lambda *_, **__: pytest.fail("timed in spite of a wrong answer"))
+    with pytest.raises(ArtefactError, match="side by side differ from texts scored one by one"):
+        score.run(tiny, threads=1)
 
 
 def test_latency_has_percentiles_of_consecutive_tokens_on_both_sides(
