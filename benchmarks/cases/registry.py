@@ -13,7 +13,7 @@ from runtimes.base.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One case. Its module has the same name with underscores.
+    """One case. Its module has the same name with underscores, and stands in `folder` of this folder if any.
 
     summary: one line about it. keys: the fields of a row that tell it from other rows. takes: the options of
     `run` besides threads. claims: the fields of a `BenchmarkConfig` that `table` judges, at the sizes of that
@@ -31,11 +31,13 @@ class Case:
     may_skip: bool = False
     engine: str = "onnxruntime"
     precision: str = "fp32"
+    folder: str = ""
 
     @property
     def module(self) -> str:
         """The full name of the module."""
-        return "benchmarks.cases." + self.name.replace("-", "_")
+        parts = ("benchmarks", "cases", self.folder, self.name.replace("-", "_"))
+        return ".".join(part for part in parts if part)
 
 
 STEP_KEYS = ("mem_len", "batch", "tokens", "operators")
@@ -82,6 +84,7 @@ CASES = {
             name="gpu",
             summary="one token and one segment on an NVIDIA GPU: ONNX Runtime against PyTorch (never run)",
             keys=("tokens", "mem_len"),
+            folder="on_gpu",
             may_skip=True,
         ),
         Case(
@@ -89,6 +92,7 @@ CASES = {
             summary="TensorRT's attention kernel against PyTorch's on an NVIDIA GPU (never run)",
             keys=("shape", "side"),
             takes=(),
+            folder="on_gpu",
             may_skip=True,
             engine="torch",
             precision="fp16",

@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 
 from benchmarks.__main__ import main
-from benchmarks.cases import triton_kernel
+from benchmarks.cases.on_gpu import triton_kernel
 from benchmarks.compare import compare, read_results
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Limits, Timing

@@ -1,0 +1,1 @@
+"""Cases that only a machine with an NVIDIA GPU can measure."""
