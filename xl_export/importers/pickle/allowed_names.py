@@ -22,7 +22,7 @@ from xl_export.importers.pickle.values import Foreign, Named, PickleError, check
 FOREIGN_MODULES = re.compile(
     r"mem_transformer|proj_adaptive_softmax|data_utils|vocabulary|data|argparse|fp16_opt|__main__"
     r"|(apex|fairseq|omegaconf)(\.\w+)*"
-    r"|utils(\.\w+)*|torch\.nn\.(modules|parallel)(\.\w+)*|(transformers|tokenizers|sacremoses)(\.\w+)*",
+    r"|utils(\.\w+)*|torch\.(nn\.(modules|parallel)|optim)(\.\w+)*|(transformers|tokenizers|sacremoses)(\.\w+)*",
     re.ASCII,
 )
 # This excludes functions of those packages, and paths through attributes.
@@ -64,6 +64,21 @@ FOREIGN_NAMES = {
     "numpy.dtype": "numpy.dtype",
     "numpy.core.multiarray._reconstruct": "numpy.ndarray",
     "numpy._core.multiarray._reconstruct": "numpy.ndarray",
+    # Of the arguments of a training that a checkpoint keeps: folders, times and versions.
+    "pathlib.PosixPath": "pathlib.Path",
+    "pathlib._local.PosixPath": "pathlib.Path",
+    "pathlib.WindowsPath": "pathlib.Path",
+    "pathlib._local.WindowsPath": "pathlib.Path",
+    "datetime.datetime": "datetime.datetime",
+    "datetime.timedelta": "datetime.timedelta",
+    "torch.torch_version.TorchVersion": "torch.torch_version.TorchVersion",
+    "collections.deque": "collections.deque",
+}
+# Names that are refused like all others, and say where the file comes from.
+HINTS = {
+    "torch.storage._load_from_bytes": "by which pickle.dump writes tensors (save it again with torch.save)",
+    "torch._utils._rebuild_tensor_v3": "by which PyTorch writes numbers of a type that is not read here "
+    "(save them as float32)",
 }
 MAX_NAME = 200
 NUMPY_SCALARS = frozenset({"f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "b1"})
@@ -80,6 +95,8 @@ def named(module: str, name: str) -> Named:
         or (len(full) < MAX_NAME and is_foreign_class(module, name))
     ):
         return Named(full)
+    if full in HINTS:
+        raise PickleError(f"calls {full}, {HINTS[full]}")
     raise PickleError(f"calls {shown(full)}, which is neither plain data nor a class of a known model")
 
 
@@ -117,6 +134,17 @@ def _parameter(_: Storages, args: tuple[Any, ...]) -> Tensor:
     if not args or not isinstance(args[0], Tensor):
         raise ValueError
     return args[0]
+
+
+def _from_type(storages: Storages, args: tuple[Any, ...]) -> Tensor:
+    """Returns the tensor of `_rebuild_from_type_v2(function, class, arguments, attributes)`.
+
+    PyTorch writes it for a tensor that was given attributes, which are dropped here.
+    """
+    function, _, inner, _ = args
+    if not isinstance(function, Named) or function.name not in REBUILT or type(inner) is not tuple:
+        raise ValueError
+    return _tensor(storages, inner) if CALLS[function.name] is _tensor else _parameter(storages, inner)
 
 
 def _dict(_: Storages, args: tuple[Any, ...]) -> dict[Any, Any]:
@@ -193,10 +221,13 @@ def _scalar(_: Storages, args: tuple[Any, ...]) -> Any:
     return value
 
 
+REBUILT = frozenset({"torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter"})
 CALLS: dict[str, Call] = {
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch._tensor._rebuild_from_type_v2": _from_type,
     "torch.nn.parameter.Parameter": _parameter,
     "torch.Size": lambda _, args: tuple(_sequence(args)),
     "torch.device": _device,
@@ -218,9 +249,11 @@ for _module in ("builtins", "__builtin__"):
         f"{_module}.bytes": _no_bytes,
     }
 # The types of storages and tensors, and the factories of a defaultdict.
-MENTIONED = frozenset(DTYPES) | {str(dtype) for dtype in DTYPES.values()}
+MENTIONED = frozenset(DTYPES) | {str(dtype) for dtype in DTYPES.values()} | {"torch.Tensor"}
 MENTIONED |= {
     f"{module}.{name}"
     for module in ("builtins", "__builtin__")
-    for name in ("int", "float", "bool", "str", "object")
+    for name in ("int", "long", "float", "bool", "str", "unicode", "object")
 }
+# The types of options in a configuration of OmegaConf.
+MENTIONED |= {f"typing.{name}" for name in ("Any", "Dict", "List", "Optional", "Tuple", "Union")}

@@ -30,6 +30,8 @@ MAX_STEPS = 10_000_000
 MAX_CONTAINERS = 1_000_000
 MAX_MEMO = 4_000_000
 MAX_LINE = 1 << 16
+# Nodes of OmegaConf point to the node that holds them, and a result here has no cycles.
+POINTS_BACK = "omegaconf."
 
 
 class Interpreter:
@@ -181,6 +183,8 @@ class Interpreter:
             for part in parts:
                 self.spend(len(part or ()))
                 target.state.update(part or {})
+            if target.name.startswith(POINTS_BACK):
+                target.state.pop("_parent", None)
         else:
             target.state = state
 

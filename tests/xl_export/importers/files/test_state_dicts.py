@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from runtimes.base.errors import UserError
 from tests.commands import refused, xl
 from tests.xl_export.importers.oracles import DATA
+from tests.xl_export.importers.test_mutations import mutate
 from trainer.run.checkpoint import load_run
+from xl_export.importers.formats import FORMATS, recognise
 from xl_export.importers.kimiyoung import module_tensors
 from xl_export.importers.pickle.read import read_pickle
+from xl_export.importers.shared.checkpoint import ImportOptions, Source
+from xl_export.importers.shared.settings import Overrides, Settings
 
 LARGE, NVIDIA, SPAN = (
     DATA / "kimiyoung-wt103-large",
@@ -174,3 +180,21 @@ def test_tensors_of_a_model_that_is_not_known_are_called_so(tmp_path: Path) -> N
         "holds the tensors of a model that is not known here, such as h.0.attn.c_attn.weight",
         "only models of kimiyoung, nvidia,",
     )
+
+
+@pytest.mark.parametrize("name", ["kimiyoung", "one table", "nvidia", "huggingface", "adaptive-span"])
+def test_a_mutated_state_dict_is_read_or_refused(name: str) -> None:
+    folder, state_of, vocab, _, settings = CASES[name]
+    draw, content, messages = random.Random(name), {"model": state_of(folder)}, []
+    sizes = {"cutoffs": tuple(settings["cutoffs"])} if "cutoffs" in settings else {}
+    lengths = {} if name == "adaptive-span" else {"mem_len": 9, "mask": "full", "clamp_len": 0}
+    chosen = Overrides(("option", Settings(segment=8, **sizes, **lengths)))
+    for _ in range(60):
+        changed = Source(path=folder / "state.pt", content=mutate(content, draw))
+        try:
+            format_ = FORMATS[recognise(changed)]
+            format_.read(changed, ImportOptions(overrides=chosen, vocab=folder / vocab))
+        except UserError as error:
+            messages.append(str(error))
+    assert all(message.isprintable() and len(message) < 600 for message in messages)
+    assert len(messages) > 30
