@@ -60,9 +60,9 @@ def _training_lines(training: dict[str, Any]) -> list[str]:
     return [
         f"training    step {training['step']:,} of {training['steps']:,}, best validation {score}",
         f"            data {training['data']}",
-        f"            {recipe['optimizer']}, learning rate {recipe['learning_rate']:g}, {recipe['schedule']}, "
-        f"warm-up {recipe['warmup_steps']:,} steps, batch {recipe['batch']}, autocast {recipe['autocast']}, "
-        f"seed {recipe['seed']}",
+        f"            {recipe['optimizer']}, learning rate {recipe['learning_rate']:g}, {recipe['schedule']}",
+        f"            warm-up {recipe['warmup_steps']:,} steps, batch {recipe['batch']}, autocast "
+        f"{recipe['autocast']}, seed {recipe['seed']}",
         f"            mem_len {rule['mem_len']}, segment {rule['segment']}, mask {rule['mask']}",
     ]
 
