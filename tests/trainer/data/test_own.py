@@ -83,8 +83,9 @@ def test_documents_end_with_their_token_once(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_with_ids_is_told(
-    name: str, content: str | np.ndarray, words: str, tmp_path: Path
+    name: str, content: str | np.ndarray, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("trainer.data.own_ids.CHECKED", 1)  # one block for each id
     with pytest.raises(TextError, match=words):
         ids(tmp_path, write(tmp_path / name, content), end=0)
     assert not (tmp_path / "out").exists()
@@ -170,7 +171,7 @@ def test_a_subword_dataset_holds_its_tokenizer(tokenizer: Path, tmp_path: Path) 
     assert {"vocab.json", "tokenizer.json"} < dataset.facts.files.keys()
     copy = tmp_path / "out" / "tokenizer.json"
     copy.write_bytes(copy.read_bytes()[:-1] + b" ")
-    with pytest.raises(UserError, match=r"tokenizer\.json was altered"):
+    with pytest.raises(UserError, match=r"tokenizer\.json was altered: .* not the one in data\.json"):
         open_dataset(tmp_path / "out")
 
 
@@ -202,6 +203,7 @@ def test_words_are_those_that_training_on_the_text_itself_has(tmp_path: Path) ->
     dataset = open_dataset(tmp_path / "out")
     expected = WordVocab.build("b a b <unk> c a b", min_count=2)
     assert dataset.vocab.to_json() == expected.to_json()
+    assert expected.symbols == ["<unk>", "<eos>", "b", "a"]
     assert decode(dataset.vocab, dataset.valid) == "<unk> b\n"
     prepare_text(files, tmp_path / "few", vocab="word", max_size=3, progress=False)
     assert open_dataset(tmp_path / "few").vocab.to_json()["symbols"] == ["<unk>", "<eos>", "b"]
