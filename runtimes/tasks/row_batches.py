@@ -11,7 +11,7 @@ from runtimes.contract.session import Session
 
 MOST_ROWS = 32
 MOST_TOKENS = 1024  # of a step, padding included; more of them are not faster on any machine measured
-STATE_BYTES = 512 << 20  # of the memory of the largest batch
+STATE_BYTES = 320 << 20  # of the memory of the largest batch
 LOGIT_BYTES = 128 << 20  # of the logits of a step, and of the arrays made of them
 STEP = 16  # a step costs about as much as this many tokens beyond those that it is given
 
