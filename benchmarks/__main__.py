@@ -53,7 +53,7 @@ def list_command() -> None:
 @click.argument("cases", nargs=-1, required=True, metavar="CASE...")
 @click.option(
     "--config",
-    help=f"The size of the model: {SMALL} (default), enwik8-base (some minutes) or enwik8-large.",
+    help=f"The size of the model: {SMALL} (default), enwik8-base (some minutes), wt103-base or enwik8-large.",
 )
 @click.option(
     "--threads", type=int, help="CPU threads of every side; by default all CPUs that this process may use."
