@@ -1,15 +1,26 @@
-"""Takes a trained run to an artefact that runs without PyTorch: `export(run, out)`."""
+"""Takes a model to an artefact that runs without PyTorch: `export(run, out)` and `trace(module, out, …)`."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
-__all__ = ["export"]
+__all__ = ["Sizes", "export", "ring_distances", "ring_write", "trace"]
+
+# Where each name is, which is imported when it is first used: these need torch and onnx, and the command line
+# may not.
+_HOME = {
+    "export": "xl_export.artefact.export",
+    "trace": "xl_export.artefact.traced",
+    "Sizes": "xl_export.tracing.module",
+    "ring_write": "xl_export.tracing.ring",
+    "ring_distances": "xl_export.tracing.ring",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """`xl_export.export`, imported when first used: it needs torch and onnx, and the command line may not."""
-    if name == "export":
+    """A name of `__all__`, imported when first used."""
+    if name in _HOME:
         from xl_export.shadow import shadowed
 
         if sentence := shadowed():
@@ -17,7 +28,5 @@ def __getattr__(name: str) -> Any:
         from runtimes.base.startup import prepare_libraries
 
         prepare_libraries()  # before PyTorch and ONNX Runtime load
-        from xl_export.artefact.export import export
-
-        return export
+        return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'xl_export' has no attribute {name!r}")

@@ -12,20 +12,21 @@ MAX_LAYERS = 4096
 SELECTIVE_FROM = 8192  # tokens; the graph of a larger vocabulary computes only the logits that are asked for
 
 Sublayers = Literal["feed-forward", "all-attention", "attn-split", "head-split", "single-head", "ff-attn"]
+AnySublayers = Literal[Sublayers, "own"]  # `own`: of a module that this project did not define
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
     """The kind of a model, its sizes, and the number of its parameters.
 
-    positions, sublayers: as in `trainer.model.config.ModelConfig`. persistent: the number of persistent
-    vectors of a layer (N). cutoffs: the first token of each tail cluster of an adaptive softmax. reaches
-    [L][H]: the span of each head, which is the longest distance to which it gives any weight; empty where
-    spans were not learned.
+    positions, sublayers: as in `trainer.model.config.ModelConfig`; `own` for a module that was traced and
+    that this project did not define. persistent: the number of persistent vectors of a layer (N). cutoffs:
+    the first token of each tail cluster of an adaptive softmax. reaches [L][H]: the span of each head, which
+    is the longest distance to which it gives any weight; empty where spans were not learned.
     """
 
     positions: str
-    sublayers: Sublayers
+    sublayers: AnySublayers
     layers: int
     heads: int
     head_dim: int

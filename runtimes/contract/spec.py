@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from runtimes.base.errors import ArtefactError
+from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import read_json
 from runtimes.base.records import to_json
 from runtimes.base.sealed import (
@@ -34,7 +34,15 @@ from runtimes.contract.precision import (
     Precision,
 )
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.tensors import Form, StateFacts, TensorFacts, bytes_saved, row_bytes, state_tensors
+from runtimes.contract.tensors import (
+    AnyForm,
+    Shapes,
+    StateFacts,
+    TensorFacts,
+    bytes_saved,
+    row_bytes,
+    state_tensors,
+)
 from runtimes.contract.vocabulary import VOCAB as VOCAB
 
 SCHEMA = 1
@@ -48,10 +56,18 @@ FILE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 EXPORT_AGAIN = "export the artefact again"  # what mends a file of an artefact
 POSITION_BYTES = 8  # of the position of one row
 Target = Literal["onnxruntime", "tensorrt"]
+# What wrote the graph: this project node by node, or PyTorch by tracing a module.
+Exporter = Literal["graph", "trace"]
 # Fields that were added to schema 1, with the value that means the same as their absence. A spec writes such
 # a field only where it has another value, so that an artefact from before the field loads and keeps its
 # identity.
-ADDED_FIELDS: dict[str, Any] = {"target": "onnxruntime", "memory_precision": "fp32", "measured": None}
+ADDED_FIELDS: dict[str, Any] = {
+    "target": "onnxruntime",
+    "memory_precision": "fp32",
+    "measured": None,
+    "exporter": "graph",
+    "memory_shapes": (),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +78,15 @@ class Spec:
 
     target: the runtime that the graph is written for. With `tensorrt` the memory has the type of the
     precision. precision: that of the weights. memory_precision: that of the memory tensors. measured: what
-    both cost; None for fp32, and where no text was given to measure on. producer: the version of each package
-    that took part. source: the hash of the trained model.
+    both cost; None for fp32, and where no text was given to measure on. exporter: what wrote the graph.
+    memory_shapes: the memory tensors of a module whose form is `own`; empty for every other form. producer:
+    the version of each package that took part. source: the hash of the trained model.
     """
 
     schema: int = SCHEMA
     model: ModelFacts
     rule: MemoryRule
-    form: Form
+    form: AnyForm
     precision: Precision
     opset: int
     state: tuple[StateFacts, ...]
@@ -78,6 +95,8 @@ class Spec:
     target: Target = "onnxruntime"
     memory_precision: MemoryPrecision = "fp32"
     measured: Measured | None = None
+    exporter: Exporter = "graph"
+    memory_shapes: Shapes = ()
     files: dict[str, FileFacts] = field(default_factory=dict)
 
     @property
@@ -162,7 +181,11 @@ class Spec:
     @property
     def fp32_bytes_per_stream(self) -> int:
         """`bytes_per_stream` of the same artefact with memory in float32."""
-        return POSITION_BYTES + row_bytes(state_tensors(self.model, self.rule, self.form))
+        return POSITION_BYTES + row_bytes(self.state_in("float32"))
+
+    def state_in(self, dtype: Float) -> tuple[StateFacts, ...]:
+        """The memory tensors that follow from model, rule and form, in a type."""
+        return state_tensors(self.model, self.rule, self.form, dtype, self.memory_shapes)
 
     @property
     def bytes_saved(self) -> int:
@@ -218,9 +241,11 @@ def parse_spec(data: Any, *, where: str) -> Spec:
         again="export it again",
         document=Spec.to_json,
     )
-    if spec.schema != SCHEMA or spec.state != state_tensors(
-        spec.model, spec.rule, spec.form, spec.state_dtype
-    ):
+    try:
+        expected = spec.state_in(spec.state_dtype)
+    except ConfigError as error:
+        raise ArtefactError(f"{where}: {str(error).rstrip('.')}; export the artefact again.") from error
+    if spec.schema != SCHEMA or spec.state != expected:
         raise ArtefactError(
             f"{where} contradicts itself: schema or memory tensors do not follow from its model; export "
             "again."

@@ -12,12 +12,18 @@ from typing import Literal
 
 import numpy as np
 
-from runtimes.contract.model_facts import ModelFacts
+from runtimes.base.errors import ConfigError
+from runtimes.contract.model_facts import MAX_LAYERS, MAX_SIZE, ModelFacts
 from runtimes.contract.precision import Float
 from runtimes.contract.rule import MemoryRule
 
 GROUP_STEP = 64  # tokens; heads whose spans differ by less share their memory tensors
+MAX_STATES, MAX_AXES = 4 * MAX_LAYERS, 8  # of memory tensors that a module defines itself
 Form = Literal["ring", "shift", "hidden"]
+# `own`: the tensors of a traced module whose memory has none of the three forms. Only such an artefact has
+# shapes in its spec; the tensors of the three forms follow from the model.
+AnyForm = Literal[Form, "own"]
+Shapes = tuple[tuple[int, ...], ...]  # of memory tensors, without the axis of the batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +64,7 @@ class HeadGroup:
     mem_len: int
 
 
-def head_groups(model: ModelFacts, rule: MemoryRule, form: Form) -> tuple[tuple[HeadGroup, ...], ...]:
+def head_groups(model: ModelFacts, rule: MemoryRule, form: AnyForm) -> tuple[tuple[HeadGroup, ...], ...]:
     """The context heads of each layer in groups of similar span, the group with the longest span first.
 
     Without learned spans a layer has one group, which has the whole memory. A group ends before a head that
@@ -81,14 +87,21 @@ def head_groups(model: ModelFacts, rule: MemoryRule, form: Form) -> tuple[tuple[
 
 
 def state_tensors(
-    model: ModelFacts, rule: MemoryRule, form: Form, dtype: Float = "float32"
+    model: ModelFacts, rule: MemoryRule, form: AnyForm, dtype: Float = "float32", shapes: Shapes = ()
 ) -> tuple[StateFacts, ...]:
     """The memory tensors of a form, layer by layer.
+
+    shapes: those of the form `own`, in order. They must be empty with every other form, whose tensors follow
+    from the model alone. Raises ConfigError where they are not, and for sizes that no memory has.
 
     ring: keys and values [B, H, S, K]. shift: keys and values [B, H, M, K]. hidden: layer inputs [B, M, D]. M
     and S follow from the longest span of the head group. The names of keys and values are those that
     onnxruntime-genai expects. Where a layer has several head groups, the names have the number of the group.
     """
+    if form == "own":
+        return _own_tensors(shapes, dtype)
+    if shapes:
+        raise ConfigError(f"memory_shapes is given with {form} memory, whose tensors follow from its model.")
     states = []
     for layer, groups in enumerate(head_groups(model, rule, form)):
         for number, group in enumerate(groups):
@@ -109,10 +122,33 @@ def state_tensors(
     return tuple(states)
 
 
-def bytes_saved(model: ModelFacts, rule: MemoryRule, form: Form, dtype: Float = "float32") -> int:
+def _own_tensors(shapes: Shapes, dtype: Float) -> tuple[StateFacts, ...]:
+    """Memory tensors [B, …] that a module defines itself, called by their numbers."""
+    if len(shapes) > MAX_STATES:
+        raise ConfigError(f"memory_shapes has {len(shapes)} tensors; expected at most {MAX_STATES}.")
+    for shape in shapes:
+        if len(shape) > MAX_AXES or not all(0 <= size <= MAX_SIZE for size in shape):
+            raise ConfigError(
+                f"memory_shapes has {list(shape)!s:.80}; expected at most {MAX_AXES} sizes of 0 to "
+                f"{MAX_SIZE}."
+            )
+    return tuple(
+        StateFacts(
+            past=f"past_state.{number}",
+            present=f"present_state.{number}",
+            dtype=dtype,
+            shape=("batch", *map(str, shape)),
+        )
+        for number, shape in enumerate(shapes)
+    )
+
+
+def bytes_saved(model: ModelFacts, rule: MemoryRule, form: AnyForm, dtype: Float = "float32") -> int:
     """The bytes of memory that learned spans save each row, against heads that all remember `mem_len`
     tokens.
     """
+    if not model.reaches:
+        return 0
     whole = state_tensors(dataclasses.replace(model, reaches=()), rule, form, dtype)
     return row_bytes(whole) - row_bytes(state_tensors(model, rule, form, dtype))
 

@@ -15,7 +15,7 @@ from runtimes.base.machine import available_cpus
 from runtimes.base.startup import FATAL, load_onnxruntime
 from runtimes.contract.memory import Memory
 from runtimes.contract.spec import FUSED, GRAPH, VOCAB, WEIGHTS, Spec, load_spec, open_artefact
-from runtimes.contract.tensors import Form
+from runtimes.contract.tensors import AnyForm
 from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, load_vocab
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.description import describe_spec
@@ -33,7 +33,12 @@ FROM_MEMORY = "add_external_initializers_from_files_in_memory"
 # ONNX Runtime's name of the folder in which it looks for tensors outside of a graph that is given as bytes.
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 # The first release of ONNX Runtime that runs each form of memory.
-OLDEST: dict[Form, tuple[int, int]] = {"ring": (1, 25), "shift": (1, 23), "hidden": (1, 23)}
+OLDEST: dict[AnyForm, tuple[int, int]] = {
+    "ring": (1, 25),
+    "shift": (1, 23),
+    "hidden": (1, 23),
+    "own": (1, 23),
+}
 
 
 class OrtSession(GraphSession):
@@ -227,7 +232,7 @@ def chosen_library(spec: Spec, kernel: KernelChoice = "auto") -> Path | None:
     return library
 
 
-def _import_onnxruntime(form: Form) -> Any:
+def _import_onnxruntime(form: AnyForm) -> Any:
     try:
         onnxruntime = load_onnxruntime()
     except ImportError as error:

@@ -14,12 +14,13 @@ def describe_lines(facts: dict[str, Any]) -> list[str]:
     """
     model, rule = facts["model"], facts["rule"]
     persistent = f"{model['persistent']} persistent vectors ({model['sublayers']})"
-    sublayer = f"FF {model['d_ff']}" if model["d_ff"] else persistent
+    own = model["sublayers"] == "own"  # of a traced module
+    sublayer = f"FF {model['d_ff']}" if model["d_ff"] or own else persistent
     heads = f"H {model['heads']}, K {model['head_dim']}"
     sizes = f"{model['layers']} layers, D {model['d_model']}, {heads}, {sublayer}"
     lines = [
         f"{facts['kind']:<12}{facts['identity']:.64}",
-        f"model       {model['positions']} positions, {sizes}",
+        f"model       {'a module of its own' if own else model['positions'] + ' positions'}, {sizes}",
         f"            vocabulary {model['vocab_size']}, {model['parameters']:,} parameters",
         f"rule        mem_len {rule['mem_len']}, segment {rule['segment']}, mask {rule['mask']}, "
         f"clamp_len {rule['clamp_len'] or 'none'}, initial_memory {rule['initial_memory']}",
@@ -31,6 +32,8 @@ def describe_lines(facts: dict[str, Any]) -> list[str]:
         lines += _training_lines(facts["training"])
     if facts.get("concern"):
         lines.append(f"warning     {facts['concern']}")
+    if facts.get("exporter") == "trace":
+        lines.append("step        traced by PyTorch")
     if "memory_form" in facts:
         lines += _memory_lines(facts)
     if "engine" in facts:

@@ -128,5 +128,4 @@ def shift(scores: Tensor) -> Tensor:
     to future keys, which the mask hides.
     """
     B, H, T, J = scores.shape
-    padded = F.pad(scores, (1, 0)).view(B, H, J + 1, T)
-    return padded[:, :, 1:].reshape(B, H, T, J)
+    return F.pad(scores, (1, 0)).view(B, H, -1)[:, :, T:].view(B, H, T, J)

@@ -7,6 +7,7 @@ again in every segment. Tests compare the two.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -41,30 +42,43 @@ class ProjectedModel:
                 x = self.model.positions.embed(layer, x, visibility.positions)
                 past = memory[2 * layer : 2 * layer + 2]
                 assert isinstance(block, Block)
-                x, kept = _block(
-                    block, x, past, _nearest(self.terms[layer], self.rule.mem_len + T), visibility
-                )
+                terms = nearest_terms(self.terms[layer], self.rule.mem_len + T)
+                x, kept = projected_block(block, x, past, terms, visibility)
                 after += [array[:, :, T:] for array in kept]
             return self.model.last([x]), after
 
 
-def _block(
-    block: Block, x: Tensor, past: list[Tensor], terms: Terms, visibility: Visibility
-) -> tuple[Tensor, list[Tensor]]:
-    """Returns the output of `Block.forward`, and the keys and values [B, H, M + T, K] of memory and segment.
+def append(past: Tensor, new: Tensor) -> Tensor:
+    """Keys or values [B, H, M + T, K] of memory and segment, one after the other."""
+    return torch.cat([past, new], dim=2)
 
-    past: the keys and values [B, H, M, K] of the memory.
+
+def projected_block(
+    block: Block,
+    x: Tensor,
+    past: list[Tensor],
+    terms: Terms,
+    visibility: Visibility,
+    write: Callable[[Tensor, Tensor], Tensor] = append,
+) -> tuple[Tensor, list[Tensor]]:
+    """Returns the output of `Block.forward`, and the keys and values [B, h, J, K] of memory and segment.
+
+    past: the keys and values [B, h, M, K] of the memory, of the first h heads; the others attend to no
+    context. write: puts the segment's own keys or values [B, h, T, K] to those of the memory.
     """
+    heads = past[0].shape[1]
     normal = block.attention_norm(x) if block.config.pre_norm else x
     query_input = normal if block.config.query_norm else x
-    own = [block.heads(project(normal)).transpose(1, 2) for project in (block.key, block.value)]
-    kept = [torch.cat(pair, dim=2) for pair in zip(past, own, strict=True)]
+    own = [block.heads(project(normal)).transpose(1, 2)[:, :heads] for project in (block.key, block.value)]
+    kept = [write(*pair) for pair in zip(past, own, strict=True)]
     key, value = kept
     if visibility.before_start is not None:  # the projections of a hidden state of zero
         zero = torch.zeros_like(x[:1, :1])
         zero = block.attention_norm(zero) if block.config.pre_norm else zero
         before = visibility.before_start[:, None, :, None]
-        initial = (block.heads(project(zero)).transpose(1, 2) for project in (block.key, block.value))
+        initial = (
+            block.heads(project(zero)).transpose(1, 2)[:, :heads] for project in (block.key, block.value)
+        )
         key, value = (torch.where(before, start, array) for start, array in zip(initial, kept, strict=True))
     query = block.heads(block.query(query_input))
     return block.rest(
@@ -72,7 +86,7 @@ def _block(
     ), kept
 
 
-def _nearest(terms: Terms, count: int) -> Terms:
+def nearest_terms(terms: Terms, count: int) -> Terms:
     """Returns the terms of the distances 0 … count - 1."""
     tables: dict[str, Any] = {"position": terms.position, "bias": terms.bias}
     return replace(terms, **{name: table[:count] for name, table in tables.items() if table is not None})

@@ -44,18 +44,20 @@ class Vocabulary(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Returns the embeddings [..., D] of tokens int64 [...]."""
+        if len(self.clusters) == 1:
+            rows = F.embedding(tokens, self.table["0"])
+            return (F.linear(rows, self.projection["0"]) if self.clusters[0].projected else rows) * self.scale
         flat = tokens.flatten()
         vectors = []
         for i, cluster in enumerate(self.clusters):
             inside = self._inside(flat, cluster)
             rows = F.embedding(flat[inside] - cluster.first, self.table[str(i)])
             vectors.append((inside, F.linear(rows, self.projection[str(i)]) if cluster.projected else rows))
-        embedded = vectors[0][1]
-        if len(vectors) > 1:
-            embedded = embedded.new_zeros(len(flat), embedded.shape[-1])
-            for inside, rows in vectors:
-                embedded = embedded.index_copy(0, inside, rows.to(embedded.dtype))
-        return embedded.view(*tokens.shape, -1) * self.scale
+        # Shapes are asked of tensors, not with `len`, which would fix them where the model is traced.
+        embedded = vectors[0][1].new_zeros(flat.shape[0], vectors[0][1].shape[-1])
+        for inside, rows in vectors:
+            embedded = embedded.index_copy(0, inside, rows.to(embedded.dtype))
+        return embedded.view(*tokens.shape, embedded.shape[-1]) * self.scale
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns values over the vocabulary [..., V] for hidden states [..., D].

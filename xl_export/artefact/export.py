@@ -7,31 +7,30 @@ when all of this has succeeded.
 
 from __future__ import annotations
 
-import dataclasses
-import tempfile
 from pathlib import Path
-from typing import get_args
 
-import numpy as np
-
-from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.base.files import write_json
-from runtimes.base.folders import atomic_folder, refuse_existing
-from runtimes.base.machine import package_versions, refuse_beyond_memory
-from runtimes.base.sealed import file_facts
+from runtimes.base.errors import ConfigError
+from runtimes.base.folders import refuse_existing
 from runtimes.contract.engine import Attention
-from runtimes.contract.precision import Measured, MemoryPrecision, Precision
+from runtimes.contract.precision import MemoryPrecision, Precision
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import FUSED, GRAPH, REFERENCE, SPEC, Spec, Target, save_spec
-from runtimes.contract.tensors import Form, state_tensors
-from runtimes.contract.vocabulary import save_vocab
+from runtimes.contract.session import Session
+from runtimes.contract.spec import FUSED, GRAPH, SPEC, Exporter, Spec, Target
+from runtimes.contract.tensors import Form
 from runtimes.sessions.onnx_runtime import OrtSession
-from runtimes.tasks.check import Reference, save_reference
 from trainer.run.checkpoint import Run, load_run
-from trainer.run.session import ProjectedTorchSession
-from xl_export.artefact.quality import held_out, measure
-from xl_export.artefact.validate import ROWS, check_again, validate
-from xl_export.graph import fused_cpu, genai
+from xl_export.artefact.quality import held_out
+from xl_export.artefact.write import (
+    Exportable,
+    finite_arrays,
+    precisions_for,
+    reference_of,
+    refuse_if_too_large,
+    refuse_needless_text,
+    spec_of,
+    write_artefact,
+)
+from xl_export.graph import fused_cpu
 from xl_export.graph.layers import Weights
 from xl_export.graph.ops import save_graph, save_model
 from xl_export.graph.quantise import lowered
@@ -42,6 +41,7 @@ def export(
     run: Path | str,
     out: Path | str,
     *,
+    exporter: Exporter = "graph",
     memory: Form | None = None,
     rule: MemoryRule | None = None,
     target: Target = "onnxruntime",
@@ -53,6 +53,8 @@ def export(
 ) -> Path:
     """Writes the artefact of a run to the folder `out`, and returns that folder.
 
+    - exporter: `graph` writes the graph node by node, and is the faster one. `trace` has PyTorch trace its
+      own step (`xl_export/tracing`).
     - memory: the form of the memory tensors. None is ring, or shift with target `tensorrt`, which takes no
       other.
     - rule: how much the artefact remembers, and which keys are visible. None is the run's own evaluation
@@ -78,27 +80,18 @@ def export(
     form = form_for(target, memory)
     precision, memory_precision = precisions_for(target, precision, memory_precision)
     trained = load_run(run)
-    spec = make_spec(trained, rule or trained.config.evaluation, form, target, precision, memory_precision)
+    chosen = rule or trained.config.evaluation
+    spec = make_spec(trained, chosen, form, target, precision, memory_precision)
+    model: Exportable = WrittenRun(trained, attention)
+    if exporter == "trace":
+        from xl_export.artefact.traced import TracedRun  # torch.export is slow to import
+
+        model = TracedRun(trained)
+        spec = model.traced(spec)
+    refuse_needless_text(text, spec)
     refuse_if_too_large(spec)
-    if text is not None and not spec.lossy:
-        raise ConfigError(
-            "--text is the text on which a reduced precision is measured, and none was given; give "
-            "--precision or --memory-precision, or leave --text out."
-        )
     tokens = held_out(run, trained.vocab, text) if spec.lossy else None
-    with atomic_folder(out, force=force, marker=SPEC, sources=sources) as folder:
-        if spec.lossy:
-            reference, measured = write_lowered(spec, trained, folder, attention, tokens)
-            spec = dataclasses.replace(spec, measured=measured)
-        else:
-            reference = compare(write_graphs(spec, trained, folder, attention), trained)
-        save_reference(folder / REFERENCE, reference)
-        save_vocab(folder, trained.vocab)
-        if genai.takes(spec):
-            for name, document in genai.genai_files(spec, trained.vocab).items():
-                write_json(folder / name, document)
-        files = {path.name: file_facts(path) for path in sorted(folder.iterdir())}
-        save_spec(folder, dataclasses.replace(spec, files=files))
+    write_artefact(model, spec, out, tokens=tokens, force=force, sources=sources)
     return out
 
 
@@ -111,33 +104,6 @@ def form_for(target: Target, memory: Form | None) -> Form:
     return memory or ("shift" if target == "tensorrt" else "ring")
 
 
-def precisions_for(
-    target: Target, precision: Precision | None, memory_precision: MemoryPrecision | None
-) -> tuple[Precision, MemoryPrecision]:
-    """Returns the precisions of weights and memory.
-
-    Raises ConfigError where the target does not take them.
-    """
-    for name, value, choices in (
-        ("precision", precision, get_args(Precision)),
-        ("memory_precision", memory_precision, get_args(MemoryPrecision)),
-    ):
-        if value is not None and value not in choices:
-            raise ConfigError(f"{name} is {value!r:.20}; expected one of {', '.join(choices)}.")
-    if target != "tensorrt":
-        return precision or "fp32", memory_precision or "fp32"
-    if precision in (None, "fp16") and memory_precision is None:
-        return "fp16", "fp32"  # the target itself makes the memory fp16, so the spec does not say it again
-    if precision in (None, "fp16"):
-        option = f"--memory-precision is {memory_precision}"
-    else:
-        option = f"--precision is {precision}"
-    mend = "leave it out"
-    if precision == "fp32":
-        mend += "; for an engine in fp32 give --memory shift in place of --target tensorrt"
-    raise ConfigError(f"{option}, and --target tensorrt writes weights and memory in fp16: {mend}.")
-
-
 def make_spec(
     run: Run,
     rule: MemoryRule,
@@ -147,68 +113,30 @@ def make_spec(
     memory_precision: MemoryPrecision,
 ) -> Spec:
     """Returns the contract of a run's artefact, without the hashes of files, which do not exist yet."""
-    facts = run.model.facts()
-    spec = Spec(
-        model=facts,
-        rule=rule,
-        form=form,
-        precision=precision,
-        memory_precision=memory_precision,
+    source = {"model.safetensors": run.sha256}
+    return spec_of(
+        run.model.facts(),
+        rule,
+        form,
+        target,
+        precision,
+        memory_precision,
         opset=OPSETS[form],
-        target=target,
-        state=(),
-        producer=package_versions(),
-        source={"model.safetensors": run.sha256},
-    )
-    return dataclasses.replace(spec, state=state_tensors(facts, rule, form, spec.state_dtype))
-
-
-def refuse_if_too_large(spec: Spec) -> None:
-    """Raises ConfigError where the validation of the graph needs more memory than this machine has."""
-    model, rule = spec.model, spec.rule
-    width = model.heads * model.head_dim
-    scores = ROWS * model.heads * rule.segment * rule.slots
-    logits = ROWS * rule.segment * model.vocab_size
-    # PyTorch holds the keys and values of one segment and of the one before it.
-    keys_and_values = 2 * ROWS * model.layers * rule.slots * width
-    tables = model.layers * (rule.position_rows + rule.slots) * width
-    # The weights exist twice, as tensors and in the graph. Scores and logits exist in several copies at once.
-    num_bytes = (
-        8 * model.parameters
-        + 2 * ROWS * spec.bytes_per_stream
-        + 4 * (4 * scores + 4 * logits + 2 * keys_and_values + tables)
-    )
-    refuse_beyond_memory(
-        num_bytes,
-        what=f"exporting with {rule}",
-        mend="give a smaller --mem-len or --segment",
-        error=ConfigError,
+        source=source,
     )
 
 
-def write_lowered(
-    spec: Spec, run: Run, folder: Path, attention: Attention, tokens: np.ndarray | None
-) -> tuple[Reference, Measured | None]:
-    """Writes a graph in a lower precision; returns its reference, and what the precision costs.
+class WrittenRun:
+    """A run whose graphs this project writes node by node; see `xl_export.artefact.write.Exportable`."""
 
-    The same artefact is first written in fp32 to a temporary folder. That one is compared with PyTorch, and
-    the lower precision is measured against it. Nothing is measured where there are no tokens.
-    """
-    exact_spec = make_spec(run, spec.rule, spec.form, "onnxruntime", "fp32", "fp32")
-    with tempfile.TemporaryDirectory() as name:
-        exact = write_graphs(exact_spec, run, Path(name), attention)
-        reference = compare(exact, run)
-        low = write_graphs(spec, run, folder, attention)
-        reference = check_again(low, reference)
-        if tokens is None:
-            return reference, None
-        return reference, measure(low, exact, tokens, folders=(folder, Path(name)))
+    def __init__(self, run: Run, attention: Attention) -> None:
+        self.run, self.vocab, self.attention = run, run.vocab, attention
 
+    def reference(self, rule: MemoryRule) -> Session:
+        return reference_of(self.run, rule)
 
-def compare(exported: OrtSession, run: Run) -> Reference:
-    """Returns PyTorch's answers over chained segments; raises ArtefactError where the graph's differ."""
-    torch = ProjectedTorchSession(run.model.eval(), run.vocab, exported.spec.rule, identity=run.sha256)
-    return validate(exported, torch, tolerance=exported.spec.tolerance)
+    def write_graphs(self, spec: Spec, folder: Path) -> OrtSession:
+        return write_graphs(spec, self.run, folder, self.attention)
 
 
 def write_graphs(spec: Spec, run: Run, folder: Path, attention: Attention) -> OrtSession:
@@ -235,10 +163,4 @@ def finite_weights(run: Run) -> Weights:
 
     Raises ArtefactError where one is not finite.
     """
-    weights = {name: tensor.float().numpy() for name, tensor in run.model.state_dict().items()}
-    for name, array in weights.items():
-        if not np.isfinite(array).all():
-            raise ArtefactError(
-                f"{name} holds values that are not finite; export a checkpoint from before the loss diverged."
-            )
-    return weights
+    return finite_arrays(run.model)

@@ -12,7 +12,7 @@ from runtimes.base.errors import UserError, needs
 from runtimes.contract.engine import Attention
 from runtimes.contract.precision import QUANTISED, MemoryPrecision, Precision, per_stream, sentence
 from runtimes.contract.rule import InitialMemory, Mask
-from runtimes.contract.spec import Target, load_spec
+from runtimes.contract.spec import Exporter, Target, load_spec
 from runtimes.contract.tensors import Form
 from runtimes.tasks.check import check
 from xl_export.cli.options import PACKAGES, force_option, out_option
@@ -24,6 +24,14 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
 @click.command("export")
 @click.argument("run", type=click.Path(path_type=Path))
 @out_option
+@click.option(
+    "--exporter",
+    type=click.Choice(get_args(Exporter)),
+    default="graph",
+    show_default=True,
+    help="What writes the graph. graph writes it node by node, and is faster. trace has PyTorch trace its "
+    "own step, as xl_export.trace does with a module of yours; it needs the package onnxscript.",
+)
 @click.option(
     "--memory",
     type=click.Choice(get_args(Form)),
@@ -98,6 +106,7 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
 def export_command(
     run: Path,
     out: Path,
+    exporter: Exporter,
     memory: Form | None,
     target: Target,
     attention_as: str | None,
@@ -121,6 +130,11 @@ def export_command(
     attention = ATTENTION_AS[attention_as] if attention_as else attention
     if attention and target != "tensorrt":
         raise UserError("--attention-as is for --target tensorrt; leave it out, or give both.")
+    if attention and exporter == "trace":
+        raise UserError(
+            "--attention-as is for a graph that is written, and --exporter trace takes PyTorch's own "
+            "attention; leave one of them out."
+        )
     overrides = {key: value for key, value in changes.items() if value is not None}
     if overrides.get("clamp_len") == 0:
         overrides["clamp_len"] = None
@@ -128,6 +142,7 @@ def export_command(
     export(
         run,
         out,
+        exporter=exporter,
         memory=memory,
         rule=rule,
         target=target,

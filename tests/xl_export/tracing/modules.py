@@ -1,0 +1,237 @@
+"""Small modules of a user: right ones with each kind of memory, and ways to be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.vocabulary import ByteVocab
+from xl_export.tracing.module import Sizes
+from xl_export.tracing.ring import ring_distances, ring_write
+
+VOCAB, D, HEADS, M, T = ByteVocab(), 8, 2, 6, 4
+RULE = MemoryRule(mem_len=M, segment=T)
+
+
+class Base(nn.Module):
+    """One layer of attention with a learned bias for each distance; its memory holds the last M inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.sizes = Sizes(vocab_size=VOCAB.size, layers=1, d_model=D, heads=HEADS)
+        self.table, self.out = nn.Embedding(VOCAB.size, D), nn.Linear(D, VOCAB.size)
+        self.query, self.key, self.value = (nn.Linear(D, D) for _ in range(3))
+        self.bias = nn.Parameter(torch.randn(HEADS, M + 1))
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.zeros(batch, M, D)]
+
+    def step(
+        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        x = self.table(tokens)
+        context = torch.cat([memory[0], x], dim=1)
+        answer = self.attend(x, self.key(context), self.value(context), self.distance(tokens), positions)
+        return self.out(x + answer), [context[:, tokens.shape[1] :]]
+
+    def distance(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        return torch.arange(length)[:, None] + M - torch.arange(M + length)
+
+    def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
+        return (distance < 0) | (distance > M) | (distance > positions[:, :, None].clamp(min=0))
+
+    def attend(self, x: Tensor, key: Tensor, value: Tensor, distance: Tensor, positions: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in (self.query(x), key, value))
+        mask = self.hidden(distance, positions)[:, None]
+        bias = self.bias[:, distance.clamp(0, M)]
+        bias = bias if bias.ndim == 4 else bias[None]
+        bias = (bias.transpose(0, 1) if bias.shape[0] == HEADS else bias).masked_fill(mask, float("-inf"))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
+
+
+class Ring(Base):
+    """The same with keys and values in a ring."""
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.zeros(batch, HEADS, M + T, D // HEADS) for _ in range(2)]
+
+    def write(self, ring: Tensor, new: Tensor, positions: Tensor) -> Tensor:
+        return ring_write(ring, new.unflatten(-1, (HEADS, -1)).transpose(1, 2), positions)
+
+    def step(
+        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        x, distance = self.table(tokens), ring_distances(positions, M + T)
+        rings = [
+            self.write(ring, y, positions)
+            for ring, y in zip(memory, (self.key(x), self.value(x)), strict=True)
+        ]
+        key, value = (ring.to(x.dtype).transpose(1, 2).flatten(2) for ring in rings)
+        return self.out(x + self.attend(x, key, value, distance, positions)), rings
+
+
+class RingReadTwice(Ring):
+    """It looks at its old memory beside writing it, which a buffer that is written in place does not have."""
+
+    def step(
+        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        logits, rings = super().step(tokens, positions, memory)
+        old = memory[0][:, 0, :1].sum(dim=-1) * (positions[:, :1] > 99)
+        return logits + old[:, :, None], rings
+
+
+class Gru(nn.Module):
+    """A recurrent network: its memory is a state [B, D] of its own shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.sizes = Sizes(vocab_size=VOCAB.size, layers=1, d_model=D)
+        self.table, self.cell, self.out = (
+            nn.Embedding(VOCAB.size, D),
+            nn.Linear(2 * D, 2 * D),
+            nn.Linear(D, VOCAB.size),
+        )
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.zeros(batch, D)]
+
+    def step(
+        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """h = a h + (1 - a) x with a constant decay a, a whole segment as one product of matrices."""
+        x, length = self.table(tokens), tokens.shape[1]
+        decay = torch.linspace(0.5, 0.9, D)
+        distance = torch.arange(length)[:, None] - torch.arange(length)
+        weights = torch.where(distance[..., None] >= 0, decay ** distance[..., None].clamp(min=0), 0.0)
+        # A state from before position 0 counts for nothing, and neither does padding.
+        text = (positions >= 0)[:, :, None]
+        state = torch.where(positions[:, :1] > 0, memory[0], 0.0)
+        carried = state[:, None] * decay ** (torch.arange(length)[:, None] + 1)
+        h = torch.einsum("ijd,bjd->bid", weights, x * text * (1 - decay)) + carried
+        return self.out(h), [h[:, -1]]
+
+
+class MemoryNotAdvanced(Base):
+    def step(
+        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        return super().step(tokens, positions, memory)[0], list(memory)
+
+
+class MemoryNotRead(Base):
+    def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
+        column = torch.arange(distance.shape[-1])
+        return super().hidden(distance, positions) | (column < M)
+
+
+class PositionsIgnored(Base):
+    def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
+        return ((distance < 0) | (distance > M))[None].expand(len(positions), -1, -1)
+
+
+class PaddingSeen(Base):
+    """It hides old memory by the positions, and not the padding in the segment of a text's first token."""
+
+    def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
+        before = (distance > positions[:, :, None]) & (torch.arange(distance.shape[-1]) < M)
+        return (distance < 0) | (distance > M) | before
+
+
+class FutureSeen(Base):
+    def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
+        return (distance > M) | (distance > positions[:, :, None].clamp(min=0))
+
+
+class WholeMemorySeen(Base):
+    """The full mask under a same-length rule: the last token of a segment sees more than M."""
+
+    def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
+        return (distance < 0) | (distance > positions[:, :, None].clamp(min=0))
+
+
+class RowsMixed(Base):
+    def step(
+        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        logits, after = super().step(tokens, positions, memory)
+        return logits * logits.mean(dim=0, keepdim=True), after
+
+
+class Random(Base):
+    def step(
+        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        logits, after = super().step(tokens, positions, memory)
+        return logits + torch.rand_like(logits), after
+
+
+class MemoryGrows(Base):
+    def step(
+        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        x = self.table(tokens)
+        return self.out(x), [torch.cat([memory[0], x], dim=1)]
+
+
+class NotZero(Base):
+    def start(self, batch: int) -> list[Tensor]:
+        return [torch.ones(batch, M, D)]
+
+
+class OtherVocabulary(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(D, VOCAB.size + 1)
+
+
+class NotFinite(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 3e38
+
+    def step(
+        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        logits, after = super().step(tokens, positions, memory)
+        return logits * self.scale * self.scale, after
+
+
+class BranchOnValues(Base):
+    def step(
+        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        logits, after = super().step(tokens, positions, memory)
+        return (logits * 2 if positions[0, 0] > 1000 else logits), after
+
+
+class ShapeFromValues(Base):
+    def step(
+        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        logits, after = super().step(tokens, positions, memory)
+        return logits + torch.zeros(int(tokens.max()) + 1).sum(), after
+
+
+class SegmentFixed(Base):
+    """It takes any number of tokens in PyTorch, and its trace would take one."""
+
+    def step(
+        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        logits, after = super().step(tokens, positions, memory)
+        return logits + 0 * torch.zeros(len(tokens.tolist()[0]))[:, None], after
+
+
+class NoStep(nn.Module):
+    sizes = Sizes(vocab_size=VOCAB.size, layers=1, d_model=D)
+
+    def start(self, batch: int) -> list[Tensor]:
+        return []

@@ -1,0 +1,149 @@
+"""Runs of this project whose step PyTorch traces: the same answers as the written graph and as PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from runtimes import check, open_session
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import GRAPH, load_spec
+from tests.architectures import ARCHITECTURES
+from tests.commands import refused, xl
+from tests.streams import feed, rows
+from trainer.model.config import VocabularyConfig
+from xl_export.artefact.export import export
+
+FORMS = ("ring", "shift", "hidden")
+T = 8
+CUT = [T, 1, 7, T, T, 3] * 2
+# The three forms, a large vocabulary, and heads that see no context.
+CHEAP = [("transformer-xl-untied-pre-norm", "ring"), ("adaptive-softmax", "hidden"), ("head-split", "shift")]
+
+
+def compare(name: str, form: str, make_run: Callable[..., Path], tokens: np.ndarray, folder: Path) -> Path:
+    """Returns the artefact of a traced run, compared with the written graph and with PyTorch."""
+    run = make_run(**ARCHITECTURES[name])
+    traced = export(run, folder / "traced", exporter="trace", memory=form)  # type: ignore[arg-type]
+    written = export(run, folder / "written", memory=form)  # type: ignore[arg-type]
+    stream, answers = rows(tokens, 2, sum(CUT)), []
+    for source in (run, written, traced):
+        session = open_session(source)
+        memory = session.start(2)
+        memory.positions[1] = -9  # one row begins with padding
+        answers.append(feed(session, stream, CUT, memory)[0])
+    for other in answers[:2]:
+        assert np.abs(answers[2][0] - other[0]).max() < 1e-4
+        assert np.abs(answers[2][1, 9:] - other[1, 9:]).max() < 1e-4
+    spec = load_spec(traced)
+    assert spec.exporter == "trace"
+    assert load_spec(written).exporter == "graph"
+    assert load_spec(written).identity != spec.identity
+    assert check(traced).max_difference < 1e-4
+    return traced
+
+
+@pytest.mark.parametrize(("name", "form"), CHEAP, ids=str)
+def test_a_traced_run_equals_the_written_graph_and_pytorch(
+    name: str, form: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    traced = compare(name, form, make_run, tokens, tmp_path)
+    graph = onnx.load(traced / GRAPH, load_external_data=False).graph
+    for state in load_spec(traced).state:
+        readers = [node.op_type for node in graph.node for value in node.input if value == state.past]
+        assert readers.count("TensorScatter") == len(readers) if form == "ring" else readers
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_can_be_traced(
+    name: str, form: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    compare(name, form, make_run, tokens, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "options", [{"mask": "full", "clamp_len": 9}, {"mem_len": 0}, {"initial_memory": "zeros"}]
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_rule_can_be_traced(
+    options: dict, form: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    rule = MemoryRule(**{"mem_len": 16, "segment": 8, **options})
+    run = make_run(rule=rule, pre_norm=True)
+    stream, answers = rows(tokens, 2, sum(CUT)), []
+    for source in (run, export(run, tmp_path / "traced", exporter="trace", memory=form)):  # type: ignore[arg-type]
+        answers.append(feed(open_session(source), stream, CUT)[0])
+    assert np.abs(answers[0] - answers[1]).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("precision", "memory_precision"),
+    [
+        ("int8", "fp16"),
+        pytest.param("int4", "fp32", marks=pytest.mark.slow),
+        pytest.param("fp16", "fp16", marks=pytest.mark.slow),
+    ],
+)
+def test_precisions_are_lowered_as_those_of_a_written_graph(
+    precision: str, memory_precision: str, calm_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run, options = calm_run("transformer-xl"), {"precision": precision, "memory_precision": memory_precision}
+    specs, counts = [], []
+    for exporter in ("graph", "trace"):
+        artefact = export(run, tmp_path / exporter, exporter=exporter, **options)  # type: ignore[arg-type]
+        assert check(artefact).passed
+        specs.append(load_spec(artefact))
+        graph = onnx.load(artefact / GRAPH, load_external_data=False).graph
+        counts.append(
+            {name: sum(node.op_type == name for node in graph.node) for name in ("GatherBlockQuantized",)}
+        )
+    written, traced = (spec.measured for spec in specs)
+    assert written is not None
+    assert traced is not None
+    assert abs(written.bits_lost - traced.bits_lost) < 0.02
+    assert traced.num_bytes < traced.fp32_num_bytes
+    assert counts[0] == counts[1]
+    assert {state.dtype for state in specs[1].state} == {
+        "float16" if memory_precision == "fp16" else "float32"
+    }
+
+
+def test_a_large_vocabulary_computes_the_logits_that_are_asked_for(
+    make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    run = make_run(vocabulary=VocabularyConfig(cutoffs=(20, 50), div_val=2), layers=1)
+    artefact = export(run, tmp_path / "traced", exporter="trace")
+    sessions = [open_session(source) for source in (run, artefact)]
+    assert sessions[1].spec is not None
+    assert [fact.name for fact in sessions[1].spec.inputs[:4]] == [
+        "input_ids",
+        "position_ids",
+        "targets",
+        "logit_rows",
+    ]
+    inputs, targets = tokens[None, :T], tokens[None, 1 : T + 1].copy()
+    targets[0, 2] = -1
+    scores = [session.score(inputs, targets, session.start(1))[0] for session in sessions]
+    assert np.abs(scores[0] - scores[1]).max() < 1e-4
+    assert scores[1][0, 2] == 0
+
+
+def test_the_command_takes_an_exporter(run: Path, tmp_path: Path) -> None:
+    artefact, trace = tmp_path / "artefact", ("--exporter", "trace")
+    result = xl("export", run, "--out", artefact, *trace, "--mem-len", 8)
+    assert "is ready: ring memory, memory 8" in result.stdout
+    assert result.stderr == ""
+    assert "step        traced by PyTorch" in xl("info", artefact).stdout
+    refused(
+        xl("export", run, "--out", tmp_path / "b", *trace, "--target", "tensorrt", "--attention-as", "node"),
+        "--attention-as is for a graph that is written",
+    )

@@ -1,0 +1,106 @@
+"""Modules of a user become artefacts, and those that cannot be traced are refused in a sentence."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from torch import nn
+
+from runtimes import check, evaluate, generate, load_memory, open_session, save_memory
+from runtimes.base.errors import MissingPackageError, UserError
+from runtimes.contract.spec import GRAPH, load_spec
+from tests.xl_export.tracing import modules
+from tests.xl_export.tracing.modules import RULE, VOCAB
+from xl_export import trace
+
+TEXT = b"Each artefact of a module runs as every other artefact does."
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Each right module as an artefact."""
+    folder = tmp_path_factory.mktemp("traced")
+    return {
+        kind.__name__: trace(kind(), folder / kind.__name__, vocab=VOCAB, rule=RULE)
+        for kind in (modules.Base, modules.Ring, modules.Gru)
+    }
+
+
+def test_modules_of_each_form_run_as_every_artefact(traced: dict[str, Path], tmp_path: Path) -> None:
+    for name, form in (("Base", "hidden"), ("Ring", "ring"), ("Gru", "own")):
+        artefact = traced[name]
+        spec, report, session = load_spec(artefact), check(artefact), open_session(artefact)
+        assert (spec.form, spec.exporter, spec.model.sublayers) == (form, "trace", "own")
+        assert report.passed
+        assert report.max_difference < 1e-5
+        tokens = session.vocab.encode(TEXT.decode())
+        scores = [evaluate(session, tokens, segment=segment).bits_per_token for segment in (1, 3, 4)]
+        assert np.ptp(scores) < 1e-4
+        assert len(list(generate(session, ["Each ", "A"], max_tokens=5))) == 10
+        memory = session.start(1)
+        session.step(tokens[None, :4], memory)
+        save_memory(memory, tmp_path / f"{name}.npz")
+        again = load_memory(tmp_path / f"{name}.npz", session)
+        ahead = [session.step(tokens[None, 4:8], state)[0] for state in (memory, again)]
+        assert np.array_equal(*ahead)
+
+
+def test_the_graph_has_standard_operators_and_nothing_of_this_machine(traced: dict[str, Path]) -> None:
+    for artefact in traced.values():
+        onnx.checker.check_model(str(artefact / GRAPH), full_check=True)
+        model = onnx.load(artefact / GRAPH, load_external_data=False)
+        assert {node.domain for node in model.graph.node} == {""}
+        assert len(model.functions) == 0
+        content = (artefact / GRAPH).read_bytes()
+        assert all(word not in content for word in (b".py", b"/home", b"torch", b"fx_node"))
+
+
+def test_the_tensors_of_an_own_form_are_in_the_spec_and_cannot_be_changed(
+    traced: dict[str, Path],
+) -> None:
+    spec = load_spec(traced["Gru"])
+    assert spec.memory_shapes == ((modules.D,),)
+    assert [(state.past, state.shape) for state in spec.state] == [("past_state.0", ("batch", "8"))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (modules.BranchOnValues, "could not trace the step .*: a shape or a branch depends on the values"),
+        (modules.ShapeFromValues, "could not trace the step .*: a shape or a branch depends on the values"),
+        (modules.SegmentFixed, "could not trace the step|the step gives"),
+        (modules.RingReadTwice, r"past_key_values\.0\.key is not written by xl_export.ring_write alone"),
+    ],
+)
+def test_steps_that_cannot_be_traced_are_refused(
+    kind: type[nn.Module],
+    message: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        trace(kind(), tmp_path / "artefact", vocab=VOCAB, rule=RULE)
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert "".join(capfd.readouterr()).strip() == ""
+
+
+def test_a_module_is_left_in_the_mode_that_it_was_in(tmp_path: Path) -> None:
+    module = modules.Random().train()
+    with pytest.raises(UserError):
+        trace(module, tmp_path / "artefact", vocab=VOCAB, rule=RULE)
+    assert module.training
+
+
+def test_without_onnxscript_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(MissingPackageError, match=r"onnxscript is not installed .*xl-export\[trace\]"):
+        trace(modules.Base(), tmp_path / "artefact", vocab=VOCAB, rule=RULE)

@@ -1,0 +1,164 @@
+"""Artefacts whose graph PyTorch traces: `trace(module, out, …)`, and runs with `--exporter trace`."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from runtimes.base.errors import ConfigError
+from runtimes.base.folders import refuse_existing
+from runtimes.contract.precision import MemoryPrecision, Precision
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.session import Session
+from runtimes.contract.spec import GRAPH, SPEC, Spec, Target
+from runtimes.contract.tensors import AnyForm, Form
+from runtimes.contract.tokens import read_tokens
+from runtimes.contract.vocabulary import Vocab
+from runtimes.sessions.onnx_runtime import OrtSession
+from trainer.run.checkpoint import Run
+from xl_export.artefact.quality import TOKENS
+from xl_export.artefact.write import (
+    finite_arrays,
+    precisions_for,
+    reference_of,
+    refuse_needless_text,
+    spec_of,
+    write_artefact,
+)
+from xl_export.graph.ops import TYPES, save_model
+from xl_export.graph.quantise import lowered
+from xl_export.tracing.graph import OPSETS, traced_graph
+from xl_export.tracing.module import (
+    ModuleSession,
+    digest_of,
+    facts_of,
+    form_of,
+    refuse_other_modules,
+)
+from xl_export.tracing.steps import OwnStep, traced_facts
+from xl_export.tracing.verify import check_module
+
+
+def trace(
+    module: Any,
+    out: Path | str,
+    *,
+    vocab: Vocab,
+    rule: MemoryRule,
+    memory: Form | None = None,
+    target: Target = "onnxruntime",
+    precision: Precision | None = None,
+    memory_precision: MemoryPrecision | None = None,
+    text: Path | None = None,
+    force: bool = False,
+) -> Path:
+    """Writes the artefact of a PyTorch module to the folder `out`, and returns that folder.
+
+    - module: with the interface of `xl_export.tracing.module.StepModule`. While it is traced it is in
+      evaluation mode, so dropout is off.
+    - vocab: of its token ids.
+    - rule: its memory length, its longest segment and its mask. The memory length says how many tokens the
+      module remembers, and so how long the comparison with PyTorch goes on.
+    - memory: the form of its memory tensors. None takes the one that their shapes say.
+    - target, precision, memory_precision, force: as in `xl_export.export`.
+    - text: on which a reduced precision is measured. None measures nothing.
+
+    First the module is compared with itself (`xl_export/tracing/verify.py`). Then its graph is compared with
+    it, as in `xl_export.export`. Raises UserError where either fails, and where the step cannot be traced;
+    `out` is not changed then.
+    """
+    out = Path(out)
+    sources = [text] if text else []
+    refuse_existing(out, force=force, marker=SPEC, sources=sources)
+    precision, memory_precision = precisions_for(target, precision, memory_precision)
+    refuse_other_modules(module)
+    was_training = module.training
+    try:
+        model = TracedModule(module.eval(), vocab, rule, memory)
+        spec = model.spec(target, precision, memory_precision)
+        refuse_needless_text(text, spec)
+        check_module(module, rule, model.form)
+        tokens = read_tokens(text, vocab)[: TOKENS + 1] if text else None
+        write_artefact(model, spec, out, tokens=tokens, force=force, sources=sources)
+    finally:
+        module.train(was_training)
+    return out
+
+
+class TracedModule:
+    """A module of the user; see `xl_export.artefact.write.Exportable`."""
+
+    def __init__(self, module: Any, vocab: Vocab, rule: MemoryRule, memory: Form | None) -> None:
+        self.module, self.vocab, self.rule, self.facts = module, vocab, rule, facts_of(module)
+        if vocab.size != self.facts.vocab_size:
+            raise ConfigError(
+                f"the vocabulary has {vocab.size} symbols and the module {self.facts.vocab_size}; one is of "
+                "another model."
+            )
+        finite_arrays(module)
+        self.form, self.shapes = form_of(module, self.facts, rule, memory)
+
+    def spec(self, target: Target, precision: Precision, memory_precision: MemoryPrecision) -> Spec:
+        """The contract of its artefact; raises ConfigError where its memory does not fit the target."""
+        if target == "tensorrt" and self.form == "ring":
+            raise ConfigError(
+                "the memory of the module is a ring, and TensorRT has no circular TensorScatter; let the "
+                "module shift its memory, or leave out target."
+            )
+        return spec_of(
+            self.facts,
+            self.rule,
+            self.form,
+            target,
+            precision,
+            memory_precision,
+            opset=OPSETS[self.form],
+            source={"module": digest_of(self.module)},
+            exporter="trace",
+            shapes=self.shapes,
+        )
+
+    def reference(self, rule: MemoryRule) -> Session:
+        return ModuleSession(self.module, self.vocab, rule, self.form, self.shapes)
+
+    def write_graphs(self, spec: Spec, folder: Path) -> OrtSession:
+        return _write(traced_graph(self.module, spec), spec, self.vocab, folder)
+
+
+class TracedRun:
+    """A run of this project whose step is traced; see `xl_export.artefact.write.Exportable`."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.vocab = run, run.vocab
+
+    def traced(self, spec: Spec) -> Spec:
+        """The spec of the traced artefact: every head has the whole memory, whatever span it learned."""
+        spec = dataclasses.replace(
+            spec, model=traced_facts(self.run.model), opset=OPSETS[spec.form], exporter="trace"
+        )
+        return dataclasses.replace(spec, state=spec.state_in(spec.state_dtype))
+
+    def reference(self, rule: MemoryRule) -> Session:
+        return reference_of(self.run, rule)
+
+    def write_graphs(self, spec: Spec, folder: Path) -> OrtSession:
+        finite_arrays(self.run.model)
+        form: AnyForm = spec.form
+        assert form != "own", "the memory of a run has one of the three forms"
+        step = OwnStep(self.run.model.eval(), spec.rule, form).eval()
+        return _write(traced_graph(step, spec), spec, self.vocab, folder)
+
+
+def _write(graph: ir.Model, spec: Spec, vocab: Vocab, folder: Path) -> OrtSession:
+    """Lowers a traced graph to the precision of its spec, and writes it."""
+    if spec.target == "tensorrt":
+        from xl_export.tensorrt.half import to_half
+
+        graph = to_half(graph, {fact.name: TYPES[fact.dtype] for fact in (*spec.inputs, *spec.outputs)})
+    else:
+        graph = lowered(graph, spec.precision)
+    save_model(graph, folder)
+    return OrtSession(spec, vocab, folder / GRAPH)

@@ -1,0 +1,212 @@
+"""Writes the folder of an artefact, for whatever gives its graphs: written node by node, or traced.
+
+The graphs are compared with PyTorch in fp32 first, and again in a lower precision. The folder appears when
+all of this has succeeded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, get_args
+
+import numpy as np
+from torch import nn
+
+from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.files import write_json
+from runtimes.base.folders import atomic_folder
+from runtimes.base.machine import package_versions, refuse_beyond_memory
+from runtimes.base.sealed import file_facts
+from runtimes.contract.model_facts import ModelFacts
+from runtimes.contract.precision import Measured, MemoryPrecision, Precision
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.session import Session
+from runtimes.contract.spec import REFERENCE, SPEC, Exporter, Spec, Target, save_spec
+from runtimes.contract.tensors import AnyForm, Shapes
+from runtimes.contract.vocabulary import Vocab, save_vocab
+from runtimes.sessions.onnx_runtime import OrtSession
+from runtimes.tasks.check import Reference, save_reference
+from trainer.run.checkpoint import Run
+from trainer.run.session import ProjectedTorchSession
+from xl_export.artefact.quality import measure
+from xl_export.artefact.validate import ROWS, check_again, validate
+from xl_export.graph import genai
+
+
+class Exportable(Protocol):
+    """A model from which an artefact is made. source: hashes of what it was read from."""
+
+    vocab: Vocab
+
+    def reference(self, rule: MemoryRule) -> Session:
+        """The model in PyTorch, with which graphs are compared."""
+        ...
+
+    def write_graphs(self, spec: Spec, folder: Path) -> OrtSession:
+        """Writes the graphs of a spec with their weights, and returns a session over the step graph."""
+        ...
+
+
+def spec_of(
+    facts: ModelFacts,
+    rule: MemoryRule,
+    form: AnyForm,
+    target: Target,
+    precision: Precision,
+    memory_precision: MemoryPrecision,
+    *,
+    opset: int,
+    source: dict[str, str],
+    exporter: Exporter = "graph",
+    shapes: Shapes = (),
+) -> Spec:
+    """Returns the contract of an artefact, without the hashes of files, which do not exist yet."""
+    spec = Spec(
+        model=facts,
+        rule=rule,
+        form=form,
+        precision=precision,
+        memory_precision=memory_precision,
+        opset=opset,
+        target=target,
+        state=(),
+        producer=package_versions(),
+        source=source,
+        exporter=exporter,
+        memory_shapes=shapes,
+    )
+    return dataclasses.replace(spec, state=spec.state_in(spec.state_dtype))
+
+
+def precisions_for(
+    target: Target, precision: Precision | None, memory_precision: MemoryPrecision | None
+) -> tuple[Precision, MemoryPrecision]:
+    """Returns the precisions of weights and memory.
+
+    Raises ConfigError where the target does not take them.
+    """
+    for name, value, choices in (
+        ("precision", precision, get_args(Precision)),
+        ("memory_precision", memory_precision, get_args(MemoryPrecision)),
+    ):
+        if value is not None and value not in choices:
+            raise ConfigError(f"{name} is {value!r:.20}; expected one of {', '.join(choices)}.")
+    if target != "tensorrt":
+        return precision or "fp32", memory_precision or "fp32"
+    if precision in (None, "fp16") and memory_precision is None:
+        return "fp16", "fp32"  # the target itself makes the memory fp16, so the spec does not say it again
+    if precision in (None, "fp16"):
+        option = f"--memory-precision is {memory_precision}"
+    else:
+        option = f"--precision is {precision}"
+    mend = "leave it out"
+    if precision == "fp32":
+        mend += "; for an engine in fp32 give --memory shift in place of --target tensorrt"
+    raise ConfigError(f"{option}, and --target tensorrt writes weights and memory in fp16: {mend}.")
+
+
+def refuse_needless_text(text: Path | None, spec: Spec) -> None:
+    """Raises ConfigError for a text to measure on where no precision is reduced."""
+    if text is not None and not spec.lossy:
+        raise ConfigError(
+            "--text is the text on which a reduced precision is measured, and none was given; give "
+            "--precision or --memory-precision, or leave --text out."
+        )
+
+
+def reference_of(run: Run, rule: MemoryRule) -> Session:
+    """A run in PyTorch, with which its graphs are compared."""
+    return ProjectedTorchSession(run.model.eval(), run.vocab, rule, identity=run.sha256)
+
+
+def finite_arrays(module: nn.Module) -> dict[str, np.ndarray]:
+    """The parameters of a module as float32 arrays by name; raises ArtefactError where one is not finite."""
+    weights = {name: tensor.float().numpy() for name, tensor in module.state_dict().items()}
+    for name, array in weights.items():
+        if not np.isfinite(array).all():
+            raise ArtefactError(
+                f"{name} holds values that are not finite; export a checkpoint from before the loss diverged."
+            )
+    return weights
+
+
+def write_artefact(
+    model: Exportable,
+    spec: Spec,
+    out: Path,
+    *,
+    tokens: np.ndarray | None,
+    force: bool,
+    sources: Sequence[Path] = (),
+) -> None:
+    """Writes the artefact of a spec to the folder `out`, atomically.
+
+    tokens: those on which a lower precision is measured; None measures nothing. sources: files and folders
+    that must not be replaced. Raises UserError where the graphs do not compute what PyTorch computes.
+    """
+    refuse_if_too_large(spec)
+    with atomic_folder(out, force=force, marker=SPEC, sources=sources) as folder:
+        if spec.lossy:
+            reference, measured = write_lowered(model, spec, folder, tokens)
+            spec = dataclasses.replace(spec, measured=measured)
+        else:
+            reference = compare(model, model.write_graphs(spec, folder))
+        save_reference(folder / REFERENCE, reference)
+        save_vocab(folder, model.vocab)
+        if genai.takes(spec):
+            for name, document in genai.genai_files(spec, model.vocab).items():
+                write_json(folder / name, document)
+        files = {path.name: file_facts(path) for path in sorted(folder.iterdir())}
+        save_spec(folder, dataclasses.replace(spec, files=files))
+
+
+def write_lowered(
+    model: Exportable, spec: Spec, folder: Path, tokens: np.ndarray | None
+) -> tuple[Reference, Measured | None]:
+    """Writes graphs in a lower precision; returns their reference, and what the precision costs.
+
+    The same artefact is first written in fp32 to a temporary folder. That one is compared with PyTorch, and
+    the lower precision is measured against it. Nothing is measured where there are no tokens.
+    """
+    exact_spec = dataclasses.replace(
+        spec, target="onnxruntime", precision="fp32", memory_precision="fp32", state=spec.state_in("float32")
+    )
+    with tempfile.TemporaryDirectory() as name:
+        exact = model.write_graphs(exact_spec, Path(name))
+        reference = compare(model, exact)
+        low = model.write_graphs(spec, folder)
+        reference = check_again(low, reference)
+        if tokens is None:
+            return reference, None
+        return reference, measure(low, exact, tokens, folders=(folder, Path(name)))
+
+
+def compare(model: Exportable, exported: OrtSession) -> Reference:
+    """Returns PyTorch's answers over chained segments; raises ArtefactError where the graph's differ."""
+    return validate(exported, model.reference(exported.spec.rule), tolerance=exported.spec.tolerance)
+
+
+def refuse_if_too_large(spec: Spec) -> None:
+    """Raises ConfigError where the validation of the graph needs more memory than this machine has."""
+    model, rule = spec.model, spec.rule
+    width = model.heads * model.head_dim
+    scores = ROWS * model.heads * rule.segment * rule.slots
+    logits = ROWS * rule.segment * model.vocab_size
+    # PyTorch holds the keys and values of one segment and of the one before it.
+    keys_and_values = 2 * ROWS * model.layers * rule.slots * width
+    tables = model.layers * (rule.position_rows + rule.slots) * width
+    # The weights exist twice, as tensors and in the graph. Scores and logits exist in several copies at once.
+    num_bytes = (
+        8 * model.parameters
+        + 2 * ROWS * spec.bytes_per_stream
+        + 4 * (4 * scores + 4 * logits + 2 * keys_and_values + tables)
+    )
+    refuse_beyond_memory(
+        num_bytes,
+        what=f"exporting with {rule}",
+        mend="give a smaller --mem-len or --segment",
+        error=ConfigError,
+    )

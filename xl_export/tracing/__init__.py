@@ -1,0 +1,1 @@
+"""The traced step: a PyTorch module as an ONNX graph, by `torch.onnx.export`."""

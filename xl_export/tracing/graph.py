@@ -1,0 +1,324 @@
+"""Traces the step of a module into an ONNX graph with the inputs and outputs that the spec names.
+
+`torch.export` runs the step on tensors without values and records the operators. `torch.onnx` writes them as
+ONNX operators. What is left to do here: the names and shapes of the contract, and to remove what is of this
+machine.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from runtimes.base.errors import ArtefactError, ConfigError, first_line, needs
+from runtimes.contract.spec import Spec
+from runtimes.contract.tensors import AnyForm
+from xl_export.graph.ops import IR_VERSION, TYPES, remove_unused_nodes
+from xl_export.tracing.module import Output
+from xl_export.tracing.ring import translations
+
+OPSETS: dict[AnyForm, int] = {"ring": 24, "shift": 23, "hidden": 23, "own": 23}
+EXAMPLE = (3, 5, 4)  # batch, tokens and rows while tracing: sizes that nothing else has by chance
+# TensorRT has no such operators, or only for sizes that it can bound while it builds an engine.
+NOT_FOR_ENGINES = {
+    "NonZero": "shapes that depend on tokens",
+    "TensorScatter": "a circular write",
+    "Unique": "shapes that depend on values",
+    "Compress": "shapes that depend on values",
+}
+
+
+def traced_graph(module: nn.Module, spec: Spec) -> ir.Model:
+    """The ONNX model of one step of a `StepModule`, in float32 but for the memory tensors.
+
+    Raises MissingPackageError without onnxscript, and ArtefactError where the step cannot be traced or where
+    its operators do not fit the target.
+    """
+    with needs("trace", "onnxscript"):
+        import onnxscript  # noqa: F401
+    step = _Step(module, spec)
+    with torch.no_grad(), _quiet():
+        program = _exported(step, spec)
+        model = _as_onnx(program, spec)
+    _name(model, spec)
+    _read_sizes_of_tokens(model.graph)
+    _transpose_constants(model.graph)
+    _forget_this_machine(model)
+    remove_unused_nodes(model)
+    _refuse_unfit(model, spec)
+    return model
+
+
+class _Step(nn.Module):
+    """The step with the inputs and outputs of the spec, in their order."""
+
+    def __init__(self, module: Any, spec: Spec) -> None:
+        super().__init__()
+        self.module, self.spec, self._output = module, spec, [Output(module)]
+
+    def forward(self, tokens: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        selective, half = self.spec.model.selective, self.spec.state_dtype == "float16"
+        memory = rest[2:] if selective else rest
+        # A ring is written in its own type, and everything else computes in float32.
+        past = memory if self.spec.form == "ring" or not half else tuple(tensor.float() for tensor in memory)
+        hidden, after = self.module.step(tokens, positions, past)
+        present = [tensor.half() if half else tensor for tensor in after]
+        if not selective:
+            return (self._output[0].logits(hidden), *present)
+        return (*self._selected(hidden, *rest[:2]), *present)
+
+    def _selected(self, hidden: Tensor, targets: Tensor, logit_rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [rows, V] of some positions, and log p(target) [B, T], 0 where a target is -1."""
+        output, flat, wanted = self._output[0], hidden.flatten(0, 1), targets.flatten()
+        logits = output.logits(flat[logit_rows])
+        if self.spec.target == "tensorrt":  # shapes that depend on tokens are not for engines
+            whole = output.logits(flat).log_softmax(dim=-1)
+            scores = whole.gather(1, wanted.clamp(min=0)[:, None])[:, 0]
+            return logits, torch.where(wanted >= 0, scores, 0.0).view_as(targets)
+        at = (wanted >= 0).nonzero()[:, 0]
+        scores = output.log_prob(flat[at], wanted[at])
+        return logits, torch.zeros_like(flat[:, 0]).index_copy(0, at, scores).view_as(targets)
+
+
+def _exported(step: _Step, spec: Spec) -> torch.export.ExportedProgram:
+    batch, segment, rows = EXAMPLE
+    segment = min(segment, spec.rule.segment)
+    axes = {"batch": batch, "segment": segment, "rows": rows}
+    types = {"int64": torch.int64, "float32": torch.float32, "float16": torch.float16}
+    examples = [torch.zeros(fact.sizes(**axes), dtype=types[fact.dtype]) for fact in spec.inputs]
+    dims = {"batch": torch.export.Dim("batch"), "rows": torch.export.Dim("rows")}
+    if spec.rule.segment > 1:  # an axis of one token never varies
+        dims["segment"] = torch.export.Dim("segment", max=spec.rule.segment)
+    shapes = [
+        {axis: dims[size] for axis, size in enumerate(fact.shape) if size in dims} for fact in spec.inputs
+    ]
+    two, rest = shapes[:2], tuple(shapes[2:])
+    try:
+        return torch.export.export(step, tuple(examples), dynamic_shapes=(*two, rest), strict=False)
+    except Exception as error:  # PyTorch raises errors of a dozen classes for what it cannot trace
+        raise ArtefactError(_why(error)) from error
+
+
+def _why(error: Exception) -> str:
+    """A sentence for what PyTorch says where it cannot trace a step."""
+    text, name = str(error), type(error).__name__
+    if "GuardOnDataDependent" in name or "data-dependent" in text:
+        reason = (
+            "a shape or a branch depends on the values of tokens or memory; write it with torch.where, or "
+            "compute it before the export"
+        )
+    elif "Constraints violated" in text or "specialized" in text or "ConstraintViolation" in name:
+        reason = (
+            "it fixes the number of rows or of tokens; take sizes from tensor.shape, without int(), len() or "
+            "a size that is written into the module"
+        )
+    else:
+        reason = "change what that names"
+    return f"PyTorch could not trace the step ({name}: {first_line(error):.300}): {reason}."
+
+
+def _as_onnx(program: torch.export.ExportedProgram, spec: Spec) -> ir.Model:
+    try:
+        made = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=OPSETS[spec.form],
+            verbose=False,
+            optimize=True,
+            custom_translation_table=translations() if spec.form == "ring" else None,
+        )
+        assert made is not None, "torch.onnx gave no program"
+        model: ir.Model = made.model
+        return model
+    except Exception as error:  # as above; an operator without a translation is the usual one
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise ArtefactError(
+            f"torch.onnx could not write the step as ONNX operators ({type(cause).__name__}: "
+            f"{first_line(Exception(str(cause))):.300}); write it with other operators of PyTorch."
+        ) from error
+
+
+def _name(model: ir.Model, spec: Spec) -> None:
+    """Gives inputs and outputs the names, types and shapes of the contract."""
+    graph = model.graph
+    if len(graph.inputs) != len(spec.inputs) or len(graph.outputs) != len(spec.outputs):
+        raise ArtefactError(
+            f"the step gives {len(graph.outputs)} tensors and takes {len(graph.inputs)}; expected "
+            f"{len(spec.outputs)} and {len(spec.inputs)}: as many memory tensors as `start` gives."
+        )
+    _separate_outputs(graph)
+    taken = {fact.name for fact in (*spec.inputs, *spec.outputs)}
+    for number, value in enumerate(list(_values(graph))):
+        if value.name in taken:
+            value.name = f"{value.name}.{number}"
+    for value, fact in zip(graph.inputs, spec.inputs, strict=True):
+        value.name, value.shape = fact.name, _shape(fact.shape)
+    for value, fact in zip(graph.outputs, spec.outputs, strict=True):
+        if value.dtype not in (None, TYPES[fact.dtype]):
+            raise ArtefactError(
+                f"the step gives {fact.name} as {value.dtype}; expected {fact.dtype}: convert it in the "
+                "module."
+            )
+        _refuse_other_shape(value, fact.name, fact.shape)
+        value.name, value.dtype, value.shape = fact.name, TYPES[fact.dtype], _shape(fact.shape)
+    graph.name = "step"
+
+
+def _refuse_other_shape(value: ir.Value, name: str, expected: Sequence[str]) -> None:
+    """Raises ArtefactError where PyTorch knows a size of an output, and it is not the one of the contract."""
+    if value.shape is None:
+        return
+    found = [size if isinstance(size, int) else None for size in value.shape]
+    wanted = [int(size) if size.isdigit() else None for size in expected]
+    wrong = len(found) != len(wanted) or any(
+        have is not None and have != want for have, want in zip(found, wanted, strict=False)
+    )
+    if wrong:
+        raise ArtefactError(
+            f"the step gives {name} as {value.shape}; expected [{', '.join(expected)}]: a size that the spec "
+            "names must vary, and the others must not change from step to step."
+        )
+
+
+def _separate_outputs(graph: ir.Graph) -> None:
+    """Puts an Identity behind outputs that are inputs, constants or the same value twice."""
+    seen: set[ir.Value] = set()
+    for number, value in enumerate(graph.outputs):
+        if value.producer() is None or value in seen:
+            node = ir.node("Identity", [value])
+            graph.append(node)
+            node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+            graph.outputs[number] = node.outputs[0]
+        seen.add(graph.outputs[number])
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
+def _shape(sizes: Sequence[str]) -> ir.Shape:
+    return ir.Shape([int(size) if size.isdigit() else size for size in sizes])
+
+
+def _read_sizes_of_tokens(graph: ir.Graph) -> None:
+    """Takes the number of rows from the tokens, not from memory tensors: a ring may have no second reader."""
+    tokens, *others = graph.inputs
+    for value in others:
+        for node, index in list(value.uses()):
+            first, last = (
+                node.attributes.get_int(key, default) for key, default in (("start", 0), ("end", -1))
+            )
+            if node.op_type == "Shape" and (first, last) == (0, 1):
+                node.replace_input_with(index, tokens)
+
+
+def _transpose_constants(graph: ir.Graph) -> None:
+    """Stores constants as a Transpose gives them that is their only reader."""
+    for node in list(graph):
+        value = node.inputs[0] if node.op_type == "Transpose" else None
+        if value is None or value.const_value is None or len(list(value.uses())) > 1:
+            continue
+        array = value.const_value.numpy().transpose(node.attributes.get_ints("perm"))
+        name = f"{value.name}.T"
+        new = ir.val(name, const_value=ir.tensor(np.ascontiguousarray(array), name=name))
+        graph.register_initializer(new)
+        node.outputs[0].replace_all_uses_with(new)
+        graph.remove(node, safe=True)
+        del graph.initializers[str(value.name)]
+
+
+def _forget_this_machine(model: ir.Model) -> None:
+    """Removes what names this machine, such as paths, and gives constants the names of the module."""
+    model.metadata_props.clear()
+    model.doc_string, model.producer_name, model.producer_version = None, "xl-export", None
+    model.ir_version = IR_VERSION
+    graph = model.graph
+    graph.metadata_props.clear()
+    graph.doc_string = None
+    for node in graph.all_nodes():
+        node.metadata_props.clear()
+        node.doc_string = None
+    for value in list(_values(graph)):
+        value.metadata_props.clear()
+        value.doc_string = None
+        if value.is_initializer() and value.name is not None and value.name.startswith("module."):
+            _rename(value, value.name.removeprefix("module."))
+    for value in list(graph.initializers.values()):
+        embeds = any(
+            node.op_type == "Gather" and node.inputs[1] is graph.inputs[0] for node, _ in value.uses()
+        )
+        if embeds and not str(value.name).startswith("vocabulary."):  # quantisation knows tables by this name
+            _rename(value, f"vocabulary.{value.name}")
+
+
+def _rename(value: ir.Value, name: str) -> None:
+    value.name = name
+    if value.const_value is not None:
+        value.const_value.name = name
+
+
+def _refuse_unfit(model: ir.Model, spec: Spec) -> None:
+    """Raises an error for a graph that no runtime of this project would run as the spec says."""
+    graph = model.graph
+    if domains := {node.domain for node in graph.all_nodes()} - {""}:
+        raise ArtefactError(
+            f"the traced step has operators of {', '.join(sorted(domains))}, and an artefact has standard "
+            "ones alone; write the step without them."
+        )
+    if model.functions:
+        raise ArtefactError("the traced step has functions of its own; write the step without them.")
+    for node in graph.all_nodes():
+        if node.op_type in ("Loop", "Scan", "SequenceMap", "If"):
+            raise ArtefactError(
+                f"the traced step has a {node.op_type} operator, and a step has none; write it without loops "
+                "and branches over tensors."
+            )
+        if spec.target == "tensorrt" and node.op_type in NOT_FOR_ENGINES:
+            raise ConfigError(
+                f"the traced step has a {node.op_type} operator, which is {NOT_FOR_ENGINES[node.op_type]}, "
+                "and TensorRT does not take it; leave out --target tensorrt, or use the written graph."
+            )
+    if spec.form == "ring":
+        for past, present in zip(
+            graph.inputs[-len(spec.state) :], graph.outputs[-len(spec.state) :], strict=True
+        ):
+            uses = list(past.uses())
+            if (
+                len(uses) != 1
+                or uses[0][0] is not present.producer()
+                or uses[0][0].op_type != "TensorScatter"
+            ):
+                raise ArtefactError(
+                    f"{past.name} is not written by xl_export.ring_write alone, and a ring is written in "
+                    "place; read its result in the place of the memory, or use another form."
+                )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """While PyTorch traces, nothing of it is shown: what matters is raised, or seen by the validation.
+
+    Where it fails, it also prints the whole step as far as it was traced.
+    """
+    disabled = logging.root.manager.disable
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
