@@ -122,4 +122,4 @@ if __name__ == "__main__":
     report = runtimes.check(artefact)
     print(f"{'passed' if report.passed else 'FAILED'}: {report.sentence}")
     session = runtimes.open_session(artefact)
-    print("The " + "".join(piece.text for piece in runtimes.generate(session, "The ", max_tokens=60)))
+    print(repr("The " + "".join(piece.text for piece in runtimes.generate(session, "The ", max_tokens=60))))

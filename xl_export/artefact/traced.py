@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+from torch import nn
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.folders import refuse_existing
-from runtimes.contract.precision import MemoryPrecision, Precision
+from runtimes.contract.precision import Float, MemoryPrecision, Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.contract.spec import GRAPH, SPEC, Spec, Target
@@ -99,6 +100,7 @@ class TracedModule:
                 "another model."
             )
         finite_arrays(module)
+        self._graphs = _Graphs()
         self.form, self.shapes = form_of(module, self.facts, rule, memory)
 
     def spec(self, target: Target, precision: Precision, memory_precision: MemoryPrecision) -> Spec:
@@ -125,14 +127,14 @@ class TracedModule:
         return ModuleSession(self.module, self.vocab, rule, self.form, self.shapes)
 
     def write_graphs(self, spec: Spec, folder: Path) -> OrtSession:
-        return _write(traced_graph(self.module, spec), spec, self.vocab, folder)
+        return _write(self._graphs.of(self.module, spec), spec, self.vocab, folder)
 
 
 class TracedRun:
     """A run of this project whose step is traced; see `xl_export.artefact.write.Exportable`."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.vocab = run, run.vocab
+        self.run, self.vocab, self._graphs = run, run.vocab, _Graphs()
 
     def traced(self, spec: Spec) -> Spec:
         """The spec of the traced artefact: every head has the whole memory, whatever span it learned."""
@@ -149,7 +151,21 @@ class TracedRun:
         form: AnyForm = spec.form
         assert form != "own", "the memory of a run has one of the three forms"
         step = OwnStep(self.run.model.eval(), spec.rule, form).eval()
-        return _write(traced_graph(step, spec), spec, self.vocab, folder)
+        return _write(self._graphs.of(step, spec), spec, self.vocab, folder)
+
+
+class _Graphs:
+    """The last traced graph, since precisions of weights differ in what follows the trace."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[Target, Float], ir.Model] | None = None
+
+    def of(self, module: nn.Module, spec: Spec) -> ir.Model:
+        """The graph of a spec; the caller may change it."""
+        key = spec.target, spec.state_dtype
+        if self._last is None or self._last[0] != key:
+            self._last = key, traced_graph(module, spec)
+        return self._last[1].clone()
 
 
 def _write(graph: ir.Model, spec: Spec, vocab: Vocab, folder: Path) -> OrtSession:

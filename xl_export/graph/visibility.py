@@ -42,7 +42,9 @@ class StepMask:
         return self.rows[heads]
 
 
-def make_mask(op: Ops, inputs: Mapping[str, ir.Value], rule: MemoryRule, form: AnyForm, rows: int) -> StepMask:
+def make_mask(
+    op: Ops, inputs: Mapping[str, ir.Value], rule: MemoryRule, form: AnyForm, rows: int
+) -> StepMask:
     """The mask of heads that remember `rule.mem_len` tokens, whose tables by distance have `rows` rows.
 
     Key columns are the slots of the ring, or the memory and the segment one after the other in the other

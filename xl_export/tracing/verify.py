@@ -30,6 +30,8 @@ def check_module(module: Any, rule: MemoryRule, form: AnyForm) -> None:
         checks += [_future_is_hidden, *([_memory_counts, _restarts] if has_memory else [])]
         if rule.mask == "same-length":
             checks += [_cuts_agree, *([_padding] if has_memory else [])]
+        if form == "ring":
+            checks.append(_uneven_rows)
         streams = _Streams(module, rule, form)
         for check in checks:
             check(streams)
@@ -204,6 +206,25 @@ def _cuts_agree(streams: _Streams) -> None:
     except (RuntimeError, IndexError):  # a module may have tables for one segment alone
         return
     streams.refuse_difference(segments, whole, what="in segments and as one whole text", mend=mend)
+
+
+def _uneven_rows(streams: _Streams) -> None:
+    """On a ring, the rows of a step may have unequal lengths: padding at their ends leaves no trace."""
+    T = streams.rule.segment
+    if T == 1:
+        return
+    fed, rest = streams.tokens[:, : T - 1], streams.tokens[:, T - 1 : 2 * T - 1]
+    padded = torch.cat([fed, fed[:, :1]], dim=1)
+    _, memory = streams.feed(padded, [T])
+    answers, _ = streams.feed(rest, [T], memory, first=T - 1)
+    _, memory = streams.feed(fed, [T - 1])
+    expected, _ = streams.feed(rest, [T], memory, first=T - 1)
+    streams.refuse_difference(
+        answers,
+        expected,
+        what="after a step that was padded at its end",
+        mend="hide what a ring holds beyond the M tokens before a token, by xl_export.ring_distances",
+    )
 
 
 def _listed(memory: Sequence[Tensor]) -> str:

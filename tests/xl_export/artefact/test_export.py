@@ -150,17 +150,18 @@ def test_a_kill_while_writing_leaves_no_artefact(
 
 EXPORT_SLOWLY = """
 import time
-import xl_export.artefact.export as artefact
+from xl_export.artefact import export, write
 from xl_export.cli.main import main
-def slow(name):
-    step = getattr(artefact, name)
+def slow(module, name):
+    step = getattr(module, name)
     def wrapped(*a, **k):
         print("writing", flush=True)
         time.sleep(0.5)
         return step(*a, **k)
-    setattr(artefact, name, wrapped)
-for name in ("save_model", "save_reference", "save_spec"):
-    slow(name)
+    setattr(module, name, wrapped)
+slow(export, "save_model")
+slow(write, "save_reference")
+slow(write, "save_spec")
 main()
 """
 
