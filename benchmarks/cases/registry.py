@@ -129,6 +129,12 @@ CASES = {
             takes=("config",),
         ),
         Case(
+            name="traced",
+            summary="the graph that is written against the one that PyTorch traces: nodes, export, one token",
+            keys=("form", "exporter"),
+            takes=("config", "repeats", "mem_len"),
+        ),
+        Case(
             name="training",
             summary="a training step with memory and without",
             keys=("mem_len",),

@@ -257,3 +257,13 @@ def test_a_gpu_gives_the_answers_of_the_cpu(tiny: BenchmarkConfig, tmp_path: Pat
     (document,) = measured(tmp_path, "gpu")
     assert [row["tokens"] for row in document["rows"]] == [1, 8]
     assert all(row["difference"] < 1e-3 for row in document["rows"])
+
+
+@pytest.mark.slow
+def test_traced_and_written_graphs_agree_before_they_are_timed(tiny: BenchmarkConfig, tmp_path: Path) -> None:
+    rows = measured(tmp_path, "traced")[0]["rows"]
+    assert [(row["form"], row["exporter"]) for row in rows] == [
+        (form, exporter) for form in ("ring", "shift") for exporter in ("graph", "trace")
+    ]
+    assert all(row["difference"] < 1e-4 and row["nodes"] > 20 for row in rows)
+    assert [row["written_ratio"] for row in rows[::2]] == [1, 1]

@@ -161,7 +161,9 @@ class _Graphs:
         self._last: tuple[tuple[Target, Float], ir.Model] | None = None
 
     def of(self, module: nn.Module, spec: Spec) -> ir.Model:
-        """The graph of a spec; the caller may change it."""
+        """The graph of a spec, in float32 throughout for an engine; the caller may change it."""
+        if spec.target == "tensorrt":
+            spec = dataclasses.replace(spec, precision="fp32", state=spec.state_in("float32"))
         key = spec.target, spec.state_dtype
         if self._last is None or self._last[0] != key:
             self._last = key, traced_graph(module, spec)

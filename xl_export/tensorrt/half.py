@@ -17,7 +17,7 @@ from runtimes.base.errors import ArtefactError
 
 HALF, SINGLE = ir.DataType.FLOAT16, ir.DataType.FLOAT
 # GPUs compute products in float16, and their sums in float32.
-PRODUCTS = {"MatMul", "Gemm", "Attention", "RelativeAttention"}
+PRODUCTS = {"MatMul", "Gemm", "Einsum", "Attention", "RelativeAttention"}
 # Statistics are computed in float32; their results are inputs of products again.
 STATISTICS = {"LayerNormalization", "Softmax"}
 # Log-probabilities are float32, and so is everything that is computed from them.
@@ -77,6 +77,8 @@ class _Rewriting:
             kind = SINGLE
         elif node.op_type in PRODUCTS:
             kind = HALF
+        elif not kinds:  # it makes floats of other types, as Cast does, in the type that its attribute names
+            kind = SINGLE
         else:
             kind = SINGLE if SINGLE in kinds else HALF
         inputs = [self.of(value, kind) if value is not None else None for value in node.inputs]

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from runtimes import check, open_session
+from runtimes.base.errors import UserError
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, load_spec
 from tests.architectures import ARCHITECTURES
@@ -145,3 +146,14 @@ def test_the_command_traces_a_ring_that_is_written_in_place(
         xl("export", run, "--out", tmp_path / "b", *trace, "--target", "tensorrt", "--attention-as", "node"),
         "--attention-as is for a graph that is written",
     )
+
+
+@pytest.mark.slow
+def test_a_traced_run_for_tensorrt_is_in_float16(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    artefact = export(make_run(layers=1), tmp_path / "a", exporter="trace", target="tensorrt")
+    assert {state.dtype for state in load_spec(artefact).state} == {"float16"}
+    assert 0 < check(artefact).max_difference < 2e-2
+    adaptive = make_run(**ARCHITECTURES["adaptive-softmax"], layers=1)
+    with pytest.raises(UserError, match="NonZero operator, which is shapes that depend on tokens"):
+        export(adaptive, tmp_path / "b", exporter="trace", target="tensorrt")
+    assert not (tmp_path / "b").exists()
