@@ -30,10 +30,10 @@ OPSETS: dict[AnyForm, int] = {"ring": 24, "shift": 23, "hidden": 23, "own": 23}
 EXAMPLE = (3, 5, 4)  # batch, tokens and rows while tracing: sizes that nothing else has by chance
 # TensorRT has no such operators, or only for sizes that it can bound while it builds an engine.
 NOT_FOR_ENGINES = {
-    "NonZero": "shapes that depend on tokens",
-    "TensorScatter": "a circular write",
-    "Unique": "shapes that depend on values",
-    "Compress": "shapes that depend on values",
+    "NonZero": "makes shapes that depend on tokens",
+    "TensorScatter": "writes in a circle",
+    "Unique": "makes shapes that depend on values",
+    "Compress": "makes shapes that depend on values",
 }
 
 
@@ -289,7 +289,7 @@ def _refuse_unfit(model: ir.Model, spec: Spec) -> None:
             )
         if spec.target == "tensorrt" and node.op_type in NOT_FOR_ENGINES:
             raise ConfigError(
-                f"the traced step has a {node.op_type} operator, which is {NOT_FOR_ENGINES[node.op_type]}, "
+                f"the traced step has a {node.op_type} operator, which {NOT_FOR_ENGINES[node.op_type]}, "
                 "and TensorRT does not take it; leave out --target tensorrt, or use the written graph."
             )
     if spec.form == "ring":

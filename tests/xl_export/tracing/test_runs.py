@@ -154,6 +154,6 @@ def test_a_traced_run_for_tensorrt_is_in_float16(make_run: Callable[..., Path], 
     assert {state.dtype for state in load_spec(artefact).state} == {"float16"}
     assert 0 < check(artefact).max_difference < 2e-2
     adaptive = make_run(**ARCHITECTURES["adaptive-softmax"], layers=1)
-    with pytest.raises(UserError, match="NonZero operator, which is shapes that depend on tokens"):
+    with pytest.raises(UserError, match="NonZero operator, which makes shapes that depend on tokens"):
         export(adaptive, tmp_path / "b", exporter="trace", target="tensorrt")
     assert not (tmp_path / "b").exists()
