@@ -99,8 +99,8 @@ def eval_command(
     """Score a text with the artefact or run at PATH.
 
     The text is read segment by segment, and the memory is carried from one segment to the next. Every token
-    but the first is predicted exactly once. For a model of bytes a byte counts as a character, as in papers
-    on enwik8.
+    but the first is predicted exactly once. Papers on enwik8 call the bits per byte, which are printed for a
+    model of bytes, bits per character.
 
     The options --mem-len, --segment and --clamp-len take several values: 64,128,256, or 100:1000:100 for
     first, last and step. Then every combination is scored. The memory and the clamp of an artefact are fixed
@@ -113,6 +113,8 @@ def eval_command(
         refuse_unwritable(losses, option="--losses", suffixes=SUFFIXES)
         refuse_replacing(losses, option="--losses", force=force)
     own = open_session(path, threads=threads)
+    if losses and losses.suffix == ".csv":
+        own.vocab.decoder()(0)  # a library that is not installed is named before the text is scored
     pairs = sweep(own.rule, mem_lens=mem_lens, segments=segments, clamp_lens=clamp_lens)
     if losses and len(pairs) > 1:
         raise UserError(
@@ -156,7 +158,7 @@ def _show(score: Score, vocab: Vocab, text: ReadText) -> dict[str, Any]:
         _line("perplexity", f"{score.perplexity:.3f}  ({nats}, {bits} {unit})")
     figures = _per_text(score, predicted_size(text, vocab))
     document |= figures
-    if figures and vocab.kind not in ("byte", "char"):
+    if figures and vocab.kind != "char" and not figures["characters"] == figures["bytes"] == score.tokens:
         per_character, per_byte = figures["bits_per_character"], figures["bits_per_byte"]
         _line("per character", f"{per_character:.4f} bits, and {per_byte:.4f} bits per byte of UTF-8")
     unknown = unknown_share(vocab, text.tokens[1:])
@@ -208,7 +210,7 @@ def _show_sweep(scores: Iterable[Score], vocab: Vocab, size: TextSize | None) ->
 
 
 def _unit(vocab: Vocab) -> str:
-    return "bits per character" if vocab.kind in ("byte", "char") else "bits per token"
+    return {"byte": "bits per byte", "char": "bits per character"}.get(vocab.kind, "bits per token")
 
 
 def _feeding(score: Score) -> str:

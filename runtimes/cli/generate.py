@@ -133,11 +133,20 @@ def generate_command(
             "--save-memory, or delete it first."
         )
     sampler = Sampler(temperature=temperature, top_k=top_k or None, top_p=top_p)
+    if as_json and show_ids:
+        raise UserError("--json has the ids of every token already; leave out --ids.")
     given = read_prompts(prompts, prompt_ids, prompts_file)
     session = open_session(path, threads=threads)
     memory = load_memory(load_from, session) if load_from else session.start(len(given)) if save_to else None
     pieces = generate(
-        session, given, max_tokens=max_tokens, sampler=sampler, seed=seed, stop=stop, memory=memory
+        session,
+        given,
+        max_tokens=max_tokens,
+        sampler=sampler,
+        seed=seed,
+        stop=stop,
+        memory=memory,
+        text=not show_ids,
     )
     if as_json:
         _print_json(pieces, given, session.vocab)

@@ -29,9 +29,8 @@ class Subgroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        given = (
-            args and not args[0].startswith("-") and not ctx.resilient_parsing
-        )  # it is set for completion in a shell
+        completing = ctx.resilient_parsing  # a shell completes the line
+        given = args and not args[0].startswith("-") and not completing
         if given and self.get_command(ctx, args[0]) is None:
             visible = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
             raise Refusal(

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from runtimes.base.errors import TextError
+from runtimes.base.errors import MissingPackageError, TextError
 from runtimes.base.files import read_bytes, read_json
 from runtimes.base.sealed import identity_of
 from runtimes.contract.id_files import ID_SUFFIXES, documents, open_ids, refuse_outside
 from runtimes.contract.spec import VOCAB
-from runtimes.contract.vocabulary import ByteVocab, Vocab, decode, load_vocab
+from runtimes.contract.vocabulary import ByteVocab, Vocab, load_vocab
 
 DATA = "data.json"  # marks a prepared dataset (`trainer/data/dataset.py`)
 MAX_SIDE_BYTES = 1 << 12
@@ -55,9 +55,19 @@ def read_text(path: Path, vocab: Vocab, *, ids: bool = False, dtype: str | None 
     holds something else than integers, or has ids that the vocabulary lacks.
     """
     if (path / DATA).is_file():
+        if ids or dtype is not None:
+            raise TextError(
+                f"{path} is a dataset, which says itself what it holds; leave out --ids and --dtype."
+            )
         return ReadText(_test_part(path, vocab))
-    if ids or path.suffix == ".npy" or (vocab.kind == "ids" and path.suffix in ID_SUFFIXES):
+    suffix = path.suffix.lower()
+    if ids or suffix == ".npy" or (vocab.kind == "ids" and suffix in ID_SUFFIXES):
         return ReadText(_read_ids(path, vocab, told=ids, dtype=dtype))
+    if suffix in ID_SUFFIXES and vocab.kind != "byte":  # numbers would be scored as if they were words
+        raise TextError(
+            f"{path} has the name of a file of token ids; give --ids if it holds ids of this model, or give a "
+            "text file of another name."
+        )
     if dtype is not None:
         raise TextError(f"--dtype is {dtype} and {path} is read as text; give --ids for a file of ids.")
     raw = read_bytes(path)
@@ -67,21 +77,39 @@ def read_text(path: Path, vocab: Vocab, *, ids: bool = False, dtype: str | None 
 def predicted_size(text: ReadText, vocab: Vocab) -> TextSize | None:
     """The size of the text without its first token, which is never predicted; None for ids without text.
 
-    For ids of a vocabulary that has text, it is the size of what they decode to.
+    For ids of a vocabulary that has text, it is the size of what they decode to, without the tokens that
+    separate documents. It is None where the library that decodes them is not installed.
     """
     if vocab.kind == "ids" or len(text.tokens) == 0:
         return None
     if isinstance(vocab, ByteVocab):
         values = np.array(vocab.values, np.uint8)[np.asarray(text.tokens[1:])]
         return TextSize(characters=int((values & 0xC0 != 0x80).sum()), num_bytes=len(values))
-    whole = decode(vocab, text.tokens) if text.raw is None else text.raw.decode("utf-8", errors="replace")
-    first = decode(vocab, text.tokens[:1])
-    num_bytes = len(_utf8(whole)) if text.raw is None else len(text.raw)
-    return TextSize(characters=len(whole) - len(first), num_bytes=num_bytes - len(_utf8(first)))
+    try:
+        first = _decoded_size(vocab, text.tokens[:1])
+        whole = _decoded_size(vocab, text.tokens) if text.raw is None else _size(text.raw)
+    except MissingPackageError:
+        return None
+    return TextSize(
+        characters=whole.characters - first.characters, num_bytes=whole.num_bytes - first.num_bytes
+    )
 
 
-def _utf8(text: str) -> bytes:
-    return text.encode("utf-8", errors="surrogatepass")
+def _size(raw: bytes) -> TextSize:
+    return TextSize(characters=len(raw.decode("utf-8", errors="replace")), num_bytes=len(raw))
+
+
+def _decoded_size(vocab: Vocab, tokens: np.ndarray) -> TextSize:
+    special = vocab.special
+    apart = [special.end_of_document, special.beginning, special.padding]
+    without_text = {token for token in apart if token is not None and token != special.end_of_line}
+    decode, characters, num_bytes = vocab.decoder(), 0, 0
+    for token in tokens.tolist():
+        if token not in without_text:
+            added = decode(token)
+            characters += len(added)
+            num_bytes += len(added.encode("utf-8", errors="surrogatepass"))
+    return TextSize(characters=characters, num_bytes=num_bytes)
 
 
 def side_file(ids: str) -> str:
@@ -118,26 +146,30 @@ def _read_ids(path: Path, vocab: Vocab, *, told: bool, dtype: str | None) -> np.
     if not told and b'"vocabulary_sha256"' not in said and vocab.kind != "ids":
         raise TextError(
             f"{path} holds token ids, and nothing says that they are ids of this model's vocabulary of "
-            f"{vocab.size} {vocab.kind}s; give --ids if they are, or give a text."
+            f"{vocab.size} {vocab.kind}s; give --ids if they are (`eval` and `recl` have it), or give a text."
         )
     refuse_outside(ids, path, vocab.size, mend=mend)
     return ids
 
 
 def _joined(path: Path, vocab: Vocab, dtype: str | None, mend: str) -> np.ndarray:
-    """The documents of a file in one, with the token for the end of a document between them."""
+    """The documents of a file in one, each with the token for the end of a document behind it, as in
+    training. A document that ends with that token has it already.
+    """
     end = vocab.special.end_of_document
     pieces: list[np.ndarray] = []
     for document in documents(path, dtype=dtype):
+        if len(document) == 0:
+            continue
         if pieces and end is None:
             raise TextError(
                 f"{path} has several documents and this model's vocabulary has no token for the end of a "
                 "document; give one list of ids, or score each with `xl-export score`."
             )
         refuse_outside(document, path, vocab.size, mend=mend)
-        if pieces:
-            pieces.append(np.array([end], np.int64))
         pieces.append(np.asarray(document, np.int64))
+        if end is not None and document[-1] != end:
+            pieces.append(np.array([end], np.int64))
     return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from runtimes.base.errors import StreamError, TextError, UserError
+from runtimes.contract.checks import checked_tokens
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Decoder, Vocab
@@ -43,6 +44,7 @@ def generate(
     seed: int = 0,
     stop: str | Sequence[str] = (),
     memory: Memory | None = None,
+    text: bool = True,
 ) -> Iterator[Piece]:
     """Yields a Piece per row and step until every row has `max_tokens` tokens or has ended before.
 
@@ -50,7 +52,9 @@ def generate(
     same-length mask the text of row r depends on its prompt, the seed and r alone, and not on the other rows.
     A row ends with the vocabulary's token for the end of a document, if it has one. stop: strings that end a
     row too. A stop string and what follows it are not part of the text. memory: streams to continue. They are
-    updated in place, and at the end each has seen the tokens that were yielded for it. Where all rows of a
+    updated in place, and at the end each has seen the tokens that were yielded for it; who stops earlier
+    leaves the last of them to be fed. text: False leaves the text of all pieces empty, which needs no library
+    that decodes them. Where all rows of a
     session advance together (see `Session`), several streams need prompts of equal numbers of tokens and
     end together: stop strings are refused there, and the end of a document ends no row. Raises TextError
     before the first token, for a prompt that encodes to nothing or has unknown symbols.
@@ -73,16 +77,21 @@ def generate(
             "rows that continue existing memory must end together in this form of memory; give stop strings "
             "to one stream at a time, or use an artefact with ring memory."
         )
-    decoders = [session.vocab.decoder() for _ in rows]
+    if stop and not text:
+        raise UserError(
+            "stop strings are searched in the text, which was not asked for; leave one of them out."
+        )
+    decoders = [session.vocab.decoder() if text else _no_text for _ in rows]
     for decoder, row in zip(decoders, rows, strict=True):  # so that a word after a prompt begins with a blank
         for token in row.tolist():
             decoder(token)
-    tokens, lengths, streams = _aligned(session, rows, memory, together=together)
+    tokens, lengths, starts = _aligned(rows, memory, together=together)
     return _generate(
         session,
         tokens,
         lengths,
-        streams,
+        starts,
+        session.start(len(rows)) if memory is None else memory,
         max_tokens=max_tokens,
         sampler=sampler,
         seed=seed,
@@ -99,6 +108,8 @@ def encode_prompt(vocab: Vocab, prompt: Prompt, *, what: str) -> np.ndarray:
 
     what: a name of the prompt, for messages.
     """
+    if isinstance(prompt, bytes | bytearray):
+        raise TextError(f"{what} is bytes; give a text, as bytes.decode makes it, or token ids.")
     if isinstance(prompt, str):
         ids = vocab.encode(prompt)
         if len(ids) == 0:
@@ -120,8 +131,11 @@ def encode_prompt(vocab: Vocab, prompt: Prompt, *, what: str) -> np.ndarray:
 
 def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """The prompts one by one; a sequence of integers is one of them."""
-    if isinstance(prompts, str) or (isinstance(prompts, np.ndarray) and prompts.ndim == 1):
+    single = isinstance(prompts, str | bytes | bytearray)
+    if single or (isinstance(prompts, np.ndarray) and prompts.ndim == 1):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise TextError(f"the prompt is {prompts!r:.40}; expected a text, token ids, or a list of them.")
     listed: list[Any] = list(prompts)
     integers = bool(listed) and all(isinstance(item, int | np.integer) for item in listed)
     return [listed] if integers else listed
@@ -132,13 +146,18 @@ def _rows_advance_apart(session: Session) -> bool:
     return session.spec is None or session.spec.form == "ring"
 
 
+def _no_text(token: int) -> str:
+    return ""
+
+
 def _aligned(
-    session: Session, rows: list[np.ndarray], memory: Memory | None, *, together: bool
-) -> tuple[np.ndarray, np.ndarray | None, Memory]:
-    """Rows padded to one length [B, N], how many of its tokens each row has, and their memory.
+    rows: list[np.ndarray], memory: Memory | None, *, together: bool
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """Rows padded to one length [B, N], how many of its tokens each row has, and where the rows start.
 
     At the start of a text the padding stands on the left, at negative positions, where it is invisible to
-    what follows. In a stream that has begun it stands on the right, and the lengths are not None.
+    what follows; then the starts are not None. In a stream that has begun it stands on the right, and the
+    lengths are not None.
     """
     lengths = np.array([len(row) for row in rows])
     if memory is not None and memory.batch != len(rows):
@@ -154,18 +173,16 @@ def _aligned(
                 "memory; feed them one by one, or use an artefact with ring memory."
             )
         tokens = np.stack([np.pad(row, (0, pad)) for row, pad in zip(rows, padding, strict=True)])
-        return tokens, lengths, memory
+        return tokens, lengths, None
     tokens = np.stack([np.pad(row, (pad, 0)) for row, pad in zip(rows, padding, strict=True)])
-    memory = session.start(len(rows)) if memory is None else memory
-    if padding.any():
-        memory.positions[:] = -padding
-    return tokens, None, memory
+    return tokens, None, -padding if padding.any() else None
 
 
 def _generate(
     session: Session,
     tokens: np.ndarray,
     lengths: np.ndarray | None,
+    starts: np.ndarray | None,
     memory: Memory,
     *,
     max_tokens: int,
@@ -176,6 +193,10 @@ def _generate(
     end: int | None,
     decoders: Sequence[Decoder],
 ) -> Iterator[Piece]:
+    if starts is not None:
+        if keep:  # a memory that does not fit is refused before anything in it changes
+            checked_tokens(session, tokens[:, :1], memory)
+        memory.positions[:] = starts
     logits = _feed(session, tokens, memory, lengths)
     draws = [np.random.default_rng([seed, row]) for row in range(len(tokens))]
     texts = [_Text(decoder, stop) for decoder in decoders]

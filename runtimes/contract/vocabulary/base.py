@@ -21,8 +21,9 @@ class SpecialTokens:
     """The ids of the tokens that have a meaning of their own; None where a vocabulary has no such token.
 
     end_of_document: stands after each document in training, and ends a generated text. beginning: stands
-    before a text. unknown: stands for what the vocabulary lacks. padding: fills rows in other projects; this
-    project pads with positions and never predicts it. end_of_line: a newline in a vocabulary of words.
+    before a text in some projects. unknown: stands for what the vocabulary lacks. padding: fills rows in some
+    projects; here rows are padded by their positions, and this token is never a target. end_of_line: stands
+    for a newline in a vocabulary of words.
     """
 
     end_of_document: int | None = None
@@ -33,10 +34,12 @@ class SpecialTokens:
 
     @property
     def before_text(self) -> int | None:
-        """The token from which the first token of a text is predicted: its beginning, or the end of what came
-        before.
+        """The token from which the first token of a text is predicted, as a model has learned it.
+
+        In the streams of training, here and in fairseq, that is the end of the document before. Where there
+        is no such token it is the beginning, as `<S>` before a sentence, or the end of a line.
         """
-        return _first_of(self.beginning, self.end_of_document, self.end_of_line)
+        return _first_of(self.end_of_document, self.beginning, self.end_of_line)
 
     @property
     def after_text(self) -> int | None:
@@ -96,6 +99,15 @@ def decode(vocab: Vocab, tokens: Iterable[int]) -> str:
 def not_unicode(symbols: Iterable[str]) -> str | None:
     """The first symbol with half of a surrogate pair, which UTF-8 cannot hold; None where there is none."""
     return next((symbol for symbol in symbols if SURROGATE.search(symbol)), None)
+
+
+def refuse_nul(text: str | bytes) -> None:
+    """Raises TextError for bytes with a NUL: a file that is no text, which would be read as unknown words."""
+    if isinstance(text, bytes) and (at := text.find(b"\0")) >= 0:
+        raise TextError(
+            f"byte {at} of the text is NUL, so it is no text; give a text, or use a model with a byte "
+            "vocabulary."
+        )
 
 
 def as_text(text: str | bytes) -> str:

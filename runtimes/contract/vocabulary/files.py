@@ -5,6 +5,7 @@ A vocabulary is stored beside its model. It is never rebuilt from a corpus.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 from collections.abc import Mapping
@@ -78,7 +79,7 @@ def vocab_from_file(path: Path) -> Vocab:
     For a `tokenizer.json`, the files of `transformers` in the same folder say which tokens are special; where
     there are none, their usual names do. Raises ArtefactError for any other file.
     """
-    content = read_bytes(path)
+    content = read_bytes(path).removeprefix(codecs.BOM_UTF8)
     if content.lstrip()[:1] != b"{":
         return _opened("sentencepiece", content, path)
     data = read_json(path, content)
@@ -90,25 +91,30 @@ def vocab_from_file(path: Path) -> Vocab:
             "tokenizers, or a .model file of SentencePiece."
         )
     vocab = _opened("tokenizers", content, path)
-    told = _told_by_transformers(path, vocab)
-    return (
-        vocab
-        if not told
-        else SubwordVocab("tokenizers", content, special=SpecialTokens(**{**vocab.special.to_json(), **told}))
-    )
+    special = vocab.special.to_json() | _named_by_transformers(path, vocab)
+    # Some projects name one token for everything; such a token is no sign of an unknown symbol.
+    if special.get("unknown") in (special.get("end_of_document"), special.get("beginning")):
+        special.pop("unknown", None)
+    return SubwordVocab("tokenizers", content, special=SpecialTokens(**special))
 
 
 def _opened(library: Library, content: bytes, path: Path) -> SubwordVocab:
     try:
-        return SubwordVocab(library, content)
+        vocab = SubwordVocab(library, content)
     except ArtefactError as error:
         raise ArtefactError(f"{path} is no vocabulary that can be read: {error}") from error
+    if not 1 <= vocab.size <= MAX_SIZE:
+        raise ArtefactError(
+            f"{path} is no vocabulary that can be used: its largest id makes {vocab.size} tokens, and a model "
+            f"has at most {MAX_SIZE}; give another file."
+        )
+    return vocab
 
 
-def _told_by_transformers(path: Path, vocab: SubwordVocab) -> dict[str, int]:
+def _named_by_transformers(path: Path, vocab: SubwordVocab) -> dict[str, int]:
     """The ids of the special tokens that the files beside a `tokenizer.json` name."""
     ids = {token["content"]: token["id"] for token in _added_tokens(vocab.content)}
-    told = {}
+    named = {}
     for file in TRANSFORMERS_FILES:
         beside = path.with_name(file)
         data = read_json(beside) if beside.is_file() else {}
@@ -116,8 +122,8 @@ def _told_by_transformers(path: Path, vocab: SubwordVocab) -> dict[str, int]:
             token = data.get(name) if isinstance(data, dict) else None
             text = token.get("content") if isinstance(token, dict) else token
             if isinstance(text, str) and text in ids:
-                told[meaning] = ids[text]
-    return told
+                named[meaning] = ids[text]
+    return named
 
 
 def _added_tokens(content: bytes) -> list[dict[str, Any]]:

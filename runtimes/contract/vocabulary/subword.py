@@ -17,7 +17,14 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, TextError, UserError, first_line, needs
-from runtimes.contract.vocabulary.base import Decoder, SpecialTokens, VocabKind, as_text, not_unicode
+from runtimes.contract.vocabulary.base import (
+    Decoder,
+    SpecialTokens,
+    VocabKind,
+    as_text,
+    not_unicode,
+    refuse_nul,
+)
 
 Library = Literal["tokenizers", "sentencepiece"]
 FILES: dict[Library, str] = {"tokenizers": "tokenizer.json", "sentencepiece": "tokenizer.model"}
@@ -79,6 +86,7 @@ class SubwordVocab:
         return {FILES[self.library]: self.content}
 
     def encode(self, text: str | bytes) -> np.ndarray:
+        refuse_nul(text)
         text = as_text(text)
         if not_unicode([text]) is not None:
             raise TextError("the text has half of a surrogate pair, which is no Unicode text; remove it.")
@@ -123,14 +131,16 @@ class SubwordVocab:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """The text in pieces that end at the end of a line, where there is one.
+    """The text in pieces that end at the end of a line, where there is none in front of a blank, and
+    where there is none either after `PIECE` characters.
 
     Whatever follows a text changes its last piece alone, so a long text can be cut while it is read.
     """
     at = 0
     while len(text) - at > PIECE:
         ends = [match.end() for match in LINE_END.finditer(text, at + 1, at + PIECE)]
-        end = ends[-1] if ends else at + PIECE
+        end = ends[-1] if ends else text.rfind(" ", at + 1, at + PIECE)
+        end = end if end > 0 else at + PIECE
         yield text[at:end]
         at = end
     yield text[at:]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import TextError
-from runtimes.contract.vocabulary.base import Decoder, NoFiles, SpecialTokens, VocabKind, as_text
+from runtimes.contract.vocabulary.base import Decoder, NoFiles, SpecialTokens, VocabKind, as_text, refuse_nul
 
 UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
 # The options of `WordVocab` with their defaults; `vocab.json` has those that differ.
@@ -72,12 +72,7 @@ class WordVocab(NoFiles):
         return cls([UNKNOWN, END_OF_LINE, *kept][:max_size])
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        # A file that is no text would otherwise be read as unknown words.
-        if isinstance(text, bytes) and (at := text.find(b"\0")) >= 0:
-            raise TextError(
-                f"byte {at} of the text is NUL, so it is no text; give a text, or use a model with a byte "
-                "vocabulary."
-            )
+        refuse_nul(text)
         unknown = self._ids.get(self.unknown, -1)
         text = as_text(text)
         words = list(_words(text.lower() if self.lower_case else text, self.end_of_line, self.start_of_line))

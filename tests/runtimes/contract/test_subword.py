@@ -12,7 +12,8 @@ import pytest
 import sentencepiece
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from runtimes.base.errors import ArtefactError, MissingPackageError
+from runtimes.base.errors import ArtefactError, MissingPackageError, TextError
+from runtimes.contract.tokens import ReadText, TextSize, predicted_size
 from runtimes.contract.vocabulary import (
     SpecialTokens,
     SubwordVocab,
@@ -142,6 +143,11 @@ def test_a_long_text_is_encoded_in_pieces_that_end_lines(
     vocab = vocab_from_file(trained(kind, tmp_path))
     whole = vocab.encode(TEXT)
     monkeypatch.setattr(module, "PIECE", 100)
+    assert list(module.pieces("a" * 60 + " " + "b" * 60 + "c" * 60)) == [
+        "a" * 60,
+        " " + "b" * 60 + "c" * 39,
+        "c" * 21,
+    ]
     assert next(module.pieces(TEXT)).endswith("\n")
     assert "".join(module.pieces(TEXT)) == TEXT
     assert vocab.encode(TEXT).tolist() == whole.tolist()
@@ -196,3 +202,35 @@ def test_mutated_files_are_refused_or_read(file: Path, tmp_path: Path) -> None:
             decode(vocab, vocab.encode("the cat"))
         except ArtefactError:
             pass
+
+
+def test_tokens_between_documents_have_no_text_that_counts(tmp_path: Path) -> None:
+    vocab = vocab_from_file(trained("byte-level", tmp_path))
+    end = vocab.special.end_of_document
+    assert end is not None
+    documents = [vocab.encode(text) for text in ("the cat", "the mat 🙂")]
+    joined = np.concatenate([part for document in documents for part in (document, [end])])
+    first = len(decode(vocab, joined[:1]))
+    assert predicted_size(ReadText(joined), vocab) == TextSize(characters=16 - first, num_bytes=19 - first)
+
+
+def test_figures_per_character_are_left_out_where_the_library_is_missing(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocab = vocab_from_file(file)
+    save_vocab(tmp_path, vocab)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    assert predicted_size(ReadText(np.arange(5)), load_vocab(tmp_path / "vocab.json")) is None
+
+
+def test_one_token_for_everything_is_not_the_unknown_one(tmp_path: Path) -> None:
+    path = trained("byte-level", tmp_path)
+    names = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(names))
+    assert vocab_from_file(path).special == SpecialTokens(end_of_document=0, beginning=0)
+
+
+def test_a_file_that_is_no_text_is_refused(file: Path) -> None:
+    with pytest.raises(TextError, match="byte 1 of the text is NUL"):
+        vocab_from_file(file).encode(b"a\0b")

@@ -109,10 +109,21 @@ def test_ids_need_no_word_from_the_user_where_the_model_knows_ids_alone(tmp_path
         read_tokens(tmp_path / "some.txt", IdsVocab(3))
 
 
+@pytest.mark.parametrize("name", ["some.jsonl", "some.bin", "some.NPY"])
+def test_a_file_with_the_name_of_ids_is_not_taken_for_text(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("abc")
+    with pytest.raises(TextError, match="ids"):
+        read_tokens(tmp_path / name, ABC)
+    if name != "some.NPY":
+        assert len(read_tokens(tmp_path / name, ByteVocab())) == 3  # any file is bytes
+
+
 def test_documents_are_joined_by_the_token_that_ends_one(tmp_path: Path) -> None:
     (tmp_path / "some.jsonl").write_text("[2, 0]\n\n[1]\n")
     ended = IdsVocab(4, special=SpecialTokens(end_of_document=3))
-    assert read_tokens(tmp_path / "some.jsonl", ended).tolist() == [2, 0, 3, 1]
+    assert read_tokens(tmp_path / "some.jsonl", ended).tolist() == [2, 0, 3, 1, 3]
+    (tmp_path / "ended.jsonl").write_text("[2, 0, 3]\n[]\n[1, 3]")
+    assert read_tokens(tmp_path / "ended.jsonl", ended).tolist() == [2, 0, 3, 1, 3]
     with pytest.raises(TextError, match="no token for the end of a document"):
         read_tokens(tmp_path / "some.jsonl", IdsVocab(4))
 

@@ -247,7 +247,7 @@ def test_special_tokens_of_words_are_known() -> None:
     assert vocab.special == SpecialTokens(unknown=2, end_of_line=0, beginning=3)
     assert (vocab.special.before_text, vocab.special.after_text) == (3, 0)
     assert WordVocab(["a"]).special == SpecialTokens()
-    assert SpecialTokens(end_of_document=5, end_of_line=4).before_text == 5
+    assert SpecialTokens(end_of_document=5, end_of_line=4, beginning=3).before_text == 5
 
 
 def test_a_vocabulary_of_words_has_at_most_the_size_asked_for() -> None:

@@ -340,3 +340,31 @@ def test_the_end_of_a_document_releases_text_held_for_a_stop_string() -> None:
     assert [(piece.text, piece.ended) for piece in pieces] == [("", None), (" a", "end")]
     stopped = list(generate(Recital([0, 1, 0], vocab), [1], max_tokens=9, sampler=GREEDY, stop="b"))
     assert [(piece.text, piece.ended) for piece in stopped] == [(" a", None), (" ", "stop")]
+
+
+def test_a_call_that_is_not_iterated_changes_no_memory(sessions: dict[str, Session]) -> None:
+    session = sessions["ring"]
+    memory = session.start(2)
+    generate(session, ["The class", "a"], max_tokens=1, memory=memory)
+    assert memory.positions.tolist() == [0, 0]
+    memory.owner = "another"
+    with pytest.raises(StreamError, match="belongs to artefact another"):
+        list(generate(session, ["The class", "a"], max_tokens=1, memory=memory))
+    assert memory.positions.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("prompt", [b"The", [b"The"], bytearray(b"The"), 5])
+def test_what_is_neither_text_nor_ids_is_refused(prompt: object, sessions: dict[str, Session]) -> None:
+    with pytest.raises(TextError, match="token ids"):
+        generate(sessions["ring"], prompt, max_tokens=1)  # type: ignore[arg-type]
+
+
+def test_tokens_without_text_need_no_decoder() -> None:
+    class Undecodable(IdsVocab):
+        def decoder(self) -> Callable[[int], str]:
+            raise AssertionError("no text was asked for")
+
+    pieces = list(generate(Recital([3, 4], Undecodable(9)), [1], max_tokens=2, sampler=GREEDY, text=False))
+    assert [(piece.token, piece.text) for piece in pieces] == [(3, ""), (4, "")]
+    with pytest.raises(UserError, match="stop strings are searched in the text"):
+        generate(Recital([3], IdsVocab(9)), [1], max_tokens=2, stop="a", text=False)
