@@ -65,8 +65,8 @@ def read_text(path: Path, vocab: Vocab, *, ids: bool = False, dtype: str | None 
         return ReadText(_read_ids(path, vocab, told=ids, dtype=dtype))
     if suffix in ID_SUFFIXES and vocab.kind != "byte":  # numbers would be scored as if they were words
         raise TextError(
-            f"{path} has the name of a file of token ids; give --ids if it holds ids of this model, or give a "
-            "text file of another name."
+            f"{path} has the name of a file of token ids; give --ids if it holds ids of this model, or give "
+            "a text file of another name."
         )
     if dtype is not None:
         raise TextError(f"--dtype is {dtype} and {path} is read as text; give --ids for a file of ids.")

@@ -105,8 +105,8 @@ def _opened(library: Library, content: bytes, path: Path) -> SubwordVocab:
         raise ArtefactError(f"{path} is no vocabulary that can be read: {error}") from error
     if not 1 <= vocab.size <= MAX_SIZE:
         raise ArtefactError(
-            f"{path} is no vocabulary that can be used: its largest id makes {vocab.size} tokens, and a model "
-            f"has at most {MAX_SIZE}; give another file."
+            f"{path} is no vocabulary that can be used: its largest id makes {vocab.size} tokens, and a "
+            f"model has at most {MAX_SIZE}; give another file."
         )
     return vocab
 
