@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from runtimes.base.errors import StreamError, TextError, UserError
+from runtimes.base.machine import refuse_beyond_memory
 from runtimes.contract.checks import checked_tokens
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
@@ -71,6 +72,13 @@ def generate(
     rows = [encode_prompt(session.vocab, text, what=f"prompt {number}") for number, text in enumerate(texts)]
     if not rows:
         raise TextError("no prompt was given; give at least one.")
+    if len(rows) > 1:
+        longest = min(session.rule.segment, max(map(len, rows)))
+        refuse_beyond_memory(
+            len(rows) * session.step_bytes(segment=longest),
+            what=f"a step of {len(rows)} prompts",
+            mend="give fewer prompts at once",
+        )
     together = memory is not None and len(rows) > 1 and not _rows_advance_apart(session)
     if stop and together:
         raise StreamError(
