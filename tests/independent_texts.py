@@ -1,4 +1,4 @@
-"""Independent texts for tests, and the naive score of one text alone."""
+"""Independent texts for tests, the naive score of one text alone, and a session that keeps what it is fed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes import Session, TextToScore, score_texts
+from runtimes import Memory, Session, TextToScore, score_texts
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.vocabulary import IdsVocab, SpecialTokens
+from runtimes.sessions.from_logits import FromLogits
 
 SIZE = 40  # ids that every vocabulary of these tests has
 
@@ -53,3 +56,31 @@ def some_texts(seed: int) -> list[TextToScore]:
         )
         for number in range(40)
     ]
+
+
+class Counting(FromLogits):
+    """A session over ids that predicts the token that it was just fed with log-probability RIGHT.
+
+    It keeps what it was fed, as pairs of position and token, and how many rows each of its memories had.
+    """
+
+    identity, rule, state, spec = "counting", MemoryRule(mem_len=4, segment=6), (), None
+    vocab: Any = IdsVocab(9, special=SpecialTokens(beginning=7, end_of_document=8, unknown=6))
+
+    def __init__(self) -> None:
+        self.fed: list[list[tuple[int, int]]] = []
+        self.started: list[int] = []
+
+    def start(self, batch: int) -> Memory:
+        self.started.append(batch)
+        return Memory(np.zeros(batch, np.int64), {}, self.identity)
+
+    def step(
+        self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Memory]:
+        for row, position in zip(tokens, memory.positions, strict=True):
+            self.fed.append([(int(position) + at, int(token)) for at, token in enumerate(row)])
+        logits = np.zeros((*tokens.shape, self.vocab.size), np.float32)
+        np.put_along_axis(logits, tokens[..., None], 5.0, axis=-1)
+        memory.positions += tokens.shape[1]
+        return logits, memory

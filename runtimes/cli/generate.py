@@ -11,6 +11,7 @@ import click
 
 from runtimes.base.errors import UserError
 from runtimes.base.files import NPZ_ERRORS
+from runtimes.cli.lines import FORMATS, Format
 from runtimes.cli.options import folder_argument, threads_option
 from runtimes.cli.prompts import read_prompts
 from runtimes.contract.checks import load_memory
@@ -41,6 +42,13 @@ from runtimes.tasks.sample import Sampler
     type=click.Path(path_type=Path, allow_dash=True),
     help="Continue each line of this file, or of standard input for -. A line is a text; in a file that "
     'begins with JSON it is a string, a list of ids, {"text": …} or {"ids": […]}.',
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help="Whether each line of --prompts is a text, or JSON. By default the first line that is not empty "
+    "decides: an object, a list or a string in quotation marks is JSON.",
 )
 @click.option(
     "--tokens",
@@ -104,6 +112,7 @@ def generate_command(
     prompts: tuple[str, ...],
     prompt_ids: tuple[str, ...],
     prompts_file: Path | None,
+    form: Format | None,
     max_tokens: int,
     temperature: float,
     top_k: int,
@@ -135,8 +144,8 @@ def generate_command(
     sampler = Sampler(temperature=temperature, top_k=top_k or None, top_p=top_p)
     if as_json and show_ids:
         raise UserError("--json has the ids of every token already; leave out --ids.")
-    given = read_prompts(prompts, prompt_ids, prompts_file)
     session = open_session(path, threads=threads)
+    given = read_prompts(prompts, prompt_ids, prompts_file, form=form, vocab=session.vocab)
     memory = load_memory(load_from, session) if load_from else session.start(len(given)) if save_to else None
     pieces = generate(
         session,

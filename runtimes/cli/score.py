@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ import click
 
 from runtimes.base.files import open_file, reading
 from runtimes.base.progress import Progress
+from runtimes.cli.lines import FORMATS, Format, lines_of, read_texts
 from runtimes.cli.options import folder_argument, threads_option
-from runtimes.cli.score_lines import FORMATS, Format, read_texts
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.open import open_session
 from runtimes.tasks.n_best import BestText, best_of_groups
@@ -43,13 +44,15 @@ ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 @click.option(
     "--bos", is_flag=True, help="Predict the first token too, from the token that stands before a text."
 )
-@click.option("--eos", is_flag=True, help="Predict the token that ends a text after it.")
+@click.option(
+    "--eos", is_flag=True, help="Predict the token that ends a text after it. It has no characters."
+)
 @click.option("--tokens", "each", is_flag=True, help="Print the log-probability of each token too.")
 @click.option(
     "--weight",
     type=float,
     help="Print the text of each group with the largest score + WEIGHT * log-probability. Each line of JSON "
-    "then has group and score.",
+    "then has group and score, and --bos or a context is needed.",
 )
 @click.option(
     "--batch",
@@ -86,15 +89,16 @@ def score_command(
 
     A line of output has the log-probability in nats, the number of tokens predicted, the number of unknown
     words, and the text. With --weight it has group, total, log-probability, tokens, unknown words and text of
-    the best text of a group. Results come in the order of the input while it is read.
+    the best text of a group. Results come in the order of the input while it is read. Totals are printed on
+    standard error.
     """
     session = open_session(path, threads=threads)
-    totals, began = _Totals(), time.perf_counter()
+    totals, began = _Totals(session.vocab), time.perf_counter()
     with _opened(source) as (stream, size):
         shown = Progress("scoring", size, "bytes")
         scores = score_texts(
             session,
-            read_texts(stream, form=form),
+            read_texts(lines_of(stream), form=form),
             bos=bos,
             eos=eos,
             tokens=each,
@@ -106,25 +110,50 @@ def score_command(
         results = counted if weight is None else best_of_groups(counted, weight=weight)
         for result in results:
             click.echo(_line(result, session.vocab, each=each, as_json=as_json))
-    click.echo(totals.line(time.perf_counter() - began), err=True)
+    click.echo("\n".join(totals.lines(time.perf_counter() - began)), err=True)
 
 
 class _Totals:
-    """What was scored so far."""
+    """What was scored so far.
 
-    def __init__(self) -> None:
-        self.texts = self.tokens = self.unknown = 0
+    text_log_prob: of the texts whose size is known, which those of ids is not.
+    """
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._counts_unknown = vocab.special.unknown is not None
+        self.texts = self.tokens = self.unknown = self.characters = self.num_bytes = 0
+        self.log_prob = self.text_log_prob = 0.0
 
     def count(self, score: TextScore) -> TextScore:
         self.texts, self.tokens = self.texts + 1, self.tokens + score.tokens
         self.unknown += score.unknown
+        self.log_prob += score.log_prob
+        if score.characters is not None and score.num_bytes is not None:
+            self.characters += score.characters
+            self.num_bytes += score.num_bytes
+            self.text_log_prob += score.log_prob
         return score
 
-    def line(self, seconds: float) -> str:
-        return (
-            f"{self.texts:,} texts, {self.tokens:,} tokens, {self.unknown:,} unknown words in {seconds:.2f} "
+    def lines(self, seconds: float) -> Iterator[str]:
+        unknown = f", {self.unknown:,} unknown words" if self._counts_unknown else ""
+        yield (
+            f"{self.texts:,} texts, {self.tokens:,} tokens{unknown} in {seconds:.2f} "
             f"s: {self.tokens / seconds:,.0f} tokens/s"
         )
+        if self.tokens == 0:
+            return
+        figures = [f"log-probability {self.log_prob:.4f}", f"perplexity {self._perplexity():,.3f}"]
+        if self.characters > 0 and self.num_bytes > 0:
+            bits = -self.text_log_prob / math.log(2)
+            figures.append(f"{bits / self.characters:.4f} bits per character")
+            figures.append(f"{bits / self.num_bytes:.4f} bits per byte")
+        yield ", ".join(figures)
+
+    def _perplexity(self) -> float:
+        try:
+            return math.exp(-self.log_prob / self.tokens)
+        except OverflowError:
+            return math.inf
 
 
 @contextlib.contextmanager

@@ -11,19 +11,13 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.base.files import read_npz
-from runtimes.base.machine import refuse_beyond_memory
-from runtimes.contract.memory import MAX_POSITION, DeviceTensor, Memory
+from runtimes.contract.memory import MAX_POSITION, DeviceTensor, Memory, refuse_batch, refuse_no_memory
 from runtimes.contract.session import Session
-
-MAX_BATCH = 1 << 16  # rows
 
 
 def new_memory(session: Session, batch: int) -> Memory:
     """A memory of zeros for `batch` streams at position 0; raises StreamError for an impossible batch."""
-    if not 1 <= batch <= MAX_BATCH:
-        raise StreamError(f"batch is {batch}; expected 1 to {MAX_BATCH} rows.")
-    needed = batch * sum(tensor.num_bytes(batch=1) for tensor in session.state)
-    refuse_beyond_memory(needed, what=f"the memory of {batch} streams", mend="use a smaller batch")
+    refuse_batch(batch, row_bytes=sum(tensor.num_bytes(batch=1) for tensor in session.state))
     tensors = {tensor.name: np.zeros(tensor.sizes(batch=batch), tensor.dtype) for tensor in session.state}
     memory = Memory(np.zeros(batch, np.int64), tensors, session.identity)
     memory.unsure = False
@@ -125,10 +119,7 @@ def checked_tokens(session: Session, tokens: np.ndarray, memory: Memory) -> np.n
 
 def memory_in_use(memory: Memory) -> AbstractContextManager[None]:
     """`Memory.in_use` of what the caller gave; raises StreamError where that is no memory at all."""
-    if not isinstance(memory, Memory):
-        raise StreamError(
-            f"the memory is of type {type(memory).__name__}; use memory from start() or load_memory()."
-        )
+    refuse_no_memory(memory)
     return memory.in_use()
 
 

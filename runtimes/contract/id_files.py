@@ -20,6 +20,7 @@ ID_TYPES: tuple[IdType, ...] = get_args(IdType)
 ID_SUFFIXES = (".npy", ".bin", ".jsonl")
 LONGEST_LINE = 1 << 26  # bytes of one document in a `.jsonl` file
 CHECKED = 1 << 22  # ids that are checked at a time
+LARGEST_ID = 1 << 62  # which fits into int64 whatever is added to it
 
 
 def open_ids(path: Path, *, dtype: str | None = None, rows: bool = False) -> np.ndarray:
@@ -91,6 +92,11 @@ def refuse_outside(ids: np.ndarray, where: object, size: int, *, mend: str, star
         )
 
 
+def is_id_list(data: Any) -> bool:
+    """Whether what was read from JSON is a list of integers, which may be token ids of some vocabulary."""
+    return isinstance(data, list) and all(type(token) is int and abs(token) < LARGEST_ID for token in data)
+
+
 def _raw(path: Path, dtype: str | None) -> np.ndarray:
     if dtype not in ID_TYPES:
         given = "no type was given" if dtype is None else f"the type given is {dtype!r:.40}"
@@ -119,7 +125,7 @@ def _document(line: bytes, where: str) -> np.ndarray:
     except (ValueError, RecursionError) as error:
         raise TextError(f"{where} is not JSON ({first_line(error):.200}); expected a list of ids.") from error
     ids = data.get("ids") if isinstance(data, dict) else data
-    if not isinstance(ids, list) or not all(type(token) is int and abs(token) < 1 << 62 for token in ids):
+    if not is_id_list(ids):
         raise TextError(f"{where} is no list of token ids; expected a line such as [12, 7, 345].")
     return np.array(ids, np.int64)
 

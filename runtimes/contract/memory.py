@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,8 +14,10 @@ import numpy as np
 
 from runtimes.base.errors import StreamError
 from runtimes.base.files import atomic_file
+from runtimes.base.machine import refuse_beyond_memory
 
 MAX_POSITION = 1 << 62
+MAX_BATCH = 1 << 16  # rows
 
 
 class DeviceTensor:
@@ -81,10 +84,11 @@ class Memory:
         """An independent copy of some rows, in this order: to save or move one, to fork one, to leave others.
 
         A row may be asked for more than once, as in a beam search. Raises StreamError for rows that are not
-        there.
+        there, and for more of them than a session or this machine can hold.
         """
         with self.in_use():
             chosen = self._checked(rows)
+            self._refuse_too_large(len(chosen))
             tensors = {name: np.asarray(array)[chosen] for name, array in self.tensors.items()}
             copy = Memory(self.positions[chosen], tensors, self.owner)
             copy.unsure = self.unsure
@@ -97,6 +101,7 @@ class Memory:
         downloaded, and uploaded again with its next step. Raises StreamError, and changes nothing, where a
         row is named twice or is not there, and where the two memories do not fit together.
         """
+        refuse_no_memory(other)
         other = other.copy() if other is self else other
         with self.in_use(), other.in_use():
             chosen = self._checked(rows)
@@ -116,11 +121,14 @@ class Memory:
     def join(self, other: Memory) -> Memory:
         """A new memory with the rows of this one and then those of `other`; both stay as they are.
 
-        Raises StreamError where they do not belong to one artefact or run.
+        Raises StreamError where they do not belong to one artefact or run, or have more rows than a session
+        or this machine can hold.
         """
+        refuse_no_memory(other)
         other = other.copy() if other is self else other
         with self.in_use(), other.in_use():
             self._refuse_unlike(other)
+            self._refuse_too_large(self.batch + other.batch)
             tensors = {
                 name: np.concatenate([np.asarray(array), np.asarray(other.tensors[name])])
                 for name, array in self.tensors.items()
@@ -158,6 +166,11 @@ class Memory:
                 "start() or load_memory() of one session."
             )
 
+    def _refuse_too_large(self, batch: int) -> None:
+        """Raises StreamError where no memory of so many of these rows can be made."""
+        row = sum(math.prod(array.shape[1:]) * array.dtype.itemsize for array in self.tensors.values())
+        refuse_batch(batch, row_bytes=row)
+
     def _refuse_broken(self) -> None:
         """Raises StreamError where an array was exchanged for something that has no such rows."""
         for name, array in [("positions", self.positions), *self.tensors.items()]:
@@ -182,6 +195,21 @@ class Memory:
         tensors = {name: np.array(array) for name, array in state["tensors"].items()}
         state = {**state, "tensors": tensors, "positions": np.array(state["positions"])}
         self.__dict__.update(state, binding=None, _lock=threading.Lock())
+
+
+def refuse_no_memory(memory: object) -> None:
+    """Raises StreamError where the caller gave something else than a memory."""
+    if not isinstance(memory, Memory):
+        raise StreamError(
+            f"the memory is of type {type(memory).__name__}; use memory from start() or load_memory()."
+        )
+
+
+def refuse_batch(batch: int, *, row_bytes: int) -> None:
+    """Raises StreamError where no memory can have so many rows of so many bytes."""
+    if not 1 <= batch <= MAX_BATCH:
+        raise StreamError(f"batch is {batch}; expected 1 to {MAX_BATCH} rows.")
+    refuse_beyond_memory(batch * row_bytes, what=f"the memory of {batch} streams", mend="use a smaller batch")
 
 
 def save_memory(memory: Memory, path: Path | str) -> None:

@@ -10,11 +10,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, StreamError
+from runtimes.base.errors import ArtefactError, DivergedError, StreamError
 from runtimes.contract.checks import (
     checked_lengths,
     checked_targets,
     checked_tokens,
+    last_fed,
     memory_in_use,
     new_memory,
     refuse_after_fork,
@@ -26,9 +27,9 @@ from runtimes.contract.spec import VOCAB, Spec
 from runtimes.contract.tensors import TensorFacts
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.from_logits import FromLogits
+from runtimes.sessions.segment_end import sees_segment_end
 
 Positions = Literal["all", "last", "none"]  # positions of a segment whose logits are computed
-PROBE_TOKENS, PROBE_DIFFERENCE = 16, 1e-3  # see `_sees_segment_end`; the difference is relative
 
 
 class GraphSession(FromLogits, ABC):
@@ -45,7 +46,7 @@ class GraphSession(FromLogits, ABC):
     def __init__(self, spec: Spec, vocab: Vocab, identity: str) -> None:
         self.spec, self.vocab, self.identity = spec, vocab, identity
         self._process = os.getpid()
-        self._counts_from_end: bool | None = None  # None until it was tried
+        self._tried, self._counts_from_end = False, False
         self.rule: MemoryRule = spec.rule
         self.state: tuple[TensorFacts, ...] = tuple(state.tensor() for state in spec.state)
         if vocab.size != spec.model.vocab_size:
@@ -139,6 +140,7 @@ class GraphSession(FromLogits, ABC):
                 self._refuse_lengths()
             lengths = checked_lengths(lengths, tokens)
             clear_restarted_rows(memory)
+            tokens = _padded(tokens, lengths)
             # Padding behind a row's tokens needs no input of its own. A token sees nothing that comes after
             # it. The ring has room for a whole segment next to a whole memory, so the padding takes no slot
             # that is still seen; the row's next tokens take its slots, or see in them what is yet to come.
@@ -170,25 +172,21 @@ class GraphSession(FromLogits, ABC):
                 "number of tokens; leave lengths out, or open an artefact with ring memory (`xl-export "
                 "export RUN --memory ring`), or the run."
             )
-        if self._counts_from_end is None:
-            self._counts_from_end = self._sees_segment_end()
+        if not self._tried:
+            answer = sees_segment_end(self)
+            if answer is None:
+                raise DivergedError(
+                    f"the model {self.identity:.12} gives log-probabilities that are not finite; its "
+                    "training has diverged or its weights are damaged: take an earlier checkpoint, or train, "
+                    "import or export it again."
+                )
+            self._tried, self._counts_from_end = True, answer
         if self._counts_from_end:
             raise StreamError(
                 "lengths were given, and the positions of this model count from the end of the segment, "
                 "where padding would change them; leave lengths out, or open the run that it was exported "
                 "from."
             )
-
-    def _sees_segment_end(self) -> bool:
-        """Whether the answer to a token depends on how many tokens follow it in its segment.
-
-        A graph does not say so in its spec, whoever wrote it. So it is tried once, on new streams.
-        """
-        most = min(PROBE_TOKENS, self.rule.segment)
-        alone, followed = (
-            self.step(np.zeros((1, length), np.int64), self.start(1))[0][0, 0] for length in (1, most)
-        )
-        return not np.abs(alone - followed).max() <= PROBE_DIFFERENCE * np.abs(alone).max()
 
 
 def _chosen(shape: tuple[int, ...], lengths: np.ndarray | None, which: Positions) -> np.ndarray:
@@ -202,6 +200,17 @@ def _chosen(shape: tuple[int, ...], lengths: np.ndarray | None, which: Positions
         end, offsets = lengths[:, None], np.arange(shape[1])
         places = places[offsets < end] if which == "all" else places[offsets == end - 1]
     return places.ravel()
+
+
+def _padded(tokens: np.ndarray, lengths: np.ndarray | None) -> np.ndarray:
+    """The tokens [B, T] with the last real one of each row as its padding, or 0 where a row has none.
+
+    So nothing depends on what the caller has put there, and a row computes only what its own tokens compute.
+    """
+    if lengths is None:
+        return tokens
+    last = np.where(lengths > 0, tokens[np.arange(len(tokens)), last_fed(lengths, tokens)], 0)
+    return np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, last[:, None])
 
 
 def _last_outputs(

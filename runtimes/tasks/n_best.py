@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from runtimes.base.errors import UserError
 from runtimes.tasks.score_texts import TextScore
+
+REMEMBERED = 1 << 16  # groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,32 +28,68 @@ class BestText:
 def best_of_groups(scores: Iterable[TextScore], *, weight: float) -> Iterator[BestText]:
     """Yields the text of each group with the largest `score + weight * log_prob`; of equal ones the first.
 
-    The texts of a group stand together. Raises UserError for a text without group or score, and for a group
-    that comes again after another one.
+    The texts of a group stand together. Two groups are one where their JSON is the same, so 1, 1.0 and True
+    are three. Raises UserError for a text without group or score, for a group that is no JSON, for a text
+    whose first token was not predicted, and for a group that comes again after another one, if it is one of
+    the last REMEMBERED groups.
     """
     if not math.isfinite(weight):
         raise UserError(f"weight is {weight}; expected a finite number.")
-    seen: set[int] = set()  # a number for each group, and not its name, so that many groups fit
+    seen = _Seen()
     best: BestText | None = None
+    name = ""
     for score in scores:
         given, place = score.given, score.given.place or f"text {score.number}"
         if given.group is None or given.score is None:
             missing = "group" if given.group is None else "score"
             raise UserError(f"{place} has no {missing}; a weight needs group and score with every text.")
+        if not score.whole:
+            raise UserError(
+                f"{place} is of a group, and its first token was not predicted, so that a shorter text would "
+                "win; score with bos, or give every text a context."
+            )
+        before, name = name, _canonical(given.group, place)
         total = given.score + weight * score.log_prob
-        if best is not None and given.group == best.group:
+        if best is not None and name == before:
             chosen, total = (score, total) if total > best.total else (best.best, best.total)
             best = BestText(group=best.group, total=total, best=chosen, texts=best.texts + 1)
             continue
         if best is not None:
             yield best
-        name = hash(json.dumps(given.group, sort_keys=True))
-        if name in seen:
+        if not seen.add(name):
             raise UserError(
                 f"{place} is of group {given.group!r:.80}, which ended before; sort the texts so that those "
                 "of a group stand together."
             )
-        seen.add(name)
         best = BestText(group=given.group, total=total, best=score, texts=1)
     if best is not None:
         yield best
+
+
+class _Seen:
+    """The last REMEMBERED groups: a number for each, and not its name, so that their memory is bounded."""
+
+    def __init__(self) -> None:
+        self._numbers: set[int] = set()
+        self._order: deque[int] = deque()
+
+    def add(self, name: str) -> bool:
+        """Adds a group; False where it is there already."""
+        number = hash(name)
+        if number in self._numbers:
+            return False
+        if len(self._order) == REMEMBERED:
+            self._numbers.remove(self._order.popleft())
+        self._numbers.add(number)
+        self._order.append(number)
+        return True
+
+
+def _canonical(group: Any, place: str) -> str:
+    """The group as JSON; two groups with the same are one."""
+    try:
+        return json.dumps(group, sort_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"{place} has the group {group!r:.80}, which cannot be written as JSON; give a text or a number."
+        ) from error

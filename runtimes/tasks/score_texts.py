@@ -20,11 +20,11 @@ import numpy as np
 from runtimes.base.errors import DivergedError, UserError
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
+from runtimes.sessions.segment_end import sees_segment_end
 from runtimes.tasks.row_batches import BatchLimits, make_batches
 from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore
 
 WINDOW = 1 << 16  # tokens
-PROBE_TOKENS, PROBE_NATS = 16, 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,11 @@ class TextScore:
 
     number: of the text in the input, from 1 on. id: of the input, or that number. log_prob: in nats, the sum
     over the tokens that were predicted. tokens: how many these are. unknown: how many of the text's own
-    tokens stand for what the vocabulary lacks. characters, num_bytes: of the text; None for ids. token_ids:
-    the tokens that were predicted. token_log_probs: of each of them in nats, where `score_texts` was asked
-    for them. given: the input.
+    tokens stand for what the vocabulary lacks. characters, num_bytes: of the text that was predicted, so
+    without its first token where that was not predicted; None for ids. The token that ends a text has no
+    characters. whole: whether all tokens of the text were predicted, but for a beginning that it has itself.
+    token_ids: the tokens that were predicted. token_log_probs: of each of them in nats, where `score_texts`
+    was asked for them. given: the input.
     """
 
     number: int
@@ -45,6 +47,7 @@ class TextScore:
     unknown: int
     characters: int | None
     num_bytes: int | None
+    whole: bool
     given: TextToScore
     token_ids: np.ndarray = field(repr=False)
     token_log_probs: np.ndarray | None = field(default=None, repr=False)
@@ -75,10 +78,12 @@ def score_texts(
     context is fed once for all texts of a window that share it. progress: called after every batch with the
     number of tokens predicted so far.
 
-    An error of the input, whatever it is, is raised after the scores of all texts before it. Raises UserError
-    where the vocabulary lacks the token of `bos` or `eos`, TextError for a text that the vocabulary cannot
-    hold, DivergedError for a log-probability that is not finite.
+    An error of the input or of a text, whatever it is, is raised after the scores of all texts before it.
+    Raises UserError where the vocabulary lacks the token of `bos` or `eos`, TextError for a text that the
+    vocabulary cannot hold, DivergedError for a log-probability that is not finite.
     """
+    if isinstance(texts, str | bytes | TextToScore):
+        raise UserError(f"texts is one text ({texts!r:.40}); give a list of texts, such as [text].")
     special = session.vocab.special
     before = _token(session, special.before_text, "bos", "before") if bos else None
     after = _token(session, special.after_text, "eos", "after") if eos else None
@@ -103,15 +108,17 @@ def _score_windows(reader: Reader, scorer: _Scorer, *, keep: bool) -> Iterator[T
     while True:
         rows, error = reader.next_window()
         for row, log_probs in zip(rows, scorer.log_probs(rows), strict=True):
-            text = row.given.text if isinstance(row.given.text, str) else None
+            if not np.isfinite(log_probs).all():
+                _refuse_infinite(scorer.session, row, log_probs)
             yield TextScore(
                 number=row.number,
                 id=row.number if row.given.id is None else row.given.id,
                 log_prob=float(log_probs.sum(dtype=np.float64)),
                 tokens=len(log_probs),
                 unknown=row.unknown,
-                characters=None if text is None else len(text),
-                num_bytes=None if text is None else len(text.encode()),
+                characters=None if row.size is None else row.size.characters,
+                num_bytes=None if row.size is None else row.size.num_bytes,
+                whole=row.whole,
                 given=row.given,
                 token_ids=row.targets,
                 token_log_probs=log_probs if keep else None,
@@ -126,7 +133,7 @@ class _Scorer:
     """Scores the rows of a window; keeps one memory of each size from batch to batch."""
 
     def __init__(self, session: Session, limits: BatchLimits, progress: Callable[[int], None]) -> None:
-        self._session, self._limits, self._progress = session, limits, progress
+        self.session, self._limits, self._progress = session, limits, progress
         self._memories: dict[int, Memory] = {}
         self._done = 0
         self._padding: bool | None = None  # None until it was tried
@@ -153,10 +160,10 @@ class _Scorer:
         if not lengths:
             return []
         if self._padding is None:
-            self._padding = not _sees_segment_end(self._session)
+            self._padding = sees_segment_end(self.session) is False
         # Under the full mask a stream must be cut where it is cut when it is fed alone, so a context may not
         # be padded on the left.
-        padding = self._padding and not (contexts and self._session.rule.mask == "full")
+        padding = self._padding and not (contexts and self.session.rule.mask == "full")
         return make_batches(lengths, self._limits, padding=padding)
 
     def _fed(self, contexts: Sequence[Context]) -> Memory:
@@ -194,8 +201,6 @@ class _Scorer:
             for row, at in enumerate(batch):
                 answer = answers[chosen[at]]
                 answer[:] = log_probs[row, : len(answer)]
-                if not np.isfinite(answer).all():
-                    _refuse_infinite(self._session, texts[row], answer)
                 self._done += len(answer)
             self._progress(self._done)
 
@@ -217,30 +222,14 @@ class _Scorer:
         # the row before its next text, which may take as long as the text. So a target is always wanted
         # there: any token behind a text.
         targets[:, -1] = np.maximum(targets[:, -1], 0)
-        log_probs, _ = self._session.score(inputs, targets, memory)
+        log_probs, _ = self.session.score(inputs, targets, memory)
         return log_probs
 
     def _memory(self, rows: int) -> Memory:
         """A memory of that many rows, at any positions. Making one takes longer than scoring a short text."""
         if rows not in self._memories:
-            self._memories[rows] = self._session.start(rows)
+            self._memories[rows] = self.session.start(rows)
         return self._memories[rows]
-
-
-def _sees_segment_end(session: Session) -> bool:
-    """Whether a score depends on how many tokens follow in the segment; then no row may be padded.
-
-    It is so for positions that count from the end of the segment. Not every session can say that it has them,
-    so it is tried on a few tokens.
-    """
-    length = min(PROBE_TOKENS, session.rule.segment)
-    tokens = np.arange(4)[:, None] % session.vocab.size
-    answers = []
-    for width in (1, length):
-        inputs = np.repeat(tokens, width, axis=1)
-        log_probs, _ = session.score(inputs, inputs, session.start(len(tokens)))
-        answers.append(log_probs[:, 0])
-    return not np.abs(answers[0] - answers[1]).max() <= PROBE_NATS
 
 
 def _refuse_infinite(session: Session, row: Row, log_probs: np.ndarray) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import TextError
-from runtimes.contract.vocabulary import IdsVocab, Vocab, not_unicode
+from runtimes.contract.tokens import ReadText, TextSize, predicted_size
+from runtimes.contract.vocabulary import IdsVocab, Vocab, WordVocab, not_unicode
 
 NOTHING = np.empty(0, np.int64)
 
@@ -46,13 +47,19 @@ class Context:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A text of the window. stream: each token of it predicts the next one."""
+    """A text of the window. stream: each token of it predicts the next one.
+
+    size: of the text that is predicted; None for ids. whole: whether nothing of the text is left out because
+    no token stands before it.
+    """
 
     number: int
     given: TextToScore
     context: Context
     stream: np.ndarray
     unknown: int
+    size: TextSize | None
+    whole: bool
 
     @property
     def place(self) -> str:
@@ -102,7 +109,9 @@ class Reader:
         place = given.place or f"text {number}"
         context, fed = self._context(given.context, f"the context of {place}", contexts)
         own = self._encode(given.text, place)
-        unknown = self._vocab.special.unknown
+        if isinstance(given.text, str) and len(context.last):
+            own = _continued(self._vocab, own, given.context, context)
+        special = self._vocab.special
         before = context.last
         if len(before) == 0 and not _begins(own, self._before):
             before = self._before
@@ -112,7 +121,9 @@ class Reader:
             given=given,
             context=context,
             stream=np.concatenate([before, own, after]),
-            unknown=0 if unknown is None else int((own == unknown).sum()),
+            unknown=0 if special.unknown is None else int((own == special.unknown).sum()),
+            size=_size(self._vocab, given.text, own, all_predicted=len(before) > 0),
+            whole=len(before) > 0 or _begins(own, _as_ids(special.before_text)),
         )
         return row, 1 + fed + len(row.stream)
 
@@ -146,6 +157,51 @@ class Reader:
             return self._vocab.encode(text)
         except TextError as error:
             raise TextError(f"{place}: {error}") from error
+
+
+def _continued(vocab: Vocab, own: np.ndarray, given: str | Sequence[int], context: Context) -> np.ndarray:
+    """The ids of a text that goes on after a context.
+
+    A vocabulary that puts a symbol before each line puts it before any text that it encodes. A text that
+    goes on within the line of its context has none, as a text generated after a prompt has none.
+    """
+    if not isinstance(vocab, WordVocab) or vocab.start_of_line is None or not _begins(own, _start_of(vocab)):
+        return own
+    end, ids = vocab.special.end_of_line, np.concatenate([context.fed, context.last])
+    if end is None:  # newlines have no token
+        line_ended = isinstance(given, str) and "\n" in given and not given.rpartition("\n")[2].strip()
+    elif end != vocab.special.beginning:
+        line_ended = bool(ids[-1] == end)
+    else:  # one symbol stands before each line and after it
+        others = np.flatnonzero(ids != end)
+        since = len(ids) - 1 - others[-1] if len(others) else len(ids) - 1
+        line_ended = since % 2 == 1
+    return own if line_ended else own[1:]
+
+
+def _start_of(vocab: Vocab) -> np.ndarray:
+    return _as_ids(vocab.special.beginning)
+
+
+def _size(
+    vocab: Vocab, text: str | Sequence[int], own: np.ndarray, *, all_predicted: bool
+) -> TextSize | None:
+    """The size of the text that is predicted; None for ids. The token that ends a text has no characters."""
+    if not isinstance(text, str):
+        return None
+    raw = text.encode()
+    if all_predicted:
+        return TextSize(characters=len(text), num_bytes=len(raw))
+    if len(own) == 0:
+        return TextSize(characters=0, num_bytes=0)
+    if vocab.kind == "word" and own[0] == vocab.special.unknown:  # its token has another text than the word
+        first = text.split(maxsplit=1)[0] if text.strip() else ""
+        return TextSize(characters=len(text) - len(first), num_bytes=len(raw) - len(first.encode()))
+    size = predicted_size(ReadText(own, raw), vocab)
+    if size is None:
+        return None
+    # A token may decode to more than it was made from, where the library normalises texts.
+    return TextSize(characters=max(0, size.characters), num_bytes=max(0, size.num_bytes))
 
 
 def _checked_ids(ids: Sequence[int], size: int, place: str) -> np.ndarray:

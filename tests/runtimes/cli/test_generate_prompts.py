@@ -37,7 +37,7 @@ def test_prompts_come_from_a_file_or_from_standard_input(
     folder = artefacts["ring"]
     content = content.replace("IDS", prompt_of(folder, "A"))
     expected = xl("generate", folder, "--prompt", "The ", "--prompt", "A", *GREEDY).stdout
-    (tmp_path / "prompts").write_text(content)
+    (tmp_path / "prompts").write_text("\ufeff" + content)
     assert xl("generate", folder, "--prompts", tmp_path / "prompts", *GREEDY).stdout == expected
     arguments = [str(argument) for argument in ("generate", folder, "--prompts", "-", *GREEDY)]
     assert CliRunner().invoke(main, arguments, input=content).stdout == expected
@@ -66,6 +66,7 @@ def test_json_has_each_token_and_each_finished_row(artefacts: dict[str, Path]) -
         ((), ("no prompt was given", "--prompts FILE")),
         (("--prompt-ids", "1,x"), ("--prompt-ids is '1,x'", "such as 12,7,99")),
         (("--prompt-ids", "99999"), ("prompt 0 has the token id 99999", "0 to")),
+        (("--prompt-ids", "1" * 5000), ("--prompt-ids is '1111", "such as 12,7,99")),
         (("--prompts", "absent.txt"), ("absent.txt", "No such file")),
         (("--prompt", "a", "--load-memory", "absent.npz"), ("absent.npz does not exist",)),
     ],
@@ -74,6 +75,27 @@ def test_prompts_that_cannot_be_read_are_refused(
     options: tuple[str, ...], words: tuple[str, ...], artefacts: dict[str, Path]
 ) -> None:
     refused(xl("generate", artefacts["ring"], *options, *GREEDY), *words)
+
+
+def test_the_symbols_and_ids_of_a_file_are_those_of_the_vocabulary(
+    artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    for line, error in (("[99999]", "has the token id 99999"), ('"\u4e16"', "is not among the")):
+        (tmp_path / "prompts").write_text('"The "\n\n' + line)
+        result = xl("generate", artefacts["ring"], "--prompts", tmp_path / "prompts", *GREEDY)
+        refused(result, f"line 3 of {tmp_path / 'prompts'}", error)
+
+
+def test_text_in_quotation_marks_is_a_text_and_format_decides(
+    artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    folder, file = artefacts["ring"], tmp_path / "prompts"
+    for content, options in (('"Hello," she said', ()), ('"Hello"', ("--format", "lines"))):
+        file.write_text(content)
+        expected = xl("generate", folder, "--prompt", content, *GREEDY).stdout
+        assert expected.startswith(content)
+        assert xl("generate", folder, "--prompts", file, *options, *GREEDY).stdout == expected
+    refused(xl("generate", folder, "--prompts", file, "--format", "other", *GREEDY), "lines", "jsonl")
 
 
 @pytest.mark.parametrize("line", ["{", "[1, 2.5]", '{"text": "a", "ids": [1]}', "[true]", "3", "[" * 9999])

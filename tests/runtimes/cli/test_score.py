@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from runtimes import Session, TextScore, open_session, score_texts
 from runtimes.base.errors import TextError, UserError
 from runtimes.base.files import write_json
-from runtimes.cli.score_lines import read_texts
+from runtimes.cli.lines import lines_of, read_texts
 from runtimes.contract.vocabulary import CharVocab
 from runtimes.tasks.n_best import best_of_groups
 from runtimes.tasks.text_rows import TextToScore
@@ -58,7 +63,21 @@ def test_lines_are_scored_in_order(words: Path, session: Session, tmp_path: Path
     assert result.stdout == f"{lines[0]}\ta b c\n{lines[1]}\t\n{lines[2]}\tb what\\tb\n{lines[3]}\tc\n"
     assert [s.tokens for s in figures] == [3, 0, 3, 1]
     assert [s.unknown for s in figures] == [0, 0, 1, 0]
-    assert result.stderr.startswith("4 texts, 7 tokens, 1 unknown words in ")
+    speed, quality = result.stderr.splitlines()
+    assert speed.startswith("4 texts, 7 tokens, 1 unknown words in ")
+    # The first word of a text is not predicted, and the token after a text has no characters.
+    nats, predicted = -sum(s.log_prob for s in figures), len(" b c") + len(" what\tb")
+    assert quality == (
+        f"log-probability {-nats:.4f}, perplexity {math.exp(nats / 7):,.3f}, "
+        f"{nats / math.log(2) / predicted:.4f} bits per character, "
+        f"{nats / math.log(2) / predicted:.4f} bits per byte"
+    )
+
+
+def test_totals_leave_out_what_is_not_known(words: Path, artefacts: dict[str, Path]) -> None:
+    assert "bits per" not in score(words, "[2, 3, 4]").stderr
+    assert len(score(words, "a").stderr.splitlines()) == 1  # nothing was predicted
+    assert "unknown" not in score(artefacts["ring"], "It is").stderr
 
 
 def test_json_lines_have_every_form_and_field(words: Path, session: Session) -> None:
@@ -130,8 +149,44 @@ def test_the_best_of_each_group(words: Path, session: Session) -> None:
 
 def test_of_equal_texts_the_first_is_best(session: Session) -> None:
     texts = [TextToScore(text="a b", group=1, score=0, id=name) for name in "xyz"]
-    (group,) = best_of_groups(score_texts(session, texts), weight=0)
+    (group,) = best_of_groups(score_texts(session, texts, bos=True), weight=0)
     assert group.best.id == "x"
+
+
+def groups_of(session: Session, *names: Any) -> list[Any]:
+    texts = [TextToScore(text="a b", group=name, score=0) for name in names]
+    return [best.group for best in best_of_groups(score_texts(session, texts, bos=True), weight=1)]
+
+
+def test_groups_are_told_apart_by_their_json(session: Session) -> None:
+    assert [json.dumps(group) for group in groups_of(session, 1, True, 1.0, "1")] == [
+        "1",
+        "true",
+        "1.0",
+        '"1"',
+    ]
+    assert groups_of(session, {"a": 1, "b": 2}, {"b": 2, "a": 1}) == [{"a": 1, "b": 2}]
+    for group in (np.int64(3), {1: "a", "b": 2}, {3}):
+        with pytest.raises(UserError, match=r"text 1 has the group .* cannot be written as JSON"):
+            groups_of(session, group)
+
+
+def test_the_groups_that_are_remembered_are_bounded(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtimes.tasks.n_best.REMEMBERED", 2)
+    assert groups_of(session, 1, 2, 3, 1) == [1, 2, 3, 1]
+    with pytest.raises(UserError, match="text 3 is of group 1, which ended before"):
+        groups_of(session, 1, 2, 1)
+
+
+def test_a_text_without_its_first_token_is_in_no_n_best_list(words: Path) -> None:
+    """Without it an empty hypothesis and one of a single token would cost nothing."""
+    rows = nbest(("u", 0, "a b c"), ("u", 0, "a"))
+    refused(score(words, rows, "--weight", 1), "line 1 is of a group, and its first token was not predicted")
+    assert score(words, rows, "--weight", 1, "--bos").exit_code == 0
+    with_context = json.dumps({"group": "u", "score": 0, "text": "a", "context": "b"})
+    assert score(words, with_context, "--weight", 1).exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -143,7 +198,7 @@ def test_of_equal_texts_the_first_is_best(session: Session) -> None:
     ],
 )
 def test_n_best_lists_that_are_refused(rows: list, words_of_error: str, words: Path) -> None:
-    result = score(words, nbest(*rows), "--weight", 1)
+    result = score(words, nbest(*rows), "--weight", 1, "--bos")
     assert result.exit_code == 2
     assert words_of_error in result.stderr
     # A group is whole only when another one has begun.
@@ -201,6 +256,24 @@ def test_the_first_line_decides_and_format_overrides(words: Path) -> None:
     with pytest.raises(TextError, match=r"line 2 is not JSON .* give --format lines"):
         texts(b"[1]\nx\n")
     assert "line 1" not in score(words, "[a]\n", "--format", "lines").stderr
+
+
+def test_a_line_has_a_limit_and_empty_lines_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtimes.cli.lines.LONGEST_LINE", 8)
+    assert list(lines_of(io.BytesIO(b"1234567\n12345678"))) == [b"1234567\n", b"12345678"]
+    with pytest.raises(TextError, match="line 2 of f has more than 8 bytes; give each text a line"):
+        list(lines_of(io.BytesIO(b"\n" + b"1" * 9), name="f"))
+
+    def empty(count: int, rest: bytes) -> Iterator[bytes]:
+        yield from itertools.repeat(b"\n", count)
+        yield rest
+
+    tracemalloc.start()
+    texts = read_texts(empty(100_000, b"[1]"))
+    assert next(texts) == TextToScore(text=[1], place="line 100001")
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    assert [text.text for text in read_texts([b"\n", b"\n", b" \r\n", b"a"])] == ["", "", " ", "a"]
 
 
 def test_what_cannot_be_read_or_had(words: Path, artefacts: dict[str, Path], tmp_path: Path) -> None:

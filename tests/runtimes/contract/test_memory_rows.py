@@ -108,6 +108,9 @@ REFUSED: dict[str, tuple[Callable[[Memory, Memory], Any], str]] = {
     "wider": (lambda m, o: m.replace([0, 1], wider(o)), "different names, types or shapes"),
     "broken": (lambda m, o: m.replace([0, 1], broken(o)), "does not have 2 rows"),
     "broken, joined": (lambda m, o: m.join(broken(o)), "does not have 2 rows"),
+    "no memory": (lambda m, o: m.replace([0], None), "the memory is of type NoneType"),  # type: ignore[arg-type]
+    "no memory, joined": (lambda m, o: m.join(None), "the memory is of type NoneType"),  # type: ignore[arg-type]
+    "too many": (lambda m, o: m.select([0] * 65537), "batch is 65537; expected 1 to 65536 rows"),
     "read-only": (lambda m, o: read_only(m).replace([0, 1], o), "is read-only"),
 }
 
@@ -122,6 +125,21 @@ def test_what_does_not_fit_is_refused_and_nothing_is_changed(what: str, session:
     assert held(memory) == [1, 2, 3]
     with memory.in_use(), other.in_use():  # neither is left locked
         pass
+
+
+def test_more_rows_than_this_machine_can_hold_are_refused(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, other = numbered(session, 3), numbered(session, 2, first=7)
+    row = sum(tensor.num_bytes(batch=1) for tensor in session.state)
+    monkeypatch.setattr("runtimes.base.machine.memory_bytes", lambda: 4 * row)
+    for use in (lambda: memory.join(other), lambda: memory.select([0] * 5)):
+        with pytest.raises(StreamError, match="the memory of 5 streams takes about"):
+            use()
+    assert held(memory.select([0] * 4)) == [1] * 4
+    monkeypatch.setattr("runtimes.contract.memory.MAX_BATCH", 4)
+    with pytest.raises(StreamError, match="batch is 5; expected 1 to 4 rows"):
+        memory.join(other)
 
 
 def test_rows_of_a_memory_in_use_stay(session: Session) -> None:

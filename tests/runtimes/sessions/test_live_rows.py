@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from runtimes import Session, open_session
-from runtimes.base.errors import StreamError
+from runtimes.base.errors import DivergedError, StreamError
 from runtimes.contract.rule import MemoryRule
 from tests.architectures import ARCHITECTURES
 from tests.live_rows import check_schedules
@@ -72,6 +72,40 @@ def test_positions_from_the_end_of_a_segment_take_no_lengths(
             session.predict(np.zeros((2, 3), np.int64), memory, lengths=np.array([3, 1]))
     assert memory.positions.tolist() == [0, 0]
     assert not any(np.asarray(array).any() for array in memory.tensors.values())
+
+
+def test_what_stands_in_the_padding_reaches_no_graph(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session: Any = open_session(artefacts["ring"])
+    fed, right = [], session.run
+
+    def run(inputs: dict[str, np.ndarray], *others: Any) -> None:
+        fed.append(inputs["input_ids"].tolist())
+        right(inputs, *others)
+
+    lengths, memory = np.array([4, 2, 0]), session.start(3)
+    session.predict(np.full((3, 4), 5), memory, lengths=lengths)  # the trial is over
+    monkeypatch.setattr(session, "run", run)
+    session.predict(np.array([[5, 6, 7, 8], [5, 6, 9, 9], [9, 9, 9, 9]]), memory, lengths=lengths)
+    assert fed == [[[5, 6, 7, 8], [5, 6, 6, 6], [0, 0, 0, 0]]]
+
+
+def test_a_model_that_is_not_finite_takes_no_lengths_and_says_why(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session: Any = open_session(artefacts["ring"])
+    right = session.run
+
+    def run(inputs: Any, outputs: dict[str, np.ndarray], memory: Any) -> None:
+        right(inputs, outputs, memory)
+        outputs["logits"][:] = np.nan
+
+    monkeypatch.setattr(session, "run", run)
+    with pytest.raises(DivergedError, match="gives log-probabilities that are not finite"):
+        session.predict(np.zeros((2, 3), np.int64), session.start(2), lengths=np.array([3, 1]))
+    monkeypatch.setattr(session, "run", right)
+    session.predict(np.zeros((2, 3), np.int64), session.start(2), lengths=np.array([3, 1]))
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from runtimes import Memory, Session, TextToScore, open_session, score_texts
 from runtimes.base.errors import DivergedError, TextError, UserError
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.vocabulary import ByteVocab, IdsVocab, SpecialTokens, WordVocab
-from runtimes.sessions.from_logits import FromLogits
+from runtimes.contract.vocabulary import (
+    ByteVocab,
+    WordVocab,
+)
 from runtimes.tasks.row_batches import STEP, BatchLimits, make_batches
 from tests.architectures import ARCHITECTURES
-from tests.independent_texts import SIZE, same_as_alone, some_texts
+from tests.independent_texts import SIZE, Counting, same_as_alone, some_texts
 
 FEW = ("adaptive-softmax", "adaptive-span-full", "absolute-from-segment-end")  # artefacts that differ most
 
@@ -86,34 +88,6 @@ def test_every_architecture_as_an_artefact(name: str, make_run: Callable[..., Pa
     list(score_texts(session, some_texts(2)))
     assert unsure
     assert not any(unsure)
-
-
-class Counting(FromLogits):
-    """A session over ids that predicts the token that it was just fed with log-probability RIGHT.
-
-    It keeps what it was fed, as pairs of position and token, and how many rows each of its memories had.
-    """
-
-    identity, rule, state, spec = "counting", MemoryRule(mem_len=4, segment=6), (), None
-    vocab: Any = IdsVocab(9, special=SpecialTokens(beginning=7, end_of_document=8, unknown=6))
-
-    def __init__(self) -> None:
-        self.fed: list[list[tuple[int, int]]] = []
-        self.started: list[int] = []
-
-    def start(self, batch: int) -> Memory:
-        self.started.append(batch)
-        return Memory(np.zeros(batch, np.int64), {}, self.identity)
-
-    def step(
-        self, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None
-    ) -> tuple[np.ndarray, Memory]:
-        for row, position in zip(tokens, memory.positions, strict=True):
-            self.fed.append([(int(position) + at, int(token)) for at, token in enumerate(row)])
-        logits = np.zeros((*tokens.shape, self.vocab.size), np.float32)
-        np.put_along_axis(logits, tokens[..., None], 5.0, axis=-1)
-        memory.positions += tokens.shape[1]
-        return logits, memory
 
 
 RIGHT = 5 - np.log(np.exp(5) + 8)
@@ -256,6 +230,9 @@ def test_texts_that_are_refused(text: Any, words: str) -> None:
 
 def test_options_that_are_refused() -> None:
     session = Counting()
+    for text in ("It is said", b"It is said", TextToScore(text="It")):
+        with pytest.raises(UserError, match=r"texts is one text .* give a list of texts"):
+            score_texts(session, text)  # type: ignore[arg-type]
     session.vocab = ByteVocab()
     with pytest.raises(
         UserError, match="bos needs a token that stands before a text, and the byte vocabulary"
@@ -280,7 +257,7 @@ def test_scores_that_are_not_finite_name_the_text(value: float, words: str) -> N
             logits[tokens == 5, 2] = value
             return logits, memory
 
-    scores = score_texts(Broken(), [[1, 2], [5, 1], [1, 5, 2, 3]], window=1)
+    scores = score_texts(Broken(), [[1, 2], [5, 1], [1, 5, 2, 3]])
     assert next(scores).tokens == 1
     if np.isneginf(value):
         assert next(scores).tokens == 1

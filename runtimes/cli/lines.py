@@ -1,0 +1,177 @@
+"""Reads the lines of an input, each of which is a text or JSON, one after the other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Literal, get_args
+
+from runtimes.base.errors import TextError, first_line
+from runtimes.contract.id_files import LONGEST_LINE, is_id_list
+from runtimes.tasks.text_rows import TextToScore
+
+Format = Literal["lines", "jsonl"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+FIELDS = ("id", "text", "ids", "context", "group", "score")
+BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line. place: its name in messages. value: its text, or what its JSON says. form: which of the two."""
+
+    place: str
+    value: Any
+    form: Format
+
+
+def lines_of(stream: BinaryIO, *, name: str = "") -> Iterator[bytes]:
+    """Yields the lines of a stream. Raises TextError for one that is longer than LONGEST_LINE bytes.
+
+    name: of the file, for the message.
+    """
+    for number in itertools.count(1):
+        line = stream.readline(LONGEST_LINE + 1)
+        if len(line) > LONGEST_LINE:
+            raise TextError(
+                f"{_place(number, name)} has more than {LONGEST_LINE:,} bytes; give each text a line of its "
+                "own."
+            )
+        if not line:
+            return
+        yield line
+
+
+def read_lines(lines: Iterable[bytes], *, form: Format | None = None, name: str = "") -> Iterator[Line]:
+    """Yields the lines of an input one by one.
+
+    form: `lines` for one text a line, where an empty line is an empty text; `jsonl` for JSON, where empty
+    lines are skipped. None decides by the first line that is not empty: it is JSON where it is an object, a
+    list or a string in quotation marks. name: of the file, for messages.
+
+    Raises TextError with the number of the line for one that is not UTF-8 or not of this form.
+    """
+    numbered: Iterator[tuple[int, bytes]] = enumerate(lines, 1)
+    if form is None:
+        form, numbered = _told_by_first(numbered)
+    for number, line in numbered:
+        place = _place(number, name)
+        text = _decoded(line, place, first=number == 1)
+        if form == "lines":
+            yield Line(place=place, value=text, form=form)
+        elif text.strip():
+            yield Line(place=place, value=_parsed(text, place), form=form)
+
+
+def read_texts(lines: Iterable[bytes], *, form: Format | None = None) -> Iterator[TextToScore]:
+    """Yields the text to score of each line: a text, or JSON with the fields of an object to score.
+
+    form: as in `read_lines`. Raises TextError as that does, and for JSON that is no text to score.
+    """
+    for line in read_lines(lines, form=form):
+        if line.form == "lines":
+            yield TextToScore(text=line.value, place=line.place)
+        else:
+            yield _to_score(line.value, line.place)
+
+
+def text_or_ids(data: Any, place: str) -> str | list[int]:
+    """A text or token ids as they were read; raises TextError for anything else."""
+    if isinstance(data, str) or is_id_list(data):
+        checked: str | list[int] = data
+        return checked
+    raise TextError(f'{place} is neither a text nor a list of token ids; write "a text" or [3, 1, 4].')
+
+
+def field_of_text(data: dict[str, Any], place: str) -> str | list[int]:
+    """The text or the ids of an object in JSON; raises TextError unless it has one of them."""
+    if ("text" in data) == ("ids" in data):
+        raise TextError(
+            f"{place} has {'both text and' if 'text' in data else 'neither text nor'} ids; give one."
+        )
+    if "text" in data and not isinstance(data["text"], str):
+        raise TextError(f"{place} has a text that is no string; give token ids as ids.")
+    if "ids" in data and not is_id_list(data["ids"]):
+        raise TextError(f"{place} has ids that are no list of token ids; write a list such as [3, 1, 4].")
+    return text_or_ids(data.get("text", data.get("ids")), place)
+
+
+def _place(number: int, name: str) -> str:
+    return f"line {number} of {name}" if name else f"line {number}"
+
+
+def _told_by_first(numbered: Iterator[tuple[int, bytes]]) -> tuple[Format, Iterator[tuple[int, bytes]]]:
+    """The form of the first line that is not empty, and all lines."""
+    empty: list[tuple[bytes, int]] = []  # the empty lines before it, with how often each was repeated
+    for number, line in numbered:
+        if text := line.removeprefix(BOM).strip():
+            return _form_of(text), itertools.chain(_repeated(empty), [(number, line)], numbered)
+        if empty and empty[-1][0] == line:
+            empty[-1] = (line, empty[-1][1] + 1)
+        else:
+            empty.append((line, 1))
+    return "lines", _repeated(empty)
+
+
+def _repeated(runs: Iterable[tuple[bytes, int]]) -> Iterator[tuple[int, bytes]]:
+    """Lines with their numbers. runs: each line with how often it comes one after the other."""
+    return enumerate((line for line, times in runs for _ in range(times)), 1)
+
+
+def _form_of(line: bytes) -> Format:
+    try:
+        return "jsonl" if isinstance(json.loads(line), dict | list | str) else "lines"
+    except (ValueError, RecursionError):
+        return "lines"
+
+
+def _decoded(line: bytes, place: str, *, first: bool) -> str:
+    """The text of a line without its end."""
+    line = line.removeprefix(BOM) if first else line
+    line = line.removesuffix(b"\n").removesuffix(b"\r")
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TextError(
+            f"{place} is not UTF-8 at byte {error.start} (0x{line[error.start]:02x}); convert the input to "
+            "UTF-8."
+        ) from error
+
+
+def _parsed(line: str, place: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise TextError(
+            f"{place} is not JSON ({first_line(error):.200}); write every line as JSON, or give --format "
+            "lines where each line is a text."
+        ) from error
+
+
+def _to_score(data: Any, place: str) -> TextToScore:
+    """The text that an object, a string, or a list of token ids says."""
+    if not isinstance(data, dict):
+        return TextToScore(text=text_or_ids(data, place), place=place)
+    if unknown := [name for name in data if name not in FIELDS]:
+        raise TextError(f"{place} has the field {unknown[0]!r:.80}; expected some of {', '.join(FIELDS)}.")
+    text, context, score = field_of_text(data, place), data.get("context"), data.get("score")
+    if score is not None and not _finite(score):
+        raise TextError(f"{place} has the score {score!r:.80}; expected a finite number.")
+    return TextToScore(
+        text=text,
+        context=text_or_ids("" if context is None else context, f"the context of {place}"),
+        id=data.get("id"),
+        group=data.get("group"),
+        score=score,
+        place=place,
+    )
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
