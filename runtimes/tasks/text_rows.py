@@ -113,7 +113,9 @@ class Reader:
             own = _continued(self._vocab, own, given.context, context)
         special = self._vocab.special
         before = context.last
-        if len(before) == 0 and not _begins(own, self._before):
+        # One token may stand before a text and after it; where it is all that a text has, it is its end.
+        only_end = len(own) == 1 and _ends(own, self._after)
+        if len(before) == 0 and (only_end or not _begins(own, self._before)):
             before = self._before
         after = NOTHING if _ends(own, self._after) else self._after
         row = Row(

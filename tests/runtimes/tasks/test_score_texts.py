@@ -100,20 +100,20 @@ WRONG = -np.log(np.exp(5) + 8)
         ([], [], "", []),
         ([], [], "bos", []),
         ([], [], "eos", []),  # the end would be the first token, and nothing comes before it
-        ([], [], "bos eos", [(7, 8)]),
+        ([], [], "bos eos", [(8, 8)]),
         ([], [3], "eos", [(3, 8)]),
         ([2], [], "", []),
-        ([2], [], "bos", [(7, 2)]),
+        ([2], [], "bos", [(8, 2)]),
         ([2], [], "eos", [(2, 8)]),
         ([2], [3], "", [(3, 2)]),
         ([2], [3], "bos", [(3, 2)]),  # the beginning stands before the context
-        ([2], [7], "bos", [(7, 2)]),
+        ([2], [8], "bos", [(8, 2)]),
         ([2, 2, 4], [], "", [(2, 2), (2, 4)]),
-        ([2, 2, 4], [], "bos eos", [(7, 2), (2, 2), (2, 4), (4, 8)]),
+        ([2, 2, 4], [], "bos eos", [(8, 2), (2, 2), (2, 4), (4, 8)]),
         ([2, 2, 4], [1, 1, 3], "eos", [(3, 2), (2, 2), (2, 4), (4, 8)]),
-        ([7, 2, 8], [], "bos eos", [(7, 2), (2, 8)]),  # neither is put there twice
-        ([7, 2], [3], "bos", [(3, 7), (7, 2)]),
-        ([8], [], "bos eos", [(7, 8)]),
+        ([8, 2, 8], [], "bos eos", [(8, 2), (2, 8)]),  # neither is put there twice
+        ([8, 2], [3], "bos", [(3, 8), (8, 2)]),
+        ([8], [], "bos eos", [(8, 8)]),  # its end, and not its beginning
     ],
 )
 def test_what_each_token_is_predicted_from(
@@ -133,8 +133,8 @@ def test_bos_stands_before_the_context_and_is_fed_once() -> None:
     session = Counting()
     texts = [TextToScore(text=[text], context=[3, 4]) for text in range(6)]
     assert [score.tokens for score in score_texts(session, texts, bos=True)] == [1] * 6
-    before = [row for row in session.fed if (0, 7) in row]
-    assert before == [[(0, 7), (1, 3)]]
+    before = [row for row in session.fed if (0, 8) in row]
+    assert before == [[(0, 8), (1, 3)]]
     assert sum((2, 4) in row for row in session.fed) == 6
 
 
