@@ -6,7 +6,7 @@ Arrays are memory-mapped and lists are read line by line, so a file may be large
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -50,11 +50,14 @@ def open_ids(path: Path, *, dtype: str | None = None, rows: bool = False) -> np.
     return ids
 
 
-def documents(path: Path, *, dtype: str | None = None) -> Iterator[np.ndarray]:
+def documents(
+    path: Path, *, dtype: str | None = None, tick: Callable[[int], object] | None = None
+) -> Iterator[np.ndarray]:
     """The documents of a file of ids, one after the other, each ids [N].
 
     They are the lines of a `.jsonl` file, the rows of a two-dimensional `.npy` file, or the whole of any
-    other file. Raises TextError as `open_ids` does, and for a line that is no list of integers.
+    other file. tick: called with the number of bytes of each line that was read. Raises TextError as
+    `open_ids` does, and for a line that is no list of integers.
     """
     if path.suffix != ".jsonl":
         ids = open_ids(path, dtype=dtype, rows=True)
@@ -71,6 +74,8 @@ def documents(path: Path, *, dtype: str | None = None) -> Iterator[np.ndarray]:
                     f"{path}: line {number} has more than {LONGEST_LINE:,} bytes; give each document a line "
                     "of its own."
                 )
+            if tick is not None:
+                tick(len(line))
             if line.strip():
                 yield _document(line, f"{path}: line {number}")
 

@@ -32,6 +32,7 @@ def describe_spec(spec: Spec, folder: Path) -> dict[str, Any]:
         "model": to_json(spec.model),
         "rule": to_json(spec.rule),
         "vocabulary": describe_vocab(load_vocab(folder / VOCAB)),
+        "concern": spec.concern,
         "exporter": spec.exporter,
         "memory_form": spec.form,
         "bytes_per_stream": spec.bytes_per_stream,

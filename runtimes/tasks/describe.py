@@ -60,8 +60,11 @@ def _training_lines(training: dict[str, Any]) -> list[str]:
     """Step, best validation, data and recipe of a run that was trained here."""
     best, recipe, rule = training["best"], training["recipe"], training["rule"]
     score = f"{best['bits_per_token']:.4f} bits/token at step {best['step']:,}" if best else "none"
+    known = training["step"] is not None
     return [
-        f"training    step {training['step']:,} of {training['steps']:,}, best validation {score}",
+        f"training    step {training['step']:,} of {training['steps']:,}, best validation {score}"
+        if known
+        else "training    unknown",
         f"            data {training['data']}",
         f"            {recipe['optimizer']}, learning rate {recipe['learning_rate']:g}, {recipe['schedule']}",
         f"            warm-up {recipe['warmup_steps']:,} steps, batch {recipe['batch']}, autocast "

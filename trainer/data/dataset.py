@@ -15,10 +15,11 @@ from typing import Literal
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError
+from runtimes.base.errors import ArtefactError, TextError
 from runtimes.base.files import read_json
 from runtimes.base.records import to_json
 from runtimes.base.sealed import FileFacts, file_facts, identity_of, parse_sealed, write_sealed
+from runtimes.contract.id_files import CHECKED
 from runtimes.contract.model_facts import MAX_SIZE
 from runtimes.contract.spec import VOCAB
 from runtimes.contract.tokens import DATA as DATA
@@ -26,7 +27,6 @@ from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, load_vocab
 
 SCHEMA = 1  # version of `data.json`
 SPLITS = ("train", "valid", "test")
-CHECKED = 1 << 22  # ids that are checked at a time
 DType = Literal["uint8", "uint16", "int32"]
 
 
@@ -70,11 +70,21 @@ def smallest_dtype(vocab_size: int) -> DType:
     return "uint8" if vocab_size <= 1 << 8 else "uint16" if vocab_size <= 1 << 16 else "int32"
 
 
-def write_part(path: Path, pieces: Iterable[np.ndarray], dtype: DType) -> tuple[int, FileFacts]:
-    """The number of the ids and the facts of the file in which they were written, piece by piece."""
-    digest, count, little_endian = hashlib.sha256(), 0, np.dtype(dtype).newbyteorder("<")
+def write_part(path: Path, pieces: Iterable[np.ndarray], vocab_size: int) -> tuple[int, FileFacts]:
+    """The number of the ids and the facts of the file in which they were written, piece by piece.
+
+    Raises TextError for an id outside the vocabulary, which the file's type could not hold.
+    """
+    digest, count = hashlib.sha256(), 0
+    little_endian = np.dtype(smallest_dtype(vocab_size)).newbyteorder("<")
     with open(path, "wb") as stream:
         for ids in pieces:
+            if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
+                wrong = ids.min() if ids.min() < 0 else ids.max()
+                raise TextError(
+                    f"the vocabulary gives the token id {wrong} for a text and has the ids 0 to "
+                    f"{vocab_size - 1}; give another vocabulary."
+                )
             data = ids.astype(little_endian).tobytes()
             stream.write(data)
             digest.update(data)
@@ -97,8 +107,8 @@ def open_dataset(path: Path | str) -> Dataset:
     folder = Path(path)
     if not (folder / DATA).is_file():
         raise ArtefactError(
-            f"{folder} is not a dataset: it has no {DATA}; make one with `xl-export prepare NAME --from "
-            "PATH`."
+            f"{folder} is not a dataset: it has no {DATA}; make one with `xl-export prepare text` from texts "
+            "of your own, `prepare tokens` from token ids, or `prepare NAME --from PATH` of a public corpus."
         )
     facts = _parse(read_json(folder / DATA), where=str(folder / DATA))
     for name, expected in facts.files.items():

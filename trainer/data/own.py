@@ -12,21 +12,17 @@ import numpy as np
 from runtimes.base.errors import UserError
 from runtimes.base.folders import atomic_folder
 from runtimes.base.sealed import FileFacts, file_facts
+from runtimes.contract.id_files import CHECKED
 from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, save_vocab
-from trainer.data.dataset import (
-    CHECKED,
-    DATA,
-    SPLITS,
-    DatasetFacts,
-    DType,
-    save_facts,
-    smallest_dtype,
-    write_part,
-)
+from trainer.data.dataset import DATA, SPLITS, DatasetFacts, save_facts, smallest_dtype, write_part
 from trainer.data.published import Tick, progress_bar
 
 OWN_TEXT, OWN_IDS = "own text", "own ids"  # in place of a corpus's name
 HELD_OUT = 5  # per cent of the training ids for each part that was not given
+JOINED = (
+    "several files follow one another without a token between them, because the vocabulary has none for the "
+    "end of a document"
+)
 Encode = Callable[[Path, Tick], Iterator[np.ndarray]]
 
 
@@ -46,6 +42,11 @@ class OwnFiles:
     def all(self) -> list[Path]:
         return [path for split in SPLITS for path in self.of(split)]
 
+    @property
+    def joined(self) -> bool:
+        """Whether a part has several files, which follow one another there."""
+        return any(len(self.of(split)) > 1 for split in SPLITS)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
@@ -56,16 +57,25 @@ class Prepared:
 
 
 def write_dataset(
-    out: Path, *, corpus: str, vocab: Vocab, files: OwnFiles, encode: Encode, force: bool, progress: bool
+    out: Path,
+    *,
+    corpus: str,
+    vocab: Vocab,
+    files: OwnFiles,
+    encode: Encode,
+    joined: bool,
+    force: bool,
+    progress: bool,
 ) -> Prepared:
     """The dataset `out`, which appears as a whole, with the ids that `encode` gives for each file.
 
-    Raises UserError for a part that is too short to predict a token.
+    joined: whether several documents follow one another without a token between them, which is noted. Raises
+    UserError for a part that is too short to predict a token.
     """
-    notes = []
+    notes = [JOINED] if joined else []
     with atomic_folder(out, force=force, marker=DATA, sources=files.all) as folder:
         save_vocab(folder, vocab)
-        dtype, tokens, facts = smallest_dtype(vocab.size), {}, {}
+        tokens, facts = {}, {}
         sources: dict[str, FileFacts] = {}
         for split in SPLITS:
             if not files.of(split):
@@ -74,7 +84,7 @@ def write_dataset(
             path = folder / f"{split}.bin"
             with progress_bar(f"encoding {split}", progress, num_bytes) as tick:
                 ids = (piece for source in files.of(split) for piece in encode(source, tick))
-                tokens[split], facts[path.name] = write_part(path, ids, dtype)
+                tokens[split], facts[path.name] = write_part(path, ids, vocab.size)
             for number, source in enumerate(files.of(split)):
                 name = f"{split}/{source.name}"
                 sources[name if name not in sources else f"{split}/{number}/{source.name}"] = file_facts(
@@ -82,12 +92,14 @@ def write_dataset(
                 )
         missing = [split for split in ("valid", "test") if not files.of(split)]
         if missing:
-            counts, at_ends = cut_off(folder, missing, dtype, vocab.special.after_text)
+            counts, at_ends = cut_off(folder, missing, vocab)
             tokens |= counts
             facts |= {f"{split}.bin": file_facts(folder / f"{split}.bin") for split in counts}
             where = "at the end of a document or line" if at_ends else "at any token"
+            several = len(missing) > 1
             notes.append(
-                f"the {' and '.join(missing)} part{'s' * (len(missing) > 1)} were not given and are the last "
+                f"the {' and '.join(missing)} {'parts were' if several else 'part was'} not given and "
+                f"{'are' if several else 'is'} the last "
                 f"{HELD_OUT * len(missing)} % of the training ids, cut {where}"
             )
         for split, count in tokens.items():
@@ -100,7 +112,7 @@ def write_dataset(
         made = DatasetFacts(
             corpus=corpus,
             published=False,
-            dtype=dtype,
+            dtype=smallest_dtype(vocab.size),
             vocab_size=vocab.size,
             tokens={split: tokens[split] for split in SPLITS},
             files=facts,
@@ -110,15 +122,13 @@ def write_dataset(
     return Prepared(facts=made, notes=notes)
 
 
-def cut_off(
-    folder: Path, missing: Sequence[str], dtype: DType, mark: int | None
-) -> tuple[dict[str, int], bool]:
+def cut_off(folder: Path, missing: Sequence[str], vocab: Vocab) -> tuple[dict[str, int], bool]:
     """Moves the last 5 % of `train.bin` to a file of its own for each of the `missing` parts.
 
-    mark: the token that ends a document or a line, after which the ids are cut if one comes soon enough.
-    Returns the number of ids in each file, and whether all cuts are after such a token.
+    They are cut after a token that ends a document or a line, if one comes soon enough. Returns the number of
+    ids in each file, and whether all cuts are after such a token.
     """
-    path = folder / "train.bin"
+    path, mark, dtype = folder / "train.bin", vocab.special.after_text, smallest_dtype(vocab.size)
     ids = np.memmap(path, np.dtype(dtype).newbyteorder("<"), mode="r") if path.stat().st_size else np.empty(0)
     percents = [100 - HELD_OUT * left for left in range(len(missing), 0, -1)]
     found = [_after(ids, percent, mark) for percent in percents]
@@ -130,7 +140,7 @@ def cut_off(
     counts = {"train": cuts[0]}
     for split, start, end in zip(missing, cuts, ends, strict=True):
         blocks = (ids[at : min(at + CHECKED, end)] for at in range(start, end, CHECKED))
-        counts[split], _ = write_part(folder / f"{split}.bin", blocks, dtype)
+        counts[split], _ = write_part(folder / f"{split}.bin", blocks, vocab.size)
     itemsize = ids.itemsize
     del ids  # before the file that it maps becomes shorter
     os.truncate(path, cuts[0] * itemsize)

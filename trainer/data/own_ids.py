@@ -38,7 +38,14 @@ def prepare_ids(
     if dtype is not None and all(path.suffix != ".bin" for path in files.all):
         raise ConfigError(f"--dtype is {dtype}, and none of the files is a .bin file; leave out --dtype.")
     return write_dataset(
-        out, corpus=OWN_IDS, vocab=vocab, files=files, encode=encode, force=force, progress=progress
+        out,
+        corpus=OWN_IDS,
+        vocab=vocab,
+        files=files,
+        encode=encode,
+        joined=files.joined and vocab.special.end_of_document is None,
+        force=force,
+        progress=progress,
     )
 
 
@@ -70,12 +77,12 @@ def ids_vocab(size: int | None, *, names: Path | None, end_of_document: int | No
 
 def _names(path: Path) -> list[str]:
     text = as_text(read_bytes(path))
-    if not text.lstrip().startswith("["):
-        return text.splitlines()
     try:
         names = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TextError(f"{path} is no JSON list of names; mend it, or give one name a line.") from error
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list):  # as a name such as [PAD] in the first line
+        return text.splitlines()
     if not all(isinstance(name, str) for name in names):
         raise TextError(f"{path} is a JSON list of other things than names; give names in quotes.")
     return list(names)
@@ -94,14 +101,15 @@ def _encode(path: Path, vocab: IdsVocab, dtype: str | None, tick: Tick) -> Itera
             f"{path} holds one document a {'line' if path.suffix == '.jsonl' else 'row'}, and no token was "
             "given to stand between them; give --end-of-document ID."
         )
-    for number, document in enumerate(documents(path, dtype=dtype), 1):
+    for number, document in enumerate(documents(path, dtype=dtype, tick=tick), 1):
         where = f"{path}, document {number}," if several else path
         for start in range(0, len(document), CHECKED):
             block = document[start : start + CHECKED]
             refuse_outside(
                 block, where, vocab.size, mend="give another --vocab-size, or other ids", start=start
             )
-            tick(block.nbytes)
+            if path.suffix != ".jsonl":  # whose lines were counted when they were read
+                tick(block.nbytes)
             yield block
         if end is not None and len(document) and document[-1] != end:
             yield np.array([end])

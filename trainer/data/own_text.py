@@ -15,16 +15,15 @@ import numpy as np
 
 from runtimes.base.errors import ConfigError, TextError, UserError, first_line
 from runtimes.base.files import open_file, reading
+from runtimes.contract.id_files import LONGEST_LINE
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab, not_unicode
 from runtimes.contract.vocabulary.subword import pieces
 from trainer.data.own import OWN_TEXT, OwnFiles, Prepared, write_dataset
 from trainer.data.published import Tick, progress_bar, read_blocks
-from trainer.data.text import many_words, refuse_no_text, vocab_of_file
+from trainer.data.text import MOST_WORDS, many_words, refuse_no_text, refuse_word_options, vocab_of_file
 from trainer.run.choices import VOCAB_KINDS
 
 Documents = Literal["file", "line", "jsonl"]
-LONGEST_LINE = 1 << 26  # bytes
-MOST_WORDS = 1 << 24  # different words that are counted; they need a few gigabytes
 
 
 def prepare_text(
@@ -45,11 +44,7 @@ def prepare_text(
     vocabulary without that token keeps files as they are, and lines and texts end with a newline.
     min_count, max_size: of a vocabulary of words, which is counted in the training part alone.
     """
-    if vocab != "word" and (min_count > 1 or max_size is not None):
-        raise ConfigError(
-            f"--min-count and --max-size are for vocabularies of words, and --vocab is {vocab}; leave them "
-            "out."
-        )
+    refuse_word_options(vocab, min_count=min_count, max_size=max_size)
     if vocab == "word" and not (files.valid and files.test):
         raise ConfigError(
             "--vocab word counts the words of the training part alone; give --valid and --test too, or a "
@@ -63,7 +58,14 @@ def prepare_text(
         return encode_file(path, made, documents, tick)
 
     prepared = write_dataset(
-        out, corpus=OWN_TEXT, vocab=made, files=files, encode=encode, force=force, progress=progress
+        out,
+        corpus=OWN_TEXT,
+        vocab=made,
+        files=files,
+        encode=encode,
+        joined=files.joined and documents == "file" and made.special.end_of_document is None,
+        force=force,
+        progress=progress,
     )
     if made.special.end_of_document is None and documents != "file":
         prepared.notes.append(
@@ -77,6 +79,10 @@ def encode_file(path: Path, vocab: Vocab, mode: Documents, tick: Tick) -> Iterat
     if isinstance(vocab, ByteVocab) and mode == "file":  # takes any file, UTF-8 or not
         for block in read_blocks(path, tick):
             yield vocab.encode(block)
+        return
+    if isinstance(vocab, ByteVocab) and mode == "line":
+        for _, line in _lines(path, tick):
+            yield vocab.encode(line + b"\n")
         return
     end = vocab.special.end_of_document
     for where, chunks in _documents(path, mode, tick):
@@ -154,6 +160,19 @@ def _documents(path: Path, mode: Documents, tick: Tick) -> Iterator[tuple[str, I
     if mode == "file":
         yield str(path), _decoded(path, tick)
         return
+    for where, line in _lines(path, tick):
+        if mode == "jsonl":
+            if line.strip():
+                yield where, [_text_of(line, where)]
+            continue
+        try:
+            yield where, [line.decode("utf-8")]
+        except UnicodeDecodeError as error:
+            raise _not_utf8(where, error.start, error) from error
+
+
+def _lines(path: Path, tick: Tick) -> Iterator[tuple[str, bytes]]:
+    """A name for messages and the content of each line of a file, without its end."""
     with reading(path), open_file(path) as stream:
         number = 0
         while line := stream.readline(LONGEST_LINE + 1):
@@ -164,14 +183,7 @@ def _documents(path: Path, mode: Documents, tick: Tick) -> Iterator[tuple[str, I
                     f"{where} has more than {LONGEST_LINE:,} bytes; cut it into several documents."
                 )
             tick(len(line))
-            if mode == "jsonl":
-                if line.strip():
-                    yield where, [_text_of(line, where)]
-                continue
-            try:
-                yield where, [line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")]
-            except UnicodeDecodeError as error:
-                raise _not_utf8(where, error.start, error) from error
+            yield where, line.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def _decoded(path: Path, tick: Tick) -> Iterator[str]:

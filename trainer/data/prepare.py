@@ -15,14 +15,14 @@ import numpy as np
 from runtimes.base.errors import TextError, UserError
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.sealed import file_facts
+from runtimes.contract.id_files import LONGEST_LINE
 from runtimes.contract.spec import VOCAB
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, WordVocab, save_vocab
 from trainer.data.corpora import CORPORA, WHOLE, Corpus
 from trainer.data.dataset import DATA, SPLITS, DatasetFacts, save_facts, smallest_dtype, write_part
 from trainer.data.published import Files, Tick, find_corpus, progress_bar, read_blocks, total_bytes
+from trainer.data.text import MOST_WORDS
 
-LONGEST_LINE = 1 << 24  # bytes
-MOST_WORDS = 1 << 23  # different words; One Billion Word has 2.4 million
 ALPHABET = " abcdefghijklmnopqrstuvwxyz"  # all characters of text8
 
 
@@ -53,7 +53,7 @@ def prepare(
         found = find_corpus(corpus, source, scratch, unverified=unverified, progress=progress)
         vocab = _vocabulary(corpus, found.parts, progress)
         save_vocab(folder, vocab)
-        dtype, tokens, files = smallest_dtype(vocab.size), {}, {VOCAB: file_facts(folder / VOCAB)}
+        tokens, files = {}, {VOCAB: file_facts(folder / VOCAB)}
         for split in SPLITS:
             path = folder / f"{split}.bin"
             if isinstance(vocab, WordVocab):
@@ -66,7 +66,7 @@ def prepare(
                     ids = _words(corpus, vocab, found.parts[split], tick)
                 else:
                     ids = _symbols(corpus, vocab, found.parts[WHOLE], split, tick)
-                tokens[split], files[path.name] = write_part(path, ids, dtype)
+                tokens[split], files[path.name] = write_part(path, ids, vocab.size)
             if tokens[split] < 2:
                 raise UserError(
                     f"{source} gives {tokens[split]} tokens for the {split} part, too few to predict one; "
@@ -76,7 +76,7 @@ def prepare(
         facts = DatasetFacts(
             corpus=name,
             published=found.published,
-            dtype=dtype,
+            dtype=smallest_dtype(vocab.size),
             vocab_size=vocab.size,
             tokens=tokens,
             files=files,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +16,7 @@ from runtimes.contract.tokens import side_bytes, side_file
 from runtimes.contract.vocabulary import Vocab
 from trainer.data.dataset import open_dataset
 from trainer.data.own import OWN_IDS, OWN_TEXT
-from trainer.data.text import Splits, build_vocab, lanes, load_splits
+from trainer.data.text import Splits, build_vocab, lanes, load_splits, refuse_word_options
 from trainer.run.checkpoint import TEST, VALID, matching_vocab
 from trainer.run.config import TrainConfig
 
@@ -30,14 +29,15 @@ class Source:
     """Everything that a run reads.
 
     name: the text or corpus, as people call it. tokens: ids for training, in lanes [B, N].
-    valid: held-out ids [N] for validation. files: the held-out files that the run keeps, content by name.
+    valid: held-out ids [N] for validation. files: the held-out files that the run keeps, by name: their
+    bytes, or a memory-mapped array for a `.npy` file.
     """
 
     name: str
     vocab: Vocab
     tokens: np.ndarray
     valid: np.ndarray
-    files: dict[str, bytes]
+    files: dict[str, bytes | np.ndarray]
 
     @cached_property
     def digest(self) -> str:
@@ -56,10 +56,8 @@ def load_source(config: TrainConfig) -> Source:
                 f"{config.data} is {dataset.facts.corpus} and the configuration is for {config.corpus}; "
                 "give a dataset of that, or another configuration."
             )
-        files = {TEST_IDS: _npy(dataset.test), side_file(TEST_IDS): side_bytes(dataset.vocab)}
-        return Source(
-            dataset.facts.corpus, dataset.vocab, _lanes(config, dataset.train), dataset.valid, files
-        )
+        kept = {TEST_IDS: dataset.test, side_file(TEST_IDS): side_bytes(dataset.vocab)}
+        return Source(dataset.facts.corpus, dataset.vocab, _lanes(config, dataset.train), dataset.valid, kept)
     if config.corpus is not None and config.text is None:
         raise ConfigError(
             f"the configuration is for {config.corpus}; prepare it with "
@@ -67,11 +65,7 @@ def load_source(config: TrainConfig) -> Source:
             "train on your own text with --text FILE."
         )
     splits = load_splits(config.text)
-    if config.vocab != "word" and (config.min_count > 1 or config.max_size is not None):
-        raise ConfigError(
-            f"min_count and max_size are for vocabularies of words, and vocab is {config.vocab}; leave them "
-            "out."
-        )
+    refuse_word_options(config.vocab, min_count=config.min_count, max_size=config.max_size)
     vocab = build_vocab(config.vocab, splits, min_count=config.min_count, max_size=config.max_size)
     files = {VALID: splits.valid, TEST: splits.test}
     return Source(_name(config), vocab, _training(config, vocab, splits), vocab.encode(splits.valid), files)
@@ -114,9 +108,3 @@ def _training(config: TrainConfig, vocab: Vocab, splits: Splits) -> np.ndarray:
 
 def _lanes(config: TrainConfig, tokens: np.ndarray) -> np.ndarray:
     return lanes(tokens, config.batch, config.longest.segment)
-
-
-def _npy(tokens: np.ndarray) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, tokens)
-    return stream.getvalue()

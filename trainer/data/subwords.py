@@ -153,7 +153,7 @@ def _learned(size: int, texts: Texts, *, byte_fallback: bool) -> bytes:
 
     written = io.BytesIO()
     SentencePieceTrainer.train(
-        sentence_iterator=(line for text in texts() for line in text.split("\n") if line),
+        sentence_iterator=(part for text in texts() for line in text.split("\n") for part in cut_line(line)),
         model_writer=written,
         vocab_size=size,
         unk_id=0,
@@ -171,6 +171,21 @@ def _learned(size: int, texts: Texts, *, byte_fallback: bool) -> bytes:
         minloglevel=2,
     )
     return written.getvalue()
+
+
+def cut_line(line: str) -> Iterator[str]:
+    """The parts of a line that SentencePiece does not leave out: a long one is cut in front of blanks, or
+    anywhere where there is none.
+    """
+    at, most = 0, LONGEST_SENTENCE // 4  # characters, of at most 4 bytes
+    if len(line.encode("utf-8")) > LONGEST_SENTENCE:
+        while len(line) - at > most:
+            end = line.rfind(" ", at + 1, at + most)
+            end = end if end > 0 else at + most
+            yield line[at:end]
+            at = end
+    if line:
+        yield line[at:]
 
 
 def _with_spaces(tokenizer: Tokenizer) -> Tokenizer:

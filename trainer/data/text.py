@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +10,20 @@ import numpy as np
 from runtimes.base.errors import ConfigError, TextError
 from runtimes.base.files import read_bytes
 from runtimes.contract.tokens import DATA
-from runtimes.contract.vocabulary import ByteVocab, CharVocab, Vocab, WordVocab, as_text, vocab_from_file
+from runtimes.contract.vocabulary import (
+    ByteVocab,
+    CharVocab,
+    IdsVocab,
+    Vocab,
+    WordVocab,
+    as_text,
+    vocab_from_file,
+)
 from trainer.data.formats import kind_of
-from trainer.run.choices import VOCAB_KINDS
+from trainer.run.choices import refuse_vocab_name
 
 MANY_WORDS = 1_000_000
+MOST_WORDS = 1 << 24  # different words that are counted; they need a few gigabytes
 
 
 @dataclass(frozen=True)
@@ -66,18 +74,29 @@ def build_vocab(name: str, splits: Splits, *, min_count: int = 1, max_size: int 
 
 
 def vocab_of_file(name: str) -> Vocab:
-    """The vocabulary in a file that a user gives as --vocab.
+    """The vocabulary in a file that a user gives as --vocab, to encode texts with it.
 
-    Raises ConfigError for a name that is neither a file nor a kind.
+    Raises ConfigError for a name that cannot be that of a vocabulary, for a file that does not exist, and for
+    a vocabulary of ids, in which there is no text.
     """
-    if Path(name).is_file():
-        return vocab_from_file(Path(name))
-    near = difflib.get_close_matches(name, VOCAB_KINDS, n=1)
-    meant = f" ({near[0]} was probably meant)" if near else ""
-    raise ConfigError(
-        f"--vocab is {name}; expected {', '.join(VOCAB_KINDS)}, or a file: the vocab.json of a run, a "
-        f"tokenizer.json, or a SentencePiece .model{meant}."
-    )
+    refuse_vocab_name(name)
+    if not Path(name).is_file():
+        raise ConfigError(f"vocab is {name}, which does not exist; give the file of a vocabulary.")
+    vocab = vocab_from_file(Path(name))
+    if isinstance(vocab, IdsVocab) and vocab.names is None:
+        raise ConfigError(
+            f"vocab is {name}, which knows token ids without names and so no text; prepare files of ids with "
+            "`xl-export prepare tokens`, or give another vocabulary."
+        )
+    return vocab
+
+
+def refuse_word_options(vocab: str, *, min_count: int, max_size: int | None) -> None:
+    """Raises ConfigError for limits of a vocabulary of words where the vocabulary is another."""
+    if vocab != "word" and (min_count > 1 or max_size is not None):
+        raise ConfigError(
+            f"min_count and max_size are for vocabularies of words, and vocab is {vocab}; leave them out."
+        )
 
 
 def many_words(vocab: Vocab) -> str | None:
@@ -109,11 +128,14 @@ def lanes(tokens: np.ndarray, batch: int, segment: int) -> np.ndarray:
 def refuse_no_text(path: Path, *, option: str = "--text") -> None:
     """Raises TextError for what is often given in place of a text file, and says where it belongs."""
     if (path / DATA).is_file():
-        raise TextError(f"{option} is {path}, which is a dataset; give it as --data {path}.")
+        raise TextError(
+            f"{option} is {path}, which is a dataset; train on it with `xl-export train --data {path}`."
+        )
     if path.is_dir():
         raise TextError(
-            f"{option} is {path}, which is a folder; give one UTF-8 text file, or prepare a public corpus "
-            f"with `xl-export prepare NAME --from {path} --out DATASET` and give --data DATASET."
+            f"{option} is {path}, which is a folder; give one UTF-8 text file, or make a dataset for --data: "
+            "of several texts with `xl-export prepare text`, of a public corpus with `xl-export prepare NAME "
+            f"--from {path}`."
         )
     kind = kind_of(path) if path.is_file() else None
     if kind == "npy":
@@ -124,8 +146,9 @@ def refuse_no_text(path: Path, *, option: str = "--text") -> None:
         )
     if kind is not None:
         raise TextError(
-            f"{option} is {path}, which is a {kind} file; unpack it and give the text, or prepare a public "
-            f"corpus with `xl-export prepare NAME --from {path} --out DATASET` and give --data DATASET."
+            f"{option} is {path}, which is a {kind} file; unpack it and give the text (several with "
+            "`xl-export prepare text`), or prepare a public corpus with `xl-export prepare NAME --from "
+            f"{path} --out DATASET` and give --data DATASET."
         )
 
 

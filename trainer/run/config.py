@@ -14,7 +14,7 @@ from runtimes.base.machine import refuse_beyond_memory
 from runtimes.base.records import from_json
 from runtimes.contract.rule import MemoryRule
 from trainer.model.config import ModelConfig
-from trainer.run.choices import VOCAB_KINDS, VOCAB_SUFFIXES, CorpusName
+from trainer.run.choices import CorpusName, refuse_vocab_name
 
 BUILT_IN = Path(__file__).parents[1] / "configs"
 MAX_RATE = 1e30  # from a larger learning rate, optimisers compute numbers beyond fp32
@@ -127,13 +127,7 @@ class TrainConfig:
         ):
             if not 1 <= getattr(self, name) <= 1 << 40:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected a positive number.")
-        if self.vocab not in VOCAB_KINDS and Path(self.vocab).suffix not in VOCAB_SUFFIXES:
-            near = difflib.get_close_matches(self.vocab, VOCAB_KINDS, n=1)
-            raise ConfigError(
-                f"vocab is {self.vocab!r:.80}{f', and {near[0]} was probably meant' if near else ''}; "
-                "expected "
-                f"{', '.join(VOCAB_KINDS)}, or a vocabulary's file (vocab.json, tokenizer.json, or .model)."
-            )
+        refuse_vocab_name(self.vocab)
         if self.max_size is not None and not 2 <= self.max_size <= 1 << 24:
             raise ConfigError(f"max_size is {self.max_size}; expected 2 to {1 << 24} tokens.")
         if self.batch % self.accumulate:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtimes.base.errors import ArtefactError, first_line
+from runtimes.base.errors import ArtefactError, UserError, first_line
 from runtimes.base.files import read_json
 from runtimes.base.records import from_json, to_json
 from trainer.run.checkpoint import CONFIG, STATE, load_metadata
@@ -53,60 +53,70 @@ def best(history: Sequence[Validation]) -> Validation | None:
     return min(history, key=lambda validation: validation.bits_per_token, default=None)
 
 
-def concern(history: Sequence[Validation], *, vocab_size: int) -> str | None:
-    """One sentence on why a finished run may be of no use, or None.
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """The training of a run. facts: of its last checkpoint; None where its file is damaged."""
 
-    A model that has learned anything scores better than one that gives every token the same probability,
-    which costs log2(vocab_size) bits per token.
-    """
-    leader = best(history)
-    if leader is None:
+    config: TrainConfig
+    facts: Facts | None
+
+    def describe(self) -> dict[str, Any]:
+        """What `info` says of the training, as JSON; its step is None where the last checkpoint is damaged."""
+        config, leader = self.config, best(self.facts.validations if self.facts else ())
+        return {
+            "step": self.facts.step if self.facts else None,
+            "steps": config.steps,
+            "best": None if leader is None else to_json(leader),
+            "data": config.data or config.text or "the built-in text",
+            "recipe": {name: getattr(config, name) for name in RECIPE},
+            "rule": to_json(config.training),
+        }
+
+    @property
+    def concern(self) -> str | None:
+        """One sentence on why the run may be of no use, or None.
+
+        A model that has learned anything scores better than one that gives every token the same probability,
+        which costs log2(vocab_size) bits per token.
+        """
+        if self.facts is None:
+            return (
+                f"how this run was trained is unknown, because its {STATE} is missing or damaged; copy the run "
+                "again."
+            )
+        leader, vocab_size = best(self.facts.validations), self.config.model.vocab_size
+        if leader is None:
+            mend = (
+                "train it to the end, on a dataset whose valid part is long enough"
+                if self.config.data is not None
+                else "train on a longer text, of which 5 % is held out for validation"
+            )
+            return f"this run was never validated, so nobody knows how good its weights are; {mend}."
+        uniform = math.log2(vocab_size)
+        if leader.bits_per_token <= uniform or vocab_size == 1:
+            return None
         return (
-            "this run was never validated, so nobody knows how good its weights are; "
-            "train on a longer text, of which 5 % is held out for validation."
+            f"the best validation of this run is {leader.bits_per_token:.4g} bits/token, worse than the "
+            f"{uniform:.4g} of a model that gives every token the same probability; train longer, or with a "
+            "lower learning_rate."
         )
-    uniform = math.log2(vocab_size)
-    if leader.bits_per_token <= uniform or vocab_size == 1:
-        return None
-    return (
-        f"the best validation of this run is {leader.bits_per_token:.4g} bits/token, worse than the "
-        f"{uniform:.4g} of a model that gives every token the same probability; train longer, or with a "
-        "lower learning_rate."
-    )
 
 
-def history_of(run: Path) -> Facts | None:
-    """What the last checkpoint of a run says of its training; None for a run that was imported."""
+def history_of(run: Path) -> History | None:
+    """The training of a run; None for a run that was imported, and so has no checkpoint to resume from."""
     if not (run / STATE).is_file():
         return None
     config = from_json(TrainConfig, read_json(run / CONFIG), where=str(run / CONFIG))
-    return read_facts(run / STATE, config.steps)
-
-
-def describe_training(run: Path) -> dict[str, Any] | None:
-    """What `info` says of the training of a run, as JSON; None for a run that was imported."""
-    facts = history_of(run)
-    if facts is None:
-        return None
-    config = from_json(TrainConfig, read_json(run / CONFIG), where=str(run / CONFIG))
-    leader = best(facts.validations)
-    return {
-        "step": facts.step,
-        "steps": config.steps,
-        "best": None if leader is None else to_json(leader),
-        "data": config.data or config.text or "the built-in text",
-        "recipe": {name: getattr(config, name) for name in RECIPE},
-        "rule": to_json(config.training),
-    }
+    try:
+        return History(config=config, facts=read_facts(run / STATE, config.steps))
+    except UserError:  # neither an export nor `info` needs that file
+        return History(config=config, facts=None)
 
 
 def concern_about(run: Path) -> str | None:
-    """One sentence on why a run may be of no use (see `concern`), or None; None for an imported run, too."""
-    facts = history_of(run)
-    if facts is None:
-        return None
-    config = from_json(TrainConfig, read_json(run / CONFIG), where=str(run / CONFIG))
-    return concern(facts.validations, vocab_size=config.model.vocab_size)
+    """One sentence on why a run may be of no use (see `History`), or None; None for an imported run, too."""
+    history = history_of(run)
+    return history.concern if history else None
 
 
 def read_facts(path: Path, steps: int) -> Facts:

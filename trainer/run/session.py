@@ -103,7 +103,9 @@ class TorchSession:
         concern: why the run may be of no use, or None.
         """
         session = cls.open(folder)
-        from trainer.run.history import concern_about, describe_training
+        from trainer.run.history import history_of
+
+        history = history_of(folder)
 
         return {
             "kind": "run",
@@ -112,8 +114,8 @@ class TorchSession:
             "model": to_json(session.model.facts()),
             "rule": to_json(session.rule),
             "vocabulary": describe_vocab(session.vocab),
-            "training": describe_training(folder),
-            "concern": concern_about(folder),
+            "training": history.describe() if history else None,
+            "concern": history.concern if history else None,
         }
 
     def with_rule(self, rule: MemoryRule) -> TorchSession:

@@ -117,8 +117,11 @@ def _start(
         with old, atomic_folder(out, force=force, marker=METRICS, sources=sources) as folder:
             write_json(folder / CONFIG, to_json(config))
             save_vocab(folder, source.vocab)
-            for name, text in source.files.items():
-                (folder / name).write_bytes(text)
+            for name, content in source.files.items():
+                if isinstance(content, bytes):
+                    (folder / name).write_bytes(content)
+                else:
+                    np.save(folder / name, content)  # from the memory map, without a copy in memory
             (folder / METRICS).touch()
             write(training, tensors, folder, source.digest)
         _hold(out, held)

@@ -7,6 +7,7 @@ when all of this has succeeded.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from runtimes.base.errors import ConfigError
@@ -19,6 +20,7 @@ from runtimes.contract.spec import FUSED, GRAPH, SPEC, Exporter, Spec, Target
 from runtimes.contract.tensors import Form
 from runtimes.sessions.onnx_runtime import OrtSession
 from trainer.run.checkpoint import Run, load_run
+from trainer.run.history import concern_about
 from xl_export.artefact.quality import held_out
 from xl_export.artefact.write import (
     Exportable,
@@ -82,6 +84,7 @@ def export(
     trained = load_run(run)
     chosen = rule or trained.config.evaluation
     spec = make_spec(trained, chosen, form, target, precision, memory_precision)
+    spec = dataclasses.replace(spec, concern=concern_about(run))
     model: Exportable = WrittenRun(trained, attention)
     if exporter == "trace":
         from xl_export.artefact.traced import TracedRun  # torch.export is slow to import

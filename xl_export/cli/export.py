@@ -125,7 +125,6 @@ def export_command(
     """
     with needs("cpu,export", *PACKAGES):
         from trainer.run.checkpoint import load_run
-        from trainer.run.history import concern_about
         from xl_export.artefact.export import export
     attention = ATTENTION_AS[attention_as] if attention_as else attention
     if attention and target != "tensorrt":
@@ -152,10 +151,10 @@ def export_command(
         text=text,
         force=force,
     )
-    report, spec, concern = check(out), load_spec(out), concern_about(run)
-    if concern:
-        click.echo(f"Warning: {concern}", err=True)
-    verdict = "is written" if concern else "is ready"
+    report, spec = check(out), load_spec(out)
+    if spec.concern:
+        click.echo(f"Warning: {spec.concern}", err=True)
+    verdict = "is written" if spec.concern else "is ready"
     if not report.passed:
         verdict = "is written, but its check FAILED on this machine"
     proof = report.sentence

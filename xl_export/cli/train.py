@@ -157,10 +157,12 @@ def _work(
 
     if processes is not None:
         refuse_outer_launcher()
+    ignored: str | bool = False
     if resume_run:
         settings = config_of(resume_run)
     else:
         settings = TrainConfig.load(config or "demo")
+        ignored = settings.data is not None and settings.vocab != TrainConfig.vocab and settings.vocab
         if changes.get("vocab", "word") != "word":  # what the configuration says of its words does not apply
             changes = {"min_count": 1, "max_size": None, **changes}
         settings = dataclasses.replace(settings.with_steps(changes.pop("steps", settings.steps)), **changes)
@@ -168,6 +170,12 @@ def _work(
         refuse_too_many(processes, batch=settings.batch)
         Ranks(count=processes).lanes(settings.batch, settings.accumulate)
     if REPORTS not in os.environ and os.environ.get("RANK", "0") == "0":  # once for all processes
+        if ignored:
+            click.echo(
+                f"Warning: vocab is {ignored} in {config}, and its data has a vocabulary of its own, which is "
+                "the one that is used.",
+                err=True,
+            )
         warn_of_too_many(settings.threads * (processes or 1))
     if resume_run:
         return lambda: resume(resume_run)

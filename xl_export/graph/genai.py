@@ -13,17 +13,11 @@ from typing import Any
 
 from runtimes.contract.spec import GRAPH, Spec
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, SubwordVocab, Vocab
+from runtimes.contract.vocabulary.files import TRANSFORMERS_NAMES
 
 FILE, TOKENIZER, TOKENIZER_CONFIG = "genai_config.json", "tokenizer.json", "tokenizer_config.json"
 MAX_STREAM = 1 << 20  # tokens; genai keeps their ids, 4 bytes each
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-# What `transformers` calls the special tokens.
-SPECIAL = {
-    "eos_token": "end_of_document",
-    "bos_token": "beginning",
-    "unk_token": "unknown",
-    "pad_token": "padding",
-}
 
 
 def takes(spec: Spec) -> bool:
@@ -110,7 +104,11 @@ def _tokenizer_files(vocab: Vocab) -> dict[str, dict[str, Any]]:
     if isinstance(vocab, SubwordVocab) and _is_byte_level(vocab):
         names = {token: name for name, token in _added(vocab).items()}
         ids = vocab.special.to_json()
-        special = {key: names[ids[meaning]] for key, meaning in SPECIAL.items() if ids.get(meaning) in names}
+        special = {
+            key: names[ids[meaning]]
+            for key, meaning in TRANSFORMERS_NAMES.items()
+            if ids.get(meaning) in names
+        }
         return {TOKENIZER_CONFIG: config | special}  # the tokenizer itself lies in every artefact
     if isinstance(vocab, ByteVocab) and not vocab.skipped:
         return {TOKENIZER: byte_level([bytes([value]) for value in vocab.values]), TOKENIZER_CONFIG: config}
@@ -174,13 +172,26 @@ def byte_alphabet() -> list[str]:
 
 
 def _is_byte_level(vocab: SubwordVocab) -> bool:
-    """Whether a `tokenizer.json` is byte-level BPE as that of GPT-2, which genai computes exactly."""
+    """Whether a `tokenizer.json` is byte-level BPE as that of GPT-2, which genai computes exactly.
+
+    Every byte must be a token, since genai does not leave out those that are none. An added token must be
+    found wherever its text stands, and nothing but its text.
+    """
     if vocab.library != "tokenizers":
         return False
     data = json.loads(vocab.content)
     model, before, decoder = (data.get(name) or {} for name in ("model", "pre_tokenizer", "decoder"))
+    added = data.get("added_tokens") or []
+    plain = not any(token.get(option) for token in added for option in ("lstrip", "rstrip", "single_word"))
+    normalised = any(token.get("normalized") and not token.get("special") for token in added)
     return (
-        model.get("type") == "BPE"
+        plain
+        and not normalised
+        and set(byte_alphabet()) <= set(model.get("vocab") or {})
+        and not model.get("end_of_word_suffix")
+        and not model.get("continuing_subword_prefix")
+        and not model.get("ignore_merges")
+        and model.get("type") == "BPE"
         and not model.get("byte_fallback")
         and not model.get("dropout")
         and data.get("normalizer") is None

@@ -12,12 +12,12 @@ import pytest
 
 from runtimes.base.errors import ConfigError, TextError, UserError
 from runtimes.contract.vocabulary import SubwordVocab, Vocab, WordVocab, decode, load_vocab, vocab_from_file
-from trainer.data import own, own_text, published, subwords
-from trainer.data.dataset import Dataset, open_dataset
+from trainer.data import own, own_ids, own_text, published, subwords
+from trainer.data.dataset import Dataset, open_dataset, write_part
 from trainer.data.own import OwnFiles
 from trainer.data.own_ids import ids_vocab, prepare_ids
 from trainer.data.own_text import Documents, prepare_text
-from trainer.data.subwords import SUBWORD_KINDS, SubwordKind, learn_subwords, learn_vocab
+from trainer.data.subwords import SUBWORD_KINDS, SubwordKind, cut_line, learn_subwords, learn_vocab
 
 SOME = "the cat sat on the mat\nthe dog  sat, too: ééé 😀\n\n the end\n" * 40
 
@@ -100,6 +100,8 @@ def test_documents_need_a_token_between_them(name: str, content: str | np.ndarra
 def test_names_and_sizes_must_fit(tmp_path: Path) -> None:
     lines = write(tmp_path / "names.txt", "C4\nD4\nE4\n")
     listed = write(tmp_path / "names.json", json.dumps(["C4", "D4", "E4"]))
+    bracket = ids_vocab(2, names=write(tmp_path / "pad.txt", "[PAD]\nC4\n"), end_of_document=None)
+    assert bracket.names == ["[PAD]", "C4"]  # no JSON
     for path in (lines, listed):
         vocab = ids_vocab(None, names=path, end_of_document=2)
         assert (vocab.size, vocab.encode("E4 C4").tolist()) == (3, [2, 0])
@@ -139,10 +141,52 @@ def test_held_out_parts_are_cut_off_after_a_document_where_one_ends(
     ]
 
 
+def test_an_id_that_the_vocabulary_lacks_is_never_written_as_another(tmp_path: Path) -> None:
+    for wrong in (65_536, -1):
+        with pytest.raises(
+            TextError, match=f"gives the token id {wrong} for a text and has the ids 0 to 299"
+        ):
+            write_part(tmp_path / "train.bin", [np.array([1, wrong])], 300)
+
+
+def test_several_files_without_an_end_token_are_noted(tokenizer: Path, tmp_path: Path) -> None:
+    note = "several files follow one another without a token between them"
+    arrays = [write(tmp_path / f"{name}.npy", np.arange(9).repeat(9)) for name in "ab"]
+    texts = [write(tmp_path / f"{name}.txt", SOME) for name in "ab"]
+    for end, noted in ((None, True), (0, False)):
+        vocab = ids_vocab(9, names=None, end_of_document=end)
+        made = prepare_ids(
+            OwnFiles(train=arrays), tmp_path / "out", vocab=vocab, force=noted is False, progress=False
+        )
+        assert made.notes[0].startswith(note) == noted
+    for name, train, noted in (
+        ("byte", texts, True),
+        ("byte", texts[:1], False),
+        (str(tokenizer), texts, False),
+    ):
+        made = prepare_text(OwnFiles(train=train), tmp_path / "out", vocab=name, force=True, progress=False)
+        assert made.notes[0].startswith(note) == noted
+
+
+def test_progress_counts_the_bytes_of_the_files(
+    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = write(tmp_path / "a.jsonl", "[3, 4]\n[]\n[5, 0]\n")
+    raw = write(tmp_path / "b.bin", np.array([6, 7], "<u4").tobytes())
+    counted = [lines.stat().st_size, raw.stat().st_size]
+    vocab = ids_vocab(9, names=None, end_of_document=0)
+    for path, expected in zip((lines, raw), counted, strict=True):
+        seen: list[int] = []
+        list(own_ids._encode(path, vocab, "uint32" if path is raw else None, seen.append))
+        assert sum(seen) == expected
+
+
 def test_one_part_that_was_not_given_is_five_per_cent(tmp_path: Path) -> None:
     train, held = write(tmp_path / "a.npy", np.ones(100, int)), write(tmp_path / "b.npy", np.arange(3))
     files = OwnFiles(train=[train], valid=[held])
-    prepare_ids(files, tmp_path / "out", vocab=ids_vocab(9, names=None, end_of_document=None), progress=False)
+    vocab = ids_vocab(9, names=None, end_of_document=None)
+    made = prepare_ids(files, tmp_path / "out", vocab=vocab, progress=False)
+    assert made.notes[0].startswith("the test part was not given and is the last 5 % of the training ids")
     dataset = open_dataset(tmp_path / "out")
     assert [len(dataset.train), dataset.valid.tolist(), len(dataset.test)] == [95, [0, 1, 2], 5]
 
@@ -196,6 +240,13 @@ def test_without_an_end_token_documents_end_with_a_newline(tmp_path: Path) -> No
     assert decode(dataset.vocab, dataset.valid) == "one two\n\none\n"
 
 
+def test_lines_of_bytes_need_not_be_utf8(tmp_path: Path) -> None:
+    train = write(tmp_path / "a.txt", b"caf\xe9 one\r\n\ntwo")
+    files = OwnFiles(train=[train], valid=[train], test=[train])
+    prepare_text(files, tmp_path / "out", vocab="byte", documents="line", progress=False)
+    assert bytes(open_dataset(tmp_path / "out").train) == b"caf\xe9 one\n\ntwo\n"
+
+
 def test_words_are_those_that_training_on_the_text_itself_has(tmp_path: Path) -> None:
     train, held = write(tmp_path / "a.txt", "b a b <unk> c a b"), write(tmp_path / "b.txt", "d b")
     files = OwnFiles(train=[train], valid=[held], test=[held])
@@ -219,7 +270,8 @@ def test_words_are_those_that_training_on_the_text_itself_has(tmp_path: Path) ->
         (b'{"text": "\\ud800"}', "char", "jsonl", "line 1 has no text"),
         (b'{"text": "a"', "char", "jsonl", "line 1 is not JSON"),
         (b"PK\3\4", "char", "file", "is a zip file; unpack it"),
-        (b"abcdef", "tokens", "file", "--vocab is tokens; expected byte, char, word, or a file"),
+        (b"abcdef", "tokens", "file", "vocab is 'tokens'; expected byte, char, word, or a vocab"),
+        (b"abcdef", "none.json", "file", r"vocab is none\.json, which does not exist"),
     ],
 )
 def test_texts_that_cannot_be_used_are_refused(
@@ -289,6 +341,17 @@ def test_a_size_that_is_not_possible_is_told_in_a_sentence(kind: SubwordKind, si
     with pytest.raises(ConfigError, match=words) as caught:
         learn_subwords(kind, size, lambda: iter([SOME]))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("blank", [" ", "x"])
+def test_long_lines_are_learned_from_too(blank: str) -> None:
+    line = f"{'é' * 7}{blank}" * 5_000
+    parts = list(cut_line(line))
+    assert "".join(parts) == line
+    assert max(len(part.encode()) for part in parts) <= subwords.LONGEST_SENTENCE
+    assert all(part.startswith(" ") for part in parts[1:]) == (blank == " ")
+    vocab = learn_subwords("unigram", 10, lambda: iter(["ab\n" * 9 + line]))
+    assert vocab.special.unknown not in vocab.encode("éé")
 
 
 def test_a_vocabulary_of_words_is_written_too(tmp_path: Path) -> None:

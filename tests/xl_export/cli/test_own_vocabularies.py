@@ -99,7 +99,10 @@ def test_options_of_another_vocabulary_are_refused(tmp_path: Path, chain: Callab
     text = ["--text", tmp_path / "a.txt", "--out", out]
     refused(xl("train", "--max-size", 9, *text), "min_count and max_size are for vocabularies of words")
     refused(xl("train", "--vocab", "words", *text), "'words', and word was probably meant")
-    refused(xl("train", "--vocab", tmp_path / "none.json", *text), "none.json; expected byte, char, word, or")
+    refused(xl("train", "--vocab", tmp_path / "none.json", *text), "none.json, which does not exist")
+    refused(xl("train", "--vocab", made.dataset / "vocab.json", *text), "`xl-export prepare tokens`")
+    refused(xl("train", "--text", made.dataset, "--out", out), "`xl-export train --data")
+    refused(xl("train", "--text", tmp_path, "--out", out), "`xl-export prepare text`", "prepare NAME")
     refused(
         xl("train", "--data", made.dataset, "--min-count", 2, "--out", out),
         "--min-count is 2 and the dataset",
@@ -111,7 +114,7 @@ def test_options_of_another_vocabulary_are_refused(tmp_path: Path, chain: Callab
         xl(
             "prepare", "text", "--train", tmp_path / "a.txt", "--vocab", "char", "--max-size", 9, "--out", out
         ),
-        "--min-count and --max-size are for vocabularies of words",
+        "min_count and max_size are for vocabularies of words",
     )
     assert not out.exists()
 
@@ -123,6 +126,11 @@ def test_the_recipe_of_a_corpus_takes_own_data(tmp_path: Path, chain: Callable[.
     (tmp_path / "own.json").write_text(json.dumps(config | {"steps": 1, "warmup_steps": 0}))
     result = xl("train", tmp_path / "own.json", "--data", made.dataset, "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
+    assert "Warning" not in result.stderr
+    both = config | {"steps": 1, "warmup_steps": 0, "vocab": "byte", "data": str(made.dataset)}
+    (tmp_path / "both.json").write_text(json.dumps(both))
+    result = xl("train", tmp_path / "both.json", "--out", tmp_path / "other")
+    assert "Warning: vocab is byte in" in result.stderr
 
 
 def test_a_run_without_validation_is_not_called_ready(tmp_path: Path, text: str) -> None:
@@ -141,6 +149,16 @@ def test_a_run_without_validation_is_not_called_ready(tmp_path: Path, text: str)
     assert f"Warning: {concern}" in exported.stderr
     assert "is written: ring memory" in exported.stdout
     assert "ready" not in exported.stdout
+    assert f"warning     {concern}" in xl("info", tmp_path / "artefact").stdout
+    state = tmp_path / "run" / "training.safetensors"
+    state.write_bytes(state.read_bytes()[:100])  # neither `info` nor `export` needs it
+    concern = "how this run was trained is unknown, because its training.safetensors is missing or damaged"
+    described = xl("info", tmp_path / "run").stdout
+    assert "training    unknown\n" in described
+    assert f"warning     {concern}" in described
+    exported = xl("export", tmp_path / "run", "--out", tmp_path / "artefact", "--force")
+    assert exported.exit_code == 0, exported.output
+    assert f"Warning: {concern}" in exported.stderr
 
 
 def test_prepare_says_what_it_made_and_what_was_meant(tmp_path: Path) -> None:

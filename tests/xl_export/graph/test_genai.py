@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from runtimes import Sampler, generate, open_session
-from runtimes.contract.vocabulary import ByteVocab, CharVocab, IdsVocab, Vocab, WordVocab
+from runtimes.contract.vocabulary import ByteVocab, CharVocab, IdsVocab, SubwordVocab, Vocab, WordVocab
 from trainer.data.subwords import learn_subwords
 from xl_export.graph.genai import _tokenizer_files
 
@@ -137,3 +137,32 @@ def test_only_byte_level_subwords_have_a_tokenizer_there() -> None:
         size = {"bpe": 40, "unigram": 16}.get(kind, 272)
         learnt = learn_subwords(kind, size, lambda: iter(["the cat sat on the mat\n"]))  # type: ignore[arg-type]
         assert _tokenizer_files(learnt) == {}
+
+
+@pytest.fixture(scope="module")
+def byte_level() -> SubwordVocab:
+    return learn_subwords("byte-bpe", 270, lambda: iter(["the cat sat on the mat\n"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "written"),
+    [
+        (lambda data: None, True),
+        (lambda data: data["model"].update(end_of_word_suffix="</w>"), False),
+        (lambda data: data["model"].update(continuing_subword_prefix="##"), False),
+        (lambda data: data["model"].update(ignore_merges=True), False),
+        (lambda data: data["model"]["vocab"].pop("\u00ff"), False),  # the last of all bytes
+        (lambda data: data["added_tokens"][1].update(lstrip=True), False),
+        (lambda data: data["added_tokens"][1].update(rstrip=True), False),
+        (lambda data: data["added_tokens"][1].update(single_word=True), False),
+        (lambda data: data["added_tokens"][1].update(special=False, normalized=True), False),
+    ],
+)
+def test_byte_level_subwords_of_other_ids_have_no_tokenizer_there(
+    change: Callable[[dict[str, Any]], object], written: bool, byte_level: SubwordVocab
+) -> None:
+    change(data := json.loads(byte_level.content))
+    changed = SubwordVocab(
+        "tokenizers", json.dumps(data).encode(), size=byte_level.size, special=byte_level.special
+    )
+    assert bool(_tokenizer_files(changed)) == written
