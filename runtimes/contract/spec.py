@@ -80,8 +80,8 @@ class Spec:
     target: the runtime that the graph is written for. With `tensorrt` the memory has the type of the
     precision. precision: that of the weights. memory_precision: that of the memory tensors. measured: what
     both cost; None for fp32, and where no text was given to measure on. exporter: what wrote the graph.
-    memory_shapes: the memory tensors of a module whose form is `own`; empty for every other form. concern: one
-    sentence on why the model may be of no use, as a run that was never validated; None where there is none.
+    memory_shapes: the memory tensors of a module whose form is `own`; empty for every other form. concern:
+    one sentence on why the model may be of no use, as a run that was never validated; None for no concern.
     producer: the version of each package that took part. source: the hash of the trained model.
     """
 

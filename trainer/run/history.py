@@ -61,7 +61,7 @@ class History:
     facts: Facts | None
 
     def describe(self) -> dict[str, Any]:
-        """What `info` says of the training, as JSON; its step is None where the last checkpoint is damaged."""
+        """What `info` says of the training, as JSON; step is None where the checkpoint is damaged."""
         config, leader = self.config, best(self.facts.validations if self.facts else ())
         return {
             "step": self.facts.step if self.facts else None,
@@ -81,8 +81,8 @@ class History:
         """
         if self.facts is None:
             return (
-                f"how this run was trained is unknown, because its {STATE} is missing or damaged; copy the run "
-                "again."
+                f"how this run was trained is unknown, because its {STATE} is missing or damaged; copy the "
+                "run again."
             )
         leader, vocab_size = best(self.facts.validations), self.config.model.vocab_size
         if leader is None:

@@ -172,8 +172,8 @@ def _work(
     if REPORTS not in os.environ and os.environ.get("RANK", "0") == "0":  # once for all processes
         if ignored:
             click.echo(
-                f"Warning: vocab is {ignored} in {config}, and its data has a vocabulary of its own, which is "
-                "the one that is used.",
+                f"Warning: vocab is {ignored} in {config}, and its data has a vocabulary of its own, which "
+                "is the one that is used.",
                 err=True,
             )
         warn_of_too_many(settings.threads * (processes or 1))

@@ -185,13 +185,13 @@ def _is_byte_level(vocab: SubwordVocab) -> bool:
     plain = not any(token.get(option) for token in added for option in ("lstrip", "rstrip", "single_word"))
     normalised = any(token.get("normalized") and not token.get("special") for token in added)
     return (
-        plain
+        model.get("type") == "BPE"
+        and plain
         and not normalised
         and set(byte_alphabet()) <= set(model.get("vocab") or {})
         and not model.get("end_of_word_suffix")
         and not model.get("continuing_subword_prefix")
         and not model.get("ignore_merges")
-        and model.get("type") == "BPE"
         and not model.get("byte_fallback")
         and not model.get("dropout")
         and data.get("normalizer") is None
