@@ -169,9 +169,11 @@ def text_command(
 )
 @click.option(
     "--size",
+    "--max-size",
+    "size",
     type=click.IntRange(2, 1 << 24),
-    help="The number of tokens, special tokens included; for words the largest number, which may be left "
-    "out.",
+    help="The number of tokens, special tokens included. For words it is the largest number, and may be "
+    "left out; --max-size is another name for it.",
 )
 @click.option(
     "--text",

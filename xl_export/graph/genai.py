@@ -184,9 +184,11 @@ def _is_byte_level(vocab: SubwordVocab) -> bool:
     added = data.get("added_tokens") or []
     plain = not any(token.get(option) for token in added for option in ("lstrip", "rstrip", "single_word"))
     normalised = any(token.get("normalized") and not token.get("special") for token in added)
+    within = all(token["id"] < vocab.size for token in added)  # otherwise the library gave it another id
     return (
         model.get("type") == "BPE"
         and plain
+        and within
         and not normalised
         and set(byte_alphabet()) <= set(model.get("vocab") or {})
         and not model.get("end_of_word_suffix")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -112,8 +111,10 @@ def _opened(library: Library, content: bytes, path: Path) -> SubwordVocab:
 
 
 def _named_by_transformers(path: Path, vocab: SubwordVocab) -> dict[str, int]:
-    """The ids of the special tokens that the files beside a `tokenizer.json` name."""
-    ids = {token["content"]: token["id"] for token in _added_tokens(vocab.content)}
+    """The ids of the special tokens that the files beside a `tokenizer.json` name.
+
+    They are those of the library, which does not always take the ids that the file says.
+    """
     named = {}
     for file in TRANSFORMERS_FILES:
         beside = path.with_name(file)
@@ -121,14 +122,10 @@ def _named_by_transformers(path: Path, vocab: SubwordVocab) -> dict[str, int]:
         for name, meaning in TRANSFORMERS_NAMES.items():
             token = data.get(name) if isinstance(data, dict) else None
             text = token.get("content") if isinstance(token, dict) else token
-            if isinstance(text, str) and text in ids:
-                named[meaning] = ids[text]
+            found = vocab.id_of(text) if isinstance(text, str) else None
+            if found is not None and found < vocab.size:
+                named[meaning] = found
     return named
-
-
-def _added_tokens(content: bytes) -> list[dict[str, Any]]:
-    tokens = json.loads(content).get("added_tokens") or []
-    return [token for token in tokens if isinstance(token, dict) and {"content", "id"} <= token.keys()]
 
 
 def _byte_vocab(data: dict[str, Any], path: Path) -> ByteVocab:

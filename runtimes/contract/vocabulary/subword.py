@@ -49,6 +49,8 @@ class Engine(Protocol):
 
     def decode(self, ids: list[int]) -> str: ...
 
+    def id_of(self, token: str) -> int | None: ...
+
 
 class SubwordVocab:
     """Subwords of a `tokenizer.json` (BPE, Unigram, WordPiece, byte-level) or a SentencePiece `.model`.
@@ -84,6 +86,10 @@ class SubwordVocab:
     @property
     def files(self) -> Mapping[str, bytes]:
         return {FILES[self.library]: self.content}
+
+    def id_of(self, token: str) -> int | None:
+        """The id that the library gives to a token, such as `</s>`; None where it has no such token."""
+        return self._engine.id_of(token)
 
     def encode(self, text: str | bytes) -> np.ndarray:
         refuse_nul(text)
@@ -178,6 +184,10 @@ class _Tokenizers:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
+    def id_of(self, token: str) -> int | None:
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
 
 class _SentencePiece:
     """A `.model` of SentencePiece."""
@@ -208,6 +218,10 @@ class _SentencePiece:
     def decode(self, ids: list[int]) -> str:
         text: str = self._processor.decode([token for token in ids if token < self.size])
         return text
+
+    def id_of(self, token: str) -> int | None:
+        found: int = self._processor.piece_to_id(token)  # that of the unknown piece for what it lacks
+        return found if self._processor.id_to_piece(found) == token else None
 
 
 def _engines() -> dict[Library, Callable[[bytes], Engine]]:

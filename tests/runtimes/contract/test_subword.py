@@ -231,6 +231,18 @@ def test_one_token_for_everything_is_not_the_unknown_one(tmp_path: Path) -> None
     assert vocab_from_file(path).special == SpecialTokens(end_of_document=0, beginning=0)
 
 
+def test_a_special_token_has_the_id_of_the_library_and_not_that_of_the_file(tmp_path: Path) -> None:
+    path = trained("byte-level", tmp_path)
+    data = json.loads(path.read_text())
+    data["added_tokens"].append(data["added_tokens"][0] | {"content": "<end>", "id": 3_000_000_000})
+    path.write_text(json.dumps(data))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<end>", "pad_token": "<no>"}))
+    vocab = vocab_from_file(path)
+    assert vocab.encode("<end>").tolist() == [vocab.special.end_of_document] == [vocab.size - 1]
+    assert vocab.special.padding is None
+    assert vocab.size < 3_000
+
+
 def test_a_file_that_is_no_text_is_refused(file: Path) -> None:
     with pytest.raises(TextError, match="byte 1 of the text is NUL"):
         vocab_from_file(file).encode(b"a\0b")

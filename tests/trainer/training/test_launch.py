@@ -58,7 +58,8 @@ def wait_until_trained(process: subprocess.Popen[str], run: Path) -> None:
 
 def test_two_processes_train_the_run_of_one_and_share_the_cpu(make_config: Make, tmp_path: Path) -> None:
     """The working folder holds files with the names of our packages, which must not be imported."""
-    config = make_config(steps=6, batch=8, validate_every=3, checkpoint_every=3, threads=0)
+    recipe = {"accumulate": 2, "schedule": "constant", "mem_len_schedule": ((2, 5), (5, 11))}
+    config = make_config(steps=6, batch=8, validate_every=3, checkpoint_every=3, threads=0, **recipe)
     write_json(tmp_path / "config.json", to_json(config))
     for name in ("trainer.py", "runtimes.py", "xl_export.py"):
         (tmp_path / name).write_text("raise SystemExit('this file of the user was imported')\n")
