@@ -14,6 +14,7 @@ from runtimes.contract.checks import checked_tokens
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Decoder, Vocab
+from runtimes.sessions.segment_end import sees_segment_end
 from runtimes.tasks.sample import Sampler
 
 Prompt: TypeAlias = str | Sequence[int] | np.ndarray  # a text, or token ids
@@ -150,8 +151,13 @@ def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _rows_advance_apart(session: Session) -> bool:
-    """Whether a step takes a number of tokens for each row: runs, and artefacts with ring memory, do."""
-    return session.spec is None or session.spec.form == "ring"
+    """Whether a step takes a number of tokens for each row.
+
+    Runs do. So do artefacts with ring memory, unless their positions count from the end of the segment.
+    """
+    if session.spec is None:
+        return True
+    return session.spec.form == "ring" and sees_segment_end(session) is False
 
 
 def _no_text(token: int) -> str:
