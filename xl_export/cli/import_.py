@@ -22,6 +22,13 @@ NAMES = (
 )  # importers/formats.py, without torch
 
 
+def _vocabulary_path(given: str | None) -> Path | None:
+    """Returns the path that --vocab names. `ids` alone is no file; `./ids` becomes absolute and is one."""
+    if given is None or given == "ids" or Path(given) != Path("ids"):
+        return None if given is None else Path(given)
+    return Path(given).absolute()
+
+
 @click.command("import")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="The folder of the run to write.")
@@ -40,9 +47,11 @@ NAMES = (
 )
 @click.option(
     "--vocab",
-    type=click.Path(path_type=Path),
+    type=click.Path(),
+    callback=lambda _context, _option, given: _vocabulary_path(given),
     help="The file of the vocabulary: that of the project, a vocab.json, a tokenizer.json or a .model of "
-    "SentencePiece; or `ids`, where tokens are ids without text. By default it is in the folder of SOURCE.",
+    "SentencePiece; or `ids`, where tokens are ids without text (`./ids` is a file). By default it is in "
+    "the folder of SOURCE.",
 )
 @click.option(
     "--settings",
@@ -107,7 +116,8 @@ def import_command(
     xl-export      a run of this project
 
     A file may hold only the state dict of one of these models; what its tensors do not tell comes from
-    --settings. Files may be compressed with gzip, bz2 or xz.
+    --settings. Checkpoints, weights, shards and the projects' own vocabularies may be compressed with gzip,
+    bz2 or xz; JSON files, TensorFlow checkpoints and runs may not.
 
     A TensorFlow checkpoint is read where TensorFlow is installed. There, these lines make an .npz file of it,
     which can be read everywhere:

@@ -16,35 +16,36 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import ArtefactError
-from runtimes.base.files import read_bytes, reading
 from runtimes.contract.vocabulary import WordVocab
 from xl_export.importers import huggingface
-from xl_export.importers.pickle.compressed import inner_suffix, read_content
+from xl_export.importers.pickle.compressed import inner_suffix
 from xl_export.importers.pickle.values import Foreign, shown
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, companion_file
 from xl_export.importers.shared.settings import Setting
 from xl_export.importers.shared.state_dict import bare_name, project_of, state_in
 from xl_export.importers.shared.transformer_xl import convert
 from xl_export.importers.shared.validated import integer
-from xl_export.importers.shared.vocabularies import ReadVocabulary, read_vocabulary
+from xl_export.importers.shared.vocabularies import ReadVocabulary, read_lines, read_vocabulary
 
 PROJECT = "fairseq truncated-BPTT Transformer-XL"
 VOCABULARIES = ("dict.txt",)
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 OVERWRITE = "#fairseq:overwrite"
-MODEL = (
-    "n_layer",
-    "n_head",
-    "d_model",
-    "d_head",
-    "div_val",
-    "cutoffs",
-    "mem_len",
-    "clamp_len",
-    "same_length",
-    "dropout",
-    "dropatt",
-)
+DEFAULTS: dict[str, Any] = {  # those of TransformerXLConfig, for the options that a checkpoint lacks
+    "n_layer": 12,
+    "n_head": 10,
+    "d_model": 500,
+    "d_head": 50,
+    "div_val": 1,
+    "cutoffs": [20000, 40000, 200000],
+    "mem_len": 0,
+    "clamp_len": -1,
+    "same_length": False,
+    "dropout": 0.0,
+    "dropatt": 0.0,
+}
+TOKENS_PER_SAMPLE = 1024  # that of TruncatedBPTTLMConfig
+IN_FILE, BY_DEFAULT = "the file", "default of the project"
 
 
 def recognises(opened: Source) -> bool:
@@ -67,15 +68,18 @@ def read(opened: Source, options: ImportOptions) -> Checkpoint:
     vocab_path = companion_file(where, VOCABULARIES, options.vocab, what="vocabulary")
     size = _vocabulary_size(state, where)
     found = read_dictionary(vocab_path, size=size)
-    described = huggingface.DEFAULTS | model | {"vocab_size": size, "d_embed": model.get("d_model")}
+    described = huggingface.DEFAULTS | DEFAULTS | model | {"vocab_size": size}
+    described["d_embed"] = described["d_model"]
     if isinstance(described["cutoffs"], list | tuple):
         described["cutoffs"] = [n for n in described["cutoffs"] if type(n) is not int or n < size]
     facts = huggingface.config_facts(described, where)
-    settings = huggingface.defaults(described, where, origin="the file")
+    settings = huggingface.defaults(described, where, origin=IN_FILE)
+    for name, key in (("mem_len", "mem_len"), ("mask", "same_length"), ("clamp_len", "clamp_len")):
+        if key not in model:
+            settings[name] = Setting(settings[name].value, BY_DEFAULT)
+    settings["segment"] = Setting(TOKENS_PER_SAMPLE, BY_DEFAULT)
     if type(task.get("tokens_per_sample")) is int:
-        settings["segment"] = Setting(
-            integer(task, "tokens_per_sample", where=str(where), least=1), "the file"
-        )
+        settings["segment"] = Setting(integer(task, "tokens_per_sample", where=str(where), least=1), IN_FILE)
     settings = options.overrides.applied_to(PROJECT, settings)
     original = {huggingface.renamed(bare_name(name)): name for name in state}
     tensors = options.tensors(
@@ -113,7 +117,7 @@ def configuration(content: dict[Any, Any], where: Path) -> tuple[dict[str, Any],
             f"{where} is a fairseq model {shown(str(name))}; only its transformer_xl, of "
             "examples/truncated_bptt, can be imported."
         )
-    return {key: model[key] for key in MODEL if model.get(key) is not None}, task
+    return {key: model[key] for key in DEFAULTS if model.get(key) is not None}, task
 
 
 def plain(value: Any) -> Any:
@@ -152,16 +156,8 @@ def read_dictionary(path: Path, *, size: int) -> ReadVocabulary:
     """
     if inner_suffix(path) != ".txt":
         return read_vocabulary(path, size=size)
-    with reading(path):
-        content = read_content(path)
-    try:
-        lines = (read_bytes(path) if content is None else content).decode("utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise ArtefactError(
-            f"{path} is not UTF-8 text; expected a word and its count on each line."
-        ) from error
     symbols = list(SPECIALS)
-    for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, 1):
+    for number, line in enumerate(read_lines(path, expected="a word and its count on each line"), 1):
         word, _, count = line.rstrip().removesuffix(" " + OVERWRITE).rpartition(" ")
         if not word or not (count.isascii() and count.lstrip("-").isdecimal()):
             raise ArtefactError(

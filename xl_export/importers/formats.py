@@ -9,6 +9,7 @@ from pathlib import Path
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_json
 from runtimes.contract.spec import SPEC
+from trainer.data.archives import SUFFIXES
 from xl_export.importers import (
     adaptive_span,
     fairseq,
@@ -111,6 +112,8 @@ def open_source(path: Path) -> Source:
         return _open_folder(path)
     if not path.exists():
         raise ArtefactError(f"{path} does not exist; give the file or folder of a checkpoint.")
+    if path.suffix in SUFFIXES and inner_suffix(path) == ".json":
+        raise ArtefactError(f"{path} is compressed JSON, which is not read; decompress it.")
     if path.name == CONFIG or (_is_of_folder(path) and (path.parent / CONFIG).is_file()):
         weights = find_weights(path.parent)
         if weights is not None and path.name not in (CONFIG, weights.name):

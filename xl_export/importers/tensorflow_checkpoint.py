@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from torch import Tensor
@@ -29,6 +29,11 @@ TABLE = bytes.fromhex("57fb808b247547db")  # the last bytes of a file of the old
 SECONDS, BYTES_PER_SECOND = 300, 5_000_000  # that the process may take: to start, and to read
 GROWTH, LEAST = 4, 1 << 20  # variables may be compressed, up to this factor
 STATE_BYTES = 1 << 16
+# Python puts the current folder first on the module path, where a stranger's numpy.py would be executed.
+PROGRAM = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; "
+    f"from {tensorflow_child.__name__} import main; sys.exit(main(*sys.argv[1:]))"
+)
 
 
 def find_prefix(path: Path) -> Path | None:
@@ -66,7 +71,7 @@ def read_variables(prefix: Path) -> Mapping[str, Tensor]:
 
     Raises MissingPackageError where TensorFlow is not installed, ArtefactError where it cannot read the file.
     """
-    if find_spec("tensorflow") is None:
+    if PathFinder.find_spec("tensorflow", _module_path()) is None:
         raise MissingPackageError(
             f"{prefix} is a TensorFlow checkpoint and TensorFlow is not installed; run `pip install "
             "'xl-export[tensorflow]'`, or make an .npz file of it on another machine with the lines in "
@@ -79,16 +84,30 @@ def read_variables(prefix: Path) -> Mapping[str, Tensor]:
         return read_npz_tensors(out)
 
 
+def _module_path() -> list[str]:
+    """Returns the folders of Python's modules without the current folder, which may hold a stranger's files.
+
+    The folder of this package comes last, because it may be the current one.
+    """
+    here, root = os.path.realpath(os.curdir), str(Path(__file__).resolve().parents[2])
+    return [os.path.abspath(path) for path in sys.path if os.path.realpath(path) not in (here, root)] + [root]
+
+
 def _run_child(prefix: Path, out: Path, size: int) -> None:
     """Lets a process write the variables; raises ArtefactError where it fails or takes too long."""
-    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | quiet | {"PYTHONPATH": os.pathsep.join(_module_path())}
     limit, seconds = GROWTH * size + LEAST, SECONDS + size / BYTES_PER_SECOND
-    command = [sys.executable, "-m", tensorflow_child.__name__, str(prefix.absolute()), str(out), str(limit)]
+    command = [sys.executable, "-c", PROGRAM, str(prefix.absolute()), str(out), str(limit)]
     reason = "it took too long"
     try:
         ended = subprocess.run(
-            command, env=os.environ | quiet, capture_output=True, errors="replace", timeout=seconds
+            command,
+            cwd=out.parent,
+            env=environment,
+            capture_output=True,
+            errors="replace",
+            timeout=seconds,
         )
         if ended.returncode == 0:
             return

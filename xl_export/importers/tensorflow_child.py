@@ -1,10 +1,9 @@
 """Reads a TensorFlow checkpoint in a process of its own and writes its variables to an `.npz` file.
 
-    python -m xl_export.importers.tensorflow_child PREFIX OUT.npz LIMIT
-
 TensorFlow reads the file with native code, and a damaged file of a stranger could end the process that reads
-it. LIMIT is the number of bytes that the variables may have together; their sizes are known before one of
-them is read. `tensorflow_checkpoint.py` starts this process.
+it. `tensorflow_checkpoint.py` starts this process with three arguments: the prefix of the checkpoint, the
+`.npz` file, and the number of bytes that the variables may have together. Their sizes are known before one of
+them is read.
 """
 
 from __future__ import annotations
@@ -49,7 +48,3 @@ def main(prefix: str, out: str, limit: str) -> int:
         print(str(error).strip().partition("\n")[0] or type(error).__name__, file=sys.stderr)
         return REFUSED
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.vocabulary import ByteVocab, CharVocab, IdsVocab, Vocab, WordVocab, decode
+from tests.commands import xl
 from tests.xl_export.importers.oracles import DATA, NAMES
 from xl_export.importers.pickle.read import read_pickle
-from xl_export.importers.shared.vocabularies import read_vocabulary, translated, vocabulary
+from xl_export.importers.shared.vocabularies import ReadVocabulary, read_vocabulary, translated, vocabulary
 
 FILES = {
     "kimiyoung-enwik8": "cache.pt",
@@ -128,19 +130,48 @@ def test_a_list_that_is_not_text_is_refused(tmp_path: Path) -> None:
 
 def test_the_word_ids_is_a_vocabulary_without_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "ids").write_bytes(b"a file of the user")
     found = read_vocabulary(Path("ids"), size=300)
     assert found.vocab.to_json() == IdsVocab(300).to_json()
     assert "no text" in found.notes[0]
 
 
+def test_ids_with_a_path_before_it_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copyfile(DATA / "kimiyoung-enwik8" / "cache.pt", tmp_path / "ids")
+    for given, kind in (("ids", "ids"), ("./ids", "byte")):
+        result = xl("import", DATA / "kimiyoung-enwik8", "--out", "run", "--vocab", given, "--force",
+                    "--mem-len", 8, "--segment", 8, "--mask", "full", "--clamp-len", 0)  # fmt: skip
+        assert result.exit_code == 0, result.output
+        assert json.loads((tmp_path / "run" / "vocab.json").read_text())["kind"] == kind
+        files = json.loads((tmp_path / "run" / "import.json").read_text())["files"]
+        assert ("vocabulary" in files) == (kind == "byte")
+
+
+def test_ids_may_have_special_tokens_in_a_file(tmp_path: Path) -> None:
+    content = {"kind": "ids", "size": 83, "special": {"end_of_document": 0}}
+    (tmp_path / "vocab.json").write_text(json.dumps(content))
+    assert read_vocabulary(tmp_path / "vocab.json", size=83).vocab.special.end_of_document == 0
+    guide = Path(__file__).parents[3] / "docs" / "guides" / "own-checkpoint.md"
+    assert json.loads(guide.read_text().split("```json\n")[1].split("```")[0]) == content
+
+
 def test_a_tokenizer_may_have_fewer_tokens_than_the_model(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<unk>": 2}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    found = read_vocabulary(tmp_path / "tokenizer.json", size=8)
-    assert (found.vocab.size, found.vocab.special.unknown) == (8, 2)
+    """As far as projects round up: by less than a tenth, and by fewer than 1,024."""
+
+    def read(count: int, size: int) -> ReadVocabulary:
+        words = {"a": 0, "b": 1, "<unk>": 2} | {f"word{i}": i for i in range(3, count)}
+        tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        return read_vocabulary(tmp_path / "tokenizer.json", size=size)
+
+    found = read(46, 50)
+    assert (found.vocab.size, found.vocab.special.unknown) == (50, 2)
     assert found.vocab.encode("b a c").tolist() == [1, 0, 2]
-    assert "the last 5 of the model's 8 tokens" in found.notes[0]
-    assert read_vocabulary(tmp_path / "tokenizer.json", size=3).notes == ()
-    with pytest.raises(ArtefactError, match="has 3 symbols and the model 2"):
-        read_vocabulary(tmp_path / "tokenizer.json", size=2)
+    assert "the last 4 of the model's 50 tokens" in found.notes[0]
+    assert read(46, 46).notes == ()
+    assert read(19_977, 21_000).notes
+    for count, size in ((3, 2), (45, 50), (3, 50_000), (19_976, 21_000)):
+        with pytest.raises(ArtefactError, match=f"has {count} symbols and the model {size}; name the vocab"):
+            read(count, size)

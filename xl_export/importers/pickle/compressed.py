@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,14 +21,40 @@ RATIO, LEAST = 64, 64 << 20
 BLOCK = 1 << 20
 
 
+@dataclass
+class Budget:
+    """The bytes that compressed files may have together when they are decompressed.
+
+    what: the file or files, for the message. size: their bytes as they are. taken: what was decompressed
+    until now.
+    """
+
+    what: str
+    size: int
+    taken: int = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Counts bytes; raises ArtefactError where all of them are too many.
+
+        They may be 64 times the bytes of the files, or 64 MiB, and half the memory of the machine at most.
+        """
+        limit = min(max(LEAST, RATIO * self.size), memory_bytes() // 2)
+        self.taken += num_bytes
+        if self.taken > limit:
+            raise ArtefactError(
+                f"{self.what} has {self.size:,} bytes and decompresses to more than {limit:,}, which is too "
+                "much for a checkpoint; if you trust it, decompress it first."
+            )
+
+
 @contextmanager
-def open_content(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+def open_content(path: Path, budget: Budget | None = None) -> Iterator[tuple[BinaryIO, int]]:
     """Yields the content of a file as a stream that can be sought, and the number of its bytes.
 
-    A file that is compressed with gzip, bz2 or xz is decompressed into memory. Its content has at most 64
-    times the bytes of the file (or 64 MiB), and half the memory of the machine. Raises ArtefactError for
-    more, for a tar archive, and for a compression that is not read here; UserError for damage; OSError where
-    the file cannot be opened.
+    A file that is compressed with gzip, bz2 or xz is decompressed into memory. budget: that of the files
+    which are kept in memory together; without one, the file has its own. Raises ArtefactError for more, for a
+    tar archive, and for a compression that is not read here; UserError for damage; OSError where the file
+    cannot be opened.
     """
     with open_file(path) as file:
         start, size = file.read(START), file.seek(0, io.SEEK_END)
@@ -36,7 +63,7 @@ def open_content(path: Path) -> Iterator[tuple[BinaryIO, int]]:
             file.seek(0)
             yield file, size
             return
-    content = _decompressed(path, size)
+    content = _decompressed(path, budget or Budget(str(path), size))
     start = content.read(START)
     _refuse_others(path, start)
     if kind_by_start(start) in COMPRESSED:
@@ -46,12 +73,12 @@ def open_content(path: Path) -> Iterator[tuple[BinaryIO, int]]:
     yield content, size
 
 
-def read_content(path: Path) -> bytes | None:
+def read_content(path: Path, budget: Budget | None = None) -> bytes | None:
     """Returns the content of a compressed file, and None for a file that is not compressed.
 
     Raises what `open_content` raises.
     """
-    with open_content(path) as (stream, _):
+    with open_content(path, budget) as (stream, _):
         return stream.getvalue() if isinstance(stream, io.BytesIO) else None
 
 
@@ -65,8 +92,8 @@ def present(folder: Path, name: str) -> Path | None:
     return next((path for end in ("", *SUFFIXES) if (path := folder / (name + end)).is_file()), None)
 
 
-def _decompressed(path: Path, size: int) -> io.BytesIO:
-    limit, content = min(max(LEAST, RATIO * size), memory_bytes() // 2), io.BytesIO()
+def _decompressed(path: Path, budget: Budget) -> io.BytesIO:
+    content = io.BytesIO()
     with opened(path) as stream:
         while True:
             with reading_archive(path):
@@ -74,11 +101,7 @@ def _decompressed(path: Path, size: int) -> io.BytesIO:
             if not block:
                 content.seek(0)
                 return content
-            if content.tell() + len(block) > limit:
-                raise ArtefactError(
-                    f"{path} has {size:,} bytes and decompresses to more than {limit:,}, which is too much "
-                    "for a checkpoint; if you trust it, decompress it and give the file."
-                )
+            budget.take(len(block))
             content.write(block)
 
 

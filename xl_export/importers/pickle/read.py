@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import UserError
-from xl_export.importers.pickle.compressed import open_content
+from xl_export.importers.pickle.compressed import Budget, open_content
 from xl_export.importers.pickle.containers import ZIP_MAGIC, ContainerError, read_stream, read_zip
 from xl_export.importers.pickle.values import Foreign, Named, PickleError
 
@@ -22,14 +22,16 @@ class CheckpointError(UserError):
     """A checkpoint or vocabulary of another project is damaged, unknown, or would run code."""
 
 
-def read_pickle(path: Path) -> Any:
+def read_pickle(path: Path, budget: Budget | None = None) -> Any:
     """Returns the content of a PyTorch checkpoint or of a bare pickle, without running any of it.
 
     A checkpoint is a zip container or a legacy container, and its file may be compressed. The content
-    consists of dict, list, tuple, set,
-    frozenset, str, bytes, int, float, bool and None; of CPU tensors, which share memory where they do in the
-    file (parameters are plain tensors); of Foreign for instances of foreign classes; and of Named where a
-    class itself is a value. It has no cycles and is at most 200 levels deep.
+    consists of dict, list, tuple, set, frozenset, str, bytes, int, float, bool and None; of CPU tensors,
+    which share memory where they do in the file (parameters are plain tensors); of Foreign for instances of
+    foreign classes; and of Named where a class itself is a value. It has no cycles and is at most 200 levels
+    deep.
+
+    budget: that of the compressed files which are read together; without one, the file has its own.
 
     Raises CheckpointError, which names the file and, where there is one, the name that is not allowed. The
     memory that is used is bounded by a small multiple of the size of the file, decompressed.
@@ -39,7 +41,7 @@ def read_pickle(path: Path) -> Any:
     if not path.is_file():
         raise CheckpointError(f"{path} is not a file; expected a checkpoint or a vocabulary.")
     try:
-        with open_content(path) as (stream, size):
+        with open_content(path, budget) as (stream, size):
             if size == 0:
                 raise CheckpointError(f"{path} is empty; copy it again.")
             magic = stream.read(len(ZIP_MAGIC))

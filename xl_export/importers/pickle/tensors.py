@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, first_line
 from runtimes.base.files import read_npz
-from xl_export.importers.pickle.compressed import read_content
+from xl_export.importers.pickle.compressed import Budget, read_content
 from xl_export.importers.pickle.values import PickleError, described, shown
 
 DTYPES = {
@@ -122,13 +122,14 @@ def fill(flat: Tensor, stream: Any, key: str) -> None:
         raise PickleError(f"has a storage {shown(key)} of booleans with other values than 0 and 1")
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
+def read_safetensors(path: Path, budget: Budget | None = None) -> dict[str, Tensor]:
     """Returns every tensor of a safetensors file, which may be compressed.
 
-    Raises ArtefactError where its header and its bytes do not agree, or where it cannot be decompressed.
+    budget: that of the compressed files which are read together; without one, the file has its own. Raises
+    ArtefactError where its header and its bytes do not agree, or where it cannot be decompressed.
     """
     try:
-        content = read_content(path)
+        content = read_content(path, budget)
         if content is not None:
             return load(content)
         with safe_open(path, framework="pt") as file:

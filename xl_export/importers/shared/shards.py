@@ -14,7 +14,7 @@ from torch import Tensor
 
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_json
-from xl_export.importers.pickle.compressed import inner_suffix, present
+from xl_export.importers.pickle.compressed import Budget, inner_suffix, present
 from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.tensors import read_safetensors
 from xl_export.importers.pickle.values import shown
@@ -27,7 +27,11 @@ MAX_SHARDS = 1000
 
 def find_weights(folder: Path) -> Path | None:
     """Returns the file of the weights in a folder, or their index; None where there is neither."""
-    return next((path for name in WEIGHTS if (path := present(folder, name)) is not None), None)
+    for name in WEIGHTS:  # an index may not be compressed
+        path = folder / name if name.endswith(INDEX) else present(folder, name)
+        if path is not None and path.is_file():
+            return path
+    return None
 
 
 def read_weights(path: Path) -> tuple[dict[Any, Any], list[Path]]:
@@ -40,8 +44,9 @@ def read_weights(path: Path) -> tuple[dict[Any, Any], list[Path]]:
     return _read_file(path), []
 
 
-def _read_file(path: Path) -> dict[Any, Any]:
-    state = read_safetensors(path) if inner_suffix(path) == ".safetensors" else read_pickle(path)
+def _read_file(path: Path, budget: Budget | None = None) -> dict[Any, Any]:
+    read = read_safetensors if inner_suffix(path) == ".safetensors" else read_pickle
+    state = read(path, budget)
     if not isinstance(state, dict):
         raise ArtefactError(f"{path} is a {type(state).__name__}, expected tensors by name.")
     return state
@@ -57,8 +62,10 @@ def _read_shards(index: Path) -> tuple[dict[Any, Any], list[Path]]:
         )
     tensors: dict[str, Tensor] = {}
     paths = [path for name in names if (path := present(index.parent, name)) is not None]
+    # The shards are in memory together, so they have one budget.
+    budget = Budget(f"{index.parent} with its shards", sum(path.stat().st_size for path in paths))
     for path, expected in zip(paths, names.values(), strict=True):
-        shard = _read_file(path)
+        shard = _read_file(path, budget)
         strange = sorted({str(name) for name in shard} ^ expected)
         if strange:
             held = "lacks" if strange[0] in expected else "holds"

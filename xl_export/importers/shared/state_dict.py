@@ -85,6 +85,8 @@ def project_of(content: Any) -> str | None:
         return "nvidia"
     if any(name.startswith(("transformer.word_emb.", "transformer.layers.0.dec_attn.")) for name in names):
         return "huggingface"
+    if "layers.0.dec_attn.r_w_bias" in names:  # kimiyoung's code has one r_w_bias, outside of the layers
+        return "huggingface"
     if any(name.startswith(("word_emb.emb_layers.", "layers.0.dec_attn.")) for name in names):
         return "kimiyoung"
     return None
@@ -194,9 +196,9 @@ def read_state(
     """Returns the Transformer-XL in a bare state dict.
 
     renamed: from a name in the project's code to kimiyoung's; spelled: back. prepare: removes tensors that
-    are listed twice.
-    defaults: the settings that are known for these sizes and this data set. rule: the memory rule of the
-    settings. Raises ConfigError, which names the keys to give, where a setting is known from nowhere.
+    are listed twice. defaults: the settings that are known for these sizes and this data set. rule: the
+    memory rule of the settings. Raises ConfigError, which names the keys to give, where a setting is known
+    from nowhere.
     """
     where, state = opened.path, state_in(opened.content) or {}
     original = {renamed(bare_name(name)): name for name in state}

@@ -35,7 +35,9 @@ from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.values import Foreign
 
 UNKNOWNS = ("<unk>", "<UNK>")
-IDS = Path("ids")  # in the place of a file: the tokens are ids, as of music or events
+# In the place of a file: the tokens are ids, as of music or events. An absolute path names a file `ids`.
+IDS = Path("ids")
+ROUNDING = 1024  # tokens by which projects round the size of a model up, and a tenth of the size at most
 SENTENCE = "<S>"  # before and after each line of the One Billion Word benchmark
 
 
@@ -51,22 +53,25 @@ class ReadVocabulary:
 def read_vocabulary(path: Path, *, size: int) -> ReadVocabulary:
     """Returns the vocabulary in a file of one of the projects, or in one that this project reads.
 
-    These are a `vocab.json`, a `tokenizer.json` and a SentencePiece `.model`. A model may have more tokens
-    than a file of subwords, because some projects round their number up. The path `ids` means that the model
-    takes token ids and has no text. Raises ArtefactError where the file is damaged or the vocabulary has
-    another size.
+    These are a `vocab.json`, a `tokenizer.json` and a SentencePiece `.model`. A model may have some more
+    tokens than a file of subwords, because some projects round their number up. The path `ids` means that
+    the model takes token ids and has no text. Raises ArtefactError where the file is damaged or the
+    vocabulary has another size.
     """
-    if path == IDS and not path.exists():
+    if path == IDS:
         return ReadVocabulary(IdsVocab(size), notes=("the tokens are ids, and there is no text of them",))
     if path.suffix in (".json", ".model"):
         vocab = vocab_from_file(path)
-        if isinstance(vocab, SubwordVocab) and vocab.size < size:
-            note = f"the last {size - vocab.size} of the model's {size} tokens are not in the vocabulary"
+        missing = size - vocab.size
+        if isinstance(vocab, SubwordVocab) and 0 < missing < min(ROUNDING, size / 10):
+            note = f"the last {missing} of the model's {size} tokens are not in the vocabulary"
             enlarged = SubwordVocab(vocab.library, vocab.content, size=size, special=vocab.special)
             return ReadVocabulary(enlarged, notes=(note,))
         return _sized(ReadVocabulary(vocab), size, path)
     if inner_suffix(path) == ".txt":
-        return vocabulary(_lines(path), where=path, size=size)
+        # These projects read the first word of each line.
+        lines = read_lines(path, expected="one symbol on each line")
+        return vocabulary([words[0] for line in lines if (words := line.split())], where=path, size=size)
     return vocabulary(read_pickle(path), where=path, size=size)
 
 
@@ -152,12 +157,16 @@ def _sized(found: ReadVocabulary, size: int, where: Path) -> ReadVocabulary:
     return found
 
 
-def _lines(path: Path) -> list[str]:
-    """Returns the first word of each line, as these projects read a list of words."""
+def read_lines(path: Path, *, expected: str) -> list[str]:
+    """Returns the lines of a text, which may be compressed, without their ends.
+
+    expected: what the lines should hold, for the message. Raises ArtefactError where the file is not UTF-8.
+    """
+    with reading(path):
+        content = read_content(path)
     try:
-        with reading(path):
-            content = read_content(path)
-        lines = (read_bytes(path) if content is None else content).decode("utf-8").split("\n")
+        return (
+            (read_bytes(path) if content is None else content).decode("utf-8").removesuffix("\n").split("\n")
+        )
     except UnicodeDecodeError as error:
-        raise ArtefactError(f"{path} is not UTF-8 text; expected one symbol on each line.") from error
-    return [words[0] for line in lines if (words := line.split())]
+        raise ArtefactError(f"{path} is not UTF-8 text; expected {expected}.") from error

@@ -41,6 +41,7 @@ MODEL: dict[str, Any] = {
     "dropatt": 0.0,
     "checkpoint_activations": False,
 }
+SETTINGS = ("mem_len", "clamp_len", "same_length")
 OMEGACONF = {
     "omegaconf": [],
     "omegaconf.base": ["Metadata"],
@@ -125,6 +126,19 @@ def test_a_folder_is_taken_and_options_replace_its_settings(tmp_path: Path) -> N
     write(tmp_path)
     result = xl("import", tmp_path, "--describe", "--mem-len", 21, "--mask", "full", "--clamp-len", 0)
     assert "memory 21, segment 16, full mask, no clamp, initial memory zeros" in result.output
+
+
+def test_what_a_checkpoint_lacks_is_a_default_of_fairseq(tmp_path: Path) -> None:
+    """Its defaults differ from Hugging Face's: no memory, no clamp, every key visible, segments of 1,024."""
+    lacking = {name: value for name, value in MODEL.items() if name not in SETTINGS}
+    result = xl("import", write(tmp_path, cfg={"model": lacking, "task": {}}), "--describe")
+    assert "memory 0, segment 1024, full mask, no clamp" in result.output, result.output
+    assert result.output.count("(default of the project)") == 4
+    lacking = {name: value for name, value in MODEL.items() if name != "n_layer"}
+    refused(
+        xl("import", write(tmp_path, cfg={"model": lacking, "task": {}}), "--describe"),
+        "lacks the tensor decoder.model.transformer.layers.",
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from torch import Tensor
 from tests.commands import refused, xl
 from tests.xl_export.importers.oracles import DATA
 from trainer.run.checkpoint import load_run
+from xl_export.importers.pickle import compressed
+from xl_export.importers.shared.shards import find_weights
 
 FOLDER = DATA / "hf-wt103" / "pretrained"
 
@@ -106,6 +109,35 @@ def test_shards_that_do_not_fit_their_index_are_refused(
     for source in (folder, index):
         refused(xl("import", source, "--out", tmp_path / "run"), *words)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])
+def test_compressed_shards_have_one_budget(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand small shards, each within the limit of a file, would take all memory together."""
+    places = sharded(folder, kind)[1]
+    shards = [folder / name for name in sorted(set(places.values()))]
+    sizes = [path.stat().st_size for path in shards]
+    for path in shards:
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    monkeypatch.setattr(compressed, "RATIO", 0)
+    monkeypatch.setattr(compressed, "LEAST", sum(sizes))
+    assert xl("import", folder, "--describe").exit_code == 0
+    monkeypatch.setattr(compressed, "LEAST", sum(sizes) - 1)
+    assert max(sizes) < sum(sizes) - 1
+    words = "with its shards has ", f"bytes and decompresses to more than {sum(sizes) - 1:,}, which is too"
+    refused(xl("import", folder, "--describe"), *words)
+
+
+def test_a_compressed_index_is_passed_over(folder: Path) -> None:
+    index, _ = sharded(folder, "model.safetensors")
+    packed = index.with_name(index.name + ".gz")
+    packed.write_bytes(gzip.compress(index.read_bytes()))
+    assert find_weights(folder) == index
+    refused(xl("import", packed, "--describe"), "index.json.gz is compressed JSON, which is not read")
+    index.unlink()
+    assert find_weights(folder) is None
+    refused(xl("import", folder, "--describe"), "has no model.safetensors or pytorch_model.bin")
 
 
 def test_one_shard_alone_is_not_a_model(folder: Path) -> None:

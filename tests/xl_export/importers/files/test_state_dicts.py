@@ -138,6 +138,22 @@ def test_a_safetensors_file_without_its_configuration_is_a_state_dict(tmp_path: 
     assert "memory 8, segment 8, same-length mask, clamp 6, initial memory zeros" in result.output
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_names_without_the_prefix_of_hugging_face_are_its_own_all_the_same(
+    tied: bool, tmp_path: Path
+) -> None:
+    """As kimiyoung's, the clusters would be reversed and the first memory masked, without a word."""
+    state = {name.removeprefix("transformer."): tensor for name, tensor in of_huggingface(HF).items()}
+    if tied:  # without untie_r, the code lists one u and v outside of the layers and in each of them
+        for name in ("r_w_bias", "r_r_bias"):
+            state |= {key: state[f"layers.0.dec_attn.{name}"] for key in state if key.endswith(name)}
+            state[name] = state[f"layers.0.dec_attn.{name}"].clone()
+    torch.save(state, tmp_path / "state.pt")
+    result = xl("import", tmp_path / "state.pt", "--describe", "--vocab", HF / "vocab.pkl", *LENGTHS)
+    assert result.output.startswith("format      huggingface:"), result.output
+    assert "initial memory zeros" in result.output
+
+
 def test_what_is_missing_is_named_by_its_keys(tmp_path: Path) -> None:
     torch.save(of_module(VARIANTS / "kimiyoung-pre-norm"), tmp_path / "state.pt")
     vocab = VARIANTS / "kimiyoung-pre-norm" / "vocab.txt"

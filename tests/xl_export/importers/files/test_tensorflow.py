@@ -107,6 +107,22 @@ def test_what_tensorflow_cannot_read_is_refused_in_one_sentence(run: Path, tmp_p
 
 
 @pytest.mark.usefixtures("stand_in")
+def test_no_module_of_the_current_folder_is_executed(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python has that folder first on its module path, and a stranger's files may lie there."""
+    prefix, here = write(tmp_path / "source", variables_of(run)), tmp_path / "here"
+    here.mkdir()
+    for name in ("numpy", "tensorflow", "sitecustomize"):
+        (here / f"{name}.py").write_text(f"open({str(here / 'executed')!r}, 'w')")
+    monkeypatch.chdir(here)
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.setenv("PYTHONPATH", f"{here}:.:")
+    check_model(prefix, run, tmp_path / "out")
+    assert not (here / "executed").exists()
+
+
+@pytest.mark.usefixtures("stand_in")
 def test_a_reader_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "packages" / "tensorflow" / "__init__.py"
     package.write_text("import time\ntime.sleep(1000)\n")
@@ -119,8 +135,15 @@ def test_a_folder_of_several_checkpoints_is_refused(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / f"model.ckpt-{number}.index").write_bytes(b"0")
     refused(xl("import", tmp_path, "--describe"), "2 TensorFlow checkpoints, such as", "name one")
-    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "../../model.ckpt-2"\n')
-    assert find_prefix(tmp_path) == tmp_path / "model.ckpt-2"
+    for name in ("../../model.ckpt-2", "/elsewhere/model.ckpt-2", r"C:\\elsewhere\\model.ckpt-2"):
+        (tmp_path / "checkpoint").write_text(f'model_checkpoint_path: "{name}"\n')
+        assert find_prefix(tmp_path) == tmp_path / "model.ckpt-2"
+    # A name may not lead to a file outside of the folder, or to one that a terminal would obey.
+    tmp_path.with_name(tmp_path.name + ".index").touch()
+    (tmp_path / "x\x1b").touch()
+    for name in ("elsewhere/", "elsewhere/.", "x\x1b"):
+        (tmp_path / "checkpoint").write_text(f'model_checkpoint_path: "{name}"\n')
+        refused(xl("import", tmp_path, "--describe"), "2 TensorFlow checkpoints")
 
 
 def test_other_files_are_not_taken_for_such_a_checkpoint(tmp_path: Path) -> None:
@@ -133,7 +156,12 @@ def test_other_files_are_not_taken_for_such_a_checkpoint(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(INSTALLED, reason="TensorFlow is installed")
-def test_without_tensorflow_the_extra_and_the_other_way_are_named(tmp_path: Path) -> None:
+def test_without_tensorflow_the_extra_and_the_other_way_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tensorflow.py").touch()  # no package of the current folder
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     refused(
         xl("import", write(tmp_path, {}), "--describe"),
         "is a TensorFlow checkpoint and TensorFlow is not installed",
