@@ -18,7 +18,9 @@ from tests.xl_export.importers.forge import call, in_every_container, name, prog
 from tests.xl_export.importers.oracles import DATA
 from xl_export.importers import formats, kimiyoung
 from xl_export.importers.pickle import read
-from xl_export.importers.pickle.values import Foreign
+from xl_export.importers.pickle.allowed_names import CALLS
+from xl_export.importers.pickle.tensors import Storages
+from xl_export.importers.pickle.values import Foreign, Named
 from xl_export.importers.shared.checkpoint import ImportOptions
 from xl_export.importers.shared.state_dict import unwrapped
 
@@ -124,6 +126,10 @@ def test_tensors_with_attributes_are_tensors(tmp_path: Path) -> None:
     ):
         (tmp_path / "file").write_bytes(program(call("torch._tensor._rebuild_from_type_v2", *arguments)))
         refused(xl("import", tmp_path / "file", "--describe"), "nothing in it was run: the pickle calls ")
+    rebuild = CALLS["torch._tensor._rebuild_from_type_v2"]
+    for function in ("builtins.set", "data.Corpus"):  # no function that rebuilds a tensor
+        with pytest.raises(ValueError, match=r"^$"):
+            rebuild(Storages(100), (Named(function), Named("torch.Tensor"), (tensor,), None))
 
 
 def test_what_a_training_keeps_beside_its_weights_is_passed_over(tmp_path: Path) -> None:
