@@ -197,15 +197,19 @@ class TorchSession:
         """`_layers` without padding: the rows of each length are a batch of their own."""
         import torch
 
-        hidden = torch.full((*tokens.shape, self.model.config.d_model), torch.nan)
+        hidden: Tensor | None = None
         after = [array.clone() for array in past]
         for length in np.unique(lengths[lengths > 0]).tolist():
             rows = torch.from_numpy(np.flatnonzero(lengths == length))
             own = [array[rows] for array in past]
             outputs, kept = self._layers(tokens[rows, :length], own, positions[rows])
+            if hidden is None:
+                hidden = torch.full((*tokens.shape, outputs.shape[-1]), torch.nan)
             hidden[rows, :length] = outputs
             for array, now in zip(after, kept, strict=True):
                 array[rows] = now
+        if hidden is None:  # no row has a token
+            hidden = torch.full((*tokens.shape, self.model.config.d_model), torch.nan)
         return hidden, after
 
     def _layers(self, tokens: Tensor, past: list[Tensor], positions: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -15,7 +15,7 @@ from runtimes.contract.precision import Float, MemoryPrecision, Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.contract.spec import GRAPH, SPEC, Spec, Target
-from runtimes.contract.tensors import AnyForm, Form
+from runtimes.contract.tensors import AnyForm
 from runtimes.contract.tokens import read_tokens
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.onnx_runtime import OrtSession
@@ -25,6 +25,7 @@ from xl_export.artefact.write import (
     finite_arrays,
     precisions_for,
     reference_of,
+    refuse_if_too_large,
     refuse_needless_text,
     spec_of,
     write_artefact,
@@ -49,7 +50,7 @@ def trace(
     *,
     vocab: Vocab,
     rule: MemoryRule,
-    memory: Form | None = None,
+    memory: AnyForm | None = None,
     target: Target = "onnxruntime",
     precision: Precision | None = None,
     memory_precision: MemoryPrecision | None = None,
@@ -63,7 +64,8 @@ def trace(
     - vocab: of its token ids.
     - rule: its memory length, its longest segment and its mask. The memory length says how many tokens the
       module remembers, and so how long the comparison with PyTorch goes on.
-    - memory: the form of its memory tensors. None takes the one that their shapes say.
+    - memory: the form of its memory tensors. None takes the one that their shapes say. `own` takes them as
+      they are, whatever form they look like.
     - target, precision, memory_precision, force: as in `xl_export.export`.
     - text: on which a reduced precision is measured. None measures nothing.
 
@@ -76,23 +78,37 @@ def trace(
     refuse_existing(out, force=force, marker=SPEC, sources=sources)
     precision, memory_precision = precisions_for(target, precision, memory_precision)
     refuse_other_modules(module)
-    was_training = module.training
+    refuse_other_rules(rule)
+    modes = [(part, part.training) for part in module.modules()]  # a user may have set those of single parts
     try:
         model = TracedModule(module.eval(), vocab, rule, memory)
         spec = model.spec(target, precision, memory_precision)
         refuse_needless_text(text, spec)
+        refuse_if_too_large(spec)
         check_module(module, rule, model.form)
         tokens = read_tokens(text, vocab)[: TOKENS + 1] if text else None
         write_artefact(model, spec, out, tokens=tokens, force=force, sources=sources)
     finally:
-        module.train(was_training)
+        for part, mode in modes:
+            part.training = mode
     return out
+
+
+def refuse_other_rules(rule: MemoryRule) -> None:
+    """Raises ConfigError for parts of a rule that a module of the user knows nothing of."""
+    plain = MemoryRule(mem_len=rule.mem_len, segment=rule.segment, mask=rule.mask)
+    for name in ("clamp_len", "initial_memory", "include_self"):
+        if (value := getattr(rule, name)) != (default := getattr(plain, name)):
+            raise ConfigError(
+                f"{name} is {value!r}, and a module that is traced decides this itself; leave it at "
+                f"{default!r}."
+            )
 
 
 class TracedModule:
     """A module of the user; see `xl_export.artefact.write.Exportable`."""
 
-    def __init__(self, module: Any, vocab: Vocab, rule: MemoryRule, memory: Form | None) -> None:
+    def __init__(self, module: Any, vocab: Vocab, rule: MemoryRule, memory: AnyForm | None) -> None:
         self.module, self.vocab, self.rule, self.facts = module, vocab, rule, facts_of(module)
         if vocab.size != self.facts.vocab_size:
             raise ConfigError(

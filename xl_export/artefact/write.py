@@ -123,10 +123,14 @@ def reference_of(run: Run, rule: MemoryRule) -> Session:
 
 
 def finite_arrays(module: nn.Module) -> dict[str, np.ndarray]:
-    """The parameters of a module as float32 arrays by name; raises ArtefactError where one is not finite."""
-    weights = {name: tensor.float().numpy() for name, tensor in module.state_dict().items()}
+    """The parameters and buffers of a module as float32 arrays by name.
+
+    Raises ArtefactError where a parameter is not finite, or a buffer is not a number: masks hold infinities.
+    """
+    weights = {name: tensor.detach().float().numpy() for name, tensor in module.state_dict().items()}
+    parameters = dict(module.named_parameters(remove_duplicate=False))
     for name, array in weights.items():
-        if not np.isfinite(array).all():
+        if not (np.isfinite(array) if name in parameters else ~np.isnan(array)).all():
             raise ArtefactError(
                 f"{name} holds values that are not finite; export a checkpoint from before the loss diverged."
             )

@@ -130,18 +130,27 @@ def _product(node: ir.Node) -> _Matrix | None:
 
     A matrix of fewer than `BLOCK` rows is left as it is: a scale for each column would not save anything.
     """
-    if node.op_type not in ("MatMul", "Gemm"):
+    if node.op_type not in ("MatMul", "Gemm") or not _is_plain(node):
         return None
-    value = node.inputs[1]
+    value, turned = node.inputs[1], bool(node.attributes.get_int("transB", 0))
     behind = None if value is None else value.producer()
-    turned = node.op_type == "Gemm" or (behind is not None and behind.op_type == "Transpose")
-    matrix = _matrix(behind.inputs[0] if behind is not None and turned else value, turned=turned)
+    if behind is not None and behind.op_type == "Transpose":
+        value, turned = behind.inputs[0], not turned
+    matrix = _matrix(value, turned=turned)
     return matrix if matrix is not None and matrix.array.shape[0] >= BLOCK else None
+
+
+def _is_plain(node: ir.Node) -> bool:
+    """Whether a product is x·W, or x·Wᵀ, plus C where there is one: a Gemm may scale them, and turn x."""
+    attributes = node.attributes
+    scales = [attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
+    return scales == [1.0, 1.0] and not attributes.get_int("transA", 0)
 
 
 def _embedding(node: ir.Node) -> _Matrix | None:
     """Returns the table [V, D] of a look-up in the vocabulary, transposed as in the output layer."""
-    table = _matrix(node.inputs[0], turned=True) if node.op_type == "Gather" else None
+    by_row = node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 0
+    table = _matrix(node.inputs[0], turned=True) if by_row else None
     return (
         table
         if table is not None and table.name.startswith("vocabulary.") and table.array.shape[0] >= BLOCK
@@ -162,7 +171,7 @@ def _multiplied(graph: ir.Graph, node: ir.Node, matrix: _Matrix, bits: int) -> l
     made = [
         ir.node("MatMulNBits", [node.inputs[0], *matrix.stored(graph, bits)], attributes, domain=MICROSOFT)
     ]
-    if node.op_type == "Gemm":
+    if len(node.inputs) > 2 and node.inputs[2] is not None:
         made.append(ir.node("Add", [made[0].outputs[0], node.inputs[2]]))
     return made
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from runtimes.base.errors import ArtefactError, ConfigError, first_line, needs
+from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import AnyForm
 from xl_export.graph.ops import IR_VERSION, TYPES, remove_unused_nodes
@@ -27,6 +28,7 @@ from xl_export.tracing.module import Output
 from xl_export.tracing.ring import translations
 
 OPSETS: dict[AnyForm, int] = {"ring": 24, "shift": 23, "hidden": 23, "own": 23}
+SHORTEST = 8  # tokens, where a segment of the rule has two
 EXAMPLE = (3, 5, 4)  # batch, tokens and rows while tracing: sizes that nothing else has by chance
 # TensorRT has no such operators, or only for sizes that it can bound while it builds an engine.
 NOT_FOR_ENGINES = {
@@ -49,10 +51,10 @@ def traced_graph(module: nn.Module, spec: Spec) -> ir.Model:
     with torch.no_grad(), _quiet():
         program = _exported(step, spec)
         model = _as_onnx(program, spec)
-    _name(model, spec)
-    _read_sizes_of_tokens(model.graph)
-    _transpose_constants(model.graph)
     _forget_this_machine(model)
+    _name(model, spec)
+    _read_sizes_of_tokens(model.graph, memory=len(spec.state))
+    _transpose_constants(model.graph)
     remove_unused_nodes(model)
     _refuse_unfit(model, spec)
     return model
@@ -91,13 +93,14 @@ class _Step(nn.Module):
 
 def _exported(step: _Step, spec: Spec) -> torch.export.ExportedProgram:
     batch, segment, rows = EXAMPLE
-    segment = min(segment, spec.rule.segment)
+    longest = longest_traced(spec.rule)
+    segment = min(segment, longest)
     axes = {"batch": batch, "segment": segment, "rows": rows}
     types = {"int64": torch.int64, "float32": torch.float32, "float16": torch.float16}
     examples = [torch.zeros(fact.sizes(**axes), dtype=types[fact.dtype]) for fact in spec.inputs]
     dims = {"batch": torch.export.Dim("batch"), "rows": torch.export.Dim("rows")}
     if spec.rule.segment > 1:  # an axis of one token never varies
-        dims["segment"] = torch.export.Dim("segment", max=spec.rule.segment)
+        dims["segment"] = torch.export.Dim("segment", max=longest)
     shapes = [
         {axis: dims[size] for axis, size in enumerate(fact.shape) if size in dims} for fact in spec.inputs
     ]
@@ -106,6 +109,11 @@ def _exported(step: _Step, spec: Spec) -> torch.export.ExportedProgram:
         return torch.export.export(step, tuple(examples), dynamic_shapes=(*two, rest), strict=False)
     except Exception as error:  # PyTorch raises errors of a dozen classes for what it cannot trace
         raise ArtefactError(_why(error)) from error
+
+
+def longest_traced(rule: MemoryRule) -> int:
+    """The most tokens of a step while it is traced; PyTorch takes an axis of 1 or 2 sizes for a constant."""
+    return SHORTEST if rule.segment == 2 else rule.segment
 
 
 def _why(error: Exception) -> str:
@@ -158,10 +166,11 @@ def _name(model: ir.Model, spec: Spec) -> None:
             f"{len(spec.outputs)} and {len(spec.inputs)}: as many memory tensors as `start` gives."
         )
     _separate_outputs(graph)
-    taken = {fact.name for fact in (*spec.inputs, *spec.outputs)}
+    taken: set[str | None] = {fact.name for fact in (*spec.inputs, *spec.outputs)}
     for number, value in enumerate(list(_values(graph))):
         if value.name in taken:
-            value.name = f"{value.name}.{number}"
+            _rename(value, f"{value.name}.{number}")
+        taken.add(value.name)
     for value, fact in zip(graph.inputs, spec.inputs, strict=True):
         value.name, value.shape = fact.name, _shape(fact.shape)
     for value, fact in zip(graph.outputs, spec.outputs, strict=True):
@@ -170,7 +179,9 @@ def _name(model: ir.Model, spec: Spec) -> None:
                 f"the step gives {fact.name} as {value.dtype}; expected {fact.dtype}: convert it in the "
                 "module."
             )
-        _refuse_other_shape(value, fact.name, fact.shape)
+        # Where a segment is one token, its axis never varies, and the graph may have it as a constant.
+        shape = ["1" if (size, spec.rule.segment) == ("segment", 1) else size for size in fact.shape]
+        _refuse_other_shape(value, fact.name, shape)
         value.name, value.dtype, value.shape = fact.name, TYPES[fact.dtype], _shape(fact.shape)
     graph.name = "step"
 
@@ -214,10 +225,13 @@ def _shape(sizes: Sequence[str]) -> ir.Shape:
     return ir.Shape([int(size) if size.isdigit() else size for size in sizes])
 
 
-def _read_sizes_of_tokens(graph: ir.Graph) -> None:
-    """Takes the number of rows from the tokens, not from memory tensors: a ring may have no second reader."""
+def _read_sizes_of_tokens(graph: ir.Graph, *, memory: int) -> None:
+    """Takes the number of rows from the tokens, not from the last inputs: a ring may have no second reader.
+
+    memory: how many of the inputs are memory tensors.
+    """
     tokens, *others = graph.inputs
-    for value in others:
+    for value in others[len(others) - memory :]:
         for node, index in list(value.uses()):
             first, last = (
                 node.attributes.get_int(key, default) for key, default in (("start", 0), ("end", -1))
@@ -274,6 +288,11 @@ def _rename(value: ir.Value, name: str) -> None:
 def _refuse_unfit(model: ir.Model, spec: Spec) -> None:
     """Raises an error for a graph that no runtime of this project would run as the spec says."""
     graph = model.graph
+    if model.opset_imports.get("") != spec.opset:
+        raise ArtefactError(
+            f"torch.onnx wrote opset {model.opset_imports.get('')}; expected {spec.opset}: install a newer "
+            "PyTorch and onnxscript."
+        )
     if domains := {node.domain for node in graph.all_nodes()} - {""}:
         raise ArtefactError(
             f"the traced step has operators of {', '.join(sorted(domains))}, and an artefact has standard "

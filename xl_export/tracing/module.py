@@ -6,14 +6,16 @@ A module has `sizes`, `start` and `step`. It may have `logits` and `log_prob` to
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from runtimes.base.errors import ConfigError
+from runtimes.base.errors import ArtefactError, ConfigError, UserError, first_line
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.precision import Float
 from runtimes.contract.rule import MemoryRule
@@ -87,6 +89,33 @@ def refuse_other_modules(module: Any) -> None:
         raise ConfigError(
             f"{type(module).__name__} is not a torch.nn.Module; trace exports modules of PyTorch."
         )
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.device.type != "cpu":
+            raise ConfigError(
+                f"{name} of {type(module).__name__} is on the device {tensor.device}; trace computes "
+                "on the CPU: call module.cpu() first."
+            )
+
+
+@contextmanager
+def in_a_sentence(module: Any, method: str, **fed: Any) -> Iterator[None]:
+    """Raises ArtefactError, with what was fed, for any error that a method of the user's module raises."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # it is the user's code, so it may be of any class
+        shown = ", ".join(f"{name} {_in_short(value)}" for name, value in fed.items()) or "a hidden state"
+        raise ArtefactError(
+            f"{type(module).__name__}.{method} raised {type(error).__name__} ({first_line(error):.200}) with "
+            f"{shown}; expected it to take this, as the guide to models of your own says."
+        ) from error
+
+
+def _in_short(value: Any) -> str:
+    if not isinstance(value, Tensor) or value.is_floating_point() or value.ndim != 2 or not value.numel():
+        return str(list(value.shape)) if isinstance(value, Tensor) else str(value)
+    return f"{list(value.shape)} from {int(value.min())} to {int(value.max())}"
 
 
 def facts_of(module: Any) -> ModelFacts:
@@ -115,13 +144,15 @@ def digest_of(module: nn.Module) -> str:
     for name, tensor in sorted(module.state_dict().items()):
         array = tensor.detach().cpu().contiguous()
         digest.update(f"{name} {array.dtype} {list(array.shape)}\n".encode())
-        digest.update(array.view(torch.uint8).numpy().tobytes() if array.numel() else b"")
+        # A view as bytes keeps every bit of types that NumPy lacks; a tensor without axes has no such view.
+        digest.update(array.reshape(-1).view(torch.uint8).numpy().tobytes() if array.numel() else b"")
     return digest.hexdigest()
 
 
 def first_memory(module: Any, batch: int = 1) -> tuple[Tensor, ...]:
     """The memory that a module starts with; raises ConfigError where a session could not start so."""
-    memory = tuple(module.start(batch))
+    with in_a_sentence(module, "start", batch=batch):
+        memory = tuple(module.start(batch))
     for number, tensor in enumerate(memory):
         where = f"memory tensor {number} of {type(module).__name__}.start({batch})"
         if not isinstance(tensor, Tensor) or tensor.dtype != torch.float32 or tensor.ndim < 1:
@@ -174,9 +205,12 @@ class Output:
         self.module = module
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [N, V] of rows [N, D] that `step` gave."""
+        """Logits [..., V] of what `step` gave [..., D]; the module's own method is always given [N, D]."""
         own = getattr(self.module, "logits", None)
-        return hidden if own is None else own(hidden)
+        if own is None:
+            return hidden
+        rows: Tensor = own(hidden.flatten(0, -2))
+        return rows.reshape(*hidden.shape[:-1], rows.shape[-1])
 
     def log_prob(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """log p(target) [N] of rows [N, D] that `step` gave."""
@@ -204,9 +238,14 @@ class ModuleSession(TorchSession):
 
     def _layers(self, tokens: Tensor, past: list[Tensor], positions: Tensor) -> tuple[Tensor, list[Tensor]]:
         stream = positions[:, None] + torch.arange(tokens.shape[1])
-        with torch.inference_mode():
+        with torch.no_grad(), in_a_sentence(self.module, "step", positions=stream):
             hidden, after = self.module.step(tokens, stream, tuple(past))
             return hidden, list(after)
+
+    def _answer(self, compute: Callable[[], Tensor]) -> np.ndarray:
+        with torch.no_grad(), in_a_sentence(self.module, "logits or log_prob"):
+            answer: np.ndarray = compute().numpy()
+        return answer
 
 
 def _process() -> int:

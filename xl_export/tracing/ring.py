@@ -17,13 +17,31 @@ from trainer.model.attention import Terms
 
 @torch.library.custom_op("xl_export::ring_write", mutates_args=())
 def _write(ring: Tensor, new: Tensor, first: Tensor) -> Tensor:
+    return ring.scatter(2, _slots(ring, new, first), new)
+
+
+def _slots(ring: Tensor, new: Tensor, first: Tensor) -> Tensor:
+    """The slot int64 [B, H, T, K] of each new value."""
     slots = (first[:, None] + torch.arange(new.shape[2], device=new.device)) % ring.shape[2]
-    return ring.scatter(2, slots[:, None, :, None].expand_as(new), new)
+    return slots[:, None, :, None].expand_as(new)
 
 
 @_write.register_fake
 def _(ring: Tensor, new: Tensor, first: Tensor) -> Tensor:
     return torch.empty_like(ring)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ring, new, first = inputs
+    ctx.save_for_backward(_slots(ring, new, first))
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    (slots,) = ctx.saved_tensors
+    return gradient.scatter(2, slots, 0.0), gradient.gather(2, slots), None
+
+
+_write.register_autograd(_backward, setup_context=_keep)  # so that a module can be trained over a ring
 
 
 def ring_write(ring: Tensor, new: Tensor, positions: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from trainer.model.attention import Terms
 from trainer.model.model import Block, LanguageModel, Visibility, visibility_of
 from trainer.model.projected import nearest_terms, projected_block
 from trainer.model.span import AdaptiveSpan
+from xl_export.tracing.graph import longest_traced
 from xl_export.tracing.module import Sizes
 from xl_export.tracing.ring import AttentionByDistance, ring_distances, ring_write
 
@@ -50,10 +51,15 @@ class OwnStep(nn.Module):
         self._states = state_tensors(facts, rule, form)
         # Children have the names of the model's own, so that the graph's constants have them too.
         self.vocabulary, self._rows = model.vocabulary, model.positions.input_rows
-        self.blocks = nn.ModuleList(_with_fixed_span(block, rule) for block in model.blocks)
+        self.blocks = nn.ModuleList(
+            _with_fixed_span(block, dataclasses.replace(rule, segment=longest_traced(rule)))
+            for block in model.blocks
+        )
         with torch.no_grad():
-            rows = rule.slots if form != "ring" or model.spans() else model.positions.table_rows(rule)
-            vectors = model.positions.vectors(rows, rule)
+            # Tables for the longest segment that is traced: a rule of two tokens is traced with more.
+            wide = dataclasses.replace(rule, segment=longest_traced(rule))
+            rows = wide.slots if form != "ring" or model.spans() else model.positions.table_rows(wide)
+            vectors = model.positions.vectors(rows, wide)
             for layer in range(len(self.blocks)):
                 terms = model.positions.terms(layer, vectors)
                 for name in TERMS:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 
 from runtimes import open_session
+from runtimes.base.errors import ArtefactError
 from runtimes.base.logits import log_sum_exp
 from runtimes.contract.precision import Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, load_spec
 from runtimes.sessions.onnx_runtime import OrtSession
+from runtimes.tasks.check import Reference
 from tests.rounding import in_blocks
 from tests.streams import feed, rows
 from trainer.model.config import VocabularyConfig
 from trainer.run.checkpoint import load_run
+from xl_export.artefact import validate
 from xl_export.artefact.export import export, finite_weights, make_spec
 from xl_export.graph import quantise as presets
 from xl_export.graph.ops import save_model
@@ -136,6 +141,61 @@ def test_a_tied_table_is_stored_once(calm_run: Callable[..., Path], tmp_path: Pa
     assert not any(
         node.op_type in ("MatMul", "Gemm") and node.input[1].startswith("vocabulary") for node in graph.node
     )
+
+
+@pytest.mark.parametrize(
+    ("attributes", "bias"),
+    [
+        ({}, True),
+        ({}, False),
+        ({"transB": 1}, True),
+        ({"transB": 1}, False),
+        ({"alpha": 0.5, "beta": 2.0}, True),
+    ],
+    ids=str,
+)
+def test_products_with_a_bias_keep_their_meaning(
+    attributes: dict[str, Any], bias: bool, tmp_path: Path
+) -> None:
+    """PyTorch writes a Gemm in each of these ways: Conv1D, and Linear of two axes with and without bias."""
+    draw, K, N = np.random.default_rng(0), 64, 64
+    x = ir.val("x", ir.DataType.FLOAT, ["rows", K])
+    constants = [
+        ir.val(name, const_value=ir.tensor(draw.normal(size=shape).astype(np.float32), name=name))
+        for name, shape in (("w", (K, N)), ("c", (N,)))
+    ]
+    inputs = [x, *constants][: 3 if bias else 2]
+    node = ir.node("Gemm", inputs, attributes)
+    node.outputs[0].name, node.outputs[0].type = "y", ir.TensorType(ir.DataType.FLOAT)
+    graph = ir.Graph([x], node.outputs, nodes=[node], initializers=inputs[1:], opset_imports={"": 23})
+    given, answers = draw.normal(size=(3, K)).astype(np.float32), []
+    for bits in (0, 8):
+        model = ir.Model(graph, ir_version=10)
+        if bits:
+            presets.quantise(model, bits)
+        ir.save(model, tmp_path / "graph.onnx")
+        answers.append(ort.InferenceSession(tmp_path / "graph.onnx").run(None, {"x": given})[0])
+    assert any(node.op_type == "MatMulNBits" for node in model.graph) == ("alpha" not in attributes)
+    assert np.abs(answers[0] - answers[1]).max() < 0.3 < np.abs(answers[0]).mean()
+
+
+def test_quantised_answers_of_another_model_are_refused() -> None:
+    draw = np.random.default_rng(0)
+    log_probs = draw.normal(-3, 1, (2, 40)).astype(np.float32)
+    reference = Reference(
+        tokens=np.zeros((2, 41), np.int64),
+        segments=np.array([8] * 5),
+        restarts=np.zeros((5, 2), bool),
+        log_probs=log_probs,
+        last=log_probs[:, :3],
+    )
+    session = SimpleNamespace(spec=SimpleNamespace(precision="int8"))
+    with pytest.MonkeyPatch.context() as patch:
+        answers = [log_probs + 0.1, log_probs[:, ::-1]]
+        patch.setattr(validate, "replay", lambda *_: (answers.pop(0), reference.last))
+        assert (validate.check_again(session, reference).log_probs == log_probs + 0.1).all()  # type: ignore[arg-type]
+        with pytest.raises(ArtefactError, match="as those of another model would"):
+            validate.check_again(session, reference)  # type: ignore[arg-type]
 
 
 def test_values_beyond_the_range_of_half_precision_are_kept_as_far_as_it_goes() -> None:

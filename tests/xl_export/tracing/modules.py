@@ -235,3 +235,73 @@ class NoStep(nn.Module):
 
     def start(self, batch: int) -> list[Tensor]:
         return []
+
+
+class OnePositionForAll(Base):
+    """It masks every row by the positions of the first one."""
+
+    def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
+        return super().hidden(distance, positions[:1]).expand(len(positions), -1, -1)
+
+
+class RingFutureSeen(Ring):
+    """It sees the whole ring: at position 0 the tokens to come are hidden, as if they were from before it."""
+
+    def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
+        return distance > positions[:, :, None].clamp(min=0)
+
+
+class RingOwnFutureHidden(Ring):
+    """The full mask, but of all tokens to come, only those in its own segment are hidden."""
+
+    def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
+        to_come = positions.shape[1] - 1 - torch.arange(positions.shape[1])[:, None]
+        return (distance > positions[:, :, None].clamp(min=0)) | (distance >= M + T - to_come)
+
+
+class RingFull(Ring):
+    """The full mask: a token sees what the memory holds, and the tokens before it in its segment."""
+
+    def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
+        offset = torch.arange(positions.shape[1])[:, None]
+        return (distance > positions[:, :, None].clamp(min=0)) | (distance > M + offset)
+
+
+class OtherLogProb(Base):
+    def log_prob(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        return hidden.gather(1, targets[:, None])[:, 0]  # forgets to normalise
+
+
+class Raises(Base):
+    def step(
+        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        if int(positions.max()) > M:
+            raise LookupError("no such row\nin the table")
+        return super().step(tokens, positions, memory)
+
+
+class Counting(Base):
+    """Right: a tensor of its memory counts tokens, and it has tensors without axes and with infinities."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.tensor(0))
+        self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+        self.alpha = nn.Parameter(torch.tensor(1.0))
+
+    def start(self, batch: int) -> list[Tensor]:
+        return [*super().start(batch), torch.zeros(batch, 1)]
+
+    def step(
+        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        logits, after = super().step(tokens, positions, memory[:1])
+        return self.alpha * logits, [*after, memory[1] + tokens.shape[1]]
+
+
+class WithoutMemory(Base):
+    """Right, under a memory length of 0: its memory never makes a difference."""
+
+    def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
+        return (distance != 0)[None].expand(len(positions), -1, -1)

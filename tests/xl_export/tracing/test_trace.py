@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from torch import nn
 
 from runtimes import check, evaluate, generate, load_memory, open_session, save_memory
 from runtimes.base.errors import MissingPackageError, UserError
+from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, load_spec
 from tests.xl_export.tracing import modules
 from tests.xl_export.tracing.modules import RULE, VOCAB
 from xl_export import trace
+from xl_export.artefact import traced as traced_module
 
 TEXT = b"Each artefact of a module runs as every other artefact does."
 
@@ -93,9 +96,33 @@ def test_steps_that_cannot_be_traced_are_refused(
 
 def test_a_module_is_left_in_the_mode_that_it_was_in(tmp_path: Path) -> None:
     module = modules.Random().train()
+    module.out.eval()
     with pytest.raises(UserError):
         trace(module, tmp_path / "artefact", vocab=VOCAB, rule=RULE)
     assert module.training
+    assert module.key.training
+    assert not module.out.training
+
+
+def test_parts_of_a_rule_that_a_module_does_not_know_are_refused(tmp_path: Path) -> None:
+    rules = [
+        {"clamp_len": 4},
+        {"initial_memory": "zeros"},
+        {"include_self": False},
+    ]
+    for options in rules:
+        (name,) = options
+        with pytest.raises(UserError, match=f"{name} is .*, and a module that is traced decides this itself"):
+            trace(modules.Base(), tmp_path / "a", vocab=VOCAB, rule=dataclasses.replace(RULE, **options))
+
+
+def test_a_module_that_is_too_large_is_refused_before_it_is_fed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traced_module, "check_module", lambda *_: pytest.fail("it was fed"))
+    rule = MemoryRule(mem_len=modules.M, segment=1 << 22)
+    with pytest.raises(UserError, match="give a smaller --mem-len or --segment"):
+        trace(modules.Base(), tmp_path / "a", vocab=VOCAB, rule=rule)
 
 
 def test_without_onnxscript_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

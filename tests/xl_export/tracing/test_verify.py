@@ -5,15 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from runtimes.base.errors import UserError
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.tensors import AnyForm
 from tests.xl_export.tracing import modules
 from tests.xl_export.tracing.modules import RULE, VOCAB
 from xl_export import trace
-from xl_export.tracing.module import facts_of, form_of
-from xl_export.tracing.verify import check_module
+from xl_export.artefact.write import finite_arrays
+from xl_export.tracing.module import digest_of, facts_of, form_of, refuse_other_modules
+from xl_export.tracing.ring import ring_write
+from xl_export.tracing.verify import _Streams, check_module
 
 
 @pytest.mark.parametrize(
@@ -35,11 +39,17 @@ def test_right_modules_pass_and_their_form_is_recognised(kind: type[nn.Module], 
         (modules.PaddingSeen, "after padding at negative positions"),
         (modules.FutureSeen, "before a token that changes"),
         (modules.WholeMemorySeen, "in segments and token by token"),
-        (modules.RowsMixed, "to a text beside another one"),
+        (modules.RowsMixed, "at position 16 beside texts at other positions"),
+        (modules.OnePositionForAll, "at position 0 beside texts at other positions"),
+        (modules.OtherLogProb, "by log_prob and by logits"),
+        (
+            modules.Raises,
+            r"Raises.step raised LookupError \(no such row\) with tokens .*positions \[3, 4\] from 4 to 7",
+        ),
         (modules.Random, "to the same text twice"),
         (
             modules.MemoryGrows,
-            r"gives a memory of float32 \[2, 10, 8\], and .*start one of float32 \[2, 6, 8\]",
+            r"gives a memory of float32 \[3, 10, 8\], and .*start one of float32 \[3, 6, 8\]",
         ),
         (modules.OtherVocabulary, "gives logits .* 257.*expected .*256"),
         (modules.NotFinite, "gives log-probabilities that are not finite"),
@@ -54,9 +64,57 @@ def test_wrong_modules_are_refused(kind: type[nn.Module], message: str, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_full_rule_lets_the_cut_matter() -> None:
-    module = modules.WholeMemorySeen().eval()
-    check_module(module, MemoryRule(mem_len=modules.M, segment=modules.T, mask="full"), "hidden")
+FULL = MemoryRule(mem_len=modules.M, segment=modules.T, mask="full")
+
+
+@pytest.mark.parametrize(("kind", "form"), [(modules.WholeMemorySeen, "hidden"), (modules.RingFull, "ring")])
+def test_the_full_rule_lets_the_cut_matter(kind: type[nn.Module], form: AnyForm) -> None:
+    check_module(kind().eval(), FULL, form)
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "message"),
+    [
+        (modules.RingFutureSeen, "ring", "before a token that changes"),
+        (modules.RingOwnFutureHidden, "ring", "after a step that was padded at its end"),
+        (modules.PaddingSeen, "hidden", "after padding at negative positions"),
+    ],
+)
+def test_wrong_modules_are_refused_under_the_full_rule(
+    kind: type[nn.Module], form: AnyForm, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        check_module(kind().eval(), FULL, form)
+
+
+def test_the_memory_is_full_before_its_answers_are_compared() -> None:
+    rule = MemoryRule(mem_len=100, segment=modules.T)
+    streams = _Streams(modules.Base(), rule, "hidden")
+    assert streams.follows >= rule.slots + rule.segment
+    assert streams.tokens.shape == (3, 2 * rule.segment + 1)
+
+
+def test_right_modules_with_unusual_tensors_pass() -> None:
+    counting = modules.Counting().eval()
+    check_module(counting, RULE, "own")
+    finite_arrays(counting)  # its mask has infinities
+    assert len(digest_of(counting)) == 64
+    check_module(modules.WithoutMemory().eval(), MemoryRule(mem_len=0, segment=modules.T), "hidden")
+    counting.alpha.data.fill_(float("inf"))
+    with pytest.raises(UserError, match="alpha holds values that are not finite"):
+        finite_arrays(counting)
+
+
+def test_a_module_on_another_device_is_refused() -> None:
+    with pytest.raises(UserError, match=r"bias of Base is on the device meta.*call module.cpu\(\)"):
+        refuse_other_modules(modules.Base().to("meta"))
+
+
+def test_a_ring_has_gradients() -> None:
+    ring, new = torch.randn(2, 1, 5, 2), torch.randn(2, 1, 3, 2)
+    positions = torch.tensor([[3, 4, 5], [0, 1, 2]])
+    ring, new = (x.double().requires_grad_() for x in (ring, new))
+    assert torch.autograd.gradcheck(lambda a, b: ring_write(a, b, positions), (ring, new))
 
 
 def test_a_form_that_the_tensors_do_not_have_is_refused(tmp_path: Path) -> None:
