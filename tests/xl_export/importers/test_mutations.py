@@ -26,6 +26,7 @@ SOURCES = {
     "shaw": DATA / "variants/kimiyoung-shaw",
     "per-layer": DATA / "variants/kimiyoung-per-layer",
 }
+COUNTS = [24, pytest.param(120, marks=pytest.mark.slow)]  # of mutations
 JUNK = [
     None,
     True,
@@ -96,11 +97,12 @@ def mutate(root: Any, draw: random.Random) -> Any:
     return root
 
 
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("kind", SOURCES)
-def test_a_mutated_checkpoint_is_read_or_refused(kind: str, tmp_path: Path) -> None:
+def test_a_mutated_checkpoint_is_read_or_refused(kind: str, count: int, tmp_path: Path) -> None:
     opened, draw = open_source(SOURCES[kind]), random.Random(kind)
     format_, vocab, messages = FORMATS[recognise(opened)], SOURCES[kind] / "vocab.txt", []
-    for _ in range(120):
+    for _ in range(count):
         changed = Source(path=opened.path, content=mutate(opened.content, draw))
         try:
             if format_.recognises(changed):
@@ -109,4 +111,4 @@ def test_a_mutated_checkpoint_is_read_or_refused(kind: str, tmp_path: Path) -> N
         except UserError as error:
             messages.append(str(error))
     assert all("\n" not in message and len(message) < 600 for message in messages)
-    assert len(messages) > 5
+    assert len(messages) >= count // 20
