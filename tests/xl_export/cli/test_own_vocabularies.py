@@ -14,7 +14,9 @@ import pytest
 from runtimes.contract.vocabulary import load_vocab
 from tests.commands import last_line, refused, xl
 from trainer.data.dataset import open_dataset
+from trainer.data.source import load_source
 from trainer.data.text import load_splits
+from trainer.run.config import TrainConfig
 
 KINDS = ("ids", "subword")
 
@@ -131,6 +133,13 @@ def test_the_recipe_of_a_corpus_takes_own_data(tmp_path: Path, chain: Callable[.
     (tmp_path / "both.json").write_text(json.dumps(both))
     result = xl("train", tmp_path / "both.json", "--out", tmp_path / "other")
     assert "Warning: vocab is byte in" in result.stderr
+
+
+def test_the_test_part_of_a_dataset_is_not_read_into_memory(chain: Callable[..., Any]) -> None:
+    made = chain("ids")
+    source = load_source(TrainConfig.load(made.run / "config.json"))
+    assert isinstance(source.files["test.npy"], np.memmap)
+    assert np.load(made.run / "test.npy").tolist() == source.files["test.npy"].tolist()
 
 
 def test_a_run_without_validation_is_not_called_ready(tmp_path: Path, text: str) -> None:
