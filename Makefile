@@ -18,7 +18,7 @@ demo: $(DEMO_READY)
 	$(BIN)/xl-export demo --out demo --force
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --maxprocesses 4
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 # random schedules for an hour, or for `make soak SECONDS=60`; SEED=… repeats what a failed round printed
 SECONDS ?= 3600

@@ -52,8 +52,14 @@ def after_tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+# Their commands take half a minute and more each.
+LONG = tuple(f"docs/guides/{name}.md" for name in ("benchmarks", "measure", "own-checkpoint", "own-model"))
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", RUNS)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.slow if page in LONG else ()) for page in RUNS]
+)
 def test_commands_and_snippets_print_what_the_page_shows(
     page: str, after_tutorial: Path, tmp_path: Path
 ) -> None:

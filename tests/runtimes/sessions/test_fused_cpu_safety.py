@@ -23,8 +23,9 @@ SANITIZED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # compiled under sanitizers first, which takes minutes on a busy machine
-@pytest.mark.parametrize("processor", ["native", pytest.param("x86-64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processor", ["native", "x86-64"])
 def test_random_steps_stay_within_their_tensors(processor: str, tmp_path: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("there is no g++ here")

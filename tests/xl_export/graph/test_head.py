@@ -61,8 +61,8 @@ def test_scoring_and_generating_ask_for_no_more_than_they_need(
     asked: list[tuple[int, int]] = []  # rows of logits, and targets, of each step
     run = OrtSession._advance
 
-    def spy(self: OrtSession, tokens: np.ndarray, memory: Any, **wanted: Any) -> Any:
-        logits, log_probs = run(self, tokens, memory, **wanted)
+    def spy(self: OrtSession, *fed: Any, **wanted: Any) -> Any:
+        logits, log_probs = run(self, *fed, **wanted)
         asked.append((len(logits), int((wanted.get("targets", np.array(-1)) >= 0).sum())))
         return logits, log_probs
 

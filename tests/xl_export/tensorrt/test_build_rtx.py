@@ -47,8 +47,12 @@ BODIES_BUILT = (
     "transformer-xl",
     "adaptive-softmax",
     "all-attention-groups",
-)  # by default: building takes a second each
-GRAPHS = [(name, attention) for name in ARCHITECTURES for attention in ("native", "plugin")]
+)  # by default: building takes seconds each
+GRAPHS = [
+    pytest.param(name, attention, marks=() if name in BODIES_BUILT else pytest.mark.slow)
+    for name in ARCHITECTURES
+    for attention in ("native", "plugin")
+]
 
 
 @pytest.fixture(scope="module")

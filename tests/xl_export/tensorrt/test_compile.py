@@ -72,7 +72,10 @@ def fixed_of(tactic: Tactic, sizes: Sizes, attributes: Attributes) -> dict[str, 
 @pytest.mark.parametrize(
     "tactic", [tactics(64)[0], tactics(64)[-1], JOINS[0]], ids=lambda tactic: tactic.kernel
 )
-@pytest.mark.parametrize("compute_capability", [75, 80, 86, 87, 89, 90, 100, 120])
+@pytest.mark.parametrize(
+    "compute_capability",
+    [75, 90, *(pytest.param(other, marks=pytest.mark.slow) for other in (80, 86, 87, 89, 100, 120))],
+)
 def test_the_kernels_compile_for_every_gpu(compute_capability: int, tactic: Tactic, tmp_path: Path) -> None:
     kernel = compile_kernel(tactic, fixed_of(tactic, BASE, ATTRIBUTES), compute_capability=compute_capability)
     version = re.search(r"\.version (\d+)\.(\d+)", kernel.ptx)
@@ -95,6 +98,7 @@ def test_the_kernels_compile_for_every_gpu(compute_capability: int, tactic: Tact
         assert "ld.global.v4" in kernel.ptx  # 16 bytes for each thread at a time
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [41, 128])
 def test_every_tactic_fits_a_small_gpu(head_dim: int, tmp_path: Path) -> None:
     sizes = Sizes(
@@ -142,6 +146,7 @@ def test_what_cannot_be_compiled_is_refused(
         )
 
 
+@pytest.mark.slow
 def test_a_kernel_that_needs_more_shared_memory_than_granted_is_refused() -> None:
     with pytest.raises(UserError, match=r"every GPU has 49152"):
         compile_kernel(

@@ -22,11 +22,19 @@ pytest.importorskip("triton")
 ROOT = Path(__file__).parents[3]
 
 
+# The interpreter takes seconds for each case, so the others are slow tests.
+BY_DEFAULT = ("one-token", "odd-head-width", "full-mask-clamped", "padded-row", "persistent", "span")
+
+
 @pytest.fixture(scope="module")
-def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    """The answers of every case in the interpreter, by key."""
+def interpreted(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[str, np.ndarray]:
+    """The answers of the chosen cases in the interpreter, by key."""
     path = tmp_path_factory.mktemp("interpreter") / "answers.npz"
-    command = [sys.executable, "-m", "tests.xl_export.tensorrt.interpreter_worker", str(path)]
+    chosen = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    names = [name for name in CASES if name in chosen]
+    command = [sys.executable, "-m", "tests.xl_export.tensorrt.interpreter_worker", str(path), *names]
     result = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
@@ -35,7 +43,10 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarra
         return dict(arrays)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in BY_DEFAULT else pytest.mark.slow) for name in CASES]
+)
 def test_the_kernels_in_the_interpreter_equal_the_naive_operator(
     name: str, interpreted: dict[str, np.ndarray]
 ) -> None:
