@@ -253,6 +253,11 @@ def parse_spec(data: Any, *, where: str) -> Spec:
             f"{where} contradicts itself: schema or memory tensors do not follow from its model; export "
             "again."
         )
+    if spec.form == "own" and spec.exporter == "graph":
+        raise ArtefactError(
+            f"{where} has memory of the form own, and the written graphs have none; export the "
+            "artefact again."
+        )
     for name in (GRAPH, WEIGHTS, VOCAB, REFERENCE):
         if name not in spec.files:
             raise ArtefactError(f"{where} does not list {name}; export the artefact again.")

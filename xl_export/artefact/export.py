@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import get_args
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.folders import refuse_existing
@@ -55,8 +56,8 @@ def export(
 ) -> Path:
     """Writes the artefact of a run to the folder `out`, and returns that folder.
 
-    - exporter: `graph` writes the graph node by node, and is the faster one. `trace` has PyTorch trace its
-      own step (`xl_export/tracing`).
+    - exporter: `graph` writes the graph node by node. `trace` has PyTorch trace its own step
+      (`xl_export/tracing`); every head keeps the whole memory then, whatever span it learned.
     - memory: the form of the memory tensors. None is ring, or shift with target `tensorrt`, which takes no
       other.
     - rule: how much the artefact remembers, and which keys are visible. None is the run's own evaluation
@@ -79,6 +80,8 @@ def export(
     run, out = Path(run), Path(out)
     sources = [run, *([text] if text else [])]
     refuse_existing(out, force=force, marker=SPEC, sources=sources)
+    if exporter not in get_args(Exporter):
+        raise ConfigError(f"exporter is {exporter!r:.20}; expected one of {', '.join(get_args(Exporter))}.")
     form = form_for(target, memory)
     precision, memory_precision = precisions_for(target, precision, memory_precision)
     trained = load_run(run)

@@ -29,8 +29,9 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
     type=click.Choice(get_args(Exporter)),
     default="graph",
     show_default=True,
-    help="What writes the graph. graph writes it node by node, and is faster. trace has PyTorch trace its "
-    "own step, as xl_export.trace does with a module of yours; it needs the package onnxscript.",
+    help="What writes the graph. graph writes it node by node. trace has PyTorch trace its own step, as "
+    "xl_export.trace does with a module of yours; it needs the package onnxscript, and every head keeps the "
+    "whole memory, whatever span it learned.",
 )
 @click.option(
     "--memory",

@@ -28,7 +28,7 @@ from xl_export.tracing.module import Output
 from xl_export.tracing.ring import translations
 
 OPSETS: dict[AnyForm, int] = {"ring": 24, "shift": 23, "hidden": 23, "own": 23}
-SHORTEST = 8  # tokens, where a segment of the rule has two
+SHORTEST = 8  # tokens, where a segment of the rule has one or two
 EXAMPLE = (3, 5, 4)  # batch, tokens and rows while tracing: sizes that nothing else has by chance
 # TensorRT has no such operators, or only for sizes that it can bound while it builds an engine.
 NOT_FOR_ENGINES = {
@@ -99,8 +99,7 @@ def _exported(step: _Step, spec: Spec) -> torch.export.ExportedProgram:
     types = {"int64": torch.int64, "float32": torch.float32, "float16": torch.float16}
     examples = [torch.zeros(fact.sizes(**axes), dtype=types[fact.dtype]) for fact in spec.inputs]
     dims = {"batch": torch.export.Dim("batch"), "rows": torch.export.Dim("rows")}
-    if spec.rule.segment > 1:  # an axis of one token never varies
-        dims["segment"] = torch.export.Dim("segment", max=longest)
+    dims["segment"] = torch.export.Dim("segment", max=longest)
     shapes = [
         {axis: dims[size] for axis, size in enumerate(fact.shape) if size in dims} for fact in spec.inputs
     ]
@@ -112,8 +111,8 @@ def _exported(step: _Step, spec: Spec) -> torch.export.ExportedProgram:
 
 
 def longest_traced(rule: MemoryRule) -> int:
-    """The most tokens of a step while it is traced; PyTorch takes an axis of 1 or 2 sizes for a constant."""
-    return SHORTEST if rule.segment == 2 else rule.segment
+    """The most tokens of a step while it is traced: an axis that is at most 2 would become a constant."""
+    return rule.segment if rule.segment > 2 else SHORTEST
 
 
 def _why(error: Exception) -> str:
@@ -179,9 +178,7 @@ def _name(model: ir.Model, spec: Spec) -> None:
                 f"the step gives {fact.name} as {value.dtype}; expected {fact.dtype}: convert it in the "
                 "module."
             )
-        # Where a segment is one token, its axis never varies, and the graph may have it as a constant.
-        shape = ["1" if (size, spec.rule.segment) == ("segment", 1) else size for size in fact.shape]
-        _refuse_other_shape(value, fact.name, shape)
+        _refuse_other_shape(value, fact.name, fact.shape)
         value.name, value.dtype, value.shape = fact.name, TYPES[fact.dtype], _shape(fact.shape)
     graph.name = "step"
 

@@ -46,7 +46,7 @@ def make_spec(form: Any = "ring", **changes: Any) -> Spec:
         "form": form,
         "precision": "fp32",
         "opset": 24,
-        "state": state_tensors(MODEL, RULE, form),
+        "state": state_tensors(MODEL, RULE, form) if form != "own" else (),
         "producer": {"numpy": "2"},
         "source": {"model.safetensors": "ab"},
     }
@@ -101,6 +101,16 @@ def test_head_split_remembers_nothing_for_heads_that_see_persistent_vectors_alon
 def test_reaches_that_do_not_fit_the_heads_are_refused(reaches: Any) -> None:
     with pytest.raises(ConfigError, match="reaches"):
         dataclasses.replace(MODEL, reaches=reaches)
+
+
+def test_own_memory_of_a_written_graph_is_refused(tmp_path: Path) -> None:
+    shapes = ((3,),)
+    save_spec(
+        tmp_path,
+        make_spec("own", state=state_tensors(MODEL, RULE, "own", shapes=shapes), memory_shapes=shapes),
+    )
+    with pytest.raises(ArtefactError, match="memory of the form own, and the written graphs have none"):
+        load_spec(tmp_path)
 
 
 def test_a_large_vocabulary_has_inputs_that_say_what_is_wanted() -> None:

@@ -276,3 +276,8 @@ def test_an_export_over_the_folder_that_holds_its_source_is_refused(
     refused(ended, "run lies in ., which would be replaced and deleted")
     refused(xl("export", run, "--out", ".", "--force"), "the folder that this command was started in")
     assert sorted(path.name for path in folder.rglob("*")) == before
+
+
+def test_an_unknown_exporter_is_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="exporter is 'foo'; expected one of graph, trace"):
+        export(run, tmp_path / "a", exporter="foo")  # type: ignore[arg-type]

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.vocabulary import ByteVocab
+from runtimes.contract.vocabulary import ByteVocab, IdsVocab
 from xl_export.tracing.module import Sizes
 from xl_export.tracing.ring import ring_distances, ring_write
 
 VOCAB, D, HEADS, M, T = ByteVocab(), 8, 2, 6, 4
 RULE = MemoryRule(mem_len=M, segment=T)
+LARGE = IdsVocab(9000)
 
 
 class Base(nn.Module):
@@ -298,6 +299,28 @@ class Counting(Base):
     ) -> tuple[Tensor, list[Tensor]]:
         logits, after = super().step(tokens, positions, memory[:1])
         return self.alpha * logits, [*after, memory[1] + tokens.shape[1]]
+
+
+class Large(Base):
+    """A vocabulary of more than 8,192 words, and buffers with the names of the graph's inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = Sizes(vocab_size=LARGE.size, layers=1, d_model=D, heads=HEADS)
+        self.table, self.out = nn.Embedding(LARGE.size, D), nn.Linear(D, LARGE.size)
+        for name in ("targets", "input_ids", "position_ids"):
+            self.register_buffer(name, torch.randn(D))
+
+    def step(
+        self, tokens: Tensor, positions: Tensor, memory: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        x = self.table(tokens) + self.targets + self.input_ids + self.position_ids
+        context = torch.cat([memory[0], x], dim=1)
+        answer = self.attend(x, self.key(context), self.value(context), self.distance(tokens), positions)
+        return x + answer, [context[:, tokens.shape[1] :]]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.out(hidden)
 
 
 class WithoutMemory(Base):
