@@ -21,7 +21,7 @@ from xl_export.artefact.export import export
 FORMS = ("ring", "shift", "hidden")
 T = 8
 CUT = [T, 1, 7, T, T, 3] * 2
-# A large vocabulary, and heads that see no context; the command below traces a ring.
+# A large vocabulary, and heads that see no context.
 SCORED = [("adaptive-softmax", "hidden"), ("head-split", "shift")]
 
 
