@@ -125,9 +125,9 @@ def test_the_rest_of_the_pipeline_takes_an_imported_run(tmp_path: Path) -> None:
 def test_a_model_of_ids_needs_no_vocabulary(tmp_path: Path) -> None:
     assert xl("import", BYTES, "--vocab", "ids", "--out", tmp_path / "run").exit_code == 0
     document = json.loads(
-        xl(
-            "generate", tmp_path / "run", "--prompt-ids", "1,2", "--tokens", 3, "--ids", "--json"
-        ).stdout.splitlines()[-1]
+        xl("generate", tmp_path / "run", "--prompt-ids", "1,2", "--tokens", 3, "--json").stdout.splitlines()[
+            -1
+        ]
     )
     assert document["prompt_ids"] == [1, 2]
     assert document["text"].split() == [str(token) for token in document["ids"]]
