@@ -148,10 +148,11 @@ def _moved_on(session: Session) -> np.ndarray:
     """Returns log p [2, N] of tokens that follow a full memory, in a stream that is moved beyond `FAR`."""
     rule, V = session.rule, session.vocab.size
     memory = session.start(2)
-    for _ in range(-(-rule.slots // rule.segment)):
-        tokens = np.arange(2 * rule.segment).reshape(2, -1) % V
+    before = rule.slots + FAR % rule.slots  # so that the slot of `FAR` is the one that is written next
+    for at in range(0, before, rule.segment):
+        tokens = np.arange(2 * min(rule.segment, before - at)).reshape(2, -1) % V
         _, memory = session.step(tokens, memory)
-    memory.positions[0] += (FAR // rule.slots + 1) * rule.slots  # a ring is written where it would have been
+    memory.positions[0] += FAR - before
     tokens = np.arange(2 * (rule.segment + 1)).reshape(2, -1) % V
     return session.score(tokens[:, :-1], tokens[:, 1:], memory)[0]
 

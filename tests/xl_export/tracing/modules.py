@@ -328,3 +328,10 @@ class WithoutMemory(Base):
 
     def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
         return (distance != 0)[None].expand(len(positions), -1, -1)
+
+
+class ShortPositions(Base):
+    """It forgets where it is beyond 32 bits."""
+
+    def hidden(self, distance: Tensor, positions: Tensor) -> Tensor:
+        return super().hidden(distance, positions % (1 << 32))

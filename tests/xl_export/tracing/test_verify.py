@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from runtimes.contract.tensors import AnyForm
 from tests.xl_export.tracing import modules
 from tests.xl_export.tracing.modules import RULE, VOCAB
 from xl_export import trace
+from xl_export.artefact.validate import validate
 from xl_export.artefact.write import finite_arrays
-from xl_export.tracing.module import digest_of, facts_of, form_of, refuse_other_modules
+from xl_export.tracing.module import ModuleSession, digest_of, facts_of, form_of, refuse_other_modules
 from xl_export.tracing.ring import ring_write
 from xl_export.tracing.verify import _Streams, check_module
 
@@ -127,3 +129,26 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path: Path) -> None:
     module.sizes = modules.Sizes(vocab_size=9, layers=1, d_model=modules.D)
     with pytest.raises(UserError, match="the vocabulary has 256 symbols and the module 9"):
         trace(module, tmp_path / "artefact", vocab=VOCAB, rule=RULE)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        (modules.Base, modules.ShortPositions, "a text that goes on beyond token"),
+        (modules.Base, modules.PaddingSeen, "rows with padding"),
+        (modules.Ring, modules.RingFull, "two streams"),
+    ],
+)
+def test_a_traced_graph_is_compared_where_positions_are_unusual(
+    right: type[nn.Module], wrong: type[nn.Module], message: str
+) -> None:
+    """A module stands for the graph of another one; rows of unequal lengths are fed to a ring alone."""
+    sessions = []
+    for kind in (right, right, wrong):
+        module = kind().eval()
+        form, shapes = form_of(module, facts_of(module), RULE, None)
+        sessions.append(ModuleSession(module, VOCAB, RULE, form, shapes))
+        sessions[-1].spec = SimpleNamespace(exporter="trace", form=form)  # type: ignore[assignment]
+    validate(sessions[1], sessions[0], tolerance=1e-4)
+    with pytest.raises(UserError, match=message):
+        validate(sessions[2], sessions[0], tolerance=1e-4)
