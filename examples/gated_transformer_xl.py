@@ -109,9 +109,17 @@ def train(model: GatedTransformerXL, tokens: Tensor, steps: int, lanes: int = 16
 
 
 if __name__ == "__main__":
+    if (
+        not 2 <= len(sys.argv) <= 3
+        or sys.argv[1].startswith("-")
+        or not "".join(sys.argv[2:] or "1").isdigit()
+    ):
+        sys.exit(__doc__)
+    folder, text = Path(sys.argv[1]), built_in_corpus().decode("utf-8")
+    if folder.exists():
+        sys.exit(f"{folder} exists already; give the name of a new folder.")
     torch.manual_seed(0)
     torch.set_num_threads(1)  # so small a model is no faster with more
-    folder, text = Path(sys.argv[1]), built_in_corpus().decode("utf-8")
     vocab = CharVocab.build(text)
     model = GatedTransformerXL(vocab.size)
     nn.init.normal_(model.table.weight, std=D**-0.5)

@@ -122,6 +122,8 @@ def _repeated(runs: Iterable[tuple[bytes, int]]) -> Iterator[tuple[int, bytes]]:
 
 
 def _form_of(line: bytes) -> Format:
+    if line.startswith(b"{"):  # a mistake in it is named, and not scored as a text
+        return "jsonl"
     try:
         return "jsonl" if isinstance(json.loads(line), dict | list | str) else "lines"
     except (ValueError, RecursionError):

@@ -46,7 +46,10 @@ def open_ids(path: Path, *, dtype: str | None = None, rows: bool = False) -> np.
         raise TextError(f"{path} could not be read as a .npy file of token ids: {reason}.") from error
     if ids.ndim not in ((1, 2) if rows else (1,)) or ids.dtype.kind not in "iu":
         shapes = "integers [N] or [documents, N]" if rows else "integers [N]"
-        raise TextError(f"{path} holds {ids.dtype} {list(ids.shape)}; expected token ids, {shapes}.")
+        raise TextError(
+            f"{path} holds {ids.dtype} {list(ids.shape)}; expected token ids, {shapes}: give one row, or a "
+            ".jsonl file."
+        )
     return ids
 
 

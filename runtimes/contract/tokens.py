@@ -132,7 +132,7 @@ def unknown_share(vocab: Vocab, tokens: np.ndarray) -> float | None:
 
 def _read_ids(path: Path, vocab: Vocab, *, told: bool, dtype: str | None) -> np.ndarray:
     """The ids of a file, which are known to be of this vocabulary."""
-    mend = "prepare the file with the vocab.json of this run or artefact"
+    mend = "give ids of this model"
     if path.suffix == ".jsonl":
         return _joined(path, vocab, dtype, mend)
     ids = open_ids(path, dtype=dtype)

@@ -46,7 +46,7 @@ def best_of_groups(scores: Iterable[TextScore], *, weight: float) -> Iterator[Be
         if not score.whole:
             raise UserError(
                 f"{place} is of a group, and its first token was not predicted, so that a shorter text would "
-                "win; score with bos, or give every text a context."
+                "win; give every text a context, such as a newline, or score with --bos."
             )
         before, name = name, _canonical(given.group, place)
         total = given.score + weight * score.log_prob

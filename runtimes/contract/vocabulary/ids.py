@@ -31,8 +31,8 @@ class IdsVocab(NoFiles):
     def encode(self, text: str | bytes) -> np.ndarray:
         if self.names is None:
             raise TextError(
-                f"this model takes token ids from 0 to {self.size - 1} and no text; give ids, with "
-                "--prompt-ids in place of --prompt, or in a file with --ids."
+                f"this model takes token ids from 0 to {self.size - 1} and no text; give ids: a file of "
+                "them, lines of JSON such as [12, 7], or --prompt-ids."
             )
         words = as_text(text).split()
         ids = np.fromiter((self._ids.get(word, -1) for word in words), np.int64, len(words))

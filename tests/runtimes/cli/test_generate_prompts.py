@@ -96,6 +96,8 @@ def test_text_in_quotation_marks_is_a_text_and_format_decides(
         assert expected.startswith(content)
         assert xl("generate", folder, "--prompts", file, *options, *GREEDY).stdout == expected
     refused(xl("generate", folder, "--prompts", file, "--format", "other", *GREEDY), "lines", "jsonl")
+    file.write_text('{"text": "a",}\n{"text": "b"}')  # a mistake in the first line is no text
+    refused(xl("generate", folder, "--prompts", file, *GREEDY), "line 1 of", "--format lines")
 
 
 @pytest.mark.parametrize("line", ["{", "[1, 2.5]", '{"text": "a", "ids": [1]}', "[true]", "3", "[" * 9999])
