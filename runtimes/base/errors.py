@@ -20,6 +20,14 @@ def first_line(error: BaseException) -> str:
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
+def of_library(error: BaseException) -> bool:
+    """Whether an error comes from a library that failed, and not from Ctrl-C or the end of the process.
+
+    A library in Rust panics with an exception that is no subclass of Exception.
+    """
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 @contextmanager
 def needs(extras: str, *packages: str) -> Iterator[None]:
     """Raises MissingPackageError, which names the command to run, where one of `packages` cannot be imported.

@@ -85,7 +85,10 @@ from runtimes.tasks.sample import Sampler
     help="The seed of the random numbers; the same seed gives the same text.",
 )
 @click.option(
-    "--stop", multiple=True, help="Stop before this text appears; the option may be given several times."
+    "--stop",
+    multiple=True,
+    help="Stop before this text appears; for a model of ids it is one or several whole ids or names. The option "
+    "may be given several times.",
 )
 @click.option(
     "--save-memory",

@@ -75,5 +75,10 @@ def _of_file(file: Path, vocab: Vocab, form: Format | None) -> list[Prompt]:
 def _prompt(line: Line) -> Prompt:
     """A prompt: a text, or in JSON a string, a list of ids, or an object with `text` or `ids`."""
     if isinstance(line.value, dict):
+        if unknown := line.value.keys() - {"text", "ids"}:
+            raise TextError(
+                f"{line.place} has the field {min(map(str, unknown))!r:.80}; expected text or ids, which is "
+                "continued."
+            )
         return field_of_text(line.value, line.place)
     return text_or_ids(line.value, line.place)

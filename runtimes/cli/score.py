@@ -174,7 +174,7 @@ def _line(result: TextScore | BestText, vocab: Vocab, *, each: bool, as_json: bo
     tokens = _tokens(score, vocab) if each else None
     if as_json:
         return json.dumps(_document(score, group, tokens), ensure_ascii=False)
-    text = score.given.text
+    text = score.source.text
     shown = text.translate(ESCAPES) if isinstance(text, str) else " ".join(map(str, text))
     columns = [f"{score.log_prob:.4f}", str(score.tokens), str(score.unknown), shown]
     if group:
@@ -189,11 +189,11 @@ def _document(
     score: TextScore, group: BestText | None, tokens: list[dict[str, Any]] | None
 ) -> dict[str, Any]:
     """One result for JSON. group: the n-best list that the text is the best of."""
-    given, document = score.given, {"id": score.id}
-    if given.group is not None:
-        document["group"] = given.group
+    source, document = score.source, {"id": score.id}
+    if source.group is not None:
+        document["group"] = source.group
     if group:
-        document |= {"total": group.total, "score": given.score, "texts": group.texts}
+        document |= {"total": group.total, "score": source.score, "texts": group.texts}
     return {
         **document,
         "log_prob": score.log_prob,
@@ -201,7 +201,7 @@ def _document(
         "unknown": score.unknown,
         "characters": score.characters,
         "bytes": score.num_bytes,
-        **({"text": given.text} if isinstance(given.text, str) else {"ids": list(given.text)}),
+        **({"text": source.text} if isinstance(source.text, str) else {"ids": list(source.text)}),
         **({} if tokens is None else {"token_log_probs": tokens}),
     }
 

@@ -6,10 +6,11 @@ import os
 from contextlib import AbstractContextManager
 from mmap import mmap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, StreamError
+from runtimes.base.errors import ArtefactError, StreamError, TextError
 from runtimes.base.files import read_npz
 from runtimes.contract.memory import MAX_POSITION, DeviceTensor, Memory, refuse_batch, refuse_no_memory
 from runtimes.contract.session import Session
@@ -49,6 +50,28 @@ def checked_targets(
                 "give -1 there."
             )
     return np.ascontiguousarray(targets, np.int64)
+
+
+def checked_ids(ids: Any, size: int, *, what: str) -> np.ndarray:
+    """Token ids of a vocabulary of this size as int64 [N], which may be empty; raises TextError for others.
+
+    what: a name of the ids, for messages.
+    """
+    try:
+        array = np.asarray(ids)
+    except (ValueError, OverflowError):  # lists of unequal length, or integers of any size
+        array = np.array(None)
+    if array.shape == (0,):
+        return np.empty(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise TextError(f"{what} is neither a text nor a list of token ids; give one of them.")
+    if array.min() < 0 or array.max() >= size:
+        outside = array.max() if array.max() >= size else array.min()
+        raise TextError(
+            f"{what} has the token id {outside}, outside the vocabulary of this model (0 to {size - 1}); "
+            "give ids of this model, or a text."
+        )
+    return array.astype(np.int64)
 
 
 def checked_lengths(lengths: np.ndarray | None, tokens: np.ndarray) -> np.ndarray | None:

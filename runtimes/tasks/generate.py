@@ -10,7 +10,7 @@ import numpy as np
 
 from runtimes.base.errors import StreamError, TextError, UserError
 from runtimes.base.machine import refuse_beyond_memory
-from runtimes.contract.checks import checked_tokens
+from runtimes.contract.checks import checked_ids, checked_tokens
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Decoder, Vocab
@@ -53,24 +53,27 @@ def generate(
     prompts: one text, one sequence of token ids, or a batch of either, of unequal lengths. Under the
     same-length mask the text of row r depends on its prompt, the seed and r alone, and not on the other rows.
     A row ends with the vocabulary's token for the end of a document, if it has one. stop: strings that end a
-    row too. A stop string and what follows it are not part of the text. memory: streams to continue. They are
-    updated in place, and at the end each has seen the tokens that were yielded for it; who stops earlier
-    leaves the last of them to be fed. text: False leaves the text of all pieces empty, which needs no library
-    that decodes them. Where all rows of a
-    session advance together (see `Session`), several streams need prompts of equal numbers of tokens and
-    end together: stop strings are refused there, and the end of a document ends no row. Raises TextError
-    before the first token, for a prompt that encodes to nothing or has unknown symbols.
+    row too. A stop string and what follows it are not part of the text. In a vocabulary of ids it is one or
+    several whole tokens, with blanks between them, and never a part of one. text: False leaves the text of
+    all pieces empty, which needs no library that decodes them.
+
+    memory: streams to continue. They are updated in place, and at the end each has seen the tokens that were
+    yielded for it. Who stops earlier leaves the last of them to be fed. Where all rows of a session advance
+    together (see `Session`), several streams need prompts of equal numbers of tokens and end together: stop
+    strings are refused there, and the end of a document ends no row.
+
+    Raises TextError before the first token, for a prompt that encodes to nothing or has unknown symbols.
     """
-    texts = _batch(prompts)
+    listed = _batch(prompts)
     stop = [stop] if isinstance(stop, str) else list(stop)
     sampler = sampler or Sampler()
     if max_tokens < 1:
         raise UserError(f"max_tokens is {max_tokens}; expected at least 1.")
-    if "" in stop:
+    if any(not (each.strip() if session.vocab.kind == "ids" else each) for each in stop):
         raise UserError("a stop string is empty; give at least one character, or no stop string.")
     if seed < 0:
         raise UserError(f"seed is {seed}; expected 0 or more.")
-    rows = [encode_prompt(session.vocab, text, what=f"prompt {number}") for number, text in enumerate(texts)]
+    rows = [encode_prompt(session.vocab, each, what=f"prompt {n}") for n, each in enumerate(listed)]
     if not rows:
         raise TextError("no prompt was given; give at least one.")
     if len(rows) > 1:
@@ -124,18 +127,10 @@ def encode_prompt(vocab: Vocab, prompt: Prompt, *, what: str) -> np.ndarray:
         if len(ids) == 0:
             raise TextError(f"{what} ({prompt!r:.20}) encodes to no tokens; give at least one symbol.")
         return ids
-    ids = np.asarray(prompt)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) == 0:
-        raise TextError(
-            f"{what} is {ids.dtype} {list(ids.shape)}; expected a text or token ids, integers [N]."
-        )
-    if ids.min() < 0 or ids.max() >= vocab.size:
-        outside = ids.max() if ids.max() >= vocab.size else ids.min()
-        raise TextError(
-            f"{what} has the token id {outside}, outside the vocabulary of this model (0 to "
-            f"{vocab.size - 1}); give ids of this model."
-        )
-    return ids.astype(np.int64)
+    ids = checked_ids(prompt, vocab.size, what=what)
+    if len(ids) == 0:
+        raise TextError(f"{what} has no token ids; give at least one.")
+    return ids
 
 
 def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -213,7 +208,8 @@ def _generate(
         memory.positions[:] = starts
     logits = _feed(session, tokens, memory, lengths)
     draws = [np.random.default_rng([seed, row]) for row in range(len(tokens))]
-    texts = [_Text(decoder, stop) for decoder in decoders]
+    border = " " if session.vocab.kind == "ids" else ""
+    texts = [_Text(decoder, stop, border) for decoder in decoders]
     token = np.zeros((len(tokens), 1), np.int64)
     for count in range(1, max_tokens + 1):
         goes_on = np.array([text.ended is None for text in texts])
@@ -248,10 +244,15 @@ def _feed(session: Session, tokens: np.ndarray, memory: Memory, lengths: np.ndar
 
 
 class _Text:
-    """The text of one row as it grows. It releases what can no longer be part of a stop string."""
+    """The text of one row as it grows. It releases what can no longer be part of a stop string.
 
-    def __init__(self, decoder: Decoder, stop: Sequence[str]) -> None:
-        self._decode, self._stop = decoder, stop
+    border: what stands around each token, and so around a stop string; empty where a stop string may be a
+    part of a token.
+    """
+
+    def __init__(self, decoder: Decoder, stop: Sequence[str], border: str) -> None:
+        self._decode, self._border = decoder, border
+        self._stop = [border + (text.strip() if border else text) + border for text in stop]
         self._held = ""
         self.ended: Reason | None = None
 
@@ -264,7 +265,8 @@ class _Text:
         """The text that is released by one more token; all of it with the last one."""
         self.ended = "length" if last else None
         self._held += self._decode(token)
-        found = [at for text in self._stop if (at := self._held.find(text)) >= 0]
+        whole = self._held + self._border
+        found = [at for text in self._stop if (at := whole.find(text)) >= 0]
         if found:
             self.ended = "stop"
             return self._held[: min(found)]
@@ -274,8 +276,9 @@ class _Text:
 
     def _overlap(self) -> int:
         """The length of the longest end of the held text with which a stop string begins."""
+        whole, end = self._held + self._border, len(self._border)
         longest = max((len(text) for text in self._stop), default=1) - 1
-        for length in range(min(longest, len(self._held)), 0, -1):
-            if any(text.startswith(self._held[-length:]) for text in self._stop):
-                return length
+        for length in range(min(longest, len(whole)), end, -1):
+            if any(text.startswith(whole[-length:]) for text in self._stop):
+                return length - end
         return 0

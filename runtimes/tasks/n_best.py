@@ -39,17 +39,17 @@ def best_of_groups(scores: Iterable[TextScore], *, weight: float) -> Iterator[Be
     best: BestText | None = None
     name = ""
     for score in scores:
-        given, place = score.given, score.given.place or f"text {score.number}"
-        if given.group is None or given.score is None:
-            missing = "group" if given.group is None else "score"
+        source, place = score.source, score.source.place or f"text {score.number}"
+        if source.group is None or source.score is None:
+            missing = "group" if source.group is None else "score"
             raise UserError(f"{place} has no {missing}; a weight needs group and score with every text.")
         if not score.whole:
             raise UserError(
                 f"{place} is of a group, and its first token was not predicted, so that a shorter text would "
                 "win; give every text a context, such as a newline, or score with --bos."
             )
-        before, name = name, _canonical(given.group, place)
-        total = given.score + weight * score.log_prob
+        before, name = name, _canonical(source.group, place)
+        total = source.score + weight * score.log_prob
         if best is not None and name == before:
             chosen, total = (score, total) if total > best.total else (best.best, best.total)
             best = BestText(group=best.group, total=total, best=chosen, texts=best.texts + 1)
@@ -58,10 +58,10 @@ def best_of_groups(scores: Iterable[TextScore], *, weight: float) -> Iterator[Be
             yield best
         if not seen.add(name):
             raise UserError(
-                f"{place} is of group {given.group!r:.80}, which ended before; sort the texts so that those "
+                f"{place} is of group {source.group!r:.80}, which ended before; sort the texts so that those "
                 "of a group stand together."
             )
-        best = BestText(group=given.group, total=total, best=score, texts=1)
+        best = BestText(group=source.group, total=total, best=score, texts=1)
     if best is not None:
         yield best
 

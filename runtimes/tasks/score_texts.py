@@ -37,7 +37,7 @@ class TextScore:
     without its first token where that was not predicted; None for ids. The token that ends a text has no
     characters. whole: whether all tokens of the text were predicted, but for a beginning that it has itself.
     token_ids: the tokens that were predicted. token_log_probs: of each of them in nats, where `score_texts`
-    was asked for them. given: the input.
+    was asked for them. source: the input.
     """
 
     number: int
@@ -48,7 +48,7 @@ class TextScore:
     characters: int | None
     num_bytes: int | None
     whole: bool
-    given: TextToScore
+    source: TextToScore
     token_ids: np.ndarray = field(repr=False)
     token_log_probs: np.ndarray | None = field(default=None, repr=False)
 
@@ -112,14 +112,14 @@ def _score_windows(reader: Reader, scorer: _Scorer, *, keep: bool) -> Iterator[T
                 _refuse_infinite(scorer.session, row, log_probs)
             yield TextScore(
                 number=row.number,
-                id=row.number if row.given.id is None else row.given.id,
+                id=row.number if row.source.id is None else row.source.id,
                 log_prob=float(log_probs.sum(dtype=np.float64)),
                 tokens=len(log_probs),
                 unknown=row.unknown,
                 characters=None if row.size is None else row.size.characters,
                 num_bytes=None if row.size is None else row.size.num_bytes,
                 whole=row.whole,
-                given=row.given,
+                source=row.source,
                 token_ids=row.targets,
                 token_log_probs=log_probs if keep else None,
             )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import TextError
+from runtimes.contract.checks import checked_ids
 from runtimes.contract.tokens import ReadText, TextSize, predicted_size
 from runtimes.contract.vocabulary import IdsVocab, Vocab, WordVocab, not_unicode
 
@@ -54,7 +55,7 @@ class Row:
     """
 
     number: int
-    given: TextToScore
+    source: TextToScore
     context: Context
     stream: np.ndarray
     unknown: int
@@ -63,7 +64,7 @@ class Row:
 
     @property
     def place(self) -> str:
-        return self.given.place or f"text {self.number}"
+        return self.source.place or f"text {self.number}"
 
     @property
     def targets(self) -> np.ndarray:
@@ -105,12 +106,12 @@ class Reader:
     def _row(self, item: str | Sequence[int] | TextToScore, contexts: dict[Any, Context]) -> tuple[Row, int]:
         """The next text, and how many tokens were read for it."""
         number = next(self._numbers)
-        given = item if isinstance(item, TextToScore) else TextToScore(text=item)
-        place = given.place or f"text {number}"
-        context, fed = self._context(given.context, f"the context of {place}", contexts)
-        own = self._encode(given.text, place)
-        if isinstance(given.text, str) and len(context.last):
-            own = _continued(self._vocab, own, given.context, context)
+        source = item if isinstance(item, TextToScore) else TextToScore(text=item)
+        place = source.place or f"text {number}"
+        context, fed = self._context(source.context, f"the context of {place}", contexts)
+        own = self._encode(source.text, place)
+        if isinstance(source.text, str) and len(context.last):
+            own = _continued(self._vocab, own, source.context, context)
         special = self._vocab.special
         before = context.last
         # One token may stand before a text and after it; where it is all that a text has, it is its end.
@@ -120,11 +121,11 @@ class Reader:
         after = NOTHING if _ends(own, self._after) else self._after
         row = Row(
             number=number,
-            given=given,
+            source=source,
             context=context,
             stream=np.concatenate([before, own, after]),
             unknown=0 if special.unknown is None else int((own == special.unknown).sum()),
-            size=_size(self._vocab, given.text, own, all_predicted=len(before) > 0),
+            size=_size(self._vocab, source.text, own, all_predicted=len(before) > 0),
             whole=len(before) > 0 or _begins(own, _as_ids(special.before_text)),
         )
         return row, 1 + fed + len(row.stream)
@@ -145,7 +146,7 @@ class Reader:
 
     def _encode(self, text: str | Sequence[int], place: str) -> np.ndarray:
         if not isinstance(text, str):
-            return _checked_ids(text, self._vocab.size, place)
+            return checked_ids(text, self._vocab.size, what=place)
         if not text:
             return NOTHING
         if isinstance(self._vocab, IdsVocab) and self._vocab.names is None:
@@ -161,8 +162,8 @@ class Reader:
             raise TextError(f"{place}: {error}") from error
 
 
-def _continued(vocab: Vocab, own: np.ndarray, given: str | Sequence[int], context: Context) -> np.ndarray:
-    """The ids of a text that goes on after a context.
+def _continued(vocab: Vocab, own: np.ndarray, before: str | Sequence[int], context: Context) -> np.ndarray:
+    """The ids of a text that goes on after a context. before: that context, as the user wrote it.
 
     A vocabulary that puts a symbol before each line puts it before any text that it encodes. A text that
     goes on within the line of its context has none, as a text generated after a prompt has none.
@@ -171,7 +172,7 @@ def _continued(vocab: Vocab, own: np.ndarray, given: str | Sequence[int], contex
         return own
     end, ids = vocab.special.end_of_line, np.concatenate([context.fed, context.last])
     if end is None:  # newlines have no token
-        line_ended = isinstance(given, str) and "\n" in given and not given.rpartition("\n")[2].strip()
+        line_ended = isinstance(before, str) and "\n" in before and not before.rpartition("\n")[2].strip()
     elif end != vocab.special.beginning:
         line_ended = bool(ids[-1] == end)
     else:  # one symbol stands before each line and after it
@@ -204,24 +205,6 @@ def _size(
         return None
     # A token may decode to more than it was made from, where the library normalises texts.
     return TextSize(characters=max(0, size.characters), num_bytes=max(0, size.num_bytes))
-
-
-def _checked_ids(ids: Sequence[int], size: int, place: str) -> np.ndarray:
-    try:
-        array = np.asarray(ids)
-    except (ValueError, OverflowError):  # lists of unequal length, or integers of any size
-        array = np.array(None)
-    if array.shape == (0,):
-        return NOTHING
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise TextError(f"{place} is neither a text nor a list of token ids; give one of them.")
-    if array.min() < 0 or array.max() >= size:
-        outside = array.max() if array.max() >= size else array.min()
-        raise TextError(
-            f"{place} has the token id {outside}, outside the vocabulary of this model (0 to {size - 1}); "
-            "give ids of its vocabulary, or a text."
-        )
-    return array.astype(np.int64)
 
 
 def _as_ids(token: int | None) -> np.ndarray:

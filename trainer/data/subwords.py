@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from runtimes.base.errors import ConfigError, UserError, first_line, needs
+from runtimes.base.errors import ConfigError, UserError, first_line, needs, of_library
 from runtimes.base.files import atomic_file, write_json
 from runtimes.contract.vocabulary import SubwordVocab, Vocab
 from trainer.data.own_text import Documents, texts, word_vocab_of
@@ -212,7 +212,7 @@ def _refused(kind: SubwordKind, size: int) -> Iterator[None]:
     except (UserError, ImportError, OSError):
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not of_library(error):
             raise
         reason = (first_line(error).rpartition("] ")[2] or first_line(error)).partition(". Increase")[0]
         raise ConfigError(

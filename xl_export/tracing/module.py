@@ -6,6 +6,7 @@ A module has `sizes`, `start` and `step`. It may have `logits` and `log_prob` to
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -229,7 +230,7 @@ class ModuleSession(TorchSession):
         self._facts, self.vocabulary = facts, Output(module)
         self.module, self.vocab, self.rule = module, vocab, rule
         self.model: Any = self  # what the methods of TorchSession ask for: `facts` and `vocabulary`
-        self.identity, self._process = f"module {digest_of(module)} {rule}", _process()
+        self.identity, self._process = f"module {digest_of(module)} {rule}", os.getpid()
         dtype: Float = "float32"
         self.state = tuple(state.tensor() for state in state_tensors(facts, rule, form, dtype, shapes))
 
@@ -246,9 +247,3 @@ class ModuleSession(TorchSession):
         with torch.no_grad(), in_a_sentence(self.module, "logits or log_prob"):
             answer: np.ndarray = compute().numpy()
         return answer
-
-
-def _process() -> int:
-    import os
-
-    return os.getpid()

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, TextError, UserError, first_line, needs
+from runtimes.base.errors import ArtefactError, TextError, UserError, first_line, needs, of_library
 from runtimes.contract.vocabulary.base import (
     Decoder,
     SpecialTokens,
@@ -244,7 +244,7 @@ def _refused(what: str) -> Iterator[None]:
     except UserError:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not of_library(error):
             raise
         raise ArtefactError(
             f"the {what} could not be used by the library of the vocabulary ({first_line(error):.200}); give "

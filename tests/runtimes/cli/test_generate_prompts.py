@@ -100,7 +100,18 @@ def test_text_in_quotation_marks_is_a_text_and_format_decides(
     refused(xl("generate", folder, "--prompts", file, *GREEDY), "line 1 of", "--format lines")
 
 
-@pytest.mark.parametrize("line", ["{", "[1, 2.5]", '{"text": "a", "ids": [1]}', "[true]", "3", "[" * 9999])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[1, 2.5]",
+        '{"text": "a", "ids": [1]}',
+        '{"text": "a", "context": "b"}',
+        "[true]",
+        "3",
+        "[" * 9999,
+    ],
+)
 def test_a_line_that_is_no_prompt_is_named(line: str, artefacts: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "prompts").write_text('"The "\n' + line)
     refused(xl("generate", artefacts["ring"], "--prompts", tmp_path / "prompts", *GREEDY), "line 2 of")
