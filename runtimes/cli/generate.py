@@ -87,8 +87,8 @@ from runtimes.tasks.sample import Sampler
 @click.option(
     "--stop",
     multiple=True,
-    help="Stop before this text appears; for a model of ids it is one or several whole ids or names. The option "
-    "may be given several times.",
+    help="Stop before this text appears; for a model of ids it is one or several whole ids or names. The "
+    "option may be given several times.",
 )
 @click.option(
     "--save-memory",
