@@ -10,14 +10,17 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from runtimes.base.errors import UserError
 from runtimes.base.machine import available_cpus
-from trainer.training.parallel import LostError
+from trainer.training.parallel import SETTLE, LostError
 
 REPORTS = (
     "XL_EXPORT_REPORTS"  # environment variable: the folder where a launched process writes its error sentence
@@ -73,7 +76,10 @@ def launch(command: Sequence[str], processes: int) -> None:
             sentences = [path.read_text("utf-8") for path in sorted(Path(reports).iterdir())]
             if sentences:
                 raise UserError(sentences[0]) from None
-            failure = min(error.failures.values(), key=lambda failed: failed.timestamp)
+            # A process that lost another one ends with code 2: it is a consequence, and no cause.
+            failure = min(
+                error.failures.values(), key=lambda failed: (failed.exitcode == 2, failed.timestamp)
+            )
             if failure.exitcode == 2:  # it has said on standard error why it ended
                 raise SystemExit(2) from None
             name = _name(failure.exitcode)
@@ -99,16 +105,30 @@ def reporting() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
-    except LostError:  # a consequence: the launcher knows which process was lost
-        raise SystemExit(2) from None
+        _end(130)
+    except LostError:  # a consequence: the launcher names the lost process, once it has seen its end
+        time.sleep(SETTLE)
+        _end(2)
     except UserError as error:
         _report(folder, error)
-        raise SystemExit(2) from None
+        _end(2)
     except SystemExit as error:
         if isinstance(error.__cause__, UserError):  # what all processes found and the first one raises
             _report(folder, error.__cause__)
+        if isinstance(error.code, int) and error.code:
+            _end(error.code)
         raise
+
+
+def _end(code: int) -> NoReturn:
+    """Ends this process at once.
+
+    Where the connection to the other processes is still open, its threads abort a process that takes Python
+    down in the usual way: "terminate called without an active exception" would stand before the sentence.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _report(folder: str, error: UserError) -> None:
