@@ -164,6 +164,20 @@ def test_text_with_stop_strings_is_what_a_search_of_the_whole_text_says(stop: Se
         assert "".join(recite(whole, stop)) == whole[:cut], whole
 
 
+def test_a_kept_memory_of_each_row_has_seen_what_was_yielded_for_it(session: Session) -> None:
+    prompts = ["The class", "x = 1 + 2"]
+    if session.spec is not None and session.spec.form != "ring":
+        with pytest.raises(StreamError, match="must end together"):
+            generate(session, prompts, max_tokens=12, stop=["a"], memory=session.start(2))
+        return
+    free = texts(list(generate(session, prompts, max_tokens=12, sampler=SAMPLED)), 2)
+    stop = next(free[0][:n] for n in range(1, 12) if free[0][:n] not in free[1])  # ends the first row alone
+    memory = session.start(2)
+    pieces = list(generate(session, prompts, max_tokens=12, sampler=SAMPLED, stop=[stop], memory=memory))
+    assert len(ids(pieces, 0)) < len(ids(pieces, 1)) == 12
+    assert memory.positions.tolist() == [9 + len(ids(pieces, row)) for row in (0, 1)]
+
+
 def test_a_row_that_met_a_stop_string_yields_no_more_while_others_go_on(session: Session) -> None:
     free = texts(list(generate(session, PROMPTS[:3], max_tokens=25, sampler=GREEDY)), 3)
     stop = free[0][3:5]
