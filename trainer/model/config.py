@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Literal
 
 from runtimes.base.errors import ConfigError
 from runtimes.contract.model_facts import MAX_LAYERS, MAX_SIZE, Sublayers
@@ -133,10 +134,15 @@ class ModelConfig:
     attn-split, but not split into heads) and `ff-attn` (a feed-forward network with softmax in the place of
     ReLU). persistent: vectors in each layer and head (N). span: adaptive spans, or null.
 
+    initialization: the values that training starts from. `normal`: matrices from Normal(0, 0.02), biases 0,
+    as the public code of Dai et al. `uniform-fan-in`: matrices and biases of linear layers from U(±1/√n) with
+    n inputs, and embeddings from Normal(0, 1), which are PyTorch's defaults and those of the public code of
+    Sukhbaatar et al.
+
     dropout: of sublayers' outputs, position vectors and the last layer's output. attention_dropout: of
-    attention weights. embedding_dropout, inner_dropout: of the embedding and within the feed-forward network;
-    `dropout` when null. variational_dropout: one mask for all positions of a segment. vocab_size: 0 until the
-    text has decided it.
+    attention weights. embedding_dropout, inner_dropout, output_dropout: of the embedding, within the
+    feed-forward network, and of the last layer's output; `dropout` when null. variational_dropout: one mask
+    for all positions of a segment. vocab_size: 0 until the text has decided it.
     """
 
     layers: int
@@ -157,10 +163,12 @@ class ModelConfig:
     span: SpanConfig | None = None
     vocabulary: VocabularyConfig = VocabularyConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
+    initialization: Literal["normal", "uniform-fan-in"] = "normal"
     dropout: float = 0.0
     attention_dropout: float = 0.0
     embedding_dropout: float | None = None
     inner_dropout: float | None = None
+    output_dropout: float | None = None
     variational_dropout: bool = False
     vocab_size: int = 0
 
@@ -178,7 +186,7 @@ class ModelConfig:
             raise ConfigError(
                 f"model.norm_epsilon is {self.norm_epsilon}; expected a small positive number such as 1e-5."
             )
-        for name in ("dropout", "attention_dropout", "embedding_dropout", "inner_dropout"):
+        for name in ("dropout", "attention_dropout", "embedding_dropout", "inner_dropout", "output_dropout"):
             if not 0 <= (getattr(self, name) or 0.0) < 1:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}; expected at least 0 and below 1.")
         narrowest = (self.vocabulary.d_embed or self.d_model) // self.vocabulary.div_val ** len(

@@ -170,7 +170,7 @@ class LanguageModel(nn.Module):
 
         Matrices, u and v are drawn from Normal(0, 0.02). Biases are 0 and the scales of norms are 1. Learned
         positions, persistent vectors, and embeddings that are neither scaled nor tied start with unit
-        variance.
+        variance. `initialization` of the configuration can give linear layers and embeddings other values.
         """
         unit_embeddings = not self.config.vocabulary.scale and not self.config.vocabulary.tie_weights
         for name, parameter in self.named_parameters():
@@ -185,6 +185,11 @@ class LanguageModel(nn.Module):
         for module in self.modules():
             if isinstance(module, PersistentVectors | AdaptiveSpan):
                 module.reset_parameters()
+        if self.config.initialization == "uniform-fan-in":
+            self.vocabulary.reset_to_uniform()
+            for module in self.modules():
+                if isinstance(module, nn.Linear):
+                    module.reset_parameters()
 
     def forward(
         self,
@@ -233,7 +238,8 @@ class LanguageModel(nn.Module):
 
     def last(self, outputs: list[Tensor]) -> Tensor:
         """The input [B, T, D] of the output layer."""
-        return drop(outputs[-1], self.config.dropout, self.config, self.training)
+        p = self.config.dropout if self.config.output_dropout is None else self.config.output_dropout
+        return drop(outputs[-1], p, self.config, self.training)
 
     def constrain(self) -> None:
         """Clamps spans that a step of the optimiser took out of their range."""

@@ -42,6 +42,21 @@ class Vocabulary(nn.Module):
         self.cluster_table = nn.Parameter(torch.empty(tails, width)) if tails else None
         self.cluster_bias = nn.Parameter(torch.zeros(tails)) if tails else None
 
+    def reset_to_uniform(self) -> None:
+        """Draws the values of PyTorch's own layers: Normal(0, 1) in embeddings, U(±1/√n) elsewhere.
+
+        n is the number of inputs. Tables that input and output share are embeddings (public code of
+        Sukhbaatar et al. 2019b).
+        """
+        for table in self.table.values():
+            nn.init.normal_(table)
+        layers = [self.output_table, self.projection, self.output_projection, self.output_bias]
+        for name, parameter in ((name, parameter) for layer in layers for name, parameter in layer.items()):
+            nn.init.uniform_(parameter, *_fan_in_range(self.clusters[int(name)].width))
+        for parameter in (self.cluster_table, self.cluster_bias):
+            if parameter is not None:
+                nn.init.uniform_(parameter, *_fan_in_range(self.clusters[0].width))
+
     def embed(self, tokens: Tensor) -> Tensor:
         """Returns the embeddings [..., D] of tokens int64 [...]."""
         if len(self.clusters) == 1:
@@ -116,6 +131,10 @@ class Vocabulary(nn.Module):
     @staticmethod
     def _inside(tokens: Tensor, cluster: Cluster) -> Tensor:
         return ((tokens >= cluster.first) & (tokens < cluster.last)).nonzero()[:, 0]
+
+
+def _fan_in_range(inputs: int) -> tuple[float, float]:
+    return -(inputs**-0.5), inputs**-0.5
 
 
 def at_least_fp32(logits: Tensor) -> Tensor:

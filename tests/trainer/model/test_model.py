@@ -16,7 +16,7 @@ from torch import Tensor
 
 from runtimes.contract.rule import MemoryRule
 from trainer.model.attention import AttentionFunction, relative_attention
-from trainer.model.config import ModelConfig
+from trainer.model.config import ModelConfig, VocabularyConfig
 from trainer.model.model import LanguageModel, count_parameters, drop
 from trainer.model.naive import naive_attention
 
@@ -234,3 +234,36 @@ def test_variational_dropout_is_one_mask_for_all_positions_of_a_segment() -> Non
     assert set(dropped.unique().tolist()) == {0.0, 2.0}
     plain = drop(torch.ones(3, 7, 50), 0.5, build(dropout=0.5).config, True)
     assert not torch.equal(plain[:, 0], plain[:, 1])
+
+
+@pytest.mark.parametrize(
+    "vocabulary", [{"tie_weights": False, "scale": False}, {"cutoffs": (30, 60), "div_val": 2}]
+)
+def test_uniform_initialization_is_that_of_pytorchs_own_layers(vocabulary: dict[str, Any]) -> None:
+    """Matrices and biases spread over ±1/√n of n inputs; embeddings and positions have unit variance."""
+    config = ModelConfig(
+        **SIZES | {"d_model": 64, "d_ff": 100, "vocab_size": 99},
+        positions="learned",
+        context=50,
+        vocabulary=VocabularyConfig(**vocabulary),
+        initialization="uniform-fan-in",
+    )
+    torch.manual_seed(0)
+    model = LanguageModel(config)
+    inputs = {"contract.": 100, "out.": 9, "output_bias.1": 32, "output_bias.2": 16}
+    inputs |= {"projection.1": 32, "projection.2": 16}
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            continue
+        if name.startswith(("vocabulary.table", "positions")):
+            assert 0.8 < parameter.std() < 1.2, name
+            continue
+        n = next((n for mark, n in inputs.items() if mark in name), 64)
+        largest = parameter.abs().max().item() * n**0.5
+        assert (0.3 if parameter.numel() < 10 else 0.8) < largest <= 1, name
+
+
+def test_the_last_layers_output_has_a_dropout_of_its_own() -> None:
+    model = build(dropout=0.0, output_dropout=0.5).train()
+    assert (model.last([torch.ones(1, 40, 6)]) == 0).any()
+    assert not (build(dropout=0.5, output_dropout=0.0).train().last([torch.ones(1, 40, 6)]) == 0).any()
