@@ -44,6 +44,7 @@ from trainer.model.model import LanguageModel, count_parameters
 from trainer.model.naive import naive_attention
 from trainer.run.checkpoint import load_run
 from trainer.run.config import TrainConfig
+from trainer.run.optimizer_config import OptimizerConfig, ScheduleConfig
 from trainer.run.session import TorchSession
 from trainer.training.loop import train
 from trainer.training.state import Training
@@ -111,8 +112,8 @@ def recipe(name: str, *, threads: int) -> TrainConfig:
         training=rule,
         evaluation=rule,
         batch=16,
-        learning_rate=2e-3,
-        warmup_steps=50,
+        optimizer=OptimizerConfig(lr=2e-3),
+        schedule=ScheduleConfig(warmup_steps=50),
         steps=1_000_000,
         validate_every=1 << 40,
         checkpoint_every=1 << 40,

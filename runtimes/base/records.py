@@ -53,15 +53,17 @@ def to_json(record: Any) -> dict[str, Any]:
 def _probably_meant(key: str, cls: type) -> str | None:
     """The known key that was probably meant, as a path such as `model.layers`; None if no key is similar.
 
-    It is a key of the same name inside another record, a key with these initials, one that the given key
-    makes longer, or one that is spelled nearly so.
+    It is a key of the same name inside another record, a key with these initials or the initials of the given
+    key, one that the given key makes longer, or one that is spelled nearly so.
     """
     paths = list(_paths(cls))
     names = {path.rpartition(".")[2]: path for path in reversed(paths)}
     initials = {"".join(word[0] for word in name.split("_")): path for name, path in reversed(names.items())}
     near = difflib.get_close_matches(key, names, n=1)
     longer = next((path for name, path in names.items() if key.startswith(f"{name}_")), None)
-    return names.get(key) or initials.get(key) or longer or (names[near[0]] if near else None)
+    shorter = names.get("".join(word[:1] for word in key.split("_"))) if "_" in key else None
+    likely = names.get(key) or initials.get(key) or shorter or longer
+    return likely or (names[near[0]] if near else None)
 
 
 def _paths(cls: type) -> Iterator[str]:

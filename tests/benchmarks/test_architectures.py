@@ -14,12 +14,12 @@ from benchmarks.__main__ import main
 from benchmarks.cases import architectures
 from benchmarks.cases.architectures import MODELS, affordable, check, chosen, recipe
 from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.base.records import from_json
 from trainer.data.source import load_source, with_vocab_size
 from trainer.model.attention import relative_attention
 from trainer.model.config import ModelConfig
 from trainer.model.model import count_parameters
 from trainer.run.config import TrainConfig
+from trainer.run.optimizer_config import OptimizerConfig
 from trainer.training.state import Training
 
 TERMS = [
@@ -41,7 +41,7 @@ def test_the_models_have_nearly_equal_numbers_of_parameters() -> None:
 
 def test_all_models_share_everything_but_what_is_compared() -> None:
     recipes = [recipe(name, threads=1) for name in MODELS]
-    for field in ("batch", "seed", "optimizer", "learning_rate", "schedule", "clip", "vocab"):
+    for field in ("batch", "seed", "optimizer", "schedule", "vocab"):
         assert len({getattr(config, field) for config in recipes}) == 1, field
     assert {config.training.segment for config in recipes} == {architectures.T}
     assert {config.training.mem_len for config in recipes} == {0, architectures.T}
@@ -76,7 +76,9 @@ def test_training_reaches_the_row_that_stands_for_all_longer_distances(
     name: str, tmp_path: Path, text: str
 ) -> None:
     (tmp_path / "text.txt").write_text(text[:20_000], encoding="utf-8")
-    config = dataclasses.replace(recipe(name, threads=1), text=str(tmp_path / "text.txt"), batch=2, clip=1e9)
+    config = dataclasses.replace(
+        recipe(name, threads=1), text=str(tmp_path / "text.txt"), batch=2, optimizer=OptimizerConfig(clip=1e9)
+    )
     source = load_source(config)
     training = Training.start(with_vocab_size(config, source.vocab))
     rows = training.model.get_parameter("positions.table")
@@ -138,7 +140,7 @@ def test_the_command_prints_both_scores_and_keeps_the_history(
         assert row["steps"] == 2
         assert row["tokens"] == 2 * 16 * 64
         assert row["budget_seconds"] == 180
-        assert from_json(TrainConfig, row["recipe"], where="history").steps == 2
+        assert TrainConfig.from_json(row["recipe"], where="history").steps == 2
         assert set(row["exact"]) == set(row["stream"]) == {"64", "256"}
         assert all(1 < bits < 9 for bits in (*row["exact"].values(), *row["stream"].values()))
     assert document["engine"] == "torch"

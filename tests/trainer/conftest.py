@@ -14,6 +14,7 @@ from runtimes.contract.rule import MemoryRule
 from trainer.data.source import load_source, with_vocab_size
 from trainer.model.config import ModelConfig
 from trainer.run.config import TrainConfig
+from trainer.run.optimizer_config import OptimizerConfig, ScheduleConfig
 from trainer.training.state import Training
 
 SENTENCE = (
@@ -50,26 +51,37 @@ def text_file(tmp_path: Path, plain_text: str) -> Path:
 
 @pytest.fixture
 def make_config(text_file: Path) -> Callable[..., TrainConfig]:
-    """`make_config(steps=…, dropout=…)`: a tiny run on the plain text; sizes of the model are given flat."""
+    """`make_config(steps=…, dropout=…, lr=…)`: a tiny run on the plain text.
+
+    Keys of the model, the optimiser and the schedule are given flat, and `optimizer` and `schedule` as kinds.
+    """
 
     def make(**changes: Any) -> TrainConfig:
-        sizes: dict[str, Any] = {"layers": 2, "d_model": 16, "heads": 2, "head_dim": 8, "d_ff": 24}
-        sizes |= {name: changes.pop(name) for name in [*changes] if name in ModelConfig.__dataclass_fields__}
+        flat: dict[str, Any] = {"layers": 2, "d_model": 16, "heads": 2, "head_dim": 8, "d_ff": 24, "lr": 0.01}
+        flat |= {"warmup_steps": min(3, changes.get("steps", 20))} | changes
+
+        def section(cls: type[Any], kind: str = "") -> Any:
+            taken = {name: flat.pop(name) for name in [*flat] if name in cls.__dataclass_fields__}
+            return cls(**taken, **({"kind": flat.pop(kind)} if kind in flat else {}))
+
+        model = section(ModelConfig)
+        optimizer = section(OptimizerConfig, "optimizer")
+        schedule = section(ScheduleConfig, "schedule")
         settings: dict[str, Any] = {
-            "model": ModelConfig(**sizes),
+            "model": model,
+            "optimizer": optimizer,
+            "schedule": schedule,
             "training": MemoryRule(mem_len=8, segment=8, mask="full"),
             "evaluation": MemoryRule(mem_len=12, segment=8),
             "text": str(text_file),
             "batch": 4,
             "steps": 20,
-            "learning_rate": 0.01,
-            "warmup_steps": min(3, changes.get("steps", 20)),
             "log_every": 1,
             "validate_every": 10,
             "checkpoint_every": 5,
             "threads": 1,
         }
-        return TrainConfig(**settings | changes)
+        return TrainConfig(**settings | flat)
 
     return make
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, UserError
 from runtimes.base.files import atomic_file, read_json, refuse_other_kinds, sha256
-from runtimes.base.records import from_json
 from runtimes.contract.spec import VOCAB
 from runtimes.contract.vocabulary import Vocab, load_vocab
 from trainer.model.model import LanguageModel
@@ -44,7 +43,7 @@ def load_run(folder: Path) -> Run:
         raise ArtefactError(
             f"{folder} is not a run: it has no {CONFIG}; make one with `xl-export train --out RUN`."
         )
-    config = from_json(TrainConfig, read_json(folder / CONFIG), where=str(folder / CONFIG))
+    config = TrainConfig.from_json(read_json(folder / CONFIG), where=str(folder / CONFIG))
     vocab = matching_vocab(folder, config)
     path = folder / MODEL
     digest = _digest(path)

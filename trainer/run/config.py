@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.files import read_json
@@ -15,9 +15,9 @@ from runtimes.base.records import from_json
 from runtimes.contract.rule import MemoryRule
 from trainer.model.config import ModelConfig
 from trainer.run.choices import CorpusName, refuse_vocab_name
+from trainer.run.optimizer_config import OptimizerConfig, ScheduleConfig, in_sections
 
 BUILT_IN = Path(__file__).parents[1] / "configs"
-MAX_RATE = 1e30  # from a larger learning rate, optimisers compute numbers beyond fp32
 Schedule = tuple[tuple[int, int], ...]  # [step, value] pairs
 
 
@@ -68,14 +68,10 @@ class TrainConfig:
     contiguous part of the text. accumulate: a step computes its lanes in that many parts, one
     after the other, and adds up their gradients.
 
-    optimizer: see `trainer.training.optimizer`. learning_rate: rises linearly over `warmup_steps`, then
-    follows `schedule` and is never below min_learning_rate. schedule: `cosine` falls to min_learning_rate at
-    `steps`; `constant` stays; `inverse-sqrt` falls as 1/√step; `plateau` is multiplied by plateau_decay when
-    more than plateau_patience validations in a row were no better than the best. clip: largest gradient norm,
-    of all parameters (adam) or of each tensor (adagrad). autocast: precision of the forward and backward
-    pass; fp16 scales the loss. Weights and memory stay fp32. averaging: the mean of the weights is validated
-    and exported; null for the weights themselves. patience: training ends when this many validations in a row
-    were no better than the best; 0 for never.
+    optimizer: how a gradient changes the weights. schedule: how the learning rate changes. autocast:
+    precision of the forward and backward pass; fp16 scales the loss. Weights and memory stay fp32. averaging:
+    the mean of the weights is validated and exported; null for the weights themselves. patience: training
+    ends when this many validations in a row were no better than the best; 0 for never.
 
     device: where the model is trained; of several processes, each takes a GPU, or all share the CPU. threads:
     CPU threads; 0 for PyTorch's choice. tensorboard: metrics are also written as TensorBoard events, to the
@@ -96,14 +92,8 @@ class TrainConfig:
     batch: int = 16
     accumulate: int = 1
     steps: int = 1000
-    optimizer: Literal["adam", "adagrad"] = "adam"
-    learning_rate: float = 2.5e-4
-    schedule: Literal["cosine", "plateau", "constant", "inverse-sqrt"] = "cosine"
-    warmup_steps: int = 0
-    min_learning_rate: float = 0.0
-    plateau_patience: int = 0
-    plateau_decay: float = 0.5
-    clip: float = 0.25
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     autocast: Literal["none", "bf16", "fp16"] = "none"
     averaging: Averaging | None = None
     patience: int = 0
@@ -134,27 +124,18 @@ class TrainConfig:
             raise ConfigError(
                 f"accumulate is {self.accumulate}; expected a divisor of batch, which is {self.batch}."
             )
-        if not 0 < self.learning_rate <= MAX_RATE or self.clip <= 0:
+        if self.schedule.min_lr > self.optimizer.lr:
             raise ConfigError(
-                f"learning_rate is {self.learning_rate} and clip is {self.clip}; expected positive numbers, "
-                f"and a learning_rate of at most {MAX_RATE:g}."
+                f"schedule.min_lr is {self.schedule.min_lr}; expected 0 to optimizer.lr, which is "
+                f"{self.optimizer.lr}."
             )
-        if not 0 <= self.min_learning_rate <= self.learning_rate:
+        if self.schedule.warmup_steps > self.steps:
             raise ConfigError(
-                f"min_learning_rate is {self.min_learning_rate}; expected 0 to learning_rate, which is "
-                f"{self.learning_rate}."
+                f"schedule.warmup_steps is {self.schedule.warmup_steps}; expected 0 to steps, which is "
+                f"{self.steps}."
             )
-        if not 0 <= self.warmup_steps <= self.steps:
-            raise ConfigError(
-                f"warmup_steps is {self.warmup_steps}; expected 0 to steps, which is {self.steps}."
-            )
-        if not 0 < self.plateau_decay < 1:
-            raise ConfigError(f"plateau_decay is {self.plateau_decay}; expected above 0 and below 1.")
-        if self.plateau_patience < 0 or self.patience < 0:
-            raise ConfigError(
-                f"plateau_patience is {self.plateau_patience} and patience is {self.patience}; expected 0 "
-                "or more."
-            )
+        if self.patience < 0:
+            raise ConfigError(f"patience is {self.patience}; expected 0 or more validations.")
         if not 0 <= self.seed < 1 << 63 or not 0 <= self.threads <= 1024:
             raise ConfigError(
                 f"seed is {self.seed} and threads is {self.threads}; expected a seed from 0 to 2^63 - 1 and "
@@ -230,7 +211,18 @@ class TrainConfig:
 
     def with_steps(self, steps: int) -> TrainConfig:
         """The same recipe with this number of steps, and a warm-up that is not longer."""
-        return dataclasses.replace(self, steps=steps, warmup_steps=min(self.warmup_steps, steps))
+        warmup = min(self.schedule.warmup_steps, steps)
+        return dataclasses.replace(
+            self, steps=steps, schedule=dataclasses.replace(self.schedule, warmup_steps=warmup)
+        )
+
+    @classmethod
+    def from_json(cls, data: Any, *, where: str) -> TrainConfig:
+        """A configuration from parsed JSON, also in the form that version 0.1 wrote.
+
+        where: the source, for messages. Raises ConfigError for unknown keys, wrong types and wrong values.
+        """
+        return from_json(cls, in_sections(data, where=where), where=where)
 
     @classmethod
     def load(cls, name: str | Path) -> TrainConfig:
@@ -242,4 +234,4 @@ class TrainConfig:
                 f"{name} is neither a file nor a built-in configuration, of which the nearest are {near}; "
                 "`xl-export train --list` shows all."
             )
-        return from_json(cls, read_json(path), where=str(path))
+        return cls.from_json(read_json(path), where=str(path))

@@ -15,8 +15,6 @@ from runtimes.base.records import from_json, to_json
 from trainer.run.checkpoint import CONFIG, STATE, load_metadata
 from trainer.run.config import TrainConfig
 
-RECIPE = ("optimizer", "learning_rate", "schedule", "warmup_steps", "batch", "autocast", "seed")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
@@ -68,7 +66,15 @@ class History:
             "steps": config.steps,
             "best": None if leader is None else to_json(leader),
             "data": config.data or config.text or "the built-in text",
-            "recipe": {name: getattr(config, name) for name in RECIPE},
+            "recipe": {
+                "optimizer": config.optimizer.kind,
+                "learning_rate": config.optimizer.lr,
+                "schedule": config.schedule.kind,
+                "warmup_steps": config.schedule.warmup_steps,
+                "batch": config.batch,
+                "autocast": config.autocast,
+                "seed": config.seed,
+            },
             "rule": to_json(config.training),
         }
 
@@ -98,7 +104,7 @@ class History:
         return (
             f"the best validation of this run is {leader.bits_per_token:.4g} bits/token, worse than the "
             f"{uniform:.4g} of a model that gives every token the same probability; train longer, or with a "
-            "lower learning_rate."
+            "lower optimizer.lr."
         )
 
 
@@ -106,7 +112,7 @@ def history_of(run: Path) -> History | None:
     """The training of a run; None for a run that was imported, and so has no checkpoint to resume from."""
     if not (run / STATE).is_file():
         return None
-    config = from_json(TrainConfig, read_json(run / CONFIG), where=str(run / CONFIG))
+    config = TrainConfig.from_json(read_json(run / CONFIG), where=str(run / CONFIG))
     try:
         return History(config=config, facts=read_facts(run / STATE, config.steps))
     except UserError:  # neither an export nor `info` needs that file

@@ -23,7 +23,7 @@ from runtimes.base.files import read_json, write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.lock import only_writer
 from runtimes.base.partial import sweep
-from runtimes.base.records import from_json, to_json
+from runtimes.base.records import to_json
 from runtimes.contract.vocabulary import save_vocab
 from trainer.data.source import Source, load_source, reload_source, with_vocab_size
 from trainer.data.text import many_words
@@ -78,7 +78,7 @@ def config_of(run: Path) -> TrainConfig:
             f"{run} cannot be resumed, because it has no {STATE}; start a new run with `xl-export train "
             "--out RUN`."
         )
-    return from_json(TrainConfig, read_json(run / CONFIG), where=str(run / CONFIG))
+    return TrainConfig.from_json(read_json(run / CONFIG), where=str(run / CONFIG))
 
 
 def _hold(run: Path, held: ExitStack) -> None:
@@ -154,7 +154,7 @@ def _mend(training: Training, run: Path) -> None:
 def _check_held_out(config: TrainConfig, held_out: np.ndarray) -> None:
     """Raises ConfigError if the recipe depends on validation and the held-out text is too short for one."""
     averaging = config.averaging is not None and config.averaging.patience is not None
-    if len(held_out) < 2 and (config.schedule == "plateau" or config.patience or averaging):
+    if len(held_out) < 2 and (config.schedule.kind == "plateau" or config.patience or averaging):
         raise ConfigError(
             f"the held-out text has {len(held_out)} token(s), and schedule plateau, patience and "
             "averaging.patience need a validation with at least 2; give a longer text, or another recipe."

@@ -1,9 +1,10 @@
-"""The optimisers Adam and Adagrad. Each clips gradients in its own way.
+"""The optimisers Adam, AdamW and Adagrad. They clip gradients in two ways.
 
-`adam` scales the whole gradient down to the norm `clip`. `adagrad` is that of Sukhbaatar et al. (2019, the
-public code of adaptive-span): the squared gradients are summed unclipped, and the *step* of a tensor is
-scaled by clip / norm where the norm of its gradient is larger. That equals torch.optim.Adagrad with a
-learning rate of its own for each tensor, as here.
+`adam` and `adamw` scale the whole gradient down to the norm `clip`. `adamw` also multiplies matrices by
+1 - lr * weight_decay in each step (Loshchilov and Hutter 2019, Algorithm 2). `adagrad` is that of Sukhbaatar
+et al. (2019, the public code of adaptive-span): the squared gradients are summed unclipped, and the *step* of
+a tensor is scaled by clip / norm where the norm of its gradient is larger. That equals torch.optim.Adagrad
+with a learning rate of its own for each tensor, as here.
 """
 
 from __future__ import annotations
@@ -13,37 +14,69 @@ from torch import Tensor, nn
 
 from trainer.run.config import TrainConfig
 
+FUSED = ("cpu", "cuda")  # devices for which every supported PyTorch updates all weights in one pass
+
 
 def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     """The optimiser of the configuration. Its state is complete from the start: step 0 is saved."""
-    if config.optimizer == "adagrad":
+    settings = config.optimizer
+    if settings.kind == "adagrad":
         return torch.optim.Adagrad(
-            [{"params": [parameter]} for parameter in model.parameters()], lr=config.learning_rate
+            [{"params": [parameter]} for parameter in model.parameters()],
+            lr=settings.lr,
+            eps=1e-10 if settings.epsilon is None else settings.epsilon,
         )
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
+    kept = [parameter for name, parameter in model.named_parameters() if not decays(name, parameter)]
+    decayed = [parameter for name, parameter in model.named_parameters() if decays(name, parameter)]
+    fused = all(parameter.device.type in FUSED for parameter in model.parameters())
+    optimizer = torch.optim.AdamW(  # with a decay of 0 it computes what torch.optim.Adam computes
+        [
+            {"params": parameters, "weight_decay": weight_decay}
+            for parameters, weight_decay in ((decayed, settings.weight_decay), (kept, 0.0))
+            if parameters
+        ],
+        lr=settings.lr,
+        betas=(settings.betas[0], settings.betas[1]),
+        eps=1e-8 if settings.epsilon is None else settings.epsilon,
+        fused=fused,
+    )
     for parameter in model.parameters():
-        optimizer.state[parameter] = {"step": torch.tensor(0.0)} | {
+        # A fused step counts on the device, and any other one on the CPU.
+        count = torch.zeros((), device=parameter.device if fused else "cpu")
+        optimizer.state[parameter] = {"step": count} | {
             moment: torch.zeros_like(parameter) for moment in ("exp_avg", "exp_avg_sq")
         }
     return optimizer
 
 
-def set_rate_and_clip(optimizer: torch.optim.Optimizer, rate: float, clip: float) -> float:
-    """Prepares `optimizer.step()`; returns the norm of the whole gradient before clipping."""
+def decays(name: str, parameter: Tensor) -> bool:
+    """Whether weight decay concerns a parameter of the model.
+
+    It concerns the matrices of linear layers, the tables of the vocabulary and persistent vectors. It does
+    not concern norms, biases (u and v among them), learned positions or spans.
+    """
+    of_positions = name.startswith("positions.") and not name.endswith(".weight")
+    return parameter.ndim > 1 and not of_positions
+
+
+def set_rate_and_clip(optimizer: torch.optim.Optimizer, rate: float, clip: float) -> Tensor:
+    """Prepares `optimizer.step()`; returns the norm of the whole gradient before clipping, on its device."""
     if isinstance(optimizer, torch.optim.Adagrad):
         return _clip_each_step(optimizer, rate, clip)
     for group in optimizer.param_groups:
         group["lr"] = rate
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return float(nn.utils.clip_grad_norm_(parameters, clip))
+    norm: Tensor = nn.utils.clip_grad_norm_(parameters, clip)
+    return norm
 
 
-def _clip_each_step(optimizer: torch.optim.Adagrad, rate: float, clip: float) -> float:
+def _clip_each_step(optimizer: torch.optim.Adagrad, rate: float, clip: float) -> Tensor:
     groups = [group for group in optimizer.param_groups if group["params"][0].grad is not None]
     norms = torch.stack([group["params"][0].grad.norm() for group in groups])
     for group, norm in zip(groups, norms.tolist(), strict=True):
         group["lr"] = rate * min(1.0, clip / (norm + 1e-10))
-    return float(norms.norm())
+    whole: Tensor = norms.norm()
+    return whole
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:

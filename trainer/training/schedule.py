@@ -11,16 +11,17 @@ from trainer.run.config import Schedule, TrainConfig
 
 def learning_rate(config: TrainConfig, step: int, *, decays: int = 0) -> float:
     """The learning rate of a step from 0 to steps - 1. decays: plateaus so far (see `validation.decays`)."""
-    highest, lowest = config.learning_rate, config.min_learning_rate
-    if step < config.warmup_steps:
-        return highest * (step + 1) / config.warmup_steps
-    if config.schedule == "cosine":
-        done = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+    schedule, highest = config.schedule, config.optimizer.lr
+    warmup, lowest = schedule.warmup_steps, schedule.min_lr
+    if step < warmup:
+        return highest * (step + 1) / warmup
+    if schedule.kind == "cosine":
+        done = (step - warmup) / max(1, config.steps - warmup)
         return lowest + (highest - lowest) * 0.5 * (1 + math.cos(math.pi * done))
-    if config.schedule == "inverse-sqrt":  # continues the warm-up's last rate
-        return max(lowest, highest * math.sqrt(max(1, config.warmup_steps) / (step + 1)))
-    if config.schedule == "plateau":
-        return max(lowest, highest * config.plateau_decay**decays)
+    if schedule.kind == "inverse-sqrt":  # continues the warm-up's last rate
+        return max(lowest, highest * math.sqrt(max(1, warmup) / (step + 1)))
+    if schedule.kind == "plateau":
+        return max(lowest, highest * schedule.plateau_decay**decays)
     return highest
 
 

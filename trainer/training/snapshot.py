@@ -99,7 +99,7 @@ def restore(training: Training, run: Path, text: str) -> None:
     if broken := _not_finite(saved):
         raise ArtefactError(
             f"{path} cannot be used, because {broken[0]} holds {broken[1]}; start a new run with a lower "
-            "learning_rate."
+            "optimizer.lr."
         )
     # The optimiser and the average hold on to their tensors, so the values are copied into them.
     for name, tensor in shared.items():

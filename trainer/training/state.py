@@ -102,7 +102,7 @@ class Training:
     def rate(self) -> float:
         """The learning rate of the next step."""
         return learning_rate(
-            self.config, self.step, decays=decays(self.validations, self.config.plateau_patience)
+            self.config, self.step, decays=decays(self.validations, self.config.schedule.plateau_patience)
         )
 
     @property
@@ -173,7 +173,7 @@ class Training:
     def _update(self) -> None:
         """Clips the gradients and lets the optimiser change the weights."""
         self.scaler.unscale_(self.optimizer)
-        norm = set_rate_and_clip(self.optimizer, self.rate, self.config.clip)
+        norm = float(set_rate_and_clip(self.optimizer, self.rate, self.config.optimizer.clip))
         if not self.scaler.is_enabled() or self.scaler.get_scale() < SMALLEST_SCALE:
             self._refuse_infinite("norm of the gradient", norm)
         # The scaler skips an fp16 step with a gradient out of range, and `update` lowers the scale then.
@@ -211,6 +211,6 @@ def refuse_infinite(what: str, value: float, step: int, ranks: Ranks) -> None:
         ranks.refuse(
             UserError(
                 f"the {what} became {value} at step {step}; the last checkpoint is kept: "
-                "start again with a lower learning_rate or a longer warmup_steps."
+                "start again with a lower optimizer.lr or a longer schedule.warmup_steps."
             )
         )

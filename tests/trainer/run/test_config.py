@@ -16,6 +16,7 @@ from runtimes.contract.rule import MemoryRule
 from trainer.model.config import ModelConfig
 from trainer.run.catalogue import TITLES, catalogue
 from trainer.run.config import BUILT_IN, Averaging, TrainConfig, built_in
+from trainer.run.optimizer_config import OptimizerConfig, ScheduleConfig
 from trainer.training.state import Training
 
 GOOD: dict[str, Any] = {
@@ -37,7 +38,7 @@ def changed(key: str, value: Any) -> dict[str, Any]:
 
 
 def load(data: Any) -> TrainConfig:
-    return from_json(TrainConfig, data, where="config.json")
+    return TrainConfig.from_json(data, where="config.json")
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -52,7 +53,7 @@ def load(data: Any) -> TrainConfig:
     vocab=st.sampled_from(["byte", "char", "word"]),
     text=st.none() | st.text(),
     seed=st.integers(0, 2**63 - 1),
-    learning_rate=st.floats(1e-9, 1),
+    lr=st.floats(1e-9, 1),
 )
 def test_json_round_trip_is_the_identity(
     sizes: tuple[int, ...],
@@ -65,7 +66,7 @@ def test_json_round_trip_is_the_identity(
     vocab: Any,
     text: str | None,
     seed: int,
-    learning_rate: float,
+    lr: float,
 ) -> None:
     layers, half, heads, head_dim, d_ff = sizes
     config = TrainConfig(
@@ -84,7 +85,13 @@ def test_json_round_trip_is_the_identity(
         vocab=vocab,
         text=text,
         seed=seed,
-        learning_rate=learning_rate,
+        optimizer=OptimizerConfig(
+            kind="adamw" if tied else "adagrad",
+            lr=lr,
+            betas=(dropout, lr / 2),
+            epsilon=lr if pre_norm else None,
+        ),
+        schedule=ScheduleConfig(kind="plateau", min_lr=lr / 2, warmup_steps=seed % 100),
         averaging=Averaging(start_step=seed % 100) if tied else None,
         mem_len_schedule=((1, mem_len), (5, 2)) if pre_norm else (),
     )
@@ -117,7 +124,7 @@ def test_a_file_loads_by_path(tmp_path: Path) -> None:
 
 
 def test_an_integer_is_good_enough_for_a_float() -> None:
-    rate = load(changed("learning_rate", 1)).learning_rate
+    rate = load(changed("optimizer.lr", 1)).optimizer.lr
     assert (rate, type(rate)) == (1.0, float)
 
 
@@ -135,9 +142,9 @@ def test_an_integer_is_good_enough_for_a_float() -> None:
         ("model.layers", None),
         ("model.pre_norm", 1),
         ("model.dropout", "0.1"),
-        ("learning_rate", float("nan")),
-        ("learning_rate", float("inf")),
-        ("learning_rate", False),
+        ("optimizer.lr", float("nan")),
+        ("optimizer.lr", float("inf")),
+        ("optimizer.lr", False),
         ("model", 3),
         ("training", []),
         ("text", 3),
@@ -167,22 +174,28 @@ def test_an_integer_is_good_enough_for_a_float() -> None:
         ("log_every", 0),
         ("validate_every", 0),
         ("checkpoint_every", 0),
-        ("warmup_steps", 1001),
-        ("warmup_steps", -1),
-        ("learning_rate", 0.0),
-        ("learning_rate", -1.0),
-        ("clip", 0.0),
+        ("schedule.warmup_steps", 1001),
+        ("schedule.warmup_steps", -1),
+        ("optimizer.lr", 0.0),
+        ("optimizer.lr", -1.0),
+        ("optimizer.clip", 0.0),
         ("seed", -1),
         ("seed", 2**63),
         ("threads", -1),
         ("threads", 10**6),
         ("accumulate", 0),
         ("accumulate", 3),
-        ("min_learning_rate", -0.1),
-        ("min_learning_rate", 1.0),
-        ("plateau_decay", 1.0),
-        ("plateau_decay", 0.0),
-        ("plateau_patience", -1),
+        ("optimizer.betas", [0.9]),
+        ("optimizer.betas", [0.9, 1.0]),
+        ("optimizer.betas", 0.9),
+        ("optimizer.epsilon", 0.0),
+        ("optimizer.weight_decay", -0.1),
+        ("optimizer.weight_decay", 0.1),  # of Adam
+        ("schedule.min_lr", -0.1),
+        ("schedule.min_lr", 1.0),
+        ("schedule.plateau_decay", 1.0),
+        ("schedule.plateau_decay", 0.0),
+        ("schedule.plateau_patience", -1),
         ("patience", -1),
         ("averaging", {}),
         ("averaging.start_step", 1000),
@@ -191,11 +204,11 @@ def test_an_integer_is_good_enough_for_a_float() -> None:
         ("segment_schedule", [[5, 8], [5, 9]]),
         ("segment_schedule", [[5]]),
         ("mem_len_schedule", [[]]),
-        ("learning_rate", 1e39),
+        ("optimizer.lr", 1e39),
         ("averaging.start_step", -1),
         # choices that there are not
-        ("optimizer", "sgd"),
-        ("schedule", "linear"),
+        ("optimizer.kind", "sgd"),
+        ("schedule.kind", "linear"),
         ("autocast", "fp8"),
         ("device", "tpu"),
         ("tensorboard", 1),
@@ -282,7 +295,9 @@ def test_a_second_target_needs_a_second_token_in_every_segment(
 @pytest.mark.parametrize(
     ("key", "meant"),
     [
-        ("lr", "learning_rate"),  # its initials
+        ("learning_rate", "optimizer.lr"),  # its initials
+        ("lr", "optimizer.lr"),
+        ("warmup", "schedule.warmup_steps"),
         ("stepz", "steps"),  # a slip
         ("layers", "model.layers"),  # a key of the record inside
         ("mem_len", "training.mem_len"),
@@ -299,3 +314,49 @@ def test_an_unknown_key_comes_with_the_one_that_was_probably_meant(key: str, mea
 def test_an_unknown_key_that_resembles_none_is_only_named() -> None:
     with pytest.raises(ConfigError, match=r"unknown key 'zzz'; the known keys are"):
         from_json(TrainConfig, {"zzz": 1}, where="here")
+
+
+OLD = GOOD | {
+    "optimizer": "adagrad",
+    "learning_rate": 0.07,
+    "schedule": "plateau",
+    "warmup_steps": 7,
+    "min_learning_rate": 0.01,
+    "plateau_patience": 2,
+    "plateau_decay": 0.25,
+    "clip": 0.03,
+}
+
+
+def test_the_flat_form_of_version_0_1_means_the_same() -> None:
+    before = json.dumps(OLD)
+    expected = GOOD | {
+        "optimizer": {"kind": "adagrad", "lr": 0.07, "clip": 0.03},
+        "schedule": {
+            "kind": "plateau",
+            "warmup_steps": 7,
+            "min_lr": 0.01,
+            "plateau_patience": 2,
+            "plateau_decay": 0.25,
+        },
+    }
+    assert load(OLD) == load(expected)
+    assert json.dumps(OLD) == before
+    assert load(GOOD | {"clip": 2.0, "optimizer": {"lr": 0.5}}).optimizer == OptimizerConfig(lr=0.5, clip=2.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"optimizer": {"lr": 1.0}},
+            r"learning_rate is the older name of optimizer\.lr; give only the latter",
+        ),
+        ({"schedule": 3}, "key 'schedule': expected a JSON object, found int 3"),
+        ({"optimizer": "sgd"}, "key 'optimizer', key 'kind': expected one of adam, adamw, adagrad"),
+        ({"warmup_steps": True}, "key 'schedule', key 'warmup_steps': expected int"),
+    ],
+)
+def test_a_mistake_in_the_flat_form_is_one_sentence(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^config\.json.*{words}"):
+        load(OLD | change)

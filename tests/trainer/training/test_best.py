@@ -20,6 +20,7 @@ from runtimes.base.errors import ConfigError, UserError
 from runtimes.tasks.evaluate import Score
 from trainer.run.checkpoint import load_metadata, load_run
 from trainer.run.config import Averaging, TrainConfig
+from trainer.run.optimizer_config import ScheduleConfig
 from trainer.training.loop import train
 from trainer.training.state import Training
 from trainer.training.validation import validate
@@ -108,7 +109,7 @@ def test_a_plateau_lowers_the_rate(make_config: Make, tmp_path: Path, scores: Ca
         "warmup_steps": 0,
         "plateau_patience": 1,
         "plateau_decay": 0.25,
-        "learning_rate": 0.01,
+        "lr": 0.01,
     }
     run = train(make_config(steps=10, validate_every=2, **recipe), tmp_path / "run", progress=False)
     assert metrics(run, "learning_rate") == pytest.approx([0.01] * 8 + [0.0025] * 2)
@@ -164,7 +165,8 @@ def test_too_little_held_out_text_is_said_once_and_the_model_is_then_the_last(
     assert output.count("too few to validate: model.safetensors will be the last checkpoint") == 1
     assert metrics(run, "validation_bits_per_token") == []
     assert load_metadata(run / "model.safetensors") == {"step": "6"}
-    for recipe in ({"schedule": "plateau"}, {"patience": 1}, {"averaging": Averaging(patience=1)}):
+    plateau = ScheduleConfig(kind="plateau")
+    for recipe in ({"schedule": plateau}, {"patience": 1}, {"averaging": Averaging(patience=1)}):
         with pytest.raises(
             ConfigError, match=r"the held-out text has \d token\(s\), and schedule plateau, patience"
         ):

@@ -126,7 +126,7 @@ def test_the_weights_can_be_read_as_the_umask_says(config: str, tmp_path: Path) 
 
 
 def test_a_run_that_learned_nothing_is_not_called_trained(make_config: Make, tmp_path: Path) -> None:
-    write_json(tmp_path / "bad.json", to_json(make_config(steps=4, learning_rate=50.0, warmup_steps=0)))
+    write_json(tmp_path / "bad.json", to_json(make_config(steps=4, lr=50.0, warmup_steps=0)))
     result = train(tmp_path / "bad.json", "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
     assert "is trained" not in result.stdout
@@ -253,8 +253,8 @@ def test_a_bad_text_is_refused(config: str, tmp_path: Path, content: bytes | Non
     [
         ({"stepz": 1}, ["unknown key 'stepz'"]),
         ({"steps": "1"}, ["'steps'", "expected int"]),
-        ({"warmup_steps": 99}, ["warmup_steps is 99"]),
-        ({"learning_rate": 1e30, "warmup_steps": 0}, ["loss became nan at step 2", "learning_rate"]),
+        ({"schedule": {"warmup_steps": 99}}, ["schedule.warmup_steps is 99"]),
+        ({"optimizer": {"lr": 1e30}, "schedule": {}}, ["loss became nan at step 2", "optimizer.lr"]),
     ],
 )
 def test_a_bad_configuration_is_refused(

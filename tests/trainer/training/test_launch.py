@@ -122,7 +122,7 @@ def test_a_process_that_is_killed_is_named(make_config: Make, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"learning_rate": 1e30, "warmup_steps": 0}, "became nan at step 2"),  # found by the first process
+        ({"lr": 1e30, "warmup_steps": 0}, "became nan at step 2"),  # found by the first process
         ({"text": "none.txt"}, "none.txt could not be read"),  # found by every process
     ],
 )

@@ -121,7 +121,7 @@ def test_memory_is_carried_from_step_to_step(make_config: Make, started: Started
 def test_the_scheduled_rate_is_the_one_applied_and_logged(
     make_config: Make, started: Started, tmp_path: Path
 ) -> None:
-    config = make_config(steps=4, warmup_steps=2, learning_rate=0.01)
+    config = make_config(steps=4, warmup_steps=2, lr=0.01)
     training, tokens_BN = started(config)
     before = training.model.vocabulary.output_bias["0"].detach().clone()
     training.advance(tokens_BN)
@@ -184,9 +184,9 @@ def test_an_absurd_learning_rate_is_refused_at_its_step_and_the_last_checkpoint_
     make_config: Make, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        UserError, match=r"loss became nan at step 2; the last checkpoint is kept.*learning_rate"
+        UserError, match=r"loss became nan at step 2; the last checkpoint is kept.*optimizer.lr"
     ):
-        train(make_config(learning_rate=1e30, warmup_steps=0), tmp_path / "run", progress=False)
+        train(make_config(lr=1e30, warmup_steps=0), tmp_path / "run", progress=False)
     assert all(parameter.isfinite().all() for parameter in load_run(tmp_path / "run").model.parameters())
 
 

@@ -5,11 +5,14 @@ same.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from trainer.model.config import SpanConfig, VocabularyConfig
+from trainer.model.model import LanguageModel
 from trainer.run.config import TrainConfig
 from trainer.training.optimizer import make_optimizer, optimizer_tensors, set_rate_and_clip
 
@@ -34,7 +37,7 @@ def stepped(config: TrainConfig, gradients: Gradients) -> tuple[Two, list[float]
     norms = []
     for small, large in gradients:
         model.small.grad, model.large.grad = torch.tensor(small), torch.tensor(large)
-        norms.append(set_rate_and_clip(optimizer, RATE, CLIP))
+        norms.append(float(set_rate_and_clip(optimizer, RATE, CLIP)))
         optimizer.step()
     return model, norms, optimizer_tensors(optimizer, model)
 
@@ -59,7 +62,7 @@ def test_adagrad_clips_the_step_of_each_tensor_and_sums_what_was_not_clipped(mak
 def test_adam_clips_the_whole_gradient(make_config: Make) -> None:
     model, norms, state = stepped(make_config(), GRADIENTS)
     library = Two()
-    optimizer = torch.optim.Adam(library.parameters(), lr=RATE)
+    optimizer = torch.optim.Adam(library.parameters(), lr=RATE, fused=False)
     for (small, large), norm in zip(GRADIENTS, norms, strict=True):
         factor = min(1.0, CLIP / norm)
         library.small.grad, library.large.grad = torch.tensor(small) * factor, torch.tensor(large) * factor
@@ -75,8 +78,70 @@ def test_the_first_step_of_adam_is_the_rate_itself(make_config: Make) -> None:
     assert model.large[0].tolist() == pytest.approx([3 - RATE, -4 - RATE], abs=1e-5)
 
 
+def test_adamw_shrinks_matrices_and_nothing_else(make_config: Make) -> None:
+    recipe = {"betas": (0.8, 0.95), "epsilon": 1e-6, "clip": CLIP}
+    model, norms, _ = stepped(
+        make_config(optimizer="adamw", weight_decay=0.3, **recipe), GRADIENTS
+    )  # `large` is a matrix, `small` is not
+    library = Two()
+    optimizer = torch.optim.AdamW(
+        [{"params": [library.small], "weight_decay": 0.0}, {"params": [library.large], "weight_decay": 0.3}],
+        lr=RATE,
+        betas=(0.8, 0.95),
+        eps=1e-6,
+        fused=False,
+    )
+    for (small, large), norm in zip(GRADIENTS, norms, strict=True):
+        factor = min(1.0, CLIP / norm)
+        library.small.grad, library.large.grad = torch.tensor(small) * factor, torch.tensor(large) * factor
+        optimizer.step()
+    for name, parameter in library.named_parameters():
+        torch.testing.assert_close(dict(model.named_parameters())[name], parameter, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize(
-    ("optimizer", "kinds"), [("adam", {"step", "exp_avg", "exp_avg_sq"}), ("adagrad", {"step", "sum"})]
+    ("sizes", "decayed", "kept"),
+    [
+        (
+            {"vocabulary": VocabularyConfig(cutoffs=(4, 8), div_val=2)},
+            ("vocabulary.table.0", "vocabulary.cluster_table", "blocks.0.query.weight"),
+            ("positions.u", "positions.v", "blocks.0.attention_norm.weight", "blocks.0.expand.bias"),
+        ),
+        (
+            {
+                "sublayers": "all-attention",
+                "persistent": 4,
+                "d_ff": 0,
+                "positions": "learned",
+                "context": 9,
+                "span": SpanConfig(maximum=8),
+            },
+            ("blocks.0.persistent.key", "blocks.1.out.weight"),
+            ("positions.table", "blocks.0.span.share"),
+        ),
+    ],
+)
+def test_what_decays(
+    make_config: Make, sizes: dict[str, Any], decayed: tuple[str, ...], kept: tuple[str, ...]
+) -> None:
+    config = make_config(optimizer="adamw", weight_decay=0.1, vocab_size=20, **sizes)
+    model = LanguageModel(config.model)
+    groups = make_optimizer(config, model).param_groups
+    decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    assert {name: decay[id(model.get_parameter(name))] for name in (*decayed, *kept)} == {
+        **dict.fromkeys(decayed, 0.1),
+        **dict.fromkeys(kept, 0.0),
+    }
+    assert len(decay) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kinds"),
+    [
+        ("adam", {"step", "exp_avg", "exp_avg_sq"}),
+        ("adamw", {"step", "exp_avg", "exp_avg_sq"}),
+        ("adagrad", {"step", "sum"}),
+    ],
 )
 def test_the_whole_state_is_there_from_the_beginning(
     make_config: Make, optimizer: str, kinds: set[str]

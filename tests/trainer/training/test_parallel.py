@@ -136,7 +136,7 @@ def test_a_killed_process_ends_the_run_with_a_sentence_and_the_checkpoint_resume
 
 
 def test_a_mistake_is_one_sentence_of_the_first_process(make_config: Make, tmp_path: Path) -> None:
-    write_json(tmp_path / "config.json", to_json(make_config(learning_rate=1e30, warmup_steps=0)))
+    write_json(tmp_path / "config.json", to_json(make_config(lr=1e30, warmup_steps=0)))
     code, _, errors = two(tmp_path / "config.json", "--out", tmp_path / "run")
     assert code != 0
     assert [
@@ -153,7 +153,7 @@ def test_processes_with_different_configurations_are_refused(make_config: Make, 
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
     processes = []
     for rank in ("0", "1"):
-        write_json(tmp_path / f"{rank}.json", to_json(make_config(learning_rate=0.01 * (1 + int(rank)))))
+        write_json(tmp_path / f"{rank}.json", to_json(make_config(lr=0.01 * (1 + int(rank)))))
         command = [
             sys.executable,
             "-m",

@@ -44,6 +44,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(make_config: Make, tmp_path: Pat
         {"vocab": "word"},
         {"batch": 90},  # wraps around after four steps
         {"optimizer": "adagrad", "accumulate": 2, "schedule": "inverse-sqrt", "dropout": 0.1},
+        {"optimizer": "adamw", "weight_decay": 0.1, "betas": (0.8, 0.95)},
         {"autocast": "bf16", "accumulate": 4},
         {"autocast": "fp16"},
         {"averaging": Averaging(start_step=5)},
@@ -52,10 +53,10 @@ def test_a_stopped_run_resumes_to_the_same_bits(make_config: Make, tmp_path: Pat
             "schedule": "plateau",
             "validate_every": 1,
             "averaging": Averaging(patience=0),
-            "learning_rate": 0.3,
+            "lr": 0.3,
         },
         {"mem_len_schedule": ((3, 12), (7, 4), (9, 20)), "segment_schedule": ((5, 3), (8, 11))},
-        {"patience": 4, "validate_every": 1, "learning_rate": 0.3, "checkpoint_every": 3},
+        {"patience": 4, "validate_every": 1, "lr": 0.3, "checkpoint_every": 3},
     ],
 )
 def test_every_kind_of_run_resumes(make_config: Make, tmp_path: Path, changes: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ Make = Callable[..., TrainConfig]
 
 
 def rates(make_config: Make, **changes: Any) -> list[float]:
-    config = make_config(steps=12, learning_rate=0.4, **changes)
+    config = make_config(steps=12, lr=0.4, **changes)
     return [learning_rate(config, step) for step in range(12)]
 
 
@@ -30,7 +30,7 @@ def test_cosine_after_a_warm_up(make_config: Make) -> None:
 
 
 def test_a_cosine_falls_to_the_smallest_rate(make_config: Make) -> None:
-    by_step = rates(make_config, warmup_steps=0, min_learning_rate=0.1)
+    by_step = rates(make_config, warmup_steps=0, min_lr=0.1)
     assert by_step[6] == pytest.approx(0.25)
     assert by_step[11] == pytest.approx(0.1 + 0.15 * (1 + math.cos(math.pi * 11 / 12)))
 
@@ -40,7 +40,7 @@ def test_constant(make_config: Make) -> None:
 
 
 def test_inverse_square_root_continues_the_warm_up(make_config: Make) -> None:
-    by_step = rates(make_config, warmup_steps=3, schedule="inverse-sqrt", min_learning_rate=0.21)
+    by_step = rates(make_config, warmup_steps=3, schedule="inverse-sqrt", min_lr=0.21)
     assert by_step[:3] == pytest.approx([0.4 / 3, 0.8 / 3, 0.4])
     assert by_step[3:7] == pytest.approx([0.4 * math.sqrt(3 / n) for n in (4, 5, 6, 7)])
     assert by_step[11] == 0.21
@@ -48,8 +48,8 @@ def test_inverse_square_root_continues_the_warm_up(make_config: Make) -> None:
 
 
 def test_plateau(make_config: Make) -> None:
-    recipe = {"schedule": "plateau", "plateau_decay": 0.25, "min_learning_rate": 0.01, "warmup_steps": 2}
-    config = make_config(steps=12, learning_rate=0.4, **recipe)
+    recipe = {"schedule": "plateau", "plateau_decay": 0.25, "min_lr": 0.01, "warmup_steps": 2}
+    config = make_config(steps=12, lr=0.4, **recipe)
 
     assert [learning_rate(config, 5, decays=n) for n in range(4)] == pytest.approx([0.4, 0.1, 0.025, 0.01])
     assert learning_rate(config, 0, decays=1) == pytest.approx(0.2)

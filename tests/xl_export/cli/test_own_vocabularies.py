@@ -125,11 +125,11 @@ def test_the_recipe_of_a_corpus_takes_own_data(tmp_path: Path, chain: Callable[.
     made = chain("ids")
     config = json.loads((made.run / "config.json").read_text()) | {"corpus": "enwik8", "data": None}
     config["model"]["vocab_size"] = 0
-    (tmp_path / "own.json").write_text(json.dumps(config | {"steps": 1, "warmup_steps": 0}))
+    (tmp_path / "own.json").write_text(json.dumps(config | {"steps": 1, "schedule": {}}))
     result = xl("train", tmp_path / "own.json", "--data", made.dataset, "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
     assert "Warning" not in result.stderr
-    both = config | {"steps": 1, "warmup_steps": 0, "vocab": "byte", "data": str(made.dataset)}
+    both = config | {"steps": 1, "schedule": {}, "vocab": "byte", "data": str(made.dataset)}
     (tmp_path / "both.json").write_text(json.dumps(both))
     result = xl("train", tmp_path / "both.json", "--out", tmp_path / "other")
     assert "Warning: vocab is byte in" in result.stderr
@@ -146,7 +146,7 @@ def test_a_run_without_validation_is_not_called_ready(tmp_path: Path, text: str)
     (tmp_path / "a.txt").write_text(text[:3_000], encoding="utf-8")
     (tmp_path / "short.txt").write_text("ab" * 10)
     options = ["--text", tmp_path / "short.txt", "--steps", "1", "--out", tmp_path / "run"]
-    config = json.loads(Path("trainer/configs/small/tiny.json").read_text()) | {"batch": 1, "warmup_steps": 0}
+    config = json.loads(Path("trainer/configs/small/tiny.json").read_text()) | {"batch": 1, "schedule": {}}
     config["training"] = {"mem_len": 4, "segment": 4}
     (tmp_path / "c.json").write_text(json.dumps(config))
     trained = xl("train", tmp_path / "c.json", *options)

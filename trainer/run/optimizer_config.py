@@ -1,0 +1,125 @@
+"""The two sections of a configuration that say how the weights change: `optimizer` and `schedule`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from runtimes.base.errors import ConfigError
+
+MAX_RATE = 1e30  # from a larger learning rate, optimisers compute numbers beyond fp32
+# Until version 0.1, these keys stood at the top of a configuration. Each is now in one of the two sections.
+MOVED = {
+    "learning_rate": ("optimizer", "lr"),
+    "clip": ("optimizer", "clip"),
+    "warmup_steps": ("schedule", "warmup_steps"),
+    "min_learning_rate": ("schedule", "min_lr"),
+    "plateau_patience": ("schedule", "plateau_patience"),
+    "plateau_decay": ("schedule", "plateau_decay"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How a gradient changes the weights. `trainer/training/optimizer.py` says what each kind computes.
+
+    kind: `adam`, `adamw` (Adam with decoupled weight decay) or `adagrad`. lr: the highest learning rate,
+    which `schedule` changes. betas: how much of the mean and of the mean square of the gradients Adam keeps
+    from one step to the next. epsilon: is added to the root that the step is divided by; null for 1e-8, and
+    for 1e-10 with adagrad. weight_decay: a step multiplies weights by 1 - lr * weight_decay (adamw only). It
+    concerns matrices, and no bias, norm or span. clip: the largest norm of the gradient of all parameters;
+    with adagrad, of each tensor by itself.
+    """
+
+    kind: Literal["adam", "adamw", "adagrad"] = "adam"
+    lr: float = 2.5e-4
+    betas: tuple[float, ...] = (0.9, 0.999)
+    epsilon: float | None = None
+    weight_decay: float = 0.0
+    clip: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr <= MAX_RATE or self.clip <= 0:
+            raise ConfigError(
+                f"optimizer.lr is {self.lr} and optimizer.clip is {self.clip}; expected positive numbers, "
+                f"and an lr of at most {MAX_RATE:g}."
+            )
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(
+                f"optimizer.betas is {list(self.betas)!s:.80}; expected two numbers from 0 to below 1, such "
+                "as [0.9, 0.999]."
+            )
+        if self.epsilon is not None and not 0 < self.epsilon <= 1:
+            raise ConfigError(
+                f"optimizer.epsilon is {self.epsilon}; expected a small positive number such as 1e-8, or "
+                "null."
+            )
+        if not 0 <= self.weight_decay <= 1e6:
+            raise ConfigError(f"optimizer.weight_decay is {self.weight_decay}; expected 0 or more.")
+        if self.weight_decay and self.kind != "adamw":
+            raise ConfigError(
+                f"optimizer.weight_decay is {self.weight_decay} and optimizer.kind is {self.kind}; give "
+                "kind adamw, or a weight_decay of 0."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """How the learning rate changes during training.
+
+    It rises linearly over `warmup_steps` to `optimizer.lr`, then follows `kind` and is never below `min_lr`.
+    kind: `cosine` falls to min_lr at the last step; `constant` stays; `inverse-sqrt` falls as 1/√step;
+    `plateau` is multiplied by plateau_decay when more than plateau_patience validations in a row were no
+    better than the best.
+    """
+
+    kind: Literal["cosine", "plateau", "constant", "inverse-sqrt"] = "cosine"
+    warmup_steps: int = 0
+    min_lr: float = 0.0
+    plateau_patience: int = 0
+    plateau_decay: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup_steps <= 1 << 40:
+            raise ConfigError(f"schedule.warmup_steps is {self.warmup_steps}; expected 0 or more steps.")
+        if self.min_lr < 0:
+            raise ConfigError(f"schedule.min_lr is {self.min_lr}; expected 0 or more.")
+        if not 0 < self.plateau_decay < 1:
+            raise ConfigError(
+                f"schedule.plateau_decay is {self.plateau_decay}; expected above 0 and below 1."
+            )
+        if self.plateau_patience < 0:
+            raise ConfigError(
+                f"schedule.plateau_patience is {self.plateau_patience}; expected 0 or more validations."
+            )
+
+
+def in_sections(data: Any, *, where: str) -> Any:
+    """The JSON of a configuration in its present form; `data` itself is not changed.
+
+    Until version 0.1, `optimizer` and `schedule` were names, and the keys in `MOVED` stood beside them. Every
+    run of before has such a file. Raises ConfigError where a key is given in both forms.
+    """
+    if not isinstance(data, dict):
+        return data
+    moved = {
+        place: data[key]
+        for key, place in {
+            **MOVED,
+            "optimizer": ("optimizer", "kind"),
+            "schedule": ("schedule", "kind"),
+        }.items()
+        if key in data and (key in MOVED or isinstance(data[key], str))
+    }
+    if not moved:
+        return data
+    data = {key: value for key, value in data.items() if key not in MOVED}
+    for (section, key), value in moved.items():
+        inside = {} if isinstance(data.get(section), str) else data.get(section, {})
+        if not isinstance(inside, dict):
+            return data  # `from_json` says what is wrong with it
+        if key in inside:
+            old = next(name for name, place in MOVED.items() if place == (section, key))
+            raise ConfigError(f"{where}: {old} is the older name of {section}.{key}; give only the latter.")
+        data[section] = {**inside, key: value}
+    return data
