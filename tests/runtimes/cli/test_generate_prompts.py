@@ -58,7 +58,9 @@ def test_json_has_each_token_and_each_finished_row(artefacts: dict[str, Path]) -
     assert rows[0]["ids"] == [piece["token"] for piece in pieces if piece["row"] == 0]
     assert rows[0]["text"] == "".join(piece["text"] for piece in pieces if piece["row"] == 0)
     assert len(pieces) == 12
-    stopped = xl("generate", folder, "--prompt", "The ", "--stop", rows[0]["text"][0], "--json", *GREEDY).stdout
+    stopped = xl(
+        "generate", folder, "--prompt", "The ", "--stop", rows[0]["text"][0], "--json", *GREEDY
+    ).stdout
     assert json.loads(stopped.splitlines()[-1])["ended"] == "stop"
 
 
