@@ -38,6 +38,8 @@ from trainer.training.snapshot import facts_of, mend, restore, save, snapshot, w
 from trainer.training.state import Training, refuse_infinite
 from trainer.training.validation import out_of_patience, validate
 
+SHOWN_EVERY = 0.5  # seconds between two losses on the progress bar
+
 __all__ = ["METRICS", "TEST", "config_of", "resume", "train"]
 
 
@@ -170,7 +172,7 @@ def _continue(training: Training, run: Path, source: Source, *, progress: bool) 
             f"{count_parameters(config.model):,} parameters, {ranks.device}"
         )
     journal = Journal(run, step=training.step, tensorboard=config.tensorboard) if ranks.is_first else None
-    began, tokens = time.perf_counter(), 0
+    began, shown, tokens = time.perf_counter(), 0.0, 0
     # tqdm takes True for "never", and None for "only on a terminal".
     hidden = None if progress else True
     with tqdm(
@@ -182,31 +184,39 @@ def _continue(training: Training, run: Path, source: Source, *, progress: bool) 
                 f"{MODEL} will be the last checkpoint"
             )
         while not training.finished:
-            # The schedules may change both after the step, so they are read before it.
-            rate, T = training.rate, training.rule.segment
-            loss = training.advance(source.tokens)
-            tokens += config.batch * T
+            result = training.advance(source.tokens)
+            tokens += result.tokens
             step, last = training.step, training.step == config.steps
-            speed = tokens / (time.perf_counter() - began)
-            facts = f"loss {loss:.3f} nats, {loss / math.log(2):.3f} bits/token, {speed:,.0f} tokens/s"
-            # Without `refresh=False` tqdm would draw the bar at every step instead of ten times a second.
-            bar.set_postfix_str(facts, refresh=False)
+            now = time.perf_counter()
+            speed = tokens / (now - began)
+            if progress and (now - shown >= SHOWN_EVERY or last):
+                loss, shown = float(result.nats), now
+                facts = f"loss {loss:.3f} nats, {loss / math.log(2):.3f} bits/token, {speed:,.0f} tokens/s"
+                bar.set_postfix_str(facts, refresh=False)
             bar.update()
-            if journal and (step % config.log_every == 0 or last):
+            logs = step % config.log_every == 0 or last
+            validates_now = validates and (step % config.validate_every == 0 or last)
+            saves = step % config.checkpoint_every == 0 or training.finished
+            # Reading a loss waits for the device, so it is read only where it is used, by all alike.
+            if logs or validates_now or saves:
+                training.refuse_not_finite()
+            if journal and logs:
+                loss = float(result.nats)
                 journal.write(
                     step,
                     loss_nats=loss,
                     bits_per_token=loss / math.log(2),
-                    learning_rate=rate,
+                    learning_rate=result.learning_rate,
+                    gradient_norm=float(result.gradient_norm),
                     tokens_per_second=speed,
                 )
             is_best = False
-            if validates and (step % config.validate_every == 0 or last):
+            if validates_now:
                 is_best = _validate(training, source, journal)
                 if progress:
                     bar.write(_report(training))
             # The best weights are saved at once: a later checkpoint would hold other weights.
-            if is_best or step % config.checkpoint_every == 0 or training.finished:
+            if is_best or saves or training.finished:
                 save(training, run, source.digest)
     if journal:
         journal.close()

@@ -42,6 +42,24 @@ class Objective(nn.Module):
         return loss.objective, loss.nats, memory
 
 
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What one training step has computed. The tensors lie on the training device and were not read.
+
+    To read one (`float(step.nats)`) waits for the device, so a loop reads only what it shows.
+
+    number: of this step, from 1. nats: mean loss of a token before the step, of all processes [].
+    gradient_norm: of the whole gradient before clipping []. learning_rate: of this step. tokens: the number
+    of tokens that were trained, of all processes.
+    """
+
+    number: int
+    nats: Tensor
+    gradient_norm: Tensor
+    learning_rate: float
+    tokens: int
+
+
 @dataclass
 class Training:
     """The state of one process.
@@ -49,7 +67,8 @@ class Training:
     memories: the memory of this process's lanes, for each of the `accumulate` parts that are computed one
     after another.
     step: number of steps done. at: index in the lanes where the next segment begins. position: its stream
-    position.
+    position. first_not_finite [3]: the first step whose objective or gradient norm was not finite, and these
+    two numbers; the step is 0 while there was none. `refuse_not_finite` reads it.
     """
 
     config: TrainConfig
@@ -64,6 +83,7 @@ class Training:
     at: int = 0
     position: int = 0
     validations: list[Validation] = field(default_factory=list)
+    first_not_finite: Tensor = field(default_factory=lambda: torch.zeros(3))
 
     @classmethod
     def start(cls, config: TrainConfig, ranks: Ranks = ALONE) -> Training:
@@ -91,6 +111,7 @@ class Training:
             scaler=torch.amp.GradScaler(device.type, enabled=config.autocast == "fp16"),
             average=None if config.averaging is None else AveragedModel(model),
             memories=[model.start(lanes // config.accumulate, rule) for _ in range(config.accumulate)],
+            first_not_finite=torch.zeros(3, device=device),
         )
 
     @property
@@ -121,12 +142,13 @@ class Training:
         """The model that is validated and exported: the average of the weights, once averaging has begun."""
         return self.model if self.average is None or not self.average.n_averaged else self.average.module
 
-    def advance(self, tokens_BN: np.ndarray) -> float:
-        """The loss in nats per token of one training step, which reads the next segment of every lane.
+    def advance(self, tokens_BN: np.ndarray) -> Step:
+        """The result of one training step, which reads the next segment of every lane.
 
-        tokens_BN: the lanes of all processes. The loss is that of the weights before the step.
+        tokens_BN: the lanes of all processes. Nothing is read back from the device, so a loss that is not
+        finite raises no error here: call `refuse_not_finite` before anything depends on the weights.
         """
-        T = self.rule.segment
+        T, rate = self.rule.segment, self.rate
         # A segment needs one token more than its length, as the last target. If the lanes are too short for
         # another one, the streams start again. The mask hides memory from before position 0, so nothing has
         # to be cleared.
@@ -137,16 +159,33 @@ class Training:
         sums = torch.zeros(2, device=self.ranks.device)
         for part, piece in enumerate(np.split(pieces, self.config.accumulate)):
             sums += self._backward(part, torch.from_numpy(piece).to(self.ranks.device))
-        # All processes check the mean, so they all stop at the same step if it is not finite.
-        objective, nats = map(float, self.ranks.mean(sums) / self.config.accumulate)
-        self._refuse_infinite("loss", objective)
-        self._update()
+        objective, nats = self.ranks.mean(sums) / self.config.accumulate
+        norm = self._update(rate)
         self.at, self.position, before = self.at + T, self.position + T, self.rule
         self.step += 1
+        self._note_not_finite(objective, norm)
         self._fit_memory(before.mem_len)
         if self.average is not None and self._averages():
             self.average.update_parameters(self.model)
-        return nats
+        return Step(
+            number=self.step,
+            nats=nats,
+            gradient_norm=norm,
+            learning_rate=rate,
+            tokens=self.config.batch * T,
+        )
+
+    def refuse_not_finite(self) -> None:
+        """Ends all processes with one UserError if a loss or a gradient was not finite since the start.
+
+        This waits for the device. All processes have the same numbers, so all that call it at the same step
+        take the same decision. It must come before a validation, a checkpoint and the end.
+        """
+        step, objective, norm = self.first_not_finite.tolist()
+        if step and not math.isfinite(objective):
+            refuse_infinite("loss", objective, int(step), self.ranks)
+        elif step:
+            refuse_infinite("norm of the gradient", norm, int(step), self.ranks)
 
     def _backward(self, part: int, piece: Tensor) -> Tensor:
         """Objective and nats [2] of one part of the lanes, whose gradient is added to the parameters."""
@@ -170,16 +209,24 @@ class Training:
         self.memories[part] = [tensor.float() for tensor in memory]
         return torch.stack([objective.detach(), nats])
 
-    def _update(self) -> None:
-        """Clips the gradients and lets the optimiser change the weights."""
+    def _update(self, rate: float) -> Tensor:
+        """Clips the gradients and lets the optimiser change the weights; returns the gradient's norm."""
         self.scaler.unscale_(self.optimizer)
-        norm = float(set_rate_and_clip(self.optimizer, self.rate, self.config.optimizer.clip))
-        if not self.scaler.is_enabled() or self.scaler.get_scale() < SMALLEST_SCALE:
-            self._refuse_infinite("norm of the gradient", norm)
+        norm = set_rate_and_clip(self.optimizer, rate, self.config.optimizer.clip)
         # The scaler skips an fp16 step with a gradient out of range, and `update` lowers the scale then.
         self.scaler.step(self.optimizer)
-        self.scaler.update()
         self.model.constrain()
+        return norm
+
+    def _note_not_finite(self, objective: Tensor, norm: Tensor) -> None:
+        """Notes on the device the first step that has failed, and lowers the scale of an fp16 loss."""
+        failed = ~norm.isfinite()
+        if self.scaler.is_enabled():  # only below the smallest scale it is no matter of range any more
+            failed = failed & (self.scaler.scale(torch.ones_like(norm)) < SMALLEST_SCALE)
+            self.scaler.update()
+        failed = (failed | ~objective.isfinite()) & (self.first_not_finite[0] == 0)
+        now = torch.stack([torch.full_like(norm, self.step), objective, norm])
+        self.first_not_finite = torch.where(failed, now, self.first_not_finite)
 
     def _fit_memory(self, before: int) -> None:
         """Gives the memory the length that the next step's rule asks for.
@@ -200,9 +247,6 @@ class Training:
         assert self.config.averaging is not None
         start = average_start(self.config.averaging, self.validations)
         return start is not None and self.step > start
-
-    def _refuse_infinite(self, what: str, value: float) -> None:
-        refuse_infinite(what, value, self.step + 1, self.ranks)
 
 
 def refuse_infinite(what: str, value: float, step: int, ranks: Ranks) -> None:

@@ -102,7 +102,7 @@ def test_a_new_pass_does_not_see_the_memory_of_the_last_one(
         for _ in range(4):
             training.advance(tokens_BN)
         training.memories = [[tensor + garbage for tensor in memory] for memory in training.memories]
-        losses.append((training.advance(tokens_BN), training.advance(tokens_BN)))
+        losses.append([float(training.advance(tokens_BN).nats) for _ in range(2)])
     assert losses[0] == losses[1]
 
 
@@ -111,11 +111,11 @@ def test_memory_is_carried_from_step_to_step(make_config: Make, started: Started
     training.advance(tokens_BN)
     assert all(tensor.abs().max() > 0 for tensor in training.memories[0])
     memory = [tensor.clone() for tensor in training.memories[0]]
-    carried = training.advance(tokens_BN)
+    carried = float(training.advance(tokens_BN).nats)
     other, _ = started(make_config())
     other.advance(tokens_BN)
     other.memories = [[tensor + 1 for tensor in memory]]
-    assert other.advance(tokens_BN) != carried
+    assert float(other.advance(tokens_BN).nats) != carried
 
 
 def test_the_scheduled_rate_is_the_one_applied_and_logged(
@@ -190,12 +190,30 @@ def test_an_absurd_learning_rate_is_refused_at_its_step_and_the_last_checkpoint_
     assert all(parameter.isfinite().all() for parameter in load_run(tmp_path / "run").model.parameters())
 
 
-def test_a_gradient_that_is_not_finite_never_reaches_the_weights(make_config: Make, started: Started) -> None:
-    training, tokens_BN = started(make_config())
-    training.model.vocabulary.output_bias["0"].register_hook(lambda gradient: gradient * math.inf)
-    with pytest.raises(UserError, match=r"gradient became (nan|inf) at step 1"):
-        training.advance(tokens_BN)
-    assert all(parameter.isfinite().all() for parameter in training.model.parameters())
+def test_a_gradient_that_is_not_finite_ends_training_at_the_next_reading_and_is_never_saved(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss of the step is finite and its gradient is not; nothing is read until a checkpoint is due."""
+    start = Training.start
+
+    def broken(*arguments: Any) -> Training:
+        training = start(*arguments)
+        calls: list[int] = []
+
+        def third(gradient: Tensor) -> Tensor:
+            calls.append(1)
+            return gradient * math.inf if len(calls) == 3 else gradient
+
+        training.model.vocabulary.output_bias["0"].register_hook(third)
+        return training
+
+    monkeypatch.setattr(Training, "start", broken)
+    config = make_config(steps=20, log_every=999, validate_every=999, checkpoint_every=2)
+    with pytest.raises(UserError, match=r"norm of the gradient became (nan|inf) at step 3"):
+        train(config, tmp_path / "run", progress=False)
+    tensors, facts = state(tmp_path / "run")
+    assert facts["step"] == 2
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 
 def test_a_model_that_the_last_step_broke_is_not_saved(

@@ -25,7 +25,7 @@ Started = Callable[[TrainConfig], tuple[Training, np.ndarray]]
 
 
 def losses(training: Training, tokens_BN: np.ndarray, steps: int) -> list[float]:
-    return [training.advance(tokens_BN) for _ in range(steps)]
+    return [float(training.advance(tokens_BN).nats) for _ in range(steps)]
 
 
 @pytest.mark.parametrize("parts", [2, 4])
@@ -46,7 +46,7 @@ def test_accumulating_parts_of_the_batch_is_training_on_all_of_it(
 def test_one_accumulated_step_has_the_whole_gradient(make_config: Make, started: Started) -> None:
     whole, tokens_BN = started(make_config())
     split, _ = started(make_config(accumulate=4))
-    assert split.advance(tokens_BN) == pytest.approx(whole.advance(tokens_BN), abs=1e-6)
+    assert losses(split, tokens_BN, 1) == pytest.approx(losses(whole, tokens_BN, 1), abs=1e-6)
     for (name, mine), theirs in zip(split.model.named_parameters(), whole.model.parameters(), strict=True):
         torch.testing.assert_close(
             mine.grad, theirs.grad, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
@@ -91,8 +91,11 @@ def test_fp16_leaves_out_a_step_that_is_out_of_range_and_lowers_its_scale(
 def test_fp16_gradients_that_no_scale_mends_end_the_run(make_config: Make, started: Started) -> None:
     training, tokens_BN = started(make_config(autocast="fp16", steps=100))
     training.model.vocabulary.output_bias["0"].register_hook(lambda gradient: gradient * math.nan)
-    with pytest.raises(UserError, match=r"gradient became nan at step 18"):  # 2^16 halved to below 1
-        losses(training, tokens_BN, 100)
+    losses(training, tokens_BN, 17)  # 2^16 halved to 1/2
+    training.refuse_not_finite()
+    losses(training, tokens_BN, 3)  # the first step that failed is named, not the last
+    with pytest.raises(UserError, match=r"gradient became nan at step 18"):
+        training.refuse_not_finite()
     assert all(parameter.isfinite().all() for parameter in training.model.parameters())
 
 
@@ -151,12 +154,12 @@ def test_memory_that_grows_holds_what_it_held_and_nothing_new_is_seen(
         assert torch.equal(tensor[:, 12:], before)
     if initial_memory == "masked":  # 8 tokens are all that can be seen, as without the growth
         grown.memories = [[torch.cat([tensor[:, :12] + 1e3, tensor[:, 12:]], dim=1) for tensor in held]]
-        assert grown.advance(tokens_BN) == pytest.approx(short.advance(tokens_BN), abs=1e-6)
+        assert losses(grown, tokens_BN, 1) == pytest.approx(losses(short, tokens_BN, 1), abs=1e-6)
     else:  # zeros that lie before the beginning, whatever the slots hold
         other, _ = started(make_config(training=rule, mem_len_schedule=((5, 20),)))
         losses(other, tokens_BN, 5)
         grown.memories = [[torch.cat([tensor[:, :12] + 1e3, tensor[:, 12:]], dim=1) for tensor in held]]
-        assert grown.advance(tokens_BN) == other.advance(tokens_BN)
+        assert losses(grown, tokens_BN, 1) == losses(other, tokens_BN, 1)
     feed = Feed(grown, monkeypatch)
     losses(grown, tokens_BN, 3)
     assert feed.positions == [12, 16, 20]  # eight were remembered, then every segment adds four
@@ -230,7 +233,7 @@ def test_penalties_are_descended_and_not_reported(
         given, memory = loss(*arguments, progress=progress)
         return dataclasses.replace(given, objective=given.objective + weight.square().sum()), memory
 
-    plain_loss = plain.advance(tokens_BN)
+    plain_loss = losses(plain, tokens_BN, 1)
     monkeypatch.setattr(trainer.training.state, "segment_loss", with_penalty)
-    assert punished.advance(tokens_BN) == plain_loss
+    assert losses(punished, tokens_BN, 1) == plain_loss
     assert not torch.equal(punished.model.vocabulary.table["0"], plain.model.vocabulary.table["0"])
