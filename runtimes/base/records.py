@@ -30,7 +30,7 @@ def from_json(cls: type[Record], data: Any, *, where: str) -> Record:
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     unknown = sorted(set(data) - set(fields))
     if unknown:
-        meant = _probably_meant(unknown[0], cls)
+        meant = probably_meant(unknown[0], cls)
         advice = f"{meant!r} was probably meant, and the" if meant else "the"
         raise ConfigError(
             f"{where}: unknown key {unknown[0]!r}; {advice} known keys are {', '.join(sorted(fields))}."
@@ -39,7 +39,7 @@ def from_json(cls: type[Record], data: Any, *, where: str) -> Record:
     values = {}
     for name, field in fields.items():
         if name in data:
-            values[name] = _convert(hints[name], data[name], where=f"{where}, key {name!r}")
+            values[name] = convert(hints[name], data[name], where=f"{where}, key {name!r}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"{where}: the key {name!r} is missing.")
     return cls(**values)
@@ -50,7 +50,7 @@ def to_json(record: Any) -> dict[str, Any]:
     return dataclasses.asdict(record)
 
 
-def _probably_meant(key: str, cls: type) -> str | None:
+def probably_meant(key: str, cls: type) -> str | None:
     """The known key that was probably meant, as a path such as `model.layers`; None if no key is similar.
 
     It is a key of the same name inside another record, a key with these initials or the initials of the given
@@ -76,7 +76,8 @@ def _paths(cls: type) -> Iterator[str]:
                 yield from (f"{name}.{path}" for path in _paths(inner))
 
 
-def _convert(hint: Any, value: Any, *, where: str) -> Any:
+def convert(hint: Any, value: Any, *, where: str) -> Any:
+    """The value of a field of type `hint` from parsed JSON; raises ConfigError for another kind of value."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         return from_json(typing.cast(type, hint), value, where=where)
@@ -84,15 +85,15 @@ def _convert(hint: Any, value: Any, *, where: str) -> Any:
     # types.UnionType.
     if origin in (types.UnionType, typing.Union):
         inner = next(arg for arg in args if arg is not type(None))
-        return None if value is None else _convert(inner, value, where=where)
+        return None if value is None else convert(inner, value, where=where)
     if origin is typing.Literal:
         if value not in args:
             raise ConfigError(f"{where}: expected one of {', '.join(map(str, args))}, found {value!r:.40}.")
         return value
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_convert(args[0], item, where=where) for item in value)
+        return tuple(convert(args[0], item, where=where) for item in value)
     if origin is dict and isinstance(value, dict):
-        return {key: _convert(args[1], item, where=f"{where}, {key!r}") for key, item in value.items()}
+        return {key: convert(args[1], item, where=f"{where}, {key!r}") for key, item in value.items()}
     if hint is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:
         return float(value)
     if hint in (int, str, bool) and type(value) is hint:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from runtimes.base.errors import UserError, needs
+from runtimes.base.records import to_json
 from runtimes.cli.options import warn_of_too_many
 from xl_export.cli.options import PACKAGES, force_option
+
+if TYPE_CHECKING:
+    from trainer.run.config import TrainConfig
 
 PATH = click.Path(path_type=Path)
 # A launched process starts like this. Python puts the working folder first on the module path, where a file
@@ -33,6 +38,17 @@ LAUNCHED = (
 @click.option("--out", type=PATH, help="The folder in which the new run is written.")
 @click.option("--resume", "resume_run", type=PATH, help="Continue this run instead of starting a new one.")
 @click.option("--list", "list_", is_flag=True, help="Print the built-in configurations and stop.")
+@click.option(
+    "--show", metavar="CONFIG", help="Print this configuration as JSON, with all changes, and stop."
+)
+@click.option(
+    "--set",
+    "set_",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change any key of the configuration, such as model.d_model=512 or optimizer.lr=3e-4. The value is "
+    "JSON, or text without quotes. Can be given several times.",
+)
 @click.option(
     "--text", type=PATH, help="Train on this UTF-8 text file. By default, a small English text is built in."
 )
@@ -74,14 +90,16 @@ def train_command(
     out: Path | None,
     resume_run: Path | None,
     list_: bool,
+    show: str | None,
+    set_: tuple[str, ...],
     processes: int | None,
     force: bool,
     **changes: Any,
 ) -> None:
     """Train a model, or continue to train one.
 
-    CONFIG is a JSON file or the name of a built-in configuration. The default is `demo`, and `--list` shows
-    all of them. Options replace what the configuration says.
+    CONFIG is a JSON file or the name of a built-in configuration. The default is `demo`, `--list` shows all
+    of them, and `--show NAME` prints one. Options replace what the configuration says.
 
     The run is a folder with model.safetensors (the weights of the best validation), config.json, vocab.json,
     metrics.jsonl and the held-out texts. A run that was stopped continues with --resume. It then ends with
@@ -98,17 +116,24 @@ def train_command(
         for name, value in changes.items()
         if value is not None
     }
-    _refuse_contradictions(config, out, resume_run, force, changes)
+    if show:
+        _refuse_two_vocabularies(changes)
+        with needs("train", *PACKAGES):
+            from trainer.run.config import TrainConfig
+        click.echo(json.dumps(to_json(_changed(TrainConfig.load(show), set_, changes)), indent=2))
+        return
+    _refuse_contradictions(config, out, resume_run, force, {**changes, **({"set": set_} if set_ else {})})
     with needs("train", *PACKAGES):
         from trainer.training.launch import reporting
     run = resume_run or out
     assert run is not None
     with reporting(), _interruptible(run):
-        work = _work(config, out, resume_run, force, dict(changes), processes)
+        work = _work(config, out, resume_run, force, set_, changes, processes)
         if processes not in (None, 1):
             from trainer.training.launch import launch
 
-            options = _as_options(changes) + ["--force"] * force
+            options = [f"--set={assignment}" for assignment in set_]
+            options += _as_options(changes) + ["--force"] * force
             place = ["--out", str(out)] if out else ["--resume", str(resume_run)]
             root = str(Path(__file__).parents[2])
             command = [sys.executable, "-c", LAUNCHED, root, "train", *([config] if config else []), *place]
@@ -133,6 +158,10 @@ def _refuse_contradictions(
             f"--resume continues a run as it was configured; leave out --{_option(next(iter(changes)))}, "
             "or start a new run."
         )
+    _refuse_two_vocabularies(changes)
+
+
+def _refuse_two_vocabularies(changes: dict[str, Any]) -> None:
     for name in ("vocab", "min_count", "max_size"):
         if "data" in changes and name in changes:
             raise UserError(
@@ -146,6 +175,7 @@ def _work(
     out: Path | None,
     resume_run: Path | None,
     force: bool,
+    assignments: tuple[str, ...],
     changes: dict[str, Any],
     processes: int | None,
 ) -> Callable[[], Path]:
@@ -163,9 +193,7 @@ def _work(
     else:
         settings = TrainConfig.load(config or "demo")
         ignored = settings.data is not None and settings.vocab != TrainConfig.vocab and settings.vocab
-        if changes.get("vocab", "word") != "word":  # what the configuration says of its words does not apply
-            changes = {"min_count": 1, "max_size": None, **changes}
-        settings = dataclasses.replace(settings.with_steps(changes.pop("steps", settings.steps)), **changes)
+        settings = _changed(settings, assignments, changes)
     if processes is not None:
         refuse_too_many(processes, batch=settings.batch)
         Ranks(count=processes).lanes(settings.batch, settings.accumulate)
@@ -181,6 +209,19 @@ def _work(
         return lambda: resume(resume_run)
     assert out is not None
     return lambda: train(settings, out, force=force)
+
+
+def _changed(settings: TrainConfig, assignments: tuple[str, ...], changes: dict[str, Any]) -> TrainConfig:
+    """The configuration with the assignments of --set, and after them those of the other options."""
+    from trainer.run.overrides import keys_of, with_overrides
+
+    if twice := sorted(keys_of(assignments) & set(changes)):
+        raise UserError(f"{twice[0]} is given by --set and by --{_option(twice[0])}; leave out one of them.")
+    settings = with_overrides(settings, assignments)
+    if changes.get("vocab", "word") != "word":  # what the configuration says of its words does not apply
+        changes = {"min_count": 1, "max_size": None, **changes}
+    steps = changes.get("steps", settings.steps)
+    return dataclasses.replace(settings.with_steps(steps), **changes)
 
 
 def _as_options(changes: dict[str, Any]) -> list[str]:

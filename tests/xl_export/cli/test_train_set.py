@@ -1,0 +1,57 @@
+"""`xl-export train --set KEY=VALUE` and `--show`: in one process and in several."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import refused, xl
+from trainer.training import launch
+
+CHANGES = ("--set", "optimizer.kind=adamw", "--set", "optimizer.weight_decay=0.1", "--set=model.d_model=16")
+
+
+def test_a_configuration_is_printed_with_its_changes(tmp_path: Path) -> None:
+    shown = xl("train", "--show", "tiny", *CHANGES, "--steps", 3)
+    assert shown.exit_code == 0, shown.output
+    data = json.loads(shown.stdout)
+    assert (data["optimizer"]["kind"], data["model"]["d_model"], data["steps"]) == ("adamw", 16, 3)
+    assert data["schedule"]["warmup_steps"] <= 3
+    (tmp_path / "mine.json").write_text(shown.stdout)
+    assert xl("train", "--show", tmp_path / "mine.json").stdout == shown.stdout
+
+
+def test_a_run_keeps_what_was_set(tmp_path: Path) -> None:
+    done = xl("train", "tiny", *CHANGES, "--steps", 1, "--out", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["optimizer"]["weight_decay"] == 0.1
+    assert config["model"]["d_model"] == 16
+
+
+def test_every_process_is_given_what_was_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands: list[list[str]] = []
+
+    def remember(command: list[str], processes: int) -> None:
+        commands.append(command)
+        (tmp_path / "run").mkdir()  # the command says what comes next
+
+    monkeypatch.setattr(launch, "launch", remember)
+    done = xl("train", "tiny", *CHANGES, "--seed", 3, "--processes", 2, "--out", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    given = commands[0][commands[0].index("train") :]
+    alone: Any = xl(*given[: given.index("--out")], *given[given.index("--out") + 2 :], "--show", "tiny")
+    assert json.loads(alone.stdout)["optimizer"]["weight_decay"] == 0.1
+    assert json.loads(alone.stdout)["seed"] == 3
+
+
+def test_contradictions_are_refused(tmp_path: Path) -> None:
+    refused(
+        xl("train", "--show", "tiny", "--set", "seed=2", "--seed", 3), "seed is given by --set and by --seed"
+    )
+    refused(xl("train", "--resume", tmp_path, "--set", "seed=2"), "leave out --set")
+    refused(xl("train", "tiny", "--set", "sead=2", "--out", tmp_path / "r"), "seed was probably meant")
+    assert not (tmp_path / "r").exists()
