@@ -157,6 +157,13 @@ def test_the_command_traces_a_ring_that_is_written_in_place(
     )
 
 
+def test_rows_of_a_traced_ring_advance_together_where_positions_count_from_the_end(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = make_run(**ARCHITECTURES["per-layer-from-segment-end"], layers=1)
+    assert check(export(run, tmp_path / "traced", exporter="trace", memory="ring")).passed
+
+
 @pytest.mark.slow
 def test_a_traced_run_for_tensorrt_is_in_float16(make_run: Callable[..., Path], tmp_path: Path) -> None:
     artefact = export(make_run(layers=1), tmp_path / "a", exporter="trace", target="tensorrt")
