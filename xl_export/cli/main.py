@@ -23,6 +23,7 @@ from xl_export.cli.export import export_command
 from xl_export.cli.import_ import import_command
 from xl_export.cli.prepare import prepare_command
 from xl_export.cli.recl import recl_command
+from xl_export.cli.runs import runs_command
 from xl_export.cli.train import train_command
 
 COMMANDS = [
@@ -37,6 +38,7 @@ COMMANDS = [
     score_command,
     generate_command,
     info_command,
+    runs_command,
     recl_command,
     attention_command,
     spans_command,

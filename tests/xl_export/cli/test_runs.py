@@ -1,0 +1,115 @@
+"""`xl-export runs`: the table, the JSON, the picture, and folders that are no runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import last_line, refused, xl
+from trainer.model.model import count_parameters
+from trainer.run.config import TrainConfig
+from trainer.run.record import tokens_after
+
+OLD = Path(__file__).parents[2] / "data" / "version-0.1"
+LINES: list[dict[str, Any]] = [
+    {"step": 10, "bits_per_token": 3.0, "tokens_per_second": 100.0, "seconds": 5.0},
+    {"step": 20, "bits_per_token": 2.5, "tokens_per_second": 300.0, "seconds": 9.0},
+    {"step": 20, "validation_bits_per_token": 2.75, "validation_bits_per_byte": 1.25},
+    {"step": 30, "bits_per_token": float("nan"), "tokens_per_second": 200.0, "seconds": 65.4},
+    {"step": 30, "validation_bits_per_token": 2.8, "validation_bits_per_byte": 1.3},
+]
+
+
+def make_run(folder: Path, lines: list[dict[str, Any]] = LINES, **changes: Any) -> Path:
+    """A run of version 0.1 (batch 4, segment 8, 400 steps) with other metrics."""
+    shutil.copytree(OLD / "run", folder)
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    cut = '{"step": 40, "bits_per_tok'  # by a kill
+    (folder / "metrics.jsonl").write_text("\n".join([*map(json.dumps, lines), cut]))
+    return folder
+
+
+def test_a_folder_of_runs_is_a_table_with_the_best_first(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "b", [{"step": 7, "validation_bits_per_token": 1.125}], steps=7)
+    (tmp_path / "c").mkdir()  # no run
+    result = xl("runs", tmp_path, "--json")
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == ["run", "b", "a"]
+    assert " ".join(lines[1].split()[1:]) == "7 5.22k 224 1.1250 7 1.1250/character 0.01 - -"
+    assert " ".join(lines[2].split()[1:]) == "30 of 400 5.22k 960 2.7500 20 1.2500/byte 0.01 200 1m05s"
+    b, a = last_line(result)["runs"]
+    assert a["path"] == str(tmp_path / "a")
+    assert a["training"] == [[10, 320, 3.0], [20, 640, 2.5]]
+    assert a["validations"] == [[20, 640, 2.75], [30, 960, 2.8]]
+    assert (a["tokens"], a["planned"], a["seconds"]) == (960, 400, 65.4)
+    assert a["parameters"] == count_parameters(TrainConfig.load(OLD / "run" / "config.json").model)
+    assert (b["unit"], b["final_bits"]) == ("character", None)
+
+
+def test_tokens_follow_the_schedule_of_segments() -> None:
+    config = TrainConfig.load("demo")
+    grown = TrainConfig.from_json(
+        json.loads((OLD / "run/config.json").read_text()) | {"segment_schedule": [[5, 3], [9, 12]]}, where=""
+    )
+    assert tokens_after(config, 10) == 10 * 16 * 64
+    assert [tokens_after(grown, n) for n in (0, 4, 7, 9, 11)] == [
+        4 * n for n in (0, 4 * 8, 5 * 8 + 2 * 3, 5 * 8 + 4 * 3, 5 * 8 + 4 * 3 + 2 * 12)
+    ]
+
+
+def test_the_picture_has_a_curve_for_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    from xl_export.figures import curves
+
+    figures: list[Any] = []
+    save = curves.save_figure
+    monkeypatch.setattr(
+        curves, "save_figure", lambda figure, path: (figures.append(figure), save(figure, path))
+    )
+    a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b", LINES[:1])
+    for options in ([], ["--against", "steps", "--force"]):
+        assert xl("runs", a, b, "--plot", tmp_path / "runs.png", *options).exit_code == 0
+    assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
+    for figure, x in zip(figures, ([640, 960], [20, 30]), strict=True):
+        training, validation = figure.axes
+        assert list(validation.get_lines()[0].get_xdata()) == x
+        assert list(validation.get_lines()[0].get_ydata()) == [2.75, 2.8]  # the other run has no bytes
+        names = [text.get_text() for text in validation.get_legend().get_texts()]
+        assert names == ["a, best 2.7500", "b, never validated"]
+        assert training.get_ylabel() == "bits per token"
+    assert xl("runs", a, "--plot", tmp_path / "one.png").exit_code == 0
+    assert list(figures[-1].axes[1].get_lines()[0].get_ydata()) == pytest.approx([1.25, 1.3], abs=0.03)
+    assert figures[-1].axes[0].get_ylabel() == "bits per byte"
+    refused(xl("runs", a, "--plot", tmp_path / "one.png"), "one.png", "--force")
+
+
+def test_folders_that_are_no_runs_are_one_sentence(tmp_path: Path) -> None:
+    refused(xl("runs", tmp_path), "neither a run nor a folder of runs", "metrics.jsonl")
+    refused(xl("runs", tmp_path / "none"), "could not be read", "give a run")
+    good, bad = make_run(tmp_path / "all" / "good"), make_run(tmp_path / "all" / "bad")
+    (bad / "metrics.jsonl").write_text("a\nb\n")
+    refused(xl("runs", good, bad), "bad/metrics.jsonl holds no line of a training")
+    result = xl("runs", tmp_path / "all")
+    assert result.exit_code == 0
+    assert result.stderr.startswith(f"Warning: {bad / 'metrics.jsonl'} holds no line")
+    assert "good" in result.stdout
+    (good / "config.json").write_text("{}")
+    refused(xl("runs", good), "config.json", "'model' is missing")
+
+
+def test_it_needs_no_pytorch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['safetensors'] = None; "
+        f"from xl_export.cli.main import main; main(['runs', {str(OLD)!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "stopped" in done.stdout

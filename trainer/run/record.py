@@ -1,0 +1,177 @@
+"""What a run has recorded of its training, for `xl-export runs`: sizes, speed, curves. Loads no PyTorch."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtimes.base.errors import ArtefactError, UserError
+from runtimes.base.files import open_file, read_bytes, read_json
+from runtimes.contract.spec import VOCAB
+from trainer.run.config import TrainConfig
+
+CONFIG, METRICS, MODEL = "config.json", "metrics.jsonl", "model.safetensors"
+# The unit of a score of one token, where every token stands for one such unit of the text.
+UNITS = {"byte": "byte", "char": "character"}
+NO_WEIGHTS = ("auxiliary.", "positions.frequencies")  # classifiers of training, and a constant
+Values = list[tuple[int, float]]  # of a key, with their steps
+Curve = tuple[tuple[int, int, float], ...]  # (step, tokens trained until then, bits per token)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """The training of one run. A figure is None where the run does not tell it.
+
+    steps: done so far. planned: of the whole training. parameters: trained values. tokens: that were trained
+    so far. best_bits, best_step: the best validation, in bits per token. final_bits: the score of the whole
+    held-out text at the end. unit, bits_per_unit: the best validation for each `byte` or `character` of the
+    text. learning_rate: the highest one of the schedule. tokens_per_second: the median of what was logged.
+    seconds: of training, with validations. training, validations: the curves.
+    """
+
+    path: str
+    steps: int
+    planned: int
+    parameters: int | None
+    tokens: int
+    best_bits: float | None
+    best_step: int | None
+    final_bits: float | None
+    unit: str | None
+    bits_per_unit: float | None
+    learning_rate: float
+    tokens_per_second: float | None
+    seconds: float | None
+    training: Curve
+    validations: Curve
+
+
+def runs_in(path: Path) -> list[Path]:
+    """The run in a folder, or the runs in its folders; raises ArtefactError where there is none."""
+    if (path / CONFIG).is_file() and (path / METRICS).is_file():
+        return [path]
+    try:
+        found = sorted(child for child in path.iterdir() if (child / METRICS).is_file())
+    except OSError as error:
+        raise ArtefactError(
+            f"{path} could not be read ({error.strerror}); give a run, or a folder of runs."
+        ) from error
+    if not found:
+        raise ArtefactError(
+            f"{path} is neither a run nor a folder of runs, because it has no {METRICS}; make a run with "
+            "`xl-export train --out RUN`."
+        )
+    return found
+
+
+def read_record(run: Path) -> Record:
+    """What the run in a folder has recorded; raises UserError that names the file that cannot be used."""
+    config = TrainConfig.from_json(read_json(run / CONFIG), where=str(run / CONFIG))
+    lines = _lines(run / METRICS)
+    validations = _values(lines, "validation_bits_per_token")
+    steps = max((line["step"] for line in lines), default=0)
+    best = min(validations, key=lambda point: point[1], default=None)
+    unit, bits_per_unit = _per_unit(run, lines, best)
+    speeds = [value for _, value in _values(lines, "tokens_per_second")]
+    final, seconds = _values(lines, "final_validation_bits_per_token"), _values(lines, "seconds")
+    return Record(
+        path=str(run),
+        steps=steps,
+        planned=config.steps,
+        parameters=_parameters(run / MODEL),
+        tokens=tokens_after(config, steps),
+        best_bits=best[1] if best else None,
+        best_step=best[0] if best else None,
+        final_bits=final[-1][1] if final else None,
+        unit=unit,
+        bits_per_unit=bits_per_unit,
+        learning_rate=config.optimizer.lr,
+        tokens_per_second=statistics.median(speeds) if speeds else None,
+        seconds=seconds[-1][1] if seconds else None,
+        training=_curve(config, _values(lines, "bits_per_token")),
+        validations=_curve(config, validations),
+    )
+
+
+def tokens_after(config: TrainConfig, steps: int) -> int:
+    """The number of tokens that so many steps of training read."""
+    total, at, segment = 0, 0, config.training.segment
+    for start, longer in (*config.segment_schedule, (steps, 0)):
+        total += max(0, min(start, steps) - at) * segment
+        at, segment = min(start, steps), longer
+    return total * config.batch
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of the metrics; a line that a kill cut short is left out.
+
+    Raises ArtefactError for a file without one whole line among others.
+    """
+    written = read_bytes(path).decode("utf-8", errors="replace").splitlines()
+    lines = []
+    for text in written:
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict) and type(line.get("step")) is int and 0 <= line["step"] <= 1 << 40:
+            lines.append(line)
+    if len(written) > 1 and not lines:
+        raise ArtefactError(f"{path} holds no line of a training; it is damaged, or of another program.")
+    return lines
+
+
+def _values(lines: Sequence[dict[str, Any]], key: str) -> Values:
+    """The finite numbers of a key."""
+    return [
+        (line["step"], float(line[key]))
+        for line in lines
+        if type(line.get(key)) in (int, float) and math.isfinite(line[key])
+    ]
+
+
+def _curve(config: TrainConfig, values: Values) -> Curve:
+    return tuple((step, tokens_after(config, step), bits) for step, bits in values)
+
+
+def _per_unit(
+    run: Path, lines: Sequence[dict[str, Any]], best: tuple[int, float] | None
+) -> tuple[str | None, float | None]:
+    """The unit of the text and the best score for each, where tokens are units or it was recorded."""
+    recorded = dict(_values(lines, "validation_bits_per_byte"))
+    if best and best[0] in recorded:
+        return "byte", recorded[best[0]]
+    vocabulary = read_json(run / VOCAB)
+    unit = UNITS.get(str(vocabulary.get("kind"))) if isinstance(vocabulary, dict) else None
+    return unit, best[1] if best and unit else None
+
+
+def _parameters(path: Path) -> int | None:
+    """The number of weights in a safetensors file, from its header; None where it cannot be read."""
+    try:
+        with open_file(path) as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            header = json.loads(stream.read(min(length, 100_000_000)))
+        count: int = sum(
+            math.prod(facts["shape"])
+            for name, facts in header.items()
+            if name != "__metadata__" and not name.startswith(NO_WEIGHTS)
+        )
+        return count
+    except (
+        OSError,
+        UserError,
+        struct.error,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+    ):
+        return None

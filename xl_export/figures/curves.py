@@ -1,0 +1,95 @@
+"""The picture of `xl-export runs`: how the losses of several runs fell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xl_export.figures.canvas import new_figure, plain_axes, save_figure, set_title, short_names
+
+if TYPE_CHECKING:
+    from trainer.run.record import Curve, Record
+
+# Colours that people with any kind of colour vision tell apart (Okabe and Ito 2008), without the yellow.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+DASHES = ("-", "--", ":")  # the first seven runs have plain lines, the next seven broken ones
+SMOOTHED = 0.04  # share of the points that one point of a smoothed curve is the mean of
+
+
+def plot_curves(path: Path, records: Sequence[Record], *, against: str = "tokens") -> None:
+    """Draws the curves of runs into a PNG file.
+
+    Left: the loss of training, as recorded (pale) and as a mean of neighbouring points. Right: validations,
+    with a ring around the best. against: `tokens` or `steps`, the horizontal axis.
+    """
+    figure = new_figure(13, 5)
+    units = {record.unit for record in records}
+    unit = next(iter(units)) if len(units) == 1 else None  # otherwise tokens, whose text differs
+    title = "Training of one run" if len(records) == 1 else f"Training of {len(records)} runs"
+    if len(units) > 1:
+        title += "; tokens of different vocabularies stand for different lengths of text"
+    set_title(figure, title)
+    training, validation = figure.subplots(1, 2)
+    for i, (name, record) in enumerate(zip(short_names(r.path for r in records), records, strict=True)):
+        style: dict[str, Any] = {
+            "color": COLOURS[i % len(COLOURS)],
+            "linestyle": DASHES[i // len(COLOURS) % len(DASHES)],
+        }
+        x, y = _points(record, record.training, unit, against)
+        training.plot(x, y, color=style["color"], linewidth=0.8, alpha=0.2)
+        training.plot(x, _smoothed(y), linewidth=1.6, **style, label=name)
+        x, y = _points(record, record.validations, unit, against)
+        score = f", best {min(y):.4f}" if y else ", never validated"
+        validation.plot(x, y, linewidth=1.6, marker="o", markersize=3.5, **style, label=f"{name}{score}")
+        if y:
+            best = y.index(min(y))
+            validation.plot(x[best], y[best], "o", markersize=9, fillstyle="none", color=style["color"])
+    for axes, panel in ((training, "Training"), (validation, "Validation")):
+        axes.set_title(panel, fontsize=10)
+        axes.set_xlabel("tokens trained" if against == "tokens" else "steps")
+        axes.set_ylabel(f"bits per {unit or 'token'}")
+        axes.set_xlim(left=0)
+        _zoom(axes)
+        _thousands(axes)
+        plain_axes(axes)
+    save_figure(figure, path)
+
+
+def _points(record: Record, curve: Curve, unit: str | None, against: str) -> tuple[list[float], list[float]]:
+    """Where the points of a curve lie: tokens or steps, and bits for each `unit` of the text, or token."""
+    each = 1.0
+    if unit and record.bits_per_unit and record.best_bits:
+        each = record.bits_per_unit / record.best_bits
+    return [tokens if against == "tokens" else step for step, tokens, _ in curve], [
+        bits * each for *_, bits in curve
+    ]
+
+
+def _smoothed(values: Sequence[float]) -> list[float]:
+    """The mean of the points around each one, fewer of them at both ends."""
+    reach = int(SMOOTHED * len(values) / 2)
+    windows = [values[max(0, i - reach) : i + reach + 1] for i in range(len(values))]
+    return [sum(window) / len(window) for window in windows]
+
+
+def _zoom(axes: Any) -> None:
+    """Leaves the first steep part of the curves out at the top, where it would flatten all the rest."""
+    curves = [line.get_ydata() for line in axes.get_lines()]
+    values = [bits for curve in curves for bits in curve[len(curve) // 20 :]]
+    if values:
+        low, high = min(values), max(values)
+        margin = 0.06 * (high - low) or 0.1
+        axes.set_ylim(low - margin, high + margin)
+
+
+def _thousands(axes: Any) -> None:
+    """Writes 2M and 500k in place of long numbers."""
+
+    def written(value: float, _position: int) -> str:
+        for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+            if abs(value) >= size:
+                return f"{value / size:g}{suffix}"
+        return f"{value:g}"
+
+    axes.xaxis.set_major_formatter(written)
