@@ -1,0 +1,137 @@
+"""Makes four-part music with a trained artefact, as a MIDI file, a WAV file and a picture.
+
+    python examples/music/play.py examples/music/chorales --seconds 60 --out bach
+    python examples/music/play.py examples/music/chorales --endless --pipe | aplay
+
+It needs NumPy and ONNX Runtime (`pip install 'xl-export[cpu]'`), and matplotlib for the picture alone. Music is
+written while it is made, and the memory of the program does not grow, however long it plays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from midi import MidiFile
+from perform import Slice, slices
+from scheme import END, IDS, NAMES, SHARPS, events
+from sound import samples, stream_wav, write_wav
+
+import runtimes
+
+
+def main() -> None:
+    given = _options()
+    try:
+        session = runtimes.open_session(given.artefact, threads=1)
+        sampler = runtimes.Sampler(temperature=given.temperature, top_p=given.top_p)
+        header = [f"{given.metre}/4"] + ([f"key{given.key:+d}"] if given.key is not None else [])
+        ids = music_ids(session, [IDS[name] for name in header], sampler=sampler, seed=given.seed)
+    except runtimes.UserError as error:
+        sys.exit(f"error: {error}")
+    music = slices(events(ids), tempo=given.tempo)
+    if not given.endless:
+        music = _whole_pieces(music, given.seconds)
+    try:
+        if given.pipe:
+            stream_wav(sys.stdout.buffer, samples(music))
+        elif given.endless:
+            _write_midi(music, given)
+        else:
+            _write_files(list(music), given)
+    except (KeyboardInterrupt, BrokenPipeError):
+        sys.stderr.write("stopped\n")
+
+
+def music_ids(
+    session: runtimes.Session, prompt: list[int], *, sampler: runtimes.Sampler, seed: int
+) -> Iterator[int]:
+    """Yields the ids of an endless stream of pieces, of which the first begins with `prompt`.
+
+    The memory is not cleared between two pieces, as in training. Raises UserError for a model of other tokens.
+    """
+    vocab = session.vocab.to_json()
+    if vocab.get("names") != list(NAMES):
+        raise runtimes.UserError(
+            f"this model has {session.vocab.size} tokens that are not those of examples/music/scheme.py; give the "
+            "artefact of a model that was trained on the dataset of prepare.py."
+        )
+    return _drawn(session, [IDS[END], *prompt], sampler, np.random.default_rng(seed))
+
+
+def _drawn(
+    session: runtimes.Session, prompt: list[int], sampler: runtimes.Sampler, rng: np.random.Generator
+) -> Iterator[int]:
+    memory = session.start(batch=1)
+    yield from prompt[1:]  # the end of a piece before it is not heard
+    logits, memory = session.predict(np.array([prompt]), memory)
+    while True:
+        token = sampler(logits[0], rng)
+        yield token
+        logits, memory = session.predict(np.array([[token]]), memory)
+
+
+def _whole_pieces(music: Iterator[Slice], seconds: float) -> Iterator[Slice]:
+    """The music up to the end of the piece, or else of the phrase, that goes on after so many seconds."""
+    played = 0.0
+    for piece in music:
+        over = played >= seconds and piece.tick > 0
+        if over and (piece.first or not any(pitch is not None for pitch in piece.pitches)):
+            return
+        yield piece
+        played += piece.seconds
+        if piece.fermata and played >= 1.25 * seconds:
+            return
+
+
+def _write_files(music: list[Slice], given: argparse.Namespace) -> None:
+    midi, wav, png = (given.out.with_name(given.out.name + suffix) for suffix in (".mid", ".wav", ".png"))
+    with MidiFile(midi, tempo=given.tempo) as file:
+        for piece in music:
+            file.write(piece)
+    write_wav(str(wav), samples(music))
+    written = [midi, wav]
+    try:
+        from roll import draw
+
+        draw(music, png, title=f"{given.artefact.name}, seed {given.seed}, temperature {given.temperature:g}, top-p {given.top_p:g}")
+        written.append(png)
+    except ImportError:
+        print("note: there is no picture, because matplotlib is not installed")
+    seconds = sum(piece.seconds for piece in music)
+    pieces = sum(piece.first for piece in music)
+    print(f"{seconds:.0f} seconds, {pieces} piece(s): {', '.join(map(str, written))}")
+
+
+def _write_midi(music: Iterator[Slice], given: argparse.Namespace) -> None:
+    path = given.out.with_name(given.out.name + ".mid")
+    print(f"writing {path} without end; stop with Ctrl-C")
+    with MidiFile(path, tempo=given.tempo) as file:
+        for number in itertools.count():
+            file.write(next(music))
+            if number % 1000 == 0:
+                print(f"{number:,} chords and notes", flush=True)
+
+
+def _options() -> argparse.Namespace:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("artefact", type=Path, help="folder of a model that was trained on prepare.py's ids")
+    options.add_argument("--out", type=Path, default=Path("bach"), help="files are OUT.mid, OUT.wav and OUT.png")
+    options.add_argument("--seconds", type=float, default=60.0, help="about how long; a piece is finished first")
+    options.add_argument("--endless", action="store_true", help="go on until Ctrl-C: OUT.mid, or --pipe")
+    options.add_argument("--pipe", action="store_true", help="write sound to standard output, for a player")
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--temperature", type=float, default=1.0)
+    options.add_argument("--top-p", type=float, default=0.95)
+    options.add_argument("--tempo", type=float, default=76.0, help="quarter notes a minute")
+    options.add_argument("--metre", type=int, choices=(3, 4), default=4, help="beats in a bar of the first piece")
+    options.add_argument("--key", type=int, choices=SHARPS, help="sharps of the first key; flats are negative")
+    return options.parse_args()
+
+
+if __name__ == "__main__":
+    main()
