@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ SHINGLE = 8  # notes of a melody that are compared at once
 ALIKE = 0.35  # share of the shorter melody that two chorales of one family have in common at least
 
 
-class NotAChorale(ValueError):
+class NotAChoraleError(ValueError):
     """A score that is not four voices of single notes in 3/4 or 4/4; the message says why."""
 
 
@@ -22,11 +23,13 @@ def chorale_files() -> list[Path]:
     """Returns the scores of Bach in the corpus of music21, by name, without analyses (`.rntxt`)."""
     from music21 import corpus
 
-    return sorted((path for path in corpus.getComposer("bach") if path.suffix != ".rntxt"), key=lambda p: p.name)
+    return sorted(
+        (path for path in corpus.getComposer("bach") if path.suffix != ".rntxt"), key=lambda p: p.name
+    )
 
 
 def read_chorale(path: Path) -> Score:
-    """Returns a chorale of a MusicXML file, at its own pitch; raises NotAChorale for every other music.
+    """Returns a chorale of a MusicXML file, at its own pitch; raises NotAChoraleError for every other music.
 
     Repeated parts stand once, as in the print. Onsets between two sixteenths move to the earlier one.
     """
@@ -37,7 +40,7 @@ def read_chorale(path: Path) -> Score:
     soprano = voices[0]
     metres = [sign.ratioString for sign in soprano.recurse().getElementsByClass(meter.TimeSignature)]
     if not metres or set(metres) - {"3/4", "4/4"}:
-        raise NotAChorale(f"its metres are {sorted(set(metres))}")
+        raise NotAChoraleError(f"its metres are {sorted(set(metres))}")
     signs = soprano.flatten().getElementsByClass("KeySignature")
     measures = list(soprano.getElementsByClass("Measure"))
     score = Score(
@@ -51,7 +54,7 @@ def read_chorale(path: Path) -> Score:
     score.ticks = min(score.ticks, last)
     score.bars = [tick for tick in score.bars if tick < score.ticks]
     if score.ticks < 16 * TICKS or score.ticks > 200 * TICKS or len(score.fermatas) < 2:
-        raise NotAChorale(f"it has {score.ticks // TICKS} beats and {len(score.fermatas)} fermatas")
+        raise NotAChoraleError(f"it has {score.ticks // TICKS} beats and {len(score.fermatas)} fermatas")
     return score
 
 
@@ -61,7 +64,7 @@ def _voices(piece: Any) -> list[Any]:
     for name in PARTS:
         parts = [part for part in piece.parts if re.split(r"[^a-z]", str(part.partName).lower())[0] == name]
         if len(parts) != 1:
-            raise NotAChorale(f"its parts are {[part.partName for part in piece.parts]}")
+            raise NotAChoraleError(f"its parts are {[part.partName for part in piece.parts]}")
         found.append(parts[0].stripTies())
     return found
 
@@ -71,7 +74,7 @@ def _ticks(quarters: Any) -> int:
 
 
 def _notes(voice: int, part: Any) -> list[Note]:
-    """The notes of a part; of several at a time, the highest in the upper voices and the lowest in the bass."""
+    """The notes of a part; of several at a time the highest, and in the bass the lowest."""
     starts: dict[int, tuple[int, int]] = {}
     for element in part.flatten().notes:
         if element.duration.isGrace or element.quarterLength == 0:
@@ -82,7 +85,7 @@ def _notes(voice: int, part: Any) -> list[Note]:
         if end > start:
             starts.setdefault(start, (pitch, end))
     order = sorted(starts)
-    following = dict(zip(order, order[1:], strict=False))
+    following = dict(itertools.pairwise(order))
     return [
         Note(voice=voice, pitch=pitch, start=start, length=min(end, following.get(start, end)) - start)
         for start, (pitch, end) in sorted(starts.items())
@@ -91,7 +94,9 @@ def _notes(voice: int, part: Any) -> list[Note]:
 
 def _fermatas(soprano: Any) -> list[int]:
     """The ticks of the soprano's notes with a fermata."""
-    marked = [note for note in soprano.flatten().notes if any("Fermata" in e.classes for e in note.expressions)]
+    marked = [
+        note for note in soprano.flatten().notes if any("Fermata" in e.classes for e in note.expressions)
+    ]
     return sorted({_ticks(note.offset) for note in marked})
 
 
@@ -99,7 +104,9 @@ def _bar_lines(measures: list[Any]) -> list[int]:
     """The ticks at which bars begin. A bar that a repeat sign cuts in two has no line in the middle."""
     lines: list[int] = []
     for number, measure in enumerate(measures):
-        bar, length, start = (_ticks(q) for q in (measure.barDuration.quarterLength, measure.highestTime, measure.offset))
+        bar, length, start = (
+            _ticks(q) for q in (measure.barDuration.quarterLength, measure.highestTime, measure.offset)
+        )
         is_pickup = number == 0 and length < bar
         ends_a_bar = bool(lines) and start - lines[-1] < bar and length < bar
         if not is_pickup and not ends_a_bar:
@@ -108,7 +115,7 @@ def _bar_lines(measures: list[Any]) -> list[int]:
 
 
 def transpositions(score: Score, ranges: dict[int, tuple[int, int]]) -> list[Score]:
-    """Returns the piece in every key, from 6 semitones below to 5 above, in which all voices stay in `ranges`.
+    """Returns the piece in every key, from 6 semitones below to 5 above, where all voices stay in `ranges`.
 
     ranges: the lowest and highest pitch of each voice.
     """
@@ -122,7 +129,11 @@ def transpositions(score: Score, ranges: dict[int, tuple[int, int]]) -> list[Sco
             sharps = (score.sharps + 7 * step + 6) % 12 - 6
             moved.append(
                 Score(
-                    beats=score.beats, sharps=sharps, ticks=score.ticks, notes=notes, bars=score.bars,
+                    beats=score.beats,
+                    sharps=sharps,
+                    ticks=score.ticks,
+                    notes=notes,
+                    bars=score.bars,
                     fermatas=score.fermatas,
                 )
             )
@@ -130,20 +141,22 @@ def transpositions(score: Score, ranges: dict[int, tuple[int, int]]) -> list[Sco
 
 
 def pitch_ranges(scores: list[Score]) -> dict[int, tuple[int, int]]:
-    """Returns the lowest and highest pitch of each voice in these pieces, and raises where one has no token."""
+    """Returns the lowest and highest pitch of each voice; raises ValueError where one has no token."""
     ranges = {}
     for voice, letter in enumerate(VOICES):
         pitches = [note.pitch for score in scores for note in score.notes if note.voice == voice]
         ranges[voice] = (min(pitches), max(pitches))
         if ranges[voice][0] < LOWEST[letter] or ranges[voice][1] > HIGHEST[letter]:
-            raise ValueError(f"voice {letter} goes from {min(pitches)} to {max(pitches)}; widen scheme.LOWEST, HIGHEST")
+            raise ValueError(
+                f"voice {letter} goes from {min(pitches)} to {max(pitches)}; widen scheme.LOWEST, HIGHEST"
+            )
     return ranges
 
 
 def melody_pieces(score: Score) -> collections.Counter[tuple[int, ...]]:
-    """Returns how often each run of `SHINGLE` intervals stands in the soprano, whatever its key and rhythm."""
+    """Returns how often each run of `SHINGLE` intervals stands in the soprano, in any key and rhythm."""
     pitches = [note.pitch for note in sorted(score.notes, key=lambda note: note.start) if note.voice == 0]
-    steps = [second - first for first, second in zip(pitches, pitches[1:], strict=False)]
+    steps = [second - first for first, second in itertools.pairwise(pitches)]
     steps = [step for step in steps if step]  # the same tune is set to texts with other syllables
     return collections.Counter(tuple(steps[i : i + SHINGLE]) for i in range(len(steps) - SHINGLE + 1))
 

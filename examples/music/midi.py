@@ -1,6 +1,7 @@
-"""Writes a standard MIDI file while the music is made: format 0, a channel for each voice, constant memory.
+"""Writes a standard MIDI file (format 0, a channel for each voice) while the music is made.
 
-The libraries for MIDI keep a whole track until it is saved. A stream without end needs a writer that does not.
+Libraries for MIDI keep a whole track in memory until it is saved. This writer keeps nothing, so that a stream
+may be endless.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class MidiFile:
     def __enter__(self) -> MidiFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _quarter(self, stretch: float) -> bytes:

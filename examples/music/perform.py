@@ -47,9 +47,9 @@ def slices(events: Iterable[Event], *, tempo: float) -> Iterator[Slice]:
         assert last is not None
         seconds = ticks * second * (HELD if last.fermata else 1.0)
         return Slice(
-            tick=last.tick + paused, ticks=ticks, seconds=seconds, pitches=tuple(pitches), fermata=last.fermata,
+            tick=last.tick + paused, ticks=ticks, seconds=seconds, pitches=tuple(pitches),
             begins=frozenset(voice for voice, pitch in last.pitches.items() if pitch is not None),
-            bar=last.bar, first=last.first, beats=last.beats, sharps=last.sharps,
+            bar=last.bar, fermata=last.fermata, first=last.first, beats=last.beats, sharps=last.sharps,
         )  # fmt: skip
 
     for event in events:

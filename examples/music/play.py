@@ -3,8 +3,8 @@
     python examples/music/play.py examples/music/chorales --seconds 60 --out bach
     python examples/music/play.py examples/music/chorales --endless --pipe | aplay
 
-It needs NumPy and ONNX Runtime (`pip install 'xl-export[cpu]'`), and matplotlib for the picture alone. Music is
-written while it is made, and the memory of the program does not grow, however long it plays.
+It needs NumPy and ONNX Runtime (`pip install 'xl-export[cpu]'`), and matplotlib for the picture alone. With
+--endless music is written while it is made, and the program's memory does not grow, however long it plays.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def music_ids(
 ) -> Iterator[int]:
     """Yields the ids of an endless stream of pieces, of which the first begins with `prompt`.
 
-    The memory is not cleared between two pieces, as in training. Raises UserError for a model of other tokens.
+    The memory is not cleared between two pieces, as in training. Raises UserError for other models.
     """
     vocab = session.vocab.to_json()
     if vocab.get("names") != list(NAMES):
         raise runtimes.UserError(
-            f"this model has {session.vocab.size} tokens that are not those of examples/music/scheme.py; give the "
+            f"this model has {session.vocab.size} tokens that are not those of scheme.py; give the "
             "artefact of a model that was trained on the dataset of prepare.py."
         )
     return _drawn(session, [IDS[END], *prompt], sampler, np.random.default_rng(seed))
@@ -98,7 +98,8 @@ def _write_files(music: list[Slice], given: argparse.Namespace) -> None:
     try:
         from roll import draw
 
-        draw(music, png, title=f"{given.artefact.name}, seed {given.seed}, temperature {given.temperature:g}, top-p {given.top_p:g}")
+        settings = f"seed {given.seed}, temperature {given.temperature:g}, top-p {given.top_p:g}"
+        draw(music, png, title=f"{given.artefact.name}, {settings}")
         written.append(png)
     except ImportError:
         print("note: there is no picture, because matplotlib is not installed")
@@ -118,18 +119,28 @@ def _write_midi(music: Iterator[Slice], given: argparse.Namespace) -> None:
 
 
 def _options() -> argparse.Namespace:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("artefact", type=Path, help="folder of a model that was trained on prepare.py's ids")
-    options.add_argument("--out", type=Path, default=Path("bach"), help="files are OUT.mid, OUT.wav and OUT.png")
-    options.add_argument("--seconds", type=float, default=60.0, help="about how long; a piece is finished first")
+    options.add_argument(
+        "--out", type=Path, default=Path("bach"), help="files are OUT.mid, OUT.wav and OUT.png"
+    )
+    options.add_argument(
+        "--seconds", type=float, default=60.0, help="about how long; a piece is finished first"
+    )
     options.add_argument("--endless", action="store_true", help="go on until Ctrl-C: OUT.mid, or --pipe")
     options.add_argument("--pipe", action="store_true", help="write sound to standard output, for a player")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--temperature", type=float, default=1.0)
     options.add_argument("--top-p", type=float, default=0.95)
     options.add_argument("--tempo", type=float, default=76.0, help="quarter notes a minute")
-    options.add_argument("--metre", type=int, choices=(3, 4), default=4, help="beats in a bar of the first piece")
-    options.add_argument("--key", type=int, choices=SHARPS, help="sharps of the first key; flats are negative")
+    options.add_argument(
+        "--metre", type=int, choices=(3, 4), default=4, help="beats in a bar of the first piece"
+    )
+    options.add_argument(
+        "--key", type=int, choices=SHARPS, help="sharps of the first key; flats are negative"
+    )
     return options.parse_args()
 
 

@@ -1,6 +1,8 @@
-"""Makes a dataset of token ids from the chorales in music21: `python examples/music/prepare.py --out chorales-data`.
+"""Makes a dataset of token ids from the chorales in music21, for `xl-export train chorales --data`.
 
-It needs `pip install 'xl-export[train,music]'`. The folder that it writes is for `xl-export train chorales --data`.
+    python examples/music/prepare.py --out chorales-data
+
+It needs `pip install 'xl-export[train,music]'`.
 Reading the corpus takes two to five minutes, once: the scores are kept beside the dataset, as `scores.json`.
 """
 
@@ -16,17 +18,23 @@ import sys
 from pathlib import Path
 
 import chorales
-from scheme import IDS, END, NAMES, Note, Score, encode
+from scheme import END, IDS, NAMES, Note, Score, encode
 
 PARTS = ("train", "valid", "test")
 HELD_OUT = 0.1  # share of the chorales in each of valid and test
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--out", type=Path, required=True, help="folder of the dataset")
-    options.add_argument("--sources", type=Path, help="folder for ids and scores (default: OUT with -sources)")
-    options.add_argument("--keys", choices=("all", "own"), default="all", help="transpose training pieces or not")
+    options.add_argument(
+        "--sources", type=Path, help="folder for ids and scores (default: OUT with -sources)"
+    )
+    options.add_argument(
+        "--keys", choices=("all", "own"), default="all", help="transpose training pieces or not"
+    )
     given = options.parse_args()
     sources = given.sources or given.out.with_name(f"{given.out.name}-sources")
     sources.mkdir(parents=True, exist_ok=True)
@@ -54,18 +62,19 @@ def main() -> None:
 
 
 def load_scores(path: Path) -> dict[str, Score]:
-    """Returns the chorales by name, from `path`, or from music21 where it does not exist; then it is written."""
+    """Returns the chorales by name, from `path`, or from music21 where there is none; then it is written."""
     if not path.is_file():
         found = {}
         for file in chorales.chorale_files():
             try:
                 found[file.stem] = chorales.read_chorale(file)
-            except chorales.NotAChorale as error:
+            except chorales.NotAChoraleError as error:
                 print(f"{file.name} is left out: {error}")
         path.write_text(json.dumps({name: dataclasses.asdict(score) for name, score in found.items()}))
     read = json.loads(path.read_text())
     return {
-        name: Score(**{**score, "notes": [Note(**note) for note in score["notes"]]}) for name, score in read.items()
+        name: Score(**{**score, "notes": [Note(**note) for note in score["notes"]]})
+        for name, score in read.items()
     }
 
 
@@ -74,7 +83,10 @@ def split_by_melody(scores: dict[str, Score]) -> dict[str, list[str]]:
 
     Families of melodies are ordered by a hash of a name, so that the split does not depend on a seed.
     """
-    once = {chorales.fingerprint(score): name for name, score in sorted(scores.items(), key=lambda item: -len(item[0]))}
+    once = {
+        chorales.fingerprint(score): name
+        for name, score in sorted(scores.items(), key=lambda item: -len(item[0]))
+    }
     names = sorted(once.values())
     numbers = chorales.families([scores[name] for name in names])
     members: dict[int, list[str]] = {}

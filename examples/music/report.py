@@ -1,7 +1,7 @@
 """Compares generated pieces with Bach's by figures of counterpoint: `report.py ARTEFACT --sources FOLDER`.
 
-FOLDER is the one that `prepare.py` kept ids in. The pieces that the model was trained on are also searched for
-runs of chords that the generated pieces repeat, in any key.
+FOLDER is the one that `prepare.py` kept ids in. The training pieces are also searched for runs of chords that
+the generated pieces repeat, in any key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ RUN_LENGTHS = (4, 8, 16)
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("artefact", type=Path)
     options.add_argument("--sources", type=Path, required=True)
     options.add_argument("--pieces", type=int, default=41)

@@ -8,7 +8,7 @@ Time goes in beats (quarter notes) and in four ticks a beat (sixteenth notes). A
 - `|`, `2`, `3` and `4` go on to the next beat, which is this one of its bar. Every beat is written.
 - `.e`, `.&` and `.a` go on to the second, third or fourth sixteenth of the beat, where a note begins there.
 - `fermata` says that the chord which begins here ends a phrase.
-- `S67` begins a note in the soprano, of MIDI pitch 67. It lasts until the soprano's next token. `S-` is silence.
+- `S67` begins a note in the soprano, of MIDI pitch 67. It lasts until the next `S…`; `S-` is silence.
 - `end` goes on to the next beat and ends the piece.
 
 Any sequence of these tokens has a meaning, so what a model generates can always be played (see `Reader`).
@@ -35,9 +35,7 @@ PARTS_OF_A_BEAT = (".e", ".&", ".a")
 def _names() -> tuple[str, ...]:
     header = [f"{beats}/4" for beats in METRES] + [f"key{sharps:+d}" for sharps in SHARPS]
     notes = [
-        f"{voice}{pitch}"
-        for voice in VOICES
-        for pitch in ("-", *range(LOWEST[voice], HIGHEST[voice] + 1))
+        f"{voice}{pitch}" for voice in VOICES for pitch in ("-", *range(LOWEST[voice], HIGHEST[voice] + 1))
     ]
     return (END, *header, *BEATS, *PARTS_OF_A_BEAT, FERMATA, *notes)
 
@@ -81,7 +79,9 @@ def encode(score: Score) -> list[int]:
     begins: dict[int, dict[int, str]] = {}
     for voice in range(4):
         free = 0  # the tick from which the voice is silent
-        for note in sorted((note for note in score.notes if note.voice == voice), key=lambda note: note.start):
+        for note in sorted(
+            (note for note in score.notes if note.voice == voice), key=lambda note: note.start
+        ):
             if note.start > free:
                 begins.setdefault(free, {})[voice] = "-"
             begins.setdefault(note.start, {})[voice] = str(note.pitch)

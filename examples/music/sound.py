@@ -31,7 +31,7 @@ BLOCK = 1 << 15  # samples of a piece of the echo
 
 @functools.lru_cache(maxsize=128)
 def _waveform(pitch: int) -> np.ndarray:
-    """One period of a pipe of this MIDI pitch, float64 [PERIOD]; high pipes have fewer and weaker partials."""
+    """One period of a pipe of this MIDI pitch, float64 [PERIOD]; high pipes have weaker partials."""
     turn = 2 * np.pi * np.arange(PERIOD) / PERIOD
     wave = np.zeros(PERIOD)
     for number, amplitude in enumerate(PARTIALS, start=1):

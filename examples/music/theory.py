@@ -11,23 +11,34 @@ from scheme import TICKS, VOICES, Score
 
 MAJOR_SCALE = (0, 2, 4, 5, 7, 9, 11)
 # Triads and seventh chords as intervals over a root, as in a textbook of harmony.
-CHORDS = ((0, 4, 7), (0, 3, 7), (0, 3, 6), (0, 4, 8), (0, 4, 7, 10), (0, 3, 7, 10), (0, 4, 7, 11), (0, 3, 6, 10), (0, 3, 6, 9))
+CHORDS = (
+    (0, 4, 7),
+    (0, 3, 7),
+    (0, 3, 6),
+    (0, 4, 8),
+    (0, 4, 7, 10),
+    (0, 3, 7, 10),
+    (0, 4, 7, 11),
+    (0, 3, 6, 10),
+    (0, 3, 6, 9),
+)
 KNOWN = {frozenset((root + step) % 12 for step in chord) for chord in CHORDS for root in range(12)}
-PARTIAL = {frozenset(part) for chord in KNOWN for size in (1, 2) for part in itertools.combinations(chord, size) if len(chord) == 3}
+PARTIAL = {
+    frozenset(part)
+    for chord in KNOWN
+    for size in (1, 2)
+    for part in itertools.combinations(chord, size)
+    if len(chord) == 3
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counted:
-    """A property as a share of occasions. decimals, unit: how it is printed."""
+class Figure:
+    """A property of a set of pieces, and its unit."""
 
     name: str
-    count: float
-    of: float
+    value: float
     unit: str = "%"
-
-    @property
-    def value(self) -> float:
-        return (100 if "%" in self.unit or "100" in self.unit else 1) * self.count / max(self.of, 1)
 
 
 def grid(score: Score) -> np.ndarray:
@@ -38,43 +49,51 @@ def grid(score: Score) -> np.ndarray:
     return sounding
 
 
-def describe(scores: Sequence[Score]) -> list[Counted]:
+def describe(scores: Sequence[Score]) -> list[Figure]:
     """Returns the figures of a set of pieces."""
-    crossed = sounding = chords = beats = inside = notes = fifths = changes = steps = moves = 0
-    endings = phrases = eights = 0
-    lengths: list[int] = []
-    for score in scores:
-        ticks = grid(score)
-        full = ticks[(ticks >= 0).all(1)]
-        crossed += int((np.diff(full, axis=1) > 0).any(1).sum())
-        sounding += len(full)
-        at_beats = [row for row in ticks[::TICKS] if (row >= 0).all()]
-        chords += sum(frozenset(int(p) % 12 for p in row) in KNOWN | PARTIAL for row in at_beats)
-        beats += len(at_beats)
-        scale = {(step + 7 * score.sharps) % 12 for step in MAJOR_SCALE}
-        inside += sum(note.length for note in score.notes if note.pitch % 12 in scale)
-        notes += sum(note.length for note in score.notes)
-        found, seen = parallels(ticks[::TICKS])
-        fifths, changes = fifths + found, changes + seen
-        melody = [note.pitch for note in sorted(score.notes, key=lambda note: note.start) if note.voice == 0]
-        intervals = np.abs(np.diff(melody))
-        steps, moves = steps + int(((intervals > 0) & (intervals <= 2)).sum()), moves + int((intervals > 0).sum())
-        endings += is_triad_over_its_root(ticks[-1])
-        ends = [tick // TICKS for tick in score.fermatas]
-        gaps = np.diff(ends)
-        phrases, eights = phrases + len(gaps), eights + int((gaps % 4 == 0).sum())
-        lengths += gaps.tolist()
-    return [
-        Counted(name="sixteenths in which voices cross", count=crossed, of=sounding),
-        Counted(name="beats on a triad or a seventh chord", count=chords, of=beats),
-        Counted(name="time in the scale of the key signature", count=inside, of=notes),
-        Counted(name="parallel fifths and octaves from beat to beat", count=fifths, of=changes, unit="of 100 changes"),
-        Counted(name="moves of the soprano by a step", count=steps, of=moves),
-        Counted(name="pieces that end on a triad over its root", count=endings, of=len(scores)),
-        Counted(name="beats from fermata to fermata, median", count=float(np.median(lengths or [0])), of=1, unit=""),
-        Counted(name="phrases of 4, 8, 12 or 16 beats", count=eights, of=phrases),
-        Counted(name="beats in a piece, mean", count=sum(score.ticks for score in scores) / TICKS, of=len(scores), unit=""),
-    ]  # fmt: skip
+    grids = [grid(score) for score in scores]
+    full = [row for ticks in grids for row in ticks if (row >= 0).all()]
+    beats = [row for ticks in grids for row in ticks[::TICKS] if (row >= 0).all()]
+    found = np.array([parallels(ticks[::TICKS]) for ticks in grids]).sum(0)
+    moves = np.concatenate([_melody_moves(score) for score in scores])
+    gaps = np.concatenate([np.diff(score.fermatas) // TICKS for score in scores])
+    notes = [(score, note) for score in scores for note in score.notes]
+    inside = [_in_scale(note.pitch, score.sharps) for score, note in notes]
+    lengths = [score.ticks / TICKS for score in scores]
+    crossed = [(np.diff(row) > 0).any() for row in full]
+    endings = [is_triad_over_its_root(ticks[-1]) for ticks in grids]
+    figures = (
+        ("sixteenths in which voices cross", _share(crossed), "%"),
+        ("beats on a triad or a seventh chord", _share([_is_chord(row) for row in beats]), "%"),
+        ("time in the scale of the key signature", _share(inside, [note.length for _, note in notes]), "%"),
+        ("parallel fifths and octaves", 100 * found[0] / max(found[1], 1), "per 100 changes"),
+        ("moves of the soprano by a step", _share(moves <= 2), "%"),
+        ("pieces that end on a triad over its root", _share(endings), "%"),
+        ("from fermata to fermata, median", float(np.median(gaps)) if len(gaps) else 0.0, "beats"),
+        ("phrases of 4, 8, 12 or 16 beats", _share(gaps % 4 == 0), "%"),
+        ("length of a piece, mean", float(np.mean(lengths)), "beats"),
+    )
+    return [Figure(name=name, value=value, unit=unit) for name, value, unit in figures]
+
+
+def _share(true: Sequence[bool] | np.ndarray, weights: Sequence[float] | None = None) -> float:
+    """The share of what is true, in percent; 0 of nothing."""
+    return 100 * float(np.average(true, weights=weights)) if len(true) else 0.0
+
+
+def _is_chord(row: np.ndarray) -> bool:
+    return frozenset(int(pitch) % 12 for pitch in row) in KNOWN | PARTIAL
+
+
+def _in_scale(pitch: int, sharps: int) -> bool:
+    return (pitch - 7 * sharps) % 12 in MAJOR_SCALE
+
+
+def _melody_moves(score: Score) -> np.ndarray:
+    """The sizes of the soprano's moves in semitones, without repeated notes."""
+    melody = [note.pitch for note in sorted(score.notes, key=lambda note: note.start) if note.voice == 0]
+    sizes: np.ndarray = np.abs(np.diff(melody))
+    return sizes[sizes > 0]
 
 
 def parallels(beats: np.ndarray) -> tuple[int, int]:
@@ -93,7 +112,7 @@ def parallels(beats: np.ndarray) -> tuple[int, int]:
 
 
 def is_triad_over_its_root(row: np.ndarray) -> bool:
-    """Whether the pitches [4] are a major or minor triad, its third or fifth perhaps missing, over its root."""
+    """Whether the pitches [4] are a major or minor triad over its root; its third or fifth may be missing."""
     if (row < 0).any():
         return False
     over_bass = {int(pitch - row.min()) % 12 for pitch in row}

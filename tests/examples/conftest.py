@@ -1,0 +1,8 @@
+"""The modules of examples/music import each other by their plain names, as scripts do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "music"))
