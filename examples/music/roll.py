@@ -73,7 +73,7 @@ def _draw_notes(axis: Any, notes: Sequence[tuple[str, int, int, int]]) -> None:
     for voice, pitch, start, end in notes:
         left, right = max(start, first), min(end, last)
         if left < right:
-            height = 0.62 + 0.2 * VOICES.index(voice)
+            height = 0.75 + 0.12 * VOICES.index(voice)
             note = FancyBboxPatch(
                 (left + 0.12, pitch - height / 2), right - left - 0.24, height,
                 boxstyle="round,pad=0,rounding_size=0.3", facecolor=COLOURS[voice], edgecolor="white",
