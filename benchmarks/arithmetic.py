@@ -8,9 +8,12 @@ predicted.
 
 from __future__ import annotations
 
+import dataclasses
+
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import Form
 from trainer.model.config import ModelConfig
+from trainer.run.config import TrainConfig
 
 BLOCK = 256  # queries that a recomputed window computes together; faster than 128, 512 and all at once
 FLOAT = 4  # bytes
@@ -90,3 +93,39 @@ def predicted_ratio(model: ModelConfig, rule: MemoryRule, window: int) -> float:
         * rule.segment
         / step_multiply_adds(model, rule, "ring", rule.segment)
     )
+
+
+def training_multiply_adds(config: TrainConfig) -> int:
+    """For one training step of all lanes: three forward passes, two of which stand for the backward pass.
+
+    The memory is hidden states, whose keys and values every step projects. Of an adaptive softmax the head
+    alone is counted, here and for validations.
+    """
+    forward = step_multiply_adds(_with_head(config.model), config.training, "hidden", config.training.segment)
+    return 3 * config.batch * forward
+
+
+def validation_multiply_adds(config: TrainConfig, tokens: int) -> int:
+    """For a validation of so many tokens, over projected keys and values."""
+    rule = config.validation
+    return tokens * step_multiply_adds(_with_head(config.model), rule, "shift", rule.segment) // rule.segment
+
+
+def validation_share(config: TrainConfig, held_out: int) -> float:
+    """Multiply-adds of all validations of a run over those of its training steps.
+
+    held_out: tokens of the held-out text. The last of the scores is that of all of them.
+    """
+    each = min(held_out, config.validate_tokens or held_out)
+    count = -(-config.steps // config.validate_every)
+    scored = count * each + (held_out if each < held_out else 0)
+    return validation_multiply_adds(config, scored) / (config.steps * training_multiply_adds(config))
+
+
+def _with_head(model: ModelConfig) -> ModelConfig:
+    """The model with only the head of its softmax: the first cluster, and a column for each other one."""
+    cutoffs = model.vocabulary.cutoffs
+    if not cutoffs:
+        return model
+    plain = dataclasses.replace(model.vocabulary, cutoffs=(), tie_projections=())
+    return dataclasses.replace(model, vocabulary=plain, vocab_size=cutoffs[0] + len(cutoffs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import get_args
 
@@ -18,6 +19,9 @@ from benchmarks.arithmetic import (
     query_blocks,
     step_bytes,
     step_multiply_adds,
+    training_multiply_adds,
+    validation_multiply_adds,
+    validation_share,
     window_multiply_adds,
 )
 from benchmarks.baselines.vanilla import window_graph
@@ -28,11 +32,43 @@ from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import Form, state_tensors
 from trainer.model.config import ModelConfig
 from trainer.model.model import count_parameters
+from trainer.run.config import TrainConfig, built_in
 from xl_export.graph.step import OPSETS, step_graph
 
 MODEL = ModelConfig(layers=2, d_model=4, heads=1, head_dim=2, d_ff=3, vocab_size=5)
 RULE = MemoryRule(mem_len=6, segment=3)
 FORMS = get_args(Form)
+
+
+# Tokens of the held-out part, and of the vocabulary, of the corpora that recipes are for.
+HELD_OUT = {
+    "enwik8": (5_000_000, 205),
+    "text8": (5_000_000, 27),
+    "wikitext-103": (217_646, 267_735),
+    "one-billion-word": (165_000, 793_471),
+    "penn-treebank": (73_760, 10_000),
+}
+
+
+def test_training_and_validation_against_numbers_made_by_hand() -> None:
+    """Two lanes, M 6 and T 3 in training; M 8 and T 2 in evaluation, which is computed in segments of 3."""
+    rule = MemoryRule(mem_len=8, segment=2)
+    config = TrainConfig(model=MODEL, training=RULE, evaluation=rule, batch=2, validate_tokens=12)
+    layer = 4 * 2 * (2 * 3 + 2 * 9) + 2 * 4 * 3 * 3 + 3 * 2 * (2 * 9 + 7)
+    assert training_multiply_adds(config) == 3 * 2 * (2 * layer + 3 * 4 * 5)
+    layer = 4 * 2 * (2 * 3 + 2 * 3) + 2 * 4 * 3 * 3 + 3 * 2 * (2 * 11 + 9)
+    assert validation_multiply_adds(config, 30) == 10 * (2 * layer + 3 * 4 * 5)
+    scored = 5 * 12 + 30  # steps 200 … 1000, and the whole of 30 tokens at the end
+    expected = validation_multiply_adds(config, scored) / 1000 / training_multiply_adds(config)
+    assert validation_share(config, 30) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", [name for name in built_in() if TrainConfig.load(name).corpus])
+def test_validations_of_a_published_recipe_are_less_than_a_fiftieth_of_its_training(name: str) -> None:
+    config = TrainConfig.load(name)
+    held_out, vocab_size = HELD_OUT[config.corpus]
+    model = dataclasses.replace(config.model, vocab_size=vocab_size)
+    assert validation_share(dataclasses.replace(config, model=model), held_out) < 0.02
 
 
 def test_query_blocks_cover_the_window_once(monkeypatch):

@@ -73,6 +73,10 @@ class TrainConfig:
     the mean of the weights is validated and exported; null for the weights themselves. patience: training
     ends when this many validations in a row were no better than the best; 0 for never.
 
+    validate_every: steps between two validations. validate_tokens: the most tokens of the held-out text that
+    such a validation predicts, always the first ones; null for all. After the last step, the best weights are
+    scored on all of them.
+
     device: where the model is trained; of several processes, each takes a GPU, or all share the CPU. threads:
     CPU threads; 0 for PyTorch's choice. tensorboard: metrics are also written as TensorBoard events, to the
     run's folder `tensorboard`.
@@ -100,6 +104,7 @@ class TrainConfig:
     seed: int = 0
     log_every: int = 20
     validate_every: int = 200
+    validate_tokens: int | None = 1 << 20
     checkpoint_every: int = 100
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = 0
@@ -120,6 +125,11 @@ class TrainConfig:
         refuse_vocab_name(self.vocab)
         if self.max_size is not None and not 2 <= self.max_size <= 1 << 24:
             raise ConfigError(f"max_size is {self.max_size}; expected 2 to {1 << 24} tokens.")
+        if self.validate_tokens is not None and not 1 <= self.validate_tokens <= 1 << 40:
+            raise ConfigError(
+                f"validate_tokens is {self.validate_tokens}; expected a positive number, or null for the "
+                "whole held-out text."
+            )
         if self.batch % self.accumulate:
             raise ConfigError(
                 f"accumulate is {self.accumulate}; expected a divisor of batch, which is {self.batch}."
@@ -183,6 +193,18 @@ class TrainConfig:
         T = max([self.training.segment, *(value for _, value in self.segment_schedule)])
         return dataclasses.replace(self.training, mem_len=M, segment=T)
 
+    @property
+    def validation(self) -> MemoryRule:
+        """The rule of evaluation, in segments as long as those of training where this changes no score.
+
+        A few long steps keep a device busier than many short ones. It changes no score under the same-length
+        mask, unless positions count from the end of the segment.
+        """
+        if self.evaluation.mask != "same-length" or self.model.from_segment_end:
+            return self.evaluation
+        T = max(self.training.segment, self.evaluation.segment)
+        return dataclasses.replace(self.evaluation, segment=T)
+
     def refuse_if_too_large(self, *, lanes: int, memory_bytes: int) -> None:
         """Raises ConfigError where training with `lanes` of the batch needs more memory than there is."""
         from trainer.model.model import count_parameters  # PyTorch is not needed to read a configuration
@@ -203,7 +225,7 @@ class TrainConfig:
         from trainer.model.model import count_parameters  # PyTorch is not needed to read a configuration
 
         model, T = self.model, max(self.longest.segment, self.evaluation.segment)
-        J, B = max(self.longest.slots, self.evaluation.slots), -(-lanes // self.accumulate)
+        J, B = max(self.longest.slots, self.validation.slots), -(-lanes // self.accumulate)
         scores = B * model.heads * T * J
         activations = B * (J + 6 * T) * model.d_model + B * T * 2 * model.d_ff + J * model.d_model
         logits = B * T * model.vocab_size

@@ -29,7 +29,9 @@ class Facts:
     """The part of a checkpoint that is no tensor.
 
     text: hashes of the training text and of the held-out text.
-    at: index in the lanes where the next segment begins. position: stream position of that segment.
+    at: index in the lanes where the next segment begins. position: stream position of that segment. epoch:
+    how often the streams have started again.
+    final: bits per token of the whole held-out text at the end of training; None before.
     averaged: number of weights in the average.
     scale, scale_steps: scale of the fp16 loss, and the steps since it changed.
     ranks: number of processes whose random states are stored.
@@ -44,6 +46,8 @@ class Facts:
     scale_steps: int
     ranks: int
     validations: tuple[Validation, ...]
+    epoch: int = 0
+    final: float | None = None
 
 
 def best(history: Sequence[Validation]) -> Validation | None:
@@ -65,6 +69,7 @@ class History:
             "step": self.facts.step if self.facts else None,
             "steps": config.steps,
             "best": None if leader is None else to_json(leader),
+            "final_validation_bits_per_token": self.facts.final if self.facts else None,
             "data": config.data or config.text or "the built-in text",
             "recipe": {
                 "optimizer": config.optimizer.kind,
@@ -133,7 +138,15 @@ def read_facts(path: Path, steps: int) -> Facts:
         raise ArtefactError(
             f"{path} does not say at which step it was written ({first_line(error)}); start a new run."
         ) from error
-    counts = (facts.step, facts.at, facts.position, facts.averaged, facts.scale_steps, facts.ranks - 1)
+    counts = (
+        facts.step,
+        facts.at,
+        facts.position,
+        facts.epoch,
+        facts.averaged,
+        facts.scale_steps,
+        facts.ranks - 1,
+    )
     if min(counts) < 0 or max(counts) >= 1 << 40 or facts.scale <= 0 or facts.step > steps:
         raise ArtefactError(
             f"{path} was written at step {facts.step} of {steps}, or is damaged; start a new run."

@@ -18,11 +18,12 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from runtimes.base.errors import ArtefactError, ConfigError, DivergedError
+from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import read_json, write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.lock import only_writer
 from runtimes.base.partial import sweep
+from runtimes.base.progress import Progress
 from runtimes.base.records import to_json
 from runtimes.contract.vocabulary import save_vocab
 from trainer.data.source import Source, load_source, reload_source, with_vocab_size
@@ -33,8 +34,9 @@ from trainer.run.choices import VOCAB_KINDS
 from trainer.run.config import TrainConfig
 from trainer.run.history import Validation, best
 from trainer.training.journal import Journal, check_tensorboard
+from trainer.training.pace import Pace
 from trainer.training.parallel import Ranks, joined
-from trainer.training.snapshot import facts_of, mend, restore, save, snapshot, write
+from trainer.training.snapshot import Writer, best_weights, facts_of, mend, restore, save, snapshot, write
 from trainer.training.state import Training, refuse_infinite
 from trainer.training.validation import out_of_patience, validate
 
@@ -172,12 +174,15 @@ def _continue(training: Training, run: Path, source: Source, *, progress: bool) 
             f"{count_parameters(config.model):,} parameters, {ranks.device}"
         )
     journal = Journal(run, step=training.step, tensorboard=config.tensorboard) if ranks.is_first else None
-    began, shown, tokens = time.perf_counter(), 0.0, 0
+    pace, shown = Pace(), 0.0
     # tqdm takes True for "never", and None for "only on a terminal".
     hidden = None if progress else True
-    with tqdm(
-        total=config.steps, initial=training.step, unit="step", disable=hidden, dynamic_ncols=True
-    ) as bar:
+    with (
+        Writer() as writer,
+        tqdm(
+            total=config.steps, initial=training.step, unit="step", disable=hidden, dynamic_ncols=True
+        ) as bar,
+    ):
         if progress and not validates:
             bar.write(
                 f"the held-out text has {len(source.valid)} token(s), too few to validate: "
@@ -185,12 +190,13 @@ def _continue(training: Training, run: Path, source: Source, *, progress: bool) 
             )
         while not training.finished:
             result = training.advance(source.tokens)
-            tokens += result.tokens
+            writer.check()
+            pace.add(result.tokens)
             step, last = training.step, training.step == config.steps
             now = time.perf_counter()
-            speed = tokens / (now - began)
             if progress and (now - shown >= SHOWN_EVERY or last):
                 loss, shown = float(result.nats), now
+                speed = pace.tokens_per_second
                 facts = f"loss {loss:.3f} nats, {loss / math.log(2):.3f} bits/token, {speed:,.0f} tokens/s"
                 bar.set_postfix_str(facts, refresh=False)
             bar.update()
@@ -208,47 +214,61 @@ def _continue(training: Training, run: Path, source: Source, *, progress: bool) 
                     bits_per_token=loss / math.log(2),
                     learning_rate=result.learning_rate,
                     gradient_norm=float(result.gradient_norm),
-                    tokens_per_second=speed,
+                    tokens_per_second=pace.report(),
                 )
-            is_best = False
-            if validates_now:
-                is_best = _validate(training, source, journal)
-                if progress:
-                    bar.write(_report(training))
-            # The best weights are saved at once: a later checkpoint would hold other weights.
-            if is_best or saves or training.finished:
-                save(training, run, source.digest)
+            with pace.paused():
+                is_best = False
+                if validates_now:
+                    bar.clear()
+                    is_best = _validate(training, source, run, writer, journal, progress=progress)
+                    if progress:
+                        bar.write(_report(training))
+                # The best weights are saved at once: a later checkpoint would hold other weights.
+                if is_best or saves or training.finished:
+                    save(training, run, source.digest, writer)
     if journal:
         journal.close()
 
 
-def _validate(training: Training, source: Source, journal: Journal | None) -> bool:
+def _validate(
+    training: Training, source: Source, run: Path, writer: Writer, journal: Journal | None, *, progress: bool
+) -> bool:
     """Whether the weights now score better on the held-out text than ever before.
 
-    The first process computes the score, and all processes receive it, so that all take the same decisions.
+    At the end of training the best weights are scored on the whole held-out text too. Every process scores
+    its share, and all have the same number, so that all take the same decisions.
     """
-    weights, config = training.weights, training.config
+    config, ranks, valid = training.config, training.ranks, source.valid
+    share = -(-(len(valid) - 1) // ranks.count)
 
-    def bits_per_token() -> float:
-        try:
-            return validate(weights, config, source.vocab, source.valid).bits_per_token
-        except DivergedError:
-            return math.nan  # `refuse_infinite` below says it with the step, on all processes
+    def score(limit: int | None) -> float:
+        shown = Progress("validation", min(share, limit or share), "tokens") if progress else lambda _: None
+        bits = validate(training.weights, config, valid, ranks, limit=limit, progress=shown)
+        refuse_infinite("validation score", bits, training.step, ranks)
+        return bits
 
-    score = training.ranks.on_first(bits_per_token)
-    refuse_infinite("validation score", score, training.step, training.ranks)
-    training.validations.append(Validation(step=training.step, bits_per_token=score))
+    bits = score(config.validate_tokens)
+    training.validations.append(Validation(step=training.step, bits_per_token=bits))
     leader = best(training.validations)
     assert leader is not None
+    facts: dict[str, float] = {"validation_bits_per_token": bits, "best_step": leader.step}
+    if training.finished:
+        training.final = leader.bits_per_token
+        if config.validate_tokens is not None and config.validate_tokens < len(valid) - 1:
+            with best_weights(training, run, writer):
+                training.final = score(None)
+        facts["final_validation_bits_per_token"] = training.final
     if journal:
-        journal.write(training.step, validation_bits_per_token=score, best_step=leader.step)
-    return leader.step == training.step
+        journal.write(training.step, **facts)
+    return training.is_best
 
 
 def _report(training: Training) -> str:
     last, leader = training.validations[-1], best(training.validations)
     assert leader is not None
     line = f"step {last.step}: validation {last.bits_per_token:.4f} bits/token ({training.config.evaluation})"
+    if training.final is not None and training.final != leader.bits_per_token:
+        line += f"; step {leader.step} on the whole held-out text: {training.final:.4f}"
     if out_of_patience(training.validations, training.config.patience):
         patience = training.config.patience
         line += f"; no better than step {leader.step} for {patience} validations, so training ends"

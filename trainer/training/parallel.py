@@ -24,8 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from runtimes.base.errors import ConfigError, UserError
 from runtimes.base.machine import memory_bytes
 
-# How long one process waits for another: longer than a validation, which the first one makes while the others
-# wait.
+# How long one process waits for another: longer than any step, and than the writing of a checkpoint.
 TIMEOUT = timedelta(minutes=30)
 # Seconds for gloo's threads to let go of the last tensors. DistributedDataParallel keeps them alive (PyTorch
 # 2.13), and one that does so while Python ends aborts a process that was done: about 2 in 100 runs on a busy
@@ -54,7 +53,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that writes, validates and reports."""
+        """Whether this is the process that writes and reports."""
         return self.rank == 0
 
     def lanes(self, batch: int, parts: int) -> int:
@@ -90,6 +89,13 @@ class Ranks:
         parts = [torch.empty_like(mine) for _ in range(self.count)]
         dist.all_gather(parts, mine)
         return torch.cat(parts).to(rows.device)
+
+    def from_first(self, tensor: Tensor) -> Tensor:
+        """The first process's tensor, on the device of every process."""
+        tensor = tensor.to(self.device)
+        if self.count > 1:
+            dist.broadcast(tensor, 0)
+        return tensor
 
     def on_first(self, work: Callable[[], Answer]) -> Answer:
         """What `work` returns on the first process, sent to all; its UserError ends all of them."""

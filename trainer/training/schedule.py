@@ -1,8 +1,11 @@
-"""What a schedule changes during training: the learning rate, and the lengths of memory and segment."""
+"""What changes during training by a rule: the learning rate, the lengths of memory and segment, and where a
+pass over the text begins.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 
 from runtimes.contract.rule import MemoryRule
@@ -33,6 +36,20 @@ def training_rule(config: TrainConfig, step: int) -> MemoryRule:
         _reached(config.segment_schedule, step, rule.segment),
     )
     return rule if (rule.mem_len, rule.segment) == (M, T) else dataclasses.replace(rule, mem_len=M, segment=T)
+
+
+def first_token(config: TrainConfig, epoch: int, *, length: int, segment: int) -> int:
+    """The index in the lanes at which a pass over the text begins.
+
+    epoch: 0 for the first pass, which begins at 0. length: tokens of a lane. segment: tokens of the next
+    step. A later pass begins at one of the first `segment` tokens, so the segments are cut elsewhere than
+    before, and a whole segment with its targets still fits. The number follows from the run's seed and the
+    epoch alone: a resumed run and every process have the same one, and dropout's random state is not touched.
+    """
+    if epoch == 0:
+        return 0
+    digest = hashlib.sha256(f"{config.seed} {epoch}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") % min(segment, length - segment)
 
 
 def _reached(schedule: Schedule, step: int, value: int) -> int:

@@ -11,6 +11,9 @@ A function that is called collective must be called by all processes of the run 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -52,22 +55,69 @@ def facts_of(training: Training, text: str) -> Facts:
         scale_steps=scale_steps,
         ranks=training.ranks.count,
         validations=tuple(training.validations),
+        epoch=training.epoch,
+        final=training.final,
     )
 
 
 def write(training: Training, tensors: dict[str, Tensor], folder: Path, text: str) -> None:
     """Writes the tensors of `snapshot(training)`, and then the weights for export if they are the best."""
-    save_tensors(folder / STATE, tensors, {"facts": json.dumps(to_json(facts_of(training, text)))})
-    if training.is_best:
-        _write_model(training, folder)
+    model = _weights(training, tensors) if training.is_best else None
+    _write(folder, tensors, facts_of(training, text), model)
 
 
-def save(training: Training, folder: Path, text: str) -> None:
-    """Writes a snapshot, on the first process. Collective. Raises UserError if the state is not finite."""
+def save(training: Training, folder: Path, text: str, writer: Writer) -> None:
+    """Copies a snapshot, which `writer` then writes on the first process while training goes on. Collective.
+
+    Raises UserError if the state is not finite, or if an earlier checkpoint could not be written.
+    """
     tensors = snapshot(training)
     if broken := _not_finite(tensors):
         refuse_infinite(*broken, training.step, training.ranks)
-    training.ranks.on_first(lambda: write(training, tensors, folder, text))
+
+    def start() -> None:
+        writer.wait()
+        facts = facts_of(training, text)
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        model = _weights(training, copies) if training.is_best else None
+        writer.start(lambda: _write(folder, copies, facts, model))
+
+    training.ranks.on_first(start)
+
+
+class Writer:
+    """Writes on a thread, one piece of work at a time; leaving its block waits for the last one.
+
+    An error of the work is raised by the next call of `check` or `wait`.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._work: Future[None] | None = None
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Begins a piece of work; the last one must have been waited for."""
+        assert self._work is None
+        self._work = self._thread.submit(work)
+
+    def check(self) -> None:
+        """Raises the error of work that has ended, and waits for nothing."""
+        if self._work is not None and self._work.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Returns when the work is done; raises its error."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.result()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._thread.shutdown()
+        if kind is None:
+            self.wait()
 
 
 def restore(training: Training, run: Path, text: str) -> None:
@@ -86,7 +136,9 @@ def restore(training: Training, run: Path, text: str) -> None:
             f"the text that {run} was {part} on has changed since; restore it, or start a new run."
         )
     training.step, training.at, training.position = facts.step, facts.at, facts.position
-    training.validations = list(facts.validations)
+    training.epoch, training.validations = facts.epoch, list(facts.validations)
+    # A run whose steps were raised goes on, and its last score is then not the final one.
+    training.final = facts.final if training.finished else None
     shared = _shared(training)
     # The file holds the memory of all lanes and one random state for each process that there was. Only their
     # shapes are needed to check it, so they are made on the device `meta`, which takes no memory.
@@ -118,11 +170,39 @@ def restore(training: Training, run: Path, text: str) -> None:
         torch.manual_seed(config.seed + ranks.rank + facts.step)
 
 
+@contextmanager
+def best_weights(training: Training, run: Path, writer: Writer) -> Iterator[None]:
+    """A block in which `training.weights` holds the weights of the best validation. Collective.
+
+    If those are older, they are read from `model.safetensors` once it is written. After the block the last
+    weights are back, bit for bit.
+    """
+    if training.is_best:
+        yield
+        return
+    own = dict(training.weights.state_dict())
+    kept = {name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
+    stored: dict[str, Tensor] = {}
+
+    def read() -> None:
+        writer.wait()
+        stored.update(load_tensors(run / MODEL, expected=own)[0])
+
+    training.ranks.on_first(read)
+    for name, tensor in own.items():
+        tensor.copy_(training.ranks.from_first(stored.get(name, torch.empty_like(tensor, device="cpu"))))
+    try:
+        yield
+    finally:
+        for name, tensor in own.items():
+            tensor.copy_(kept[name])
+
+
 def mend(training: Training, run: Path) -> None:
     """Makes `model.safetensors` the best weights again if a kill came before it was written."""
     leader = best(training.validations)
     if training.is_best:
-        _write_model(training, run)
+        _write_model(run, _weights(training, _shared(training)), training.step)
     elif leader is not None and load_metadata(run / MODEL).get("step") != str(leader.step):
         raise ArtefactError(
             f"{run / MODEL} does not hold the weights of step {leader.step}, the best of this run; copy the "
@@ -130,8 +210,21 @@ def mend(training: Training, run: Path) -> None:
         )
 
 
-def _write_model(training: Training, folder: Path) -> None:
-    save_tensors(folder / MODEL, training.weights.state_dict(), {"step": str(training.step)})
+def _write(folder: Path, tensors: dict[str, Tensor], facts: Facts, model: dict[str, Tensor] | None) -> None:
+    """Writes the state, and then the weights for export where these are the best."""
+    save_tensors(folder / STATE, tensors, {"facts": json.dumps(to_json(facts))})
+    if model is not None:
+        _write_model(folder, model, facts.step)
+
+
+def _write_model(folder: Path, weights: dict[str, Tensor], step: int) -> None:
+    save_tensors(folder / MODEL, weights, {"step": str(step)})
+
+
+def _weights(training: Training, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those tensors of a snapshot that are the weights for export, under their names in the model."""
+    prefix = "model." if training.weights is training.model else "average."
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _shared(training: Training) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from trainer.run.history import Validation, best
 from trainer.training.objective import segment_loss
 from trainer.training.optimizer import make_optimizer, set_rate_and_clip
 from trainer.training.parallel import ALONE, Ranks, unexchanged
-from trainer.training.schedule import learning_rate, training_rule
+from trainer.training.schedule import first_token, learning_rate, training_rule
 from trainer.training.validation import average_start, decays, out_of_patience
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -67,8 +67,10 @@ class Training:
     memories: the memory of this process's lanes, for each of the `accumulate` parts that are computed one
     after another.
     step: number of steps done. at: index in the lanes where the next segment begins. position: its stream
-    position. first_not_finite [3]: the first step whose objective or gradient norm was not finite, and these
-    two numbers; the step is 0 while there was none. `refuse_not_finite` reads it.
+    position. epoch: how often the streams have started again. final: the score of the whole held-out text at
+    the end of training, in bits per token. first_not_finite [3]: the first step whose objective or gradient
+    norm was not finite, and these two numbers; the step is 0 while there was none. `refuse_not_finite` reads
+    it.
     """
 
     config: TrainConfig
@@ -82,7 +84,9 @@ class Training:
     step: int = 0
     at: int = 0
     position: int = 0
+    epoch: int = 0
     validations: list[Validation] = field(default_factory=list)
+    final: float | None = None
     first_not_finite: Tensor = field(default_factory=lambda: torch.zeros(3))
 
     @classmethod
@@ -138,9 +142,11 @@ class Training:
         return leader is None or leader.step == self.step
 
     @property
-    def weights(self) -> nn.Module:
+    def weights(self) -> LanguageModel:
         """The model that is validated and exported: the average of the weights, once averaging has begun."""
-        return self.model if self.average is None or not self.average.n_averaged else self.average.module
+        averaged = None if self.average is None or not self.average.n_averaged else self.average.module
+        assert averaged is None or isinstance(averaged, LanguageModel)
+        return self.model if averaged is None else averaged
 
     def advance(self, tokens_BN: np.ndarray) -> Step:
         """The result of one training step, which reads the next segment of every lane.
@@ -153,7 +159,8 @@ class Training:
         # another one, the streams start again. The mask hides memory from before position 0, so nothing has
         # to be cleared.
         if self.at + T >= tokens_BN.shape[1]:
-            self.at = self.position = 0
+            self.epoch, self.position = self.epoch + 1, 0
+            self.at = first_token(self.config, self.epoch, length=tokens_BN.shape[1], segment=T)
         pieces = self.ranks.share(tokens_BN)[:, self.at : self.at + T + 1].astype(np.int64)
         self.optimizer.zero_grad()
         sums = torch.zeros(2, device=self.ranks.device)

@@ -1,34 +1,116 @@
 """Scores of the held-out text, and what training decides from their history.
 
-The decisions are: which weights are the best, when the learning rate decays, when averaging begins, when
-training ends. Only the history is stored. Every decision is computed from it, so a resumed run decides as the
-first one did.
+A validation runs where the model is trained, in as many lanes as training has, with the rule of evaluation.
+Every process scores its share of the lanes. The decisions are: which weights are the best, when the learning
+rate decays, when averaging begins, when training ends. Only the history is stored. Every decision is computed
+from it, so a resumed run decides as the first one did.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor
 
-from runtimes.contract.vocabulary import Vocab
-from runtimes.tasks.evaluate import Score, evaluate
+from runtimes.contract.rule import MemoryRule
+from trainer.model.model import LanguageModel
+from trainer.model.projected import ProjectedModel
 from trainer.run.config import Averaging, TrainConfig
 from trainer.run.history import Validation, best
-from trainer.run.session import TorchSession
-
-LANES = 8  # rows of the held-out text that are scored side by side
+from trainer.training.parallel import ALONE, Ranks
 
 
-def validate(model: nn.Module, config: TrainConfig, vocab: Vocab, tokens: np.ndarray) -> Score:
-    """The score of held-out tokens, by the same `evaluate` that scores artefacts. It runs on the CPU."""
+def validate(
+    model: LanguageModel,
+    config: TrainConfig,
+    tokens: np.ndarray,
+    ranks: Ranks = ALONE,
+    *,
+    limit: int | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> float:
+    """The bits per token of held-out tokens [N], the same number on every process. Collective.
+
+    It is the score of `runtimes.tasks.evaluate.evaluate` with `config.batch` lanes, as far as the text has so
+    many, of the first `limit` predictions (all when None). It is NaN or infinite where the model is broken.
+    progress: called after every step with the number of tokens that this process has predicted.
+    """
+    targets = min(len(tokens) - 1, limit or len(tokens))
+    inputs_BN, targets_BN = _own_lanes(np.asarray(tokens[: targets + 1]), config.batch, ranks)
     was_training = model.training
-    session = TorchSession(_on_cpu(model).eval(), vocab, config.evaluation, identity="training")  # type: ignore[arg-type]
-    score = evaluate(session, tokens, lanes=min(LANES, len(tokens) - 1))
+    model.eval()
+    rule, done, nats = _shortened(config.validation, model), 0, torch.zeros(1, dtype=torch.float64)
+    # A group has no more lanes than one part of a training step, so it fits where training fits.
+    for rows in np.array_split(np.arange(len(inputs_BN)), min(config.accumulate, len(inputs_BN))):
+        inputs, wanted = (torch.from_numpy(array[rows]).to(ranks.device) for array in (inputs_BN, targets_BN))
+        nats += _group_nats(model, rule, inputs, wanted, partial(_report, progress, done))
+        done += inputs.numel()
     model.train(was_training)
-    return score
+    # The parts are added in the order of the processes, so all of them have the same bits.
+    return float(ranks.gather(nats).sum()) / targets / math.log(2)
+
+
+def _report(progress: Callable[[int], None], before: int, done: int) -> None:
+    progress(before + done)
+
+
+def _own_lanes(tokens: np.ndarray, batch: int, ranks: Ranks) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets, int64 [B, N], of the lanes of this process, cut as `evaluate` cuts them.
+
+    A target of -1 is padding. All processes have arrays of one shape, so that all take the same steps: a
+    process without a lane of its own has rows of padding.
+    """
+    targets = len(tokens) - 1
+    count = min(batch, targets)
+    starts = [targets * lane // count for lane in range(count + 1)]
+    own = -(-count // ranks.count)
+    inputs_BN = np.zeros((own, -(-targets // count)), np.int64)
+    targets_BN = np.full_like(inputs_BN, -1)
+    for row, lane in enumerate(range(ranks.rank * own, min((ranks.rank + 1) * own, count))):
+        first, last = starts[lane], starts[lane + 1]
+        inputs_BN[row, : last - first] = tokens[first:last]
+        targets_BN[row, : last - first] = tokens[first + 1 : last + 1]
+    return inputs_BN, targets_BN
+
+
+def _shortened(rule: MemoryRule, model: LanguageModel) -> MemoryRule:
+    """The rule without memory that no adaptive span gives weight to: its scores are the same."""
+    shares = [span.share for span in model.spans()]
+    if not shares or not all(bool(share.isfinite().all()) for share in shares):
+        return rule
+    longest = max(distance for heads in model.longest_distances() for distance in heads)
+    return dataclasses.replace(rule, mem_len=min(rule.mem_len, longest))
+
+
+def _group_nats(
+    model: LanguageModel,
+    rule: MemoryRule,
+    inputs_BN: Tensor,
+    targets_BN: Tensor,
+    progress: Callable[[int], None],
+) -> Tensor:
+    """The sum [1], float64 on the CPU, of the losses of all targets but -1."""
+    projected, config = ProjectedModel(model, rule), model.config
+    B, N = inputs_BN.shape
+    shape = (B, config.heads, rule.mem_len, config.head_dim)
+    memory = [model.vocabulary.table["0"].new_zeros(shape) for _ in range(2 * config.layers)]
+    sums = []
+    for at in range(0, N, rule.segment):
+        piece = slice(at, at + rule.segment)
+        positions = torch.full((B,), at, device=inputs_BN.device)
+        hidden, memory = projected.step(inputs_BN[:, piece], memory, positions)
+        wanted = targets_BN[:, piece].flatten()
+        with torch.inference_mode():
+            log_probs = model.vocabulary.log_prob(hidden.flatten(0, 1), wanted.clamp(min=0))
+            # Stays on the device: to read it here would make every step wait.
+            sums.append(-torch.where(wanted >= 0, log_probs, 0.0).sum())
+        progress(min(piece.stop, N) * B)
+    return torch.stack(sums).cpu().double().sum()[None]
 
 
 def out_of_patience(history: Sequence[Validation], patience: int) -> bool:
@@ -61,8 +143,3 @@ def average_start(averaging: Averaging, history: Sequence[Validation]) -> int | 
         if scores[now] > min(scores[: now - averaging.patience]):
             return history[now].step
     return None
-
-
-def _on_cpu(model: nn.Module) -> nn.Module:
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    return model if on_cpu else copy.deepcopy(model).cpu()

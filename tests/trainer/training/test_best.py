@@ -17,10 +17,11 @@ from safetensors.torch import load_file
 
 import trainer.training.loop as loop
 from runtimes.base.errors import ConfigError, UserError
-from runtimes.tasks.evaluate import Score
+from runtimes.tasks.evaluate import evaluate
 from trainer.run.checkpoint import load_metadata, load_run
 from trainer.run.config import Averaging, TrainConfig
 from trainer.run.optimizer_config import ScheduleConfig
+from trainer.run.session import TorchSession
 from trainer.training.loop import train
 from trainer.training.state import Training
 from trainer.training.validation import validate
@@ -40,11 +41,7 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def pretend(*bits: float) -> None:
         remaining: Iterator[float] = iter(bits)
 
-        def scored(*arguments: Any) -> Score:
-            score = validate(*arguments)
-            return dataclasses.replace(score, nats=next(remaining) * math.log(2) * score.tokens)
-
-        monkeypatch.setattr(loop, "validate", scored)
+        monkeypatch.setattr(loop, "validate", lambda *_, **__: next(remaining))
 
     return pretend
 
@@ -76,6 +73,32 @@ def test_the_model_is_the_best_by_validation_and_the_state_the_last(
         {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")},
         last,
     )
+
+
+def test_the_best_weights_are_scored_on_the_whole_held_out_text_at_the_end(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are older than the last ones, which training still has after that score."""
+    last = weights_after(make_config, tmp_path / "last", 20)
+    remaining, limits = iter((5.0, 4.0, 4.5, 4.25, 6.0)), []
+
+    def scored(*arguments: Any, limit: int | None, **options: Any) -> float:
+        limits.append(limit)
+        return next(remaining) if limit else validate(*arguments, limit=limit, **options)
+
+    monkeypatch.setattr(loop, "validate", scored)
+    config = make_config(schedule="constant", validate_every=4, validate_tokens=50)
+    run = train(config, tmp_path / "run", progress=False)
+    assert limits == [50] * 5 + [None]
+    assert load_metadata(run / "model.safetensors") == {"step": "8"}
+    session = TorchSession.open(run)
+    tokens = session.vocab.encode((run / "valid.txt").read_bytes())
+    expected = evaluate(session, tokens, lanes=4).bits_per_token
+    assert metrics(run, "final_validation_bits_per_token") == [pytest.approx(expected, abs=1e-5)]
+    described = TorchSession.describe(run)["training"]
+    assert described["final_validation_bits_per_token"] == pytest.approx(expected, abs=1e-5)
+    state = load_file(run / "training.safetensors")
+    assert same({f"model.{name}": tensor for name, tensor in last.items()}, state)
 
 
 def test_a_better_validation_is_a_checkpoint(
@@ -120,7 +143,7 @@ def test_the_average_is_validated_and_exported(
 ) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(
-        loop, "validate", lambda model, *rest: (seen.append(model), validate(model, *rest))[1]
+        loop, "validate", lambda model, *rest, **more: (seen.append(model), validate(model, *rest, **more))[1]
     )
     config = make_config(averaging=Averaging(start_step=12), schedule="constant")
     run = train(config, tmp_path / "run", progress=False)

@@ -59,7 +59,8 @@ def wait_until_trained(process: subprocess.Popen[str], run: Path) -> None:
 def test_two_processes_train_the_run_of_one_and_share_the_cpu(make_config: Make, tmp_path: Path) -> None:
     """The working folder holds files with the names of our packages, which must not be imported."""
     recipe = {"accumulate": 2, "schedule": "constant", "mem_len_schedule": ((2, 5), (5, 11))}
-    config = make_config(steps=6, batch=8, validate_every=3, checkpoint_every=3, threads=0, **recipe)
+    every = {"validate_every": 3, "checkpoint_every": 3}
+    config = make_config(steps=6, batch=8, validate_tokens=90, threads=0, **every, **recipe)
     write_json(tmp_path / "config.json", to_json(config))
     for name in ("trainer.py", "runtimes.py", "xl_export.py"):
         (tmp_path / name).write_text("raise SystemExit('this file of the user was imported')\n")
@@ -74,9 +75,14 @@ def test_two_processes_train_the_run_of_one_and_share_the_cpu(make_config: Make,
         [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         for run in (tmp_path / "shared", alone)
     ]
-    losses = [[line["loss_nats"] for line in each if "loss_nats" in line] for each in lines]
-    assert len(losses[1]) == 6
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    for name, count in {
+        "loss_nats": 6,
+        "validation_bits_per_token": 2,
+        "final_validation_bits_per_token": 1,
+    }.items():
+        values = [[line[name] for line in each if name in line] for each in lines]
+        assert len(values[1]) == count
+        assert values[0] == pytest.approx(values[1], abs=1e-5), name
     state, other = (load_file(run / "training.safetensors") for run in (tmp_path / "shared", alone))
     assert len(state["random"]) == 2, "there were two processes"
     for name in sorted(set(state) - {"random"}):

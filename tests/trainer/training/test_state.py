@@ -18,6 +18,7 @@ from runtimes.contract.rule import MemoryRule
 from trainer.run.config import Averaging, TrainConfig
 from trainer.run.history import Validation
 from trainer.training.parallel import Ranks
+from trainer.training.schedule import first_token
 from trainer.training.state import Training
 
 Make = Callable[..., TrainConfig]
@@ -137,7 +138,10 @@ def test_lanes_wrap_around_where_the_next_segment_does_not_fit(
     feed = Feed(training, monkeypatch)
     losses(training, tokens_BN, 6)
     assert feed.positions == [0, 8, 16, 0, 0, 0]  # 24 + 20 and 20 + 20 leave no target for the last token
-    assert np.array_equal(feed.tokens[4].numpy(), tokens_BN[:, :20])
+    starts = [first_token(training.config, epoch, length=40, segment=20) for epoch in (1, 2, 3)]
+    assert len({0, *starts}) > 2
+    for tokens, start in zip(feed.tokens[3:], starts, strict=True):
+        assert np.array_equal(tokens.numpy(), tokens_BN[:, start : start + 20])
 
 
 @pytest.mark.parametrize("initial_memory", ["masked", "zeros"])

@@ -1,22 +1,119 @@
-"""What follows from a history of validations."""
+"""The score of a validation, and what follows from a history of them."""
 
 from __future__ import annotations
 
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimes.base.errors import ConfigError
-from trainer.run.config import Averaging
+from runtimes.contract.vocabulary import ByteVocab
+from runtimes.tasks.evaluate import evaluate
+from tests.architectures import ARCHITECTURES, RULE
+from trainer.model.config import ModelConfig
+from trainer.model.model import LanguageModel
+from trainer.run.config import Averaging, TrainConfig
 from trainer.run.history import Validation, best
-from trainer.training.validation import average_start, decays, out_of_patience
+from trainer.run.session import TorchSession
+from trainer.training import validation
+from trainer.training.parallel import Ranks
+from trainer.training.validation import average_start, decays, out_of_patience, validate
+
+SIZES = {"layers": 2, "d_model": 16, "heads": 2, "head_dim": 6, "d_ff": 20}
 
 
 def history(*scores: float) -> list[Validation]:
     return [
         Validation(step=10 * number, bits_per_token=score) for number, score in enumerate(scores, start=1)
     ]
+
+
+def random_model(config: ModelConfig) -> LanguageModel:
+    """Weights so large that a wrong mask or position shows."""
+    torch.manual_seed(0)
+    model = LanguageModel(config).train()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    for span in model.spans():
+        torch.nn.init.uniform_(span.share, 0, 0.5)
+    return model
+
+
+KINDS = (
+    "transformer-xl",
+    "adaptive-softmax",
+    "adaptive-softmax-wide-first",
+    "adaptive-span",
+    "adaptive-span-full",
+    "adaptive-span-epsilon",
+    "all-attention",
+    "per-layer-from-segment-end",
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_validation_is_the_score_of_evaluate_in_as_many_lanes(kind: str) -> None:
+    """Alone, in parts, and shared out to processes; also with fewer tokens than lanes."""
+    options = {**SIZES, **ARCHITECTURES[kind.replace("-epsilon", "")]}
+    rule = options.pop("rule", RULE)
+    if kind.endswith("epsilon"):
+        options["span"] = dataclasses.replace(options["span"], epsilon=1e-8)
+    model = random_model(ModelConfig(**options | {"vocab_size": 90, "dropout": 0.3}))
+    # Training has longer segments, in which a validation under the same-length mask is computed too.
+    training = dataclasses.replace(rule, segment=11)
+    recipe = {"model": model.config, "training": training, "evaluation": rule}
+    tokens = np.random.default_rng(0).integers(0, 90, 250)
+
+    def expected(tokens: np.ndarray) -> float:
+        session = TorchSession(model.eval(), ByteVocab(), rule, identity="test")
+        session.vocab = SimpleNamespace(size=90)  # type: ignore[assignment]
+        score = evaluate(session, tokens, lanes=min(6, len(tokens) - 1))
+        model.train()
+        return score.bits_per_token
+
+    for parts in (1, 2, 3, 6):
+        config = TrainConfig(**recipe, batch=6, accumulate=parts)
+        assert validate(model, config, tokens) == pytest.approx(expected(tokens), abs=1e-5)
+    assert validate(model, config, tokens, limit=100) == pytest.approx(expected(tokens[:101]), abs=1e-5)
+    assert validate(model, config, tokens[:4]) == pytest.approx(expected(tokens[:4]), abs=1e-5)
+    assert model.training
+    for text in (tokens, tokens[:3]):  # with two tokens to predict, the third process has none of its own
+        shares = [validate(model, config, text, Share(rank=rank, count=3)) for rank in range(3)]
+        assert sum(shares) == pytest.approx(expected(text), abs=1e-5)
+
+
+class Share(Ranks):
+    """One of several processes, without the others: its own part of a sum."""
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
+
+def test_progress_reaches_the_number_of_tokens_and_memory_is_as_short_as_the_spans(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options, lengths, done = SIZES | ARCHITECTURES["adaptive-span"] | {"vocab_size": 90}, set(), []
+    rule = options.pop("rule")
+    model = random_model(ModelConfig(**options))
+    config = TrainConfig(model=model.config, training=rule, evaluation=rule, batch=4, accumulate=2)
+    step = validation.ProjectedModel.step
+
+    def spy(self: Any, tokens: torch.Tensor, memory: list[torch.Tensor], positions: torch.Tensor) -> Any:
+        lengths.update(tensor.shape[2] for tensor in memory)
+        return step(self, tokens, memory, positions)
+
+    monkeypatch.setattr(validation.ProjectedModel, "step", spy)
+    validate(model, config, np.arange(81) % 90, progress=done.append)
+    assert done == [16, 32, 40, 56, 72, 80]
+    longest = max(distance for heads in model.longest_distances() for distance in heads)
+    assert lengths == {longest}
+    assert longest < rule.mem_len
 
 
 def test_the_best_is_the_first_of_the_lowest() -> None:
