@@ -8,11 +8,12 @@ again in every segment. Tests compare the two.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from runtimes.contract.rule import MemoryRule
 from trainer.model.attention import Terms
@@ -20,10 +21,19 @@ from trainer.model.model import Block, LanguageModel, Visibility, visibility_of
 
 
 class ProjectedModel:
-    """A model under one rule; its terms for all distances are computed when it is made."""
+    """A model under one rule; its terms for all distances are computed when it is made.
 
-    def __init__(self, model: LanguageModel, rule: MemoryRule) -> None:
-        self.model, self.rule = model, rule
+    around: gives the context in which a block computes, as where its weights must be put together first.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        rule: MemoryRule,
+        *,
+        around: Callable[[nn.Module], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self.model, self.rule, self.around = model, rule, around
         with torch.inference_mode():
             vectors = model.positions.vectors(rule.slots, rule)
             self.terms = [model.positions.terms(layer, vectors) for layer in range(len(model.blocks))]
@@ -43,7 +53,8 @@ class ProjectedModel:
                 past = memory[2 * layer : 2 * layer + 2]
                 assert isinstance(block, Block)
                 terms = nearest_terms(self.terms[layer], self.rule.mem_len + T)
-                x, kept = projected_block(block, x, past, terms, visibility)
+                with self.around(block):
+                    x, kept = projected_block(block, x, past, terms, visibility)
                 after += [array[:, :, T:] for array in kept]
             return self.model.last([x]), after
 

@@ -77,7 +77,9 @@ class TrainConfig:
     such a validation predicts, always the first ones; null for all. After the last step, the best weights are
     scored on all of them.
 
-    device: where the model is trained; of several processes, each takes a GPU, or all share the CPU. threads:
+    device: where the model is trained; of several processes, each takes a GPU, or all share the CPU.
+    parallel: what each of several processes keeps of the weights and the optimiser's state: `ddp` all of
+    them, `fsdp` a part (PyTorch's FSDP2), for models beyond one device. threads:
     CPU threads; 0 for PyTorch's choice. tensorboard: metrics are also written as TensorBoard events, to the
     run's folder `tensorboard`.
     """
@@ -107,6 +109,7 @@ class TrainConfig:
     validate_tokens: int | None = 1 << 20
     checkpoint_every: int = 100
     device: Literal["cpu", "cuda"] = "cpu"
+    parallel: Literal["ddp", "fsdp"] = "ddp"
     threads: int = 0
     tensorboard: bool = False
 
@@ -155,6 +158,11 @@ class TrainConfig:
             raise ConfigError(
                 f"averaging.start_step is {self.averaging.start_step}; expected less than steps, which is "
                 f"{self.steps}."
+            )
+        if self.parallel == "fsdp" and self.autocast == "fp16":
+            raise ConfigError(
+                "parallel is fsdp and autocast is fp16, whose loss scale is not shared; take autocast bf16, "
+                "or parallel ddp."
             )
         if self.text is not None and self.data is not None:
             raise ConfigError(f"text is {self.text} and data is {self.data}; give only one of the two.")
@@ -205,19 +213,22 @@ class TrainConfig:
         T = max(self.training.segment, self.evaluation.segment)
         return dataclasses.replace(self.evaluation, segment=T)
 
-    def refuse_if_too_large(self, *, lanes: int, memory_bytes: int) -> None:
-        """Raises ConfigError where training with `lanes` of the batch needs more memory than there is."""
+    def refuse_if_too_large(self, *, lanes: int, memory_bytes: int, shards: int = 1) -> None:
+        """Raises ConfigError where training with `lanes` of the batch needs more memory than there is.
+
+        shards: processes that share the weights.
+        """
         from trainer.model.model import count_parameters  # PyTorch is not needed to read a configuration
 
         refuse_beyond_memory(
-            self.num_bytes(lanes),
+            self.num_bytes(lanes, shards),
             what=f"training {count_parameters(self.model):,} parameters in {lanes} lanes",
             mend="reduce layers, d_model, d_ff, batch, segment or mem_len",
             error=ConfigError,
             available=memory_bytes,
         )
 
-    def num_bytes(self, lanes: int) -> int:
+    def num_bytes(self, lanes: int, shards: int = 1) -> int:
         """Returns an estimate of the memory of training.
 
         It counts weights, gradients, the optimiser's moments, and what the backward pass keeps.
@@ -229,7 +240,9 @@ class TrainConfig:
         scores = B * model.heads * T * J
         activations = B * (J + 6 * T) * model.d_model + B * T * 2 * model.d_ff + J * model.d_model
         logits = B * T * model.vocab_size
-        return 16 * count_parameters(model) + 4 * (model.layers * (2 * scores + activations) + 2 * logits)
+        return 16 * count_parameters(model) // shards + 4 * (
+            model.layers * (2 * scores + activations) + 2 * logits
+        )
 
     def with_steps(self, steps: int) -> TrainConfig:
         """The same recipe with this number of steps, and a warm-up that is not longer."""

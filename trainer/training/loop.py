@@ -139,7 +139,9 @@ def _go_on(config: TrainConfig, run: Path, ranks: Ranks, *, progress: bool) -> N
     training = Training.start(config, ranks)
     restore(training, run, source.digest)
     ranks.agree("checkpoints or texts", f"{facts_of(training, source.digest)}")
-    ranks.on_first(lambda: _mend(training, run))
+    # Every process has read what it needs, so what a kill left behind can be repaired.
+    mend(training, run)
+    ranks.on_first(lambda: _sweep(run))
     if training.finished and progress:
         print(
             f"{run} is finished already, at step {training.step} of {config.steps}; there is nothing to "
@@ -148,9 +150,8 @@ def _go_on(config: TrainConfig, run: Path, ranks: Ranks, *, progress: bool) -> N
     _continue(training, run, source, progress=progress)
 
 
-def _mend(training: Training, run: Path) -> None:
-    """Repairs what a kill left behind, once every process has read what it needs."""
-    mend(training, run)
+def _sweep(run: Path) -> None:
+    """Removes half-written files that a kill left behind."""
     for name in (STATE, MODEL, METRICS):
         sweep(run / name)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.run.config import TrainConfig
+from trainer.training.shard import clip_whole, norms
 
 FUSED = ("cpu", "cuda")  # devices for which every supported PyTorch updates all weights in one pass
 
@@ -66,16 +67,15 @@ def set_rate_and_clip(optimizer: torch.optim.Optimizer, rate: float, clip: float
     for group in optimizer.param_groups:
         group["lr"] = rate
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    norm: Tensor = nn.utils.clip_grad_norm_(parameters, clip)
-    return norm
+    return clip_whole(parameters, clip)
 
 
 def _clip_each_step(optimizer: torch.optim.Adagrad, rate: float, clip: float) -> Tensor:
     groups = [group for group in optimizer.param_groups if group["params"][0].grad is not None]
-    norms = torch.stack([group["params"][0].grad.norm() for group in groups])
-    for group, norm in zip(groups, norms.tolist(), strict=True):
+    each = norms([group["params"][0].grad for group in groups])
+    for group, norm in zip(groups, each.tolist(), strict=True):
         group["lr"] = rate * min(1.0, clip / (norm + 1e-10))
-    whole: Tensor = norms.norm()
+    whole: Tensor = each.norm()
     return whole
 
 

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from runtimes.base.errors import ConfigError, UserError
@@ -72,8 +73,12 @@ class Ranks:
         return rows[self.rank * own : (self.rank + 1) * own]
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """The module, or one that averages its gradients over all processes during the backward pass."""
-        return module if self.count == 1 else DistributedDataParallel(module)
+        """The module, or one that averages its gradients over all processes during the backward pass.
+
+        A module that is sharded does so by itself.
+        """
+        alone = self.count == 1 or isinstance(module, FSDPModule)
+        return module if alone else DistributedDataParallel(module)
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over all processes."""
@@ -140,9 +145,16 @@ class Ranks:
 ALONE = Ranks()
 
 
-def unexchanged(module: nn.Module) -> AbstractContextManager[None]:
+@contextmanager
+def unexchanged(module: nn.Module) -> Iterator[None]:
     """A block without exchange of gradients; the first backward pass after it exchanges the sum."""
-    return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(False)
+        yield
+        module.set_requires_gradient_sync(True)
+    else:
+        with module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext():
+            yield
 
 
 @contextmanager

@@ -25,21 +25,20 @@ from trainer.run.checkpoint import MODEL, STATE, load_metadata, load_tensors, sa
 from trainer.run.history import Facts, best, read_facts
 from trainer.training.loss_scale import loss_scale, set_loss_scale
 from trainer.training.optimizer import optimizer_tensors
+from trainer.training.shard import assign, local, whole
 from trainer.training.state import Training, refuse_infinite
 
 
 def snapshot(training: Training) -> dict[str, Tensor]:
     """The whole state as named tensors, with the memory of all lanes. Collective.
 
-    Tensors that training updates in place share their storage with the result.
+    Tensors that training updates in place share their storage with the result, where they are not sharded.
+    The whole of a sharded tensor lies on the host, and on the first process alone.
     """
     memory = [torch.cat(parts) for parts in zip(*training.memories, strict=True)]
     named = {f"memory.{layer}": training.ranks.gather(tensor) for layer, tensor in enumerate(memory)}
-    return (
-        _shared(training)
-        | named
-        | {"random": training.ranks.gather(_random_state(training.ranks.device)[None])}
-    )
+    named["random"] = training.ranks.gather(_random_state(training.ranks.device)[None])
+    return _wholes(training) | named
 
 
 def facts_of(training: Training, text: str) -> Facts:
@@ -72,7 +71,7 @@ def save(training: Training, folder: Path, text: str, writer: Writer) -> None:
     Raises UserError if the state is not finite, or if an earlier checkpoint could not be written.
     """
     tensors = snapshot(training)
-    if broken := _not_finite(tensors):
+    if broken := training.ranks.on_first(lambda: _not_finite(tensors)):
         refuse_infinite(*broken, training.step, training.ranks)
 
     def start() -> None:
@@ -143,8 +142,11 @@ def restore(training: Training, run: Path, text: str) -> None:
     # The file holds the memory of all lanes and one random state for each process that there was. Only their
     # shapes are needed to check it, so they are made on the device `meta`, which takes no memory.
     with torch.device("meta"):
-        whole = training.model.start(config.batch, training.rule)
-        lanes = {f"memory.{layer}": torch.empty(tensor.shape) for layer, tensor in enumerate(whole)}
+        M = training.rule.mem_len
+        lanes = {
+            f"memory.{layer}": torch.empty(config.batch, M, tensor.shape[-1])
+            for layer, tensor in enumerate(training.memories[0])
+        }
         random = torch.empty(facts.ranks, len(_random_state(ranks.device)), dtype=torch.uint8)
     # The whole file is checked before anything is changed, so a damaged file leaves no half-restored state.
     saved, _ = load_tensors(path, expected=shared | lanes | {"random": random})
@@ -155,7 +157,7 @@ def restore(training: Training, run: Path, text: str) -> None:
         )
     # The optimiser and the average hold on to their tensors, so the values are copied into them.
     for name, tensor in shared.items():
-        tensor.copy_(saved[name])
+        assign(tensor, saved[name])
     parts = [ranks.share(saved[name]).to(ranks.device).chunk(config.accumulate) for name in lanes]
     training.memories = [list(memory) for memory in zip(*parts, strict=True)]
     if training.average is not None:
@@ -181,7 +183,7 @@ def best_weights(training: Training, run: Path, writer: Writer) -> Iterator[None
         yield
         return
     own = dict(training.weights.state_dict())
-    kept = {name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
+    kept = {name: local(tensor).to("cpu", copy=True) for name, tensor in own.items()}
     stored: dict[str, Tensor] = {}
 
     def read() -> None:
@@ -190,24 +192,30 @@ def best_weights(training: Training, run: Path, writer: Writer) -> Iterator[None
 
     training.ranks.on_first(read)
     for name, tensor in own.items():
-        tensor.copy_(training.ranks.from_first(stored.get(name, torch.empty_like(tensor, device="cpu"))))
+        empty = torch.empty(tensor.shape, dtype=tensor.dtype)
+        assign(tensor, training.ranks.from_first(stored.get(name, empty)))
     try:
         yield
     finally:
         for name, tensor in own.items():
-            tensor.copy_(kept[name])
+            local(tensor).copy_(kept[name])
 
 
 def mend(training: Training, run: Path) -> None:
-    """Makes `model.safetensors` the best weights again if a kill came before it was written."""
+    """Makes `model.safetensors` the best weights again if a kill came before it was written. Collective."""
     leader = best(training.validations)
-    if training.is_best:
-        _write_model(run, _weights(training, _shared(training)), training.step)
-    elif leader is not None and load_metadata(run / MODEL).get("step") != str(leader.step):
-        raise ArtefactError(
-            f"{run / MODEL} does not hold the weights of step {leader.step}, the best of this run; copy the "
-            "run again."
-        )
+    tensors = _wholes(training) if training.is_best else {}
+
+    def work() -> None:
+        if training.is_best:
+            _write_model(run, _weights(training, tensors), training.step)
+        elif leader is not None and load_metadata(run / MODEL).get("step") != str(leader.step):
+            raise ArtefactError(
+                f"{run / MODEL} does not hold the weights of step {leader.step}, the best of this run; copy "
+                "the run again."
+            )
+
+    training.ranks.on_first(work)
 
 
 def _write(folder: Path, tensors: dict[str, Tensor], facts: Facts, model: dict[str, Tensor] | None) -> None:
@@ -236,6 +244,18 @@ def _shared(training: Training) -> dict[str, Tensor]:
     named |= optimizer_tensors(training.optimizer, training.model)
     if training.average is not None:
         named |= {f"average.{name}": tensor for name, tensor in training.average.module.state_dict().items()}
+    return named
+
+
+def _wholes(training: Training) -> dict[str, Tensor]:
+    """`_shared`, with each sharded tensor whole on the host, on the first process alone. Collective."""
+    named = {}
+    for name, tensor in _shared(training).items():
+        value = whole(tensor)
+        if value is tensor:
+            named[name] = tensor
+        elif training.ranks.is_first:
+            named[name] = value.cpu()
     return named
 
 

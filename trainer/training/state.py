@@ -22,6 +22,7 @@ from trainer.training.objective import segment_loss
 from trainer.training.optimizer import make_optimizer, set_rate_and_clip
 from trainer.training.parallel import ALONE, Ranks, unexchanged
 from trainer.training.schedule import first_token, learning_rate, training_rule
+from trainer.training.shard import shard
 from trainer.training.validation import average_start, decays, out_of_patience
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -96,25 +97,36 @@ class Training:
         Raises ConfigError if this machine has too little memory.
         """
         lanes, device = ranks.lanes(config.batch, config.accumulate), ranks.device
-        config.refuse_if_too_large(lanes=lanes, memory_bytes=ranks.memory_bytes())
+        shards = ranks.count if config.parallel == "fsdp" else 1
+        config.refuse_if_too_large(lanes=lanes, memory_bytes=ranks.memory_bytes(), shards=shards)
         if config.threads:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
-        model = LanguageModel(config.model).train().to(device)
+        model = LanguageModel(config.model).train()
+        if shards == 1:
+            model.to(device)
         # Until here every process draws the same numbers, so the weights are equal. Dropout must differ from
         # now on.
         if ranks.rank:
             torch.manual_seed(config.seed + ranks.rank)
         rule = training_rule(config, 0)
+        parts = [model.start(lanes // config.accumulate, rule) for _ in range(config.accumulate)]
+        objective: nn.Module = Objective(model)
+        average = None if config.averaging is None else AveragedModel(model)
+        if shards > 1:  # moves one block after the other to the device, which never holds the whole model
+            shard(objective, model, device)
+            if average is not None:
+                assert isinstance(average.module, LanguageModel)
+                shard(Objective(average.module), average.module, device)
         return cls(
             config,
             ranks,
             model,
-            objective=ranks.wrap(Objective(model)),
+            objective=ranks.wrap(objective),
             optimizer=make_optimizer(config, model),
             scaler=torch.amp.GradScaler(device.type, enabled=config.autocast == "fp16"),
-            average=None if config.averaging is None else AveragedModel(model),
-            memories=[model.start(lanes // config.accumulate, rule) for _ in range(config.accumulate)],
+            average=average,
+            memories=[[memory.to(device) for memory in part] for part in parts],
             first_not_finite=torch.zeros(3, device=device),
         )
 

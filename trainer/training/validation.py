@@ -23,6 +23,7 @@ from trainer.model.projected import ProjectedModel
 from trainer.run.config import Averaging, TrainConfig
 from trainer.run.history import Validation, best
 from trainer.training.parallel import ALONE, Ranks
+from trainer.training.shard import gathered
 
 
 def validate(
@@ -44,12 +45,16 @@ def validate(
     inputs_BN, targets_BN = _own_lanes(np.asarray(tokens[: targets + 1]), config.batch, ranks)
     was_training = model.training
     model.eval()
-    rule, done, nats = _shortened(config.validation, model), 0, torch.zeros(1, dtype=torch.float64)
-    # A group has no more lanes than one part of a training step, so it fits where training fits.
-    for rows in np.array_split(np.arange(len(inputs_BN)), min(config.accumulate, len(inputs_BN))):
-        inputs, wanted = (torch.from_numpy(array[rows]).to(ranks.device) for array in (inputs_BN, targets_BN))
-        nats += _group_nats(model, rule, inputs, wanted, partial(_report, progress, done))
-        done += inputs.numel()
+    done, nats = 0, torch.zeros(1, dtype=torch.float64)
+    with gathered(model):
+        rule = _shortened(config.validation, model)
+        # A group has no more lanes than one part of a training step, so it fits where training fits.
+        for rows in np.array_split(np.arange(len(inputs_BN)), min(config.accumulate, len(inputs_BN))):
+            inputs, wanted = (
+                torch.from_numpy(array[rows]).to(ranks.device) for array in (inputs_BN, targets_BN)
+            )
+            nats += _group_nats(model, rule, inputs, wanted, partial(_report, progress, done))
+            done += inputs.numel()
     model.train(was_training)
     # The parts are added in the order of the processes, so all of them have the same bits.
     return float(ranks.gather(nats).sum()) / targets / math.log(2)
@@ -95,7 +100,7 @@ def _group_nats(
     progress: Callable[[int], None],
 ) -> Tensor:
     """The sum [1], float64 on the CPU, of the losses of all targets but -1."""
-    projected, config = ProjectedModel(model, rule), model.config
+    projected, config = ProjectedModel(model, rule, around=gathered), model.config
     B, N = inputs_BN.shape
     shape = (B, config.heads, rule.mem_len, config.head_dim)
     memory = [model.vocabulary.table["0"].new_zeros(shape) for _ in range(2 * config.layers)]

@@ -23,7 +23,9 @@ from safetensors.torch import load_file
 from runtimes.base.errors import ConfigError, UserError
 from runtimes.base.files import write_json
 from runtimes.base.records import to_json
-from trainer.run.config import TrainConfig
+from runtimes.contract.rule import MemoryRule
+from trainer.model.config import SpanConfig, VocabularyConfig
+from trainer.run.config import Averaging, TrainConfig
 from trainer.training.loop import resume, train
 from trainer.training.parallel import Ranks, joined
 
@@ -216,3 +218,81 @@ def test_alone_nothing_is_exchanged() -> None:
     assert ranks.gather(values) is values
     assert ranks.on_first(lambda: 3) == 3
     ranks.agree("texts", "a")
+
+
+SHARDED = """
+import trainer.training.loop as loop
+from xl_export.cli.main import main
+
+train_on = loop._continue
+
+def looking(training, *arguments, **options):
+    train_on(training, *arguments, **options)
+    every = [*training.model.parameters(), *training.average.module.parameters()]
+    for state in training.optimizer.state.values():
+        every.append(state["exp_avg" if "exp_avg" in state else "sum"])
+    assert all(len(tensor.to_local()) <= (len(tensor) + 1) // 2 for tensor in every)
+    print("half of every weight\\n", end="", flush=True)
+
+loop._continue = looking
+main()
+"""
+
+
+def sharded_run(make_config: Make, folder: Path, **recipe: Any) -> None:
+    """Alone, then two processes that share the weights, then alone again, against alone all the time."""
+    sizes = {
+        "positions": "learned",
+        "context": 17,
+        "span": SpanConfig(maximum=16, ramp=4, initial=0.9, penalty=0.1),
+        "vocabulary": VocabularyConfig(cutoffs=(7, 15), div_val=2),
+        "training": MemoryRule(mem_len=16, segment=8, include_self=False),
+        "evaluation": MemoryRule(mem_len=16, segment=8, include_self=False),
+    }
+    recipe |= {"accumulate": 2, "schedule": "constant", "validate_every": 3, "checkpoint_every": 3}
+    recipe |= {"averaging": Averaging(start_step=1), "validate_tokens": 90, "clip": 0.05}
+    configs = [make_config(steps=steps, batch=8, parallel="fsdp", **recipe, **sizes) for steps in (3, 9)]
+    train(configs[0], folder / "shared", progress=False)
+    longer(folder / "shared", 7)
+    script = folder / "sharded.py"
+    script.write_text(SHARDED)
+    command = [*TORCHRUN[: TORCHRUN.index("xl_export") - 1], script, "train", "--resume", folder / "shared"]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("half of every weight") == 2
+    tensors = load_file(folder / "shared/training.safetensors")
+    assert len(tensors["random"]) == 2
+    longer(folder / "shared", 9)
+    resume(folder / "shared", progress=False)
+    train(configs[1], folder / "alone", progress=False)
+    lines = [
+        [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("shared", "alone")
+    ]
+    for name, count in {"loss_nats": 9, "gradient_norm": 9}.items():
+        shared, alone = ([line[name] for line in each if name in line] for each in lines)
+        assert len(alone) == count
+        assert shared == pytest.approx(alone, rel=1e-4), name
+    shared, alone = (
+        {line["step"]: line["validation_bits_per_token"] for line in each if "best_step" in line}
+        for each in lines
+    )
+    assert {step: shared[step] for step in alone} == pytest.approx(alone, abs=1e-5)
+    saved, other = (load_file(folder / name / "training.safetensors") for name in ("shared", "alone"))
+    for name in sorted(set(other) - {"random"}):
+        torch.testing.assert_close(
+            saved[name], other[name], rtol=1e-2, atol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_sharded_weights_train_as_whole_ones_and_a_run_goes_from_one_to_the_other(
+    make_config: Make, tmp_path: Path
+) -> None:
+    sharded_run(make_config, tmp_path)
+
+
+@pytest.mark.slow
+def test_sharded_weights_train_with_adagrad_whose_clipping_is_by_tensor(
+    make_config: Make, tmp_path: Path
+) -> None:
+    sharded_run(make_config, tmp_path, optimizer="adagrad")
