@@ -77,7 +77,8 @@ class TrainConfig:
     such a validation predicts, always the first ones; null for all. After the last step, the best weights are
     scored on all of them.
 
-    device: where the model is trained; of several processes, each takes a GPU, or all share the CPU.
+    device: where the model is trained; of several processes, each takes a GPU, or all share the CPU. `mps`
+    is the GPU of an Apple computer, for one process.
     parallel: what each of several processes keeps of the weights and the optimiser's state: `ddp` all of
     them, `fsdp` a part (PyTorch's FSDP2), for models beyond one device. threads:
     CPU threads; 0 for PyTorch's choice. tensorboard: metrics are also written as TensorBoard events, to the
@@ -108,7 +109,7 @@ class TrainConfig:
     validate_every: int = 200
     validate_tokens: int | None = 1 << 20
     checkpoint_every: int = 100
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Literal["cpu", "cuda", "mps"] = "cpu"
     parallel: Literal["ddp", "fsdp"] = "ddp"
     threads: int = 0
     tensorboard: bool = False
@@ -158,6 +159,11 @@ class TrainConfig:
             raise ConfigError(
                 f"averaging.start_step is {self.averaging.start_step}; expected less than steps, which is "
                 f"{self.steps}."
+            )
+        if self.device == "mps" and self.autocast == "fp16":
+            raise ConfigError(
+                "device is mps and autocast is fp16, whose loss scale was never tried there; take autocast "
+                "bf16, or none."
             )
         if self.parallel == "fsdp" and self.autocast == "fp16":
             raise ConfigError(

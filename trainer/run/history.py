@@ -31,6 +31,9 @@ class Facts:
     text: hashes of the training text and of the held-out text.
     at: index in the lanes where the next segment begins. position: stream position of that segment. epoch:
     how often the streams have started again.
+    lanes, limit: of every validation of the run, the number of lanes and the most tokens, or None for all.
+    They stay as they were when the run began, because its scores are compared. The defaults are those of
+    version 0.1.
     final: bits per token of the whole held-out text at the end of training; None before.
     averaged: number of weights in the average.
     scale, scale_steps: scale of the fp16 loss, and the steps since it changed.
@@ -47,6 +50,8 @@ class Facts:
     ranks: int
     validations: tuple[Validation, ...]
     epoch: int = 0
+    lanes: int = 8
+    limit: int | None = None
     final: float | None = None
 
 
@@ -146,6 +151,8 @@ def read_facts(path: Path, steps: int) -> Facts:
         facts.averaged,
         facts.scale_steps,
         facts.ranks - 1,
+        facts.lanes - 1,
+        (1 if facts.limit is None else facts.limit) - 1,
     )
     if min(counts) < 0 or max(counts) >= 1 << 40 or facts.scale <= 0 or facts.step > steps:
         raise ArtefactError(

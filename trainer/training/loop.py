@@ -239,23 +239,24 @@ def _validate(
     At the end of training the best weights are scored on the whole held-out text too. Every process scores
     its share, and all have the same number, so that all take the same decisions.
     """
-    config, ranks, valid = training.config, training.ranks, source.valid
-    share = -(-(len(valid) - 1) // ranks.count)
+    ranks, valid, (lanes, limit) = training.ranks, source.valid, training.validation
 
     def score(limit: int | None) -> float:
-        shown = Progress("validation", min(share, limit or share), "tokens") if progress else lambda _: None
-        bits = validate(training.weights, config, valid, ranks, limit=limit, progress=shown)
+        total = -(-min(len(valid) - 1, limit or len(valid)) // ranks.count)  # of this process
+        shown = Progress("validation", total, "tokens") if progress else lambda _: None
+        options = {"lanes": lanes, "limit": limit}
+        bits = validate(training.weights, training.config, valid, ranks, progress=shown, **options)
         refuse_infinite("validation score", bits, training.step, ranks)
         return bits
 
-    bits = score(config.validate_tokens)
+    bits = score(limit)
     training.validations.append(Validation(step=training.step, bits_per_token=bits))
     leader = best(training.validations)
     assert leader is not None
     facts: dict[str, float] = {"validation_bits_per_token": bits, "best_step": leader.step}
     if training.finished:
         training.final = leader.bits_per_token
-        if config.validate_tokens is not None and config.validate_tokens < len(valid) - 1:
+        if limit is not None and limit < len(valid) - 1:
             with best_weights(training, run, writer):
                 training.final = score(None)
         facts["final_validation_bits_per_token"] = training.final

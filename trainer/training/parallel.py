@@ -139,6 +139,8 @@ class Ranks:
         """Memory of the device in bytes."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_properties(self.device).total_memory
+        if self.device.type == "mps":
+            return torch.mps.recommended_max_memory()
         return memory_bytes()
 
 
@@ -161,11 +163,17 @@ def unexchanged(module: nn.Module) -> Iterator[None]:
 def joined(device: str) -> Iterator[Ranks]:
     """This process among those that `torchrun` started, until the block ends.
 
-    device: `cpu` or `cuda`. Raises ConfigError for a GPU that is not there, and UserError where another
-    process is lost, which a closed connection shows at once, torchrun's own SIGTERM within a second, and
-    TIMEOUT at the latest.
+    device: `cpu`, `cuda` or `mps` (not run). Raises ConfigError for a GPU that is not there, and UserError
+    where another process is lost, which a closed connection shows at once, torchrun's own SIGTERM within a
+    second, and TIMEOUT at the latest.
     """
     count, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    if device == "mps" and (count > 1 or not torch.backends.mps.is_available()):
+        seen = "one" if torch.backends.mps.is_available() else "no"
+        raise ConfigError(
+            f"device is mps, PyTorch sees {seen} such GPU and the run has {count} process(es); give --device "
+            "cpu, or train in one process on an Apple computer."
+        )
     if device == "cuda":
         if torch.cuda.device_count() <= local:
             raise ConfigError(

@@ -55,6 +55,8 @@ def facts_of(training: Training, text: str) -> Facts:
         ranks=training.ranks.count,
         validations=tuple(training.validations),
         epoch=training.epoch,
+        lanes=training.validation[0],
+        limit=training.validation[1],
         final=training.final,
     )
 
@@ -136,6 +138,7 @@ def restore(training: Training, run: Path, text: str) -> None:
         )
     training.step, training.at, training.position = facts.step, facts.at, facts.position
     training.epoch, training.validations = facts.epoch, list(facts.validations)
+    training.validation = facts.lanes, facts.limit
     # A run whose steps were raised goes on, and its last score is then not the final one.
     training.final = facts.final if training.finished else None
     shared = _shared(training)
@@ -268,12 +271,17 @@ def _not_finite(tensors: dict[str, Tensor]) -> tuple[str, float] | None:
 
 
 def _random_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.mps.get_rng_state() if device.type == "mps" else torch.get_rng_state()
 
 
 def _set_random_state(device: torch.device, state: Tensor, path: Path) -> None:
     try:
-        torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(state, device)
+        else:
+            (torch.mps if device.type == "mps" else torch).set_rng_state(state)
     except RuntimeError as error:
         raise ArtefactError(
             f"{path} holds a random state that PyTorch does not accept ({first_line(error)}); start a new "

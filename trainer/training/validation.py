@@ -32,17 +32,19 @@ def validate(
     tokens: np.ndarray,
     ranks: Ranks = ALONE,
     *,
+    lanes: int | None = None,
     limit: int | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> float:
     """The bits per token of held-out tokens [N], the same number on every process. Collective.
 
-    It is the score of `runtimes.tasks.evaluate.evaluate` with `config.batch` lanes, as far as the text has so
-    many, of the first `limit` predictions (all when None). It is NaN or infinite where the model is broken.
+    It is the score of `runtimes.tasks.evaluate.evaluate` with so many lanes (`config.batch` when None), as
+    far as the text has them, of the first `limit` predictions (all when None). It is NaN or infinite where
+    the model is broken.
     progress: called after every step with the number of tokens that this process has predicted.
     """
     targets = min(len(tokens) - 1, limit or len(tokens))
-    inputs_BN, targets_BN = _own_lanes(np.asarray(tokens[: targets + 1]), config.batch, ranks)
+    inputs_BN, targets_BN = _own_lanes(np.asarray(tokens[: targets + 1]), lanes or config.batch, ranks)
     was_training = model.training
     model.eval()
     done, nats = 0, torch.zeros(1, dtype=torch.float64)

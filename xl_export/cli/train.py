@@ -72,7 +72,7 @@ LAUNCHED = (
 )
 @click.option("--steps", type=click.IntRange(min=1), help="Train for this many steps.")
 @click.option("--seed", type=click.IntRange(min=0), help="Draw random numbers from this seed.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Train on this device.")
+@click.option("--device", type=click.Choice(["cpu", "cuda", "mps"]), help="Train on this device.")
 @click.option(
     "--processes",
     type=int,

@@ -197,6 +197,25 @@ def test_a_gpu_that_is_not_there_is_one_sentence(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("there", "count", "words"),
+    [(False, 1, r"PyTorch sees no such GPU and the run has 1 process"), (True, 2, "the run has 2 process")],
+)
+def test_an_apple_gpu_is_for_one_process_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, there: bool, count: int, words: str
+) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: there)
+    monkeypatch.setenv("WORLD_SIZE", str(count))
+    with pytest.raises(ConfigError, match=words), joined("mps"):
+        pass
+
+
+@pytest.mark.parametrize("change", [{"device": "mps"}, {"parallel": "fsdp"}])
+def test_a_loss_scale_is_refused_where_it_does_not_work(make_config: Make, change: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"is (mps|fsdp) and autocast is fp16"):
+        make_config(autocast="fp16", **change)
+
+
 def test_rows_are_shared_out_in_order_and_all_of_them() -> None:
     rows = torch.arange(12).view(6, 2)
     parts = [Ranks(rank=rank, count=3).share(rows) for rank in range(3)]
