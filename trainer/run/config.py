@@ -107,7 +107,7 @@ class TrainConfig:
     seed: int = 0
     log_every: int = 20
     validate_every: int = 200
-    validate_tokens: int | None = 1 << 20
+    validate_tokens: int | None = 1 << 19
     checkpoint_every: int = 100
     device: Literal["cpu", "cuda", "mps"] = "cpu"
     parallel: Literal["ddp", "fsdp"] = "ddp"
