@@ -8,13 +8,23 @@ predicted.
 
 from __future__ import annotations
 
-import dataclasses
-
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import Form
+from trainer.model.arithmetic import step_multiply_adds, training_multiply_adds, with_head
 from trainer.model.config import ModelConfig
 from trainer.run.config import TrainConfig
 
+__all__ = [
+    "needed_multiply_adds",
+    "predicted_ratio",
+    "query_blocks",
+    "step_bytes",
+    "step_multiply_adds",
+    "training_multiply_adds",
+    "validation_multiply_adds",
+    "validation_share",
+    "window_multiply_adds",
+]
 BLOCK = 256  # queries that a recomputed window computes together; faster than 128, 512 and all at once
 FLOAT = 4  # bytes
 
@@ -39,22 +49,6 @@ def window_multiply_adds(model: ModelConfig, window: int) -> int:
     full = window * (4 * D * A + 2 * D * F) + 2 * A * pairs
     last = window * 2 * D * A + 2 * D * A + 2 * D * F + 2 * A * window
     return (model.layers - 1) * full + last + D * model.vocab_size
-
-
-def step_multiply_adds(model: ModelConfig, rule: MemoryRule, form: Form, segment: int) -> int:
-    """For one step of T tokens with memory; divide by T for one token.
-
-        each layer   D A (2 T + 2 N) + 2 D F T + T A (2 J + R)
-        output       T D V
-
-    N: tokens whose keys and values are projected, T, or M + T for `hidden`. J: key columns, each scored and
-    summed whether visible or not, S for the ring and M + T otherwise. R: rows of the position table.
-    """
-    D, A, F, T = model.d_model, model.heads * model.head_dim, model.d_ff, segment
-    projected = T + (rule.mem_len if form == "hidden" else 0)
-    columns = rule.slots if form == "ring" else rule.mem_len + T
-    layer = D * A * (2 * T + 2 * projected) + 2 * D * F * T + T * A * (2 * columns + rule.position_rows)
-    return model.layers * layer + T * D * model.vocab_size
 
 
 def needed_multiply_adds(model: ModelConfig, rule: MemoryRule, segment: int) -> int:
@@ -95,20 +89,10 @@ def predicted_ratio(model: ModelConfig, rule: MemoryRule, window: int) -> float:
     )
 
 
-def training_multiply_adds(config: TrainConfig) -> int:
-    """For one training step of all lanes: three forward passes, two of which stand for the backward pass.
-
-    The memory is hidden states, whose keys and values every step projects. Of an adaptive softmax the head
-    alone is counted, here and for validations.
-    """
-    forward = step_multiply_adds(_with_head(config.model), config.training, "hidden", config.training.segment)
-    return 3 * config.batch * forward
-
-
 def validation_multiply_adds(config: TrainConfig, tokens: int) -> int:
     """For a validation of so many tokens, over projected keys and values."""
     rule = config.validation
-    return tokens * step_multiply_adds(_with_head(config.model), rule, "shift", rule.segment) // rule.segment
+    return tokens * step_multiply_adds(with_head(config.model), rule, "shift", rule.segment) // rule.segment
 
 
 def validation_share(config: TrainConfig, held_out: int) -> float:
@@ -119,13 +103,5 @@ def validation_share(config: TrainConfig, held_out: int) -> float:
     each = min(held_out, config.validate_tokens or held_out)
     count = -(-config.steps // config.validate_every)
     scored = count * each + (held_out if each < held_out else 0)
-    return validation_multiply_adds(config, scored) / (config.steps * training_multiply_adds(config))
-
-
-def _with_head(model: ModelConfig) -> ModelConfig:
-    """The model with only the head of its softmax: the first cluster, and a column for each other one."""
-    cutoffs = model.vocabulary.cutoffs
-    if not cutoffs:
-        return model
-    plain = dataclasses.replace(model.vocabulary, cutoffs=(), tie_projections=())
-    return dataclasses.replace(model, vocabulary=plain, vocab_size=cutoffs[0] + len(cutoffs))
+    step = training_multiply_adds(config.model, config.training, config.batch)
+    return validation_multiply_adds(config, scored) / (config.steps * step)

@@ -14,6 +14,8 @@ from trainer.run.config import TrainConfig
 from trainer.training.loop import train
 from trainer.training.state import Training
 
+TIMED = ("tokens_per_second", "mfu", "seconds")  # metrics that differ from one training to the next
+
 
 def state(run: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     with safe_open(run / "training.safetensors", framework="pt") as file:
@@ -22,7 +24,7 @@ def state(run: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 def metrics(run: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in lines]
+    return [{key: value for key, value in line.items() if key not in TIMED} for line in lines]
 
 
 def assert_same_run(run: Path, other: Path) -> None:

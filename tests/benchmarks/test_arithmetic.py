@@ -55,11 +55,14 @@ def test_training_and_validation_against_numbers_made_by_hand() -> None:
     rule = MemoryRule(mem_len=8, segment=2)
     config = TrainConfig(model=MODEL, training=RULE, evaluation=rule, batch=2, validate_tokens=12)
     layer = 4 * 2 * (2 * 3 + 2 * 9) + 2 * 4 * 3 * 3 + 3 * 2 * (2 * 9 + 7)
-    assert training_multiply_adds(config) == 3 * 2 * (2 * layer + 3 * 4 * 5)
+    assert training_multiply_adds(config.model, config.training, config.batch) == 3 * 2 * (
+        2 * layer + 3 * 4 * 5
+    )
     layer = 4 * 2 * (2 * 3 + 2 * 3) + 2 * 4 * 3 * 3 + 3 * 2 * (2 * 11 + 9)
     assert validation_multiply_adds(config, 30) == 10 * (2 * layer + 3 * 4 * 5)
     scored = 5 * 12 + 30  # steps 200 … 1000, and the whole of 30 tokens at the end
-    expected = validation_multiply_adds(config, scored) / 1000 / training_multiply_adds(config)
+    step = training_multiply_adds(config.model, config.training, config.batch)
+    expected = validation_multiply_adds(config, scored) / 1000 / step
     assert validation_share(config, 30) == pytest.approx(expected)
 
 

@@ -79,6 +79,8 @@ def make_config(text_file: Path) -> Callable[..., TrainConfig]:
             "log_every": 1,
             "validate_every": 10,
             "checkpoint_every": 5,
+            "sample_tokens": 0,
+            "peak_tflops": 1.0,
             "threads": 1,
         }
         return TrainConfig(**settings | flat)

@@ -77,12 +77,16 @@ class TrainConfig:
     such a validation predicts, always the first ones; null for all. After the last step, the best weights are
     scored on all of them.
 
+    sample_tokens: length of the text that each validation generates after the beginning of the held-out text;
+    0 for none. tensorboard, wandb: metrics are also written as TensorBoard events, to the run's folder
+    `tensorboard`, or sent to Weights & Biases. peak_tflops: the operations that the device of one process can
+    do, in 10^12 a second, of which metrics tell the share; null to measure a CPU or look up a GPU.
+
     device: where the model is trained; of several processes, each takes a GPU, or all share the CPU. `mps`
     is the GPU of an Apple computer, for one process.
     parallel: what each of several processes keeps of the weights and the optimiser's state: `ddp` all of
-    them, `fsdp` a part (PyTorch's FSDP2), for models beyond one device. threads:
-    CPU threads; 0 for PyTorch's choice. tensorboard: metrics are also written as TensorBoard events, to the
-    run's folder `tensorboard`.
+    them, `fsdp` a part (PyTorch's FSDP2), for models beyond one device. threads: CPU threads; 0 for PyTorch's
+    choice.
     """
 
     model: ModelConfig
@@ -112,7 +116,10 @@ class TrainConfig:
     device: Literal["cpu", "cuda", "mps"] = "cpu"
     parallel: Literal["ddp", "fsdp"] = "ddp"
     threads: int = 0
+    sample_tokens: int = 64
     tensorboard: bool = False
+    wandb: bool = False
+    peak_tflops: float | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -134,6 +141,10 @@ class TrainConfig:
                 f"validate_tokens is {self.validate_tokens}; expected a positive number, or null for the "
                 "whole held-out text."
             )
+        if not 0 <= self.sample_tokens <= 1 << 20:
+            raise ConfigError(f"sample_tokens is {self.sample_tokens}; expected 0 to {1 << 20} tokens.")
+        if self.peak_tflops is not None and not 0 < self.peak_tflops <= 1e9:
+            raise ConfigError(f"peak_tflops is {self.peak_tflops}; expected a positive number, or null.")
         if self.batch % self.accumulate:
             raise ConfigError(
                 f"accumulate is {self.accumulate}; expected a divisor of batch, which is {self.batch}."

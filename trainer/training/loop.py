@@ -9,14 +9,11 @@ of the lanes, and the first one writes.
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
-import time
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import read_json, write_json
@@ -28,19 +25,17 @@ from runtimes.base.records import to_json
 from runtimes.contract.vocabulary import save_vocab
 from trainer.data.source import Source, load_source, reload_source, with_vocab_size
 from trainer.data.text import many_words
-from trainer.model.model import count_parameters
 from trainer.run.checkpoint import CONFIG, METRICS, MODEL, STATE, TEST
 from trainer.run.choices import VOCAB_KINDS
 from trainer.run.config import TrainConfig
 from trainer.run.history import Validation, best
-from trainer.training.journal import Journal, check_tensorboard
-from trainer.training.pace import Pace
 from trainer.training.parallel import Ranks, joined
+from trainer.training.reporting.journal import check_packages
+from trainer.training.reporting.report import Report
+from trainer.training.reporting.sample import sample_text
 from trainer.training.snapshot import Writer, best_weights, facts_of, mend, restore, save, snapshot, write
 from trainer.training.state import Training, refuse_infinite
 from trainer.training.validation import out_of_patience, validate
-
-SHOWN_EVERY = 0.5  # seconds between two losses on the progress bar
 
 __all__ = ["METRICS", "TEST", "config_of", "resume", "train"]
 
@@ -53,7 +48,7 @@ def train(config: TrainConfig, out: Path | str, *, force: bool = False, progress
     is not finite.
     """
     out = Path(out)
-    check_tensorboard(config.tensorboard)
+    check_packages(config)
     with joined(config.device) as ranks, ExitStack() as held:
         _start(config, out, ranks, held, force=force, progress=progress and ranks.is_first)
     return out
@@ -68,7 +63,7 @@ def resume(run: Path | str, *, progress: bool = True) -> Path:
     """
     run = Path(run)
     config = config_of(run)
-    check_tensorboard(config.tensorboard)
+    check_packages(config)
     with joined(config.device) as ranks, ExitStack() as held:
         ranks.on_first(lambda: _hold(run, held))
         _go_on(config, run, ranks, progress=progress and ranks.is_first)
@@ -168,84 +163,46 @@ def _check_held_out(config: TrainConfig, held_out: np.ndarray) -> None:
 
 def _continue(training: Training, run: Path, source: Source, *, progress: bool) -> None:
     """Trains from the present step to the end, with validations and checkpoints on the way."""
-    config, ranks, validates = training.config, training.ranks, len(source.valid) > 1
-    if progress and not training.finished:
-        print(
-            f"training on {source.name}: {source.tokens.size:,} tokens, vocabulary {source.vocab.size:,}, "
-            f"{count_parameters(config.model):,} parameters, {ranks.device}"
-        )
-    journal = Journal(run, step=training.step, tensorboard=config.tensorboard) if ranks.is_first else None
-    pace, shown = Pace(), 0.0
-    # tqdm takes True for "never", and None for "only on a terminal".
-    hidden = None if progress else True
-    with (
-        Writer() as writer,
-        tqdm(
-            total=config.steps, initial=training.step, unit="step", disable=hidden, dynamic_ncols=True
-        ) as bar,
-    ):
-        if progress and not validates:
-            bar.write(
+    config, validates = training.config, len(source.valid) > 1
+    with Report(training, run, source, progress=progress) as report, Writer() as writer:
+        if not validates:
+            report.say(
                 f"the held-out text has {len(source.valid)} token(s), too few to validate: "
                 f"{MODEL} will be the last checkpoint"
             )
         while not training.finished:
             result = training.advance(source.tokens)
             writer.check()
-            pace.add(result.tokens)
             step, last = training.step, training.step == config.steps
-            now = time.perf_counter()
-            if progress and (now - shown >= SHOWN_EVERY or last):
-                loss, shown = float(result.nats), now
-                speed = pace.tokens_per_second
-                facts = f"loss {loss:.3f} nats, {loss / math.log(2):.3f} bits/token, {speed:,.0f} tokens/s"
-                bar.set_postfix_str(facts, refresh=False)
-            bar.update()
             logs = step % config.log_every == 0 or last
             validates_now = validates and (step % config.validate_every == 0 or last)
             saves = step % config.checkpoint_every == 0 or training.finished
             # Reading a loss waits for the device, so it is read only where it is used, by all alike.
             if logs or validates_now or saves:
                 training.refuse_not_finite()
-            if journal and logs:
-                loss = float(result.nats)
-                journal.write(
-                    step,
-                    loss_nats=loss,
-                    bits_per_token=loss / math.log(2),
-                    learning_rate=result.learning_rate,
-                    gradient_norm=float(result.gradient_norm),
-                    tokens_per_second=pace.report(),
-                )
-            with pace.paused():
-                is_best = False
-                if validates_now:
-                    bar.clear()
-                    is_best = _validate(training, source, run, writer, journal, progress=progress)
-                    if progress:
-                        bar.write(_report(training))
+            report.step(result, logs=logs)
+            with report.pace.paused():
+                is_best = validates_now and _validate(training, source, run, writer, report)
                 # The best weights are saved at once: a later checkpoint would hold other weights.
                 if is_best or saves or training.finished:
                     save(training, run, source.digest, writer)
-    if journal:
-        journal.close()
 
 
-def _validate(
-    training: Training, source: Source, run: Path, writer: Writer, journal: Journal | None, *, progress: bool
-) -> bool:
+def _validate(training: Training, source: Source, run: Path, writer: Writer, report: Report) -> bool:
     """Whether the weights now score better on the held-out text than ever before.
 
     At the end of training the best weights are scored on the whole held-out text too. Every process scores
     its share, and all have the same number, so that all take the same decisions.
     """
-    ranks, valid, (lanes, limit) = training.ranks, source.valid, training.validation
+    config, ranks, valid = training.config, training.ranks, source.valid
+    lanes, limit = training.validation
+    report.bar.clear()
 
     def score(limit: int | None) -> float:
         total = -(-min(len(valid) - 1, limit or len(valid)) // ranks.count)  # of this process
-        shown = Progress("validation", total, "tokens") if progress else lambda _: None
+        shown = Progress("validation", total, "tokens") if report.progress else lambda _: None
         options = {"lanes": lanes, "limit": limit}
-        bits = validate(training.weights, training.config, valid, ranks, progress=shown, **options)
+        bits = validate(training.weights, config, valid, ranks, progress=shown, **options)
         refuse_infinite("validation score", bits, training.step, ranks)
         return bits
 
@@ -253,15 +210,16 @@ def _validate(
     training.validations.append(Validation(step=training.step, bits_per_token=bits))
     leader = best(training.validations)
     assert leader is not None
-    facts: dict[str, float] = {"validation_bits_per_token": bits, "best_step": leader.step}
+    facts: dict[str, float | str] = {"validation_bits_per_token": bits, "best_step": leader.step}
+    if config.sample_tokens:
+        facts["sample"] = sample_text(training.weights, config, source.vocab, valid)
     if training.finished:
         training.final = leader.bits_per_token
         if limit is not None and limit < len(valid) - 1:
             with best_weights(training, run, writer):
                 training.final = score(None)
         facts["final_validation_bits_per_token"] = training.final
-    if journal:
-        journal.write(training.step, **facts)
+    report.validation(facts, _report(training))
     return training.is_best
 
 

@@ -84,6 +84,11 @@ LAUNCHED = (
     default=None,
     help="Write the metrics as TensorBoard events too, in RUN/tensorboard.",
 )
+@click.option(
+    "--wandb/--no-wandb",
+    default=None,
+    help="Send the metrics to Weights & Biases too; with WANDB_MODE=offline, keep them in RUN/wandb.",
+)
 @force_option
 def train_command(
     config: str | None,

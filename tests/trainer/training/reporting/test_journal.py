@@ -1,0 +1,152 @@
+"""metrics.jsonl and TensorBoard events: the same numbers, also after a run was resumed."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimes.base.errors import MissingPackageError
+from tests.runs import train_until
+from trainer.run.config import TrainConfig
+from trainer.training.loop import resume, train
+from trainer.training.reporting.journal import PROJECT, Journal
+
+Make = Callable[..., TrainConfig]
+
+
+def events(run: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(run / "tensorboard")).Reload()
+    return {
+        tag: [(e.step, e.value) for e in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_shows_the_metrics_of_a_run_that_was_stopped_and_resumed(
+    make_config: Make, tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorboard")
+    from trainer.training.state import Training
+
+    advance = Training.advance
+
+    def stopping(training: Training, *arguments: Any) -> float:
+        if training.step == 8:
+            raise KeyboardInterrupt
+        return advance(training, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Training, "advance", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            train(make_config(tensorboard=True, steps=12), tmp_path / "run", progress=False)
+    run = resume(tmp_path / "run", progress=False)
+    shown = events(run)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for key in ("loss_nats", "bits_per_token", "learning_rate", "validation_bits_per_token", "best_step"):
+        logged = [(line["step"], line[key]) for line in lines if key in line]
+        assert [step for step, _ in shown[key]] == [step for step, _ in logged], key
+        assert [value for _, value in shown[key]] == pytest.approx([value for _, value in logged]), key
+
+
+def test_tensorboard_is_asked_for(make_config: Make, tmp_path: Path) -> None:
+    assert not (train(make_config(steps=1), tmp_path / "run", progress=False) / "tensorboard").exists()
+
+
+def test_a_missing_tensorboard_is_one_sentence_before_anything_is_written(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def lacking(name: str, *arguments: Any) -> Any:
+        if name.startswith("torch.utils.tensorboard"):
+            raise ModuleNotFoundError("No module named 'tensorboard'", name="tensorboard")
+        return real(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", lacking)
+    with pytest.raises(MissingPackageError, match=r"tensorboard is not installed.*xl-export\[tensorboard\]"):
+        train(make_config(tensorboard=True), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_lines_after_the_checkpoint_are_dropped(make_config: Make, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 4, "a": 1}\n[]\n{"step": 5, "a": 2, "seconds": 7.5}\n{"step": 6, "a": 3}\n{"step": 5, "a"'
+    )
+    journal = Journal(tmp_path, make_config(), step=5)
+    journal.write(6, a=4)
+    assert journal.seconds == 7.5
+    assert (
+        tmp_path / "metrics.jsonl"
+    ).read_text() == '{"step": 4, "a": 1}\n{"step": 5, "a": 2, "seconds": 7.5}\n{"step": 6, "a": 4}\n'
+
+
+class StubRun:
+    """What is sent to Weights & Biases. `log` and `finish` have the parameters of the library's class Run."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int | None, dict[str, Any]]] = []
+        self.finished = 0
+
+    def log(self, data: dict[str, Any], step: int | None = None, commit: bool | None = None) -> None:
+        self.lines.append((step, data))
+
+    def finish(self, exit_code: int | None = None) -> None:
+        self.finished += 1
+
+
+def test_weights_and_biases_gets_the_metrics_of_one_run_that_was_resumed(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[dict[str, Any]] = []
+    stub = StubRun()
+
+    def init(
+        entity: str | None = None,
+        project: str | None = None,
+        dir: str | None = None,
+        id: str | None = None,
+        name: str | None = None,
+        notes: str | None = None,
+        tags: list[str] | None = None,
+        config: dict[str, Any] | None = None,
+        *,
+        resume: str | None = None,
+    ) -> StubRun:  # the parameters of wandb.init 0.31 that come first, and `resume`
+        calls.append(
+            {"project": project, "dir": dir, "id": id, "name": name, "config": config, "resume": resume}
+        )
+        return stub
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    config = make_config(wandb=True, steps=6, validate_every=3, checkpoint_every=3, sample_tokens=2)
+    train_until(config, tmp_path / "run", 4)
+    resume(tmp_path / "run", progress=False)
+    first, second = calls
+    assert first == second, "the same identity, or two runs would be shown"
+    assert (first["project"], first["name"], first["resume"]) == (PROJECT, "run", "allow")
+    assert first["config"]["optimizer"]["lr"] == 0.01
+    assert len(first["id"]) == 32
+    assert Path(first["dir"]) == tmp_path / "run"
+    assert stub.finished == 2
+    sent = [(step, name, value) for step, data in stub.lines for name, value in data.items()]
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert {(line["step"], key, line[key]) for line in lines for key in line if key != "step"} <= set(sent)
+    assert {"sample", "mfu", "gradient_norm", "validation_bits_per_token"} <= {name for _, name, _ in sent}
+
+
+def test_a_missing_library_of_weights_and_biases_is_one_sentence(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(MissingPackageError, match=r"wandb is not installed.*xl-export\[wandb\]"):
+        train(make_config(wandb=True), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,158 @@
+"""What training says: lines where there is no terminal, the record, samples, and the share of the peak."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtimes.contract.vocabulary import CharVocab, IdsVocab
+from runtimes.tasks.generate import generate
+from runtimes.tasks.sample import Sampler
+from tests.runs import assert_same_run, train_until
+from trainer.model.arithmetic import training_multiply_adds
+from trainer.model.config import ModelConfig, SpanConfig
+from trainer.model.model import LanguageModel
+from trainer.run.config import TrainConfig
+from trainer.run.session import TorchSession
+from trainer.training.loop import resume, train
+from trainer.training.parallel import Ranks
+from trainer.training.reporting import report as report_module
+from trainer.training.reporting.sample import sample_text
+from trainer.training.reporting.utilisation import multiply_adds_per_token, peak_multiply_adds, peak_of
+from trainer.training.schedule import training_rule
+
+Make = Callable[..., TrainConfig]
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_losses_are_plain_lines_where_there_is_no_terminal(
+    make_config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_module, "LINE_EVERY", 0.0)
+    run = train(make_config(steps=4, log_every=2, validate_every=4, sample_tokens=9), tmp_path / "run")
+    output, errors = capsys.readouterr()
+    assert errors == ""
+    assert "\r" not in output
+    steps = [line for line in output.splitlines() if line.startswith("step")]
+    losses = [line["bits_per_token"] for line in lines_of(run) if "bits_per_token" in line]
+    pattern = r"step %s of 4: %s bits/token, lr \S+, gradient \S+, [\d,]+ tokens/s, MFU \d+%%, \d+m\d\ds left"
+    for step, loss, line in zip((2, 4), losses, steps[:2], strict=True):
+        assert re.fullmatch(pattern % (step, f"{loss:.3f}"), line), line
+    assert steps[2].startswith("step 4: validation ")
+    sample = lines_of(run)[-1]["sample"]
+    assert len(sample) == 9
+    assert output.splitlines()[-1].startswith("  sample: ")
+    assert train(make_config(steps=1), tmp_path / "quiet", progress=False).is_dir()
+    assert capsys.readouterr().out == ""
+
+
+def test_lines_come_seldom_but_the_last_one_always(
+    make_config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(make_config(steps=9, validate_every=99), tmp_path / "run")
+    steps = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if " of 9:" in line]
+    assert steps == ["step 1 of 9", "step 9 of 9"]  # the rest within the same 10 seconds
+
+
+def test_the_record_holds_speed_norm_rate_and_time(make_config: Make, tmp_path: Path) -> None:
+    config = make_config(steps=6, segment_schedule=((4, 3),), peak_tflops=0.5)
+    lines = [line for line in lines_of(train(config, tmp_path / "run", progress=False)) if "mfu" in line]
+    assert len(lines) == 6
+    model = dataclasses.replace(
+        config.model, vocab_size=CharVocab.build(Path(config.text or "").read_text()).size
+    )
+    for line in lines:
+        rule = training_rule(config, line["step"] - 1)
+        each = training_multiply_adds(model, rule, 4) / (4 * rule.segment)
+        assert line["mfu"] == pytest.approx(line["tokens_per_second"] * each * 2 / 0.5e12)
+        assert line["gradient_norm"] > 0
+    assert {line["learning_rate"] > 0 for line in lines} == {True}
+    seconds = [line["seconds"] for line in lines]
+    assert seconds == sorted(seconds)
+
+
+def test_a_sample_changes_no_bit_of_training(make_config: Make, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"steps": 8, "validate_every": 2, "dropout": 0.2, "checkpoint_every": 3}
+    with_sample = make_config(**settings, sample_tokens=5)
+    one, other = (
+        train(config, tmp_path / name, progress=False)
+        for name, config in (("one", with_sample), ("other", make_config(**settings)))
+    )
+    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+    train_until(with_sample, tmp_path / "stopped", 5)
+    assert_same_run(resume(tmp_path / "stopped", progress=False), one)
+    samples = [line["sample"] for line in lines_of(one) if "sample" in line]
+    assert len(samples) == 4
+
+
+@pytest.mark.parametrize("sizes", [{}, {"positions": "learned", "context": 9, "span": SpanConfig(maximum=8)}])
+def test_a_sample_is_what_generate_writes(make_config: Make, sizes: dict[str, Any]) -> None:
+    config = make_config(vocab_size=20, sample_tokens=12, **sizes)
+    torch.manual_seed(0)
+    model = LanguageModel(config.model)
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.4)
+    model.constrain()
+    tokens = np.random.default_rng(0).integers(0, 20, 300)
+    before = torch.get_rng_state()
+    text = sample_text(model.train(), config, IdsVocab(20), tokens)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.training
+    session = TorchSession(model.eval(), IdsVocab(20), config.evaluation, identity="x")
+    pieces = generate(
+        session, tokens[:64], max_tokens=12, sampler=Sampler(top_k=40), seed=config.seed, text=False
+    )
+    drawn = [piece.token for piece in pieces]
+    assert len(drawn) == len(text.split()) == 12
+    assert [int(word) for word in text.split()] == drawn
+
+
+def test_the_peak_of_a_gpu_is_looked_up_by_its_name() -> None:
+    assert peak_of("NVIDIA H100 80GB HBM3", halves=True) == 989.4
+    assert peak_of("NVIDIA H100 80GB HBM3", halves=False) == 66.9
+    assert peak_of("NVIDIA H100 PCIe", halves=True) == 756.5
+    assert peak_of("NVIDIA A100-SXM4-40GB", halves=True) == 312.0
+    assert peak_of("NVIDIA L40S", halves=True) == 362.1
+    assert peak_of("NVIDIA L4", halves=True) == 121.0
+    assert peak_of("NVIDIA A1000 Laptop GPU", halves=True) is None
+    assert peak_of("Tesla T40", halves=True) is None
+
+
+def test_the_peak_of_a_cpu_is_measured_or_given(make_config: Make) -> None:
+    alone = Ranks()
+    assert peak_multiply_adds(make_config(peak_tflops=3.0), Ranks(count=2)) == 3e12
+    before = torch.get_rng_state()
+    measured = peak_multiply_adds(make_config(peak_tflops=None), alone)
+    assert measured is not None
+    assert 1e8 < measured < 1e15
+    assert torch.equal(torch.get_rng_state(), before)
+    spans = make_config(span=SpanConfig(maximum=8))
+    assert multiply_adds_per_token(spans, 0) is None
+
+
+def test_multiply_adds_are_those_of_the_matrix_products() -> None:
+    """Counted by PyTorch over a forward pass: the two differ in the products of distances alone."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from runtimes.contract.rule import MemoryRule
+
+    rule = MemoryRule(mem_len=24, segment=8)
+    model = LanguageModel(ModelConfig(layers=2, d_model=32, heads=2, head_dim=16, d_ff=64, vocab_size=50))
+    tokens = torch.zeros(3, 8, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        outputs, _ = model.layers(tokens, model.start(3, rule), torch.zeros(3, dtype=torch.int64), rule)
+        model.vocabulary.logits(model.last(outputs))
+    assert training_multiply_adds(model.config, rule, 3) == pytest.approx(
+        3 * counter.get_total_flops() / 2, rel=0.1
+    )

@@ -1,0 +1,1 @@
+"""What training tells people: lines on the terminal, metrics in the run, events elsewhere."""

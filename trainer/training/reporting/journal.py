@@ -1,0 +1,113 @@
+"""The record of a run: `metrics.jsonl`, and on request the same for TensorBoard and Weights & Biases."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+from runtimes.base.errors import needs
+from runtimes.base.files import atomic_file, read_bytes, writing
+from runtimes.base.records import to_json
+from trainer.run.checkpoint import METRICS
+from trainer.run.config import TrainConfig
+
+EVENTS = "tensorboard"  # folder in the run
+WANDB = "wandb"  # folder in the run, which the library fills
+PROJECT = "xl-export"  # of Weights & Biases, where WANDB_PROJECT names no other
+
+
+class Journal:
+    """Appends to the record of `run`.
+
+    step: the step of the checkpoint from which training continues. Lines of later steps are removed.
+    seconds: of training that the record had at that step.
+    """
+
+    def __init__(self, run: Path, config: TrainConfig, *, step: int) -> None:
+        self.path = run / METRICS
+        self.seconds = _trim(self.path, step)
+        self.events = _summary_writer()(run / EVENTS, purge_step=step + 1) if config.tensorboard else None
+        self.wandb = _wandb_run(run, config) if config.wandb else None
+
+    def write(self, step: int, **facts: Any) -> None:
+        """Appends one line with these facts, which are sent to the others too."""
+        with writing(self.path), open(self.path, "a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"step": step, **facts}) + "\n")
+        if self.events is not None:
+            for name, value in facts.items():
+                if isinstance(value, str):
+                    self.events.add_text(name, f"```\n{value}\n```", step)
+                elif value is not None:
+                    self.events.add_scalar(name, value, step)
+        if self.wandb is not None:
+            self.wandb.log({name: value for name, value in facts.items() if value is not None}, step=step)
+
+    def close(self) -> None:
+        """Writes the last events."""
+        if self.events is not None:
+            self.events.close()
+        if self.wandb is not None:
+            self.wandb.finish()
+
+
+def check_packages(config: TrainConfig) -> None:
+    """Raises MissingPackageError if TensorBoard or Weights & Biases is wanted and not installed."""
+    if config.tensorboard:
+        _summary_writer()
+    if config.wandb:
+        _wandb()
+
+
+def _summary_writer() -> Any:
+    with needs("tensorboard", "tensorboard"):
+        from torch.utils.tensorboard import SummaryWriter
+    return SummaryWriter
+
+
+def _wandb() -> Any:
+    with needs("wandb", "wandb"):
+        import wandb
+    return wandb
+
+
+def _wandb_run(run: Path, config: TrainConfig) -> Any:
+    """A run of Weights & Biases; the same one again where a training is resumed.
+
+    Its identity is kept in the run's folder. The mode (WANDB_MODE) and the account are the library's own
+    settings.
+    """
+    identity = run / WANDB / "id"
+    if not identity.is_file():
+        identity.parent.mkdir(exist_ok=True)
+        with atomic_file(identity) as temporary:
+            temporary.write_text(uuid.uuid4().hex, encoding="utf-8")
+    return _wandb().init(
+        project=os.environ.get("WANDB_PROJECT") or PROJECT,
+        name=run.resolve().name,
+        id=read_bytes(identity).decode("utf-8", errors="replace").strip(),
+        dir=str(run),
+        config=to_json(config),
+        resume="allow",
+    )
+
+
+def _trim(path: Path, step: int) -> float:
+    """Removes the lines that were written after the checkpoint, and a line that a kill cut short.
+
+    Returns the seconds of training that the last line with such a number tells.
+    """
+    kept, seconds = [], 0.0
+    for line in read_bytes(path).decode("utf-8", errors="replace").splitlines() if path.is_file() else []:
+        try:
+            facts = json.loads(line)
+            if facts["step"] <= step:
+                kept.append(line + "\n")
+                seconds = float(facts.get("seconds", seconds))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+    with atomic_file(path) as temporary:
+        temporary.write_text("".join(kept), encoding="utf-8")
+    return seconds

@@ -1,0 +1,136 @@
+"""What a training says while it goes on: on the terminal and in the record of the run."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+from runtimes.base.terminal import printable
+from trainer.data.source import Source
+from trainer.model.model import count_parameters
+from trainer.training.reporting.journal import Journal
+from trainer.training.reporting.pace import Pace
+from trainer.training.reporting.utilisation import multiply_adds_per_token, peak_multiply_adds
+from trainer.training.state import Step, Training
+
+BAR_EVERY = 0.5  # seconds between two losses on the progress bar
+LINE_EVERY = 10.0  # seconds between two lines where there is no terminal to draw a bar on
+
+
+class Report:
+    """The report of one process. Only the first one writes the record, and only with `progress` it prints.
+
+    On a terminal the losses stand beside a progress bar. Elsewhere, as in the file of a job, every loss is a
+    line of its own, at most one in 10 seconds. It is a context manager. pace: the speed of training.
+    """
+
+    def __init__(self, training: Training, run: Path, source: Source, *, progress: bool) -> None:
+        self.training, self.config, self.progress = training, training.config, progress
+        on_terminal = sys.stderr.isatty()
+        if progress and not training.finished:
+            print(
+                f"training on {source.name}: {source.tokens.size:,} tokens, vocabulary "
+                f"{source.vocab.size:,}, {count_parameters(self.config.model):,} parameters, "
+                f"{training.ranks.device}",
+                flush=not on_terminal,
+            )
+        first = training.ranks.is_first
+        self.journal = Journal(run, self.config, step=training.step) if first else None
+        busy = first and not training.finished
+        self.peak = peak_multiply_adds(self.config, training.ranks) if busy else None
+        self.lines = progress and not on_terminal
+        self.bar = tqdm(
+            total=self.config.steps,
+            initial=training.step,
+            unit="step",
+            disable=not progress or not on_terminal,
+            dynamic_ncols=True,
+        )
+        self.pace, self._began, self._shown = Pace(), time.monotonic(), -math.inf
+        self._first_step = training.step
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.close()
+        if self.journal:
+            self.journal.close()
+
+    def say(self, line: str) -> None:
+        """Prints a line on standard output, above the progress bar."""
+        if self.progress:
+            self.bar.write(line)
+            if self.lines:
+                sys.stdout.flush()
+
+    def step(self, result: Step, *, logs: bool) -> None:
+        """Counts a step and shows it where it is time to. logs: whether it belongs to the record.
+
+        To read a loss waits for the device, so it is read only where it is shown.
+        """
+        self.pace.add(result.tokens)
+        last = result.number == self.config.steps
+        now = time.monotonic()
+        waited = now - self._shown
+        if self.bar.disable is False and (waited >= BAR_EVERY or last):
+            self._shown = now
+            # Without `refresh=False` tqdm would draw the bar at every step instead of ten times a second.
+            self.bar.set_postfix_str(self._facts(result, self.pace.tokens_per_second), refresh=False)
+        self.bar.update()
+        if logs and self.journal:
+            speed = self.pace.report()
+            if self.lines and (waited >= LINE_EVERY or last):
+                self._shown = now
+                self.say(f"step {result.number:,} of {self.config.steps:,}: {self._facts(result, speed)}")
+            loss = float(result.nats)
+            self.journal.write(
+                result.number,
+                loss_nats=loss,
+                bits_per_token=loss / math.log(2),
+                learning_rate=result.learning_rate,
+                gradient_norm=float(result.gradient_norm),
+                tokens_per_second=speed,
+                mfu=self._mfu(result.number, speed),
+                seconds=self._seconds(),
+            )
+
+    def validation(self, facts: dict[str, Any], line: str) -> None:
+        """Records the facts of a validation; prints the line, and the text `sample` of the facts."""
+        sample = facts.get("sample")
+        self.say(line if sample is None else f"{line}\n  sample: {printable(sample)}")
+        if self.journal:
+            self.journal.write(self.training.step, **facts, seconds=self._seconds())
+
+    def _facts(self, result: Step, speed: float) -> str:
+        mfu = self._mfu(result.number, speed)
+        left = (self.config.steps - result.number) * (time.monotonic() - self._began)
+        left /= max(1, result.number - self._first_step)
+        return (
+            f"{float(result.nats) / math.log(2):.3f} bits/token, lr {result.learning_rate:.3g}, gradient "
+            f"{float(result.gradient_norm):.3g}, {speed:,.0f} tokens/s"
+            + ("" if mfu is None else f", MFU {mfu:.0%}")
+            + (f", {_duration(left)} left" if self.lines else "")
+        )
+
+    def _mfu(self, number: int, speed: float) -> float | None:
+        each = multiply_adds_per_token(self.config, number - 1)
+        return None if each is None or self.peak is None else speed * each / self.peak
+
+    def _seconds(self) -> float:
+        assert self.journal
+        return round(self.journal.seconds + time.monotonic() - self._began, 3)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"

@@ -1,0 +1,58 @@
+"""A sample of text by the present weights, which shows what a score does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from runtimes.base.errors import MissingPackageError
+from runtimes.contract.vocabulary import Vocab
+from runtimes.tasks.sample import Sampler
+from trainer.model.model import LanguageModel
+from trainer.model.projected import ProjectedModel
+from trainer.run.config import TrainConfig
+from trainer.training.shard import gathered
+
+PROMPT = 64  # tokens of the held-out text that are continued
+SAMPLER = Sampler(top_k=40)  # as in Dai et al. 2019, Appendix E
+
+
+def sample_text(model: LanguageModel, config: TrainConfig, vocab: Vocab, held_out: np.ndarray) -> str:
+    """How the model continues the beginning of the held-out text, by `config.sample_tokens` tokens.
+
+    The same seed is used each time, and no random state of training changes. Tokens without a text, or whose
+    library is not installed, are written as ids. Collective: every process computes the same text.
+    """
+    prompt = np.asarray(held_out[:PROMPT], np.int64)
+    was_training = model.training
+    model.eval()
+    with gathered(model):
+        tokens = _continued(model, config, prompt)
+    model.train(was_training)
+    try:
+        decoder = vocab.decoder()
+    except MissingPackageError:
+        return " ".join(map(str, tokens))
+    for token in prompt.tolist():  # so that a word after the prompt begins with a blank
+        decoder(token)
+    return "".join(map(decoder, tokens))
+
+
+def _continued(model: LanguageModel, config: TrainConfig, prompt: np.ndarray) -> list[int]:
+    """The ids that the model draws after a prompt [N], fed in segments and then one by one."""
+    rule, device = config.evaluation, model.vocabulary.table["0"].device
+    projected, rng = ProjectedModel(model, rule, around=gathered), np.random.default_rng(config.seed)
+    shape = (1, config.model.heads, rule.mem_len, config.model.head_dim)
+    memory = [torch.zeros(shape, device=device) for _ in range(2 * config.model.layers)]
+    pieces = [prompt[at : at + rule.segment] for at in range(0, len(prompt), rule.segment)]
+    tokens: list[int] = []
+    position = 0
+    while len(tokens) < config.sample_tokens:
+        piece = torch.from_numpy(pieces.pop(0) if pieces else np.array(tokens[-1:])).to(device)[None]
+        hidden, memory = projected.step(piece, memory, torch.tensor([position], device=device))
+        position += piece.shape[1]
+        if not pieces:
+            with torch.inference_mode():
+                logits = model.vocabulary.logits(hidden[:, -1])[0].float().cpu().numpy()
+            tokens.append(SAMPLER(logits, rng))
+    return tokens
