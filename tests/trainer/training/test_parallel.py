@@ -270,7 +270,10 @@ def sharded_run(make_config: Make, folder: Path, **recipe: Any) -> None:
     }
     recipe |= {"accumulate": 2, "schedule": "constant", "validate_every": 3, "checkpoint_every": 3}
     recipe |= {"averaging": Averaging(start_step=1), "validate_tokens": 90, "clip": 0.05}
-    configs = [make_config(steps=steps, batch=8, parallel="fsdp", sample_tokens=3, **recipe, **sizes) for steps in (3, 9)]
+    configs = [
+        make_config(steps=steps, batch=8, parallel="fsdp", sample_tokens=3, **recipe, **sizes)
+        for steps in (3, 9)
+    ]
     train(configs[0], folder / "shared", progress=False)
     longer(folder / "shared", 7)
     script = folder / "sharded.py"
