@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -66,12 +68,25 @@ def test_training_and_validation_against_numbers_made_by_hand() -> None:
     assert validation_share(config, 30) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", [name for name in built_in() if TrainConfig.load(name).corpus])
-def test_validations_of_a_published_recipe_are_less_than_a_fiftieth_of_its_training(name: str) -> None:
+def share(name: str, **changes: object) -> float:
     config = TrainConfig.load(name)
     held_out, vocab_size = HELD_OUT[config.corpus]
     model = dataclasses.replace(config.model, vocab_size=vocab_size)
-    assert validation_share(dataclasses.replace(config, model=model), held_out) < 0.02
+    return validation_share(dataclasses.replace(config, model=model, **changes), held_out)
+
+
+@pytest.mark.parametrize("name", [name for name in built_in() if TrainConfig.load(name).corpus])
+def test_validations_of_a_published_recipe_are_less_than_a_fiftieth_of_its_training(name: str) -> None:
+    assert share(name) < 0.02
+
+
+def test_the_shares_in_the_guide_are_those_of_the_formula() -> None:
+    page = (Path(arithmetic.__file__).parents[1] / "docs/guides/training.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([^`]+)`[^|]*\| ([0-9.]+) % \| ([0-9.]+) % \|$", page, re.MULTILINE)
+    assert len(rows) == 10
+    for name, capped, whole in rows:
+        assert 100 * share(name) == pytest.approx(float(capped), abs=0.006), name
+        assert 100 * share(name, validate_tokens=None) == pytest.approx(float(whole), abs=0.006), name
 
 
 def test_query_blocks_cover_the_window_once(monkeypatch):
