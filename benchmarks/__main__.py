@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from benchmarks.cases.registry import CASES, OLD_NAMES, Case, find_case, refuse_unsuitable_options
-from benchmarks.compare import compare, find_results
+from benchmarks.compare import compare, find_results, read_results
 from benchmarks.configs import checked_minutes, checked_repeats, checked_threads, load_config, parse_lengths
 from benchmarks.machine import history_folder
 from benchmarks.output import check_csv, write_csv
@@ -81,10 +81,35 @@ def list_command() -> None:
 @click.option(
     "--minutes",
     type=float,
-    help="architectures: CPU minutes for each model, of all threads together; 3 by default.",
+    help="architectures, recipes: CPU minutes for each model, of all threads together; 3 by default.",
 )
-@click.option("--out", type=FILE, help="architectures: the folder for the runs.")
-@click.option("--only", "names", multiple=True, help="architectures: train this model only; may be repeated.")
+@click.option(
+    "--corpora",
+    type=FILE,
+    help="recipes: the folder with enwik8, text8 and Penn Treebank, or pieces of them.",
+)
+@click.option("--out", type=FILE, help="recipes: the folder for datasets and runs.")
+@click.option(
+    "--text",
+    type=FILE,
+    help="architectures: the text to train on, plain or compressed with gzip; the built-in one by default.",
+)
+@click.option("--seeds", type=click.IntRange(1, 100), help="architectures: runs of each model; 2 by default.")
+@click.option(
+    "--reference",
+    "references",
+    multiple=True,
+    type=FILE,
+    help="architectures: a folder with the public code of Transformer-XL or adaptive-span, which is trained "
+    "too; may be repeated.",
+)
+@click.option(
+    "--only",
+    "--rows",
+    "names",
+    multiple=True,
+    help="architectures, recipes: train this one only; may be repeated.",
+)
 @click.option(
     "--history",
     type=FILE,
@@ -197,7 +222,7 @@ def _checked(name: str, value: Any) -> Any:
         "repeats": lambda repeats: checked_repeats(repeats, 1),
         "minutes": checked_minutes,
         "attention_lengths": parse_lengths,
-        "names": lambda names: import_module("benchmarks.cases.architectures").chosen(names),
+        "names": lambda names: import_module("benchmarks.cases.learning.architectures").chosen(names),
     }
     return checks[name](value) if name in checks else value
 
@@ -249,6 +274,10 @@ def _measure(
     result = begin(
         case.name, config, threads=threads, file=history, engine=case.engine, precision=case.precision
     )
+    if case.resumable:
+        earlier = read_results(result.file) if result.file.is_file() else []
+        options["before"] = [row for document in earlier for row in document["rows"]]
+        options["keep"] = lambda row: result.finish([row.to_json()])
     rows = module.run(
         *([config] if takes_config else []),
         threads=threads,
@@ -259,7 +288,7 @@ def _measure(
     title = result.title + (", fused operator" if options.get("operators") == "fused" else "")
     for line in (title, *result.machine_lines, "", *module.table(rows, result.limits, **claims), ""):
         click.echo(line)
-    document = result.finish([row.to_json() for row in rows])
+    document = (result.document if case.resumable else result.finish)([row.to_json() for row in rows])
     click.echo(f"appended to {result.file}")
     if plot_to:
         from benchmarks.plot import plot

@@ -74,7 +74,13 @@ class Result:
 
     def finish(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Appends the result with its rows to the history file, and returns it as it was written."""
-        document = {
+        document = self.document(rows)
+        append(self.file, document)
+        return document
+
+    def document(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """The result with its rows, as a line of a history file."""
+        return {
             "case": self.case,
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "config": self.config.name,
@@ -89,8 +95,6 @@ class Result:
             "versions": self.versions,
             "commit": commit(),
         }
-        append(self.file, document)
-        return document
 
 
 def begin(

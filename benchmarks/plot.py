@@ -1,7 +1,8 @@
-"""Draws the results of the cases sliding-window, decode and latency."""
+"""Draws the results of the cases sliding-window, decode, latency and recipes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from xl_export.figures.canvas import check_picture, new_figure, plain_axes, save
 
 if TYPE_CHECKING:
     from benchmarks.cases.latency import Row as LatencyRow
+    from benchmarks.cases.learning.recipes import Row as RecipeRow
     from benchmarks.cases.sliding_window import Row
     from benchmarks.steps import Row as StepRow
 
@@ -33,6 +35,7 @@ def plot(path: Path, case: str, rows: Sequence[Any], *, title: str) -> None:
         "sliding-window": _sliding_window,
         "decode": _decode,
         "latency": _latency,
+        "recipes": _recipes,
     }
     draw[case](figure, rows)
     for axes in figure.axes:
@@ -86,6 +89,26 @@ def _latency(figure: Any, rows: Sequence[LatencyRow]) -> None:
     axes.set_ylim(0, top)
     outside = f" (slower ones outside the picture: {beyond})" if beyond else ""
     axes.set_title(f"Time of each of {len(rows[0].milliseconds):,} consecutive tokens{outside}", fontsize=10)
+
+
+def _recipes(figure: Any, rows: Sequence[RecipeRow]) -> None:
+    """Training loss and validation of each recipe against the tokens that it was trained on."""
+    for axes, row in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows, strict=True):
+        for label, colour, style, curve in (
+            ("training", ARITHMETIC, "-", row.curve),
+            ("validation", SEGMENT, "o-", row.validation),
+        ):
+            tokens = [step * row.step_tokens / 1e6 for step, _ in curve]
+            axes.plot(tokens, [bits for _, bits in curve], style, ms=3, lw=1, color=colour, label=label)
+        published = math.log2(row.published) if row.unit == "word" else row.published
+        axes.axhline(
+            published, color=PAPER, ls="--", lw=1, label=f"the paper, its size and data: {row.published:g}"
+        )
+        top = sorted(bits for _, bits in row.curve)[int(0.97 * len(row.curve))]
+        axes.set_ylim(min(published, *(bits for _, bits in row.curve)) - 0.1, top + 0.2)
+        axes.set_xlabel("million training tokens")
+        axes.set_ylabel(f"bits per {row.unit}")
+        axes.set_title(f"{row.name} ({row.parameters / 1e6:.1f}M parameters)", fontsize=10)
 
 
 def _draw_latency(axes: Any, rows: Sequence[Row]) -> None:

@@ -18,8 +18,9 @@ class Case:
     summary: one line about it. keys: the fields of a row that tell it from other rows. takes: the options of
     `run` besides threads. claims: the fields of a `BenchmarkConfig` that `table` judges, at the sizes of that
     configuration only. plots: whether `benchmarks.plot` can draw it. may_skip: whether the module has
-    `unavailable`, which says why this machine cannot measure the case. engine: the package that computes.
-    precision: of the weights and the arithmetic, for the history.
+    `unavailable`, which says why this machine cannot measure the case. resumable: each row is a result of its
+    own that is appended as soon as it is known, and a second call measures only what is missing. engine: the
+    package that computes. precision: of the weights and the arithmetic, for the history.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Case:
     claims: tuple[str, ...] = ()
     plots: bool = False
     may_skip: bool = False
+    resumable: bool = False
     engine: str = "onnxruntime"
     precision: str = "fp32"
     folder: str = ""
@@ -142,16 +144,29 @@ CASES = {
         ),
         Case(
             name="architectures",
-            summary="six small models trained for the same CPU time: bits per character",
-            keys=("name",),
-            takes=("minutes", "out", "names"),
+            folder="learning",
+            summary="six small models trained for the same CPU time: bits per byte",
+            keys=("name", "side", "seed", "budget_seconds"),
+            takes=("minutes", "text", "seeds", "references", "names"),
             engine="torch",
+            resumable=True,
+        ),
+        Case(
+            name="recipes",
+            folder="learning",
+            summary="published recipes, reduced or as they are, trained for a stated CPU time: their curves",
+            keys=("name", "budget_seconds"),
+            takes=("minutes", "corpora", "out", "names"),
+            plots=True,
+            engine="torch",
+            resumable=True,
         ),
     )
 }
 OLD_NAMES = {"kernel": "triton-kernel"}  # names that cases had before
 FLAGS = {
     "names": "only",
+    "references": "reference",
     "trained": "run",
 }  # options whose name on the command line is not that of the argument
 

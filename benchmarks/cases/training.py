@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arithmetic import step_multiply_adds
-from benchmarks.cases.architectures import check
+from benchmarks.cases.learning.architectures import check
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.measure import Limits, Timing, take_turns
 from runtimes.base.records import to_json

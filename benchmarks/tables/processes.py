@@ -1,11 +1,11 @@
-"""Tables of whole processes: opening and exporting a model, a training step, and the six small models."""
+"""Tables of whole processes: opening and exporting a model, and a training step."""
 
 from __future__ import annotations
 
 from benchmarks.tables.markdown import megabytes, number, table
 from benchmarks.tables.runs import History, sources
 
-LARGE, SMALL, ARCHITECTURES = "enwik8-large", "small", "six small models"
+LARGE, SMALL = "enwik8-large", "small"
 
 
 def load(history: History) -> list[str]:
@@ -75,32 +75,3 @@ def training(history: History) -> list[str]:
         for row in run.rows
     ]
     return table(header, rows, "At least: the multiply-adds at the measured rate.", sources(run))
-
-
-def architectures(history: History) -> list[str]:
-    """Bits per character of six small models after the same CPU time."""
-    run = history.newest("architectures", ARCHITECTURES)
-    near, far = sorted(run.rows[0]["exact"], key=int)
-    header = [
-        "model",
-        "parameters",
-        "steps",
-        "million tokens",
-        "CPU s",
-        f"exact {near}",
-        f"exact {far}",
-        f"stream {near}",
-        f"stream {far}",
-    ]
-    rows = [
-        [
-            row["name"] + ("" if row["mean_span"] is None else f" (mean span {row['mean_span']:.0f})"),
-            f"{row['parameters']:,}",
-            f"{row['steps']:,}",
-            f"{row['tokens'] / 1e6:.2f}",
-            f"{row['cpu_seconds']:.0f}",
-            *(f"{row[way][context]:.4f}" for way in ("exact", "stream") for context in (near, far)),
-        ]
-        for row in run.rows
-    ]
-    return table(header, rows, sources(run))

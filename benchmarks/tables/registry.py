@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.tables import headline, processes, steps
+from benchmarks.tables import architectures, headline, processes, recipes, steps
 from benchmarks.tables.markdown import number
 from benchmarks.tables.runs import History
 
@@ -21,7 +21,8 @@ TABLES: dict[str, Callable[[History], list[str]]] = {
     "load": processes.load,
     "export": processes.export,
     "training": processes.training,
-    "architectures": processes.architectures,
+    "architectures": architectures.architectures,
+    "recipes": recipes.recipes,
 }
 
 
@@ -35,18 +36,9 @@ def _ratios(history: History, operators: str) -> str:
     return f"{', '.join(ratios[:-1])} and {ratios[-1]}"
 
 
-def _stream(history: History, model: str, context: str) -> str:
-    (row,) = (
-        row for row in history.newest("architectures", processes.ARCHITECTURES).rows if row["name"] == model
-    )
-    return f"{row['stream'][context]:.2f}"
-
-
 FIGURES: dict[str, Callable[[History], str]] = {
     "token-fixed-memory": lambda history: _token(history, 0),
     "token-growing-cache": lambda history: _token(history, 1),
     "table-9-fused": lambda history: _ratios(history, "fused"),
     "table-9-standard": lambda history: _ratios(history, "standard"),
-    "stream-transformer-xl": lambda history: _stream(history, "Transformer-XL", "64"),
-    "stream-all-attention": lambda history: _stream(history, "all-attention", "64"),
 }

@@ -1,25 +1,33 @@
-"""Six small models for the same CPU time: nearly equal sizes, both scores, no result where one is wrong."""
+"""Six small models for the same CPU time: nearly equal sizes, all scores, no result where one is wrong."""
 
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from benchmarks.__main__ import main
-from benchmarks.cases import architectures
-from benchmarks.cases.architectures import MODELS, affordable, check, chosen, recipe
+from benchmarks.cases.learning import architectures
+from benchmarks.cases.learning.architectures import MODELS, affordable, check, chosen, recipe
+from benchmarks.measure import Limits
+from benchmarks.tables.architectures import lines
 from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.contract.rule import MemoryRule
+from runtimes.tasks.evaluate import evaluate
 from trainer.data.source import load_source, with_vocab_size
 from trainer.model.attention import relative_attention
 from trainer.model.config import ModelConfig
 from trainer.model.model import count_parameters
 from trainer.run.config import TrainConfig
 from trainer.run.optimizer_config import OptimizerConfig
+from trainer.run.session import TorchSession
 from trainer.training.state import Training
 
 TERMS = [
@@ -33,8 +41,8 @@ TERMS = [
 
 def test_the_models_have_nearly_equal_numbers_of_parameters() -> None:
     counts = [
-        count_parameters(dataclasses.replace(ModelConfig(**sizes), vocab_size=100))
-        for sizes, _ in MODELS.values()
+        count_parameters(dataclasses.replace(ModelConfig(**sizes), vocab_size=256))
+        for sizes, _, _ in MODELS.values()
     ]
     assert max(counts) / min(counts) < 1.02
 
@@ -103,61 +111,131 @@ def test_the_budget_decides_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert affordable(recipe("without recurrence", threads=1), 60.0) == 30 * architectures.TIMED
 
 
-def test_the_command_prints_both_scores_and_keeps_the_history(
-    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "text.txt").write_text(text[:60_000], encoding="utf-8")
-    whole = architectures.recipe
-    monkeypatch.setattr(
-        architectures,
-        "recipe",
-        lambda *a, **k: dataclasses.replace(whole(*a, **k), text=str(tmp_path / "text.txt")),
-    )
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps for each model, few positions, and no measurement of the machine."""
+    measured = Limits(read_bytes=1e9, multiply_adds=1e9)
     monkeypatch.setattr(architectures, "affordable", lambda config, seconds: 2)
     monkeypatch.setattr(architectures, "POSITIONS", 20)
     monkeypatch.setattr("benchmarks.history.measure_limits", lambda threads: measured)
-    from benchmarks.measure import Limits
 
-    measured = Limits(read_bytes=1e9, multiply_adds=1e9)
-    names = ["vanilla (sinusoids, no recurrence)", "all-attention, adaptive span"]
-    only = [part for name in names for part in ("--only", name)]
-    arguments = [
-        "run",
-        "architectures",
-        "--out",
-        str(tmp_path / "runs"),
-        "--history",
-        str(tmp_path / "h.jsonl"),
-        "--threads",
-        "1",
+
+def public_code(folder: Path) -> Path:
+    """A stand-in for a checkout of adaptive-span, with what the adapter asks of it: it sees the last byte."""
+    folder.mkdir()
+    (folder / "adaptive_span.py").touch()
+    (folder / "models.py").write_text(
+        """
+import torch
+from torch import nn
+
+class Attention(nn.Module):
+    def get_cache_size(self):
+        return 3
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn = nn.Module()
+        self.attn.attn = Attention()
+
+class TransformerSeq(nn.Module):
+    def __init__(self, vocab_size, hidden_size, attn_span, pers_mem_params, **options):
+        super().__init__()
+        assert (attn_span, pers_mem_params) == (64, {"pers_mem_size": 532})
+        self.layers = nn.ModuleList([Layer()])
+        self.table = nn.Embedding(vocab_size, vocab_size)
+
+    def forward(self, tokens, memory, target):
+        (cache,) = memory
+        assert cache.shape == (len(tokens), 3, 128) and (cache == cache.flatten()[0]).all()
+        return self.table(tokens).log_softmax(-1), [cache + 1], None
+"""
+    )
+    return folder
+
+
+def test_each_row_is_kept_when_it_is_known_and_measured_once(tmp_path: Path, text: str, quick: None) -> None:
+    """The second call trains only the seed that is missing, with as many steps as the first seed."""
+    content = text[:20_000].encode()
+    with gzip.open(tmp_path / "text.gz", "wb") as stream:
+        stream.write(content)
+    reference = public_code(tmp_path / "adaptive-span")
+    arguments = ["run", "architectures", "--text", tmp_path / "text.gz", "--reference", reference]
+    arguments += ["--only", "all-attention", "--history", tmp_path / "h.jsonl", "--threads", "1", "--json"]
+
+    def call(seeds: int) -> tuple[list[dict[str, Any]], Result]:
+        done = CliRunner().invoke(main, [*map(str, arguments), "--seeds", str(seeds)], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()], done
+
+    first, _ = call(1)
+    both, done = call(2)
+    assert both[:2] == first
+    rows = [row for document in both for row in document["rows"]]
+    assert [(row["side"], row["seed"]) for row in rows] == [
+        (side, seed) for seed in (0, 1) for side in ("xl-export", "adaptive-span")
     ]
-    done = CliRunner().invoke(main, [*arguments, *only, "--json"], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    document = json.loads((tmp_path / "h.jsonl").read_text())
-    assert json.loads(done.stdout.splitlines()[-1]) == document
-    assert [row["name"] for row in document["rows"]] == names
-    for row in document["rows"]:
+    assert json.loads(done.stdout.splitlines()[-1])["rows"] == rows
+    facts = {"name": "text", "num_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    for row in rows:
+        assert row["text"] == facts
         assert row["steps"] == 2
         assert row["tokens"] == 2 * 16 * 64
-        assert row["budget_seconds"] == 180
-        assert TrainConfig.from_json(row["recipe"], where="history").steps == 2
-        assert set(row["exact"]) == set(row["stream"]) == {"64", "256"}
-        assert all(1 < bits < 9 for bits in (*row["exact"].values(), *row["stream"].values()))
-    assert document["engine"] == "torch"
-    assert document["rows"][0]["mean_span"] is None
-    assert document["rows"][1]["mean_span"] == pytest.approx(16, abs=1)
-    assert "| vanilla (sinusoids, no recurrence) |" in done.stdout
+        assert TrainConfig.from_json(row["recipe"], where="history").seed == row["seed"]
+        assert row["recipe"]["text"] is None
+        assert 1 < row["own"] < 12
+        assert len(row["curve"]) == 2
+        assert set(row["stream"]) == ({"64", "256"} if row["side"] == "xl-export" else set())
+    assert rows[1]["parameters"] == 256 * 256
+    assert "| all-attention |" in done.stdout
+
+
+def test_a_row_is_scored_as_it_was_trained_and_with_memory(tmp_path: Path, text: str, quick: None) -> None:
+    """Memory that training did not have changes the score, and both figures are those of `evaluate`."""
+    (tmp_path / "text").write_text(text[:60_000], encoding="utf-8")
+    (row,) = architectures.run(
+        minutes=1, threads=1, text=tmp_path / "text", seeds=1, names=["without recurrence"]
+    )
+    config = TrainConfig.from_json(row.recipe, where="row")
+    assert config.training.mem_len == 0
+    source = load_source(dataclasses.replace(config, text=str(tmp_path / "text")))
+    training = Training.start(config)
+    for _ in range(row.steps):
+        training.advance(source.tokens)
+    tokens = source.vocab.encode(source.files["test.txt"])
+    for rule, bits in (
+        (config.training, row.own),
+        (MemoryRule(mem_len=64, segment=64), row.stream["64"]),
+        (MemoryRule(mem_len=256, segment=64), row.stream["256"]),
+    ):
+        session = TorchSession(training.model.eval(), source.vocab, rule, identity="test")
+        assert evaluate(session, tokens, lanes=16).bits_per_token == pytest.approx(bits, abs=1e-6)
+    assert len({row.own, *row.stream.values()}) == 3
+
+
+def test_the_table_has_means_and_half_the_range() -> None:
+    row: dict[str, Any] = {"name": "a", "parameters": 7, "steps": 3, "tokens": 9, "cpu_seconds": 1.0}
+    row |= {"exact": {"64": 2.0, "256": 1.5}, "stream": {"256": 3.0, "64": 4.0}, "mean_span": None}
+    here = [row | {"side": "xl-export", "seed": seed, "own": own} for seed, own in ((0, 1.0), (1, 1.5))]
+    public = row | {"side": "adaptive-span", "seed": 0, "own": 1.25, "exact": {}, "stream": {}}
+    line = lines([here[0], public, here[1]])[2]
+    assert line == (
+        "| a | 7 | 3 | 0.00 | 1 | 2 | 1.2500 ± 0.2500 | 1.2500 | 4.0000 ± 0.0000 | 3.0000 ± 0.0000 "
+        "| 2.0000 ± 0.0000 | 1.5000 ± 0.0000 |"
+    )
 
 
 @pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan"), float("inf")])
-def test_an_impossible_budget_is_refused(minutes: float, tmp_path: Path) -> None:
+def test_an_impossible_budget_is_refused(minutes: float) -> None:
     with pytest.raises(ConfigError, match=r"minutes is .*; expected a positive number"):
-        architectures.run(tmp_path, minutes=minutes, threads=1)
+        architectures.run(minutes=minutes, threads=1)
 
 
 BAD = [
     (("--only", "nobody"), "nobody is not one of the models"),
     (("--minutes", "0"), "minutes is 0.0; expected a positive"),
+    (("--reference", "."), ". has no adaptive_span.py; give the folder of a checkout"),
 ]
 
 

@@ -204,7 +204,8 @@ def test_training_compares_with_the_naive_attention_first(
     assert [row["mem_len"] for row in document["rows"]] == [8, 0]
     assert document["rows"][1]["ratio"] == 1
     assert document["rows"][0]["multiply_adds"] > document["rows"][1]["multiply_adds"]
-    from benchmarks.cases import architectures, training
+    from benchmarks.cases import training
+    from benchmarks.cases.learning import architectures
 
     wrong = lambda *given, **options: architectures.naive_attention(*given, **options) * 1.001  # noqa: E731
     monkeypatch.setattr(architectures, "relative_attention", wrong)

@@ -262,11 +262,16 @@ class TrainConfig:
         )
 
     def with_steps(self, steps: int) -> TrainConfig:
-        """The same recipe with this number of steps, and a warm-up that is not longer."""
-        warmup = min(self.schedule.warmup_steps, steps)
-        return dataclasses.replace(
-            self, steps=steps, schedule=dataclasses.replace(self.schedule, warmup_steps=warmup)
+        """The same recipe with this number of steps.
+
+        The same share of them is for fine-tuning, and the warm-up is not longer.
+        """
+        schedule = dataclasses.replace(
+            self.schedule,
+            warmup_steps=min(self.schedule.warmup_steps, steps),
+            fine_tune_steps=self.schedule.fine_tune_steps * steps // self.steps,
         )
+        return dataclasses.replace(self, steps=steps, schedule=schedule)
 
     @classmethod
     def from_json(cls, data: Any, *, where: str) -> TrainConfig:

@@ -70,7 +70,8 @@ class ScheduleConfig:
     It rises linearly over `warmup_steps` to `optimizer.lr`, then follows `kind` and is never below `min_lr`.
     kind: `cosine` falls to min_lr at the last step; `constant` stays; `inverse-sqrt` falls as 1/√step;
     `plateau` is multiplied by plateau_decay when more than plateau_patience validations in a row were no
-    better than the best.
+    better than the best. fine_tune_steps: the last steps have a tenth of the rate that `kind` gives them (the
+    public code of Sukhbaatar et al.).
     """
 
     kind: Literal["cosine", "plateau", "constant", "inverse-sqrt"] = "cosine"
@@ -78,10 +79,12 @@ class ScheduleConfig:
     min_lr: float = 0.0
     plateau_patience: int = 0
     plateau_decay: float = 0.5
+    fine_tune_steps: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.warmup_steps <= 1 << 40:
-            raise ConfigError(f"schedule.warmup_steps is {self.warmup_steps}; expected 0 or more steps.")
+        for name in ("warmup_steps", "fine_tune_steps"):
+            if not 0 <= getattr(self, name) <= 1 << 40:
+                raise ConfigError(f"schedule.{name} is {getattr(self, name)}; expected 0 or more steps.")
         if self.min_lr < 0:
             raise ConfigError(f"schedule.min_lr is {self.min_lr}; expected 0 or more.")
         if not 0 < self.plateau_decay < 1:

@@ -39,6 +39,17 @@ def test_constant(make_config: Make) -> None:
     assert rates(make_config, warmup_steps=2, schedule="constant") == pytest.approx([0.2, *[0.4] * 11])
 
 
+def test_the_last_steps_fine_tune_at_a_tenth_of_the_rate(make_config: Make) -> None:
+    constant = rates(make_config, warmup_steps=0, schedule="constant", fine_tune_steps=3)
+    assert constant == pytest.approx([*[0.4] * 9, *[0.04] * 3])
+    cosine, plain = (rates(make_config, warmup_steps=0, min_lr=0.1, fine_tune_steps=n) for n in (3, 0))
+    assert cosine == pytest.approx([*plain[:9], *(rate / 10 for rate in plain[9:])])
+    longer = make_config(steps=12, warmup_steps=0, schedule="constant", fine_tune_steps=3).with_steps(40)
+    assert [learning_rate(longer, step) for step in (29, 30)] == pytest.approx(
+        [longer.optimizer.lr, longer.optimizer.lr / 10]
+    )
+
+
 def test_inverse_square_root_continues_the_warm_up(make_config: Make) -> None:
     by_step = rates(make_config, warmup_steps=3, schedule="inverse-sqrt", min_lr=0.21)
     assert by_step[:3] == pytest.approx([0.4 / 3, 0.8 / 3, 0.4])

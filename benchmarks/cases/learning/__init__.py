@@ -1,0 +1,1 @@
+"""Cases that train models and measure what they have learned."""

@@ -1,0 +1,368 @@
+"""Six small models of nearly equal size, trained for the same CPU time: does the order of the papers hold?
+
+Every model has 3 layers, D 128, segments of T = 64 bytes, and memory of 64 where it has recurrence. Text,
+batch, optimiser and schedule are the same. A model is trained for as many steps as its budget of CPU seconds
+allows, by the time of a few steps at the start. All seeds of a model take the same number of steps. CPU
+seconds are those of all threads together, of the steps alone.
+
+Each model is scored on the same held-out text. *Own*: segment by segment under the rule that it was trained
+with. *Stream* and *exact* give it contexts of c = T and c = 4 T tokens; none was trained with 4 T. Stream:
+segment by segment with memory of c tokens where positions are relative, also where training had none, and in
+segments of c tokens without memory where positions are absolute. Exact: every token is predicted from exactly
+the c tokens before it (`runtimes/tasks/context_losses.py`).
+
+A reference is the papers' public code (`benchmarks/references`), trained for as many steps on the same lanes
+with the same optimiser, and scored under the rule of its training.
+
+Learned tables, and those of Shaw et al., have a row for each distance of training; the last row serves all
+longer distances. One more row would never be trained, and most look-ups at 4 T would take it. Sinusoids of
+absolute positions count from the end of the segment, as in the public code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.configs import BenchmarkConfig, checked_minutes
+from benchmarks.measure import Limits
+from benchmarks.references.training import PROJECTS, code_folder, in_parts, train_reference
+from benchmarks.tables.architectures import HERE, lines
+from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.files import read_bytes
+from runtimes.base.records import to_json
+from runtimes.contract.rule import MemoryRule
+from runtimes.tasks.context_losses import context_losses, spread_positions
+from runtimes.tasks.evaluate import evaluate
+from trainer.data.source import Source, load_source, with_vocab_size
+from trainer.model.attention import relative_attention
+from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
+from trainer.model.model import LanguageModel, count_parameters
+from trainer.model.naive import naive_attention
+from trainer.run.checkpoint import TEST
+from trainer.run.config import TrainConfig
+from trainer.run.optimizer_config import OptimizerConfig, ScheduleConfig
+from trainer.run.session import TorchSession
+from trainer.training.state import Training
+
+PROTOCOL = 2  # changes with anything that changes figures, so that older rows are not mixed with new ones
+T, FACTOR = 64, 4  # the training length in tokens, and the factor of the longer context
+WARM_UP, TIMED, POSITIONS, LANES = 5, 20, 2000, 16
+RECURRENT = MemoryRule(mem_len=T, segment=T, mask="full")
+ALONE = MemoryRule(mem_len=0, segment=T, mask="full")
+BEFORE = MemoryRule(mem_len=T, segment=T, include_self=False, initial_memory="zeros")
+BASE: dict[str, Any] = {"layers": 3, "d_model": 128, "heads": 4, "head_dim": 32, "d_ff": 512}
+WIDER: dict[str, Any] = BASE | {"d_ff": 576}  # for as many parameters as W_kR has in the other models
+PERSISTENT: dict[str, Any] = BASE | {  # as its paper trains it; an output table of its own costs vectors
+    "d_ff": 0,
+    "sublayers": "all-attention",
+    "persistent": 532,
+    "positions": "learned",
+    "context": T + 1,
+    "vocabulary": VocabularyConfig(tie_weights=False, scale=False),
+    "initialization": "uniform-fan-in",
+}
+MODELS: dict[str, tuple[dict[str, Any], MemoryRule, str]] = {  # sizes, rule of training, reference
+    "Transformer-XL": (BASE, RECURRENT, "transformer-xl"),
+    "without recurrence": (BASE, ALONE, "transformer-xl"),
+    "Shaw positions": (
+        BASE | {"positions": "shaw", "context": RECURRENT.position_rows},
+        RECURRENT,
+        "transformer-xl",
+    ),
+    "vanilla (sinusoids, no recurrence)": (
+        WIDER | {"positions": "absolute", "context": FACTOR * T, "from_segment_end": True},
+        ALONE,
+        "transformer-xl",
+    ),
+    "all-attention": (PERSISTENT, BEFORE, "adaptive-span"),
+    "all-attention, adaptive span": (
+        PERSISTENT | {"span": SpanConfig(maximum=T, ramp=16, penalty=1e-5, initial=0.25)},
+        BEFORE,
+        "adaptive-span",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One trained model: a name, a side, a seed.
+
+    side: `xl-export`, or the name of the reference. tokens: of training, repetitions included.
+    budget_seconds: CPU time that was planned; cpu_seconds: that the steps took. own, exact, stream: bits per
+    byte, the latter two by context in tokens; empty for a reference. curve: the mean training loss in bits of
+    each 20th part of the steps. mean_span: in tokens, where spans are learned. text: its name, size and
+    SHA-256. recipe: the whole configuration of the run.
+    """
+
+    name: str
+    side: str
+    seed: int
+    parameters: int
+    steps: int
+    tokens: int
+    budget_seconds: float
+    cpu_seconds: float
+    own: float
+    exact: dict[str, float]
+    stream: dict[str, float]
+    curve: tuple[float, ...]
+    mean_span: float | None
+    text: dict[str, Any]
+    protocol: int
+    recipe: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A row that is wanted. reference: the folder of the public code; None for this project's own model."""
+
+    name: str
+    side: str
+    seed: int
+    reference: Path | None
+
+
+def recipe(name: str, *, threads: int, seed: int = 0) -> TrainConfig:
+    """The configuration of one of the models, whose number of steps is not decided yet."""
+    sizes, rule, _ = MODELS[name]
+    return TrainConfig(
+        model=ModelConfig(**sizes),
+        training=rule,
+        evaluation=rule,
+        vocab="byte",
+        batch=16,
+        seed=seed,
+        optimizer=OptimizerConfig(lr=2e-3),
+        schedule=ScheduleConfig(warmup_steps=50),
+        steps=1_000_000,
+        threads=threads,
+    )
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """The models of these names, and all where none is given; raises ConfigError for an unknown name."""
+    for name in names:
+        if name not in MODELS:
+            raise ConfigError(f"{name} is not one of the models; give one of {', '.join(MODELS)}.")
+    return [name for name in MODELS if not names or name in names]
+
+
+def run(
+    *,
+    minutes: float = 3.0,
+    threads: int,
+    text: Path | None = None,
+    seeds: int = 2,
+    references: Sequence[Path] = (),
+    names: Sequence[str] = (),
+    before: Sequence[dict[str, Any]] = (),
+    keep: Callable[[Row], object] = lambda row: None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Row]:
+    """A row for each model and seed, of this project and of each reference that is given.
+
+    before: rows of earlier calls; what they have is not trained again. keep: is called with each new row as
+    soon as it is known, so that a call that is stopped loses one model at most. The fast attention of every
+    model is compared with the naive one before the first is trained.
+    """
+    minutes, wanted = checked_minutes(minutes), chosen(names)
+    jobs = _jobs(wanted, seeds, _projects(references))
+    for name in wanted:
+        check(recipe(name, threads=threads))
+    with _plain_text(text) as (path, facts):
+        same: dict[str, Any] = {"budget_seconds": 60 * minutes, "text": facts, "protocol": PROTOCOL}
+        rows = [Row(**row) for row in before if all(row.get(name) == same[name] for name in same)]
+        for job in jobs:
+            if any((row.name, row.side, row.seed) == (job.name, job.side, job.seed) for row in rows):
+                continue
+            config = dataclasses.replace(recipe(job.name, threads=threads, seed=job.seed), text=path)
+            steps = next((row.steps for row in rows if row.name == job.name), None)
+            config = config.with_steps(steps or affordable(config, 60 * minutes))
+            progress(f"{job.name}, {job.side}, seed {job.seed}: {config.steps:,} steps")
+            source = load_source(config)
+            config = with_vocab_size(config, source.vocab)
+            figures = (_reference if job.reference else _here)(job, config, source)
+            stored = to_json(dataclasses.replace(config, text=None))  # no path of this machine
+            row = Row(
+                name=job.name,
+                side=job.side,
+                seed=job.seed,
+                steps=config.steps,
+                tokens=config.steps * config.batch * config.training.segment,
+                recipe=stored,
+                **same,
+                **figures,
+            )
+            keep(row)
+            rows.append(row)
+            progress(f"{job.name}, {job.side}, seed {job.seed}: {row.own:.4f} bits per byte as trained")
+    return [row for row in rows if row.name in wanted and row.seed < seeds]
+
+
+def _projects(folders: Sequence[Path]) -> dict[str, Path]:
+    """The folder with the code of each reference; raises ConfigError for a folder that holds none."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for project in PROJECTS:
+            try:
+                found[project] = code_folder(project, folder)
+                break
+            except ConfigError as error:
+                problem = error
+        else:
+            raise problem
+    return found
+
+
+def _jobs(names: Sequence[str], seeds: int, projects: dict[str, Path]) -> list[Job]:
+    """The rows in the order in which they are trained: a whole table of one seed first."""
+    jobs = []
+    for seed in range(seeds):
+        for name in names:
+            project = MODELS[name][2]
+            jobs.append(Job(name=name, side=HERE, seed=seed, reference=None))
+            if project in projects:
+                jobs.append(Job(name=name, side=project, seed=seed, reference=projects[project]))
+    return jobs
+
+
+@contextmanager
+def _plain_text(text: Path | None) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    """The path of a text that is not compressed, and its facts; the built-in text for None."""
+    if text is None:
+        yield None, {"name": "the built-in text", "num_bytes": None, "sha256": None}
+        return
+    content = read_bytes(text)
+    with tempfile.TemporaryDirectory() as temporary:
+        path = text
+        if text.suffix == ".gz":
+            content = gzip.decompress(content)
+            path = Path(temporary) / text.stem
+            path.write_bytes(content)
+        digest = hashlib.sha256(content).hexdigest()
+        yield str(path), {"name": path.name, "num_bytes": len(content), "sha256": digest}
+
+
+def check(config: TrainConfig) -> None:
+    """Raises ArtefactError where fast and naive attention of a model differ, over two segments in float64.
+
+    The weights are large and random, and the spans are shorter than the memory. With the weights that
+    training starts from, distance biases are 0 and span masks are 1, and an attention without them would
+    pass.
+    """
+    torch.manual_seed(0)
+    model = LanguageModel(dataclasses.replace(config.model, layers=1, vocab_size=50)).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    for span in model.spans():
+        torch.nn.init.uniform_(span.share, 0, 4 / span.span.maximum)
+    rule = dataclasses.replace(config.training, segment=8, mem_len=min(8, config.training.mem_len))
+    tokens = torch.randint(0, 50, (2, 16))
+    answers = []
+    for attention in (relative_attention, naive_attention):
+        memory, logits = model.start(2, rule), []
+        for at in (0, 8):
+            piece, memory = model(
+                tokens[:, at : at + 8], memory, torch.full((2,), at), rule, attention=attention
+            )
+            logits.append(piece)
+        answers.append(torch.cat(logits, dim=1))
+    worst = (answers[0] - answers[1]).abs().max().item()
+    if not worst <= 1e-9:
+        raise ArtefactError(
+            f"fast and naive attention differ by {worst:.3g}; nothing was trained, please report this."
+        )
+
+
+def affordable(config: TrainConfig, cpu_seconds: float) -> int:
+    """The number of steps that these CPU seconds allow, by the time of a few steps after a warm-up."""
+    source = load_source(config)
+    training = Training.start(with_vocab_size(config, source.vocab))
+    for _ in range(WARM_UP):
+        training.advance(source.tokens)
+    began = time.process_time()
+    for _ in range(TIMED):
+        training.advance(source.tokens)
+    return max(2, int(cpu_seconds * TIMED / max(time.process_time() - began, 1e-9)))
+
+
+def _here(job: Job, config: TrainConfig, source: Source) -> dict[str, Any]:
+    """The figures of this project's model after training and all scores."""
+    training = Training.start(config)
+    began = time.process_time()
+    losses = np.array([float(training.advance(source.tokens).nats) for _ in range(config.steps)])
+    seconds = time.process_time() - began
+    training.refuse_not_finite()
+    test = _test_tokens(source)
+    positions = spread_positions(len(test), count=min(POSITIONS, len(test) - FACTOR * T), longest=FACTOR * T)
+    model, exact, stream = training.model.eval(), {}, {}
+
+    def session(rule: MemoryRule) -> TorchSession:
+        return TorchSession(model, source.vocab, rule, identity=f"{job} {rule}")
+
+    for context in (T, FACTOR * T):
+        rule = dataclasses.replace(config.training, mem_len=context, mask="same-length")
+        if config.model.positions == "absolute":
+            rule = MemoryRule(mem_len=0, segment=context, mask="full")
+        nats = context_losses(session(rule), test, positions, context=context)
+        exact[str(context)] = float(nats.mean()) / math.log(2)
+        stream[str(context)] = evaluate(session(rule), test, lanes=LANES).bits_per_token
+    spans = [span.share.detach() * span.span.maximum for span in model.spans()]
+    return {
+        "parameters": count_parameters(config.model),
+        "cpu_seconds": seconds,
+        "own": evaluate(session(config.training), test, lanes=LANES).bits_per_token,
+        "exact": exact,
+        "stream": stream,
+        "curve": in_parts(losses),
+        "mean_span": float(torch.cat(spans).mean()) if spans else None,
+    }
+
+
+def _reference(job: Job, config: TrainConfig, source: Source) -> dict[str, Any]:
+    """The figures of the public code after as many steps."""
+    assert job.reference is not None
+    outcome = train_reference(
+        job.side, job.reference, config, source.tokens, _test_tokens(source), lanes=LANES
+    )
+    return to_json(outcome) | {"exact": {}, "stream": {}}
+
+
+def _test_tokens(source: Source) -> np.ndarray:
+    content = source.files[TEST]
+    assert isinstance(content, bytes)
+    return source.vocab.encode(content)
+
+
+def table(rows: Sequence[Row], limits: Limits | None = None) -> list[str]:
+    """The rows as lines of a markdown table."""
+    return lines([row.to_json() for row in rows])
+
+
+def described() -> BenchmarkConfig:
+    """The sizes that all models share, for the history."""
+    return BenchmarkConfig(
+        name="six small models",
+        model=ModelConfig(**BASE),
+        segment=T,
+        attention_lengths=(T, FACTOR * T),
+        repeats=1,
+        mem_len=T,
+        token_repeats=1,
+    )

@@ -1,0 +1,310 @@
+"""Published recipes trained for real, on whatever piece of their corpus is at hand, with their curves.
+
+The published sizes take GPUs for days. So each recipe stands here twice: as published, of which a CPU does a
+few steps, and reduced to a size of which a CPU does some thousands. What a reduced recipe changes is a list
+of assignments as `xl-export train --set` takes them. A recipe is trained for as many steps as its budget of
+CPU seconds allows, by the time of a few steps at the start. The run is a folder like any other: it can be
+resumed, which a second call of this case does, exported, and compared.
+
+A piece of enwik8 or text8 is cut 90/5/5 as the whole corpus is. It is not the published text, so neither are
+the scores comparable with published ones: the picture shows those as a line far away, not as a goal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.configs import BenchmarkConfig, checked_minutes
+from benchmarks.measure import Limits
+from benchmarks.tables.recipes import lines
+from runtimes.base.errors import ConfigError
+from runtimes.base.records import to_json
+from runtimes.tasks.evaluate import evaluate
+from trainer.data.dataset import open_dataset
+from trainer.data.prepare import prepare
+from trainer.data.source import load_source, with_vocab_size
+from trainer.model.config import ModelConfig
+from trainer.model.model import count_parameters
+from trainer.run.checkpoint import CONFIG, METRICS, load_run
+from trainer.run.config import TrainConfig
+from trainer.run.overrides import with_overrides
+from trainer.run.session import TorchSession
+from trainer.training.loop import resume, train
+from trainer.training.state import Training
+
+VALIDATIONS, VALIDATED = 20, 1 << 14  # validations of a run, and the held-out tokens that each one scores
+POINTS, LANES = 200, 8  # of the curve of the training loss, and rows of the last score
+TIMED_SHARE, TIMED = 0.05, 20  # of the budget and of steps: what timing takes at most, and at least one step
+SIZES = ("model.layers=4", "model.d_model=256", "model.heads=4", "model.head_dim=64")
+SHORT = (
+    "training.segment=128",
+    "training.mem_len=128",
+    "evaluation.segment=128",
+    "evaluation.mem_len=256",
+    "evaluation.clamp_len=null",
+    "batch=16",
+    "optimizer.lr=0.001",
+    "schedule.warmup_steps=100",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A published recipe, and what is changed of it.
+
+    base: the built-in configuration. pattern: the file in the folder with the corpora. published: the score
+    on the test part that the paper reports for the recipe as published, trained to the end: bits per symbol,
+    or the perplexity of words.
+    """
+
+    base: str
+    pattern: str
+    published: float
+    changes: tuple[str, ...] = ()
+
+
+BYTES = (*SIZES, "model.d_ff=1024", *SHORT)
+RECIPES = {
+    "enwik8-base, reduced": Recipe(base="enwik8-base", pattern="enwik8*", published=1.06, changes=BYTES),
+    "text8-large, reduced": Recipe(base="text8-large", pattern="text8*", published=1.08, changes=BYTES),
+    "all-attention-text8, reduced": Recipe(
+        base="all-attention-text8",
+        pattern="text8*",
+        published=1.11,
+        changes=(
+            *SIZES,
+            "model.persistent=512",
+            "model.attention_dropout=0",
+            "model.context=257",
+            "model.span.maximum=256",
+            "training.segment=128",
+            "training.mem_len=256",
+            "evaluation.segment=128",
+            "evaluation.mem_len=256",
+            "batch=16",
+            "accumulate=1",
+            "schedule.warmup_steps=500",
+        ),
+    ),
+    "ptb, reduced": Recipe(
+        base="ptb",
+        pattern="*ptb*",
+        published=54.52,
+        changes=(
+            "model.layers=4",
+            "model.dropout=0.2",
+            "model.embedding_dropout=0.2",
+            "optimizer.lr=0.001",
+            "schedule.warmup_steps=100",
+        ),
+    ),
+    "enwik8-base": Recipe(base="enwik8-base", pattern="enwik8*", published=1.06),
+    "text8-large": Recipe(base="text8-large", pattern="text8*", published=1.08),
+    "ptb": Recipe(base="ptb", pattern="*ptb*", published=54.52),
+}
+DEFAULT = ("enwik8-base, reduced", "text8-large, reduced", "ptb, reduced")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One trained recipe.
+
+    changes: assignments as `--set` takes them. unit: what a token is. curve: [step, training loss in bits]
+    and validation: [step, score of the held-out tokens in bits], ascending. test: bits per token of the whole
+    test part, with the weights that validated best. step_tokens: tokens of a step. corpus: the name and
+    SHA-256 of the file, whether it is the published one, and tokens of each part. cpu_seconds: of all
+    threads, with validations; null where an earlier process began the run.
+    """
+
+    name: str
+    base: str
+    changes: tuple[str, ...]
+    published: float
+    unit: str
+    parameters: int
+    steps: int
+    step_tokens: int
+    budget_seconds: float
+    cpu_seconds: float | None
+    curve: tuple[tuple[float, ...], ...]
+    validation: tuple[tuple[float, ...], ...]
+    test: float
+    corpus: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self)
+
+
+def run(
+    out: Path = Path("recipes"),
+    *,
+    minutes: float = 3.0,
+    threads: int,
+    corpora: Path | None = None,
+    names: Sequence[str] = (),
+    before: Sequence[dict[str, Any]] = (),
+    keep: Callable[[Row], object] = lambda row: None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Row]:
+    """A row for each recipe; datasets and runs are folders in `out`.
+
+    before: rows of earlier calls with the same budget are not trained again. keep: is called with each new
+    row as soon as it is known. A run that was stopped goes on from its last checkpoint.
+    """
+    minutes, wanted = checked_minutes(minutes), chosen(names)
+    rows = [
+        Row(**row) for row in before if row.get("budget_seconds") == 60 * minutes and row["name"] in RECIPES
+    ]
+    for name in wanted:
+        if name in {row.name for row in rows}:
+            continue
+        recipe = RECIPES[name]
+        source, data = _dataset(recipe, corpora, out, progress)
+        row = _trained(name, recipe, source, data, out, minutes, threads, progress)
+        keep(row)
+        rows.append(row)
+        progress(f"{name}: {row.test:.4f} bits per {row.unit} of the test part")
+    return [row for row in rows if row.name in wanted]
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """The recipes of these names, or three reduced ones; raises ConfigError for another name."""
+    for name in names:
+        if name not in RECIPES:
+            raise ConfigError(f"{name} is not one of the recipes; give one of {'; '.join(RECIPES)}.")
+    return [name for name in RECIPES if name in (names or DEFAULT)]
+
+
+def configuration(recipe: Recipe, data: Path | None, *, threads: int) -> TrainConfig:
+    """The recipe with its changes, whose number of steps is not decided yet."""
+    config = with_overrides(TrainConfig.load(recipe.base), recipe.changes)
+    return dataclasses.replace(config, data=None if data is None else str(data), threads=threads)
+
+
+def for_budget(config: TrainConfig, cpu_seconds: float) -> TrainConfig:
+    """The configuration with as many steps as these CPU seconds allow, and validations all along."""
+    steps = affordable(config, cpu_seconds)
+    return dataclasses.replace(
+        config.with_steps(steps),
+        log_every=max(1, steps // POINTS),
+        validate_every=max(1, steps // VALIDATIONS),
+        validate_tokens=VALIDATED,
+        checkpoint_every=max(1, steps // VALIDATIONS),
+    )
+
+
+def affordable(config: TrainConfig, cpu_seconds: float) -> int:
+    """The number of steps that these CPU seconds allow, by the time of a few steps after the first one."""
+    source = load_source(config)
+    training = Training.start(with_vocab_size(config, source.vocab))
+    training.advance(source.tokens)
+    began, done = time.process_time(), 0
+    while not done or (done < TIMED and time.process_time() - began < TIMED_SHARE * cpu_seconds):
+        training.advance(source.tokens)
+        done += 1
+    return max(2, int(cpu_seconds * done / max(time.process_time() - began, 1e-9)))
+
+
+def _dataset(
+    recipe: Recipe, corpora: Path | None, out: Path, progress: Callable[[str], None]
+) -> tuple[Path, Path]:
+    """The file of the corpus, and the dataset that was made of it, newly or by an earlier call."""
+    if corpora is None:
+        raise ConfigError("recipes needs the folder with pieces of the corpora; give --corpora FOLDER.")
+    files = sorted(corpora.glob(recipe.pattern))
+    if not files:
+        raise ConfigError(f"{corpora} has no file named {recipe.pattern}; give the folder with the corpora.")
+    corpus = TrainConfig.load(recipe.base).corpus
+    assert corpus is not None
+    data = out / "data" / corpus
+    if not data.is_dir():
+        progress(f"preparing {corpus} from {files[0].name}")
+        data.parent.mkdir(parents=True, exist_ok=True)
+        prepare(corpus, files[0], data, unverified=True, progress=False)
+    return files[0], data
+
+
+def _trained(
+    name: str,
+    recipe: Recipe,
+    source: Path,
+    data: Path,
+    out: Path,
+    minutes: float,
+    threads: int,
+    progress: Callable[[str], None],
+) -> Row:
+    folder = out / f"{name.replace(', ', '-')}-{minutes:g}"
+    began, goes_on = time.process_time(), (folder / CONFIG).is_file()
+    if goes_on:
+        progress(f"{name}: going on with {folder}")
+        resume(folder, progress=False)
+    else:
+        config = for_budget(configuration(recipe, data, threads=threads), 60 * minutes)
+        progress(f"{name}: {config.steps:,} steps")
+        began = time.process_time()
+        train(config, folder, progress=False)
+    seconds = time.process_time() - began
+    trained, dataset = load_run(folder), open_dataset(data)
+    config, rule = trained.config, trained.config.evaluation
+    session = TorchSession(trained.model.eval(), trained.vocab, rule, identity=trained.sha256)
+    torch.set_num_threads(threads)
+    (file_facts,) = dataset.facts.sources.values()
+    return Row(
+        name=name,
+        base=recipe.base,
+        changes=recipe.changes,
+        published=recipe.published,
+        unit={"byte": "byte", "char": "character"}.get(config.vocab, "word"),
+        parameters=count_parameters(config.model),
+        steps=config.steps,
+        step_tokens=config.batch * config.training.segment,
+        budget_seconds=60 * minutes,
+        cpu_seconds=None if goes_on else seconds,
+        curve=tuple(points(folder, "bits_per_token")),
+        validation=tuple(points(folder, "validation_bits_per_token")),
+        test=evaluate(session, dataset.test, lanes=LANES).bits_per_token,
+        corpus={
+            "name": source.name,
+            "sha256": file_facts.sha256,
+            "published": dataset.facts.published,
+            "tokens": dataset.facts.tokens,
+        },
+    )
+
+
+def points(folder: Path, key: str) -> Iterator[tuple[float, ...]]:
+    """The pairs of step and value of a run's record, in its order."""
+    for line in (folder / METRICS).read_text(encoding="utf-8").splitlines():
+        facts = json.loads(line)
+        if key in facts and math.isfinite(facts[key]):
+            yield (facts["step"], round(facts[key], 4))
+
+
+def table(rows: Sequence[Row], limits: Limits | None = None) -> list[str]:
+    """The rows as lines of a markdown table."""
+    return lines([row.to_json() for row in rows])
+
+
+def described() -> BenchmarkConfig:
+    """The sizes of the reduced recipes for bytes, for the history."""
+    config = configuration(RECIPES[DEFAULT[0]], None, threads=1)
+    model: ModelConfig = config.model
+    return BenchmarkConfig(
+        name="recipes",
+        model=model,
+        segment=config.training.segment,
+        attention_lengths=(),
+        repeats=1,
+        mem_len=config.training.mem_len,
+        token_repeats=1,
+    )

@@ -1,0 +1,150 @@
+"""Trains and scores a reference in a process of its own: `python -m benchmarks.references.training JOB OUT`.
+
+JOB is a JSON file with the project, its folder, and the configuration of the model that it is compared with.
+The lanes of the text, the optimiser, its schedule and the clipping of gradients are this project's own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from benchmarks.references import adaptive_span, transformer_xl
+from benchmarks.references.model import ReferenceModel, ReferenceSession
+from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.records import from_json, to_json
+from runtimes.tasks.evaluate import evaluate
+from trainer.run.config import TrainConfig
+from trainer.training.optimizer import make_optimizer, set_rate_and_clip
+from trainer.training.schedule import learning_rate
+
+Project = Literal["transformer-xl", "adaptive-span"]
+PROJECTS = {
+    "transformer-xl": (transformer_xl.MARKER, transformer_xl.TransformerXL),
+    "adaptive-span": (adaptive_span.MARKER, adaptive_span.AdaptiveSpan),
+}
+POINTS = 20  # of the curve of the training loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What training came to. curve: the mean training loss in bits of each 20th part of the steps.
+
+    own: bits per token of the test text under the rule of training. cpu_seconds: of all threads, for the
+    steps alone. mean_span: in tokens, where spans are learned.
+    """
+
+    parameters: int
+    cpu_seconds: float
+    own: float
+    curve: tuple[float, ...]
+    mean_span: float | None = None
+
+
+def code_folder(project: str, folder: Path) -> Path:
+    """The folder with the project's modules, in a checkout of it; raises ConfigError for any other folder."""
+    marker, _ = PROJECTS[project]
+    found = next((at for at in (folder, folder / "pytorch") if (at / marker).is_file()), None)
+    if found is None:
+        raise ConfigError(
+            f"{folder} has no {marker}; give the folder of a checkout of {project}, whose address is in "
+            "`benchmarks/references/__init__.py`."
+        )
+    return found.resolve()
+
+
+def train_reference(
+    project: str, folder: Path, config: TrainConfig, tokens: np.ndarray, test: np.ndarray, *, lanes: int
+) -> Outcome:
+    """The outcome of a new process, in which the public code trains on the lanes [B, N] and scores `test`.
+
+    Raises ArtefactError where the process fails.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        job, out = Path(temporary) / "job.json", Path(temporary) / "outcome.json"
+        np.save(Path(temporary) / "tokens.npy", tokens)
+        np.save(Path(temporary) / "test.npy", test)
+        facts = {"project": project, "folder": str(folder), "config": to_json(config), "lanes": lanes}
+        job.write_text(json.dumps(facts), encoding="utf-8")
+        command = [sys.executable, "-m", "benchmarks.references.training", str(job), str(out)]
+        done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+        if done.returncode or not out.is_file():
+            lines = done.stderr.strip().splitlines()
+            raise ArtefactError(
+                f"the public code of {project} failed ({lines[-1] if lines else done.returncode}); "
+                "run without it by leaving out the option that names its folder."
+            )
+        return from_json(Outcome, json.loads(out.read_text(encoding="utf-8")), where=str(out))
+
+
+def run_job(job: Path) -> Outcome:
+    """Trains and scores here, in this process."""
+    facts: dict[str, Any] = json.loads(job.read_text(encoding="utf-8"))
+    config = TrainConfig.from_json(facts["config"], where=str(job))
+    torch.set_num_threads(config.threads or torch.get_num_threads())
+    torch.manual_seed(config.seed)
+    _, make = PROJECTS[facts["project"]]
+    model = make(Path(facts["folder"]), config.model, config.training)
+    tokens, test = (np.load(job.parent / f"{name}.npy") for name in ("tokens", "test"))
+    curve, seconds = train_steps(model, config, tokens)
+    score = evaluate(ReferenceSession(model), test, lanes=facts["lanes"])  # type: ignore[arg-type]
+    return Outcome(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        cpu_seconds=seconds,
+        own=score.bits_per_token,
+        curve=curve,
+        mean_span=model.mean_span(),
+    )
+
+
+def train_steps(
+    model: ReferenceModel, config: TrainConfig, tokens_BN: np.ndarray
+) -> tuple[tuple[float, ...], float]:
+    """Trains the model for the steps of the configuration; returns the loss curve in bits, and CPU seconds.
+
+    A step reads the next segment of every lane. At the end of the lanes the streams start again with empty
+    memory.
+    """
+    optimizer, T = make_optimizer(config, model.train()), config.training.segment
+    memory, at, losses = model.empty(config.batch), 0, np.empty(config.steps)
+    began = time.process_time()
+    for step in range(config.steps):
+        if at + T >= tokens_BN.shape[1]:
+            memory, at = model.empty(config.batch), 0
+        piece = torch.from_numpy(tokens_BN[:, at : at + T + 1].astype(np.int64))
+        nats, memory = model.losses(piece[:, :-1].contiguous(), piece[:, 1:].contiguous(), memory)
+        optimizer.zero_grad()
+        objective: torch.Tensor = nats.mean() + model.penalty()
+        objective.backward()  # type: ignore[no-untyped-call]
+        set_rate_and_clip(optimizer, learning_rate(config, step), config.optimizer.clip)
+        optimizer.step()
+        model.constrain()
+        losses[step], at = nats.mean().item(), at + T
+    return in_parts(losses), time.process_time() - began
+
+
+def in_parts(losses: np.ndarray) -> tuple[float, ...]:
+    """The mean in bits of each of at most 20 parts of losses in nats."""
+    parts = np.array_split(losses, min(POINTS, len(losses)))
+    return tuple(round(float(part.mean()) / math.log(2), 4) for part in parts)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Writes the outcome of JOB to OUT."""
+    job, out = map(Path, arguments)
+    out.write_text(json.dumps(to_json(run_job(job))), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,112 @@
+"""Published recipes for a stated time: every reduced one is a recipe, and a stopped run goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.cases.learning import recipes
+from benchmarks.cases.learning.recipes import RECIPES, Recipe, Row, configuration, run
+from benchmarks.plot import plot
+from benchmarks.tables.recipes import lines
+from benchmarks.tables.recipes import recipes as table_of
+from benchmarks.tables.runs import History, Run
+from runtimes.base.errors import ConfigError
+from trainer.model.model import count_parameters
+from trainer.run.config import TrainConfig
+
+TINY = (
+    *("model.layers=1", "model.d_model=16", "model.heads=2", "model.head_dim=8", "model.d_ff=32"),
+    *("training.segment=16", "training.mem_len=16", "evaluation.segment=16", "evaluation.mem_len=16"),
+    *("evaluation.clamp_len=null", "batch=4"),
+)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_reduced_recipe_is_smaller_and_keeps_what_it_does_not_name(name: str) -> None:
+    recipe = RECIPES[name]
+    published, config = TrainConfig.load(recipe.base), configuration(recipe, None, threads=1)
+    sizes = [count_parameters(dataclasses.replace(c.model, vocab_size=10_000)) for c in (config, published)]
+    assert sizes[0] < sizes[1] if recipe.changes else sizes[0] == sizes[1]
+    kept = ("corpus", "vocab", "averaging")
+    assert [getattr(config, key) for key in kept] == [getattr(published, key) for key in kept]
+    assert config.optimizer.kind == published.optimizer.kind
+    assert config.model.sublayers == published.model.sublayers
+    assert config.model.vocabulary == published.model.vocabulary
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> dict[str, Any]:
+    """One recipe of a few steps on a piece of enwik8 that is no enwik8."""
+    (tmp_path / "corpora").mkdir()
+    (tmp_path / "corpora" / "enwik8.piece").write_bytes(text.encode()[:20_000])
+    monkeypatch.setattr(
+        recipes,
+        "RECIPES",
+        {"tiny": Recipe(base="enwik8-base", pattern="enwik8*", published=1.06, changes=TINY)},
+    )
+    monkeypatch.setattr(recipes, "affordable", lambda config, seconds: 40)
+    return {"minutes": 1, "threads": 1, "corpora": tmp_path / "corpora", "names": ["tiny"]}
+
+
+def test_a_stopped_run_goes_on_and_a_finished_row_is_not_trained_again(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*given: object, **options: object) -> float:
+        raise KeyboardInterrupt
+
+    kept: list[Row] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(recipes, "evaluate", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "out", **tiny)
+    (row,) = run(tmp_path / "out", keep=kept.append, **tiny)
+    assert kept == [row]
+    assert row.cpu_seconds is None  # an earlier process trained it
+    assert row.corpus["published"] is False
+    assert row.corpus["tokens"] == {"train": 18_000, "valid": 1_000, "test": 1_000}
+    assert [step for step, _ in row.validation] == list(range(2, 41, 2))
+    assert row.curve[0][1] > row.curve[-1][1]
+    assert 3 < row.test < 8
+    again = run(tmp_path / "elsewhere", before=[row.to_json()], keep=kept.append, **tiny)
+    assert [other.to_json() for other in again] == [row.to_json()]
+    assert len(kept) == 1
+    assert not (tmp_path / "elsewhere").exists()
+    plot(
+        tmp_path / "curves.png", "recipes", [row, dataclasses.replace(row, unit="word")], title="two recipes"
+    )
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_the_table_says_how_often_the_text_was_read_and_gives_words_a_perplexity() -> None:
+    row: dict[str, Any] = {
+        "name": "a",
+        "parameters": 3_000_000,
+        "steps": 100,
+        "step_tokens": 20,
+        "unit": "word",
+    }
+    row |= {"cpu_seconds": 90.0, "validation": [[50, 8.0], [100, 9.0]], "test": 7.0, "published": 54.52}
+    row |= {"corpus": {"name": "b", "sha256": "0" * 64, "tokens": {"train": 500, "valid": 5, "test": 5}}}
+    row["budget_seconds"] = 60.0
+    cells = "| a | 3.0M | 100 | 0.00 | 4.00 | 1.5 | perplexity 256.0 | perplexity 128.0 | 54.52 |"
+    assert lines([row])[2] == cells
+    machine = {"cpu": "x", "cpus": 2, "memory_bytes": 1, "system": "y"}
+    document = {"case": "recipes", "time": "2026-01-01T00:00:00+00:00", "threads": 1, "versions": {}}
+    document |= {"machine": machine, "commit": "c" * 40}
+    runs = [
+        Run(document | {"rows": [row | {"budget_seconds": budget, "test": 6.0}]}) for budget in (60.0, 30.0)
+    ]
+    assert "perplexity 64.0" in table_of(History(tuple(runs)))[2]
+
+
+def test_an_unknown_recipe_and_a_folder_without_the_corpus_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="enwik9 is not one of the recipes"):
+        run(tmp_path, threads=1, names=["enwik9"])
+    with pytest.raises(ConfigError, match="has no file named enwik8"):
+        run(tmp_path, threads=1, corpora=tmp_path, names=["enwik8-base"])
+    with pytest.raises(ConfigError, match="give --corpora FOLDER"):
+        run(tmp_path, threads=1, names=["enwik8-base"])
