@@ -132,8 +132,8 @@ def _options() -> argparse.Namespace:
     options.add_argument("--endless", action="store_true", help="go on until Ctrl-C: OUT.mid, or --pipe")
     options.add_argument("--pipe", action="store_true", help="write sound to standard output, for a player")
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--temperature", type=float, default=1.0)
-    options.add_argument("--top-p", type=float, default=0.95)
+    options.add_argument("--temperature", type=float, default=0.9)
+    options.add_argument("--top-p", type=float, default=0.9)
     options.add_argument("--tempo", type=float, default=76.0, help="quarter notes a minute")
     options.add_argument(
         "--metre", type=int, choices=(3, 4), default=4, help="beats in a bar of the first piece"

@@ -26,7 +26,7 @@ NAMES_OF_CORPORA = {
     "ptb": "penn-treebank",
 }
 CORPUS = {"table6": "wt103", "table7": "lm1b", "table10": "wt103", "figure2": "text8"}
-OURS = {"all-attention-demo", "demo", "quality", "tiny"}
+OURS = {"all-attention-demo", "chorales", "demo", "quality", "tiny"}
 
 # millions of parameters that the papers print, with the classifiers that Al-Rfou et al. use in training
 PUBLISHED = {

@@ -1,0 +1,95 @@
+"""The trained artefact in examples/music/chorales: it passes its check, is small, and plays music."""
+
+from __future__ import annotations
+
+import sys
+import wave
+from pathlib import Path
+
+import numpy as np
+import play
+import pytest
+from midi import MidiFile
+from scheme import END, IDS, NAMES, Reader
+
+import runtimes
+
+ARTEFACT = Path(__file__).parents[2] / "examples" / "music" / "chorales"
+MAX_BYTES = 3_000_000
+
+
+@pytest.fixture(scope="module")
+def session() -> runtimes.Session:
+    return runtimes.open_session(ARTEFACT, threads=1)
+
+
+def test_it_passes_its_check_and_is_small() -> None:
+    assert runtimes.check(ARTEFACT, threads=1).passed
+    assert sum(path.stat().st_size for path in ARTEFACT.iterdir()) <= MAX_BYTES
+
+
+def test_its_tokens_have_the_names_of_the_scheme(session: runtimes.Session) -> None:
+    vocab = session.vocab
+    assert vocab.to_json()["names"] == list(NAMES)
+    assert vocab.special.end_of_document == IDS[END]
+    assert vocab.encode("4/4 key+0 | S67").tolist() == [IDS[n] for n in ("4/4", "key+0", "|", "S67")]
+
+
+def test_it_plays_on_in_constant_memory_and_keeps_to_the_scheme(session: runtimes.Session) -> None:
+    memory = session.start(batch=1)
+    shapes = {name: tensor.shape for name, tensor in memory.tensors.items()}
+    sampler, draw = runtimes.Sampler(top_p=0.95), np.random.default_rng(0)
+    reader, token, begun = Reader(), IDS[END], 0
+    for _ in range(450):  # more than the memory holds
+        logits, memory = session.predict(np.array([[token]]), memory)
+        token = sampler(logits[0], draw)
+        event = reader.read(token)
+        begun += event is not None and event.first
+    assert {name: tensor.shape for name, tensor in memory.tensors.items()} == shapes
+    assert memory.positions[0] == 450 > session.rule.mem_len
+    assert begun >= 1
+    assert reader.ignored < 12  # of 450 tokens
+
+
+def test_a_stream_goes_on_after_the_end_of_a_piece(session: runtimes.Session) -> None:
+    sampler = runtimes.Sampler(top_p=0.95)
+    prompt = [IDS[name] for name in ["3/4", "key-2", "|", "S70"]]
+    stream = play.music_ids(session, prompt, sampler=sampler, seed=1)
+    ids = [next(stream) for _ in range(700)]
+    assert ids[: len(prompt)] == prompt
+    ends = [at for at, token in enumerate(ids[:-1]) if token == IDS[END]]
+    assert ends
+    assert all(NAMES[ids[at + 1]] in ("3/4", "4/4") for at in ends)
+
+
+def test_the_program_writes_music(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["play.py", str(ARTEFACT), "--seconds", "2", "--seed", "3", "--out", str(tmp_path / "bach")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    play.main()
+    assert "bach.mid" in capsys.readouterr().out
+    assert (tmp_path / "bach.mid").read_bytes()[:4] == b"MThd"
+    with wave.open(str(tmp_path / "bach.wav")) as file:
+        assert file.getnframes() > 2 * file.getframerate()
+
+
+def test_models_of_other_tokens_are_refused(run: Path) -> None:
+    with pytest.raises(runtimes.UserError, match=r"tokens that are not those of scheme\.py"):
+        play.music_ids(runtimes.open_session(run), [], sampler=runtimes.Sampler(), seed=0)
+
+
+def test_an_interrupted_midi_file_can_be_played(tmp_path: Path) -> None:
+    """Every piece that begins leaves the file complete up to there, although nobody closes it."""
+    from perform import slices
+    from scheme import events
+
+    names = "4/4 key+0 | S70 2 S72 end 4/4 key+0 | S74 end"
+    file = MidiFile(tmp_path / "a.mid", tempo=76)
+    for piece in slices(events([IDS[name] for name in names.split()]), tempo=76):
+        file.write(piece)
+    content = (tmp_path / "a.mid").read_bytes()
+    length = int.from_bytes(content[18:22], "big")
+    assert content[22 : 22 + length].endswith(b"\xff\x2f\x00")
+    assert bytes([0x90, 72, 84]) in content[22 : 22 + length]
+    file.close()
