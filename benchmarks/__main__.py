@@ -111,6 +111,12 @@ def list_command() -> None:
     help="architectures, recipes: train this one only; may be repeated.",
 )
 @click.option(
+    "--parts", type=FILE, help="text-quality: the folder that examples/stories/prepare.py has written."
+)
+@click.option(
+    "--artefact", type=FILE, help="text-quality: the artefact; that of examples/stories by default."
+)
+@click.option(
     "--history",
     type=FILE,
     help="The file that results are appended to. Default: CASE.jsonl in benchmarks/history/ of a checkout "

@@ -101,11 +101,11 @@ def _recipes(figure: Any, rows: Sequence[RecipeRow]) -> None:
             tokens = [step * row.step_tokens / 1e6 for step, _ in curve]
             axes.plot(tokens, [bits for _, bits in curve], style, ms=3, lw=1, color=colour, label=label)
         published = math.log2(row.published) if row.unit == "word" else row.published
-        what = "perplexity " if row.unit == "word" else ""
-        label = f"paper, full size: {what}{row.published:g}"
-        axes.axhline(published, color=PAPER, ls="--", lw=1, label=label)
-        bits = sorted(bits for _, bits in (*row.curve, *row.validation))
-        axes.set_ylim(min(published, bits[0]) - 0.1, bits[int(0.97 * len(bits))] + 0.2)  # not the first steps
+        axes.axhline(
+            published, color=PAPER, ls="--", lw=1, label=f"the paper, its size and data: {row.published:g}"
+        )
+        top = sorted(bits for _, bits in row.curve)[int(0.97 * len(row.curve))]
+        axes.set_ylim(min(published, *(bits for _, bits in row.curve)) - 0.1, top + 0.2)
         axes.set_xlabel("million training tokens")
         axes.set_ylabel(f"bits per {row.unit}")
         axes.set_title(f"{row.name} ({row.parameters / 1e6:.1f}M parameters)", fontsize=10)

@@ -143,6 +143,13 @@ CASES = {
             engine="torch",
         ),
         Case(
+            name="text-quality",
+            summary="held-out bits per byte of the stories: an artefact, n-grams and compressors",
+            keys=("name",),
+            takes=("parts", "artefact"),
+            precision="int8",
+        ),
+        Case(
             name="architectures",
             folder="learning",
             summary="six small models trained for the same CPU time: bits per byte",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.tables import architectures, headline, processes, recipes, steps
+from benchmarks.tables import architectures, headline, processes, recipes, steps, text_quality
 from benchmarks.tables.markdown import number
 from benchmarks.tables.runs import History
 
@@ -23,6 +23,7 @@ TABLES: dict[str, Callable[[History], list[str]]] = {
     "training": processes.training,
     "architectures": architectures.architectures,
     "recipes": recipes.recipes,
+    "text-quality": text_quality.text_quality,
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runtimes.base.errors import UserError, first_line
 from runtimes.base.files import atomic_file
-from trainer.data.corpora import CORPORA, Corpus
+from trainer.data.corpora import CORPORA, Fingerprint
 from trainer.data.published import BLOCK, fingerprint, progress_bar, say
 
 TIMEOUT = 30  # seconds without a byte until a server counts as silent
@@ -29,7 +29,7 @@ def download(name: str, path: Path, *, progress: bool = True) -> None:
     for url in corpus.urls:
         try:
             with atomic_file(path) as temporary:
-                _fetch(url, temporary, corpus, progress)
+                _fetch(url, temporary, corpus.archive, corpus.archive_name, corpus.max_bytes, progress)
             return
         except _ServerError as error:
             reasons.append(f"{url}: {error}")
@@ -39,18 +39,30 @@ def download(name: str, path: Path, *, progress: bool = True) -> None:
     )
 
 
-def _fetch(url: str, path: Path, corpus: Corpus, progress: bool) -> None:
+def download_file(url: str, path: Path, *, sha256: str, num_bytes: int, progress: bool = True) -> None:
+    """Downloads a file to `path`, which appears whole and verified; raises UserError and leaves no file."""
+    expected, name = Fingerprint(sha256=sha256, num_bytes=num_bytes), url.rpartition("/")[2]
+    try:
+        with atomic_file(path) as temporary:
+            _fetch(url, temporary, expected, name, num_bytes, progress)
+    except _ServerError as error:
+        raise UserError(
+            f"{url} could not be downloaded ({error}); get {name} by other means and put it at {path}."
+        ) from error
+
+
+def _fetch(url: str, path: Path, expected: Fingerprint, name: str, max_bytes: int, progress: bool) -> None:
     # One of the servers refuses the name that urllib gives itself.
     request = urllib.request.Request(url, headers={"User-Agent": "xl-export"})
     # A server that sends without end is cut off here, because the hash is only known at the end.
-    left = corpus.archive.num_bytes or corpus.max_bytes
+    left = expected.num_bytes or max_bytes
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT)
     except NETWORK_ERRORS as error:
         raise _ServerError(_why(error)) from error
     with response, open(path, "wb") as target:
-        num_bytes = corpus.archive.num_bytes or response.length
-        with progress_bar(f"downloading {corpus.archive_name}", progress, num_bytes) as tick:
+        num_bytes = expected.num_bytes or response.length
+        with progress_bar(f"downloading {name}", progress, num_bytes) as tick:
             while block := _read(response):
                 left -= len(block)
                 if left < 0:
@@ -58,10 +70,8 @@ def _fetch(url: str, path: Path, corpus: Corpus, progress: bool) -> None:
                 target.write(block)
                 tick(len(block))
     found = fingerprint({path.name: path}, progress=False)
-    if fact := found.differs(corpus.archive):
-        raise _ServerError(
-            f"it sends another file: expected {say(fact, corpus.archive)}, found {say(fact, found)}"
-        )
+    if fact := found.differs(expected):
+        raise _ServerError(f"it sends another file: expected {say(fact, expected)}, found {say(fact, found)}")
 
 
 def _read(response: http.client.HTTPResponse) -> bytes:

@@ -1,0 +1,166 @@
+"""How well an artefact predicts a held-out text, beside n-grams of the same training text and compressors.
+
+The folder of the text holds train.txt and test.txt, and the same stories as lines of JSON, train.jsonl and
+test.jsonl; `examples/stories/prepare.py` writes it. All rows are bits for each byte of test.txt. The model
+and the n-grams predict every token of its stories and the end of each. gzip sees the test text alone, because
+its window is 32 KB. xz sees the training text first: its bits are the size of both together, less that of the
+training text.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.baselines.kneser_ney import KneserNey
+from benchmarks.configs import BenchmarkConfig
+from benchmarks.measure import Limits
+from benchmarks.showcase.shipped import STORIES
+from runtimes.base.errors import ArtefactError
+from runtimes.base.files import read_bytes
+from runtimes.base.records import to_json
+from runtimes.contract.session import Session
+from runtimes.contract.vocabulary import Vocab
+from runtimes.sessions.open import open_session
+from runtimes.tasks.evaluate import evaluate
+from trainer.data.own_text import encode_file
+from trainer.run.config import TrainConfig
+
+ORDER, LANES = 5, 4
+MODEL = Path(__file__).parents[2] / STORIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One way to predict the text. bits_per_token: of the model's tokens, where it predicts these.
+
+    size_bytes: of the model, or None for a compressor. seconds: of learning and scoring together, or of
+    compressing.
+    """
+
+    name: str
+    bits_per_byte: float
+    bits_per_token: float | None
+    size_bytes: int | None
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self)
+
+
+def run(
+    parts: Path = Path("stories"),
+    *,
+    artefact: Path = MODEL,
+    threads: int,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Row]:
+    """A row for the artefact, with memory and without, for the n-grams and for the two compressors."""
+    train, test = read_bytes(parts / "train.txt"), read_bytes(parts / "test.txt")
+    session = open_session(artefact, threads=threads)
+    tokens = {part: _encoded(session.vocab, parts / f"{part}.jsonl") for part in ("train", "test")}
+    size = sum(path.stat().st_size for path in artefact.rglob("*") if path.is_file())
+    rows = []
+    for name, carry in (("artefact", True), ("artefact, memory cut to zero", False)):
+        progress(f"{name}: {len(tokens['test']):,} tokens")
+        rows.append(_of_artefact(session, name, tokens["test"], len(test), size, carry=carry))
+    progress(f"{ORDER}-grams of {len(tokens['train']):,} tokens")
+    rows.append(_of_ngrams(tokens, len(test), vocab_size=session.vocab.size))
+    progress("compressors")
+    rows += _of_compressors(train, test)
+    return rows
+
+
+def described() -> BenchmarkConfig:
+    """The model of the stories, for the history."""
+    recipe = TrainConfig.load("stories")
+    return BenchmarkConfig(
+        name="stories",
+        model=recipe.model,
+        segment=recipe.evaluation.segment,
+        attention_lengths=(recipe.evaluation.mem_len,),
+        repeats=1,
+        mem_len=recipe.evaluation.mem_len,
+        token_repeats=1,
+    )
+
+
+def _encoded(vocab: Vocab, path: Path) -> np.ndarray:
+    """The tokens of the stories, after the end of a document, so that the first is predicted too."""
+    end = vocab.special.end_of_document
+    if end is None:
+        raise ArtefactError("the artefact's vocabulary has no end of a document; give one of stories.")
+    return np.concatenate([[end], *encode_file(path, vocab, "jsonl", lambda num_bytes: None)])
+
+
+def _of_artefact(
+    session: Session, name: str, tokens: np.ndarray, num_bytes: int, size: int, *, carry: bool
+) -> Row:
+    score = evaluate(session, tokens, lanes=LANES, carry_memory=carry)
+    return Row(
+        name=name,
+        bits_per_byte=score.nats / math.log(2) / num_bytes,
+        bits_per_token=score.bits_per_token,
+        size_bytes=size,
+        seconds=score.seconds,
+    )
+
+
+def _of_ngrams(tokens: dict[str, np.ndarray], num_bytes: int, *, vocab_size: int) -> Row:
+    with _timed() as seconds:
+        model = KneserNey(tokens["train"], vocab_size=vocab_size, order=ORDER)
+        bits = -np.log2(model.probabilities(tokens["test"])[1:])
+    arrays = [a for order in model.orders for a in (order.grams, order.counts, order.contexts, order.freed)]
+    return Row(
+        name=f"{ORDER}-grams, Kneser-Ney",
+        bits_per_byte=float(bits.sum()) / num_bytes,
+        bits_per_token=float(bits.mean()),
+        size_bytes=sum(a.nbytes for a in arrays),
+        seconds=seconds[0],
+    )
+
+
+def _of_compressors(train: bytes, test: bytes) -> list[Row]:
+    best = lzma.PRESET_EXTREME | 9
+    sizes: dict[str, Callable[[], int]] = {
+        "xz -9e, after the training text": lambda: (
+            len(lzma.compress(train + test, preset=best)) - len(lzma.compress(train, preset=best))
+        ),
+        "xz -9e, alone": lambda: len(lzma.compress(test, preset=best)),
+        "gzip -9, alone": lambda: len(gzip.compress(test, 9)),
+    }
+    rows = []
+    for name, size in sizes.items():
+        with _timed() as seconds:
+            bits = 8 * size() / len(test)
+        rows.append(
+            Row(name=name, bits_per_byte=bits, bits_per_token=None, size_bytes=None, seconds=seconds[0])
+        )
+    return rows
+
+
+@contextmanager
+def _timed() -> Iterator[list[float]]:
+    """A list that holds the seconds of the block when it has ended."""
+    seconds, began = [0.0], time.perf_counter()
+    yield seconds
+    seconds[0] = time.perf_counter() - began
+
+
+def table(rows: Sequence[Row], limits: Limits) -> list[str]:
+    """The rows as text."""
+    lines = ["                                 bits per byte  bits per token  MB of model  seconds"]
+    for row in rows:
+        token = "" if row.bits_per_token is None else f"{row.bits_per_token:.3f}"
+        size = "" if row.size_bytes is None else f"{row.size_bytes / 1e6:.1f}"
+        lines.append(f"{row.name:33}{row.bits_per_byte:<13.3f}  {token:14}  {size:11}  {row.seconds:.1f}")
+    return lines

@@ -1,0 +1,1 @@
+"""The demo, and the trained models that it shows."""

@@ -1,0 +1,77 @@
+"""The trained models in `examples/`, for the demo: finds them, and shows what they do."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from runtimes.base.records import to_json
+from runtimes.contract.session import Session
+from runtimes.contract.spec import SPEC
+from runtimes.tasks.generate import generate
+from runtimes.tasks.sample import Sampler
+
+STORIES = Path("examples", "stories", "tales")
+SAMPLER = Sampler(temperature=0.8, top_p=0.9)
+TIMED = 200  # tokens at the beginning of a stream, and as many at its end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flat:
+    """What a token costs at the beginning of a stream and after `tokens` tokens, in ms.
+
+    memory_bytes: of the stream's memory, which does not grow.
+    """
+
+    first: float
+    last: float
+    tokens: int
+    memory_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self)
+
+
+def find_shipped(artefact: Path = STORIES) -> Path | None:
+    """The folder of an artefact in the checkout that holds this file, or below the working folder, or None.
+
+    The models are no part of an installed package: a device that runs another one need not carry them.
+    """
+    for top in (Path(__file__).parents[2], Path.cwd()):
+        if (top / artefact / SPEC).is_file():
+            return top / artefact
+    return None
+
+
+def write_text(session: Session, prompt: str, *, tokens: int, seed: int = 0) -> str:
+    """The prompt and what the model adds to it, printed as it is computed. The model may end it early."""
+    text = prompt
+    click.echo(text, nl=False)
+    for piece in generate(session, prompt, max_tokens=tokens, sampler=SAMPLER, seed=seed):
+        click.echo(piece.text, nl=False)
+        text += piece.text
+    click.echo("")
+    return text
+
+
+def measure_flat(session: Session, *, tokens: int = 2000) -> Flat:
+    """The cost of a token at the beginning and at the end of a stream of so many tokens, fed one by one."""
+    memory = session.start(1)
+    ids = np.random.default_rng(0).integers(0, session.vocab.size, tokens)
+    seconds = np.empty(tokens)
+    for i, token in enumerate(ids):
+        began = time.perf_counter()
+        _, memory = session.step(np.array([[token]]), memory)
+        seconds[i] = time.perf_counter() - began
+    few = min(TIMED, tokens // 2)
+    return Flat(
+        first=float(np.median(seconds[:few])) * 1e3,
+        last=float(np.median(seconds[-few:])) * 1e3,
+        tokens=tokens,
+        memory_bytes=sum(tensor.nbytes for tensor in memory.tensors.values()),
+    )

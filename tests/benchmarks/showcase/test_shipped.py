@@ -1,0 +1,75 @@
+"""What the demo shows of a trained model, and its score beside n-grams and compressors."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.cases import text_quality
+from benchmarks.showcase import shipped
+from runtimes.base.files import write_json
+from runtimes.sessions.open import open_session
+from trainer.data.subwords import learn_subwords
+
+STORIES = [
+    "The Fox\nOnce there was a fox.\nIt ran.",
+    "The Well\nOnce there was a well, and a fox came to it.",
+] * 30
+
+
+@pytest.fixture(scope="module")
+def teller(make_run: Callable[..., Path], text: str) -> Path:
+    """A run with random weights whose tokens are bytes and frequent pairs of them."""
+    vocab = learn_subwords("byte-bpe", 280, lambda: iter([text[:20_000]]))
+    run = make_run(vocab_size=vocab.size)
+    write_json(run / "vocab.json", vocab.to_json())
+    (run / "tokenizer.json").write_bytes(vocab.content)
+    return run
+
+
+def test_a_trained_model_is_found_below_the_working_folder_or_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert shipped.find_shipped(Path("examples/none")) is None
+    (tmp_path / "examples/none").mkdir(parents=True)
+    (tmp_path / "examples/none/spec.json").touch()
+    assert shipped.find_shipped(Path("examples/none")) == tmp_path / "examples/none"
+
+
+def test_a_stream_is_written_and_measured(teller, capsys):
+    session = open_session(teller)
+    text = shipped.write_text(session, "The fox", tokens=9)
+    assert text.startswith("The fox")
+    assert capsys.readouterr().out == text + "\n"
+    flat = shipped.measure_flat(session, tokens=7)
+    assert flat.tokens == 7
+    assert flat.memory_bytes == sum(tensor.nbytes for tensor in session.start(1).tensors.values())
+    assert min(flat.first, flat.last) > 0
+
+
+def test_every_way_to_predict_a_text_is_scored_in_bits_of_the_same_bytes(teller, tmp_path):
+    for part, stories in (("train", STORIES), ("test", STORIES[:5])):
+        (tmp_path / f"{part}.txt").write_text("".join(story + "\n\n" for story in stories))
+        (tmp_path / f"{part}.jsonl").write_text(
+            "".join(json.dumps({"text": story}) + "\n" for story in stories)
+        )
+    rows = {row.name: row for row in text_quality.run(tmp_path, artefact=teller, threads=1)}
+    test, session = (tmp_path / "test.txt").read_bytes(), open_session(teller)
+    assert rows["gzip -9, alone"].bits_per_byte == 8 * len(gzip.compress(test, 9)) / len(test)
+    # The training text holds the test text, so those that have read it hardly need a bit.
+    assert rows["xz -9e, after the training text"].bits_per_byte < 0.5 < rows["xz -9e, alone"].bits_per_byte
+    assert rows["5-grams, Kneser-Ney"].bits_per_byte < 0.5
+    # Every token of the stories and the end of each is predicted, and nothing else.
+    ids = [
+        np.append(session.vocab.encode(story), session.vocab.special.end_of_document) for story in STORIES[:5]
+    ]
+    for row in (rows["artefact"], rows["5-grams, Kneser-Ney"]):
+        bits = row.bits_per_byte * len(test)
+        assert math.isclose(bits / row.bits_per_token, sum(map(len, ids)), rel_tol=1e-9)
+    assert rows["artefact"].bits_per_byte != rows["artefact, memory cut to zero"].bits_per_byte
+    assert len(text_quality.table(list(rows.values()), None)) == len(rows) + 1
