@@ -26,11 +26,7 @@ NAMES_OF_CORPORA = {
     "ptb": "penn-treebank",
 }
 CORPUS = {"table6": "wt103", "table7": "lm1b", "table10": "wt103", "figure2": "text8"}
-<<<<<<< HEAD
-OURS = {"all-attention-demo", "chorales", "demo", "quality", "tiny"}
-=======
-OURS = {"all-attention-demo", "demo", "quality", "stories", "tiny"}
->>>>>>> c71cff0 (Stories: 51 verified books, their cleaning, the recipe of a small English model; case text-quality with a Kneser-Ney baseline; the demo begins and ends with the trained model where it is at hand, and trains half as long)
+OURS = {"all-attention-demo", "chorales", "demo", "quality", "stories", "tiny"}
 
 # millions of parameters that the papers print, with the classifiers that Al-Rfou et al. use in training
 PUBLISHED = {
