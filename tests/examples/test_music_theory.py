@@ -52,6 +52,7 @@ def test_parallels_are_fifths_and_octaves_that_move_the_same_way() -> None:
 
     assert count((72, 66, 64, 48), (74, 69, 65, 50)) == (1, 1)  # soprano and bass, an octave
     assert count((72, 69, 65, 53), (72, 67, 64, 60)) == (0, 1)  # contrary motion
+    assert count((60, 57, 52, 48), (65, 57, 52, 41)) == (0, 1)  # an octave, then two, in contrary motion
     assert count((72, 69, 65, 53), (72, 69, 65, 53)) == (0, 0)  # nothing changes
     assert count((74, 67, 64, 57), (76, 69, 65, 55)) == (1, 1)  # soprano and alto, a fifth
 
