@@ -1,6 +1,6 @@
 """The demo: a trained model writes; then a small one is trained, exported, checked, scored and measured.
 
-It ends with one table and with a story of the trained model, for which the small one has no time.
+It ends with a table, a story and music. The latter two are of trained models.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ import click
 
 from benchmarks.cases.sliding_window import Row, run
 from benchmarks.configs import BenchmarkConfig
-from benchmarks.showcase.shipped import STORIES, Flat, find_shipped, measure_flat, write_text
+from benchmarks.showcase.shipped import (
+    MUSIC,
+    STORIES,
+    Flat,
+    find_shipped,
+    measure_flat,
+    play_music,
+    write_text,
+)
 from runtimes.base.files import atomic_file, read_bytes
 from runtimes.base.folders import refuse_existing
 from runtimes.sessions.open import open_session
@@ -34,9 +42,9 @@ STEPS = 1000  # half of the configuration's own: the demo is to end in a few min
 def run_demo(out: Path, *, steps: int | None = None, force: bool = False) -> dict[str, Any]:
     """Runs every step and prints what it does; returns the figures of the table.
 
-    The run is written to `out`/run, the artefact to `out`/artefact and the story to `out`/story.txt. steps:
-    of training. Where the trained model of `examples/` is not at hand, the demo has only its small one, and
-    there is no story.
+    The run is written to `out`/run, the artefact to `out`/artefact, the story to `out`/story.txt and the
+    music to `out`/music.mid and `out`/music.wav. steps: of training. Where a trained model of `examples/` is
+    not at hand, the demo has no story or no music.
     """
     refuse_existing(out, force=force, marker=f"run/{METRICS}")
     config = TrainConfig.load("demo").with_steps(steps or STEPS)
@@ -79,6 +87,9 @@ def run_demo(out: Path, *, steps: int | None = None, force: bool = False) -> dic
         _title("a story", f"of the trained model, to keep: {out / TEXT}")
         with atomic_file(out / TEXT) as temporary:
             temporary.write_text(write_text(open_session(shipped), STORY, tokens=TOKENS) + "\n", "utf-8")
+    if (music := find_shipped(MUSIC)) is not None:
+        _title("music", "four voices by another trained model, in the manner of Bach's chorales")
+        play_music(music, out / "music")
     return {
         "scores": {name: score.to_json() for name, score in scores.items()},
         "check": report.to_json(),

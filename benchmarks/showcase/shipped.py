@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import click
 import numpy as np
 
+from runtimes.base.errors import UserError
 from runtimes.base.records import to_json
 from runtimes.contract.session import Session
 from runtimes.contract.spec import SPEC
@@ -17,6 +20,7 @@ from runtimes.tasks.generate import generate
 from runtimes.tasks.sample import Sampler
 
 STORIES = Path("examples", "stories", "tales")
+MUSIC = Path("examples", "music", "chorales")
 SAMPLER = Sampler(temperature=0.8, top_p=0.9)
 TIMED = 200  # tokens at the beginning of a stream, and as many at its end
 
@@ -57,6 +61,17 @@ def write_text(session: Session, prompt: str, *, tokens: int, seed: int = 0) -> 
         text += piece.text
     click.echo("")
     return text
+
+
+def play_music(artefact: Path, out: Path, *, seconds: float = 30) -> None:
+    """Writes about so many seconds of music to out.mid and out.wav with the program beside the artefact."""
+    program = [sys.executable, str(artefact.parent / "play.py"), str(artefact)]
+    ended = subprocess.run(
+        [*program, "--seconds", str(seconds), "--out", str(out)], capture_output=True, text=True, check=False
+    )
+    if ended.returncode:
+        raise UserError(f"{program[1]} ended with an error: {ended.stderr.strip()[-300:]}")
+    click.echo(ended.stdout.strip())
 
 
 def measure_flat(session: Session, *, tokens: int = 2000) -> Flat:

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.cases import text_quality
 from benchmarks.showcase import shipped
+from runtimes.base.errors import UserError
 from runtimes.base.files import write_json
 from runtimes.sessions.open import open_session
 from trainer.data.subwords import learn_subwords
@@ -50,6 +51,16 @@ def test_a_stream_is_written_and_measured(teller, capsys):
     assert flat.tokens == 7
     assert flat.memory_bytes == sum(tensor.nbytes for tensor in session.start(1).tensors.values())
     assert min(flat.first, flat.last) > 0
+
+
+def test_music_is_written_by_the_program_of_the_example_and_its_error_is_told(tmp_path, capsys):
+    music = shipped.find_shipped(shipped.MUSIC)
+    assert music is not None
+    shipped.play_music(music, tmp_path / "tune", seconds=1)
+    assert {"tune.mid", "tune.wav"} <= {path.name for path in tmp_path.iterdir()}
+    assert "tune.mid" in capsys.readouterr().out
+    with pytest.raises(UserError, match="ended with an error"):
+        shipped.play_music(music, tmp_path / "missing" / "tune", seconds=1)
 
 
 def test_every_way_to_predict_a_text_is_scored_in_bits_of_the_same_bytes(teller, tmp_path):
