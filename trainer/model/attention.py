@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from trainer.model.blocked import BlockedAttention, block_length, flipped, toeplitz
+
 AttentionFunction = Callable[..., Tensor]  # with the signature of `relative_attention`
 
 
@@ -26,6 +28,8 @@ class Terms:
     - u [H, K]: is added to the query in its product with keys.
     - v [H, K]: is added to the query in its product with r(d).
     - gate [J, H]: m(d), the soft span mask.
+    - longest: the largest distance that has a weight, if that is known. It changes no answer: what lies
+      beyond it need not be computed.
     - window, epsilon: for a gate that is normalised as in the public code of adaptive spans. The softmax
       covers the distances up to `window`, and masked weights are divided by their sum plus `epsilon`.
     """
@@ -35,7 +39,8 @@ class Terms:
     u: Tensor | None = None
     v: Tensor | None = None
     gate: Tensor | None = None
-    window: int | None = None
+    longest: int | None = None
+    window: Tensor | int | None = None
     epsilon: float = 0.0
 
 
@@ -67,12 +72,68 @@ def relative_attention(
 
     The answer of a query without visible keys is zero.
     """
+    if _blocks(query, terms, persistent):
+        return blocked_attention(
+            query, key, value, visible=visible, terms=terms, persistent=persistent, dropout=dropout
+        )
     J, own = key.shape[1], None if persistent is None else persistent[0]
     weights = F.dropout(attention_weights(query, key, visible=visible, terms=terms, persistent=own), dropout)
     answer = torch.einsum("bhtj,bjhk->bthk", weights[..., :J], value)
     if persistent is not None:
         answer = answer + torch.einsum("bhtn,hnk->bthk", weights[..., J:], persistent[1])
     return answer
+
+
+def _blocks(query: Tensor, terms: Terms, persistent: tuple[Tensor, Tensor] | None) -> bool:
+    """Whether the blocked form computes: on the CPU, where no compiler or exporter watches the operators."""
+    on_cpu = query.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.jit.is_tracing()
+    return on_cpu and (persistent is None or terms.u is None)  # persistent scores are q·k, without u
+
+
+def blocked_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    visible: Tensor,
+    terms: Terms,
+    persistent: tuple[Tensor, Tensor] | None,
+    dropout: float,
+) -> Tensor:
+    """`relative_attention` by `blocked.BlockedAttention`, with one score or more kept in the cache."""
+    T, J, scale = query.shape[1], key.shape[1], query.shape[-1] ** -0.5
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
+    with torch.autocast("cpu", enabled=False):
+        content = (query if terms.u is None else query + terms.u) * scale
+        positional = (query if terms.v is None else query + terms.v) * scale
+        C = block_length(T)
+        W = J if terms.longest is None else min(J, terms.longest + C)
+        # In a sum `-inf` would make NaN of a query that sees nothing.
+        visible = within_window(visible, terms, J)
+        hidden = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min / 2)
+        first = [
+            None if tensor is None else tensor.to(dtype).permute(2, 0, 1, 3).contiguous()
+            for tensor in (content, None if terms.position is None else positional, key, value)
+        ]
+        rows = None if terms.position is None else flipped(terms.position.to(dtype), W).contiguous()
+        bias, gate = (
+            None if values is None else toeplitz(values.to(dtype), C, W)
+            for values in (None if terms.bias is None else terms.bias * scale, terms.gate)
+        )
+        own = (None, None) if persistent is None else (persistent[0].to(dtype), persistent[1].to(dtype))
+        blind = None if persistent is not None else ~visible.any(-1, keepdim=True)
+        options = (terms.longest, terms.epsilon, dropout)
+        answer = BlockedAttention.apply(*first, rows, bias, gate, *own, hidden, blind, *options)
+    return answer.permute(1, 2, 0, 3)
+
+
+def within_window(visible: Tensor, terms: Terms, J: int) -> Tensor:
+    """Visibility [B, T, J] without the keys beyond the window of the softmax."""
+    if terms.window is None:
+        return visible
+    T = visible.shape[1]
+    keys = torch.arange(J, device=visible.device)
+    return visible & (keys[J - T :, None] - keys <= terms.window)
 
 
 def attention_weights(
@@ -86,9 +147,7 @@ def attention_weights(
     scores_BHTJ = torch.einsum("bthk,bjhk->bhtj", query if terms.u is None else query + terms.u, key)
     if terms.position is not None or terms.bias is not None:
         scores_BHTJ = scores_BHTJ + position_scores(query, terms)
-    if terms.window is not None:
-        distance = torch.arange(J - T, J, device=key.device)[:, None] - torch.arange(J, device=key.device)
-        visible = visible & (distance <= terms.window)
+    visible = within_window(visible, terms, J)
     scores = (scores_BHTJ * scale).masked_fill(~visible[:, None], float("-inf"))
     if persistent is not None:
         scores = torch.cat([scores, torch.einsum("bthk,hnk->bhtn", query, persistent) * scale], dim=-1)

@@ -1,0 +1,237 @@
+"""Attention in blocks of queries, with a backward pass of its own: the form that trains on the CPU.
+
+`attention.py` computes the same equation with operators that PyTorch differentiates. Here a block of queries
+meets only the keys that it can see, and a few lanes are computed at a time, so that their scores stay in the
+processor's cache. Of all that has one number for each query and key, only the softmax is kept for the
+backward pass.
+
+H comes first in all tensors, so that a piece of the work is a batch of matrices. `by distance` means that
+column c of W + 1 holds the distance W - 1 - c of the last query; `by key` means that column j holds key j.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+BLOCK = 128  # queries; a smaller block sees fewer keys in vain, and a larger one makes fewer calls
+GROUP_BYTES = 4 << 20  # of the scores that are computed together
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some lanes of one block: their C queries see W keys, of which the last is that of the last query."""
+
+    lanes: slice
+    queries: slice
+    keys: slice
+
+    @property
+    def C(self) -> int:
+        return int(self.queries.stop - self.queries.start)
+
+    @property
+    def W(self) -> int:
+        return int(self.keys.stop - self.keys.start)
+
+
+def block_length(T: int) -> int:
+    """The number of queries in a block of a segment of T tokens; the last block may be shorter."""
+    return -(-T // max(1, round(T / BLOCK)))
+
+
+def pieces(H: int, B: int, T: int, J: int, longest: int | None, itemsize: int) -> Iterator[Piece]:
+    """The pieces in which the scores [H, B, T, J] are computed.
+
+    longest: the largest distance that any query sees; None for all.
+    """
+    for first in range(0, T, block_length(T)):
+        end = min(T, first + block_length(T))
+        low = 0 if longest is None else max(0, J - T + first - longest)
+        keys = slice(low, J - T + end)
+        lanes = max(1, GROUP_BYTES // (H * (end - first) * (keys.stop - low) * itemsize))
+        for lane in range(0, B, lanes):
+            yield Piece(slice(lane, min(B, lane + lanes)), slice(first, end), keys)
+
+
+def by_key(by_distance: Tensor, C: int) -> Tensor:
+    """Values by key [H, b, C, W], as a view of contiguous values by distance [H, b · C, W + 1].
+
+    The spare column makes every row of the view begin one column earlier than the row before. That is the
+    shift of Dai et al. 2019, Appendix B, without a copy. The values of future keys belong to the next row,
+    and the mask hides them.
+    """
+    W = by_distance.shape[-1] - 1
+    flat = by_distance.view(len(by_distance), -1, C * (W + 1))
+    return flat[:, :, C - 1 : C - 1 + C * W].unflatten(-1, (C, W))
+
+
+def flipped(rows: Tensor, W: int) -> Tensor:
+    """Rows [H, W + 1, …] by distance, of rows [J, H, …] for the distances 0 … J - 1; the last one is zero."""
+    rows = rows[:W].flip(0)
+    return torch.cat([rows, torch.zeros_like(rows[:1])]).transpose(0, 1)
+
+
+def toeplitz(values: Tensor, C: int, W: int) -> Tensor:
+    """Values by key [H, C, W] of values [J, H] for each distance; the last of C queries is key W - 1."""
+    return by_key(flipped(values, W)[:, None].expand(-1, C, -1).contiguous(), C)[:, 0]
+
+
+class BlockedAttention(torch.autograd.Function):
+    """Answers [H, B, T, K] of the softmax of scores by content, by distance and of persistent vectors.
+
+    content, positional [H, B, T, K]: the queries of the products with keys and with rows, divided by sqrt(K).
+    key, value [H, B, J, K]. rows [H, W + 1, K]: position vectors by distance. bias, gate [H, C, W]: by key,
+    for the last queries and keys; those of other blocks are its last rows and columns. own_key, own_value
+    [H, N, K]: persistent vectors. hidden [1 or B, T, J]: is added to the scores. blind bool [1 or B, T, 1]:
+    queries that see nothing, or None. longest: see `pieces`. epsilon: of a gate. dropout: of weights.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        content: Tensor,
+        positional: Tensor | None,
+        key: Tensor,
+        value: Tensor,
+        rows: Tensor | None,
+        bias: Tensor | None,
+        gate: Tensor | None,
+        own_key: Tensor | None,
+        own_value: Tensor | None,
+        hidden: Tensor,
+        blind: Tensor | None,
+        longest: int | None,
+        epsilon: float,
+        dropout: float,
+    ) -> Tensor:
+        H, B, T, _ = content.shape
+        answer = torch.empty_like(content)
+        kept: list[Tensor] = []
+        for piece in pieces(H, B, T, key.shape[2], longest, content.element_size()):
+            C, W, lanes, queries = piece.C, piece.W, piece.lanes, piece.queries
+            scores = _product(content[:, lanes, queries], _keys(key, own_key, piece).transpose(-1, -2))
+            context = scores[..., :W]  # without the persistent vectors
+            if positional is not None and rows is not None:
+                query = positional[:, lanes, queries].reshape(H, -1, key.shape[-1])
+                context.add_(by_key(torch.bmm(query, rows[:, -W - 1 :].transpose(1, 2)), C))
+            if bias is not None:
+                context.add_(bias[:, None, -C:, -W:])
+            context.add_(_part(hidden, piece))
+            weights = torch.softmax(scores, dim=-1)
+            used, total, mask = weights, None, None
+            if gate is not None:
+                used = weights.clone()
+                used[..., :W].mul_(gate[:, None, -C:, -W:])
+                total = used.sum(-1, keepdim=True).add_(epsilon)
+                total.masked_fill_(total == 0, 1.0)  # the weights of a query that sees nothing stay 0
+            if dropout:
+                mask = torch.empty_like(weights).bernoulli_(1 - dropout).div_(1 - dropout)
+                used = used * mask
+            part = _product(used, _keys(value, own_value, piece))
+            answer[:, lanes, queries] = part if total is None else part.div_(total)
+            kept += [tensor for tensor in (weights, total, mask) if tensor is not None]
+        if blind is not None:
+            answer.masked_fill_(blind, 0.0)
+        inputs = (content, positional, key, value, rows, bias, gate, own_key, own_value, blind)
+        ctx.save_for_backward(*inputs, answer, *kept)
+        ctx.options = longest, epsilon, dropout
+        return answer
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        content, positional, key, value, rows, bias, gate, own_key, own_value, blind = ctx.saved_tensors[:10]
+        answer, *kept = ctx.saved_tensors[10:]
+        longest, epsilon, dropout = ctx.options
+        H, B, T, K = content.shape
+        upstream = upstream.contiguous()
+        if blind is not None:
+            upstream = upstream.masked_fill(blind, 0.0)
+        # The sum over keys of weight times gradient of the weight, for every query: a softmax needs it.
+        inner = (upstream * answer).sum(-1, keepdim=True)
+        inputs = (content, positional, key, value, rows, bias, gate, own_key, own_value)
+        gradients = [None if tensor is None else torch.zeros_like(tensor) for tensor in inputs]
+        for piece in pieces(H, B, T, key.shape[2], longest, content.element_size()):
+            C, W, lanes, queries = piece.C, piece.W, piece.lanes, piece.queries
+            weights = kept.pop(0)
+            total = None if gate is None else kept.pop(0)
+            mask = kept.pop(0) if dropout else None
+            out = upstream[:, lanes, queries]
+            # The gradient of the values, which takes the weights as they were used.
+            used = weights
+            if gate is not None:
+                used = weights / total
+                used[..., :W].mul_(gate[:, None, -C:, -W:])
+            used = used if mask is None else used * mask
+            _add_keys(gradients[3], gradients[8], _product(used.transpose(-1, -2), out), piece)
+            # The gradient of the scores, for weights w that a gate m turns into w m / (Σ w m + epsilon):
+            # w (m (g - inner) - inner epsilon) / total, where g is the gradient of the weights as they are
+            # used. The second term is 0 without epsilon.
+            slope = _product(out, _keys(value, own_value, piece).transpose(-1, -2))
+            if mask is not None:
+                slope.mul_(mask)
+            slope.sub_(inner[:, lanes, queries])
+            spread = slope.new_empty(H, slope.shape[1] * C, W + 1)  # scores by distance
+            context = by_key(spread, C)
+            spread.view(H, -1, C * (W + 1))[:, :, : C - 1] = 0
+            spread.view(H, -1, C * (W + 1))[:, :, -1] = 0
+            if gate is None:
+                torch.mul(slope[..., :W], weights[..., :W], out=context)
+            else:
+                slope.mul_(weights).div_(total)
+                gradients[6][:, -C:, -W:] += slope[..., :W].sum(1)
+                torch.mul(slope[..., :W], gate[:, None, -C:, -W:], out=context)
+                if epsilon:
+                    context.addcmul_(weights[..., :W], inner[:, lanes, queries] / total, value=-epsilon)
+            scores = context
+            if own_key is not None:
+                own = slope[..., W:]
+                if gate is None:
+                    own = own * weights[..., W:]
+                elif epsilon:
+                    own = own.addcmul(weights[..., W:], inner[:, lanes, queries] / total, value=-epsilon)
+                scores = torch.cat([context, own], dim=-1)
+            gradients[0][:, lanes, queries] = _product(scores, _keys(key, own_key, piece))
+            product = _product(scores.transpose(-1, -2), content[:, lanes, queries])
+            _add_keys(gradients[2], gradients[7], product, piece)
+            if bias is not None:
+                gradients[5][:, -C:, -W:] += context.sum(1)
+            if positional is not None and rows is not None:
+                query = positional[:, lanes, queries].reshape(H, -1, K)
+                part = torch.bmm(spread, rows[:, -W - 1 :]).unflatten(1, (-1, C))
+                gradients[1][:, lanes, queries] = part
+                gradients[4][:, -W - 1 :] += torch.bmm(spread.transpose(1, 2), query)
+        return (*gradients, None, None, None, None, None)
+
+
+def _part(values: Tensor, piece: Piece) -> Tensor:
+    """The values [1 or b, C, W] of a piece, of values [1 or B, T, J]."""
+    lanes = piece.lanes if len(values) > 1 else slice(None)
+    return values[lanes, piece.queries, piece.keys]
+
+
+def _keys(context: Tensor, own: Tensor | None, piece: Piece) -> Tensor:
+    """The keys or values [H, b, W + N, K] of a piece: those of the context, and then persistent ones."""
+    part = context[:, piece.lanes, piece.keys]
+    if own is None:
+        return part
+    return torch.cat([part, own[:, None].expand(-1, part.shape[1], -1, -1)], dim=2)
+
+
+def _add_keys(context: Tensor, own: Tensor | None, gradient: Tensor, piece: Piece) -> None:
+    """Adds the gradient of `_keys` to those of its two arguments."""
+    context[:, piece.lanes, piece.keys] += gradient[:, :, : piece.W]
+    if own is not None:
+        own += gradient[:, :, piece.W :].sum(1)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """The product of matrices in the last two dimensions; the first two are those of the batch."""
+    H, lanes = a.shape[:2]
+    return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, (H, lanes))
