@@ -32,11 +32,11 @@ class Piece:
     keys: slice
 
     @property
-    def C(self) -> int:
+    def height(self) -> int:
         return int(self.queries.stop - self.queries.start)
 
     @property
-    def W(self) -> int:
+    def width(self) -> int:
         return int(self.keys.stop - self.keys.start)
 
 
@@ -114,7 +114,7 @@ class BlockedAttention(torch.autograd.Function):
         answer = torch.empty_like(content)
         kept: list[Tensor] = []
         for piece in pieces(H, B, T, key.shape[2], longest, content.element_size()):
-            C, W, lanes, queries = piece.C, piece.W, piece.lanes, piece.queries
+            C, W, lanes, queries = piece.height, piece.width, piece.lanes, piece.queries
             scores = _product(content[:, lanes, queries], _keys(key, own_key, piece).transpose(-1, -2))
             context = scores[..., :W]  # without the persistent vectors
             if positional is not None and rows is not None:
@@ -158,7 +158,7 @@ class BlockedAttention(torch.autograd.Function):
         inputs = (content, positional, key, value, rows, bias, gate, own_key, own_value)
         gradients = [None if tensor is None else torch.zeros_like(tensor) for tensor in inputs]
         for piece in pieces(H, B, T, key.shape[2], longest, content.element_size()):
-            C, W, lanes, queries = piece.C, piece.W, piece.lanes, piece.queries
+            C, W, lanes, queries = piece.height, piece.width, piece.lanes, piece.queries
             weights = kept.pop(0)
             total = None if gate is None else kept.pop(0)
             mask = kept.pop(0) if dropout else None
@@ -226,9 +226,9 @@ def _keys(context: Tensor, own: Tensor | None, piece: Piece) -> Tensor:
 
 def _add_keys(context: Tensor, own: Tensor | None, gradient: Tensor, piece: Piece) -> None:
     """Adds the gradient of `_keys` to those of its two arguments."""
-    context[:, piece.lanes, piece.keys] += gradient[:, :, : piece.W]
+    context[:, piece.lanes, piece.keys] += gradient[:, :, : piece.width]
     if own is not None:
-        own += gradient[:, :, piece.W :].sum(1)
+        own += gradient[:, :, piece.width :].sum(1)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

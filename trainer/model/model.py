@@ -6,6 +6,7 @@ It is Transformer-XL (Dai et al. 2019, sections 3.2 and 3.3), an all-attention n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -27,29 +28,45 @@ from trainer.model.vocabulary import Vocabulary
 class Visibility:
     """Which keys the tokens of one segment see, and where they are; all layers share it. J = M + T keys.
 
-    visible bool [B, T, J]: whether a query sees a key; the segment's own keys are the last T. before_start
-    bool [B, J]: keys before the stream began, which are read as hidden states of zero; None where they are
-    masked. positions int64 [B, T]: stream positions. attention: the function that computes attention, fast or
-    naive.
+    B is 1 where all rows are at the same position. visible bool [B, T, J]: whether a query sees a key; the
+    segment's own keys are the last T. before_start bool [B, J]: keys before the stream began, which are read
+    as hidden states of zero; None where they are masked. positions int64 [B, T]: stream positions.
+    attention: the function that computes attention, fast or naive. longest: the largest distance that any
+    query may see; None where that is not known.
     """
 
     visible: Tensor
     before_start: Tensor | None
     positions: Tensor
     attention: AttentionFunction
+    longest: int | None = None
+
+    def nearest(self, memory: int, longest: int | None) -> Visibility:
+        """The visibility of the last `memory` tokens of the memory and of the segment."""
+        unused = self.visible.shape[2] - self.visible.shape[1] - memory
+        if not unused and longest is None:
+            return self
+        before = None if self.before_start is None else self.before_start[:, unused:]
+        known = [distance for distance in (self.longest, longest) if distance is not None]
+        visible = self.visible[:, :, unused:]
+        return replace(self, visible=visible, before_start=before, longest=min(known, default=None))
 
 
 def visibility_of(
     T: int, positions: Tensor, rule: MemoryRule, attention: AttentionFunction = relative_attention
 ) -> Visibility:
-    """The visibility of a segment of T tokens whose first tokens are at the stream positions int64 [B]."""
+    """The visibility of a segment of T tokens whose first tokens are at the stream positions int64 [B].
+
+    One position [1] stands for rows that are all there.
+    """
     M = rule.mem_len
     columns = torch.arange(-M, T, device=positions.device)  # keys relative to the first query
     keys = positions[:, None] + columns  # stream positions [B, J]
     queries = keys[:, M:, None]  # [B, T, 1]
     visible = rule.visible(queries - keys[:, None], queries, columns[M:, None])
     before_start = (keys < 0) if rule.initial_memory == "zeros" else None
-    return Visibility(visible, before_start, keys[:, M:], attention)
+    longest = M if rule.mask == "same-length" else None
+    return Visibility(visible, before_start, keys[:, M:], attention, longest)
 
 
 class Block(nn.Module):
@@ -75,16 +92,17 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, memory: Tensor, terms: Terms, visibility: Visibility) -> Tensor:
         """x [B, T, D] and memory [B, M, D] → [B, T, D]."""
-        context = torch.cat([memory.detach(), x], dim=1)  # [SG(m) ∘ h]
+        M = memory.shape[1]
+        past, own = memory.detach(), x  # SG(m) and h
         if visibility.before_start is not None:
-            context = context.masked_fill(visibility.before_start[:, :, None], 0.0)
-        query_input = x
+            past = past.masked_fill(visibility.before_start[:, :M, None], 0.0)
         if self.config.pre_norm:
-            context = self.attention_norm(context)
-            query_input = context[:, -x.shape[1] :] if self.config.query_norm else x
-        query, key, value = (
-            self.heads(y) for y in (self.query(query_input), self.key(context), self.value(context))
-        )
+            past, own = self.attention_norm(past), self.attention_norm(x)
+        query_input = own if self.config.query_norm or not self.config.pre_norm else x
+        # Memory and segment are not joined before they are projected: the memory needs no gradient.
+        query = self.query(query_input)
+        key, value = (torch.cat([project(past), project(own)], dim=1) for project in (self.key, self.value))
+        query, key, value = (self.heads(y) for y in (query, key, value))
         return self.rest(x, self.attend(query, key, value, terms, visibility))
 
     def heads(self, x: Tensor) -> Tensor:
@@ -95,11 +113,12 @@ class Block(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, terms: Terms, visibility: Visibility
     ) -> Tensor:
         """The first sublayer's output [B, T, D] for query [B, T, H, K], key and value [B, J, H, K]."""
+        terms = replace(terms, longest=visibility.longest)
         if self.span is not None:
             terms = replace(
                 terms,
                 gate=self.span.mask(key.shape[1]),
-                window=self.span.window(),
+                window=self.span.softmax_window(),
                 epsilon=self.span.span.epsilon,
             )
         dropout = self.config.attention_dropout if self.training else 0.0
@@ -212,12 +231,15 @@ class LanguageModel(nn.Module):
         rule: MemoryRule,
         *,
         attention: AttentionFunction = relative_attention,
+        longest: Sequence[int] | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The output [B, T, D] of each layer, and the memory after the segment.
 
         tokens int64 [B, T]; memory: the last M inputs of each layer, L tensors [B, M, D]; positions int64
-        [B]: stream position of each row's first token. Memory from before position 0 is masked or read as
-        zeros, as the rule says. No gradient flows into the memory.
+        [B]: stream position of each row's first token, or [1] where all rows are at the same one. Memory from
+        before position 0 is masked or read as zeros, as the rule says. No gradient flows into the memory.
+        longest: for each layer, a distance beyond which no head has a weight (see `SpanLengths`). It changes
+        no answer; the memory beyond it is kept and not computed.
         """
         T, M = tokens.shape[1], rule.mem_len
         visibility = visibility_of(T, positions, rule, attention)
@@ -226,8 +248,11 @@ class LanguageModel(nn.Module):
         outputs, after = [], []
         for layer, block in enumerate(self.blocks):
             x = self.positions.embed(layer, x, visibility.positions)
-            after.append(torch.cat([memory[layer], x], dim=1)[:, T:].detach())
-            x = block(x, memory[layer], self.positions.terms(layer, vectors), visibility)
+            after.append(torch.cat([memory[layer][:, T:], x[:, -M:] if M else x[:, :0]], dim=1).detach())
+            limit = None if longest is None else longest[layer]
+            used = M if limit is None else min(M, limit)
+            terms = self.positions.terms(layer, vectors[: used + T])
+            x = block(x, memory[layer][:, M - used :], terms, visibility.nearest(used, limit))
             outputs.append(x)
         return outputs, after
 

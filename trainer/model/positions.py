@@ -17,6 +17,8 @@ from runtimes.contract.rule import MAX_LENGTH, MemoryRule
 from trainer.model.attention import Terms
 from trainer.model.config import ModelConfig
 
+KEPT_TABLES = 4  # tables of sinusoids that a model keeps: those of training and of validation
+KEPT_VALUES = 1 << 22  # a table with more values is not kept; only the rows that are needed are computed
 KINDS: dict[str, type[Positions]] = {}  # each kind by its name in `ModelConfig.positions`
 
 
@@ -50,6 +52,7 @@ class Positions(nn.Module):
     initial_std = 0.02  # standard deviation of the parameters at the start of training
 
     frequencies: Tensor | None
+    _tables: dict[tuple[object, ...], Tensor]  # sinusoids that were computed before
 
     def __init_subclass__(cls, *, kind: str) -> None:
         super().__init_subclass__()
@@ -58,6 +61,7 @@ class Positions(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self._tables = {}
         self.register_buffer(
             "frequencies", frequencies(config.d_model).float() if config.stored_frequencies else None
         )
@@ -102,8 +106,32 @@ class Positions(nn.Module):
         return min(rule.position_rows, self.config.context) if own else rule.position_rows
 
     def vectors(self, count: int, rule: MemoryRule) -> Tensor:
-        """Returns R [count, D]."""
-        return torch.arange(count).clamp(max=count if rule.clamp_len is None else rule.clamp_len)
+        """Returns R [count, D], or the rows int64 [count] of a learned table."""
+        last = count if rule.clamp_len is None else rule.clamp_len
+        return torch.arange(count, device=self._device()).clamp(max=last)
+
+    def _device(self) -> torch.device | None:
+        """Where the parameters of the positions lie; None where there are none."""
+        return next((parameter.device for parameter in self.parameters()), None)
+
+    def _sinusoids(self, count: int, like: Tensor, clamp_len: int | None = None) -> Tensor:
+        """The sinusoids [count, D] of the distances 0, 1, … as `like` stores numbers.
+
+        They are computed in float64 once and kept. Stored frequencies may change when weights are loaded, so
+        theirs are computed anew.
+        """
+        last = count if clamp_len is None else clamp_len
+        key = (count, last, like.device, like.dtype)
+        if key in self._tables:
+            return self._tables[key]
+        distances = torch.arange(count, device="cpu").clamp(max=last)
+        table = sinusoids(distances, self.config.d_model, self.frequencies).to(like)
+        # What inference computes cannot be used where gradients are.
+        if self.frequencies is None and not torch.is_inference_mode_enabled():
+            if len(self._tables) == KEPT_TABLES:
+                self._tables.clear()
+            self._tables[key] = table
+        return table
 
     def terms(self, layer: int, vectors: Tensor) -> Terms:
         """One layer's terms of the attention scores, for the answer of `vectors`."""
@@ -151,7 +179,7 @@ class RelativePositions(Positions, kind="relative"):
 
     def vectors(self, count: int, rule: MemoryRule) -> Tensor:
         """R [count, D]"""
-        table = sinusoids(super().vectors(count, rule), self.config.d_model, self.frequencies).to(self.u)
+        table = self._sinusoids(count, self.u, rule.clamp_len)
         return F.dropout(table, self.config.dropout, self.training)
 
     def terms(self, layer: int, vectors: Tensor) -> Terms:
@@ -176,7 +204,7 @@ class ShawPositions(Positions, kind="shaw"):
         self.table_bias = nn.Parameter(torch.zeros(L, R, H))
 
     def terms(self, layer: int, vectors: Tensor) -> Terms:
-        rows = vectors.clamp(max=self.table.shape[1] - 1).to(self.table.device)
+        rows = vectors.clamp(max=self.table.shape[1] - 1)
         return Terms(position=self.table[layer, rows], bias=self.table_bias[layer, rows], u=self.u[layer])
 
 
@@ -192,7 +220,7 @@ class LearnedPositions(Positions, kind="learned"):
         self.table = nn.Parameter(torch.empty(config.context, config.head_dim))
 
     def terms(self, layer: int, vectors: Tensor) -> Terms:
-        rows = vectors.clamp(max=len(self.table) - 1).to(self.table.device)
+        rows = vectors.clamp(max=len(self.table) - 1)
         return Terms(position=self.table[rows][:, None].expand(-1, self.heads, -1))
 
 
@@ -204,17 +232,18 @@ class AbsolutePositions(Positions, kind="absolute"):
     has_sinusoids = True
 
     def input_table(self, layer: int) -> Tensor | None:
-        return None if layer else self._sinusoids(self.config.context)
+        return None if layer else self._of(torch.arange(self.config.context))
 
     def embed(self, layer: int, x: Tensor, position: Tensor) -> Tensor:
         if layer:
             return x
-        rows = self.input_rows(position)
-        # Only rows up to the last one that is needed are computed, because the context may be vast.
-        return x + self._sinusoids(int(rows.max()) + 1).to(x)[rows]
+        rows, context = self.input_rows(position), self.config.context
+        if context * self.config.d_model <= KEPT_VALUES:
+            return x + self._sinusoids(context, x)[rows]
+        return x + self._of(rows.flatten()).to(x).view(*rows.shape, -1)  # the context may be vast
 
-    def _sinusoids(self, count: int) -> Tensor:
-        return sinusoids(torch.arange(count), self.config.d_model, self.frequencies)
+    def _of(self, rows: Tensor) -> Tensor:
+        return sinusoids(rows, self.config.d_model, self.frequencies)
 
 
 class PerLayerPositions(Positions, kind="per-layer"):

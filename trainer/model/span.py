@@ -56,9 +56,21 @@ class AdaptiveSpan(nn.Module):
         """
         if not self.span.epsilon:
             return None
+        return self.window_for(self.share.max().item() * self.span.maximum)
+
+    def window_for(self, longest: float) -> int:
+        """The window of a layer whose longest span has this many tokens."""
         S = self.span.maximum
-        longest = min(S, math.ceil(self.share.max().item() * S) + self.span.ramp)
-        return S - min(S - 1, S - longest) // WINDOW_STEP * WINDOW_STEP
+        needed = min(S, math.ceil(longest) + self.span.ramp)
+        return S - min(S - 1, S - needed) // WINDOW_STEP * WINDOW_STEP
+
+    def softmax_window(self) -> Tensor | None:
+        """`window` as a tensor [], without waiting for the device."""
+        if not self.span.epsilon:
+            return None
+        S = self.span.maximum
+        longest = ((self.share.detach().max().double() * S).ceil() + self.span.ramp).clamp(max=S)
+        return S - (S - longest).clamp(max=S - 1) // WINDOW_STEP * WINDOW_STEP
 
     def remembered(self) -> tuple[int, ...]:
         """Returns the longest distance that each head must remember.

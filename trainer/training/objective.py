@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -33,6 +34,7 @@ def segment_loss(
     rule: MemoryRule,
     *,
     progress: float,
+    longest: Sequence[int] | None = None,
 ) -> tuple[Loss, list[Tensor]]:
     """The loss of one segment, and the memory after it.
 
@@ -41,7 +43,7 @@ def segment_loss(
     arguments are those of `LanguageModel.layers`.
     """
     config = model.config
-    outputs, after = model.layers(tokens, memory, positions, rule)
+    outputs, after = model.layers(tokens, memory, positions, rule, longest=longest)
     first = tokens.shape[1] // 2 if config.objective.half else 0
     hidden, wanted = model.last(outputs)[:, first:], targets[:, first:]
     nats = -model.vocabulary.log_prob(hidden.flatten(0, 1), wanted.flatten()).mean()

@@ -23,6 +23,7 @@ from trainer.training.optimizer import make_optimizer, set_rate_and_clip
 from trainer.training.parallel import ALONE, Ranks, unexchanged
 from trainer.training.schedule import first_token, learning_rate, training_rule
 from trainer.training.shard import shard
+from trainer.training.span_lengths import SpanLengths
 from trainer.training.validation import average_start, decays, out_of_patience
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -38,8 +39,8 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, *arguments: Any, progress: float) -> tuple[Tensor, Tensor, list[Tensor]]:
-        loss, memory = segment_loss(self.model, *arguments, progress=progress)
+    def forward(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+        loss, memory = segment_loss(self.model, *arguments, **options)
         return loss.objective, loss.nats, memory
 
 
@@ -82,6 +83,7 @@ class Training:
     scaler: torch.amp.GradScaler
     average: AveragedModel | None
     memories: list[list[Tensor]]
+    span_lengths: SpanLengths
     step: int = 0
     at: int = 0
     position: int = 0
@@ -119,16 +121,18 @@ class Training:
             if average is not None:
                 assert isinstance(average.module, LanguageModel)
                 shard(Objective(average.module), average.module, device)
+        optimizer = make_optimizer(config, model)
         return cls(
             config,
             ranks,
             model,
             objective=ranks.wrap(objective),
-            optimizer=make_optimizer(config, model),
+            optimizer=optimizer,
             scaler=torch.amp.GradScaler(device.type, enabled=config.autocast == "fp16"),
             average=average,
             validation=(config.batch, config.validate_tokens),
             memories=[[memory.to(device) for memory in part] for part in parts],
+            span_lengths=SpanLengths(model, optimizer, config.optimizer.clip),
             first_not_finite=torch.zeros(3, device=device),
         )
 
@@ -211,7 +215,7 @@ class Training:
     def _backward(self, part: int, piece: Tensor) -> Tensor:
         """Objective and nats [2] of one part of the lanes, whose gradient is added to the parameters."""
         last, device = part == self.config.accumulate - 1, self.ranks.device
-        positions = torch.full((len(piece),), self.position, device=device)
+        positions = torch.full((1,), self.position, device=device)  # all lanes are there
         dtype = AUTOCAST.get(self.config.autocast)
         # Processes exchange gradients once per step: in the backward pass of the last part, when the sum is
         # complete.
@@ -224,6 +228,7 @@ class Training:
                     positions,
                     self.rule,
                     progress=self.step / self.config.steps,
+                    longest=self.span_lengths.current(),
                 )
             # Every part weighs the same in the mean over the whole batch.
             self.scaler.scale(objective / self.config.accumulate).backward()
@@ -237,6 +242,7 @@ class Training:
         # The scaler skips an fp16 step with a gradient out of range, and `update` lowers the scale then.
         self.scaler.step(self.optimizer)
         self.model.constrain()
+        self.span_lengths.moved(rate)
         return norm
 
     def _note_not_finite(self, objective: Tensor, norm: Tensor) -> None:

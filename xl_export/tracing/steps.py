@@ -136,7 +136,7 @@ class _FixedSpan(nn.Module):
     def mask(self, count: int) -> Tensor:
         return self.gate[:count]
 
-    def window(self) -> int | None:
+    def softmax_window(self) -> int | None:
         return self._window
 
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from runtimes.contract.rule import MemoryRule
+from trainer.model import attention as fast_attention
+from trainer.model import blocked
 from trainer.model.attention import Terms, relative_attention, shift
 from trainer.model.naive import naive_attention
 from trainer.model.positions import sinusoids
@@ -59,12 +61,16 @@ def inputs(B: int, T: int, M: int, H: int, K: int, kind: str = "relative", N: in
     return given
 
 
-def attend(form: Any, given: dict[str, Tensor], visible: Tensor, **options: Any) -> Tensor:
+def attend(
+    form: Any, given: dict[str, Tensor], visible: Tensor, *, longest: int | None = None, **options: Any
+) -> Tensor:
     """Either form of attention on named inputs."""
-    terms = {name: given[name] for name in ("position", "bias", "u", "v", "gate") if name in given}
+    terms: dict[str, Any] = {
+        name: given[name] for name in ("position", "bias", "u", "v", "gate") if name in given
+    }
     persistent = (given["persistent_key"], given["persistent_value"]) if "persistent_key" in given else None
     context = (given[name] for name in ("query", "key", "value"))
-    answer: Tensor = form(*context, visible=visible, terms=Terms(**terms), persistent=persistent, **options)
+    answer: Tensor = form(*context, visible=visible, terms=terms, persistent=persistent, **options)
     return answer
 
 
@@ -90,13 +96,25 @@ def visibility(rule: MemoryRule, positions: list[int], T: int) -> Tensor:
 )
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", ["blocked", "plain"])
 def test_fast_attention_equals_naive_in_values_and_all_gradients(
-    kind: str, sizes: tuple[int, int, int, int, int], options: dict[str, Any]
+    form: str,
+    kind: str,
+    sizes: tuple[int, int, int, int, int],
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """In pieces of one lane and about two queries, and in the form for devices and compilers."""
+    monkeypatch.setattr(blocked, "BLOCK", 2)
+    monkeypatch.setattr(blocked, "GROUP_BYTES", 1)
+    if form == "plain":
+        monkeypatch.setattr(fast_attention, "_blocks", lambda *_: False)
     B, T, M, _, _ = sizes
     visible = visibility(MemoryRule(mem_len=M, segment=T, **options), [0, 2, 3 * M + 1][:B], T)
     given = inputs(*sizes, kind)
-    fast, naive = (attend(form, given, visible) for form in (relative_attention, naive_attention))
+    longest = None if options.get("mask") == "full" else M
+    fast = attend(relative_attention, given, visible, longest=longest)
+    naive = attend(naive_attention, given, visible)
     torch.testing.assert_close(fast, naive, **TIGHT)
     upstream = torch.randn(fast.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ours_and_true = (

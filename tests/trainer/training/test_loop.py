@@ -74,13 +74,13 @@ def test_lanes_are_read_in_order_and_wrap_around_with_positions_restarted(
     passes = (tokens_BN.shape[1] - 1) // 8
     assert passes == 4
     seen: list[tuple[Tensor, Tensor]] = []
-    forward = training.model.forward
+    layers = training.model.layers
 
-    def spy(tokens: Tensor, memory: list[Tensor], positions: Tensor, rule: MemoryRule) -> Any:
+    def spy(tokens: Tensor, memory: list[Tensor], positions: Tensor, rule: MemoryRule, **options: Any) -> Any:
         seen.append((tokens, positions))
-        return forward(tokens, memory, positions, rule)
+        return layers(tokens, memory, positions, rule, **options)
 
-    monkeypatch.setattr(training.model, "forward", spy)
+    monkeypatch.setattr(training.model, "layers", spy)
     random, starts = torch.get_rng_state(), []
     while len(starts) < 30:
         torch.set_rng_state(random)
@@ -95,7 +95,7 @@ def test_lanes_are_read_in_order_and_wrap_around_with_positions_restarted(
         assert start == starts[number]
         for step in range(first, last):
             tokens, positions = seen[step]
-            assert positions.tolist() == [at[step - first]] * 90
+            assert positions.tolist() == [at[step - first]]  # of all lanes
             assert np.array_equal(tokens.numpy(), tokens_BN[:, start + at[step - first] :][:, :8])
         assert start + at[last - first] + 8 >= 40, "the pass went on as long as a segment fitted"
     assert starts[0] == 0

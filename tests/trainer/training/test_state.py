@@ -108,13 +108,15 @@ class Feed:
         self.positions: list[int] = []
         layers = training.model.layers
 
-        def spy(tokens: Tensor, memory: list[Tensor], positions: Tensor, rule: MemoryRule) -> Any:
+        def spy(
+            tokens: Tensor, memory: list[Tensor], positions: Tensor, rule: MemoryRule, **options: Any
+        ) -> Any:
             assert tokens.shape[1] == rule.segment
             assert {part.shape[1] for part in memory} == {rule.mem_len}
-            assert len(set(positions.tolist())) == 1
+            assert positions.shape == (1,)  # all lanes are at the same position
             self.tokens.append(tokens)
             self.positions.append(int(positions[0]))
-            return layers(tokens, memory, positions, rule)
+            return layers(tokens, memory, positions, rule, **options)
 
         monkeypatch.setattr(training.model, "layers", spy)
 
@@ -217,9 +219,9 @@ def test_progress_is_the_share_of_the_steps_done(
     training, tokens_BN = started(make_config(steps=4, accumulate=2))
     seen, loss = [], trainer.training.state.segment_loss
 
-    def spy(*arguments: Any, progress: float) -> Any:
+    def spy(*arguments: Any, progress: float, **options: Any) -> Any:
         seen.append(progress)
-        return loss(*arguments, progress=progress)
+        return loss(*arguments, progress=progress, **options)
 
     monkeypatch.setattr(trainer.training.state, "segment_loss", spy)
     losses(training, tokens_BN, 4)
@@ -233,8 +235,8 @@ def test_penalties_are_descended_and_not_reported(
     punished, _ = started(make_config())
     loss, weight = trainer.training.state.segment_loss, punished.model.vocabulary.table["0"]
 
-    def with_penalty(*arguments: Any, progress: float) -> Any:
-        given, memory = loss(*arguments, progress=progress)
+    def with_penalty(*arguments: Any, **options: Any) -> Any:
+        given, memory = loss(*arguments, **options)
         return dataclasses.replace(given, objective=given.objective + weight.square().sum()), memory
 
     plain_loss = losses(plain, tokens_BN, 1)
