@@ -86,7 +86,7 @@ def relative_attention(
 
 def _blocks(query: Tensor, terms: Terms, persistent: tuple[Tensor, Tensor] | None) -> bool:
     """Whether the blocked form computes: on the CPU, where no compiler or exporter watches the operators."""
-    on_cpu = query.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.jit.is_tracing()
+    on_cpu = query.device.type == "cpu" and not torch.compiler.is_compiling()
     return on_cpu and (persistent is None or terms.u is None)  # persistent scores are q·k, without u
 
 
@@ -123,7 +123,9 @@ def blocked_attention(
         own = (None, None) if persistent is None else (persistent[0].to(dtype), persistent[1].to(dtype))
         blind = None if persistent is not None else ~visible.any(-1, keepdim=True)
         options = (terms.longest, terms.epsilon, dropout)
-        answer = BlockedAttention.apply(*first, rows, bias, gate, *own, hidden, blind, *options)
+        answer: Tensor = BlockedAttention.apply(  # type: ignore[no-untyped-call]
+            *first, rows, bias, gate, *own, hidden, blind, *options
+        )
     return answer.permute(1, 2, 0, 3)
 
 

@@ -68,7 +68,7 @@ def by_key(by_distance: Tensor, C: int) -> Tensor:
     """
     W = by_distance.shape[-1] - 1
     flat = by_distance.view(len(by_distance), -1, C * (W + 1))
-    return flat[:, :, C - 1 : C - 1 + C * W].unflatten(-1, (C, W))
+    return flat[:, :, C - 1 : C - 1 + C * W].view(len(flat), -1, C, W)
 
 
 def flipped(rows: Tensor, W: int) -> Tensor:
@@ -144,10 +144,11 @@ class BlockedAttention(torch.autograd.Function):
         return answer
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        content, positional, key, value, rows, bias, gate, own_key, own_value, blind = ctx.saved_tensors[:10]
-        answer, *kept = ctx.saved_tensors[10:]
+        saved = ctx.saved_tensors  # read once: activations that are computed again allow no more
+        content, positional, key, value, rows, bias, gate, own_key, own_value, blind = saved[:10]
+        answer, *kept = saved[10:]
         longest, epsilon, dropout = ctx.options
         H, B, T, K = content.shape
         upstream = upstream.contiguous()
@@ -156,11 +157,16 @@ class BlockedAttention(torch.autograd.Function):
         # The sum over keys of weight times gradient of the weight, for every query: a softmax needs it.
         inner = (upstream * answer).sum(-1, keepdim=True)
         inputs = (content, positional, key, value, rows, bias, gate, own_key, own_value)
-        gradients = [None if tensor is None else torch.zeros_like(tensor) for tensor in inputs]
+        # What all pieces add to is summed in fp32 at least: `autograd` rounds the sum.
+        sums = torch.promote_types(content.dtype, torch.float32)
+        gradients: list[Any] = [
+            None if tensor is None else torch.zeros_like(tensor, dtype=sums if at > 3 else tensor.dtype)
+            for at, tensor in enumerate(inputs)
+        ]
         for piece in pieces(H, B, T, key.shape[2], longest, content.element_size()):
             C, W, lanes, queries = piece.height, piece.width, piece.lanes, piece.queries
             weights = kept.pop(0)
-            total = None if gate is None else kept.pop(0)
+            total: Any = None if gate is None else kept.pop(0)
             mask = kept.pop(0) if dropout else None
             out = upstream[:, lanes, queries]
             # The gradient of the values, which takes the weights as they were used.
@@ -204,8 +210,7 @@ class BlockedAttention(torch.autograd.Function):
                 gradients[5][:, -C:, -W:] += context.sum(1)
             if positional is not None and rows is not None:
                 query = positional[:, lanes, queries].reshape(H, -1, K)
-                part = torch.bmm(spread, rows[:, -W - 1 :]).unflatten(1, (-1, C))
-                gradients[1][:, lanes, queries] = part
+                gradients[1][:, lanes, queries] = torch.bmm(spread, rows[:, -W - 1 :]).view(H, -1, C, K)
                 gradients[4][:, -W - 1 :] += torch.bmm(spread.transpose(1, 2), query)
         return (*gradients, None, None, None, None, None)
 
@@ -233,5 +238,5 @@ def _add_keys(context: Tensor, own: Tensor | None, gradient: Tensor, piece: Piec
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """The product of matrices in the last two dimensions; the first two are those of the batch."""
-    H, lanes = a.shape[:2]
-    return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, (H, lanes))
+    product = torch.bmm(a.flatten(0, 1), b.flatten(0, 1))
+    return product.view(*a.shape[:2], *product.shape[1:])

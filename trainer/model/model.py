@@ -13,6 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.rule import MemoryRule
@@ -169,6 +170,7 @@ class LanguageModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.checkpoint_activations = False  # see `TrainConfig`
         self.vocabulary = Vocabulary(config)
         self.positions = make_positions(config)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
@@ -252,7 +254,11 @@ class LanguageModel(nn.Module):
             limit = None if longest is None else longest[layer]
             used = M if limit is None else min(M, limit)
             terms = self.positions.terms(layer, vectors[: used + T])
-            x = block(x, memory[layer][:, M - used :], terms, visibility.nearest(used, limit))
+            inputs = (x, memory[layer][:, M - used :], terms, visibility.nearest(used, limit))
+            if self.checkpoint_activations and self.training:
+                x = checkpoint(block, *inputs, use_reentrant=False)  # draws the same dropout again
+            else:
+                x = block(*inputs)
             outputs.append(x)
         return outputs, after
 

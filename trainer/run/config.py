@@ -86,7 +86,9 @@ class TrainConfig:
     is the GPU of an Apple computer, for one process.
     parallel: what each of several processes keeps of the weights and the optimiser's state: `ddp` all of
     them, `fsdp` a part (PyTorch's FSDP2), for models beyond one device. threads: CPU threads; 0 for PyTorch's
-    choice.
+    choice. compile: whether `torch.compile` translates forward and backward pass, which needs a C++ compiler on
+    the CPU and Triton on a GPU. checkpoint_activations: whether a layer keeps only its input and computes the
+    rest again in the backward pass: less memory, about a third more time.
     """
 
     model: ModelConfig
@@ -120,6 +122,8 @@ class TrainConfig:
     tensorboard: bool = False
     wandb: bool = False
     peak_tflops: float | None = None
+    compile: bool = False
+    checkpoint_activations: bool = False
 
     def __post_init__(self) -> None:
         for name in (
@@ -257,9 +261,10 @@ class TrainConfig:
         scores = B * model.heads * T * J
         activations = B * (J + 6 * T) * model.d_model + B * T * 2 * model.d_ff + J * model.d_model
         logits = B * T * model.vocab_size
-        return 16 * count_parameters(model) // shards + 4 * (
-            model.layers * (2 * scores + activations) + 2 * logits
-        )
+        layer = 2 * scores + activations
+        # With `checkpoint_activations` a layer keeps its input and its memory, and one layer is recomputed.
+        kept = layer + model.layers * B * J * model.d_model if self.checkpoint_activations else 0
+        return 16 * count_parameters(model) // shards + 4 * ((kept or model.layers * layer) + 2 * logits)
 
     def with_steps(self, steps: int) -> TrainConfig:
         """The same recipe with this number of steps.

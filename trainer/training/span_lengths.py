@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from trainer.model.model import LanguageModel
 from trainer.model.span import WINDOW_STEP, AdaptiveSpan
+from trainer.training.shard import whole
 
 ROOM = 32.0  # tokens that spans may grow by until they are read again
 READ_EVERY = 200  # steps; spans that have shrunk are noticed then
@@ -57,9 +56,9 @@ class SpanLengths:
         return all(map(int.__le__, needed, self.lengths))
 
     def _read(self) -> None:
-        longest = [_whole(span.share).max() * span.span.maximum for span in self.spans]
+        longest = [whole(span.share.detach()).max() * span.span.maximum for span in self.spans]
         sums = (self.optimizer.state[span.share].get("sum", span.share) for span in self.spans)
-        squares = [_whole(tensor).min() for tensor in sums]
+        squares = [whole(tensor.detach()).min() for tensor in sums]
         numbers = torch.stack([*longest, *squares]).tolist()  # one transfer for all layers
         self.read, self.squares = numbers[: len(longest)], numbers[len(longest) :]
         self.steps, self.grown = 0, [0.0] * len(longest)
@@ -84,11 +83,6 @@ class SpanLengths:
         if ratio >= 1:
             return math.inf
         return float(rate * (1 - first) / math.sqrt((1 - second) * (1 - ratio)))
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """The tensor without its gradient, with the parts that lie on other processes."""
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def length_for(span: AdaptiveSpan, longest: float) -> int:

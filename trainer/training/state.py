@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import os
+import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
-from runtimes.base.errors import UserError
+from runtimes.base.errors import ConfigError, UserError
 from runtimes.contract.rule import MemoryRule
 from trainer.model.model import LanguageModel
 from trainer.run.config import TrainConfig
@@ -114,6 +117,7 @@ class Training:
             torch.manual_seed(config.seed + ranks.rank)
         rule = training_rule(config, 0)
         parts = [model.start(lanes // config.accumulate, rule) for _ in range(config.accumulate)]
+        model.checkpoint_activations = config.checkpoint_activations
         objective: nn.Module = Objective(model)
         average = None if config.averaging is None else AveragedModel(model)
         if shards > 1:  # moves one block after the other to the device, which never holds the whole model
@@ -121,6 +125,9 @@ class Training:
             if average is not None:
                 assert isinstance(average.module, LanguageModel)
                 shard(Objective(average.module), average.module, device)
+        if config.compile:
+            _refuse_without_compiler(device)
+            objective.compile()
         optimizer = make_optimizer(config, model)
         return cls(
             config,
@@ -274,6 +281,20 @@ class Training:
         assert self.config.averaging is not None
         start = average_start(self.config.averaging, self.validations)
         return start is not None and self.step > start
+
+
+def _refuse_without_compiler(device: torch.device) -> None:
+    """Raises ConfigError where `torch.compile` would find no compiler."""
+    if device.type == "cpu":
+        there = any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "g++", "clang++"))
+        needed = "a C++ compiler, g++ or clang++"
+    else:
+        there, needed = importlib.util.find_spec("triton") is not None, "the package triton"
+    if not there:
+        raise ConfigError(
+            f"compile is true, and torch.compile needs {needed} for device {device.type}, which is not "
+            "there; install it, or set compile to false."
+        )
 
 
 def refuse_infinite(what: str, value: float, step: int, ranks: Ranks) -> None:

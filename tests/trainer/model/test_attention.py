@@ -96,9 +96,7 @@ def visibility(rule: MemoryRule, positions: list[int], T: int) -> Tensor:
 )
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("form", ["blocked", "plain"])
 def test_fast_attention_equals_naive_in_values_and_all_gradients(
-    form: str,
     kind: str,
     sizes: tuple[int, int, int, int, int],
     options: dict[str, Any],
@@ -107,26 +105,26 @@ def test_fast_attention_equals_naive_in_values_and_all_gradients(
     """In pieces of one lane and about two queries, and in the form for devices and compilers."""
     monkeypatch.setattr(blocked, "BLOCK", 2)
     monkeypatch.setattr(blocked, "GROUP_BYTES", 1)
-    if form == "plain":
-        monkeypatch.setattr(fast_attention, "_blocks", lambda *_: False)
     B, T, M, _, _ = sizes
     visible = visibility(MemoryRule(mem_len=M, segment=T, **options), [0, 2, 3 * M + 1][:B], T)
     given = inputs(*sizes, kind)
     longest = None if options.get("mask") == "full" else M
-    fast = attend(relative_attention, given, visible, longest=longest)
+    in_blocks = attend(relative_attention, given, visible, longest=longest)
+    monkeypatch.setattr(fast_attention, "_blocks", lambda *_: False)
+    plain = attend(relative_attention, given, visible, longest=longest)
     naive = attend(naive_attention, given, visible)
-    torch.testing.assert_close(fast, naive, **TIGHT)
-    upstream = torch.randn(fast.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    ours_and_true = (
+    upstream = torch.randn(naive.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gradients = [
         torch.autograd.grad(answer, given.values(), upstream, materialize_grads=True)
         if answer.requires_grad
         else [torch.zeros(())] * len(given)
-        for answer in (fast, naive)
-    )
-    for name, ours, true in zip(given, *ours_and_true, strict=True):
-        torch.testing.assert_close(
-            ours, true, **TIGHT, msg=lambda text, name=name: f"gradient of {name}: {text}"
-        )
+        for answer in (in_blocks, plain, naive)
+    ]
+    for form, fast, ours in zip(("in blocks", "plain"), (in_blocks, plain), gradients, strict=False):
+        torch.testing.assert_close(fast, naive, **TIGHT)
+        for name, mine, true in zip(given, ours, gradients[-1], strict=True):
+            message = f"{form}, gradient of {name}: "
+            torch.testing.assert_close(mine, true, **TIGHT, msg=lambda text, start=message: start + text)
 
 
 def test_every_input_has_a_gradient_where_it_matters() -> None:

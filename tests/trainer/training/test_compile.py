@@ -1,0 +1,98 @@
+"""The training step under `torch.compile`, and with activations that are computed again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from runtimes.base.errors import ConfigError
+from runtimes.contract.rule import MemoryRule
+from trainer.model.config import ModelConfig, SpanConfig
+from trainer.model.model import LanguageModel
+from trainer.run.config import TrainConfig
+from trainer.training.state import Objective, Training
+
+SIZES: dict[str, Any] = {"layers": 2, "d_model": 8, "heads": 2, "head_dim": 4, "vocab_size": 7}
+PLAIN = {"d_ff": 8}
+KINDS: dict[str, dict[str, Any]] = {
+    "relative": PLAIN,
+    "shaw": PLAIN | {"context": 9},
+    "learned": {"context": 17, "sublayers": "all-attention", "persistent": 3, "span": SpanConfig(maximum=8)},
+    "absolute": PLAIN | {"context": 9},
+    "per-layer": PLAIN | {"context": 9},
+}
+RULE = MemoryRule(mem_len=8, segment=8)
+
+
+def results(objective: Any, model: LanguageModel) -> list[Tensor]:
+    """The loss and the gradients of two segments."""
+    tokens = torch.randint(0, 7, (2, 17), generator=torch.Generator().manual_seed(1))
+    memory, answers = model.start(2, RULE), []
+    model.zero_grad()
+    for at in (0, 8):
+        loss, _, memory = objective(
+            tokens[:, at : at + 8],
+            tokens[:, at + 1 : at + 9],
+            memory,
+            torch.full((1,), at),
+            RULE,
+            progress=at / 16,
+        )
+        loss.backward()
+        answers.append(loss.detach())
+    return answers + [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def objective_of(kind: str) -> Objective:
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig(**SIZES, positions=kind, **KINDS[kind]))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.constrain()
+    return Objective(model.train())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_the_step_is_one_graph_and_computes_the_same(kind: str, backend: str) -> None:
+    objective = objective_of(kind)
+    plain = results(objective, objective.model)
+    torch.compiler.reset()
+    compiled = results(torch.compile(objective, backend=backend, fullgraph=True), objective.model)
+    for ours, true in zip(compiled, plain, strict=True):
+        torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-5)
+
+
+def test_activations_that_are_computed_again_give_the_same_bits(
+    make_config: Callable[..., TrainConfig], started: Callable[[TrainConfig], tuple[Training, np.ndarray]]
+) -> None:
+    config = make_config(dropout=0.3, attention_dropout=0.2)
+    kept, tokens_BN = started(config)
+    again, _ = started(dataclasses.replace(config, checkpoint_activations=True))
+    calls: list[int] = []
+    again.model.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    for training in (kept, again):
+        torch.manual_seed(3)
+        for _ in range(3):
+            training.advance(tokens_BN)
+    assert len(calls) == 6, "each forward pass of the block was computed twice"
+    for (name, mine), theirs in zip(again.model.named_parameters(), kept.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
+    large = dataclasses.replace(config, batch=64)
+    assert dataclasses.replace(large, checkpoint_activations=True).num_bytes(64) < large.num_bytes(64)
+
+
+def test_a_machine_without_a_compiler_is_told_so(
+    make_config: Callable[..., TrainConfig],
+    started: Callable[[TrainConfig], tuple[Training, np.ndarray]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match=r"compile is true, and torch\.compile needs a C\+\+ compiler"):
+        started(make_config(compile=True))
