@@ -95,11 +95,12 @@ class Block(nn.Module):
         """x [B, T, D] and memory [B, M, D] → [B, T, D]."""
         M = memory.shape[1]
         past, own = memory.detach(), x  # SG(m) and h
-        if visibility.before_start is not None:
+        if visibility.before_start is not None:  # which may be padding in the segment too
             past = past.masked_fill(visibility.before_start[:, :M, None], 0.0)
+            own = own.masked_fill(visibility.before_start[:, M:, None], 0.0)
         if self.config.pre_norm:
-            past, own = self.attention_norm(past), self.attention_norm(x)
-        query_input = own if self.config.query_norm or not self.config.pre_norm else x
+            past, own = self.attention_norm(past), self.attention_norm(own)
+        query_input = own if self.config.pre_norm and self.config.query_norm else x
         # Memory and segment are not joined before they are projected: the memory needs no gradient.
         query = self.query(query_input)
         key, value = (torch.cat([project(past), project(own)], dim=1) for project in (self.key, self.value))

@@ -65,9 +65,8 @@ def attend(
     form: Any, given: dict[str, Tensor], visible: Tensor, *, longest: int | None = None, **options: Any
 ) -> Tensor:
     """Either form of attention on named inputs."""
-    terms: dict[str, Any] = {
-        name: given[name] for name in ("position", "bias", "u", "v", "gate") if name in given
-    }
+    names = [name for name in ("position", "bias", "u", "v", "gate") if name in given]
+    terms = Terms(**{name: given[name] for name in names}, longest=longest)  # type: ignore[arg-type]
     persistent = (given["persistent_key"], given["persistent_value"]) if "persistent_key" in given else None
     context = (given[name] for name in ("query", "key", "value"))
     answer: Tensor = form(*context, visible=visible, terms=terms, persistent=persistent, **options)
