@@ -138,8 +138,9 @@ CASES = {
         ),
         Case(
             name="training",
-            summary="a training step with memory and without",
-            keys=("mem_len",),
+            summary="a training step with memory and without, in bf16, with spans, and of the public code",
+            keys=("side", "mem_len"),
+            takes=("config", "repeats", "reference", "reference_spans"),
             engine="torch",
         ),
         Case(

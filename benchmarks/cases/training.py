@@ -1,31 +1,46 @@
-"""A training step in PyTorch with memory as long as the segment, and without: what recurrence costs there."""
+"""A training step in PyTorch: what memory costs, what bf16 and spans save, and the papers' public code.
+
+The public code is no part of this project. Its folders are options; without them this project is compared
+with itself.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.arithmetic import step_multiply_adds
 from benchmarks.cases.learning.architectures import check
+from benchmarks.baselines.public_training import adaptive_span_step, transformer_xl_step
+from benchmarks.cases.architectures import check
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.measure import Limits, Timing, take_turns
+from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
+from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
 from trainer.run.config import TrainConfig
+from trainer.run.optimizer_config import OptimizerConfig
 from trainer.training.state import Training
 
 PASSES = 3  # forward, and backward with twice as many multiply-adds
+COMPARED, TOLERANCE = 4, 2e-3  # optimiser steps, and nats by which their losses may differ
+LEARNED_SPAN = 100  # tokens; spans that are learned are far shorter than the longest that is possible
+Step = Callable[[], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One memory length. token: the time of one trained token; ratio: this time over the one without memory.
+    """One side at one memory length. token: the time of one trained token.
 
-    multiply_adds: of one token, forward and backward.
+    side: None for fp32 of this project. ratio: the time over that of fp32 without memory. faster: the time of
+    the side that it is compared with over this one; None for that side itself. multiply_adds: of one token,
+    forward and backward, of the whole memory.
     """
 
     mem_len: int
@@ -33,6 +48,8 @@ class Row:
     token: Timing
     ratio: float
     multiply_adds: float
+    side: str | None = None
+    faster: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return to_json(self)
@@ -43,57 +60,138 @@ def run(
     *,
     threads: int | None = None,
     repeats: int | None = None,
+    reference: Path | None = None,
+    reference_spans: Path | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """A row with memory and a row without. An argument that is None is taken from the configuration."""
+    """Rows with memory and without, in bf16, with spans, and of the public code.
+
+    reference: the folder `pytorch/` of kimiyoung/transformer-xl. reference_spans: that of
+    facebookresearch/adaptive-span. An argument that is None is taken from the configuration, or left out.
+    """
     threads, repeats = checked_threads(threads), checked_repeats(repeats, config.repeats)
     batch, T = config.training_batch, config.segment
-    sides: dict[int, Callable[[], Any]] = {}
-    for mem_len in (T, 0):
-        rule = MemoryRule(mem_len=mem_len, segment=T, mask="full")
-        recipe = TrainConfig(
-            model=config.model, training=rule, evaluation=rule, vocab="byte", batch=batch, threads=threads
+    if config.model.vocabulary.cutoffs and (reference or reference_spans):
+        raise ConfigError(
+            f"{config.name} has an adaptive softmax, which is not compared; give --config small."
         )
-        progress(f"memory of {mem_len} tokens: comparing the attention of training with the naive one")
-        check(recipe)
-        sides[mem_len] = _step(recipe)
+    recipes = _recipes(config, threads)
+    for name in ("fp32", "no memory", "spans"):
+        progress(f"{name}: comparing the attention of training with the naive one")
+        check(recipes[name])
+    trainings = {name: _start(recipe) for name, recipe in recipes.items()}
+    trainings["whole spans"].span_lengths.spans = []  # every key is computed
+    sides: dict[str, Step] = {name: _stepper(training) for name, training in trainings.items()}
+    for folder, name, made in (
+        (reference, "fp32", transformer_xl_step),
+        (reference_spans, "spans", adaptive_span_step),
+    ):
+        if folder is not None:
+            public = "reference" if name == "fp32" else "reference spans"
+            progress(f"{public}: comparing the losses of {COMPARED} steps from the same weights")
+            _compare(_start(recipes[name]), made, folder)
+            fresh = _start(recipes[name])
+            sides[public] = made(folder, fresh, _tokens(fresh))
     progress(f"timing {repeats} steps of {batch} x {T} tokens for each")
-    times = {
-        name: timing.per(batch * T) for name, timing in take_turns(_named(sides), repeats=repeats).items()
+    times = {name: timing.per(batch * T) for name, timing in take_turns(sides, repeats=repeats).items()}
+    return [_row(name, times, recipes) for name in times]
+
+
+def _recipes(config: BenchmarkConfig, threads: int) -> dict[str, TrainConfig]:
+    """The recipes that are timed. Spans: two layers, a quarter of the size, the recipe of adaptive spans."""
+    batch, T, S = config.training_batch, config.segment, 4 * config.mem_len
+    rule = MemoryRule(mem_len=T, segment=T, mask="full")
+    plain = TrainConfig(
+        model=config.model, training=rule, evaluation=rule, vocab="byte", batch=batch, threads=threads
+    )
+    none = dataclasses.replace(rule, mem_len=0)
+    share = min(1.0, LEARNED_SPAN / S)
+    model = ModelConfig(
+        layers=2,
+        d_model=config.model.d_model,
+        heads=config.model.heads,
+        head_dim=config.model.head_dim,
+        d_ff=config.model.d_ff or config.model.d_model,
+        vocab_size=config.model.vocab_size,
+        positions="learned",
+        context=S + 1,
+        span=SpanConfig(maximum=S, initial=share, penalty=5e-7, epsilon=1e-8),
+        vocabulary=VocabularyConfig(tie_weights=False, scale=False),
+        initialization="uniform-fan-in",
+    )
+    far = MemoryRule(mem_len=S, segment=4 * T, include_self=False, initial_memory="zeros")
+    spans = dataclasses.replace(
+        plain,
+        model=model,
+        training=far,
+        evaluation=far,
+        # At this rate spans stay where they are, so that all sides compute the same.
+        optimizer=OptimizerConfig(kind="adagrad", lr=1e-5, clip=0.03),
+    )
+    return {
+        "fp32": plain,
+        "no memory": dataclasses.replace(plain, training=none, evaluation=none),
+        "bf16": dataclasses.replace(plain, autocast="bf16"),
+        "spans": spans,
+        "whole spans": spans,
     }
-    rows = []
-    for mem_len in sides:
-        rule = MemoryRule(mem_len=mem_len, segment=T)
-        rows.append(
-            Row(
-                mem_len=mem_len,
-                batch=batch,
-                token=times[str(mem_len)],
-                ratio=times[str(mem_len)].median / times["0"].median,
-                multiply_adds=PASSES * step_multiply_adds(config.model, rule, "hidden", T) / T,
-            )
+
+
+def _row(name: str, times: dict[str, Timing], recipes: dict[str, TrainConfig]) -> Row:
+    spans = "spans" in name
+    recipe = recipes["spans" if spans else "fp32" if name == "reference" else name]
+    rule, T = recipe.training, recipe.training.segment
+    slow = "reference spans" if "reference spans" in times else "whole spans"
+    slow = slow if spans else "reference" if "reference" in times else "fp32"
+    compared = name not in (slow, "no memory")
+    return Row(
+        mem_len=rule.mem_len,
+        batch=recipe.batch,
+        token=times[name],
+        ratio=times[name].median / times["no memory"].median,
+        multiply_adds=PASSES * step_multiply_adds(recipe.model, rule, "hidden", T) / T,
+        side=None if name in ("fp32", "no memory") else name,
+        faster=times[slow].median / times[name].median if compared else None,
+    )
+
+
+def _compare(training: Training, made: Callable[..., Step], folder: Path) -> None:
+    """Raises ArtefactError where the public code and this project do not train alike."""
+    tokens = _tokens(training)
+    public = made(folder, training, tokens)
+    worst = max(abs(float(training.advance(tokens).nats) - public()) for _ in range(COMPARED))
+    if not worst <= TOLERANCE:
+        raise ArtefactError(
+            f"the losses of {COMPARED} steps differ by {worst:.2g} nats from those of the code in {folder}; "
+            "nothing was timed, please report this."
         )
-    return rows
 
 
-def _step(recipe: TrainConfig) -> Callable[[], Any]:
-    training = Training.start(dataclasses.replace(recipe, steps=1 << 20))
+def _start(recipe: TrainConfig) -> Training:
+    return Training.start(dataclasses.replace(recipe, steps=1 << 20))
+
+
+def _stepper(training: Training) -> Step:
+    tokens = _tokens(training)
+    return lambda: float(training.advance(tokens).nats)
+
+
+def _tokens(training: Training) -> np.ndarray:
+    recipe = training.config
     shape = (recipe.batch, 64 * recipe.training.segment + 1)
-    tokens = np.random.default_rng(0).integers(0, recipe.model.vocab_size, shape)
-    return lambda: training.advance(tokens)
-
-
-def _named(sides: dict[int, Callable[[], Any]]) -> dict[str, Callable[[], Any]]:
-    return {str(name): call for name, call in sides.items()}
+    return np.random.default_rng(0).integers(0, recipe.model.vocab_size, shape)
 
 
 def table(rows: Sequence[Row], limits: Limits) -> list[str]:
-    """The rows as text. at least: the time of the multiply-adds at the measured rate of the machine."""
-    lines = ["memory  batch  ms per token  at least  / without  tokens/s"]
+    """The rows as text. at least: the time of the multiply-adds at the measured rate of the machine, in fp32
+    and for the whole memory. faster: than the public code; without it, than fp32 or whole spans.
+    """
+    lines = ["side             memory  batch  ms per token  at least  / without  faster  tokens/s"]
     for row in rows:
         least = limits.compute_milliseconds(row.multiply_adds)
+        faster = "" if row.faster is None else f"{row.faster:.2f}"
         lines.append(
-            f"{row.mem_len:<6,}  {row.batch:<5}  {row.token.median:<12.4g}  {least:<8.3g}  "
-            f"{row.ratio:<9.2f}  {1e3 / row.token.median:,.0f}"
+            f"{row.side or 'fp32':<15}  {row.mem_len:<6,}  {row.batch:<5}  {row.token.median:<12.4g}  "
+            f"{least:<8.3g}  {row.ratio:<9.2f}  {faster:<6}  {1e3 / row.token.median:,.0f}"
         )
     return lines

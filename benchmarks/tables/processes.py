@@ -73,5 +73,6 @@ def training(history: History) -> list[str]:
             f"{1e3 / row['token']['median']:,.0f}",
         ]
         for row in run.rows
+        if row.get("side") is None
     ]
     return table(header, rows, "At least: the multiply-adds at the measured rate.", sources(run))

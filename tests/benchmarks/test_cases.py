@@ -201,7 +201,9 @@ def test_training_compares_with_the_naive_attention_first(
     tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (document,) = measured(tmp_path, "training")
-    assert [row["mem_len"] for row in document["rows"]] == [8, 0]
+    assert [row["mem_len"] for row in document["rows"] if row["side"] is None] == [8, 0]
+    assert [row["side"] for row in document["rows"][2:]] == ["bf16", "spans", "whole spans"]
+    assert [row["faster"] is None for row in document["rows"]] == [True, True, False, False, True]
     assert document["rows"][1]["ratio"] == 1
     assert document["rows"][0]["multiply_adds"] > document["rows"][1]["multiply_adds"]
     from benchmarks.cases import training

@@ -86,9 +86,9 @@ class TrainConfig:
     is the GPU of an Apple computer, for one process.
     parallel: what each of several processes keeps of the weights and the optimiser's state: `ddp` all of
     them, `fsdp` a part (PyTorch's FSDP2), for models beyond one device. threads: CPU threads; 0 for PyTorch's
-    choice. compile: whether `torch.compile` translates forward and backward pass, which needs a C++ compiler on
-    the CPU and Triton on a GPU. checkpoint_activations: whether a layer keeps only its input and computes the
-    rest again in the backward pass: less memory, about a third more time.
+    choice. compile: whether `torch.compile` translates forward and backward pass, which needs a C++ compiler
+    on the CPU and Triton on a GPU. checkpoint_activations: whether a layer keeps only its input and computes
+    the rest again in the backward pass: less memory, about a third more time.
     """
 
     model: ModelConfig
