@@ -100,8 +100,8 @@ def list_command() -> None:
     "references",
     multiple=True,
     type=FILE,
-    help="architectures: a folder with the public code of Transformer-XL or adaptive-span, which is trained "
-    "too; may be repeated.",
+    help="architectures, training: a folder with the public code of Transformer-XL or adaptive-span, which "
+    "is trained too; may be repeated.",
 )
 @click.option(
     "--only",

@@ -140,7 +140,7 @@ CASES = {
             name="training",
             summary="a training step with memory and without, in bf16, with spans, and of the public code",
             keys=("side", "mem_len"),
-            takes=("config", "repeats", "reference", "reference_spans"),
+            takes=("config", "repeats", "references"),
             engine="torch",
         ),
         Case(

@@ -16,10 +16,10 @@ import numpy as np
 
 from benchmarks.arithmetic import step_multiply_adds
 from benchmarks.cases.learning.architectures import check
-from benchmarks.baselines.public_training import adaptive_span_step, transformer_xl_step
-from benchmarks.cases.architectures import check
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.measure import Limits, Timing, take_turns
+from benchmarks.references.steps import adaptive_span_step, transformer_xl_step
+from benchmarks.references.training import code_folders
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
@@ -60,18 +60,18 @@ def run(
     *,
     threads: int | None = None,
     repeats: int | None = None,
-    reference: Path | None = None,
-    reference_spans: Path | None = None,
+    references: Sequence[Path] = (),
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """Rows with memory and without, in bf16, with spans, and of the public code.
 
-    reference: the folder `pytorch/` of kimiyoung/transformer-xl. reference_spans: that of
-    facebookresearch/adaptive-span. An argument that is None is taken from the configuration, or left out.
+    references: folders with the public code of Transformer-XL, of adaptive spans, or of both. An argument
+    that is None is taken from the configuration.
     """
     threads, repeats = checked_threads(threads), checked_repeats(repeats, config.repeats)
     batch, T = config.training_batch, config.segment
-    if config.model.vocabulary.cutoffs and (reference or reference_spans):
+    folders = code_folders(references)
+    if config.model.vocabulary.cutoffs and folders:
         raise ConfigError(
             f"{config.name} has an adaptive softmax, which is not compared; give --config small."
         )
@@ -82,12 +82,12 @@ def run(
     trainings = {name: _start(recipe) for name, recipe in recipes.items()}
     trainings["whole spans"].span_lengths.spans = []  # every key is computed
     sides: dict[str, Step] = {name: _stepper(training) for name, training in trainings.items()}
-    for folder, name, made in (
-        (reference, "fp32", transformer_xl_step),
-        (reference_spans, "spans", adaptive_span_step),
+    for project, name, made in (
+        ("transformer-xl", "fp32", transformer_xl_step),
+        ("adaptive-span", "spans", adaptive_span_step),
     ):
-        if folder is not None:
-            public = "reference" if name == "fp32" else "reference spans"
+        if project in folders:
+            folder, public = folders[project], "reference" if name == "fp32" else "reference spans"
             progress(f"{public}: comparing the losses of {COMPARED} steps from the same weights")
             _compare(_start(recipes[name]), made, folder)
             fresh = _start(recipes[name])

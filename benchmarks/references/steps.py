@@ -1,7 +1,6 @@
 """Training steps of the papers' public code, with the weights of a model of this project.
 
-Neither project is part of this one. The user names a folder with `pytorch/` of kimiyoung/transformer-xl, or
-with facebookresearch/adaptive-span; the code in it is imported and runs in this process.
+The code runs in this process, in turns with this project's own steps, so that both are timed alike.
 """
 
 from __future__ import annotations

@@ -64,6 +64,21 @@ def code_folder(project: str, folder: Path) -> Path:
     return found.resolve()
 
 
+def code_folders(folders: Sequence[Path]) -> dict[str, Path]:
+    """The folder with the code of each reference; raises ConfigError for a folder that holds none."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for project in PROJECTS:
+            try:
+                found[project] = code_folder(project, folder)
+                break
+            except ConfigError as error:
+                problem = error
+        else:
+            raise problem
+    return found
+
+
 def train_reference(
     project: str, folder: Path, config: TrainConfig, tokens: np.ndarray, test: np.ndarray, *, lanes: int
 ) -> Outcome:

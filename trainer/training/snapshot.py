@@ -75,6 +75,8 @@ def save(training: Training, folder: Path, text: str, writer: Writer) -> None:
     tensors = snapshot(training)
     if broken := training.ranks.on_first(lambda: _not_finite(tensors)):
         refuse_infinite(*broken, training.step, training.ranks)
+    # A run that resumes from here reads its spans anew. The same bits need the same readings in this one.
+    training.span_lengths.forget()
 
     def start() -> None:
         writer.wait()

@@ -38,7 +38,7 @@ import torch
 
 from benchmarks.configs import BenchmarkConfig, checked_minutes
 from benchmarks.measure import Limits
-from benchmarks.references.training import PROJECTS, code_folder, in_parts, train_reference
+from benchmarks.references.training import code_folders, in_parts, train_reference
 from benchmarks.tables.architectures import HERE, lines
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import read_bytes
@@ -182,7 +182,7 @@ def run(
     model is compared with the naive one before the first is trained.
     """
     minutes, wanted = checked_minutes(minutes), chosen(names)
-    jobs = _jobs(wanted, seeds, _projects(references))
+    jobs = _jobs(wanted, seeds, code_folders(references))
     for name in wanted:
         check(recipe(name, threads=threads))
     with _plain_text(text) as (path, facts):
@@ -213,21 +213,6 @@ def run(
             rows.append(row)
             progress(f"{job.name}, {job.side}, seed {job.seed}: {row.own:.4f} bits per byte as trained")
     return [row for row in rows if row.name in wanted and row.seed < seeds]
-
-
-def _projects(folders: Sequence[Path]) -> dict[str, Path]:
-    """The folder with the code of each reference; raises ConfigError for a folder that holds none."""
-    found: dict[str, Path] = {}
-    for folder in folders:
-        for project in PROJECTS:
-            try:
-                found[project] = code_folder(project, folder)
-                break
-            except ConfigError as error:
-                problem = error
-        else:
-            raise problem
-    return found
 
 
 def _jobs(names: Sequence[str], seeds: int, projects: dict[str, Path]) -> list[Job]:

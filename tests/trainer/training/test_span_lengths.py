@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from trainer.model.config import ModelConfig, SpanConfig
 from trainer.run.config import TrainConfig
 from trainer.run.optimizer_config import OptimizerConfig
 from trainer.training import span_lengths
+from trainer.training.snapshot import Writer, save
 from trainer.training.span_lengths import SpanLengths, length_for
 from trainer.training.state import Training
 
@@ -109,6 +111,16 @@ def test_spans_are_read_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(30):
         training.advance(tokens_BN)
     assert 1 <= len(reads) <= 30 * 8 * 1e-3 * SPAN / span_lengths.ROOM + 1
+
+
+def test_spans_are_read_anew_after_a_checkpoint_as_in_a_run_that_resumes_from_it(tmp_path: Path) -> None:
+    training = Training.start(config("adam"))
+    tokens_BN = torch.randint(0, 11, (2, 1000)).numpy()
+    training.advance(tokens_BN)
+    assert training.span_lengths.read
+    with Writer() as writer:
+        save(training, tmp_path, "text", writer)
+    assert not training.span_lengths.read
 
 
 @pytest.mark.parametrize(("tokens", "length"), [(0.0, 64), (47.5, 64), (48.0, 128), (1000.0, SPAN)])
