@@ -2,8 +2,8 @@
 
 `attention.py` computes the same equation with operators that PyTorch differentiates. Here a block of queries
 meets only the keys that it can see, and a few lanes are computed at a time, so that their scores stay in the
-processor's cache. Of all that has one number for each query and key, only the softmax is kept for the
-backward pass.
+processor's cache. Of all that has one number for each query and key, only the softmax (and the mask of
+dropout) is kept for the backward pass.
 
 H comes first in all tensors, so that a piece of the work is a batch of matrices. `by distance` means that
 column c of W + 1 holds the distance W - 1 - c of the last query; `by key` means that column j holds key j.
@@ -113,6 +113,7 @@ class BlockedAttention(torch.autograd.Function):
         H, B, T, _ = content.shape
         answer = torch.empty_like(content)
         kept: list[Tensor] = []
+        needed = any(ctx.needs_input_grad)  # a validation keeps nothing
         for piece in pieces(H, B, T, key.shape[2], longest, content.element_size()):
             C, W, lanes, queries = piece.height, piece.width, piece.lanes, piece.queries
             scores = _product(content[:, lanes, queries], _keys(key, own_key, piece).transpose(-1, -2))
@@ -135,11 +136,13 @@ class BlockedAttention(torch.autograd.Function):
                 used = used * mask
             part = _product(used, _keys(value, own_value, piece))
             answer[:, lanes, queries] = part if total is None else part.div_(total)
-            kept += [tensor for tensor in (weights, total, mask) if tensor is not None]
+            if needed:
+                kept += [tensor for tensor in (weights, total, mask) if tensor is not None]
         if blind is not None:
             answer.masked_fill_(blind, 0.0)
         inputs = (content, positional, key, value, rows, bias, gate, own_key, own_value, blind)
-        ctx.save_for_backward(*inputs, answer, *kept)
+        if needed:
+            ctx.save_for_backward(*inputs, answer, *kept)
         ctx.options = longest, epsilon, dropout
         return answer
 
@@ -155,12 +158,14 @@ class BlockedAttention(torch.autograd.Function):
         if blind is not None:
             upstream = upstream.masked_fill(blind, 0.0)
         # The sum over keys of weight times gradient of the weight, for every query: a softmax needs it.
-        inner = (upstream * answer).sum(-1, keepdim=True)
+        inner = (upstream * answer).sum(
+            -1, keepdim=True, dtype=torch.promote_types(content.dtype, torch.float32)
+        )
         inputs = (content, positional, key, value, rows, bias, gate, own_key, own_value)
         # What all pieces add to is summed in fp32 at least: `autograd` rounds the sum.
         sums = torch.promote_types(content.dtype, torch.float32)
         gradients: list[Any] = [
-            None if tensor is None else torch.zeros_like(tensor, dtype=sums if at > 3 else tensor.dtype)
+            None if tensor is None else torch.zeros_like(tensor, dtype=sums if at > 1 else tensor.dtype)
             for at, tensor in enumerate(inputs)
         ]
         for piece in pieces(H, B, T, key.shape[2], longest, content.element_size()):

@@ -69,7 +69,9 @@ class AdaptiveSpan(nn.Module):
         if not self.span.epsilon:
             return None
         S = self.span.maximum
-        longest = ((self.share.detach().max().double() * S).ceil() + self.span.ramp).clamp(max=S)
+        share = self.share.detach().max()
+        share = share if share.device.type == "mps" else share.double()  # MPS has no float64
+        longest = ((share * S).ceil() + self.span.ramp).clamp(max=S)
         return S - (S - longest).clamp(max=S - 1) // WINDOW_STEP * WINDOW_STEP
 
     def remembered(self) -> tuple[int, ...]:
@@ -90,5 +92,5 @@ class AdaptiveSpan(nn.Module):
                 "a learned span is not between 0 and 1 times the maximum, so the run is damaged; "
                 "train it again, or copy it again."
             )
-        ends = (self.share.detach().double() * self.span.maximum + self.span.ramp + 1).tolist()
+        ends = (self.share.detach().cpu().double() * self.span.maximum + self.span.ramp + 1).tolist()
         return tuple(min(math.ceil(end) - 1, self.span.maximum) for end in ends)

@@ -50,7 +50,9 @@ class Vocabulary(nn.Module):
         """
         for table in self.table.values():
             nn.init.normal_(table)
-        layers = [self.output_table, self.projection, self.output_projection, self.output_bias]
+        for projection in self.output_projection.values():
+            nn.init.uniform_(projection, *_fan_in_range(projection.shape[0]))
+        layers = [self.output_table, self.projection, self.output_bias]
         for name, parameter in ((name, parameter) for layer in layers for name, parameter in layer.items()):
             nn.init.uniform_(parameter, *_fan_in_range(self.clusters[int(name)].width))
         for parameter in (self.cluster_table, self.cluster_bias):

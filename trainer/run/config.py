@@ -269,14 +269,27 @@ class TrainConfig:
     def with_steps(self, steps: int) -> TrainConfig:
         """The same recipe with this number of steps.
 
-        The same share of them is for fine-tuning, and the warm-up is not longer.
+        What begins at a step begins at the same share of all steps. The warm-up is not longer.
         """
-        schedule = dataclasses.replace(
-            self.schedule,
-            warmup_steps=min(self.schedule.warmup_steps, steps),
-            fine_tune_steps=self.schedule.fine_tune_steps * steps // self.steps,
+        if steps == self.steps or steps < 1:
+            return dataclasses.replace(self, steps=steps)
+
+        def moved(pairs: Schedule) -> Schedule:
+            return tuple({step * steps // self.steps: value for step, value in pairs}.items())
+
+        warmup = min(self.schedule.warmup_steps, steps)
+        fine_tune = min(self.schedule.fine_tune_steps * steps // self.steps, steps - warmup)
+        averaging = self.averaging
+        if averaging is not None and averaging.start_step is not None:
+            averaging = dataclasses.replace(averaging, start_step=averaging.start_step * steps // self.steps)
+        return dataclasses.replace(
+            self,
+            steps=steps,
+            schedule=dataclasses.replace(self.schedule, warmup_steps=warmup, fine_tune_steps=fine_tune),
+            mem_len_schedule=moved(self.mem_len_schedule),
+            segment_schedule=moved(self.segment_schedule),
+            averaging=averaging,
         )
-        return dataclasses.replace(self, steps=steps, schedule=schedule)
 
     @classmethod
     def from_json(cls, data: Any, *, where: str) -> TrainConfig:

@@ -67,11 +67,11 @@ class OptimizerConfig:
 class ScheduleConfig:
     """How the learning rate changes during training.
 
-    It rises linearly over `warmup_steps` to `optimizer.lr`, then follows `kind` and is never below `min_lr`.
-    kind: `cosine` falls to min_lr at the last step; `constant` stays; `inverse-sqrt` falls as 1/√step;
-    `plateau` is multiplied by plateau_decay when more than plateau_patience validations in a row were no
-    better than the best. fine_tune_steps: the last steps have a tenth of the rate that `kind` gives them (the
-    public code of Sukhbaatar et al.).
+    It rises linearly over `warmup_steps` to `optimizer.lr`, then follows `kind` and is never below `min_lr`,
+    except in the fine-tuning. kind: `cosine` falls to min_lr at the last step; `constant` stays; `inverse-
+    sqrt` falls as 1/√step; `plateau` is multiplied by plateau_decay when more than plateau_patience
+    validations in a row were no better than the best. fine_tune_steps: the last steps have a tenth of the
+    rate that `kind` gives them (the public code of Sukhbaatar et al.).
     """
 
     kind: Literal["cosine", "plateau", "constant", "inverse-sqrt"] = "cosine"

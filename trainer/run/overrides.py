@@ -18,10 +18,12 @@ def with_overrides(config: TrainConfig, assignments: Iterable[str]) -> TrainConf
     """The configuration with these changes, such as `model.d_model=512` and `averaging.start_step=900`.
 
     A value is JSON, or text without quotes where the key takes text. A key inside an object that is null
-    makes the object. Raises ConfigError for an unknown key, another kind of value, or values that do not fit
+    makes the object. `steps` shortens or lengthens the whole recipe (`TrainConfig.with_steps`), before the
+    other changes. Raises ConfigError for an unknown key, another kind of value, or values that do not fit
     each other.
     """
-    data, given = to_json(config), list(assignments)
+    given = sorted(assignments, key=lambda assignment: not assignment.startswith("steps="))
+    data = to_json(config)
     for assignment in given:
         key, equals, text = assignment.partition("=")
         where = f"--set {assignment}"
@@ -29,6 +31,9 @@ def with_overrides(config: TrainConfig, assignments: Iterable[str]) -> TrainConf
             raise ConfigError(f"{where}: expected KEY=VALUE, such as model.d_model=512.")
         hint = _hint(key, where=where)
         value = convert(hint, _parsed(text, hint, where=where), where=where)
+        if key == "steps":
+            data = to_json(config.with_steps(value))
+            continue
         *sections, last = key.split(".")
         place = data
         for section in sections:

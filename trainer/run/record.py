@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,7 +133,7 @@ def _values(lines: Sequence[dict[str, Any]], key: str) -> Values:
     return [
         (line["step"], float(line[key]))
         for line in lines
-        if type(line.get(key)) in (int, float) and math.isfinite(line[key])
+        if type(line.get(key)) in (int, float) and abs(line[key]) <= sys.float_info.max
     ]
 
 

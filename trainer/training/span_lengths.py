@@ -75,7 +75,7 @@ class SpanLengths:
         √(sum + g²), which is largest for |g| = clip, and the sum only grows.
         """
         if isinstance(self.optimizer, torch.optim.Adagrad):
-            return rate * self.clip / math.sqrt(self.squares[layer] + self.clip**2)
+            return rate * self.clip / math.hypot(math.sqrt(self.squares[layer]), self.clip)
         if not isinstance(self.optimizer, torch.optim.Adam):  # AdamW is one too
             return math.inf
         first, second = self.optimizer.param_groups[0]["betas"]

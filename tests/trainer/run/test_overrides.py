@@ -102,3 +102,25 @@ def test_a_mistake_is_one_sentence(assignment: str, words: str) -> None:
         with_overrides(DEMO, [assignment])
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith(".")
+
+
+def test_steps_shorten_the_whole_recipe_as_the_option_does() -> None:
+    recipe = TrainConfig.load("all-attention-wt103")
+    for steps in (40_000, 8100, 1):
+        short = with_overrides(recipe, [f"steps={steps}"])
+        assert short == recipe.with_steps(steps)
+        assert short.schedule.warmup_steps + short.schedule.fine_tune_steps <= steps
+    changed = with_overrides(recipe, ["schedule.fine_tune_steps=7", "steps=20000"])
+    assert (changed.steps, changed.schedule.fine_tune_steps) == (20_000, 7)
+
+
+def test_what_begins_at_a_step_begins_at_the_same_share_of_a_shorter_training() -> None:
+    recipe = with_overrides(
+        DEMO, ["steps=1000", "mem_len_schedule=[[500,9],[900,12]]", "averaging.start_step=800"]
+    )
+    short = recipe.with_steps(100)
+    assert short.mem_len_schedule == ((50, 9), (90, 12))
+    assert short.averaging == Averaging(start_step=80)
+    assert recipe.with_steps(1).mem_len_schedule == ((0, 12),)
+    with pytest.raises(ConfigError, match="steps is 0"):
+        recipe.with_steps(0)

@@ -23,6 +23,7 @@ LINES: list[dict[str, Any]] = [
     {"step": 20, "validation_bits_per_token": 2.75, "validation_bits_per_byte": 1.25},
     {"step": 30, "bits_per_token": float("nan"), "tokens_per_second": 200.0, "seconds": 65.4},
     {"step": 30, "validation_bits_per_token": 2.8, "validation_bits_per_byte": 1.3},
+    {"step": 30, "tokens_per_second": 10**400},  # no float holds it
 ]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import uuid
 from pathlib import Path
 from typing import Any
 
-from runtimes.base.errors import needs
+from runtimes.base.errors import UserError, first_line, needs
 from runtimes.base.files import atomic_file, read_bytes, writing
 from runtimes.base.records import to_json
 from trainer.run.checkpoint import METRICS
@@ -33,9 +34,13 @@ class Journal:
         self.wandb = _wandb_run(run, config) if config.wandb else None
 
     def write(self, step: int, **facts: Any) -> None:
-        """Appends one line with these facts, which are sent to the others too."""
+        """Appends one line with these facts, which are sent to the others too.
+
+        A number that is not finite, such as a gradient norm that fp16 skipped, is written as null.
+        """
+        facts = {name: value if _is_written(value) else None for name, value in facts.items()}
         with writing(self.path), open(self.path, "a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"step": step, **facts}) + "\n")
+            stream.write(json.dumps({"step": step, **facts}, allow_nan=False) + "\n")
         if self.events is not None:
             for name, value in facts.items():
                 if isinstance(value, str):
@@ -81,17 +86,29 @@ def _wandb_run(run: Path, config: TrainConfig) -> Any:
     """
     identity = run / WANDB / "id"
     if not identity.is_file():
-        identity.parent.mkdir(exist_ok=True)
+        with writing(identity):
+            identity.parent.mkdir(exist_ok=True)
         with atomic_file(identity) as temporary:
             temporary.write_text(uuid.uuid4().hex, encoding="utf-8")
-    return _wandb().init(
-        project=os.environ.get("WANDB_PROJECT") or PROJECT,
-        name=run.resolve().name,
-        id=read_bytes(identity).decode("utf-8", errors="replace").strip(),
-        dir=str(run),
-        config=to_json(config),
-        resume="allow",
-    )
+    wandb = _wandb()
+    try:
+        return wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or PROJECT,
+            name=run.resolve().name,
+            id=read_bytes(identity).decode("utf-8", errors="replace").strip(),
+            dir=str(run),
+            config=to_json(config),
+            resume="allow",
+        )
+    except Exception as error:  # of many kinds: no account, no network, a proxy
+        raise UserError(
+            f"Weights & Biases could not be started ({first_line(error)}); run `wandb login` or set "
+            f"WANDB_MODE=offline, and continue with `xl-export train --resume {run}`."
+        ) from error
+
+
+def _is_written(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _trim(path: Path, step: int) -> float:
@@ -104,9 +121,10 @@ def _trim(path: Path, step: int) -> float:
         try:
             facts = json.loads(line)
             if facts["step"] <= step:
+                told = float(facts.get("seconds", seconds))
+                seconds = told if math.isfinite(told) else seconds
                 kept.append(line + "\n")
-                seconds = float(facts.get("seconds", seconds))
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
             continue
     with atomic_file(path) as temporary:
         temporary.write_text("".join(kept), encoding="utf-8")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import sys
 import time
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from runtimes.base.terminal import printable
+from runtimes.contract.tokens import ReadText, predicted_size
 from trainer.data.source import Source
 from trainer.model.model import count_parameters
 from trainer.training.reporting.journal import Journal
@@ -31,7 +34,7 @@ class Report:
     """
 
     def __init__(self, training: Training, run: Path, source: Source, *, progress: bool) -> None:
-        self.training, self.config, self.progress = training, training.config, progress
+        self.training, self.config, self.source, self.progress = training, training.config, source, progress
         on_terminal = sys.stderr.isatty()
         if progress and not training.finished:
             print(
@@ -106,9 +109,19 @@ class Report:
     def validation(self, facts: dict[str, Any], line: str) -> None:
         """Records the facts of a validation; prints the line, and the text `sample` of the facts."""
         sample = facts.get("sample")
+        if self.journal and (each := self.tokens_per_byte) is not None:
+            facts = {**facts, "validation_bits_per_byte": facts["validation_bits_per_token"] * each}
         self.say(line if sample is None else f"{line}\n  sample: {printable(sample)}")
         if self.journal:
             self.journal.write(self.training.step, **facts, seconds=self._seconds())
+
+    @cached_property
+    def tokens_per_byte(self) -> float | None:
+        """Predicted tokens for each byte of the text that is validated; None where tokens have no text."""
+        _, limit = self.training.validation
+        tokens = np.asarray(self.source.valid[: (limit or len(self.source.valid)) + 1])
+        size = predicted_size(ReadText(tokens=tokens), self.source.vocab)
+        return None if size is None or not size.num_bytes else (len(tokens) - 1) / size.num_bytes
 
     def _facts(self, result: Step, speed: float) -> str:
         mfu = self._mfu(result.number, speed)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runtimes.base.errors import MissingPackageError
+from runtimes.base.errors import MissingPackageError, UserError
 from tests.runs import train_until
 from trainer.run.config import TrainConfig
 from trainer.training.loop import resume, train
@@ -150,3 +150,28 @@ def test_a_missing_library_of_weights_and_biases_is_one_sentence(
     with pytest.raises(MissingPackageError, match=r"wandb is not installed.*xl-export\[wandb\]"):
         train(make_config(wandb=True), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_error_of_weights_and_biases_is_one_sentence_and_the_run_can_go_on(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**_: Any) -> None:
+        raise RuntimeError("api_key not configured\nwandb login")
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    with pytest.raises(UserError, match=r"could not be started \(api_key not configured\).*--resume"):
+        train(make_config(wandb=True, steps=3), tmp_path / "run", progress=False)
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **_: StubRun()))
+    assert resume(tmp_path / "run", progress=False).is_dir()
+
+
+def test_the_record_is_json_whatever_is_written_or_was_there(make_config: Make, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "seconds": 2.5}\n{"step": 1, "seconds": Infinity}\n{"step": 1, "seconds": 1%s}\n'
+        % ("0" * 400)
+    )
+    journal = Journal(tmp_path, make_config(), step=2)
+    assert journal.seconds == 2.5
+    journal.write(3, gradient_norm=float("inf"), loss_nats=1.0)
+    last = (tmp_path / "metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last) == {"step": 3, "gradient_norm": None, "loss_nats": 1.0}

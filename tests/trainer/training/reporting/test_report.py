@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtimes.contract.vocabulary import CharVocab, IdsVocab
+from runtimes.contract.vocabulary import CharVocab, IdsVocab, load_vocab
 from runtimes.tasks.generate import generate
 from runtimes.tasks.sample import Sampler
 from tests.runs import assert_same_run, train_until
@@ -80,6 +80,21 @@ def test_the_record_holds_speed_norm_rate_and_time(make_config: Make, tmp_path: 
     assert {line["learning_rate"] > 0 for line in lines} == {True}
     seconds = [line["seconds"] for line in lines]
     assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize("vocab", ["word", "char"])
+def test_validations_are_recorded_for_each_byte_of_the_text(
+    vocab: str, make_config: Make, tmp_path: Path
+) -> None:
+    run = train(make_config(steps=2, vocab=vocab, validate_tokens=40), tmp_path / "run", progress=False)
+    (facts,) = [line for line in lines_of(run) if "validation_bits_per_byte" in line]
+    held_out = (run / "valid.txt").read_bytes().decode()
+    vocabulary = load_vocab(run / "vocab.json")
+    tokens = vocabulary.encode(held_out)[:41]
+    num_bytes = len("".join(map(vocabulary.decoder(), tokens.tolist())).encode())
+    first = len("".join(map(vocabulary.decoder(), tokens[:1].tolist())).encode())
+    ratio = facts["validation_bits_per_byte"] / facts["validation_bits_per_token"]
+    assert ratio == pytest.approx((len(tokens) - 1) / (num_bytes - first))
 
 
 def test_a_sample_changes_no_bit_of_training(make_config: Make, tmp_path: Path) -> None:
