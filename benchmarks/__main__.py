@@ -81,7 +81,8 @@ def list_command() -> None:
 @click.option(
     "--minutes",
     type=float,
-    help="architectures, recipes: CPU minutes for each model, of all threads together; 3 by default.",
+    help="architectures, recipes: CPU minutes for the steps of each model, of all threads together; 3 by "
+    "default.",
 )
 @click.option(
     "--corpora",
@@ -114,7 +115,10 @@ def list_command() -> None:
     "--parts", type=FILE, help="text-quality: the folder that examples/stories/prepare.py has written."
 )
 @click.option(
-    "--artefact", type=FILE, help="text-quality: the artefact; that of examples/stories by default."
+    "--artefact",
+    type=FILE,
+    help="text-quality: the artefact; examples/stories/README.md says how it is made. By default "
+    "examples/stories/tales of this checkout, if it is there.",
 )
 @click.option(
     "--history",
@@ -149,6 +153,7 @@ def run_command(
     options = {name: _checked(name, value) for name, value in options.items() if value not in (None, ())}
     for case in chosen:
         refuse_unsuitable_options(case, options)
+        _refuse_unknown_names(case, options)
     if plot_to:
         _check_plot(plot_to, chosen, force=force)
     if csv_to:
@@ -228,9 +233,15 @@ def _checked(name: str, value: Any) -> Any:
         "repeats": lambda repeats: checked_repeats(repeats, 1),
         "minutes": checked_minutes,
         "attention_lengths": parse_lengths,
-        "names": lambda names: import_module("benchmarks.cases.learning.architectures").chosen(names),
     }
     return checks[name](value) if name in checks else value
+
+
+def _refuse_unknown_names(case: Case, options: dict[str, Any]) -> None:
+    """Raises ConfigError for a name that is none of this case; each case has names of its own."""
+    if "names" in options:
+        with needs("cpu,export", *PACKAGES):
+            import_module(case.module).chosen(options["names"])
 
 
 def _check_plot(path: Path, chosen: list[Case], *, force: bool) -> None:

@@ -10,12 +10,13 @@ training text.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import lzma
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ import numpy as np
 from benchmarks.baselines.kneser_ney import KneserNey
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Limits
-from benchmarks.showcase.shipped import STORIES
+from benchmarks.showcase.shipped import STORIES, find_shipped
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_bytes
 from runtimes.base.records import to_json
+from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.open import open_session
@@ -36,15 +38,16 @@ from trainer.data.own_text import encode_file
 from trainer.run.config import TrainConfig
 
 ORDER, LANES = 5, 4
-MODEL = Path(__file__).parents[2] / STORIES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One way to predict the text. bits_per_token: of the model's tokens, where it predicts these.
 
-    size_bytes: of the model, or None for a compressor. seconds: of learning and scoring together, or of
-    compressing.
+    size_bytes: of the artefact's files, or of all arrays of the n-grams; None for a compressor. seconds: of
+    scoring with an artefact that was trained before, of counting and scoring with n-grams, of compressing.
+    texts: SHA-256 of train.txt and test.txt. identity, rule: of the artefact as it was opened; None for the
+    others. A memory that is cut to zero has the rule all the same.
     """
 
     name: str
@@ -52,6 +55,9 @@ class Row:
     bits_per_token: float | None
     size_bytes: int | None
     seconds: float
+    texts: dict[str, str] = field(default_factory=dict)
+    identity: str | None = None
+    rule: MemoryRule | None = None
 
     def to_json(self) -> dict[str, Any]:
         return to_json(self)
@@ -60,11 +66,15 @@ class Row:
 def run(
     parts: Path = Path("stories"),
     *,
-    artefact: Path = MODEL,
+    artefact: Path | None = None,
     threads: int,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """A row for the artefact, with memory and without, for the n-grams and for the two compressors."""
+    """A row for the artefact, with memory and without, for the n-grams and for the two compressors.
+
+    artefact: that of `examples/stories` when None; raises ArtefactError where it is not there.
+    """
+    artefact = artefact or _stories()
     train, test = read_bytes(parts / "train.txt"), read_bytes(parts / "test.txt")
     session = open_session(artefact, threads=threads)
     tokens = {part: _encoded(session.vocab, parts / f"{part}.jsonl") for part in ("train", "test")}
@@ -77,11 +87,14 @@ def run(
     rows.append(_of_ngrams(tokens, len(test), vocab_size=session.vocab.size))
     progress("compressors")
     rows += _of_compressors(train, test)
-    return rows
+    texts = {
+        f"{part}.txt": hashlib.sha256(text).hexdigest() for part, text in (("train", train), ("test", test))
+    }
+    return [replace(row, texts=texts) for row in rows]
 
 
 def described() -> BenchmarkConfig:
-    """The model of the stories, for the history."""
+    """The recipe of the stories, for the history; the rule of the artefact stands in its rows."""
     recipe = TrainConfig.load("stories")
     return BenchmarkConfig(
         name="stories",
@@ -92,6 +105,17 @@ def described() -> BenchmarkConfig:
         mem_len=recipe.evaluation.mem_len,
         token_repeats=1,
     )
+
+
+def _stories() -> Path:
+    artefact = find_shipped(STORIES)
+    if artefact is None:
+        raise ArtefactError(
+            f"{STORIES} is not there; train it as examples/stories/README.md says, the last command of which "
+            "is `xl-export export stories/run --precision int8 --mem-len 224 --out stories/tales`, and give "
+            "--artefact stories/tales."
+        )
+    return artefact
 
 
 def _encoded(vocab: Vocab, path: Path) -> np.ndarray:
@@ -112,6 +136,8 @@ def _of_artefact(
         bits_per_token=score.bits_per_token,
         size_bytes=size,
         seconds=score.seconds,
+        identity=session.identity,
+        rule=session.rule,
     )
 
 
@@ -119,12 +145,11 @@ def _of_ngrams(tokens: dict[str, np.ndarray], num_bytes: int, *, vocab_size: int
     with _timed() as seconds:
         model = KneserNey(tokens["train"], vocab_size=vocab_size, order=ORDER)
         bits = -np.log2(model.probabilities(tokens["test"])[1:])
-    arrays = [a for order in model.orders for a in (order.grams, order.counts, order.contexts, order.freed)]
     return Row(
         name=f"{ORDER}-grams, Kneser-Ney",
         bits_per_byte=float(bits.sum()) / num_bytes,
         bits_per_token=float(bits.mean()),
-        size_bytes=sum(a.nbytes for a in arrays),
+        size_bytes=sum(array.nbytes for order in model.orders for array in vars(order).values()),
         seconds=seconds[0],
     )
 

@@ -69,8 +69,7 @@ def run(
     that is None is taken from the configuration.
     """
     threads, repeats = checked_threads(threads), checked_repeats(repeats, config.repeats)
-    batch, T = config.training_batch, config.segment
-    folders = code_folders(references)
+    batch, folders = config.training_batch, code_folders(references)
     if config.model.vocabulary.cutoffs and folders:
         raise ConfigError(
             f"{config.name} has an adaptive softmax, which is not compared; give --config small."
@@ -92,8 +91,10 @@ def run(
             _compare(_start(recipes[name]), made, folder)
             fresh = _start(recipes[name])
             sides[public] = made(folder, fresh, _tokens(fresh))
-    progress(f"timing {repeats} steps of {batch} x {T} tokens for each")
-    times = {name: timing.per(batch * T) for name, timing in take_turns(sides, repeats=repeats).items()}
+    lengths = {name: _recipe_of(name, recipes).training.segment for name in sides}
+    progress(f"timing {repeats} steps for each, of {batch} x T tokens; T is " + _counted(lengths))
+    timed = take_turns(sides, repeats=repeats)
+    times = {name: timing.per(batch * lengths[name]) for name, timing in timed.items()}
     return [_row(name, times, recipes) for name in times]
 
 
@@ -137,9 +138,19 @@ def _recipes(config: BenchmarkConfig, threads: int) -> dict[str, TrainConfig]:
     }
 
 
+def _recipe_of(side: str, recipes: dict[str, TrainConfig]) -> TrainConfig:
+    """The recipe that a side trains; the public code trains that of the side that it is compared with."""
+    return recipes[{"reference": "fp32", "reference spans": "spans"}.get(side, side)]
+
+
+def _counted(lengths: dict[str, int]) -> str:
+    """The segments of the sides as text, such as `32 (fp32, bf16) and 128 (spans)`."""
+    sides = {T: [name for name in lengths if lengths[name] == T] for T in sorted(set(lengths.values()))}
+    return " and ".join(f"{T} ({', '.join(names)})" for T, names in sides.items())
+
+
 def _row(name: str, times: dict[str, Timing], recipes: dict[str, TrainConfig]) -> Row:
-    spans = "spans" in name
-    recipe = recipes["spans" if spans else "fp32" if name == "reference" else name]
+    spans, recipe = "spans" in name, _recipe_of(name, recipes)
     rule, T = recipe.training, recipe.training.segment
     slow = "reference spans" if "reference spans" in times else "whole spans"
     slow = slow if spans else "reference" if "reference" in times else "fp32"

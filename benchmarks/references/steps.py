@@ -19,6 +19,8 @@ from torch.nn import functional as F
 
 from runtimes.base.errors import ConfigError
 from trainer.run.config import TrainConfig
+from trainer.training.optimizer import make_optimizer
+from trainer.training.schedule import first_token
 from trainer.training.state import Training
 
 
@@ -44,7 +46,7 @@ def _modules_of(folder: Path, file: str, project: str) -> Iterator[None]:
 def transformer_xl_step(folder: Path, training: Training, tokens_BN: np.ndarray) -> Callable[[], float]:
     """A function that trains one step of the code of Dai et al. 2019 and returns its loss in nats.
 
-    It begins with the weights of `training` and reads the same tokens with the same optimiser.
+    It begins with the weights of `training`, and has the same tokens and the same optimiser (fused Adam).
     """
     config, m = training.config, training.config.model
     with _modules_of(folder, "mem_transformer.py", "kimiyoung/transformer-xl (pytorch/)"):
@@ -87,7 +89,7 @@ def transformer_xl_step(folder: Path, training: Training, tokens_BN: np.ndarray)
             names[f"{part}.pos_ff.CoreNet.0.{kind}"] = own[f"{block}.expand.{kind}"]
             names[f"{part}.pos_ff.CoreNet.3.{kind}"] = own[f"{block}.contract.{kind}"]
     _copy(reference, names)
-    optimizer = torch.optim.Adam(reference.parameters(), lr=config.optimizer.lr)
+    optimizer = make_optimizer(config, reference)
     memory: list[tuple[Tensor, ...]] = [()]
 
     def step(piece: Tensor) -> float:
@@ -107,7 +109,7 @@ def transformer_xl_step(folder: Path, training: Training, tokens_BN: np.ndarray)
 
 
 def adaptive_span_step(folder: Path, training: Training, tokens_BN: np.ndarray) -> Callable[[], float]:
-    """The same for the code of Sukhbaatar et al. 2019a, with learned spans."""
+    """The same for the code of Sukhbaatar et al. 2019a, with learned spans and that code's own Adagrad."""
     config, m = training.config, training.config.model
     assert m.span is not None
     with _modules_of(folder, "adaptive_span.py", "facebookresearch/adaptive-span"):
@@ -184,14 +186,16 @@ def _copy(reference: nn.Module, values: dict[str, Tensor]) -> None:
 def _reading(
     step: Callable[[Tensor], float], config: TrainConfig, tokens_BN: np.ndarray
 ) -> Callable[[], float]:
-    """The step on the segments of the lanes, one after the other."""
-    T, at = config.training.segment, [0]
+    """The step on the segments of the lanes, one after the other, as `Training.advance` reads them."""
+    T, at, epoch = config.training.segment, 0, 0
 
     def next_step() -> float:
-        if at[0] + T >= tokens_BN.shape[1]:
-            at[0] = 0
-        piece = torch.from_numpy(tokens_BN[:, at[0] : at[0] + T + 1])
-        at[0] += T
+        nonlocal at, epoch
+        if at + T >= tokens_BN.shape[1]:
+            epoch += 1
+            at = first_token(config, epoch, length=tokens_BN.shape[1], segment=T)
+        piece = torch.from_numpy(tokens_BN[:, at : at + T + 1])
+        at += T
         return step(piece)
 
     return next_step

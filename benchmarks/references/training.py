@@ -27,7 +27,7 @@ from runtimes.base.records import from_json, to_json
 from runtimes.tasks.evaluate import evaluate
 from trainer.run.config import TrainConfig
 from trainer.training.optimizer import make_optimizer, set_rate_and_clip
-from trainer.training.schedule import learning_rate
+from trainer.training.schedule import first_token, learning_rate
 
 Project = Literal["transformer-xl", "adaptive-span"]
 PROJECTS = {
@@ -129,14 +129,15 @@ def train_steps(
     """Trains the model for the steps of the configuration; returns the loss curve in bits, and CPU seconds.
 
     A step reads the next segment of every lane. At the end of the lanes the streams start again with empty
-    memory.
+    memory, and at the token at which this project's training begins that pass.
     """
     optimizer, T = make_optimizer(config, model.train()), config.training.segment
-    memory, at, losses = model.empty(config.batch), 0, np.empty(config.steps)
+    memory, at, epoch, losses = model.empty(config.batch), 0, 0, np.empty(config.steps)
     began = time.process_time()
     for step in range(config.steps):
         if at + T >= tokens_BN.shape[1]:
-            memory, at = model.empty(config.batch), 0
+            memory, epoch = model.empty(config.batch), epoch + 1
+            at = first_token(config, epoch, length=tokens_BN.shape[1], segment=T)
         piece = torch.from_numpy(tokens_BN[:, at : at + T + 1].astype(np.int64))
         nats, memory = model.losses(piece[:, :-1].contiguous(), piece[:, 1:].contiguous(), memory)
         optimizer.zero_grad()

@@ -51,7 +51,7 @@ def run_demo(out: Path, *, steps: int | None = None, force: bool = False) -> dic
     shipped, reports, flat = find_shipped(), {}, None
     if shipped is None:
         click.echo(
-            f"{STORIES} is not here (it comes with the repository), so the demo has only its small model"
+            f"{STORIES} is not here (its recipe is in {STORIES.parent}), so the demo has only its small model"
         )
     else:
         _title(

@@ -34,8 +34,9 @@ def architectures(history: History) -> list[str]:
 
 
 def group(history: History) -> list[Run]:
-    """The newest run of each row, of the text and budget with most models, seeds and sides.
+    """The newest run of each row, of the protocol, text and budget with most pairs of model and side.
 
+    Where several have as many, the newest protocol is taken, and then the largest budget; seeds do not count.
     An empty list where there is none. CPU time and steps stand in each row, so a busy machine is no reason to
     leave one out.
     """

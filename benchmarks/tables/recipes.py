@@ -52,7 +52,7 @@ def lines(rows: Sequence[Row]) -> list[str]:
         "steps",
         "million tokens",
         "passes over the text",
-        "CPU minutes",
+        "CPU minutes, with validations",
         "best validation",
         "test",
         "the paper's recipe, to the end",

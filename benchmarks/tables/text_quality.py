@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.tables.architectures import NOTHING
 from benchmarks.tables.markdown import table
-from benchmarks.tables.runs import History
+from benchmarks.tables.runs import History, Run
 
 CASE = "text-quality"
 
@@ -25,4 +25,21 @@ def text_quality(history: History) -> list[str]:
         for row in newest.rows
     ]
     header = ["what predicts the text", "bits per byte", "bits per token", "size"]
-    return [*table(header, body), "", f"Measured by {newest.source}. Machine: {newest.machine}."]
+    return [
+        *table(header, body),
+        "",
+        f"{_facts(newest)}Measured by {newest.source}. Machine: {newest.machine}.",
+    ]
+
+
+def _facts(run: Run) -> str:
+    """The artefact and the texts, as far as the rows name them."""
+    row = run.rows[0]
+    if not row.get("identity"):
+        return ""
+    rule, texts = row["rule"], row["texts"]
+    hashes = ", ".join(f"{name} {digest[:12]}…" for name, digest in texts.items())
+    return (
+        f"Artefact {row['identity'][:12]}…, memory of {rule['mem_len']:,} tokens, segments of "
+        f"{rule['segment']:,}; SHA-256 of the texts: {hashes}. "
+    )

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -17,6 +18,9 @@ from benchmarks.__main__ import main
 from benchmarks.cases.learning import architectures
 from benchmarks.cases.learning.architectures import MODELS, affordable, check, chosen, recipe
 from benchmarks.measure import Limits
+from benchmarks.references.model import ReferenceModel
+from benchmarks.references.steps import _reading
+from benchmarks.references.training import train_steps
 from benchmarks.tables.architectures import lines
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.rule import MemoryRule
@@ -212,6 +216,40 @@ def test_a_row_is_scored_as_it_was_trained_and_with_memory(tmp_path: Path, text:
         session = TorchSession(training.model.eval(), source.vocab, rule, identity="test")
         assert evaluate(session, tokens, lanes=16).bits_per_token == pytest.approx(bits, abs=1e-6)
     assert len({row.own, *row.stream.values()}) == 3
+
+
+def test_the_public_code_reads_the_tokens_that_this_project_reads_in_every_pass() -> None:
+    """Both adapters are compared with `Training`, over three passes of lanes of three segments and a half."""
+    config = recipe("without recurrence", threads=1)
+    small = dataclasses.replace(config.model, layers=1, vocab_size=256)
+    config = dataclasses.replace(config, model=small, batch=2).with_steps(8)
+    tokens = np.arange(2 * 225).reshape(2, 225) % 256
+    training, firsts = Training.start(config), []
+    for _ in range(config.steps):
+        training.advance(tokens)
+        firsts.append(tokens[0, training.at - 64])
+    assert firsts[0] == 0
+    assert 0 not in firsts[1:]  # later passes begin elsewhere
+
+    class Reader(ReferenceModel):
+        def __init__(self) -> None:
+            super().__init__(config.training)
+            self.weight, self.read = torch.nn.Parameter(torch.zeros(())), []
+
+        def empty(self, lanes: int) -> list[torch.Tensor]:
+            return []
+
+        def losses(self, tokens, targets, memory):
+            self.read.append(int(tokens[0, 0]))
+            return self.weight * tokens, memory
+
+    reader, read = Reader(), []
+    train_steps(reader, config, tokens)
+    assert reader.read == firsts
+    step = _reading(lambda piece: read.append(int(piece[0, 0])), config, tokens)
+    for _ in range(config.steps):
+        step()
+    assert read == firsts
 
 
 def test_the_table_has_means_and_half_the_range() -> None:

@@ -19,6 +19,7 @@ from benchmarks.cases import export, latency, load, score
 from benchmarks.cases import registry as cases
 from benchmarks.cases.registry import CASES
 from benchmarks.configs import BenchmarkConfig
+from benchmarks.measure import Timing
 from benchmarks.models import random_weights
 from runtimes.base.errors import ArtefactError
 
@@ -200,15 +201,24 @@ def test_load_and_export_measure_both_sides(tiny: BenchmarkConfig, tmp_path: Pat
 def test_training_compares_with_the_naive_attention_first(
     tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (document,) = measured(tmp_path, "training")
-    assert [row["mem_len"] for row in document["rows"] if row["side"] is None] == [8, 0]
-    assert [row["side"] for row in document["rows"][2:]] == ["bf16", "spans", "whole spans"]
-    assert [row["faster"] is None for row in document["rows"]] == [True, True, False, False, True]
-    assert document["rows"][1]["ratio"] == 1
-    assert document["rows"][0]["multiply_adds"] > document["rows"][1]["multiply_adds"]
     from benchmarks.cases import training
     from benchmarks.cases.learning import architectures
 
+    def in_a_second(sides: dict[str, Any], **options: Any) -> dict[str, Timing]:
+        for call in sides.values():
+            call()
+        return {name: Timing(median=1e3, fastest=1e3, slowest=1e3, repeats=1) for name in sides}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "take_turns", in_a_second)
+        (document,) = measured(tmp_path, "training")
+    assert [row["mem_len"] for row in document["rows"] if row["side"] is None] == [8, 0]
+    assert [row["side"] for row in document["rows"][2:]] == ["bf16", "spans", "whole spans"]
+    assert [row["faster"] is None for row in document["rows"]] == [True, True, False, False, True]
+    # Every step takes a second here. One of spans computes four times as many tokens.
+    assert [row["token"]["median"] for row in document["rows"]] == [1e3 / (2 * T) for T in (8, 8, 8, 32, 32)]
+    assert [row["ratio"] for row in document["rows"]] == [1, 1, 1, 0.25, 0.25]
+    assert document["rows"][0]["multiply_adds"] > document["rows"][1]["multiply_adds"]
     wrong = lambda *given, **options: architectures.naive_attention(*given, **options) * 1.001  # noqa: E731
     monkeypatch.setattr(architectures, "relative_attention", wrong)
     monkeypatch.setattr(

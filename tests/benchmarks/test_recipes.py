@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from benchmarks.__main__ import main
 from benchmarks.cases.learning import recipes
-from benchmarks.cases.learning.recipes import RECIPES, Recipe, Row, configuration, run
+from benchmarks.cases.learning.recipes import RECIPES, Job, Recipe, Row, configuration, run
+from benchmarks.measure import Limits
 from benchmarks.plot import plot
 from benchmarks.tables.recipes import lines
 from benchmarks.tables.recipes import recipes as table_of
 from benchmarks.tables.runs import History, Run
 from runtimes.base.errors import ConfigError
+from runtimes.base.records import to_json
 from trainer.model.model import count_parameters
 from trainer.run.config import TrainConfig
 
@@ -71,14 +77,58 @@ def test_a_stopped_run_goes_on_and_a_finished_row_is_not_trained_again(
     assert [step for step, _ in row.validation] == list(range(2, 41, 2))
     assert row.curve[0][1] > row.curve[-1][1]
     assert 3 < row.test < 8
-    again = run(tmp_path / "elsewhere", before=[row.to_json()], keep=kept.append, **tiny)
-    assert [other.to_json() for other in again] == [row.to_json()]
+    before = json.loads(json.dumps([row.to_json(), {"name": "a row of another case"}]))
+    again = run(tmp_path / "elsewhere", before=before, keep=kept.append, **tiny)
+    assert [json.loads(json.dumps(other.to_json())) for other in again] == before[:1]
     assert len(kept) == 1
     assert not (tmp_path / "elsewhere").exists()
     plot(
         tmp_path / "curves.png", "recipes", [row, dataclasses.replace(row, unit="word")], title="two recipes"
     )
     assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_a_row_of_another_text_or_with_other_facts_is_trained_again(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    def trained(job: Job, source: Path, data: Path, out: Path, progress: object) -> Row:
+        made.append(job)
+        assert data == out / "data" / f"enwik8-{hashlib.sha256(source.read_bytes()).hexdigest()[:8]}"
+        fields = dict.fromkeys(Row.__dataclass_fields__) | to_json(job) | {"test": 1.0}
+        del fields["sha256"]
+        return Row(**fields | {"corpus": {"sha256": job.sha256}})
+
+    made: list[Job] = []
+    monkeypatch.setattr(recipes, "_trained", trained)
+    (row,) = run(tmp_path / "out", **tiny)
+    before = [row.to_json()]
+    assert run(tmp_path / "out", before=before, **tiny) == [row]
+    assert len(made) == 1
+    for other in ({"protocol": 0}, {"threads": 2}, {"changes": ["batch=2"]}, {"budget_seconds": 1.0}):
+        run(tmp_path / "out", before=[before[0] | other], **tiny)
+    (tmp_path / "corpora" / "enwik8.piece").write_bytes(text.encode()[20_000:40_000])
+    run(tmp_path / "out", before=before, **tiny)
+    assert [job.sha256 == made[0].sha256 for job in made] == [True] * 5 + [False]
+    assert len(list((tmp_path / "out" / "data").iterdir())) == 2
+    folders = [
+        dataclasses.replace(made[0], **facts).folder for facts in ({}, {"threads": 2}, {"changes": ()})
+    ]
+    assert len({*folders, made[-1].folder}) == 4
+
+
+def test_the_command_takes_the_names_of_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "benchmarks.history.measure_limits", lambda threads: Limits(read_bytes=1e9, multiply_adds=1e9)
+    )
+    for name, sentence in (
+        ("ptb, reduced", "recipes needs the folder with pieces of the corpora; give --corpora"),
+        ("all-attention", "all-attention is not one of the recipes; give one of"),
+    ):
+        arguments = ["run", "recipes", "--only", name, "--history", str(tmp_path / "h.jsonl")]
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 2
+        assert sentence in done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_table_says_how_often_the_text_was_read_and_gives_words_a_perplexity() -> None:

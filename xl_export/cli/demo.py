@@ -30,10 +30,11 @@ from xl_export.cli.options import PACKAGES, force_option
 def demo_command(out: Path, steps: int | None, force: bool, as_json: bool) -> None:
     """Show the whole path in a few minutes.
 
-    A trained model of this repository writes, and is checked. Then the demo trains a small character model
-    on a built-in corpus, exports it and checks the artefact. It scores the model with and without memory, in
-    PyTorch and in ONNX Runtime, and compares its speed with that of a sliding window. At the end it writes a
-    story.
+    Where the trained model of examples/stories is there, it writes first, and is checked. Then the demo
+    trains a small character model on a built-in corpus, exports it and checks the artefact. It scores the
+    model with and without memory, in PyTorch and in ONNX Runtime, and compares its speed with that of a
+    sliding window. At the end the trained model of stories writes a story, and that of examples/music plays
+    half a minute of music (MIDI and WAV), each where it is there.
     """
     with needs("demo", *PACKAGES, "tokenizers"):
         demo = import_module("benchmarks.showcase.demo")  # by name: the benchmarks import this package

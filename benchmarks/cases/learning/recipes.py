@@ -3,8 +3,9 @@
 The published sizes take GPUs for days. So each recipe stands here twice: as published, of which a CPU does a
 few steps, and reduced to a size of which a CPU does some thousands. What a reduced recipe changes is a list
 of assignments as `xl-export train --set` takes them. A recipe is trained for as many steps as its budget of
-CPU seconds allows, by the time of a few steps at the start. The run is a folder like any other: it can be
-resumed, which a second call of this case does, exported, and compared.
+CPU seconds allows, by the time of a few steps at the start; validations and checkpoints are not in the
+budget. The run is a folder like any other: it can be resumed, which a second call of this case does,
+exported, and compared.
 
 A piece of enwik8 or text8 is cut 90/5/5 as the whole corpus is. It is not the published text, so neither are
 the scores comparable with published ones: the picture shows those as a line far away, not as a goal.
@@ -13,6 +14,7 @@ the scores comparable with published ones: the picture shows those as a line far
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import time
@@ -27,6 +29,7 @@ from benchmarks.configs import BenchmarkConfig, checked_minutes
 from benchmarks.measure import Limits
 from benchmarks.tables.recipes import lines
 from runtimes.base.errors import ConfigError
+from runtimes.base.files import sha256
 from runtimes.base.records import to_json
 from runtimes.tasks.evaluate import evaluate
 from trainer.data.dataset import open_dataset
@@ -41,6 +44,7 @@ from trainer.run.session import TorchSession
 from trainer.training.loop import resume, train
 from trainer.training.state import Training
 
+PROTOCOL = 1  # changes with anything that changes figures, so that older rows are not mixed with new ones
 VALIDATIONS, VALIDATED = 20, 1 << 14  # validations of a run, and the held-out tokens that each one scores
 POINTS, LANES = 200, 8  # of the curve of the training loss, and rows of the last score
 TIMED_SHARE, TIMED = 0.05, 20  # of the budget and of steps: what timing takes at most, and at least one step
@@ -121,8 +125,9 @@ class Row:
     changes: assignments as `--set` takes them. unit: what a token is. curve: [step, training loss in bits]
     and validation: [step, score of the held-out tokens in bits], ascending. test: bits per token of the whole
     test part, with the weights that validated best. step_tokens: tokens of a step. corpus: the name and
-    SHA-256 of the file, whether it is the published one, and tokens of each part. cpu_seconds: of all
-    threads, with validations; null where an earlier process began the run.
+    SHA-256 of the file, whether it is the published one, and tokens of each part. budget_seconds: CPU time
+    that was planned for the steps alone. cpu_seconds: of all threads, with validations and checkpoints; null
+    where an earlier process began the run.
     """
 
     name: str
@@ -139,9 +144,38 @@ class Row:
     validation: tuple[tuple[float, ...], ...]
     test: float
     corpus: dict[str, Any]
+    threads: int
+    protocol: int
 
     def to_json(self) -> dict[str, Any]:
         return to_json(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A row that is wanted, by everything that its figures depend on. sha256: of the file of the corpus."""
+
+    name: str
+    changes: tuple[str, ...]
+    budget_seconds: float
+    sha256: str
+    threads: int
+    protocol: int = PROTOCOL
+
+    def made(self, row: dict[str, Any]) -> bool:
+        """Whether a row of the history is this one."""
+        corpus = row.get("corpus", {})  # a row of another case has none
+        found = {**row, "changes": tuple(row.get("changes", ())), "sha256": corpus.get("sha256")}
+        return all(found.get(key) == value for key, value in to_json(self).items())
+
+    @property
+    def folder(self) -> str:
+        """The name of the run's folder, which ends with the first 8 digits of a hash of the job.
+
+        So a run never goes on with another text, other changes or other threads than it began with.
+        """
+        digest = hashlib.sha256(json.dumps(to_json(self)).encode()).hexdigest()
+        return f"{self.name.replace(', ', '-')}-{self.budget_seconds / 60:g}-{digest[:8]}"
 
 
 def run(
@@ -157,23 +191,27 @@ def run(
 ) -> list[Row]:
     """A row for each recipe; datasets and runs are folders in `out`.
 
-    before: rows of earlier calls with the same budget are not trained again. keep: is called with each new
-    row as soon as it is known. A run that was stopped goes on from its last checkpoint.
+    before: rows of earlier calls. One that has the same `Job` is not trained again. keep: is called with each
+    new row as soon as it is known. A run that was stopped goes on from its last checkpoint.
     """
-    minutes, wanted = checked_minutes(minutes), chosen(names)
-    rows = [
-        Row(**row) for row in before if row.get("budget_seconds") == 60 * minutes and row["name"] in RECIPES
-    ]
-    for name in wanted:
-        if name in {row.name for row in rows}:
+    minutes, rows = checked_minutes(minutes), []
+    for name in chosen(names):
+        source = _corpus_file(RECIPES[name], corpora)
+        job = Job(
+            name=name,
+            changes=RECIPES[name].changes,
+            budget_seconds=60.0 * minutes,
+            sha256=sha256(source),
+            threads=threads,
+        )
+        if row := next((Row(**row) for row in reversed(before) if job.made(row)), None):
+            rows.append(row)
             continue
-        recipe = RECIPES[name]
-        source, data = _dataset(recipe, corpora, out, progress)
-        row = _trained(name, recipe, source, data, out, minutes, threads, progress)
+        row = _trained(job, source, _dataset(job, source, out, progress), out, progress)
         keep(row)
         rows.append(row)
         progress(f"{name}: {row.test:.4f} bits per {row.unit} of the test part")
-    return [row for row in rows if row.name in wanted]
+    return rows
 
 
 def chosen(names: Sequence[str]) -> list[str]:
@@ -214,42 +252,36 @@ def affordable(config: TrainConfig, cpu_seconds: float) -> int:
     return max(2, int(cpu_seconds * done / max(time.process_time() - began, 1e-9)))
 
 
-def _dataset(
-    recipe: Recipe, corpora: Path | None, out: Path, progress: Callable[[str], None]
-) -> tuple[Path, Path]:
-    """The file of the corpus, and the dataset that was made of it, newly or by an earlier call."""
+def _corpus_file(recipe: Recipe, corpora: Path | None) -> Path:
+    """The file of the corpus; raises ConfigError where the folder has none."""
     if corpora is None:
         raise ConfigError("recipes needs the folder with pieces of the corpora; give --corpora FOLDER.")
     files = sorted(corpora.glob(recipe.pattern))
     if not files:
         raise ConfigError(f"{corpora} has no file named {recipe.pattern}; give the folder with the corpora.")
-    corpus = TrainConfig.load(recipe.base).corpus
+    return files[0]
+
+
+def _dataset(job: Job, source: Path, out: Path, progress: Callable[[str], None]) -> Path:
+    """The dataset of the corpus's file, made newly or by an earlier call; its name has the file's hash."""
+    corpus = TrainConfig.load(RECIPES[job.name].base).corpus
     assert corpus is not None
-    data = out / "data" / corpus
+    data = out / "data" / f"{corpus}-{job.sha256[:8]}"
     if not data.is_dir():
-        progress(f"preparing {corpus} from {files[0].name}")
+        progress(f"preparing {corpus} from {source.name}")
         data.parent.mkdir(parents=True, exist_ok=True)
-        prepare(corpus, files[0], data, unverified=True, progress=False)
-    return files[0], data
+        prepare(corpus, source, data, unverified=True, progress=False)
+    return data
 
 
-def _trained(
-    name: str,
-    recipe: Recipe,
-    source: Path,
-    data: Path,
-    out: Path,
-    minutes: float,
-    threads: int,
-    progress: Callable[[str], None],
-) -> Row:
-    folder = out / f"{name.replace(', ', '-')}-{minutes:g}"
+def _trained(job: Job, source: Path, data: Path, out: Path, progress: Callable[[str], None]) -> Row:
+    name, recipe, folder = job.name, RECIPES[job.name], out / job.folder
     began, goes_on = time.process_time(), (folder / CONFIG).is_file()
     if goes_on:
         progress(f"{name}: going on with {folder}")
         resume(folder, progress=False)
     else:
-        config = for_budget(configuration(recipe, data, threads=threads), 60 * minutes)
+        config = for_budget(configuration(recipe, data, threads=job.threads), job.budget_seconds)
         progress(f"{name}: {config.steps:,} steps")
         began = time.process_time()
         train(config, folder, progress=False)
@@ -257,28 +289,29 @@ def _trained(
     trained, dataset = load_run(folder), open_dataset(data)
     config, rule = trained.config, trained.config.evaluation
     session = TorchSession(trained.model.eval(), trained.vocab, rule, identity=trained.sha256)
-    torch.set_num_threads(threads)
-    (file_facts,) = dataset.facts.sources.values()
+    torch.set_num_threads(job.threads)
     return Row(
         name=name,
         base=recipe.base,
-        changes=recipe.changes,
+        changes=job.changes,
         published=recipe.published,
         unit={"byte": "byte", "char": "character"}.get(config.vocab, "word"),
         parameters=count_parameters(config.model),
         steps=config.steps,
         step_tokens=config.batch * config.training.segment,
-        budget_seconds=60 * minutes,
+        budget_seconds=job.budget_seconds,
         cpu_seconds=None if goes_on else seconds,
         curve=tuple(points(folder, "bits_per_token")),
         validation=tuple(points(folder, "validation_bits_per_token")),
         test=evaluate(session, dataset.test, lanes=LANES).bits_per_token,
         corpus={
             "name": source.name,
-            "sha256": file_facts.sha256,
+            "sha256": job.sha256,
             "published": dataset.facts.published,
             "tokens": dataset.facts.tokens,
         },
+        threads=job.threads,
+        protocol=job.protocol,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -13,11 +14,15 @@ import pytest
 
 from benchmarks.cases import text_quality
 from benchmarks.showcase import shipped
-from runtimes.base.errors import UserError
+from benchmarks.tables.runs import History, Run
+from benchmarks.tables.text_quality import text_quality as table_of
+from runtimes.base.errors import ArtefactError, UserError
 from runtimes.base.files import write_json
 from runtimes.sessions.open import open_session
 from trainer.data.subwords import learn_subwords
+from trainer.run.config import TrainConfig
 
+TEXTS = ("train.txt", "test.txt")
 STORIES = [
     "The Fox\nOnce there was a fox.\nIt ran.",
     "The Well\nOnce there was a well, and a fox came to it.",
@@ -82,5 +87,39 @@ def test_every_way_to_predict_a_text_is_scored_in_bits_of_the_same_bytes(teller,
     for row in (rows["artefact"], rows["5-grams, Kneser-Ney"]):
         bits = row.bits_per_byte * len(test)
         assert math.isclose(bits / row.bits_per_token, sum(map(len, ids)), rel_tol=1e-9)
+    # What a figure depends on stands in its row: the text, the model, and the rule that it was opened with.
+    hashes = {part: hashlib.sha256((tmp_path / part).read_bytes()).hexdigest() for part in TEXTS}
+    assert all(row.texts == hashes for row in rows.values())
+    assert (rows["artefact"].identity, rows["artefact"].rule) == (session.identity, session.rule)
+    assert session.rule != TrainConfig.load("stories").evaluation
+    assert rows["gzip -9, alone"].identity is None
     assert rows["artefact"].bits_per_byte != rows["artefact, memory cut to zero"].bits_per_byte
     assert len(text_quality.table(list(rows.values()), None)) == len(rows) + 1
+    document = {
+        "case": "text-quality",
+        "time": "2026-01-01T00:00:00+00:00",
+        "threads": 1,
+        "versions": {},
+        "config": "",
+    }
+    document |= {"machine": {"cpu": "x", "cpus": 2, "memory_bytes": 1, "system": "y"}, "commit": "c" * 40}
+    (note,) = table_of(History((Run(document | {"rows": [row.to_json() for row in rows.values()]}),)))[-1:]
+    assert f"Artefact {session.identity[:12]}…, memory of {session.rule.mem_len} tokens" in note
+    assert f"test.txt {hashes['test.txt'][:12]}…" in note
+
+
+def test_ngrams_are_as_large_as_all_their_arrays():
+    tokens = {"train": np.arange(40) % 7, "test": np.arange(9) % 7}
+    row = text_quality._of_ngrams(tokens, 9, vocab_size=7)
+    # 8 bytes for each gram, count, context, total and freed probability, and 4 discounts an order. The text
+    # repeats itself, so every order has 7 n-grams, and as many contexts but for the unigrams.
+    assert row.size_bytes == 8 * (5 * 14 + 4 * 21 + 1 * 3 + 5 * 4)
+
+
+def test_a_missing_artefact_is_one_sentence_with_the_command_that_makes_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_quality, "find_shipped", lambda artefact: None)
+    with pytest.raises(
+        ArtefactError, match="--out stories/tales`, and give --artefact stories/tales"
+    ) as found:
+        text_quality.run(tmp_path, threads=1)
+    assert "\n" not in str(found.value)
