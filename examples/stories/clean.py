@@ -16,12 +16,15 @@ FRONT = re.compile(
 )
 BACK = re.compile(r"^(notes\b|appendix|footnotes|glossary|transcriber|index\b|the end\b|bibliography)", re.I)
 CAPTION = re.compile(r"^[\"'‘]|line-art|drawing|^[^a-z]*$|frontispiece", re.I)
+# Without "chapter", a Roman numeral is a number only before a mark or alone: "Civil War" begins with none.
 NUMBER = re.compile(
-    r"^((chapter|story|part)\s+)?([ivxlc]+|\d+|[ivxlc]+\.|\d+\.)[.:]?(\s*[-:]\s*|\s+|$)", re.I
+    r"^(((chapter|story|part)\s+[ivxlc]+|((chapter|story|part)\s+)?\d+)[.:]?(\s*[-:]\s*|\s+|$)"
+    r"|[ivxlc]+([.:]\s*([-:]\s*)?|\s*-+\s*|$))",
+    re.I,
 )
 # Old books speak of peoples in words that nobody should learn to repeat; such a paragraph is left out.
 LEFT_OUT = re.compile(
-    r"\b(nigger|negro|negress|darky|darkies|blackamoor|jew|jewess|jews|savages|hottentot)", re.I
+    r"\b(nigger|negro|negress|darky|darkie|blackamoor|jew|jewess|jewish|savages|hottentot)(s|es)?\b", re.I
 )
 ASCII = {
     "“": '"', "”": '"', "„": '"', "«": '"', "»": '"', "‘": "'", "’": "'", "–": "-", "—": "--", "…": "...",
