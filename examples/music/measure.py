@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from refuse import prepared_part, refusals
 from scheme import BEATS, IDS
 
 import runtimes
@@ -35,8 +36,14 @@ def main() -> None:
     options.add_argument("--positions", type=int, default=1000, help="events at which the ways are compared")
     options.add_argument("--threads", type=int, default=1)
     given = options.parse_args()
+    with refusals():
+        _measure(given)
+
+
+def _measure(given: argparse.Namespace) -> None:
+    path = prepared_part(given.sources, "test")
     session = runtimes.open_session(given.artefact, threads=given.threads)
-    lines = (given.sources / "test.jsonl").read_text().splitlines()
+    lines = path.read_text().splitlines()
     tokens = np.concatenate([np.array(json.loads(line)) for line in lines])
     beats = int(np.isin(tokens, [IDS[name] for name in BEATS]).sum())
 

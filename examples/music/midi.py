@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from perform import Slice
+from perform import HELD, Slice
 from scheme import TICKS, VOICES
 
 DIVISION = 480  # MIDI ticks in a quarter note
@@ -50,10 +50,9 @@ class MidiFile:
         for voice, pitch in enumerate(piece.pitches):
             if voice in piece.begins or pitch is None:
                 self._stop(voice)
-        stretch = piece.seconds * self._tempo / 60 * TICKS / piece.ticks
-        if (stretch > 1.0) != self._slow:
-            self._slow = stretch > 1.0
-            self._message(b"\xff\x51\x03" + self._quarter(stretch))
+        if piece.fermata != self._slow:
+            self._slow = piece.fermata
+            self._message(b"\xff\x51\x03" + self._quarter(HELD if piece.fermata else 1.0))
         for voice in sorted(piece.begins):
             pitch = piece.pitches[voice]
             assert pitch is not None

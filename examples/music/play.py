@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from midi import MidiFile
 from perform import Slice, slices
+from refuse import refusals
 from scheme import END, IDS, NAMES, SHARPS, events
 from sound import samples, stream_wav, write_wav
 
@@ -26,13 +28,16 @@ import runtimes
 
 def main() -> None:
     given = _options()
-    try:
-        session = runtimes.open_session(given.artefact, threads=1)
-        sampler = runtimes.Sampler(temperature=given.temperature, top_p=given.top_p)
-        header = [f"{given.metre}/4"] + ([f"key{given.key:+d}"] if given.key is not None else [])
-        ids = music_ids(session, [IDS[name] for name in header], sampler=sampler, seed=given.seed)
-    except runtimes.UserError as error:
-        sys.exit(f"error: {error}")
+    with refusals():
+        _check(given)
+        _play(given)
+
+
+def _play(given: argparse.Namespace) -> None:
+    session = runtimes.open_session(given.artefact, threads=1)
+    sampler = runtimes.Sampler(temperature=given.temperature, top_p=given.top_p)
+    header = [f"{given.metre}/4"] + ([f"key{given.key:+d}"] if given.key is not None else [])
+    ids = music_ids(session, [IDS[name] for name in header], sampler=sampler, seed=given.seed)
     music = slices(events(ids), tempo=given.tempo)
     if not given.endless:
         music = _whole_pieces(music, given.seconds)
@@ -118,6 +123,20 @@ def _write_midi(music: Iterator[Slice], given: argparse.Namespace) -> None:
                 print(f"{number:,} chords and notes", flush=True)
 
 
+def _check(given: argparse.Namespace) -> None:
+    """Raises UserError, before any work, for numbers and files that cannot be."""
+    if not 10 <= given.tempo <= 400:
+        raise runtimes.UserError(f"--tempo is {given.tempo:g}; expected 10 to 400 quarter notes a minute.")
+    if given.seed < 0:
+        raise runtimes.UserError(f"--seed is {given.seed}; expected 0 or a positive whole number.")
+    if not 0 < given.seconds < math.inf:
+        raise runtimes.UserError(f"--seconds is {given.seconds:g}; expected a positive number.")
+    if not given.pipe and not given.out.parent.is_dir():
+        raise runtimes.UserError(
+            f"the folder {given.out.parent} of --out does not exist; make it, or give another --out."
+        )
+
+
 def _options() -> argparse.Namespace:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -127,14 +146,17 @@ def _options() -> argparse.Namespace:
         "--out", type=Path, default=Path("bach"), help="files are OUT.mid, OUT.wav and OUT.png"
     )
     options.add_argument(
-        "--seconds", type=float, default=60.0, help="about how long; a piece is finished first"
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="about how long: up to the end of the piece, or of a phrase after a quarter more",
     )
     options.add_argument("--endless", action="store_true", help="go on until Ctrl-C: OUT.mid, or --pipe")
     options.add_argument("--pipe", action="store_true", help="write sound to standard output, for a player")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--temperature", type=float, default=0.9)
     options.add_argument("--top-p", type=float, default=0.9)
-    options.add_argument("--tempo", type=float, default=76.0, help="quarter notes a minute")
+    options.add_argument("--tempo", type=float, default=76.0, help="quarter notes a minute, 10 to 400")
     options.add_argument(
         "--metre", type=int, choices=(3, 4), default=4, help="beats in a bar of the first piece"
     )

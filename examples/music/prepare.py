@@ -18,7 +18,10 @@ import sys
 from pathlib import Path
 
 import chorales
+from refuse import refusals
 from scheme import END, IDS, NAMES, Note, Score, encode
+
+from runtimes.base.errors import needs
 
 PARTS = ("train", "valid", "test")
 HELD_OUT = 0.1  # share of the chorales in each of valid and test
@@ -39,7 +42,8 @@ def main() -> None:
     sources = given.sources or given.out.with_name(f"{given.out.name}-sources")
     sources.mkdir(parents=True, exist_ok=True)
 
-    scores = load_scores(sources / "scores.json")
+    with refusals():
+        scores = load_scores(sources / "scores.json")
     split = split_by_melody(scores)
     ranges = chorales.pitch_ranges([scores[name] for name in split["train"]])
     documents = {part: [encode(scores[name]) for name in split[part]] for part in PARTS}
@@ -65,7 +69,9 @@ def load_scores(path: Path) -> dict[str, Score]:
     """Returns the chorales by name, from `path`, or from music21 where there is none; then it is written."""
     if not path.is_file():
         found = {}
-        for file in chorales.chorale_files():
+        with needs("music", "music21"):
+            files = chorales.chorale_files()
+        for file in files:
             try:
                 found[file.stem] = chorales.read_chorale(file)
             except chorales.NotAChoraleError as error:

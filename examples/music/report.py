@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from play import music_ids
+from refuse import prepared_part, refusals
 from scheme import END, IDS, Score, decode
 from theory import chord_runs, describe
 
@@ -31,14 +32,22 @@ def main() -> None:
     options.add_argument("--top-p", type=float, default=0.9)
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
+    with refusals():
+        _report(given)
+
+
+def _report(given: argparse.Namespace) -> None:
+    test, train = (prepared_part(given.sources, part) for part in ("test", "train"))
+    if given.seed < 0:
+        raise runtimes.UserError(f"--seed is {given.seed}; expected 0 or a positive whole number.")
     session = runtimes.open_session(given.artefact, threads=1)
     sampler = runtimes.Sampler(temperature=given.temperature, top_p=given.top_p)
     stream = music_ids(session, [], sampler=sampler, seed=given.seed)
     columns = {
         "generated": [decode(ids) for ids, _ in zip(_pieces(stream), range(given.pieces), strict=False)],
-        "Bach, test part": _read(given.sources / "test.jsonl"),
+        "Bach, test part": _read(test),
     }
-    known = _read(given.sources / "train.jsonl")
+    known = _read(train)
     figures = {name: describe(scores) for name, scores in columns.items()}
     print("| | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns))
     for row in zip(*figures.values(), strict=True):

@@ -18,6 +18,7 @@ from clean import Story, stories
 
 from runtimes.base.errors import UserError
 from runtimes.base.files import atomic_file
+from runtimes.cli.group import Refusal
 from trainer.data.download import download_file
 
 PARTS = ("train", "valid", "test")
@@ -89,7 +90,11 @@ def main(out: Path, books: Path | None) -> None:
     books.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[Story]] = {part: [] for part in PARTS}
     for source in sources():
-        found[source.part] += stories(read_book(source, books), begin=source.begin, end=source.end)
+        try:
+            book = read_book(source, books)
+        except UserError as error:
+            raise Refusal(str(error)) from None
+        found[source.part] += stories(book, begin=source.begin, end=source.end)
     write_parts(found, out)
     for part, of_part in found.items():
         click.echo(

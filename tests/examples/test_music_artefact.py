@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import wave
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,47 @@ def test_the_program_writes_music(
 def test_models_of_other_tokens_are_refused(run: Path) -> None:
     with pytest.raises(runtimes.UserError, match=r"tokens that are not those of scheme\.py"):
         play.music_ids(runtimes.open_session(run), [], sampler=runtimes.Sampler(), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--tempo", "3"], "--tempo is 3; expected 10 to 400"),
+        (["--tempo", "nan"], "--tempo is nan; expected 10 to 400"),
+        (["--seed", "-1"], "--seed is -1; expected 0"),
+        (["--seconds", "0"], "--seconds is 0; expected a positive number"),
+        (["--out", "missing/bach"], "the folder missing of --out does not exist"),
+        (["--top-p", "2"], "top_p is 2"),
+    ],
+)
+def test_play_refuses_in_one_sentence_and_writes_nothing(
+    options: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["play.py", str(ARTEFACT), "--seconds", "1", *options])
+    with pytest.raises(SystemExit) as ended:
+        play.main()
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"Error: {sentence}")
+    assert printed.err.count("\n") == 1
+    assert not printed.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_play_ends_in_one_sentence_where_the_stream_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    def failing(*_: object) -> Iterator[int]:
+        yield IDS["4/4"]
+        raise runtimes.UserError("the logits are not numbers.")
+
+    monkeypatch.setattr(play, "_drawn", failing)
+    monkeypatch.setattr(sys, "argv", ["play.py", str(ARTEFACT), "--out", str(tmp_path / "bach")])
+    with pytest.raises(SystemExit) as ended:
+        play.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "Error: the logits are not numbers.\n"
 
 
 def test_an_interrupted_midi_file_can_be_played(tmp_path: Path) -> None:

@@ -69,6 +69,17 @@ def test_midi_holds_the_notes_of_the_music(tmp_path: Path) -> None:
     assert [m[3:] for _, m in messages if m[:2] == b"\xff\x59"] == [b"\x02\x00", b"\xfd\x00"]
 
 
+@pytest.mark.parametrize("tempo", [58, 75, 76])
+def test_a_fermata_slows_its_own_beat_at_every_tempo(tmp_path: Path, tempo: float) -> None:
+    with MidiFile(tmp_path / "a.mid", tempo=tempo) as file:
+        for piece in music(tempo=tempo):
+            file.write(piece)
+    messages = parsed((tmp_path / "a.mid").read_bytes())
+    found = [(tick, int.from_bytes(m[3:], "big")) for tick, m in messages if m[:2] == b"\xff\x51"]
+    quarter = 60e6 / tempo
+    assert found == [(0, round(quarter)), (960, round(1.7 * quarter)), (1440, round(quarter))]
+
+
 def test_numbers_of_midi_are_those_of_its_standard() -> None:
     assert [variable_length(n).hex() for n in (0, 0x7F, 0x80, 0x3FFF, 0x4000)] == [
         "00", "7f", "8100", "ff7f", "818000",

@@ -1,0 +1,27 @@
+"""How these programs end where they cannot use what they were given: one sentence, exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from runtimes.base.errors import MissingPackageError, UserError
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Prints what a user can mend as one sentence on standard error, and ends with exit code 2."""
+    try:
+        yield
+    except (UserError, MissingPackageError) as error:
+        print(f"Error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def prepared_part(sources: Path, part: str) -> Path:
+    """The file of ids of a part that `prepare.py` wrote; raises UserError where there is none."""
+    if not (path := sources / f"{part}.jsonl").is_file():
+        raise UserError(f"there is no {path}; give --sources the folder that prepare.py kept ids in.")
+    return path
