@@ -110,6 +110,13 @@ def check_again(lowered: OrtSession, reference: Reference) -> Reference:
             tolerance=lowered.spec.tolerance,
             what=f"{log_probs.size} tokens in {lowered.spec.precision}",
         )
+    apart = float(np.abs(log_probs - reference.log_probs).mean())
+    if not apart <= lowered.spec.mean_tolerance:
+        raise ArtefactError(
+            f"in {lowered.spec.precision} the log-probabilities differ from PyTorch's by {apart:.3g} nats in "
+            f"the mean, more than {lowered.spec.mean_tolerance:g}; nothing was written: export in fp32, or "
+            "report this difference."
+        )
     return reference
 
 
