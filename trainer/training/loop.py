@@ -195,7 +195,7 @@ def _validate(training: Training, source: Source, run: Path, writer: Writer, rep
     its share, and all have the same number, so that all take the same decisions.
     """
     config, ranks, valid = training.config, training.ranks, source.valid
-    lanes, limit = training.validation
+    lanes, limit = training.validation_extent
     report.bar.clear()
 
     def score(limit: int | None) -> float:

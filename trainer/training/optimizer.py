@@ -27,8 +27,9 @@ def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
             lr=settings.lr,
             eps=1e-10 if settings.epsilon is None else settings.epsilon,
         )
-    kept = [parameter for name, parameter in model.named_parameters() if not decays(name, parameter)]
-    decayed = [parameter for name, parameter in model.named_parameters() if decays(name, parameter)]
+    named = list(model.named_parameters())
+    kept = [parameter for name, parameter in named if not takes_weight_decay(name, parameter)]
+    decayed = [parameter for name, parameter in named if takes_weight_decay(name, parameter)]
     fused = all(parameter.device.type in FUSED for parameter in model.parameters())
     optimizer = torch.optim.AdamW(  # with a decay of 0 it computes what torch.optim.Adam computes
         [
@@ -50,7 +51,7 @@ def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
     return optimizer
 
 
-def decays(name: str, parameter: Tensor) -> bool:
+def takes_weight_decay(name: str, parameter: Tensor) -> bool:
     """Whether weight decay concerns a parameter of the model.
 
     It concerns the matrices of linear layers, the tables of the vocabulary and persistent vectors. It does

@@ -55,8 +55,8 @@ def facts_of(training: Training, text: str) -> Facts:
         ranks=training.ranks.count,
         validations=tuple(training.validations),
         epoch=training.epoch,
-        lanes=training.validation[0],
-        limit=training.validation[1],
+        lanes=training.validation_extent[0],
+        limit=training.validation_extent[1],
         final=training.final,
     )
 
@@ -140,7 +140,7 @@ def restore(training: Training, run: Path, text: str) -> None:
         )
     training.step, training.at, training.position = facts.step, facts.at, facts.position
     training.epoch, training.validations = facts.epoch, list(facts.validations)
-    training.validation = facts.lanes, facts.limit
+    training.validation_extent = facts.lanes, facts.limit
     # A run whose steps were raised goes on, and its last score is then not the final one.
     training.final = facts.final if training.finished else None
     shared = _shared(training)

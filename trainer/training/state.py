@@ -72,8 +72,8 @@ class Training:
     memories: the memory of this process's lanes, for each of the `accumulate` parts that are computed one
     after another.
     step: number of steps done. at: index in the lanes where the next segment begins. position: its stream
-    position. epoch: how often the streams have started again. validation: lanes of each validation, and its
-    most tokens. final: the score of the whole held-out text at the end of training, in bits per token.
+    position. epoch: how often the streams have started again. validation_extent: lanes of each validation,
+    and its most tokens. final: the score of the whole held-out text at the end of training, in bits a token.
     first_not_finite [3]: the first step whose objective or gradient norm was not finite, and these two
     numbers; the step is 0 while there was none. `refuse_not_finite` reads it.
     """
@@ -92,7 +92,7 @@ class Training:
     position: int = 0
     epoch: int = 0
     validations: list[Validation] = field(default_factory=list)
-    validation: tuple[int, int | None] = (1, None)
+    validation_extent: tuple[int, int | None] = (1, None)
     final: float | None = None
     first_not_finite: Tensor = field(default_factory=lambda: torch.zeros(3))
 
@@ -137,7 +137,7 @@ class Training:
             optimizer=optimizer,
             scaler=torch.amp.GradScaler(device.type, enabled=config.autocast == "fp16"),
             average=average,
-            validation=(config.batch, config.validate_tokens),
+            validation_extent=(config.batch, config.validate_tokens),
             memories=[[memory.to(device) for memory in part] for part in parts],
             span_lengths=SpanLengths(model, optimizer, config.optimizer.clip),
             first_not_finite=torch.zeros(3, device=device),

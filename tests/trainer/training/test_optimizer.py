@@ -4,7 +4,7 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -59,16 +59,23 @@ def test_adagrad_clips_the_step_of_each_tensor_and_sums_what_was_not_clipped(mak
     assert state["step.unused"].item() == 0
 
 
-def test_adam_clips_the_whole_gradient(make_config: Make) -> None:
-    model, norms, state = stepped(make_config(), GRADIENTS)
-    library = Two()
-    optimizer = torch.optim.Adam(library.parameters(), lr=RATE, fused=False)
+def assert_same_steps(
+    model: nn.Module, library: Two, optimizer: torch.optim.Optimizer, norms: Sequence[float]
+) -> None:
+    """The library's own optimiser reaches the weights of `model`, with gradients clipped by hand."""
     for (small, large), norm in zip(GRADIENTS, norms, strict=True):
         factor = min(1.0, CLIP / norm)
         library.small.grad, library.large.grad = torch.tensor(small) * factor, torch.tensor(large) * factor
         optimizer.step()
     for name, parameter in library.named_parameters():
         torch.testing.assert_close(dict(model.named_parameters())[name], parameter, rtol=1e-5, atol=1e-7)
+
+
+def test_adam_clips_the_whole_gradient(make_config: Make) -> None:
+    model, norms, state = stepped(make_config(), GRADIENTS)
+    library = Two()
+    optimizer = torch.optim.Adam(library.parameters(), lr=RATE, fused=False)
+    assert_same_steps(model, library, optimizer, norms)
     assert state["exp_avg.large"].shape == (1, 2)
     assert (state["step.large"].item(), state["step.unused"].item()) == (2, 0)
 
@@ -91,12 +98,7 @@ def test_adamw_shrinks_matrices_and_nothing_else(make_config: Make) -> None:
         eps=1e-6,
         fused=False,
     )
-    for (small, large), norm in zip(GRADIENTS, norms, strict=True):
-        factor = min(1.0, CLIP / norm)
-        library.small.grad, library.large.grad = torch.tensor(small) * factor, torch.tensor(large) * factor
-        optimizer.step()
-    for name, parameter in library.named_parameters():
-        torch.testing.assert_close(dict(model.named_parameters())[name], parameter, rtol=1e-5, atol=1e-7)
+    assert_same_steps(model, library, optimizer, norms)
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ class Report:
     @cached_property
     def tokens_per_byte(self) -> float | None:
         """Predicted tokens for each byte of the text that is validated; None where tokens have no text."""
-        _, limit = self.training.validation
+        _, limit = self.training.validation_extent
         tokens = np.asarray(self.source.valid[: (limit or len(self.source.valid)) + 1])
         size = predicted_size(ReadText(tokens=tokens), self.source.vocab)
         return None if size is None or not size.num_bytes else (len(tokens) - 1) / size.num_bytes
