@@ -18,7 +18,7 @@ from benchmarks.arithmetic import step_multiply_adds
 from benchmarks.cases.learning.architectures import check
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
 from benchmarks.measure import Limits, Timing, take_turns
-from benchmarks.references.steps import adaptive_span_step, transformer_xl_step
+from benchmarks.references.steps import reference_step
 from benchmarks.references.training import code_folders
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.records import to_json
@@ -81,16 +81,13 @@ def run(
     trainings = {name: _start(recipe) for name, recipe in recipes.items()}
     trainings["whole spans"].span_lengths.spans = []  # every key is computed
     sides: dict[str, Step] = {name: _stepper(training) for name, training in trainings.items()}
-    for project, name, made in (
-        ("transformer-xl", "fp32", transformer_xl_step),
-        ("adaptive-span", "spans", adaptive_span_step),
-    ):
+    for project, name in (("transformer-xl", "fp32"), ("adaptive-span", "spans")):
         if project in folders:
             folder, public = folders[project], "reference" if name == "fp32" else "reference spans"
             progress(f"{public}: comparing the losses of {COMPARED} steps from the same weights")
-            _compare(_start(recipes[name]), made, folder)
+            _compare(_start(recipes[name]), project, folder)
             fresh = _start(recipes[name])
-            sides[public] = made(folder, fresh, _tokens(fresh))
+            sides[public] = reference_step(project, folder, fresh, _tokens(fresh))
     lengths = {name: _recipe_of(name, recipes).training.segment for name in sides}
     progress(f"timing {repeats} steps for each, of {batch} x T tokens; T is " + _counted(lengths))
     timed = take_turns(sides, repeats=repeats)
@@ -166,10 +163,10 @@ def _row(name: str, times: dict[str, Timing], recipes: dict[str, TrainConfig]) -
     )
 
 
-def _compare(training: Training, made: Callable[..., Step], folder: Path) -> None:
+def _compare(training: Training, project: str, folder: Path) -> None:
     """Raises ArtefactError where the public code and this project do not train alike."""
     tokens = _tokens(training)
-    public = made(folder, training, tokens)
+    public = reference_step(project, folder, training, tokens)
     worst = max(abs(float(training.advance(tokens).nats) - public()) for _ in range(COMPARED))
     if not worst <= TOLERANCE:
         raise ArtefactError(

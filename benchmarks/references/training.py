@@ -123,30 +123,43 @@ def run_job(job: Path) -> Outcome:
     )
 
 
-def train_steps(
-    model: ReferenceModel, config: TrainConfig, tokens_BN: np.ndarray
-) -> tuple[tuple[float, ...], float]:
-    """Trains the model for the steps of the configuration; returns the loss curve in bits, and CPU seconds.
+class ReferenceTraining:
+    """A reference that trains step by step on lanes [B, N], with this project's optimiser and schedule.
 
     A step reads the next segment of every lane. At the end of the lanes the streams start again with empty
     memory, and at the token at which this project's training begins that pass.
     """
-    optimizer, T = make_optimizer(config, model.train()), config.training.segment
-    memory, at, epoch, losses = model.empty(config.batch), 0, 0, np.empty(config.steps)
-    began = time.process_time()
-    for step in range(config.steps):
-        if at + T >= tokens_BN.shape[1]:
-            memory, epoch = model.empty(config.batch), epoch + 1
-            at = first_token(config, epoch, length=tokens_BN.shape[1], segment=T)
-        piece = torch.from_numpy(tokens_BN[:, at : at + T + 1].astype(np.int64))
-        nats, memory = model.losses(piece[:, :-1].contiguous(), piece[:, 1:].contiguous(), memory)
-        optimizer.zero_grad()
+
+    def __init__(self, model: ReferenceModel, config: TrainConfig, tokens_BN: np.ndarray) -> None:
+        self.model, self.config, self.tokens_BN = model, config, tokens_BN
+        self.optimizer = make_optimizer(config, model.train())
+        self.memory = model.empty(config.batch)
+        self.number = self.at = self.epoch = 0
+
+    def step(self) -> float:
+        """The mean loss of one step in nats, before the step."""
+        model, config, T = self.model, self.config, self.config.training.segment
+        if self.at + T >= self.tokens_BN.shape[1]:
+            self.memory, self.epoch = model.empty(config.batch), self.epoch + 1
+            self.at = first_token(config, self.epoch, length=self.tokens_BN.shape[1], segment=T)
+        piece = torch.from_numpy(self.tokens_BN[:, self.at : self.at + T + 1].astype(np.int64))
+        nats, self.memory = model.losses(piece[:, :-1].contiguous(), piece[:, 1:].contiguous(), self.memory)
+        self.optimizer.zero_grad()
         objective: torch.Tensor = nats.mean() + model.penalty()
         objective.backward()  # type: ignore[no-untyped-call]
-        set_rate_and_clip(optimizer, learning_rate(config, step), config.optimizer.clip)
-        optimizer.step()
+        set_rate_and_clip(self.optimizer, learning_rate(config, self.number), config.optimizer.clip)
+        self.optimizer.step()
         model.constrain()
-        losses[step], at = nats.mean().item(), at + T
+        self.number, self.at = self.number + 1, self.at + T
+        return float(nats.detach().mean())
+
+
+def train_steps(
+    model: ReferenceModel, config: TrainConfig, tokens_BN: np.ndarray
+) -> tuple[tuple[float, ...], float]:
+    """Trains for the steps of the configuration; returns the loss curve in bits, and CPU seconds."""
+    training, began = ReferenceTraining(model, config, tokens_BN), time.process_time()
+    losses = np.array([training.step() for _ in range(config.steps)])
     return in_parts(losses), time.process_time() - began
 
 

@@ -70,6 +70,8 @@ def _functions(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
 def _mend_pytorch() -> None:
     """Gives this process what the code expects of PyTorch 0.4: a version of CUDA, and masks of bytes."""
     torch.version.cuda = torch.version.cuda or "10.0"
+    if Tensor.masked_fill.__name__ == "with_bytes":  # done already
+        return
     for name in ("masked_fill", "masked_fill_"):
         original = getattr(Tensor, name)
 

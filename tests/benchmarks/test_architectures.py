@@ -19,7 +19,6 @@ from benchmarks.cases.learning import architectures
 from benchmarks.cases.learning.architectures import MODELS, affordable, check, chosen, recipe
 from benchmarks.measure import Limits
 from benchmarks.references.model import ReferenceModel
-from benchmarks.references.steps import _reading
 from benchmarks.references.training import train_steps
 from benchmarks.tables.architectures import lines
 from runtimes.base.errors import ArtefactError, ConfigError
@@ -243,13 +242,9 @@ def test_the_public_code_reads_the_tokens_that_this_project_reads_in_every_pass(
             self.read.append(int(tokens[0, 0]))
             return self.weight * tokens, memory
 
-    reader, read = Reader(), []
+    reader = Reader()
     train_steps(reader, config, tokens)
     assert reader.read == firsts
-    step = _reading(lambda piece: read.append(int(piece[0, 0])), config, tokens)
-    for _ in range(config.steps):
-        step()
-    assert read == firsts
 
 
 def test_the_table_has_means_and_half_the_range() -> None:
