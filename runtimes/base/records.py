@@ -96,6 +96,9 @@ def convert(hint: Any, value: Any, *, where: str) -> Any:
         return {key: convert(args[1], item, where=f"{where}, {key!r}") for key, item in value.items()}
     if hint is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:
         return float(value)
+    if hint is float and type(value) in (int, float):
+        found = value if isinstance(value, float) else "one beyond 1.8e308"
+        raise ConfigError(f"{where}: expected a finite number, found {found}.")
     if hint in (int, str, bool) and type(value) is hint:
         return value
     expected = origin.__name__ if origin else hint.__name__

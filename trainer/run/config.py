@@ -158,6 +158,12 @@ class TrainConfig:
                 f"schedule.min_lr is {self.schedule.min_lr}; expected 0 to optimizer.lr, which is "
                 f"{self.optimizer.lr}."
             )
+        warmup, fine_tune = self.schedule.warmup_steps, self.schedule.fine_tune_steps
+        if fine_tune and warmup + fine_tune > self.steps:
+            raise ConfigError(
+                f"schedule.fine_tune_steps is {fine_tune} and schedule.warmup_steps is {warmup}; expected "
+                f"both to fit into steps, which is {self.steps}."
+            )
         if self.schedule.warmup_steps > self.steps:
             raise ConfigError(
                 f"schedule.warmup_steps is {self.schedule.warmup_steps}; expected 0 to steps, which is "

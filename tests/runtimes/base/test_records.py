@@ -98,8 +98,8 @@ def test_an_unknown_key_is_named_at_any_depth() -> None:
         ("number", 1.0, "expected int, found float"),
         ("number", "1", "expected int, found str '1'"),
         ("number", None, "expected int, found NoneType"),
-        ("share", float("nan"), "expected float, found float nan"),
-        ("share", float("inf"), "expected float, found float inf"),
+        ("share", float("nan"), "expected a finite number, found nan"),
+        ("share", float("inf"), "expected a finite number, found inf"),
         ("share", False, "expected float, found bool"),
         ("share", "0.5", "expected float, found str"),
         ("flag", 1, "expected bool, found int 1"),
@@ -117,7 +117,12 @@ def test_an_unknown_key_is_named_at_any_depth() -> None:
         ("maybe", True, "expected int, found bool"),
         ("listed", "xyz", "expected tuple, found str"),
         ("listed", [1], "key 'listed': expected str"),
-        pytest.param("share", 10**400, "expected float, found int", id="an integer beyond all floats"),
+        pytest.param(
+            "share",
+            10**400,
+            "expected a finite number, found one beyond 1.8e308",
+            id="an integer beyond all floats",
+        ),
     ],
 )
 def test_a_value_of_another_type_is_refused_with_its_place(key: str, value: Any, expected: str) -> None:

@@ -78,8 +78,9 @@ def test_an_object_can_be_made_changed_and_removed() -> None:
     [
         ("steps", r"steps: expected KEY=VALUE"),
         ("=3", r"=3: expected KEY=VALUE"),
+        ("schedule.fine_tune_steps=99999", "fit into steps"),
         ("optimizer.lr=fast", "expected float, found str 'fast'"),
-        ("optimizer.lr=NaN", "expected float"),
+        ("optimizer.lr=NaN", "expected a finite number, found nan"),
         ("model.d_model=1.5", "expected int, found float 1.5"),
         ("model.d_model=null", "expected int"),
         ("tensorboard=yes", "expected bool, found str 'yes'"),
