@@ -77,22 +77,25 @@ class OrtSession(GraphSession):
     def describe(cls, folder: Path) -> dict[str, Any]:
         """The facts of the artefact in a folder; needs no ONNX Runtime.
 
-        fused_graph: whether the artefact has a graph for the fused operator. fused_kernel_built: whether that
-        operator is built on this machine.
+        fused_graph: whether the artefact has a graph for the fused operator. fused_kernel_built: whether this
+        machine has the operator. fused_kernel_variant: what its library was compiled for, `native` or the
+        name of the package's variant; null where there is none.
         """
         spec = load_spec(folder)
         return describe_spec(spec, folder) | {
             "computed_by": COMPUTED_BY["fused" if chosen_library(spec) else "standard"],
             "fused_graph": FUSED in spec.files,
             "fused_kernel_built": fused_cpu.built() is not None,
+            "fused_kernel_variant": fused_cpu.variant(),
         }
 
     @classmethod
     def open(cls, folder: Path, *, threads: int | None = None, kernel: KernelChoice = "auto") -> OrtSession:
         """Verifies every hash of the artefact, then loads it.
 
-        kernel: `auto` takes the fused operator where the artefact has a graph for it and `xl-export
-        fused-kernel` has built it on this machine. Otherwise it takes the standard operators. Raises
+        kernel: `auto` takes the fused operator where the artefact has a graph for it and this machine has the
+        operator: `xl-export fused-kernel` has built it, or the package's wheel holds it. Otherwise it
+        takes the standard operators. Raises
         ConfigError where `fused` cannot be had.
         """
         spec, contents = open_artefact(folder, wanted=(GRAPH, FUSED, WEIGHTS, *VOCAB_FILES))

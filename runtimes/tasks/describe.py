@@ -74,16 +74,16 @@ def _training_lines(training: dict[str, Any]) -> list[str]:
 
 
 def _fused_advice(facts: dict[str, Any]) -> str:
-    """What the reader can do about the fused operator where it does not run; empty where nothing is to be
-    said.
-    """
-    if "fused_graph" not in facts or (facts["fused_kernel_built"] and facts["fused_graph"]):
+    """What the reader should know about the fused operator; empty where nothing is to be said."""
+    if "fused_graph" not in facts:
         return ""
     if not facts["fused_graph"]:
         return "; the fused operator does not serve this model and memory"
-    if "fused_kernel_ignored" in facts:
-        return f"; {facts['fused_kernel_ignored'].rstrip('.')}"
-    return "; there is a graph for the fused operator, which `xl-export fused-kernel` builds"
+    ignored = f"; {facts['fused_kernel_ignored'].rstrip('.')}" if "fused_kernel_ignored" in facts else ""
+    if not facts["fused_kernel_built"]:
+        return ignored or "; there is a graph for the fused operator, which `xl-export fused-kernel` builds"
+    variant = facts["fused_kernel_variant"]
+    return ignored if variant == "native" else f"; the package's library for {variant}{ignored}"
 
 
 def _memory_lines(facts: dict[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,7 @@ EXTRA = {
 
 @pytest.fixture(scope="module")
 def edge(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of commands of an environment in which `pip install '.[cpu]'` has run."""
+    """The folder of commands of an environment in which `pip install '.[cpu]'` has run without a compiler."""
     base = tmp_path_factory.mktemp("edge")
     source = shutil.copytree(ROOT, base / "source", ignore=NOT_COPIED)
     venv.create(base / "venv", with_pip=True)
@@ -40,6 +41,7 @@ def edge(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text=True,
         timeout=250,
         cwd=base,
+        env={**os.environ, "CXX": "no-such-compiler"},
     )
     assert installed.returncode == 0, installed.stderr
     return commands
@@ -79,6 +81,8 @@ def test_every_edge_command_works_there(
         assert ended.returncode == 0, ended.stderr
         assert ended.stderr == ""
         assert ended.stdout
+    assert "computed by ONNX Runtime, standard operators" in ended.stdout
+    assert "there is a graph for the fused operator, which `xl-export fused-kernel` builds" in ended.stdout
 
 
 def test_what_needs_torch_says_what_to_install(edge: Path, run: Path, tmp_path: Path) -> None:

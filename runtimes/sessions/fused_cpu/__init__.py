@@ -1,5 +1,5 @@
-"""The fused operator for the CPU: a C++ library that is built once on a machine."""
+"""The fused operator for the CPU: a C++ library, compiled on a machine or brought by the package."""
 
-from runtimes.sessions.fused_cpu.library import build, built, ignored
+from runtimes.sessions.fused_cpu.library import build, built, ignored, variant
 
-__all__ = ["build", "built", "ignored"]
+__all__ = ["build", "built", "ignored", "variant"]

@@ -302,7 +302,8 @@ const Operator OPERATORS[] = {
 }  // namespace
 
 /// The function that ONNX Runtime looks up in a library of custom operators.
-extern "C" OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
+extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
+                                                                               const OrtApiBase* base) {
   const OrtApi* ort = base->GetApi(ORT_API_VERSION);
   if (!ort)  // version 1 of the interface is in every release, and its table begins as this one does
     return base->GetApi(1)->CreateStatus(ORT_NOT_IMPLEMENTED,

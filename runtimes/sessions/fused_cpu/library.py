@@ -1,15 +1,12 @@
-"""Builds the fused operator from its C++ sources and finds the library that was built.
+"""Finds the library of the fused operator, or compiles it from its C++ sources for the processor at hand.
 
 The fused operator computes what about a dozen standard operators compute in a layer: the ring write, the
 position scores, the shift, the mask, the softmax and the weighted values. Its scores never leave the
-processor's cache. It is compiled once on the machine that runs the artefact, which needs a C++ compiler for
-it.
+processor's cache. A library that was compiled on this machine, for this very processor, lies in the user's
+cache and comes first. The next choice is the one that came with the package (`packaged.py`).
 
 Loading a library executes it. A library is therefore used only where nobody but this user and root can have
-written it: the file and every folder above it must belong to one of them, and no other user may write there.
-The folders are examined from the root downwards and without links, so nobody else can exchange a folder that
-was examined. For the same reason nobody else can exchange the library between this check and the moment when
-ONNX Runtime loads it.
+written it (`trust.py`), and only if its content has the hash that was recorded when it was made.
 """
 
 from __future__ import annotations
@@ -18,34 +15,32 @@ import hashlib
 import os
 import platform
 import shlex
-import stat
 import subprocess
 import tempfile
 from pathlib import Path
 
 from runtimes.base.errors import MissingPackageError, UserError, first_line
 from runtimes.base.files import sha256, writing
+from runtimes.sessions.fused_cpu import packaged
+from runtimes.sessions.fused_cpu.processor import listed
+from runtimes.sessions.fused_cpu.trust import Fault, fault
+from runtimes.sessions.fused_cpu.variants import FLAGS, NATIVE, SOURCES
 
 FOLDER = Path(__file__).parent
-SOURCES = (
-    "library.cpp",
-    "vendor/onnxruntime/onnxruntime_c_api.h",
-    "attention.hpp",
-    "block.hpp",
-    "token.hpp",
-    "head.hpp",
-    "half.hpp",
-    "vectors.hpp",
-)
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fwrapv", "-shared", "-fPIC", "-w")
-CPUINFO = Path("/proc/cpuinfo")
 DIGITS = 16  # of a hash that are part of a file name
 
 
 def built() -> Path | None:
-    """The library for this processor and these sources; None where none is built, where the file was altered,
-    or where another user may have written it.
+    """The library that sessions load: the one compiled on this machine, or else the package's best one for
+    this processor.
+
+    None where there is neither, where a file was altered, or where another user may have written it.
     """
+    return compiled() or packaged.library()
+
+
+def compiled() -> Path | None:
+    """The library in the cache for this processor and these sources; None as for `built`."""
     return next(
         (
             library
@@ -56,13 +51,28 @@ def built() -> Path | None:
     )
 
 
-def ignored() -> str | None:
-    """One sentence that says why a library that lies in the cache is not loaded, and how to mend it.
+def variant() -> str | None:
+    """What the library of `built` was compiled for: `native`, or the name of the package's variant."""
+    library = built()
+    return None if library is None else packaged.variant_of(library) or "native"
 
-    None where the library is used, where there is none, or where it is only damaged.
+
+def ignored() -> str | None:
+    """One sentence that says why a library in the cache or in the package is not loaded, and how to mend it.
+
+    None where the better one is used, where there is none, or where it is only damaged.
     """
-    faults = [fault for library in _libraries() if (fault := _fault(library))]
-    return None if built() or not faults else f"the fused operator in the cache is not loaded: {faults[0]}."
+    if compiled():
+        return None
+    faults = [found for library in _libraries() if (found := _fault(library))]
+    if faults:
+        return f"the fused operator in the cache is not loaded: {_mend(faults[0])}."
+    if packaged.library() or not (found := packaged.refused()):
+        return None
+    return (
+        f"the fused operator of the package is not loaded: {found.says}; install the package where only you "
+        "may write, or run `xl-export fused-kernel`."
+    )
 
 
 def build() -> Path:
@@ -71,7 +81,7 @@ def build() -> Path:
     The compiler is the command in the variable CXX, or g++. Raises MissingPackageError where it cannot be
     started, and UserError where it fails or where another user may write the cache.
     """
-    if library := built():
+    if library := compiled():
         return library
     cache, unused = _cache(), _libraries()
     if cache is None:
@@ -82,14 +92,14 @@ def build() -> Path:
     with writing(cache):
         cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         cache.mkdir(mode=0o700, exist_ok=True)
-        if fault := _fault(cache):
-            raise UserError(f"the fused operator would not be loaded from {cache}: {fault}.")
+        if found := _fault(cache):
+            raise UserError(f"the fused operator would not be loaded from {cache}: {_mend(found)}.")
         with tempfile.TemporaryDirectory(dir=cache) as folder:
-            compiled = Path(folder) / "fused.so"
-            _compile(compiler, compiled)
-            compiled.chmod(0o700)  # the umask may let the group write
-            library = cache / f"fused-{_key()}-{sha256(compiled)[:DIGITS]}.so"
-            os.replace(compiled, library)
+            temporary = Path(folder) / "fused.so"
+            _compile(compiler, temporary)
+            temporary.chmod(0o700)  # the umask may let the group write
+            library = cache / f"fused-{_key()}-{sha256(temporary)[:DIGITS]}.so"
+            os.replace(temporary, library)
         for other in set(unused) - {library}:
             other.unlink(missing_ok=True)
     return library
@@ -108,7 +118,7 @@ def _compiler() -> list[str]:
 
 
 def _compile(compiler: list[str], library: Path) -> None:
-    command = [*compiler, *FLAGS, str(FOLDER / SOURCES[0]), "-o", str(library)]
+    command = [*compiler, *FLAGS, *NATIVE, "-shared", str(FOLDER / SOURCES[0]), "-o", str(library)]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, errors="replace")
     except OSError as error:
@@ -153,29 +163,22 @@ def _cache() -> Path | None:
         return None
 
 
-def _fault(path: Path) -> str | None:
-    """Who else may write a file or folder or a folder above it, and how to mend it; None where nobody may.
+def _fault(path: Path) -> Fault | None:
+    """See `trust.fault`, for a path in the cache or the cache itself."""
+    return fault(path, folder=_cache() or path.parent)
 
-    A folder above the cache may be one in which only the owner of a file can replace it, such as /tmp.
-    """
-    cache = _cache()
-    for place in (*reversed(path.parents), path):
-        try:
-            facts = os.lstat(place)
-        except OSError as error:
-            return f"{place} cannot be examined ({error.strerror}); name another folder in XDG_CACHE_HOME"
-        folder = stat.S_ISDIR(facts.st_mode)
-        if not folder and not (place == path and stat.S_ISREG(facts.st_mode)):
-            return f"{place} is no regular file; delete it and run `xl-export fused-kernel`"
-        if facts.st_uid not in (os.geteuid(), 0):
-            mend = "name a folder of your own in XDG_CACHE_HOME" if folder else "delete it"
-            return f"{place} belongs to another user (number {facts.st_uid}); {mend}"
-        above = cache is not None and place in cache.parents
-        shared = facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if shared and not (above and facts.st_mode & stat.S_ISVTX):
-            mend = f"run `chmod go-w {shlex.quote(str(place))}`" if folder else "delete it"
-            return f"other users may write {place}; {mend}, and run `xl-export fused-kernel`"
-    return None
+
+def _mend(found: Fault) -> str:
+    """What is wrong with a library of the cache, and how to mend it."""
+    if found.kind == "unknown":
+        return f"{found.says}; name another folder in XDG_CACHE_HOME"
+    if found.kind == "irregular":
+        return f"{found.says}; delete it and run `xl-export fused-kernel`"
+    if found.kind == "foreign":
+        mend = "name a folder of your own in XDG_CACHE_HOME" if found.is_folder else "delete it"
+        return f"{found.says}; {mend}"
+    mend = f"run `chmod go-w {shlex.quote(str(found.place))}`" if found.is_folder else "delete it"
+    return f"{found.says}; {mend}, and run `xl-export fused-kernel`"
 
 
 def _key() -> str:
@@ -183,15 +186,8 @@ def _key() -> str:
     facts = [
         platform.machine(),
         *FLAGS,
-        _processor(),
+        *NATIVE,
+        listed(),
         *((FOLDER / name).read_text(encoding="utf-8") for name in SOURCES),
     ]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:DIGITS]
-
-
-def _processor() -> str:
-    """The processor's instruction sets, as the operating system lists them."""
-    if not CPUINFO.is_file():
-        return platform.processor()
-    lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line for line in lines if line.lower().startswith(("flags", "features"))), "")

@@ -1,0 +1,70 @@
+"""Whether a library may be loaded: only where nobody but this user and root can have written it.
+
+Loading a library executes it. The file and every folder above it must belong to this user or to root, and no
+other user may write there. The folders are examined from the root downwards and without links, so nobody else
+can exchange a folder that was examined. For the same reason nobody else can exchange the library between this
+check and the moment when ONNX Runtime loads it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+
+class Fault(NamedTuple):
+    """A file or folder that others may write, and half a sentence that says so."""
+
+    place: Path
+    kind: Literal["unknown", "irregular", "foreign", "shared"]
+    is_folder: bool
+    says: str
+
+
+def fault(path: Path, *, folder: Path) -> Fault | None:
+    """What is wrong with a path or with a folder above it; None where nobody else may write any of them.
+
+    folder: the folder of libraries. A folder above it may be one in which only the owner of a file can
+    replace it, such as /tmp.
+    """
+    for place in (*reversed(path.parents), path):
+        try:
+            facts = os.lstat(place)
+        except OSError as error:
+            return Fault(place, "unknown", False, f"{place} cannot be examined ({error.strerror})")
+        is_folder = stat.S_ISDIR(facts.st_mode)
+        if not is_folder and not (place == path and stat.S_ISREG(facts.st_mode)):
+            return Fault(place, "irregular", False, f"{place} is no regular file")
+        if facts.st_uid not in (os.geteuid(), 0):
+            says = f"{place} belongs to another user (number {facts.st_uid})"
+            return Fault(place, "foreign", is_folder, says)
+        shared = facts.st_mode & stat.S_IWOTH
+        if facts.st_mode & stat.S_IWGRP and not _is_private_group(facts.st_gid):
+            shared |= stat.S_IWGRP
+        if shared and not (place in folder.parents and facts.st_mode & stat.S_ISVTX):
+            return Fault(place, "shared", is_folder, f"other users may write {place}")
+    return None
+
+
+def _is_private_group(group: int) -> bool:
+    """Whether a group has this user as its only member, which is the default of many systems.
+
+    They let the group write what the user makes, as Python's environments. The group then has the user's name
+    and is nobody else's first group. Root has no such group here: system accounts may share it.
+    """
+    import grp
+    import pwd
+
+    user = os.geteuid()
+    try:
+        name, members = pwd.getpwuid(user).pw_name, grp.getgrgid(group)
+    except KeyError:  # as in a container that knows no names
+        return False
+    return (
+        user != 0
+        and members.gr_name == name
+        and set(members.gr_mem) <= {name}
+        and all(other.pw_uid == user for other in pwd.getpwall() if other.pw_gid == group)
+    )

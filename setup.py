@@ -1,0 +1,80 @@
+"""Compiles the fused operator into wheels. Everything else about the package is in pyproject.toml.
+
+A wheel holds one library for each variant of its architecture, and their hashes; the choice among them is
+made on the device (`runtimes/sessions/fused_cpu/packaged.py`). They are plain libraries that ONNX Runtime
+loads, not modules of Python, so one wheel serves all versions of Python.
+
+Without a compiler the package is installed without them. XL_EXPORT_FUSED_KERNEL=required makes that an error,
+as for a release, and XL_EXPORT_FUSED_KERNEL=none compiles nothing. An editable installation never holds them:
+its sources change, and `xl-export fused-kernel` compiles those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import runpy
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+PACKAGE = "runtimes.sessions.fused_cpu"
+FOLDER = Path(*PACKAGE.split("."))
+KERNEL = runpy.run_path(str(FOLDER / "variants.py"))
+WANTED = os.environ.get("XL_EXPORT_FUSED_KERNEL", "optional")
+# `_PYTHON_HOST_PLATFORM=linux-aarch64`, with a cross compiler in CXX, builds for another machine than this.
+MACHINE = sysconfig.get_platform().rpartition("-")[2]
+
+
+class BuildLibraries(build_ext):
+    """Compiles the variants and records the hash of each."""
+
+    def run(self) -> None:
+        if self.editable_mode or self.inplace or WANTED == "none":
+            return
+        super().run()
+        built = [Path(self.get_ext_fullpath(extension.name)) for extension in self.extensions]
+        hashes = {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in built if path.is_file()
+        }
+        if hashes:
+            (built[0].parent / KERNEL["HASHES"]).write_text(json.dumps(hashes, indent=2) + "\n")
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compiles one variant, with objects of its own: all come from one source."""
+        Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)  # of an earlier build
+        objects, self.build_temp = self.build_temp, str(Path(self.build_temp, ext.name))
+        try:
+            super().build_extension(ext)
+        finally:
+            self.build_temp = objects
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return str(Path(*fullname.split("."))) + ".so"
+
+
+class AnyPython(bdist_wheel):
+    """Names the wheel after its platform and no version of Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    ext_modules=[
+        Extension(
+            f"{PACKAGE}.libraries.{Path(variant.file).stem}",
+            [str(FOLDER / KERNEL["SOURCES"][0])],
+            depends=[str(FOLDER / name) for name in KERNEL["SOURCES"]],
+            extra_compile_args=[*KERNEL["FLAGS"], "-g0", *variant.flags],
+            language="c++",
+            optional=WANTED != "required",
+        )
+        for variant in KERNEL["VARIANTS"].get(MACHINE, ())
+    ],
+    cmdclass={"build_ext": BuildLibraries, "bdist_wheel": AnyPython},
+)
