@@ -94,9 +94,8 @@ class OrtSession(GraphSession):
         """Verifies every hash of the artefact, then loads it.
 
         kernel: `auto` takes the fused operator where the artefact has a graph for it and this machine has the
-        operator: `xl-export fused-kernel` has built it, or the package's wheel holds it. Otherwise it
-        takes the standard operators. Raises
-        ConfigError where `fused` cannot be had.
+        operator: `xl-export fused-kernel` has built it, or the package's wheel holds it. Otherwise it takes
+        the standard operators. Raises ConfigError where `fused` cannot be had.
         """
         spec, contents = open_artefact(folder, wanted=(GRAPH, FUSED, WEIGHTS, *VOCAB_FILES))
         library = chosen_library(spec, kernel)
