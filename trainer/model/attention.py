@@ -106,7 +106,7 @@ def blocked_attention(
     with torch.autocast("cpu", enabled=False):
         content = (query if terms.u is None else query + terms.u) * scale
         positional = (query if terms.v is None else query + terms.v) * scale
-        C = block_length(T)
+        C = block_length(T, terms.longest)
         W = J if terms.longest is None else min(J, terms.longest + C)
         # In a sum `-inf` would make NaN of a query that sees nothing.
         visible = within_window(visible, terms, J)

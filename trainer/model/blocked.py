@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 BLOCK = 128  # queries; a smaller block sees fewer keys in vain, and a larger one makes fewer calls
+SMALLEST_BLOCK = 64
 GROUP_BYTES = 4 << 20  # of the scores that are computed together
 
 
@@ -40,9 +41,14 @@ class Piece:
         return int(self.keys.stop - self.keys.start)
 
 
-def block_length(T: int) -> int:
-    """The number of queries in a block of a segment of T tokens; the last block may be shorter."""
-    return -(-T // max(1, round(T / BLOCK)))
+def block_length(T: int, longest: int | None) -> int:
+    """The number of queries in a block of a segment of T tokens; the last block may be shorter.
+
+    longest: the largest distance that any query sees; None for all. A query meets all keys that some query
+    of its block sees. Where the distances are short, much of that is in vain, and shorter blocks are faster.
+    """
+    size = BLOCK if longest is None else min(BLOCK, max(SMALLEST_BLOCK, longest // 2))
+    return -(-T // max(1, round(T / size)))
 
 
 def pieces(H: int, B: int, T: int, J: int, longest: int | None, itemsize: int) -> Iterator[Piece]:
@@ -50,8 +56,8 @@ def pieces(H: int, B: int, T: int, J: int, longest: int | None, itemsize: int) -
 
     longest: the largest distance that any query sees; None for all.
     """
-    for first in range(0, T, block_length(T)):
-        end = min(T, first + block_length(T))
+    for first in range(0, T, block_length(T, longest)):
+        end = min(T, first + block_length(T, longest))
         low = 0 if longest is None else max(0, J - T + first - longest)
         keys = slice(low, J - T + end)
         lanes = max(1, GROUP_BYTES // (H * (end - first) * (keys.stop - low) * itemsize))
