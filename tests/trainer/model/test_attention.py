@@ -19,13 +19,14 @@ from trainer.model.positions import sinusoids
 
 # B, T, M, H, K: odd sizes; no memory, memory shorter and longer than the segment, one token, one head
 SIZES = [(1, 1, 0, 1, 1), (3, 5, 0, 1, 3), (2, 7, 3, 3, 5), (3, 3, 7, 2, 1), (1, 1, 5, 3, 3), (2, 5, 5, 1, 7)]
-# the terms of Transformer-XL, Shaw, learned positions, with spans, with persistent vectors, and none
+# the terms of Transformer-XL, Shaw, learned positions, spans, persistent vectors, both of these, all, none
 KINDS: dict[str, tuple[str, ...]] = {
     "relative": ("position", "u", "v"),
     "shaw": ("position", "bias", "u"),
     "learned": ("position",),
     "span": ("position", "gate"),
     "persistent": ("position", "persistent_key", "persistent_value"),
+    "all-attention": ("position", "gate", "persistent_key", "persistent_value"),
     "all": ("position", "bias", "u", "v", "gate", "persistent_key", "persistent_value"),
     "absolute": (),
 }
@@ -135,15 +136,19 @@ def test_every_input_has_a_gradient_where_it_matters() -> None:
         assert gradient.abs().max() > 1e-3, name
 
 
-def test_gradients_equal_finite_differences() -> None:
-    given = inputs(1, 3, 2, 1, 2, "all")
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("kind", ["relative", "all"])
+def test_gradients_equal_finite_differences(kind: str, dropout: float) -> None:
+    """With dropout every call drops the same weights, because it begins with the same seed."""
+    given = inputs(1, 3, 2, 1, 2, kind)
     visible = visibility(MemoryRule(mem_len=2, segment=3), [1], 3)
-    given["gate"] = torch.linspace(0.9, 0.2, 5, dtype=torch.float64)[
-        :, None
-    ].requires_grad_()  # away from the clamps
+    if "gate" in given:  # away from the clamps
+        given["gate"] = torch.linspace(0.9, 0.2, 5, dtype=torch.float64)[:, None].requires_grad_()
 
     def answer(*tensors: Tensor) -> Tensor:
-        return attend(relative_attention, dict(zip(given, tensors, strict=True)), visible)
+        torch.manual_seed(0)
+        chosen = dict(zip(given, tensors, strict=True))
+        return attend(relative_attention, chosen, visible, dropout=dropout)
 
     assert torch.autograd.gradcheck(answer, tuple(given.values()))
 
@@ -213,24 +218,41 @@ def test_dropout_falls_on_the_weights_and_keeps_their_mean() -> None:
     assert sum(sums) / len(sums) == pytest.approx(1.0, abs=0.1)
 
 
-@pytest.mark.parametrize("kind", ["span", "all"])
+@pytest.mark.parametrize("kind", ["span", "all-attention", "all"])
 def test_a_window_and_an_epsilon_mean_the_same_in_both_forms(kind: str) -> None:
     """The softmax ends at the window, and the masked weights are divided by their sum plus the epsilon."""
     given = inputs(2, 7, 5, 3, 5, kind)
     visible = visibility(MemoryRule(mem_len=5, segment=7, include_self=False), [0, 9], 7)
     terms = {name: given[name] for name in ("position", "bias", "u", "v", "gate") if name in given}
-    persistent = (given["persistent_key"], given["persistent_value"]) if kind == "all" else None
+    persistent = None if kind == "span" else (given["persistent_key"], given["persistent_value"])
     context = (given["query"], given["key"], given["value"])
-    answers = {}
+    answers, gradients = {}, {}
     for form in (relative_attention, naive_attention):
         for window, epsilon in ((3, 0.5), (3, 0.0), (5, 0.5)):
             chosen = Terms(**terms, window=window, epsilon=epsilon)
-            answers[form, window, epsilon] = form(
-                *context, visible=visible, terms=chosen, persistent=persistent
-            )
+            answer = form(*context, visible=visible, terms=chosen, persistent=persistent)
+            answers[form, window, epsilon] = answer
+            gradients[form, window, epsilon] = torch.autograd.grad(answer.square().sum(), given.values())
     for window, epsilon in ((3, 0.5), (3, 0.0), (5, 0.5)):
         fast, naive = (answers[form, window, epsilon] for form in (relative_attention, naive_attention))
         torch.testing.assert_close(fast, naive, **TIGHT)
+        pairs = (gradients[form, window, epsilon] for form in (relative_attention, naive_attention))
+        for name, ours, true in zip(given, *pairs, strict=True):
+            torch.testing.assert_close(ours, true, **TIGHT, msg=lambda text, name=name: f"{name}: {text}")
     first = answers[relative_attention, 3, 0.5]
     for other in ((3, 0.0), (5, 0.5)):
         assert not torch.allclose(first, answers[(relative_attention, *other)])
+
+
+def test_gradients_in_bf16_are_summed_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every key gets a gradient from each of 48 pieces. A sum in bf16 would be rounded 48 times."""
+    monkeypatch.setattr(blocked, "BLOCK", 2)
+    given = inputs(1, 96, 0, 2, 8, "absolute")
+    visible = torch.ones(1, 96, 96, dtype=torch.bool)
+    errors = {}
+    for dtype in (torch.float64, torch.bfloat16):
+        chosen = {name: tensor.detach().to(dtype).requires_grad_() for name, tensor in given.items()}
+        attend(relative_attention, chosen, visible).sum().backward()
+        errors[dtype] = chosen["value"].grad
+    true, rounded = errors[torch.float64], errors[torch.bfloat16]
+    assert ((rounded.double() - true).abs() / true.abs()).median() < 2**-9

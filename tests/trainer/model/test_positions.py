@@ -10,6 +10,7 @@ from torch import Tensor
 
 import trainer.model.positions as positions
 from runtimes.base.errors import ConfigError
+from runtimes.contract.rule import MemoryRule
 from trainer.model.config import ModelConfig
 
 
@@ -60,3 +61,17 @@ def test_options_that_a_kind_does_not_take_are_refused(options: dict[str, Any], 
     sizes: dict[str, Any] = {"layers": 1, "d_model": 4, "heads": 1, "head_dim": 4, "d_ff": 4}
     with pytest.raises(ConfigError, match=message):
         positions.make_positions(ModelConfig(**sizes | options))
+
+
+def test_kept_sinusoids_are_few_and_none_comes_from_inference() -> None:
+    """A model keeps no table for every length; PyTorch refuses inference tensors in training."""
+    config = ModelConfig(layers=1, d_model=4, heads=1, head_dim=4, d_ff=4)
+    own = positions.make_positions(config)
+    for count in range(1, 20):
+        own.vectors(count, MemoryRule(mem_len=32, segment=1))
+    assert 1 <= len(own._tables) <= positions.KEPT_TABLES
+    with torch.inference_mode():
+        own.vectors(30, MemoryRule(mem_len=32, segment=1))
+    weight = torch.ones(4, requires_grad=True)
+    (own.vectors(30, MemoryRule(mem_len=32, segment=1)) * weight).sum().backward()
+    assert weight.grad is not None
