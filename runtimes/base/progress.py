@@ -1,4 +1,4 @@
-"""Prints on standard error how far long work has come."""
+"""Prints on standard error how far long work has come, and what a caller should know once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 
 import click
 
+_said: set[str] = set()
 FIRST, RARELY = 2.0, 60.0  # seconds until the first line, and the longest time between later lines
 
 
@@ -28,3 +29,10 @@ class Progress:
             self._next += min(self._next, RARELY)
         left = taken * (self.total - done) / done
         click.echo(f"{self.what}: {done:,} of {self.total:,} {self.unit}, {left:,.0f} s left", err=True)
+
+
+def say_once(sentence: str) -> None:
+    """Prints a sentence on standard error, unless this process has printed it before."""
+    if sentence not in _said:
+        _said.add(sentence)
+        click.echo(sentence, err=True)

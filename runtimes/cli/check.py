@@ -6,15 +6,17 @@ from pathlib import Path
 
 import click
 
-from runtimes.cli.options import echo_json, folder_argument, json_option, threads_option
+from runtimes.cli.options import device_option, echo_json, folder_argument, json_option, threads_option
+from runtimes.contract.device import Device
 from runtimes.tasks.check import check
 
 
 @click.command("check")
 @folder_argument
 @threads_option
+@device_option
 @json_option
-def check_command(path: Path, threads: int | None, as_json: bool) -> None:
+def check_command(path: Path, threads: int | None, device: Device, as_json: bool) -> None:
     """Check that the artefact at PATH computes what was trained.
 
     The command runs the tokens in the file reference.npz of the artefact and compares every log-probability
@@ -22,7 +24,7 @@ def check_command(path: Path, threads: int | None, as_json: bool) -> None:
     ONNX Runtime computed on the machine that exported. The exit code is 0 when all differences are within the
     tolerance of the precision, 1 when one is not, and 2 when the artefact is damaged.
     """
-    report = check(path, threads=threads)
+    report = check(path, threads=threads, device=device)
     verdict = "passed" if report.passed else "FAILED"
     click.echo(f"{verdict}: {report.sentence}")
     click.echo(f"computed by: {report.computed_by}")

@@ -13,7 +13,8 @@ import click
 from runtimes.base.errors import UserError
 from runtimes.base.files import refuse_replacing, refuse_unwritable
 from runtimes.base.progress import Progress
-from runtimes.cli.options import echo_json, folder_argument, json_option, threads_option
+from runtimes.cli.options import device_option, echo_json, folder_argument, json_option, threads_option
+from runtimes.contract.device import Device
 from runtimes.contract.id_files import ID_TYPES
 from runtimes.contract.session import Session
 from runtimes.contract.tokens import ReadText, TextSize, predicted_size, read_text, unknown_share
@@ -80,6 +81,7 @@ dtype_option = click.option(
 )
 @click.option("--force", is_flag=True, help="Replace the file of --losses if it exists.")
 @threads_option
+@device_option
 @json_option
 def eval_command(
     path: Path,
@@ -94,6 +96,7 @@ def eval_command(
     losses: Path | None,
     force: bool,
     threads: int | None,
+    device: Device,
     as_json: bool,
 ) -> None:
     """Score a text with the artefact or run at PATH.
@@ -112,7 +115,7 @@ def eval_command(
     if losses:
         refuse_unwritable(losses, option="--losses", suffixes=SUFFIXES)
         refuse_replacing(losses, option="--losses", force=force)
-    own = open_session(path, threads=threads)
+    own = open_session(path, threads=threads, device=device)
     if losses and losses.suffix == ".csv":
         own.vocab.decoder()(0)  # a library that is not installed is named before the text is scored
     pairs = sweep(own.rule, mem_lens=mem_lens, segments=segments, clamp_lens=clamp_lens)

@@ -12,9 +12,10 @@ import click
 from runtimes.base.errors import UserError
 from runtimes.base.files import NPZ_ERRORS
 from runtimes.cli.lines import FORMATS, Format
-from runtimes.cli.options import folder_argument, threads_option
+from runtimes.cli.options import device_option, folder_argument, threads_option
 from runtimes.cli.prompts import read_prompts
 from runtimes.contract.checks import load_memory
+from runtimes.contract.device import Device
 from runtimes.contract.memory import save_memory
 from runtimes.contract.vocabulary import Vocab, decode
 from runtimes.sessions.open import open_session
@@ -110,6 +111,7 @@ from runtimes.tasks.sample import Sampler
     help="Print a JSON object on a line for each token as it comes, and one for each row when it has ended.",
 )
 @threads_option
+@device_option
 def generate_command(
     path: Path,
     prompts: tuple[str, ...],
@@ -127,6 +129,7 @@ def generate_command(
     show_ids: bool,
     as_json: bool,
     threads: int | None,
+    device: Device,
 ) -> None:
     """Continue texts or token ids with the artefact or run at PATH.
 
@@ -147,7 +150,7 @@ def generate_command(
     sampler = Sampler(temperature=temperature, top_k=top_k or None, top_p=top_p)
     if as_json and show_ids:
         raise UserError("--json has the ids of every token already; leave out --ids.")
-    session = open_session(path, threads=threads)
+    session = open_session(path, threads=threads, device=device)
     given = read_prompts(prompts, prompt_ids, prompts_file, form=form, vocab=session.vocab)
     memory = load_memory(load_from, session) if load_from else session.start(len(given)) if save_to else None
     pieces = generate(

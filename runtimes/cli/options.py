@@ -11,6 +11,7 @@ import click
 
 from runtimes.base.machine import available_cpus
 from runtimes.base.terminal import printable
+from runtimes.contract.device import AUTO, KINDS, Device
 
 
 def warn_of_too_many(threads: int | None) -> None:
@@ -30,12 +31,26 @@ def _threads(ctx: click.Context, option: click.Parameter, value: int | None) -> 
     return value
 
 
+def _device(ctx: click.Context, option: click.Parameter, value: str) -> Device:
+    return AUTO if ctx.resilient_parsing else Device.parse(value)
+
+
 folder_argument = click.argument("path", type=click.Path(path_type=Path))
 threads_option = click.option(
     "--threads",
     type=click.IntRange(1, 1024),
     callback=_threads,
     help="The number of CPU threads; by default all that this process may use.",
+)
+device_option = click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="DEVICE",
+    callback=_device,
+    help=f"What computes: {', '.join(KINDS)}. cuda:1 is the second GPU. auto takes the best that passes a "
+    "small test, and says why it takes none that is installed; `xl-export devices` lists what this machine "
+    "has.",
 )
 json_option = click.option(
     "--json",

@@ -16,7 +16,8 @@ import click
 from runtimes.base.files import open_file, reading
 from runtimes.base.progress import Progress
 from runtimes.cli.lines import FORMATS, Format, lines_of, read_texts
-from runtimes.cli.options import folder_argument, threads_option
+from runtimes.cli.options import device_option, folder_argument, threads_option
+from runtimes.contract.device import Device
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.open import open_session
 from runtimes.tasks.n_best import BestText, best_of_groups
@@ -68,6 +69,7 @@ ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each result as a line of JSON.")
 @threads_option
+@device_option
 def score_command(
     path: Path,
     source: Path,
@@ -80,6 +82,7 @@ def score_command(
     window: int,
     as_json: bool,
     threads: int | None,
+    device: Device,
 ) -> None:
     """Score independent texts with the artefact or run at PATH.
 
@@ -92,7 +95,7 @@ def score_command(
     the best text of a group. Results come in the order of the input while it is read. Totals are printed on
     standard error.
     """
-    session = open_session(path, threads=threads)
+    session = open_session(path, threads=threads, device=device)
     totals, began = _Totals(session.vocab), time.perf_counter()
     with _opened(source) as (stream, size):
         shown = Progress("scoring", size, "bytes")

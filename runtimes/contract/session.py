@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from runtimes.contract.device import AUTO, Device
 from runtimes.contract.memory import Memory
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
@@ -106,8 +107,10 @@ class Session(Protocol):
 class SessionClass(Protocol):
     """What `runtimes/sessions/open.py` uses of a session class: it opens a folder and describes one."""
 
-    def open(self, folder: Path, *, threads: int | None = None) -> Session:
-        """A session over the verified content of `folder`."""
+    def open(self, folder: Path, *, threads: int | None = None, device: Device = AUTO) -> Session:
+        """A session over the verified content of `folder`; raises ConfigError for a device that cannot
+        compute it.
+        """
         ...
 
     def describe(self, folder: Path) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class OrtSession(GraphSession):
     ) -> None:
         super().__init__(spec, vocab, spec.identity)
         self._kernel: Kernel = "fused" if library else "standard"
-        self._ort = _import_onnxruntime(spec.form)
+        self._ort = import_onnxruntime(spec.form)
         if contents is None:
             contents = {name: read_bytes(graph.with_name(name)) for name in (graph.name, WEIGHTS)}
         self._session = self._load(graph, contents, threads, library)
@@ -97,7 +97,19 @@ class OrtSession(GraphSession):
         operator: `xl-export fused-kernel` has built it, or the package's wheel holds it. Otherwise it takes
         the standard operators. Raises ConfigError where `fused` cannot be had.
         """
-        spec, contents = open_artefact(folder, wanted=(GRAPH, FUSED, WEIGHTS, *VOCAB_FILES))
+        return cls.of(folder, *read_artefact(folder), threads=threads, kernel=kernel)
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        spec: Spec,
+        contents: Mapping[str, bytearray],
+        *,
+        threads: int | None = None,
+        kernel: KernelChoice = "auto",
+    ) -> OrtSession:
+        """The same for an artefact that was read already, by `read_artefact`."""
         library = chosen_library(spec, kernel)
         graph = folder / (FUSED if library else GRAPH)
         vocab = load_vocab(folder / VOCAB, contents[VOCAB], contents)
@@ -133,26 +145,12 @@ class OrtSession(GraphSession):
         library: Path | None,
     ) -> Any:
         """ONNX Runtime's session over the bytes of a graph and of its weights."""
-        refuse_foreign_graph(contents[graph.name], name=str(graph), files=[WEIGHTS])
         options = self._ort.SessionOptions()
-        options.log_severity_level = FATAL  # errors are raised; device discovery warns where there is no GPU
         options.intra_op_num_threads = threads or available_cpus()
         if library:
             self._register(options, library)
         try:
-            if not hasattr(options, FROM_MEMORY):  # 1.23, the newest for Python 3.10: it maps the file itself
-                session = self._ort.InferenceSession(str(graph), options, **ON_THE_CPU)
-                _verify_signature(session, self.spec, graph)
-                return session
-            weights = contents[WEIGHTS]
-            getattr(options, FROM_MEMORY)([WEIGHTS], [weights], [len(weights)])
-            # A tensor that ONNX Runtime does not take from these bytes, as in a branch, is looked for in a
-            # folder: an empty one, so that no file of the working folder is ever read.
-            with tempfile.TemporaryDirectory() as nothing:
-                options.add_session_config_entry(EXTERNAL_FOLDER, nothing)
-                session = self._ort.InferenceSession(bytes(contents[graph.name]), options, **ON_THE_CPU)
-            _verify_signature(session, self.spec, graph)
-            return session
+            return load_graph(self._ort, self.spec, graph, contents, options, ON_THE_CPU)
         except ArtefactError:
             raise
         except Exception as error:  # ONNX Runtime raises bare classes of its own for every damaged graph
@@ -217,6 +215,40 @@ class _Binding:
         return io
 
 
+def read_artefact(folder: Path) -> tuple[Spec, dict[str, bytearray]]:
+    """The spec of an artefact folder, every hash verified, and the content of what a session loads."""
+    return open_artefact(folder, wanted=(GRAPH, FUSED, WEIGHTS, *VOCAB_FILES))
+
+
+def load_graph(
+    ort: Any,
+    spec: Spec,
+    graph: Path,
+    contents: Mapping[str, bytes | bytearray],
+    options: Any,
+    providers: Mapping[str, Any],
+) -> Any:
+    """ONNX Runtime's session over the bytes of a graph and of its weights, its tensors those of the spec.
+
+    options, providers: of the session; `options` is changed. Raises ArtefactError for a graph that is not the
+    spec's, and whatever ONNX Runtime raises.
+    """
+    refuse_foreign_graph(contents[graph.name], name=str(graph), files=[WEIGHTS])
+    options.log_severity_level = FATAL  # errors are raised; device discovery warns where there is no GPU
+    if not hasattr(options, FROM_MEMORY):  # 1.23, the newest for Python 3.10: it maps the file itself
+        session = ort.InferenceSession(str(graph), options, **providers)
+    else:
+        weights = contents[WEIGHTS]
+        getattr(options, FROM_MEMORY)([WEIGHTS], [weights], [len(weights)])
+        # A tensor that ONNX Runtime does not take from these bytes, as in a branch, is looked for in a
+        # folder: an empty one, so that no file of the working folder is ever read.
+        with tempfile.TemporaryDirectory() as nothing:
+            options.add_session_config_entry(EXTERNAL_FOLDER, nothing)
+            session = ort.InferenceSession(bytes(contents[graph.name]), options, **providers)
+    _verify_signature(session, spec, graph)
+    return session
+
+
 def chosen_library(spec: Spec, kernel: KernelChoice = "auto") -> Path | None:
     """The file of the fused operator where an artefact runs with it on this machine; see
     `OrtSession.open`.
@@ -234,7 +266,7 @@ def chosen_library(spec: Spec, kernel: KernelChoice = "auto") -> Path | None:
     return library
 
 
-def _import_onnxruntime(form: AnyForm) -> Any:
+def import_onnxruntime(form: AnyForm) -> Any:
     try:
         onnxruntime = load_onnxruntime()
     except ImportError as error:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from runtimes.base.errors import ArtefactError, MissingPackageError, StreamError
 from runtimes.base.startup import prepare_libraries
+from runtimes.contract.device import Device
 from runtimes.contract.engine import BUILD
 from runtimes.contract.session import Session, SessionClass
 from runtimes.contract.spec import SPEC
@@ -16,23 +17,28 @@ from runtimes.contract.spec import SPEC
 # is needed.
 SESSIONS = {
     BUILD: ("runtimes.sessions.tensorrt.session", "TrtSession"),  # before SPEC, which an engine has too
-    SPEC: ("runtimes.sessions.onnx_runtime", "OrtSession"),
+    SPEC: ("runtimes.sessions.artefact", "ArtefactOpener"),
     "config.json": ("trainer.run.session", "TorchSession"),
 }
 
 MAX_THREADS = 1024
 
 
-def open_session(path: Path | str, *, threads: int | None = None) -> Session:
+def open_session(path: Path | str, *, threads: int | None = None, device: Device | str = "auto") -> Session:
     """A session for an artefact (ONNX Runtime), an engine (TensorRT) or a run (PyTorch).
 
     threads: the number of CPU threads; all CPUs that this process may use when None. PyTorch has one number
-    for the whole process. An engine takes none. Raises ArtefactError for a folder that is none of these or is
-    damaged, StreamError for an impossible number of threads.
+    for the whole process. An engine takes none. device: `auto`, or the name of what computes, such as `cpu`
+    or `cuda:1`. With `auto` it is the best that passes a small test when the folder is opened; if something
+    better is installed and cannot be used, standard error says why, once. Raises ArtefactError for a folder
+    that is none of these or is damaged, StreamError for an impossible number of threads, ConfigError for a
+    device that is unknown or that does not compute such a folder, and MissingPackageError for one that cannot
+    be used here.
     """
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise StreamError(f"threads is {threads}; expected 1 to {MAX_THREADS}.")
-    return _session_class(Path(path)).open(Path(path), threads=threads)
+    chosen = Device.parse(device)
+    return _session_class(Path(path)).open(Path(path), threads=threads, device=chosen)
 
 
 def describe(path: Path | str) -> dict[str, Any]:

@@ -22,10 +22,10 @@ import pytest
 from runtimes.base.sealed import FileFacts
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.precision import Measured
+from runtimes.contract.reference import Reference
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import StateFacts
-from runtimes.tasks.check import Reference
 from tests.docs.pages import PAGES, ROOT, Block, blocks, difference
 
 TUTORIAL = "docs/tutorial.md"

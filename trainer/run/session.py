@@ -23,6 +23,7 @@ from runtimes.contract.checks import (
     new_memory,
     refuse_after_fork,
 )
+from runtimes.contract.device import AUTO, CPU, Device, refuse_for_run
 from runtimes.contract.memory import Memory
 from runtimes.contract.restart import clear_restarted_rows, observe
 from runtimes.contract.rule import MemoryRule
@@ -55,14 +56,24 @@ def _refuse_torch_of_a_parent() -> None:
 class TorchSession:
     """The session protocol (see `runtimes.contract.session.Session`) over a PyTorch model.
 
-    The memory is the paper's: the hidden states of the last M tokens in front of each layer.
+    The memory is the paper's: the hidden states of the last M tokens in front of each layer. It stays in the
+    memory of the host, and goes to the device and back at each step.
     """
 
     spec: None = None  # no artefact
     kernel: None = None  # PyTorch has one implementation
-    computed_by = "PyTorch"
+    device: Device = CPU
 
-    def __init__(self, model: LanguageModel, vocab: Vocab, rule: MemoryRule, *, identity: str) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        vocab: Vocab,
+        rule: MemoryRule,
+        *,
+        identity: str,
+        device: Device = CPU,
+    ) -> None:
+        self.device = device
         self.model, self.vocab, self.rule, self.identity = model, vocab, rule, identity
         self._process = os.getpid()
         facts = dataclasses.replace(model.facts(), reaches=())  # every layer keeps the whole memory here
@@ -70,30 +81,42 @@ class TorchSession:
             state.tensor() for state in state_tensors(facts, rule, "hidden")
         )
 
+    @property
+    def computed_by(self) -> str:
+        return "PyTorch" if self.device == CPU else f"PyTorch on {self.device}"
+
     @classmethod
     def open(
-        cls, folder: Path, *, threads: int | None = None, rule: MemoryRule | None = None
+        cls,
+        folder: Path,
+        *,
+        threads: int | None = None,
+        device: Device = AUTO,
+        rule: MemoryRule | None = None,
     ) -> TorchSession:
         """A session over the last checkpoint of a run.
 
         rule: the run's own rule of evaluation when None. threads: PyTorch has one number for the whole
-        process.
+        process. device: `auto` is the first GPU that PyTorch can use, if it gives the CPU's answers.
         """
+        refuse_for_run(device, folder)
         _refuse_torch_of_a_parent()
         with needs("train", "torch", "safetensors", "tqdm"):
             import torch
 
             from trainer.run.checkpoint import load_run
+            from trainer.run.device import on_device
         if threads is not None:
             torch.set_num_threads(threads)
         run = load_run(folder)
         chosen = rule or run.config.evaluation
-        return cls(
+        session = cls(
             run.model.eval(),
             run.vocab,
             chosen,
             identity=sha256(f"{run.sha256} {chosen}".encode()).hexdigest(),
         )
+        return on_device(session, device)
 
     @classmethod
     def describe(cls, folder: Path) -> dict[str, Any]:
@@ -102,7 +125,7 @@ class TorchSession:
         training: the last step, the best validation, the data and the recipe; None for an imported run.
         concern: why the run may be of no use, or None.
         """
-        session = cls.open(folder)
+        session = cls.open(folder, device=CPU)
         from trainer.run.history import history_of
 
         history = history_of(folder)
@@ -127,6 +150,7 @@ class TorchSession:
             return self
         identity = sha256(f"{self.identity} {rule}".encode()).hexdigest()
         other = type(self)(self.model, self.vocab, rule, identity=identity)
+        other.device = self.device
         other._process = self._process  # the weights and PyTorch's threads are those of that process
         return other
 
@@ -163,8 +187,9 @@ class TorchSession:
         hidden, memory = self._advance(tokens, memory, lengths)
         log_probs = np.zeros(wanted.shape, np.float32)
         chosen = wanted >= 0
+        rows, targets = self._here(chosen), self._here(wanted[chosen])
         log_probs[chosen.numpy()] = self._answer(
-            lambda: self.model.vocabulary.log_prob(hidden[chosen], wanted[chosen])
+            lambda: self.model.vocabulary.log_prob(hidden[rows], targets)
         )
         return log_probs, memory
 
@@ -179,15 +204,17 @@ class TorchSession:
             refuse_after_fork(self._process)
             lengths = checked_lengths(lengths, tokens)
             clear_restarted_rows(memory)
-            past = [torch.from_numpy(memory.tensors[tensor.name]) for tensor in self.state]
+            past = [self._here(torch.from_numpy(memory.tensors[tensor.name])) for tensor in self.state]
             layers = self._layers if lengths is None else partial(self._layers_by_length, lengths)
-            hidden, after = layers(torch.from_numpy(tokens), past, torch.from_numpy(memory.positions))
+            hidden, after = layers(
+                self._here(torch.from_numpy(tokens)), past, self._here(torch.from_numpy(memory.positions))
+            )
             memory.tensors = {
-                tensor.name: array.contiguous().numpy()
+                tensor.name: array.contiguous().cpu().numpy()
                 for tensor, array in zip(self.state, after, strict=True)
             }
             memory.positions += tokens.shape[1] if lengths is None else lengths
-            last = _rows_at(hidden, last_fed(lengths, tokens)).sum(dim=-1).numpy()
+            last = _rows_at(hidden, last_fed(lengths, tokens)).sum(dim=-1).cpu().numpy()
             observe(memory, last if lengths is None else last[lengths > 0])
         return hidden, memory
 
@@ -200,16 +227,16 @@ class TorchSession:
         hidden: Tensor | None = None
         after = [array.clone() for array in past]
         for length in np.unique(lengths[lengths > 0]).tolist():
-            rows = torch.from_numpy(np.flatnonzero(lengths == length))
+            rows = self._here(torch.from_numpy(np.flatnonzero(lengths == length)))
             own = [array[rows] for array in past]
             outputs, kept = self._layers(tokens[rows, :length], own, positions[rows])
             if hidden is None:
-                hidden = torch.full((*tokens.shape, outputs.shape[-1]), torch.nan)
+                hidden = torch.full((*tokens.shape, outputs.shape[-1]), torch.nan, device=tokens.device)
             hidden[rows, :length] = outputs
             for array, now in zip(after, kept, strict=True):
                 array[rows] = now
         if hidden is None:  # no row has a token
-            hidden = torch.full((*tokens.shape, self.model.config.d_model), torch.nan)
+            hidden = torch.full((*tokens.shape, self.model.config.d_model), torch.nan, device=tokens.device)
         return hidden, after
 
     def _layers(self, tokens: Tensor, past: list[Tensor], positions: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -223,15 +250,20 @@ class TorchSession:
         import torch
 
         with torch.inference_mode():
-            answer: np.ndarray = compute().numpy()
+            answer: np.ndarray = compute().cpu().numpy()
         return answer
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        """The tensor on the session's device; itself on the CPU."""
+        return tensor if self.device == CPU else tensor.to(str(self.device))
 
 
 def _rows_at(hidden: Tensor, index: np.ndarray) -> Tensor:
     """One position [B, D] of each row of hidden [B, T, D]."""
     import torch
 
-    return hidden[torch.arange(len(hidden)), torch.from_numpy(index)]
+    rows = torch.arange(len(hidden), device=hidden.device)
+    return hidden[rows, torch.from_numpy(index).to(hidden.device)]
 
 
 class ProjectedTorchSession(TorchSession):

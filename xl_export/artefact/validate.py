@@ -11,11 +11,11 @@ from tqdm import tqdm
 from runtimes.base.errors import ArtefactError, DivergedError
 from runtimes.base.logits import log_sum_exp
 from runtimes.contract.precision import QUANTISED
+from runtimes.contract.reference import Reference, replay
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.sessions.segment_end import sees_segment_end
-from runtimes.tasks.check import Reference, replay
 
 WRAPS = 3  # how many times the chained streams pass the whole ring
 ENOUGH = 4096  # tokens; where WRAPS needs more, the streams pass the ring once and a few segments more

@@ -22,13 +22,13 @@ from runtimes.base.machine import package_versions, refuse_beyond_memory
 from runtimes.base.sealed import file_facts
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.precision import Measured, MemoryPrecision, Precision
+from runtimes.contract.reference import Reference, save_reference
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.contract.spec import REFERENCE, SPEC, Exporter, Spec, Target, save_spec
 from runtimes.contract.tensors import AnyForm, Shapes
 from runtimes.contract.vocabulary import Vocab, save_vocab
 from runtimes.sessions.onnx_runtime import OrtSession
-from runtimes.tasks.check import Reference, save_reference
 from trainer.run.checkpoint import Run
 from trainer.run.session import ProjectedTorchSession
 from xl_export.artefact.quality import measure

@@ -10,6 +10,7 @@ import copy
 import click
 
 from runtimes.cli.check import check_command
+from runtimes.cli.devices import devices_command
 from runtimes.cli.eval import eval_command
 from runtimes.cli.fused_kernel import fused_kernel_command
 from runtimes.cli.generate import generate_command
@@ -43,6 +44,7 @@ COMMANDS = [
     attention_command,
     spans_command,
     fused_kernel_command,
+    devices_command,
 ]
 # The names of version 0.1. Scripts may still use them; the help shows the new names alone.
 OLD_NAMES = {

@@ -13,7 +13,8 @@ from runtimes.base.errors import ConfigError, UserError
 from runtimes.base.files import refuse_replacing, refuse_unwritable, write_json
 from runtimes.base.records import to_json
 from runtimes.cli.eval import dtype_option, ids_option, text_option
-from runtimes.cli.options import echo_json, json_option, threads_option
+from runtimes.cli.options import device_option, echo_json, json_option, threads_option
+from runtimes.contract.device import Device
 from runtimes.contract.session import Session
 from runtimes.contract.tokens import read_tokens
 from runtimes.sessions.open import open_session
@@ -61,6 +62,7 @@ from runtimes.tasks.sweep import parse_values, sweep
 )
 @click.option("--force", is_flag=True, help="Replace the files of --out and --plot if they exist.")
 @threads_option
+@device_option
 @json_option
 def recl_command(
     paths: tuple[Path, ...],
@@ -75,6 +77,7 @@ def recl_command(
     plot: Path | None,
     force: bool,
     threads: int | None,
+    device: Device,
     as_json: bool,
 ) -> None:
     """Measure the effective context length (RECL) of PATHS.
@@ -97,7 +100,7 @@ def recl_command(
 
         check_picture(plot, "--plot")
         refuse_replacing(plot, option="--plot", force=force)
-    sessions = _group(paths, mem_len=mem_len, threads=threads)
+    sessions = _group(paths, mem_len=mem_len, threads=threads, device=device)
     refuse_beyond_context(sessions, contexts[-1])
     tokens = read_tokens(text, sessions[0].vocab, ids=ids, dtype=dtype)
     where = spread_positions(len(tokens), count=positions, longest=contexts[-1])
@@ -126,10 +129,12 @@ def _ascending(text: str) -> tuple[int, ...]:
     return lengths
 
 
-def _group(paths: tuple[Path, ...], *, mem_len: int | None, threads: int | None) -> list[Session]:
+def _group(
+    paths: tuple[Path, ...], *, mem_len: int | None, threads: int | None, device: Device
+) -> list[Session]:
     sessions = []
     for path in paths:
-        session = open_session(path, threads=threads)
+        session = open_session(path, threads=threads, device=device)
         ((rule, _),) = sweep(session.rule, mem_lens=None if mem_len is None else (mem_len,))
         sessions.append(session.with_rule(rule))
         if session.vocab.to_json() != sessions[0].vocab.to_json():

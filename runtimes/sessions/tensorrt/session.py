@@ -15,6 +15,7 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.base.records import to_json
+from runtimes.contract.device import AUTO, Device, Kind, refuse_for_engine
 from runtimes.contract.engine import (
     NAMES,
     PLAN,
@@ -78,16 +79,18 @@ class TrtSession(GraphSession):
         }
 
     @classmethod
-    def open(cls, folder: Path, *, threads: int | None = None) -> TrtSession:
+    def open(cls, folder: Path, *, threads: int | None = None, device: Device = AUTO) -> TrtSession:
         """The session over an engine folder.
 
         Every hash is verified, and that the engine is for this TensorRT and this GPU, before anything is
-        loaded. Raises ArtefactError where one of these does not hold, and StreamError for `threads`, which
-        engines do not have.
+        loaded. Raises ArtefactError where one of these does not hold, StreamError for `threads`, which
+        engines do not have, and ConfigError for a device that is not the engine's.
         """
         if threads is not None:
             raise StreamError(f"threads is {threads} and {folder} runs on the GPU; leave --threads out.")
         facts, spec = load_engine(folder)
+        own: Kind = "tensorrt-rtx" if facts.flavour == "rtx" else "tensorrt"
+        refuse_for_engine(device, folder, own=own)
         return cls(facts, spec, load_vocab(folder / VOCAB), folder)
 
     def start(self, batch: int) -> Memory:

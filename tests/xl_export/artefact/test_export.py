@@ -18,9 +18,9 @@ from click.testing import CliRunner
 
 from runtimes import UserError, check, open_session
 from runtimes.base.sealed import file_facts
+from runtimes.contract.reference import load_reference
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import REFERENCE, WEIGHTS, load_spec, save_spec
-from runtimes.tasks.check import load_reference
 from tests.commands import refused, xl
 from xl_export.artefact import validate
 from xl_export.artefact.export import export

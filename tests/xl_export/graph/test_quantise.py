@@ -17,10 +17,10 @@ from runtimes import open_session
 from runtimes.base.errors import ArtefactError
 from runtimes.base.logits import log_sum_exp
 from runtimes.contract.precision import Precision
+from runtimes.contract.reference import Reference
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, load_spec
 from runtimes.sessions.onnx_runtime import OrtSession
-from runtimes.tasks.check import Reference
 from tests.rounding import in_blocks
 from tests.streams import feed, rows
 from trainer.model.config import VocabularyConfig

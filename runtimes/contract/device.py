@@ -1,0 +1,113 @@
+"""The names of devices: what `--device` takes, and what a session computes on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal, get_args
+
+from runtimes.base.errors import ConfigError
+
+Kind = Literal["auto", "cpu", "cuda", "ort-tensorrt", "ort-tensorrt-rtx", "tensorrt", "tensorrt-rtx", "mps"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+NUMBERED: tuple[Kind, ...] = ("cuda", "ort-tensorrt", "ort-tensorrt-rtx")  # a machine may have several
+MAX_INDEX = 63
+# What each kind of folder computes on; `auto` is for all of them.
+OF_ARTEFACTS: tuple[Kind, ...] = ("cpu", "cuda", "ort-tensorrt", "ort-tensorrt-rtx")
+OF_RUNS: tuple[Kind, ...] = ("cpu", "cuda", "mps")
+# Other words for a device that people use, and the name that it has here.
+MEANT: dict[str, Kind] = {
+    "gpu": "cuda",
+    "nvidia": "cuda",
+    "trt": "tensorrt",
+    "rtx": "tensorrt-rtx",
+    "ort-trt": "ort-tensorrt",
+    "metal": "mps",
+    "default": "auto",
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device by its kind, and the number of the GPU where a machine has several."""
+
+    kind: Kind
+    index: int = 0
+
+    @classmethod
+    def parse(cls, text: str | Device) -> Device:
+        """The device of a name such as `cpu`, `cuda` or `cuda:1`; raises ConfigError for any other text."""
+        if isinstance(text, Device):
+            return text
+        found = re.fullmatch(r"([a-z-]+)(?::(\d{1,4}))?", text, re.ASCII)
+        name, number = found.groups() if found else (text, None)
+        kind = next((kind for kind in KINDS if kind == name), None)
+        if kind is None:
+            raise ConfigError(
+                f"device is {text!r:.40}; {_meant(text)}expected one of {', '.join(KINDS)}, and a number "
+                "after a colon for another GPU than the first, such as cuda:1."
+            )
+        if number is not None and kind not in NUMBERED:
+            raise ConfigError(
+                f"device is {text!r:.40}, and {kind} has no number; expected {kind}, or one of "
+                f"{', '.join(NUMBERED)} with a number."
+            )
+        if int(number or 0) > MAX_INDEX:
+            raise ConfigError(f"device is {text!r:.40}; expected a number of 0 to {MAX_INDEX}.")
+        return cls(kind, int(number or 0))
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.index}" if self.index else self.kind
+
+    @property
+    def on_nvidia(self) -> bool:
+        """Whether this is an NVIDIA GPU."""
+        return self.kind not in ("auto", "cpu", "mps")
+
+
+AUTO, CPU = Device("auto"), Device("cpu")
+
+
+def _meant(text: str) -> str:
+    word = text.strip().lower().partition(":")[0]
+    close = [MEANT[word]] if word in MEANT else get_close_matches(word, KINDS, n=1)
+    return f"{close[0]} was probably meant; " if close else ""
+
+
+def refuse_for_run(device: Device, folder: Path) -> None:
+    """Raises ConfigError where PyTorch cannot compute a run on a device."""
+    if device.kind in (*OF_RUNS, "auto"):
+        return
+    raise ConfigError(
+        f"device is {device} and {folder} is a run, which PyTorch computes on {_listed(OF_RUNS)}; give one "
+        "of these, or export the run and give the artefact."
+    )
+
+
+def refuse_for_artefact(device: Device, folder: Path) -> None:
+    """Raises ConfigError where ONNX Runtime has no such device for an artefact."""
+    if device.kind in (*OF_ARTEFACTS, "auto"):
+        return
+    mend = f"give one of {_listed(OF_ARTEFACTS)}"
+    if device.kind in ("tensorrt", "tensorrt-rtx"):
+        mend = (
+            f"build an engine of it with `xl-export build`, or give ort-{device.kind}, with which ONNX "
+            "Runtime builds one itself"
+        )
+    raise ConfigError(f"device is {device} and {folder} is an artefact, which ONNX Runtime computes; {mend}.")
+
+
+def refuse_for_engine(device: Device, folder: Path, *, own: Kind) -> None:
+    """Raises ConfigError unless a device is the one that an engine was built for, or `auto`."""
+    if device.kind in (own, "auto"):
+        return
+    raise ConfigError(
+        f"device is {device} and {folder} is an engine, which runs with {own} alone; leave --device out, or "
+        "give the artefact that it was built from."
+    )
+
+
+def _listed(kinds: tuple[Kind, ...]) -> str:
+    return f"{', '.join(kinds[:-1])} or {kinds[-1]}"

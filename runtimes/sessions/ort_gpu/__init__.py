@@ -1,0 +1,1 @@
+"""Artefacts on an NVIDIA GPU with ONNX Runtime: its CUDA, TensorRT and TensorRT-RTX providers."""

@@ -1,0 +1,155 @@
+"""Memory on a device that ONNX Runtime allocates: arrays, and the bindings of a memory's steps.
+
+With `cpu` as the name of the device the same code runs in host memory. So it is tested without a GPU.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from runtimes.base.errors import StreamError, first_line
+from runtimes.contract.memory import DeviceTensor, Memory
+
+if TYPE_CHECKING:
+    from runtimes.sessions.ort_gpu.session import OrtGpuSession
+
+# Single tokens that a memory steps before a CUDA graph is captured. A capture costs several steps, and a fork
+# in a beam search may live for one.
+STEPS_BEFORE_CAPTURE = 2
+NO_GRAPH = -1  # ONNX Runtime's number for a step that is neither captured nor replayed
+
+
+class OrtArray(DeviceTensor):
+    """An array on a device. `np.asarray` and `copy` download its content."""
+
+    def __init__(self, ort: Any, shape: tuple[int, ...], dtype: str, *, device: str, index: int) -> None:
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        try:
+            self.value = ort.OrtValue.ortvalue_from_shape_and_type(shape, self.dtype.type, device, index)
+        except Exception as error:  # ONNX Runtime raises bare classes of its own
+            raise StreamError(
+                f"the device has no room for an array {list(shape)} ({first_line(error):.200}); use a "
+                "smaller batch."
+            ) from error
+
+    def upload(self, array: np.ndarray) -> None:
+        """Copies an array of the same shape and type to the device, and returns when it is there."""
+        assert (array.shape, array.dtype) == (self.shape, self.dtype), (array.shape, array.dtype, self.shape)
+        if array.size:
+            self.value.update_inplace(np.ascontiguousarray(array))
+
+    def copy(self) -> np.ndarray:
+        """The content as a new array on the host."""
+        return np.array(self.value.numpy())  # in host memory `numpy()` shares the bytes
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        host = self.copy()
+        return host if dtype is None else host.astype(dtype, copy=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A memory that is pickled holds plain arrays: another process may have no GPU.
+        return np.array, (self.copy(),)
+
+
+class DeviceBinding:
+    """The buffers of one memory on the device, kept from step to step.
+
+    A ring is written in place: its past and present are one buffer. The other forms are read from one set of
+    buffers and written to a second; the two change places after each step, so there are two directions.
+    Shapes and addresses of single tokens never change, so each direction is captured as a CUDA graph.
+    """
+
+    def __init__(self, session: OrtGpuSession, memory: Memory) -> None:
+        self.session, self._turn, self._singles = session, 0, 0
+        arrays = {name: np.asarray(memory.tensors[name]) for name in (fact.name for fact in session.state)}
+        sets = 1 if session.in_place else 2
+        self._sets = [
+            {name: session.empty(array.shape, array.dtype.name) for name, array in arrays.items()}
+            for _ in range(sets)
+        ]
+        for name, array in arrays.items():
+            self._sets[0][name].upload(array)
+        self._steps: dict[tuple[int, ...], _Step] = {}
+        memory.tensors.update(self._front)  # from now on the memory's tensors are arrays on the device
+
+    @property
+    def _front(self) -> dict[str, OrtArray]:
+        return self._sets[self._turn]
+
+    @property
+    def _back(self) -> dict[str, OrtArray]:
+        return self._sets[(self._turn + 1) % len(self._sets)]
+
+    def serves(self, session: OrtGpuSession, memory: Memory) -> bool:
+        """Whether the memory's tensors are still these buffers; a caller may have put others in their
+        place.
+        """
+        return self.session is session and all(memory.tensors.get(n) is a for n, a in self._front.items())
+
+    def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
+        """Runs one step and makes the buffers that it has written the memory's tensors."""
+        single = inputs["input_ids"].shape[1] == 1
+        step = self._step(inputs, outputs, single=single)
+        for name, array in inputs.items():
+            step.buffers[name].upload(array)
+        self._singles = self._singles + 1 if single else self._singles
+        graph = single and self._singles > STEPS_BEFORE_CAPTURE and self.session.captures
+        step.run(self._turn, self._front, self._back, graph=graph)
+        for name, array in outputs.items():
+            array[...] = step.buffers[name].copy()
+        self._turn = (self._turn + 1) % len(self._sets)
+        memory.tensors.update(self._front)
+
+    def _step(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], *, single: bool) -> _Step:
+        """The buffers for a step of these shapes. Those of single tokens are kept, and those of the last
+        segment.
+        """
+        arrays = inputs | outputs
+        key = tuple(size for array in arrays.values() for size in array.shape)
+        if key not in self._steps:
+            kept = {shape: step for shape, step in self._steps.items() if single or step.single}
+            kept[key] = _Step(self.session, inputs, outputs, single=single)
+            self._steps = kept
+        return self._steps[key]
+
+
+class _Step:
+    """The buffers of a step's inputs and outputs on the device, and its binding in each direction."""
+
+    def __init__(
+        self,
+        session: OrtGpuSession,
+        inputs: dict[str, np.ndarray],
+        outputs: dict[str, np.ndarray],
+        *,
+        single: bool,
+    ) -> None:
+        self.session, self.single = session, single
+        self._inputs = tuple(inputs)
+        self.buffers = {
+            name: session.empty(array.shape, array.dtype.name) for name, array in (inputs | outputs).items()
+        }
+        self._bindings: dict[int, Any] = {}
+        self._graphs: dict[int, int] = {}
+
+    def run(self, turn: int, past: dict[str, OrtArray], present: dict[str, OrtArray], *, graph: bool) -> None:
+        """Runs the step from `past` to `present`, the buffers of direction `turn`."""
+        if turn not in self._bindings:
+            self._bindings[turn] = self._bind(past, present)
+        if graph and turn not in self._graphs:
+            self._graphs[turn] = number = self.session.new_graph()
+            weakref.finalize(self, self.session.release_graph, number)
+        self.session.launch(self._bindings[turn], self._graphs[turn] if graph else NO_GRAPH)
+
+    def _bind(self, past: dict[str, OrtArray], present: dict[str, OrtArray]) -> Any:
+        io = self.session.io_binding()
+        for name, buffer in self.buffers.items():
+            bind = io.bind_ortvalue_input if name in self._inputs else io.bind_ortvalue_output
+            bind(name, buffer.value)
+        for state in self.session.spec.state:
+            io.bind_ortvalue_input(state.past, past[state.past].value)
+            io.bind_ortvalue_output(state.present, present[state.past].value)
+        return io

@@ -1,0 +1,60 @@
+"""NVIDIA's driver, asked through its own library: whether it is here, and which GPUs it has."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from runtimes.contract.engine import Gpu
+
+LIBRARY = "libcuda.so.1"
+MAJOR, MINOR = 75, 76  # the driver's numbers of the two parts of a compute capability
+NO_DEVICE = 100
+NAME_BYTES = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Driver:
+    """What NVIDIA's driver says.
+
+    cuda: the newest release of CUDA that it serves, such as (13, 0). fault: why it gives no GPU, as a part of
+    a sentence; None where it does.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    cuda: tuple[int, int] = (0, 0)
+    fault: str | None = None
+
+
+def ask_driver() -> Driver:
+    """The GPUs of this machine in the order of their numbers, or why there is none."""
+    try:
+        cuda = ctypes.CDLL(LIBRARY)
+    except OSError:
+        return Driver(fault=f"no NVIDIA driver is installed ({LIBRARY} cannot be loaded)")
+    count = ctypes.c_int()
+    try:
+        code = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+    except AttributeError:
+        return Driver(fault=f"{LIBRARY} is no library of an NVIDIA driver")
+    if code:
+        what = "finds no GPU" if code == NO_DEVICE else "cannot start"
+        return Driver(fault=f"the NVIDIA driver {what} (CUDA error {code})")
+    if not count.value:
+        return Driver(fault="the NVIDIA driver finds no GPU")
+    number = ctypes.c_int()
+    cuda.cuDriverGetVersion(ctypes.byref(number))  # 13000 for 13.0
+    release = (number.value // 1000, number.value % 1000 // 10)
+    return Driver(gpus=tuple(_gpu(cuda, number) for number in range(count.value)), cuda=release)
+
+
+def _gpu(cuda: ctypes.CDLL, number: int) -> Gpu:
+    device, value = ctypes.c_int(), ctypes.c_int()
+    cuda.cuDeviceGet(ctypes.byref(device), number)
+    name = ctypes.create_string_buffer(NAME_BYTES)
+    cuda.cuDeviceGetName(name, NAME_BYTES, device)
+    parts = []
+    for attribute in (MAJOR, MINOR):
+        cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        parts.append(str(value.value))
+    return Gpu(name=name.value.decode("utf-8", "replace"), compute_capability=".".join(parts))

@@ -1,0 +1,33 @@
+"""Which nodes of a graph ONNX Runtime has given to another provider than the one that was asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+RECORD = "session.record_ep_graph_assignment_info"  # the option of a session that keeps the placement
+# ONNX Runtime keeps arithmetic on shapes on the CPU by design: it has a few integers, which other nodes want
+# there. Of these operators it is not known whether a node computes a shape, so they are named only next to
+# others.
+OF_SHAPES = {"Shape", "Size", "Add", "Sub", "Mul", "Div", "Concat", "Squeeze", "Unsqueeze", "Gather", "Slice"}
+
+
+def elsewhere(session: Any, provider: str) -> str:
+    """The nodes on other providers, as a part of a sentence; empty where none of them computes more than
+    shapes.
+
+    Releases of ONNX Runtime before 1.24 do not tell the placement; the sentence then says that.
+    """
+    if not hasattr(session, "get_provider_graph_assignment_info"):
+        return "some nodes, which this release does not name,"
+    counts = {True: 0, False: 0}
+    kinds: Counter[str] = Counter()
+    for part in session.get_provider_graph_assignment_info():
+        here = part.ep_name == provider
+        nodes = part.get_nodes()
+        counts[here] += len(nodes)
+        if not here:
+            kinds.update(node.op_type for node in nodes)
+    if not set(kinds) - OF_SHAPES:
+        return ""
+    return f"{counts[False]} of {sum(counts.values())} nodes ({', '.join(sorted(kinds))})"

@@ -1,0 +1,262 @@
+"""ONNX Runtime's providers for NVIDIA GPUs: how each is asked for, and what it needs."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, ClassVar
+
+from runtimes.base.errors import MissingPackageError, first_line
+from runtimes.contract.device import Device, Kind
+from runtimes.contract.spec import Spec
+from runtimes.sessions.ort_gpu.driver import ask_driver
+
+MOST_ROWS = 16  # of engines that ONNX Runtime builds
+INSTALL_GPU = "`pip uninstall -y onnxruntime onnxruntime-gpu`, and then `pip install 'xl-export[gpu]'`"
+INSTALL_DRIVER = "install the driver of this machine's GPU"
+LIBRARIES = "`pip install 'onnxruntime-gpu[cuda,cudnn]'`"
+
+
+class Provider(ABC):
+    """One provider.
+
+    name: ONNX Runtime's. words: for people. kernel: for scripts. library: its file in the package. memory:
+    the name of its memory in ONNX Runtime. captures: whether it captures steps as CUDA graphs; ONNX Runtime
+    then also refuses a graph of which a node computes elsewhere. most_rows: the most rows of a step; None
+    where it has no limit.
+    """
+
+    name: ClassVar[str]
+    words: ClassVar[str]
+    kernel: ClassVar[str]
+    library: ClassVar[str]
+    memory: ClassVar[str] = "cuda"
+    captures: ClassVar[bool] = False
+    most_rows: ClassVar[int | None] = None
+
+    @abstractmethod
+    def options(self, spec: Spec, device: Device, *, captured: bool) -> dict[str, str]:
+        """The options of the provider for an artefact."""
+
+    def attach(self, ort: Any, options: Any, chosen: Mapping[str, str], device: Device) -> dict[str, Any]:
+        """The arguments of ONNX Runtime's session that ask for this provider and no other."""
+        return {"providers": [(self.name, dict(chosen))], "enable_fallback": 0}
+
+    def fault(self, ort: Any) -> str | None:
+        """Why ONNX Runtime does not have this provider here, and what mends it, as parts of one sentence.
+
+        None where it has it and its library loads; whether it starts shows when a session is opened.
+        """
+        if self.name not in ort.get_available_providers():
+            return _not_in_package(ort, self.words)
+        if fault := _fault_of_driver(ort):
+            return fault
+        self.preload(ort)
+        if missing := _unloadable(Path(ort.__file__).parent / "capi" / self.library):
+            return f"{missing}; {self.install(missing)}"
+        return None
+
+    def preload(self, ort: Any) -> None:
+        """Loads the CUDA libraries of NVIDIA's packages, if they are installed; what it prints is dropped."""
+        with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
+            getattr(ort, "preload_dlls", lambda: None)()
+
+    def install(self, missing: str) -> str:
+        """What to do where a library is missing, in the imperative."""
+        return INSTALL_DRIVER if "libcuda." in missing or "libnvidia" in missing else f"run {LIBRARIES}"
+
+    def mend(self, spec: Spec) -> str:
+        """What to do where a node of the graph has no kernel here, in the imperative."""
+        update = "run `pip install -U onnxruntime-gpu`"
+        if spec.form == "ring":
+            return f"{update}, or export with `xl-export export --memory shift`"
+        return update
+
+    def refuse_missing(self, ort: Any, device: Device) -> None:
+        """Raises MissingPackageError where the installed ONNX Runtime does not have this provider, or this
+        machine not that GPU.
+        """
+        if self.name not in ort.get_available_providers():
+            raise MissingPackageError(self._sentence(device, _not_in_package(ort, self.words)))
+        if device.index and device.index >= (count := len(ask_driver().gpus)) > 0:
+            counted = f"this machine has {count} GPU{'s' * (count != 1)}, which are counted from 0"
+            raise MissingPackageError(self._sentence(device, f"{counted}; give a smaller number"))
+
+    def not_started(self, ort: Any, device: Device) -> MissingPackageError:
+        """The error for a provider that ONNX Runtime left out of a session, with the reason."""
+        unknown = (
+            f"{self.words} did not start though its libraries load, and ONNX Runtime says why in its log "
+            "alone; read that after onnxruntime.set_default_logger_severity(2)"
+        )
+        return MissingPackageError(self._sentence(device, self.fault(ort) or unknown))
+
+    def _sentence(self, device: Device, fault: str) -> str:
+        return f"device is {device} and ONNX Runtime cannot use it: {fault}, or give --device cpu."
+
+
+class CudaProvider(Provider):
+    """ONNX Runtime's own kernels for CUDA."""
+
+    name, words, kernel = "CUDAExecutionProvider", "CUDA", "cuda"
+    library = "libonnxruntime_providers_cuda.so"
+    captures = True
+
+    def options(self, spec: Spec, device: Device, *, captured: bool) -> dict[str, str]:
+        # TensorFloat-32 rounds products to 10 bits, which misses the tolerance of fp32 artefacts by far.
+        chosen = {"device_id": str(device.index), "use_tf32": "0"}
+        return chosen | ({"enable_cuda_graph": "1"} if captured else {})
+
+
+class TensorRtProvider(Provider):
+    """An engine of TensorRT that ONNX Runtime builds when it opens the artefact."""
+
+    name, words, kernel = "TensorrtExecutionProvider", "TensorRT", "tensorrt"
+    library = "libonnxruntime_providers_tensorrt.so"
+    most_rows = MOST_ROWS
+    prefix = "trt"
+
+    def options(self, spec: Spec, device: Device, *, captured: bool) -> dict[str, str]:
+        return {"device_id": str(device.index)} | profile_shapes(spec, prefix=self.prefix)
+
+    def preload(self, ort: Any) -> None:
+        # TensorRT rounds fp32 products to TensorFloat-32 too, and ONNX Runtime has no option against it.
+        os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
+        super().preload(ort)
+        with contextlib.suppress(ImportError, OSError):  # it loads the libraries of TensorRT's package
+            import_module("tensorrt")
+
+    def install(self, missing: str) -> str:
+        if "nvinfer" in missing or "nvonnxparser" in missing:
+            major = missing.partition(".so.")[2][:2].strip(".:")
+            return f"install TensorRT {major} (`pip install 'tensorrt=={major}.*'`)"
+        return super().install(missing)
+
+    def mend(self, spec: Spec) -> str:
+        return "export with `xl-export export --memory shift`"
+
+
+class TensorRtRtxProvider(TensorRtProvider):
+    """An engine of TensorRT-RTX that NVIDIA's plugin for ONNX Runtime builds when it opens the artefact."""
+
+    name, words, kernel = "NvTensorRTRTXExecutionProvider", "TensorRT-RTX", "tensorrt-rtx"
+    prefix = "nv"
+    package = "onnxruntime_ep_nv_tensorrt_rtx"
+
+    def options(self, spec: Spec, device: Device, *, captured: bool) -> dict[str, str]:
+        return profile_shapes(spec, prefix=self.prefix)  # the GPU is chosen by `attach`
+
+    def attach(self, ort: Any, options: Any, chosen: Mapping[str, str], device: Device) -> dict[str, Any]:
+        gpus = [found for found in ort.get_ep_devices() if found.ep_name == self.name]
+        if device.index >= len(gpus):
+            raise self.not_started(ort, device)
+        options.add_provider_for_devices([gpus[device.index]], dict(chosen))
+        return {"enable_fallback": 0}
+
+    def fault(self, ort: Any) -> str | None:
+        if problem := self._register(ort):
+            return problem
+        if not any(found.ep_name == self.name for found in ort.get_ep_devices()):
+            return _fault_of_driver(ort) or (
+                "NVIDIA's plugin finds no RTX GPU (Ampere or newer); give another device"
+            )
+        return None
+
+    def refuse_missing(self, ort: Any, device: Device) -> None:
+        if problem := self._register(ort):
+            raise MissingPackageError(self._sentence(device, problem))
+
+    def _register(self, ort: Any) -> str | None:
+        """Registers NVIDIA's plugin with ONNX Runtime; why it cannot be, or None."""
+        if not hasattr(ort, "register_execution_provider_library"):
+            return f"ONNX Runtime {ort.__version__} takes no plugins; run `pip install -U onnxruntime`"
+        try:
+            plugin = import_module(self.package)
+        except ImportError:
+            return (
+                "NVIDIA's plugin for TensorRT-RTX is not installed; run `pip install "
+                f"{self.package.replace('_', '-')}`"
+            )
+        if fault := _fault_of_driver(ort):
+            return fault
+        try:
+            ort.register_execution_provider_library(self.name, plugin.get_library_path())
+        except Exception as error:  # ONNX Runtime raises bare classes of its own
+            if "already registered" in str(error).lower():
+                return None
+            reason = first_line(error).rpartition("with error: ")[2]
+            return f"{reason:.200}; {self.install(reason)}"
+        return None
+
+
+PROVIDERS: dict[Kind, Provider] = {
+    "cuda": CudaProvider(),
+    "ort-tensorrt": TensorRtProvider(),
+    "ort-tensorrt-rtx": TensorRtRtxProvider(),
+}
+
+
+def profile_shapes(spec: Spec, *, prefix: str) -> dict[str, str]:
+    """The least, usual and most shapes of every graph input, in the providers' own words.
+
+    One row to `MOST_ROWS`, one token to a whole segment; kernels are tuned for one row and a whole segment.
+    """
+    segment = spec.rule.segment
+    sizes = {"min": (1, 1), "opt": (1, segment), "max": (MOST_ROWS, segment)}
+    return {
+        f"{prefix}_profile_{which}_shapes": ",".join(
+            f"{fact.name}:"
+            + "x".join(map(str, fact.sizes(batch=batch, segment=tokens, rows=max(1, batch * tokens))))
+            for fact in spec.inputs
+        )
+        for which, (batch, tokens) in sizes.items()
+    }
+
+
+def both_installed() -> bool:
+    """Whether `onnxruntime` and `onnxruntime-gpu` are installed: they overwrite each other's files."""
+    installed = []
+    for package in ("onnxruntime", "onnxruntime-gpu"):
+        with contextlib.suppress(PackageNotFoundError):
+            installed.append(version(package))
+    return len(installed) == 2
+
+
+def _not_in_package(ort: Any, words: str) -> str:
+    if both_installed():
+        return (
+            "onnxruntime and onnxruntime-gpu are both installed, and each overwrites files of the other; run "
+            f"{INSTALL_GPU}"
+        )
+    return f"the installed onnxruntime {ort.__version__} is built without {words}; run {INSTALL_GPU}"
+
+
+def _fault_of_driver(ort: Any) -> str | None:
+    """Why NVIDIA's driver does not serve ONNX Runtime here, and what mends it; None where it does."""
+    driver = ask_driver()
+    if driver.fault:
+        return f"{driver.fault}; {INSTALL_DRIVER}"
+    needed = str(getattr(ort, "cuda_version", None) or "0")  # "" in a build without CUDA
+    major = int(needed.partition(".")[0])
+    if driver.cuda[0] < major:
+        return (
+            f"the NVIDIA driver serves CUDA {driver.cuda[0]}.{driver.cuda[1]} and onnxruntime "
+            f"{ort.__version__} needs {major}; update the driver, or run `pip install "
+            "'onnxruntime-gpu<1.27'`, which needs 12"
+        )
+    return None
+
+
+def _unloadable(library: Path) -> str | None:
+    """Why the dynamic linker cannot load a library, in its own words; None where it can."""
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return first_line(error)
+    return None

@@ -1,0 +1,189 @@
+"""The session over an artefact on an NVIDIA GPU with ONNX Runtime: the memory stays on the device.
+
+Nothing runs elsewhere without a word: a provider that ONNX Runtime left out, and a node that the provider
+does not take, end in an error that names them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from runtimes.base.errors import ArtefactError, MissingPackageError, StreamError, first_line
+from runtimes.base.machine import available_cpus
+from runtimes.contract.device import Device
+from runtimes.contract.memory import Memory
+from runtimes.contract.spec import GRAPH, VOCAB, Spec
+from runtimes.contract.vocabulary import Vocab, load_vocab
+from runtimes.sessions.graph import GraphSession, Positions
+from runtimes.sessions.onnx_runtime import import_onnxruntime, load_graph
+from runtimes.sessions.ort_gpu.buffers import DeviceBinding, OrtArray
+from runtimes.sessions.ort_gpu.placement import RECORD, elsewhere
+from runtimes.sessions.ort_gpu.providers import PROVIDERS
+
+
+class OrtGpuSession(GraphSession):
+    """The session protocol (see `runtimes.contract.session.Session`) over an artefact's standard graph.
+
+    Steps of all memories of a session run one after the other: they share the device's scratch memory, which
+    is part of the captured graphs. in_place: whether past and present of the memory are one buffer. captures:
+    whether single tokens are captured as CUDA graphs.
+    """
+
+    logits_while_scoring: ClassVar[Positions] = "last"  # no empty tensors on a device
+
+    def __init__(
+        self,
+        spec: Spec,
+        vocab: Vocab,
+        graph: Path,
+        contents: Mapping[str, bytes | bytearray],
+        *,
+        device: Device,
+        threads: int | None = None,
+    ) -> None:
+        super().__init__(spec, vocab, spec.identity)
+        self.device, self.provider = device, PROVIDERS[device.kind]
+        self._ort = import_onnxruntime(spec.form)
+        self._numbers, self._one_at_a_time = itertools.count(1), threading.Lock()
+        self._session = self._load(graph, contents, threads)
+        self.in_place = spec.form == "ring"
+        # Before release 1.31 a captured graph could not be given back while the session lives.
+        self.captures = self.provider.captures and hasattr(self._session, "release_captured_graph")
+
+    @property
+    def computed_by(self) -> str:
+        return f"ONNX Runtime, {self.provider.words} on {self.device}"
+
+    @property
+    def kernel(self) -> str:
+        return self.provider.kernel
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        spec: Spec,
+        contents: Mapping[str, bytearray],
+        *,
+        device: Device,
+        threads: int | None = None,
+    ) -> OrtGpuSession:
+        """The session over an artefact that was read and verified (`read_artefact`).
+
+        Raises MissingPackageError where the provider of the device is not installed or cannot start here, and
+        ArtefactError where the graph cannot be loaded, or a node would run elsewhere.
+        """
+        vocab = load_vocab(folder / VOCAB, contents[VOCAB], contents)
+        return cls(spec, vocab, folder / GRAPH, contents, device=device, threads=threads)
+
+    def start(self, batch: int) -> Memory:
+        if self.provider.most_rows is not None and batch > self.provider.most_rows:
+            raise StreamError(
+                f"batch is {batch}, and {self.device} takes 1 to {self.provider.most_rows} rows; use a "
+                "smaller batch, or --device cuda."
+            )
+        return super().start(batch)
+
+    def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
+        with self._one_at_a_time:
+            binding = memory.binding
+            if not isinstance(binding, DeviceBinding) or not binding.serves(self, memory):
+                memory.binding = binding = DeviceBinding(self, memory)
+            binding.run(inputs, outputs, memory)
+
+    # What the buffers of a memory need of the session.
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> OrtArray:
+        """A new array on the device with undefined content."""
+        return OrtArray(self._ort, shape, dtype, device=self.provider.memory, index=self.device.index)
+
+    def io_binding(self) -> Any:
+        """A new, empty IO binding of ONNX Runtime."""
+        return self._session.io_binding()
+
+    def new_graph(self) -> int:
+        """A number for a CUDA graph that no other graph of this session has."""
+        return next(self._numbers)
+
+    @property
+    def release_graph(self) -> Any:
+        """A function that gives a captured graph back; it does not keep this session alive."""
+        return functools.partial(_release, self._session)
+
+    def launch(self, io: Any, graph: int) -> None:
+        """Runs the bound step; it is captured as this CUDA graph, or replayed if it was captured before."""
+        options = self._ort.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", str(graph))
+        try:
+            self._session.run_with_iobinding(io, options)
+        except Exception as error:  # ONNX Runtime raises bare classes of its own
+            raise ArtefactError(
+                f"ONNX Runtime {self._ort.__version__} could not run the step on {self.device} "
+                f"({first_line(error):.300}); open the artefact again, or give --device cpu."
+            ) from error
+
+    def _load(self, graph: Path, contents: Mapping[str, bytes | bytearray], threads: int | None) -> Any:
+        self.provider.refuse_missing(self._ort, self.device)
+        self.provider.preload(self._ort)
+        try:
+            session = self._create(graph, contents, threads, judged=True)
+        except (ArtefactError, MissingPackageError):
+            raise
+        except Exception as error:
+            if self.provider.fault(self._ort):
+                raise self.provider.not_started(self._ort, self.device) from error
+            # With CUDA graphs asked for, ONNX Runtime refuses a graph of which a node computes elsewhere.
+            # Without them it loads, and tells which nodes these are.
+            self._refuse_if_elsewhere(graph, contents, threads)
+            raise ArtefactError(
+                f"{graph} could not be loaded by ONNX Runtime {self._ort.__version__} on {self.device} "
+                f"({first_line(error):.300}); give --device cpu, or export the artefact again."
+            ) from error
+        self._refuse_unless_started(session)
+        if not self.provider.captures:
+            self._refuse_placement(session, graph)
+        return session
+
+    def _create(
+        self, graph: Path, contents: Mapping[str, bytes | bytearray], threads: int | None, *, judged: bool
+    ) -> Any:
+        """ONNX Runtime's session. judged: whether ONNX Runtime may refuse nodes that compute elsewhere."""
+        options = self._ort.SessionOptions()
+        options.intra_op_num_threads = threads or available_cpus()
+        options.add_session_config_entry(RECORD, "1")
+        chosen = self.provider.options(self.spec, self.device, captured=judged)
+        providers = self.provider.attach(self._ort, options, chosen, self.device)
+        return load_graph(self._ort, self.spec, graph, contents, options, providers)
+
+    def _refuse_unless_started(self, session: Any) -> None:
+        """Raises MissingPackageError where ONNX Runtime left the provider out, which it does silently."""
+        if self.provider.name not in session.get_providers():
+            raise self.provider.not_started(self._ort, self.device)
+
+    def _refuse_if_elsewhere(
+        self, graph: Path, contents: Mapping[str, bytes | bytearray], threads: int | None
+    ) -> None:
+        try:
+            session = self._create(graph, contents, threads, judged=False)
+        except Exception:  # the first error says more
+            return
+        self._refuse_unless_started(session)
+        self._refuse_placement(session, graph)
+
+    def _refuse_placement(self, session: Any, graph: Path) -> None:
+        if found := elsewhere(session, self.provider.name):
+            raise ArtefactError(
+                f"{graph} would not run on {self.device} alone: ONNX Runtime {self._ort.__version__} puts "
+                f"{found} elsewhere; {self.provider.mend(self.spec)}, or give --device cpu."
+            )
+
+
+def _release(session: Any, number: int) -> None:
+    session.release_captured_graph(number)

@@ -1,0 +1,140 @@
+"""What this machine can compute on: whether each device can be used, and what to install where not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Literal
+
+from runtimes.base.errors import MissingPackageError, UserError, first_line
+from runtimes.base.machine import available_cpus
+from runtimes.base.startup import load_onnxruntime
+from runtimes.contract.device import Kind
+from runtimes.contract.engine import Flavour
+from runtimes.sessions import fused_cpu
+from runtimes.sessions.ort_gpu.driver import ask_driver
+from runtimes.sessions.ort_gpu.providers import PROVIDERS, both_installed
+from runtimes.sessions.tensorrt.device_memory import Cuda
+from runtimes.sessions.tensorrt.module import load_tensorrt
+
+Folders = Literal["artefacts", "engines", "runs"]
+CPU_PACKAGE = "`pip install 'xl-export[cpu]'`"
+TRAIN_PACKAGE = "`pip install 'xl-export[train]'`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceReport:
+    """One device of this machine.
+
+    device: as `--device` takes it. computes: the kind of folder. usable: whether it can be used now, as far
+    as one can tell without a folder. sentence: what is there; or why it cannot be used, and what to install.
+    """
+
+    device: Kind
+    computes: Folders
+    usable: bool
+    sentence: str
+
+
+def list_devices() -> list[DeviceReport]:
+    """Every device that xl-export knows, usable or not, the best of each kind of folder first.
+
+    It loads the packages that are installed, and computes nothing. Only opening a folder shows whether its
+    answers are right there.
+    """
+    found: list[DeviceReport] = []
+    for kind in PROVIDERS:
+        found.append(_report(kind, "artefacts", lambda kind=kind: _provider(kind)))  # type: ignore[misc]
+    found.append(_report("cpu", "artefacts", _onnxruntime_on_cpu))
+    found.append(_report("tensorrt", "engines", lambda: _engines("tensorrt")))
+    found.append(_report("tensorrt-rtx", "engines", lambda: _engines("rtx")))
+    found.append(_report("cuda", "runs", lambda: _torch("cuda")))
+    found.append(_report("mps", "runs", lambda: _torch("mps")))
+    found.append(_report("cpu", "runs", lambda: _torch("cpu")))
+    return found
+
+
+def hints() -> list[str]:
+    """What is wrong with this installation as a whole, a sentence each."""
+    if not both_installed():
+        return []
+    return [
+        "onnxruntime and onnxruntime-gpu are both installed, and each overwrites files of the other: run "
+        "`pip uninstall -y onnxruntime onnxruntime-gpu`, and install one of them again."
+    ]
+
+
+def _report(device: Kind, computes: Folders, ask: Callable[[], str]) -> DeviceReport:
+    """The report of a device. ask: gives what is there, and raises UserError where it cannot be used."""
+    try:
+        return DeviceReport(device=device, computes=computes, usable=True, sentence=ask())
+    except UserError as error:
+        return DeviceReport(device=device, computes=computes, usable=False, sentence=str(error))
+
+
+def _onnxruntime() -> Any:
+    try:
+        return load_onnxruntime()
+    except ImportError as error:
+        raise MissingPackageError(
+            f"ONNX Runtime is not installed; run {CPU_PACKAGE}, or `pip install 'xl-export[gpu]'` on a "
+            "machine with an NVIDIA GPU."
+        ) from error
+
+
+def _onnxruntime_on_cpu() -> str:
+    ort = _onnxruntime()
+    operator = "with" if fused_cpu.built() else "without"
+    return f"ONNX Runtime {ort.__version__} on {available_cpus()} CPUs, {operator} the fused operator."
+
+
+def _provider(kind: Kind) -> str:
+    ort, provider = _onnxruntime(), PROVIDERS[kind]
+    if fault := provider.fault(ort):
+        raise MissingPackageError(f"{fault}.")
+    return f"{provider.words} of ONNX Runtime {ort.__version__} on {_gpus()}."
+
+
+def _engines(flavour: Flavour) -> str:
+    trt = load_tensorrt(flavour)
+    if fault := ask_driver().fault:
+        raise MissingPackageError(
+            f"{trt.__name__} {trt.__version__} is installed, and {fault}; install the driver of this "
+            "machine's GPU."
+        )
+    Cuda()
+    return f"{trt.__name__} {trt.__version__} on {_gpus()}."
+
+
+def _gpus() -> str:
+    return ", ".join(f"{gpu.name} ({gpu.compute_capability})" for gpu in ask_driver().gpus)
+
+
+def _torch(kind: Kind) -> str:
+    if find_spec("torch") is None:
+        raise MissingPackageError(f"PyTorch is not installed; run {TRAIN_PACKAGE}.")
+    try:
+        torch = import_module("torch")
+    except (ImportError, OSError) as error:
+        raise MissingPackageError(
+            f"PyTorch is installed and could not be loaded ({first_line(error):.200}); run {TRAIN_PACKAGE}."
+        ) from error
+    name = f"PyTorch {torch.__version__}"
+    if kind == "cpu":
+        return f"{name} on {available_cpus()} CPUs."
+    if kind == "mps":
+        if not torch.backends.mps.is_available():
+            raise MissingPackageError("this is no Mac with Metal, which mps needs; give another device.")
+        return f"{name} on this Mac's GPU."
+    if torch.version.cuda is None:
+        raise MissingPackageError(
+            f"{name} is built without CUDA; install PyTorch for CUDA as https://pytorch.org says."
+        )
+    if not torch.cuda.is_available():
+        fault = ask_driver().fault or f"the driver does not serve CUDA {torch.version.cuda}"
+        raise MissingPackageError(
+            f"{name} finds no GPU: {fault}; install or update the driver of this machine's GPU."
+        )
+    return f"{name} on {_gpus()}."

@@ -1,0 +1,264 @@
+"""Artefacts on a GPU with ONNX Runtime: buffers and refusals, over a stand-in for the GPU (see
+`tests/host_gpu.py`).
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtimes import Memory, check, load_memory, open_session, save_memory
+from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError, StreamError
+from runtimes.contract.device import Device
+from runtimes.contract.memory import DeviceTensor
+from runtimes.sessions.onnx_runtime import OrtSession
+from runtimes.sessions.ort_gpu import providers
+from runtimes.sessions.ort_gpu.driver import Driver
+from runtimes.sessions.ort_gpu.placement import elsewhere
+from runtimes.sessions.ort_gpu.session import OrtGpuSession
+from tests import host_gpu
+
+FORMS = ("ring", "shift", "hidden")
+ABSENT = Driver(fault="no NVIDIA driver is installed (libcuda.so.1 cannot be loaded)")
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    return host_gpu.install(monkeypatch)
+
+
+def opened(folder: Path) -> OrtGpuSession:
+    session = open_session(folder, device="cuda", threads=1)
+    assert isinstance(session, OrtGpuSession)
+    return session
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_device_gives_the_cpus_bits_over_segments_tokens_forks_and_restarts(
+    artefacts: dict[str, Path], launched: list[int], form: str, tmp_path: Path
+) -> None:
+    device, cpu = opened(artefacts[form]), OrtSession.open(artefacts[form], threads=1, kernel="standard")
+    assert device.identity == cpu.identity
+    rng, here, there = np.random.default_rng(0), device.start(2), cpu.start(2)
+    for number, length in enumerate([8, 1, 1, 1, 1, 1, 3, 8, 1, 1, 8, 1, 1, 1]):
+        tokens = rng.integers(0, device.vocab.size, (2, length))
+        if number == 5:  # a fork goes its own way, and leaves the first as it was
+            fork = here.copy()
+            device.step(tokens[:, ::-1], fork)
+        if number == 8:
+            here.positions[1] = there.positions[1] = 0
+        if number == 10:  # a file goes between the two
+            save_memory(here, tmp_path / "here.npz")
+            save_memory(there, tmp_path / "there.npz")
+            here, there = load_memory(tmp_path / "there.npz", device), load_memory(tmp_path / "here.npz", cpu)
+        method = ("step", "predict")[number % 2]
+        mine, here = getattr(device, method)(tokens, here)
+        expected, there = getattr(cpu, method)(tokens, there)
+        np.testing.assert_array_equal(mine, expected, err_msg=f"at {number}")
+        assert all(isinstance(array, DeviceTensor) for array in here.tensors.values())
+        for name, array in there.tensors.items():
+            np.testing.assert_array_equal(np.asarray(here.tensors[name]), array, err_msg=name)
+        np.testing.assert_array_equal(here.positions, there.positions)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_single_tokens_are_captured_once_in_each_direction(
+    artefacts: dict[str, Path], launched: list[int], form: str
+) -> None:
+    session = opened(artefacts[form])
+    token, memory = np.zeros((1, 1), np.int64), session.start(1)
+    session.captures = True
+    for _ in range(6):
+        session.predict(token, memory)
+    session.predict(np.zeros((1, 3), np.int64), memory)
+    session.predict(token, memory)
+    # Two steps without a graph first. The ring has one direction; the segment of three turns the others.
+    expected = {"ring": [-1, -1, 1, 1, 1, 1, -1, 1]}.get(form, [-1, -1, 1, 2, 1, 2, -1, 2])
+    assert launched == expected
+    session.predict(token, other := memory.copy())
+    session.captures = False
+    session.predict(token, other)
+    assert launched[-2:] == [-1, -1]  # a fork has graphs of its own, and begins without one
+
+
+def test_a_ring_is_written_in_place_and_other_forms_in_two_buffers_in_turn(
+    artefacts: dict[str, Path], launched: list[int]
+) -> None:
+    for form in FORMS:
+        session = opened(artefacts[form])
+        memory, token, seen = session.start(1), np.zeros((1, 1), np.int64), []
+        for _ in range(4):
+            session.step(token, memory)
+            seen.append(tuple(array.value.data_ptr() for array in memory.tensors.values()))  # type: ignore[attr-defined]
+        assert len(set(seen)) == (1 if form == "ring" else 2)
+        assert seen[0] == seen[2]
+
+
+def test_check_passes_on_the_device_and_names_it(artefacts: dict[str, Path], launched: list[int]) -> None:
+    report = check(artefacts["ring"], device="cuda")
+    assert report.passed
+    assert (report.computed_by, report.kernel) == ("ONNX Runtime, CUDA on cuda", "cuda")
+
+
+def test_auto_takes_a_device_that_gives_the_right_answers_and_says_so(
+    artefacts: dict[str, Path], launched: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert isinstance(open_session(artefacts["shift"], threads=1), OrtGpuSession)
+    assert "computing with ONNX Runtime, CUDA on cuda" in capsys.readouterr().err
+    assert max(launched) == 2  # the trial has captured both directions
+
+
+def test_auto_leaves_a_device_with_wrong_answers_and_says_why(
+    artefacts: dict[str, Path],
+    launched: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = OrtGpuSession.run
+
+    def wrong_in_a_graph(self: OrtGpuSession, inputs: dict, outputs: dict, memory: Memory) -> None:
+        run(self, inputs, outputs, memory)
+        if launched[-1] == 2:  # only the second direction's graph is wrong
+            outputs["logits"][...] = 0
+
+    monkeypatch.setattr(OrtGpuSession, "run", wrong_in_a_graph)
+    assert isinstance(open_session(artefacts["shift"], threads=1), OrtSession)
+    said = capsys.readouterr().err
+    assert said.startswith("computing on the CPU, because cuda was tried and cannot be used")
+    assert "differs from the reference" in said
+    assert said.count("\n") == 1
+    open_session(artefacts["shift"], threads=1)
+    assert capsys.readouterr().err == ""  # once is enough
+
+
+def test_a_provider_that_onnx_runtime_left_out_is_an_error_with_the_reason(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As onnxruntime-gpu does without a driver: the package lists CUDA, a session then has the CPU alone."""
+    ort = pytest.importorskip("onnxruntime")
+    create = ort.InferenceSession
+
+    def left_out(graph: bytes, options: object, **asked: object) -> object:
+        return create(graph, options, providers=["CPUExecutionProvider"])
+
+    available = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(ort, "get_available_providers", lambda: available)
+    monkeypatch.setattr(ort, "InferenceSession", left_out)
+    monkeypatch.setattr(providers, "ask_driver", lambda: ABSENT)
+    with pytest.raises(
+        MissingPackageError, match=r"device is cuda .* no NVIDIA driver is installed .*; install the driver"
+    ):
+        open_session(artefacts["ring"], device="cuda")
+    assert isinstance(open_session(artefacts["ring"]), OrtSession)
+    assert "computing on the CPU, because no NVIDIA driver is installed" in capsys.readouterr().err
+    # With a driver, the linker's own words about the first library that is missing.
+    monkeypatch.setattr(providers, "ask_driver", lambda: Driver(cuda=(99, 0)))
+    monkeypatch.setattr(
+        providers, "_unloadable", lambda _: "libcublasLt.so.13: cannot open shared object file"
+    )
+    with pytest.raises(MissingPackageError, match=r"libcublasLt.so.13.*run `pip install 'onnxruntime-gpu\["):
+        open_session(artefacts["ring"], device="cuda")
+
+
+def test_a_driver_that_is_too_old_or_a_gpu_that_is_not_there_is_named(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(ort, "cuda_version", "13.0", raising=False)
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(providers, "ask_driver", lambda: Driver(cuda=(12, 8)))
+    fault = providers.PROVIDERS["cuda"].fault(ort)
+    assert fault is not None
+    assert "serves CUDA 12.8 and onnxruntime" in fault
+    gpu = host_gpu_of_one()
+    monkeypatch.setattr(providers, "ask_driver", lambda: gpu)
+    with pytest.raises(MissingPackageError, match="this machine has 1 GPU, which are counted from 0"):
+        open_session(artefacts["ring"], device="cuda:1")
+
+
+def host_gpu_of_one() -> Driver:
+    from tests.fake_gpu import GPU
+
+    return Driver(gpus=(GPU,), cuda=(13, 0))
+
+
+def test_nodes_that_run_elsewhere_are_named_with_the_form_that_helps(
+    artefacts: dict[str, Path], launched: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened(artefacts["ring"])
+    assert elsewhere(session._session, "CPUExecutionProvider") == ""
+    others = elsewhere(session._session, "CUDAExecutionProvider")
+    assert "TensorScatter" in others
+    assert others.startswith("77 of 77 nodes (Add, And, Attention")
+    monkeypatch.setattr(host_gpu.HostProvider, "captures", False)
+    monkeypatch.setattr("runtimes.sessions.ort_gpu.session.elsewhere", lambda *_: "18 of 77 nodes (Reshape)")
+    with pytest.raises(ArtefactError, match=r"puts 18 of 77 nodes \(Reshape\) elsewhere.*--memory shift"):
+        opened(artefacts["ring"])
+
+
+def test_engines_of_onnx_runtime_get_shapes_for_every_input_and_refuse_more_rows(
+    artefacts: dict[str, Path], launched: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened(artefacts["shift"])
+    chosen = providers.PROVIDERS["ort-tensorrt"].options(session.spec, Device("ort-tensorrt"), captured=False)
+    for which, (rows, tokens) in {"min": (1, 1), "opt": (1, 8), "max": (16, 8)}.items():
+        shapes = dict(part.rsplit(":", 1) for part in chosen[f"trt_profile_{which}_shapes"].split(","))
+        assert set(shapes) == {fact.name for fact in session.spec.inputs}
+        assert shapes["input_ids"] == f"{rows}x{tokens}"
+        assert shapes["past_key_values.0.key"] == f"{rows}x2x16x6"
+    monkeypatch.setattr(host_gpu.HostProvider, "most_rows", 16)
+    assert session.start(16).batch == 16
+    with pytest.raises(StreamError, match="takes 1 to 16 rows"):
+        session.start(17)
+
+
+def test_a_memory_on_a_device_is_pickled_as_plain_arrays_and_serves_the_cpu(
+    artefacts: dict[str, Path], launched: list[int]
+) -> None:
+    device, cpu = opened(artefacts["ring"]), OrtSession.open(artefacts["ring"], threads=1, kernel="standard")
+    tokens = np.arange(8)[None]
+    _, memory = device.step(tokens, device.start(1))
+    loaded = pickle.loads(pickle.dumps(memory))
+    assert all(type(array) is np.ndarray for array in loaded.tensors.values())
+    expected, _ = device.step(tokens, memory)
+    np.testing.assert_array_equal(cpu.step(tokens, loaded)[0], expected)
+
+
+def test_threads_with_memories_of_their_own_take_turns(
+    artefacts: dict[str, Path], launched: list[int]
+) -> None:
+    session = opened(artefacts["shift"])
+    tokens, answers = np.arange(8)[None], []
+
+    def stream() -> None:
+        memory = session.start(1)
+        for _ in range(4):
+            logits, memory = session.step(tokens, memory)
+        answers.append(logits)
+
+    threads = [threading.Thread(target=stream) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for answer in answers[1:]:
+        np.testing.assert_array_equal(answer, answers[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "message"),
+    [
+        ("ring", "mps", "is an artefact, which ONNX Runtime computes; give one of cpu, cuda, ort-tensorrt"),
+        ("ring", "tensorrt", "build an engine of it with `xl-export build`, or give ort-tensorrt"),
+        ("run", "ort-tensorrt", "is a run, which PyTorch computes on cpu, cuda or mps"),
+    ],
+)
+def test_a_device_that_does_not_compute_such_a_folder_is_refused(
+    artefacts: dict[str, Path], run: Path, kind: str, device: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_session(artefacts.get(kind, run), device=device)

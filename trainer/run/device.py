@@ -1,0 +1,83 @@
+"""Brings the session of a run to a GPU, and tells whether it computes the same there."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from runtimes.base.errors import MissingPackageError
+from runtimes.base.progress import say_once
+from runtimes.contract.device import CPU, Device
+
+if TYPE_CHECKING:
+    from trainer.run.session import TorchSession
+
+TRIED_SEGMENTS, TRIED_TOKENS, TRIED_ROWS = 3, 16, 2
+TOLERANCE = 1e-3  # nats between two devices in fp32; wrong answers differ by far more
+
+
+def on_device(session: TorchSession, device: Device) -> TorchSession:
+    """The session on a device; its model moves there.
+
+    With `auto` it is the first NVIDIA GPU, if PyTorch can use one and it gives the CPU's answers to a few
+    tokens; otherwise the session stays as it is. Raises MissingPackageError where PyTorch cannot use the
+    device.
+    """
+    if device == CPU:
+        return session
+    if device.kind == "auto":
+        first = Device("cuda")
+        if (fault := _unusable(first)) is None:
+            moved = _moved(session, first)
+            difference = _difference(session, moved)
+            if difference <= TOLERANCE:
+                say_once(f"computing with PyTorch on {first}")
+                return moved
+            fault = f"its answers differ from the CPU's by {difference:.2g} nats"
+            say_once(f"computing with PyTorch on the CPU, because {first} is not usable: {fault}")
+        return session
+    if fault := _unusable(device):
+        raise MissingPackageError(
+            f"device is {device} and PyTorch cannot use it: {fault}; install what is missing, or give "
+            "--device cpu."
+        )
+    return _moved(session, device)
+
+
+def _unusable(device: Device) -> str | None:
+    """Why PyTorch cannot use a device; None where it can."""
+    import torch
+
+    if device.kind == "mps":
+        return None if torch.backends.mps.is_available() else "this is no Mac with Metal"
+    if torch.version.cuda is None:
+        return f"PyTorch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return "it finds no NVIDIA GPU with a driver"
+    if device.index >= (count := torch.cuda.device_count()):
+        return f"this machine has {count} of them, and they are counted from 0"
+    return None
+
+
+def _moved(session: TorchSession, device: Device) -> TorchSession:
+    """A session of the same weights on another device; the first session keeps its own."""
+    moved = copy.copy(session)
+    moved.model, moved.device = copy.deepcopy(session.model).to(str(device)), device
+    return moved
+
+
+def _difference(one: TorchSession, other: TorchSession) -> float:
+    """The largest difference of two sessions' answers to a few tokens; NaN where one is not a number."""
+    answers = []
+    for session in (one, other):
+        memory, segment = session.start(TRIED_ROWS), min(TRIED_TOKENS, session.rule.segment)
+        pieces = []
+        for number in range(TRIED_SEGMENTS):
+            tokens = np.arange(TRIED_ROWS * segment).reshape(TRIED_ROWS, segment) + number
+            tokens %= session.vocab.size
+            log_probs, memory = session.score(tokens, np.roll(tokens, 1, axis=1), memory)
+            pieces.append(log_probs)
+        answers.append(np.concatenate(pieces, axis=1))
+    return float(np.abs(answers[0] - answers[1]).max())
