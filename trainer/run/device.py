@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import copy
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
 from runtimes.base.errors import MissingPackageError
 from runtimes.base.progress import say_once
 from runtimes.contract.device import CPU, Device
+from runtimes.contract.session import Session
 
-if TYPE_CHECKING:
-    from trainer.run.session import TorchSession
+AnySession = TypeVar("AnySession", bound=Session)
 
 TRIED_SEGMENTS, TRIED_TOKENS, TRIED_ROWS = 3, 16, 2
 TOLERANCE = 1e-3  # nats between two devices in fp32; wrong answers differ by far more
 
 
-def on_device(session: TorchSession, device: Device) -> TorchSession:
-    """The session on a device; its model moves there.
+def on_device(session: AnySession, device: Device, move: Callable[[Device], AnySession]) -> AnySession:
+    """The session on a device, or itself for the CPU.
 
-    With `auto` it is the first NVIDIA GPU, if PyTorch can use one and it gives the CPU's answers to a few
+    move: gives a session of the same weights on a device; the first session keeps its own. With `auto` it is the first NVIDIA GPU, if PyTorch can use one and it gives the CPU's answers to a few
     tokens; otherwise the session stays as it is. Raises MissingPackageError where PyTorch cannot use the
     device.
     """
@@ -30,7 +30,7 @@ def on_device(session: TorchSession, device: Device) -> TorchSession:
     if device.kind == "auto":
         first = Device("cuda")
         if (fault := _unusable(first)) is None:
-            moved = _moved(session, first)
+            moved = move(first)
             difference = _difference(session, moved)
             if difference <= TOLERANCE:
                 say_once(f"computing with PyTorch on {first}")
@@ -43,7 +43,7 @@ def on_device(session: TorchSession, device: Device) -> TorchSession:
             f"device is {device} and PyTorch cannot use it: {fault}; install what is missing, or give "
             "--device cpu."
         )
-    return _moved(session, device)
+    return move(device)
 
 
 def _unusable(device: Device) -> str | None:
@@ -61,14 +61,7 @@ def _unusable(device: Device) -> str | None:
     return None
 
 
-def _moved(session: TorchSession, device: Device) -> TorchSession:
-    """A session of the same weights on another device; the first session keeps its own."""
-    moved = copy.copy(session)
-    moved.model, moved.device = copy.deepcopy(session.model).to(str(device)), device
-    return moved
-
-
-def _difference(one: TorchSession, other: TorchSession) -> float:
+def _difference(one: Session, other: Session) -> float:
     """The largest difference of two sessions' answers to a few tokens; NaN where one is not a number."""
     answers = []
     for session in (one, other):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 from collections.abc import Callable
@@ -116,7 +117,13 @@ class TorchSession:
             chosen,
             identity=sha256(f"{run.sha256} {chosen}".encode()).hexdigest(),
         )
-        return on_device(session, device)
+        return on_device(session, device, session._moved)
+
+    def _moved(self, device: Device) -> TorchSession:
+        """A session of the same weights on another device; this one keeps its own."""
+        moved = copy.copy(self)
+        moved.model, moved.device = copy.deepcopy(self.model).to(str(device)), device
+        return moved
 
     @classmethod
     def describe(cls, folder: Path) -> dict[str, Any]:

@@ -6,15 +6,15 @@ With `cpu` as the name of the device the same code runs in host memory. So it is
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 
 from runtimes.base.errors import StreamError, first_line
 from runtimes.contract.memory import DeviceTensor, Memory
-
-if TYPE_CHECKING:
-    from runtimes.sessions.ort_gpu.session import OrtGpuSession
+from runtimes.contract.spec import Spec
+from runtimes.contract.tensors import TensorFacts
 
 # Single tokens that a memory steps before a CUDA graph is captured. A capture costs several steps, and a fork
 # in a beam search may live for one.
@@ -54,6 +54,35 @@ class OrtArray(DeviceTensor):
         return np.array, (self.copy(),)
 
 
+class Runner(Protocol):
+    """What the buffers of a memory need of the session that runs the steps (see `session.py`)."""
+
+    spec: Spec
+    state: tuple[TensorFacts, ...]
+    in_place: bool  # whether past and present of the memory are one buffer
+    captures: bool  # whether single tokens are captured as CUDA graphs
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> OrtArray:
+        """A new array on the device with undefined content."""
+        ...
+
+    def io_binding(self) -> Any:
+        """A new, empty IO binding of ONNX Runtime."""
+        ...
+
+    def new_graph(self) -> int:
+        """A number for a CUDA graph that no other graph of the session has."""
+        ...
+
+    def releaser(self) -> Callable[[int], None]:
+        """A function that gives a captured graph back; it does not keep the session alive."""
+        ...
+
+    def launch(self, io: Any, graph: int) -> None:
+        """Runs the bound step; it is captured as this CUDA graph, or replayed if it was captured before."""
+        ...
+
+
 class DeviceBinding:
     """The buffers of one memory on the device, kept from step to step.
 
@@ -62,7 +91,7 @@ class DeviceBinding:
     Shapes and addresses of single tokens never change, so each direction is captured as a CUDA graph.
     """
 
-    def __init__(self, session: OrtGpuSession, memory: Memory) -> None:
+    def __init__(self, session: Runner, memory: Memory) -> None:
         self.session, self._turn, self._singles = session, 0, 0
         arrays = {name: np.asarray(memory.tensors[name]) for name in (fact.name for fact in session.state)}
         sets = 1 if session.in_place else 2
@@ -83,7 +112,7 @@ class DeviceBinding:
     def _back(self) -> dict[str, OrtArray]:
         return self._sets[(self._turn + 1) % len(self._sets)]
 
-    def serves(self, session: OrtGpuSession, memory: Memory) -> bool:
+    def serves(self, session: Runner, memory: Memory) -> bool:
         """Whether the memory's tensors are still these buffers; a caller may have put others in their
         place.
         """
@@ -121,7 +150,7 @@ class _Step:
 
     def __init__(
         self,
-        session: OrtGpuSession,
+        session: Runner,
         inputs: dict[str, np.ndarray],
         outputs: dict[str, np.ndarray],
         *,
@@ -141,7 +170,7 @@ class _Step:
             self._bindings[turn] = self._bind(past, present)
         if graph and turn not in self._graphs:
             self._graphs[turn] = number = self.session.new_graph()
-            weakref.finalize(self, self.session.release_graph, number)
+            weakref.finalize(self, self.session.releaser(), number)
         self.session.launch(self._bindings[turn], self._graphs[turn] if graph else NO_GRAPH)
 
     def _bind(self, past: dict[str, OrtArray], present: dict[str, OrtArray]) -> Any:

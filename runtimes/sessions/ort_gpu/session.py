@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -98,27 +98,21 @@ class OrtGpuSession(GraphSession):
                 memory.binding = binding = DeviceBinding(self, memory)
             binding.run(inputs, outputs, memory)
 
-    # What the buffers of a memory need of the session.
+    # What the buffers of a memory need; see `runtimes.sessions.ort_gpu.buffers.Runner`.
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> OrtArray:
-        """A new array on the device with undefined content."""
         return OrtArray(self._ort, shape, dtype, device=self.provider.memory, index=self.device.index)
 
     def io_binding(self) -> Any:
-        """A new, empty IO binding of ONNX Runtime."""
         return self._session.io_binding()
 
     def new_graph(self) -> int:
-        """A number for a CUDA graph that no other graph of this session has."""
         return next(self._numbers)
 
-    @property
-    def release_graph(self) -> Any:
-        """A function that gives a captured graph back; it does not keep this session alive."""
+    def releaser(self) -> Callable[[int], None]:
         return functools.partial(_release, self._session)
 
     def launch(self, io: Any, graph: int) -> None:
-        """Runs the bound step; it is captured as this CUDA graph, or replayed if it was captured before."""
         options = self._ort.RunOptions()
         options.add_run_config_entry("gpu_graph_id", str(graph))
         try:
