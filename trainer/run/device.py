@@ -21,9 +21,9 @@ TOLERANCE = 1e-3  # nats between two devices in fp32; wrong answers differ by fa
 def on_device(session: AnySession, device: Device, move: Callable[[Device], AnySession]) -> AnySession:
     """The session on a device, or itself for the CPU.
 
-    move: gives a session of the same weights on a device; the first session keeps its own. With `auto` it is the first NVIDIA GPU, if PyTorch can use one and it gives the CPU's answers to a few
-    tokens; otherwise the session stays as it is. Raises MissingPackageError where PyTorch cannot use the
-    device.
+    move: gives a session of the same weights on a device; the first session keeps its own. With `auto` it is
+    the first NVIDIA GPU, if PyTorch can use one and it gives the CPU's answers to a few tokens; otherwise the
+    session stays as it is. Raises MissingPackageError where PyTorch cannot use the device.
     """
     if device == CPU:
         return session
