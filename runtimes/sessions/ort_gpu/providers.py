@@ -74,9 +74,9 @@ class Provider(ABC):
 
     def mend(self, spec: Spec) -> str:
         """What to do where a node of the graph has no kernel here, in the imperative."""
-        update = "run `pip install -U onnxruntime-gpu`"
+        update = "install onnxruntime-gpu 1.27 or newer, which has every kernel and needs CUDA 13"
         if spec.form == "ring":
-            return f"{update}, or export with `xl-export export --memory shift`"
+            return f"{update}, or export with `xl-export export --memory shift`, which 1.25 runs too"
         return update
 
     def refuse_missing(self, ort: Any, device: Device) -> None:
@@ -123,7 +123,9 @@ class TensorRtProvider(Provider):
     prefix = "trt"
 
     def options(self, spec: Spec, device: Device, *, captured: bool) -> dict[str, str]:
-        return {"device_id": str(device.index)} | profile_shapes(spec, prefix=self.prefix)
+        # The weights are in memory, where they were verified; TensorRT would look for their file.
+        own = {"device_id": str(device.index), "trt_load_user_initializer": "1"}
+        return own | profile_shapes(spec, prefix=self.prefix)
 
     def preload(self, ort: Any) -> None:
         # TensorRT rounds fp32 products to TensorFloat-32 too, and ONNX Runtime has no option against it.

@@ -54,8 +54,11 @@ class OrtGpuSession(GraphSession):
         self._numbers, self._one_at_a_time = itertools.count(1), threading.Lock()
         self._session = self._load(graph, contents, threads)
         self.in_place = spec.form == "ring"
-        # Before release 1.31 a captured graph could not be given back while the session lives.
-        self.captures = self.provider.captures and hasattr(self._session, "release_captured_graph")
+        # The output layer of a large vocabulary picks rows by their values (NonZero), which no capture takes;
+        # a traced graph may do the same. Before release 1.31 a graph could not be given back.
+        fixed = not spec.model.selective and spec.exporter == "graph"
+        releases = hasattr(self._session, "release_captured_graph")
+        self.captures = self.provider.captures and fixed and releases
 
     @property
     def computed_by(self) -> str:

@@ -1,0 +1,127 @@
+"""What `xl-export devices` says of a machine."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from runtimes.contract.device import OF_ARTEFACTS
+from runtimes.sessions.ort_gpu import providers
+from runtimes.sessions.ort_gpu.driver import Driver
+from runtimes.tasks import devices
+from runtimes.tasks.devices import DeviceReport, hints, list_devices
+from tests import fake_gpu
+
+ABSENT = Driver(fault="no NVIDIA driver is installed (libcuda.so.1 cannot be loaded)")
+WITH_GPU = Driver(gpus=(fake_gpu.GPU,), cuda=(13, 0))
+
+
+def described(monkeypatch: pytest.MonkeyPatch, driver: Driver, *packages: str) -> dict[str, DeviceReport]:
+    """The devices of artefacts, for a driver and an onnxruntime with these providers."""
+    for module in (devices, providers):
+        monkeypatch.setattr(module, "ask_driver", lambda: driver)
+    monkeypatch.setattr(devices, "_torch", lambda kind: "PyTorch")  # its import takes seconds
+    ort = SimpleNamespace(
+        __version__="1.31.1",
+        __file__="/nowhere/onnxruntime/__init__.py",
+        cuda_version="13.0",
+        get_available_providers=lambda: [*packages, "CPUExecutionProvider"],
+    )
+    monkeypatch.setattr(devices, "load_onnxruntime", lambda: ort)
+    return {report.device: report for report in list_devices() if report.computes == "artefacts"}
+
+
+def test_without_onnx_runtime_everything_is_listed_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent() -> Any:
+        raise ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime")
+
+    described(monkeypatch, ABSENT)
+    monkeypatch.setattr(devices, "load_onnxruntime", absent)
+    found = [report for report in list_devices() if report.computes == "artefacts"]
+    assert {report.device for report in found} == set(OF_ARTEFACTS)
+    for report in found:
+        assert not report.usable
+        assert report.sentence.startswith("ONNX Runtime is not installed; run `pip install 'xl-export[cpu]'`")
+
+
+def test_a_package_without_cuda_a_missing_driver_and_a_missing_library_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without = described(monkeypatch, WITH_GPU)["cuda"]
+    assert "is built without CUDA; run `pip uninstall" in without.sentence
+    no_driver = described(monkeypatch, ABSENT, "CUDAExecutionProvider")["cuda"]
+    assert no_driver.sentence == f"{ABSENT.fault}; install the driver of this machine's GPU."
+    no_library = described(monkeypatch, WITH_GPU, "CUDAExecutionProvider", "TensorrtExecutionProvider")
+    assert "/nowhere/onnxruntime/capi/libonnxruntime_providers_cuda.so: cannot" in no_library["cuda"].sentence
+    monkeypatch.setattr(
+        providers, "_unloadable", lambda _: "libnvinfer.so.10: cannot open shared object file"
+    )
+    tensorrt = described(monkeypatch, WITH_GPU, "TensorrtExecutionProvider")["ort-tensorrt"]
+    assert "libnvinfer.so.10" in tensorrt.sentence
+    assert "install TensorRT 10 (`pip install 'tensorrt==10.*'`)" in tensorrt.sentence
+    assert not any(report.usable for report in (without, no_driver, no_library["cuda"], tensorrt))
+
+
+def test_what_can_be_used_is_named_with_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "_unloadable", lambda _: None)
+    found = described(monkeypatch, WITH_GPU, "CUDAExecutionProvider")
+    assert found["cuda"].usable
+    assert found["cuda"].sentence == "CUDA of ONNX Runtime 1.31.1 on Fake RTX (8.9)."
+    assert found["cpu"].usable
+    assert "takes no plugins" in found["ort-tensorrt-rtx"].sentence
+
+
+def test_the_plugin_of_nvidia_is_registered_and_its_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = providers.PROVIDERS["ort-tensorrt-rtx"]
+    reasons = ["… with error: libcuda.so.1: cannot open shared object file", "already registered"]
+
+    def register(name: str, path: str) -> None:
+        raise RuntimeError(reasons.pop(0))
+
+    device = SimpleNamespace(ep_name=provider.name)
+    ort = SimpleNamespace(register_execution_provider_library=register, get_ep_devices=lambda: [device])
+    monkeypatch.setattr(providers, "ask_driver", lambda: WITH_GPU)
+    fault = provider.fault(ort)
+    assert fault is not None
+    assert "run `pip install onnxruntime-ep-nv-tensorrt-rtx`" in fault
+    plugin = SimpleNamespace(get_library_path=lambda: "/nowhere.so")
+    monkeypatch.setattr(providers, "import_module", lambda name: plugin)
+    assert provider.fault(ort) == (
+        "libcuda.so.1: cannot open shared object file; install the driver of this machine's GPU"
+    )
+    assert provider.fault(ort) is None
+
+
+def test_engines_need_a_driver_and_both_packages_at_once_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    described(monkeypatch, ABSENT)
+    trt = SimpleNamespace(__name__="tensorrt_rtx", __version__="1.7.1")
+    monkeypatch.setattr(devices, "load_tensorrt", lambda flavour: trt)
+    engines = [report for report in list_devices() if report.computes == "engines"]
+    assert [report.usable for report in engines] == [False, False]
+    assert f"tensorrt_rtx 1.7.1 is installed, and {ABSENT.fault}; install" in engines[0].sentence
+    assert hints() == []
+    monkeypatch.setattr(providers, "version", lambda package: "1.31.1")
+    (hint,) = hints()
+    assert "onnxruntime and onnxruntime-gpu are both installed" in hint
+
+
+def test_the_command_prints_a_line_for_each_and_the_same_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    from runtimes.cli.devices import devices_command
+
+    described(monkeypatch, ABSENT, "CUDAExecutionProvider")
+    ended = CliRunner().invoke(devices_command, ["--json"])
+    assert ended.exit_code == 0, ended.output
+    *lines, document = ended.stdout.splitlines()
+    reports = json.loads(document)["devices"]
+    assert len(reports) == len(list_devices())
+    for report in reports:
+        assert any(report["sentence"] in line and report["device"] in line for line in lines)
+    assert importlib.import_module("xl_export.cli.main").main.commands["devices"] is devices_command
