@@ -12,6 +12,7 @@ import click
 from benchmarks.cases.registry import CASES, OLD_NAMES, Case, find_case, refuse_unsuitable_options
 from benchmarks.compare import compare, find_results, read_results
 from benchmarks.configs import checked_minutes, checked_repeats, checked_threads, load_config, parse_lengths
+from benchmarks.first_hour.command import first_hour_command
 from benchmarks.machine import history_folder
 from benchmarks.output import check_csv, write_csv
 from runtimes.base.errors import ConfigError, needs
@@ -224,6 +225,9 @@ def tables_command(only_check: bool, only_list: bool, folder: Path | None) -> No
     if differing:
         click.echo("run `python -m benchmarks tables` to write them again", err=True)
         raise SystemExit(1)
+
+
+main.add_command(first_hour_command)
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -1,0 +1,84 @@
+"""The models of the first hour: published shapes with seeded random weights, and their exports."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from benchmarks.configs import CONFIGS, BenchmarkConfig
+from benchmarks.first_hour.record import Record
+from benchmarks.models import random_weights, write_run
+from runtimes.contract.engine import Attention
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.tensors import Form
+from trainer.model.config import ModelConfig
+from xl_export import export
+
+# Heads are 16 wide at least: TensorRT-RTX has no fused attention for narrower ones.
+TINY = ModelConfig(layers=2, d_model=32, heads=2, head_dim=16, d_ff=64, vocab_size=256)
+LETTERS = 27  # symbols of text8
+Target = Literal["onnxruntime", "tensorrt"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One graph of a model. attention: what the attention of a graph for TensorRT is written as."""
+
+    target: Target
+    form: Form
+    precision: Literal["fp32", "fp16"]
+    attention: Attention = "plugin"
+
+    @property
+    def folder(self) -> str:
+        return f"{self.target}-{self.form}-{self.precision}-{self.attention}"
+
+
+def config_of(size: str, *, quick: bool) -> BenchmarkConfig:
+    """The sizes of a model: `small`, `enwik8-base`, `wt103-base` or `text8-large`.
+
+    With `quick` they are tiny, under the same name.
+    """
+    if quick:
+        base = CONFIGS["small"]
+        return replace(base, name=size, model=TINY, segment=8, mem_len=24, token_repeats=6, repeats=3)
+    if size == "text8-large":  # the same network as that of enwik8, for the 27 symbols of text8
+        large = CONFIGS["enwik8-large"]
+        return replace(large, name=size, model=replace(large.model, vocab_size=LETTERS))
+    return CONFIGS[size]
+
+
+def rule_of(config: BenchmarkConfig) -> MemoryRule:
+    """The memory rule of a model, under the mask `same-length`."""
+    return MemoryRule(mem_len=config.mem_len, segment=config.segment)
+
+
+def run_folder(record: Record, config: BenchmarkConfig) -> Path:
+    """The run folder of a model with seeded random weights; it is written when it is asked for first."""
+    run = record.work / config.name / "run"
+    whole = run.with_name("run-is-whole")
+    if not whole.exists():  # an earlier step may have been killed while it wrote
+        shutil.rmtree(run, ignore_errors=True)
+        write_run(run, config.model, rule_of(config), random_weights(config.model))
+        whole.touch()
+    return run
+
+
+def artefact_of(record: Record, config: BenchmarkConfig, kind: Kind) -> Path:
+    """The artefact of a model in one kind of graph, compared with PyTorch when it is asked for first."""
+    run = run_folder(record, config)
+    out = run.parent / kind.folder
+    if not out.exists():  # an export is whole or absent
+        made: Path = export(
+            run,
+            out,
+            memory=kind.form,
+            rule=rule_of(config),
+            target=kind.target,
+            attention=kind.attention,
+            precision=kind.precision,
+        )
+        assert made == out
+    return out

@@ -1,0 +1,234 @@
+"""What the steps find, with stand-ins for the GPU: right answers are timed, wrong ones are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import measure
+from benchmarks.first_hour.rates import COPY, HALVES
+from benchmarks.first_hour.record import Record
+from benchmarks.first_hour.results import StepResult
+from benchmarks.first_hour.steps import (
+    ahead,
+    engines,
+    limits,
+    machine,
+    models,
+    pytorch,
+    shapes,
+    tests,
+    training,
+)
+from runtimes.contract.engine import Profile, load_engine
+from runtimes.sessions.tensorrt.session import TrtSession
+from tests import fake_gpu
+
+MEASURED = {COPY: (1e12, 2e12), HALVES: (1e14,)}
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models that the steps share, exported before a stand-in takes the place of a library."""
+    work = tmp_path_factory.mktemp("models")
+    record = Record(path=work / "step.json", work=work, results=work, quick=True)
+    kind = models.Kind(target="tensorrt", form="shift", precision="fp16")
+    models.artefact_of(record, models.config_of("small", quick=True), kind)
+    return work
+
+
+@pytest.fixture
+def record(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
+    """A step of tiny models, on a GPU whose rates were measured."""
+    monkeypatch.setattr(measure, "REST", 0)
+    before = Record(path=tmp_path / "limits.json", work=tmp_path, results=tmp_path)
+    for name, values in MEASURED.items():
+        before.series(name, values)
+    return Record(path=tmp_path / "step.json", work=work, results=tmp_path, quick=True)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> fake_gpu.FakeCuda:
+    """A stand-in for TensorRT and CUDA; a build gives an engine that ONNX Runtime runs."""
+
+    def build(artefact: Path, out: Path, options: Any) -> Any:
+        rows = (1, 1, options.batch[2])
+        profiles = (
+            Profile(name="segment", batch=rows, tokens=(1, 8, 8)),
+            Profile(name="token", batch=rows, tokens=(1, 1, 1)),
+        )
+        return load_engine(fake_gpu.make_engine(artefact, out, profiles=profiles))[0]
+
+    cuda = fake_gpu.install(monkeypatch)
+    for module in (engines, shapes):
+        monkeypatch.setattr(module, "build", build)
+    return cuda
+
+
+ENGINE = {"size": "small", "flavour": "tensorrt", "attention": "native", "form": "shift", "precision": "fp16"}
+
+
+def test_an_engine_is_compared_and_then_timed_beside_its_limit(
+    record: Record, gpu: fake_gpu.FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines.run(record, **ENGINE)  # type: ignore[arg-type]
+    record.finish()
+    result = record.result
+    assert [check.passed for check in result.checks] == [True] * 3, result.checks
+    assert [(row.batch, row.tokens) for row in result.rows] == [(1, 1), (1, 8), (8, 1), (8, 8)]
+    for row in result.rows:
+        assert row.milliseconds > 0
+        assert row.limit_by == "reading"
+    config = models.config_of("small", quick=True)
+    m, states = config.model, 2 * 2 * 32 * 25  # of two layers: keys and values of 25 tokens, 32 wide
+    layer = 4 * 32 * 32 + 2 * 32 * 64 + 64 + 5 * 32 + 2 * 32 + 32 * models.rule_of(config).position_rows
+    weights = 2 * layer + 32 * m.vocab_size + m.vocab_size
+    for row in result.rows:  # the memory is read twice and written once; all in two bytes; 2e12 bytes/s
+        moved = 2 * (weights + 3 * row.batch * states)
+        assert row.limit_milliseconds == pytest.approx(moved / 2e12 * 1e3, rel=1e-6)
+
+    run = TrtSession.run
+
+    def wrong(self: Any, inputs: Any, outputs: Any, memory: Any) -> None:
+        run(self, inputs, outputs, memory)
+        for array in outputs.values():
+            array += np.random.default_rng(0).normal(size=array.shape).astype(array.dtype)
+
+    monkeypatch.setattr(TrtSession, "run", wrong)
+    record.result = StepResult(name="wrong")
+    engines.run(record, **ENGINE)  # type: ignore[arg-type]
+    record.finish()
+    assert record.result.status == "failed"
+    assert record.result.rows == ()
+
+
+@pytest.mark.parametrize(("leak", "passed"), [(0, True), (1 << 20, False)])
+def test_memory_that_leaks_is_found(leak: int, passed: bool, record: Record, gpu: fake_gpu.FakeCuda) -> None:
+    free = 1 << 36
+
+    def leaking() -> tuple[Any, int, int]:
+        nonlocal free
+        free -= leak
+        return gpu.cudaError_t.cudaSuccess, free, 1 << 36
+
+    gpu.cudaMemGetInfo = leaking  # type: ignore[attr-defined]
+    shapes.run(record, what="native")
+    stays = next(check for check in record.result.checks if check.name == "device memory stays")
+    assert stays.passed is passed, stays
+    (series,) = record.result.series.values()
+    assert len(series) > shapes.SAMPLES
+    assert all(check.passed for check in record.result.checks if check is not stays)
+
+
+def test_growth_counts_what_comes_after_the_warm_up() -> None:
+    assert shapes.growth([0, 100, 200, 200, 200, 200]) == 100
+    assert shapes.growth([0.0, 5.0] + [5.0] * 20) == 0
+
+
+def test_rates_without_pytorch_and_with_a_driver_that_refuses(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    good, calls = SimpleNamespace(name="cudaSuccess"), {"n": 0}
+
+    def elapsed(start: int, end: int) -> tuple[Any, float]:
+        calls["n"] += 1
+        return good, 2.0 if calls["n"] % 2 else 4.0  # milliseconds
+
+    stub = SimpleNamespace(
+        cudaError_t=SimpleNamespace(cudaSuccess=good),
+        cudaMemcpyKind=SimpleNamespace(cudaMemcpyDeviceToDevice=3),
+        cudaMalloc=lambda n: (good, 256),
+        cudaEventElapsedTime=elapsed,
+        **{
+            name: lambda *a: (good, 1)
+            for name in (
+                "cudaFree",
+                "cudaEventCreate",
+                "cudaEventRecord",
+                "cudaMemcpyAsync",
+                "cudaEventSynchronize",
+            )
+        },
+    )
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", stub)  # type: ignore[arg-type]
+    limits.run(record)
+    assert max(record.result.series[COPY]) == pytest.approx(2 * limits.QUICK_COPIED / 2e-3)
+    assert "sees no GPU" in record.result.facts["products"]
+    stub.cudaMalloc = lambda n: (SimpleNamespace(name="cudaErrorMemoryAllocation"), 0)
+    record.result = StepResult(name="limits")
+    limits.run(record)
+    record.finish()
+    assert record.result.status == "out of memory"
+
+
+def test_training_compares_losses_before_it_times(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"is_available": True, "max_memory_allocated": 3 << 30}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(training, "DEVICE", "cpu")
+    wanted = ("fp32", "bf16, checkpointed activations")
+    monkeypatch.setattr(training, "VARIANTS", {name: training.VARIANTS[name] for name in wanted})
+    training.run(record)
+    assert [(check.name, check.passed) for check in record.result.checks] == [(name, True) for name in wanted]
+    assert [row.side for row in record.result.rows] == list(wanted)
+    assert record.result.facts["device memory, fp32"] == "3.00 GiB at most"
+
+
+def test_pytorch_is_compared_with_the_cpu(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(pytorch, "DEVICE", "cpu")
+    monkeypatch.setattr(pytorch, "SIDES", ((False, False),))
+    pytorch.run(record, size="small")
+    assert [check.passed for check in record.result.checks] == [True], record.result.checks
+    assert len(record.result.rows) == 4
+    monkeypatch.setattr(pytorch.timed, "SINGLES_TOLERANCE", -1.0)
+    record.result = StepResult(name="again")
+    pytorch.run(record, size="small")
+    assert record.result.rows == ()
+
+
+def test_what_pytest_reports_becomes_checks(record: Record, tmp_path: Path) -> None:
+    report = tmp_path / "tests.xml"
+    report.write_text(
+        "<testsuites><testsuite>"
+        '<testcase classname="a" name="one"/>'
+        '<testcase classname="a" name="two"><failure message="assert 1 == 2"/></testcase>'
+        '<testcase classname="a" name="three"><skipped message="tensorrt is not installed"/></testcase>'
+        "</testsuite></testsuites>"
+    )
+    tests.keep(record, report, code=1)
+    record.finish()
+    assert record.result.status == "failed"
+    assert record.result.sentence == "1 passed, 1 failed, 1 skipped of the tests that need a GPU"
+    assert record.result.checks[0].name == "a.two"
+    record.result = StepResult(name="nothing")
+    report.write_text('<testsuite><testcase name="x"><skipped message="no GPU"/></testcase></testsuite>')
+    tests.keep(record, report, code=0)
+    record.finish()
+    assert record.result.status == "failed", "where every test is skipped, nothing was shown"
+
+
+def test_the_machine_without_a_gpu(record: Record) -> None:
+    machine.run(record)
+    record.finish()
+    facts = record.result.facts
+    assert record.result.status == "passed", record.result
+    assert facts["torch"] == torch.__version__
+    assert "no GPU" in facts
+    assert not any(word in str(facts) for word in (str(Path.home()) + "/", str(Path.cwd())))
+
+
+@pytest.mark.slow
+def test_engines_for_every_gpu_are_built_ahead_of_time(record: Record) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    ahead.run(record)
+    record.finish()
+    assert record.result.status == "passed", record.result
+    assert len(record.result.checks) == 2
