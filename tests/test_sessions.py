@@ -15,7 +15,7 @@ from runtimes.base.errors import StreamError
 from runtimes.base.logits import log_sum_exp
 from runtimes.sessions.open import describe
 from runtimes.tasks.describe import describe_lines
-from tests import fake_gpu
+from tests import fake_gpu, host_gpu
 from tests.architectures import ARCHITECTURES
 from tests.streams import feed, rows
 from trainer.run.session import ProjectedTorchSession
@@ -27,6 +27,7 @@ COMPUTED_BY = {
     "ring": "ONNX Runtime, standard operators",
     "shift": "ONNX Runtime, standard operators",
     "hidden": "ONNX Runtime, standard operators",
+    "device": "ONNX Runtime, CUDA on cuda",  # over a stand-in for the GPU; its memory is a ring
     "engine": "TensorRT engine",  # over a stand-in for the GPU
 }
 KINDS = tuple(COMPUTED_BY)
@@ -39,6 +40,8 @@ def session(
     request: pytest.FixtureRequest, run: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> Session:
     fake_gpu.install(monkeypatch)
+    if request.param.endswith("device"):
+        host_gpu.install(monkeypatch)
     if (
         request.param == "projected"
     ):  # PyTorch with keys and values as its memory; no folder is opened this way
@@ -48,7 +51,11 @@ def session(
         return ProjectedTorchSession(
             trained.model.eval(), trained.vocab, trained.config.evaluation, identity=trained.sha256
         )
-    return open_session(folders[request.param])
+    return opened(folders, request.param)
+
+
+def opened(folders: dict[str, Path], kind: str) -> Session:
+    return open_session(folders[kind], device="cuda" if kind.endswith("device") else "auto")
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +64,7 @@ def folders(
 ):
     """A folder of each kind to open."""
     made = {"torch": run, **artefacts, **others}
+    made |= {f"{name}device": made[f"{name}ring"] for name in ("", *(f"{name} " for name in OTHERS))}
     engines = tmp_path_factory.mktemp("engines")
     for name in ("", *(f"{name} " for name in OTHERS)):
         made[f"{name}engine"] = fake_gpu.make_engine(made[f"{name}shift"], engines / f"{name}engine")
@@ -71,7 +79,7 @@ def others(make_run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     folder, made = tmp_path_factory.mktemp("others"), {}
     for name in OTHERS:
         made[f"{name} torch"] = trained = make_run(**ARCHITECTURES[name])
-        for form in KINDS[1:-1]:
+        for form in ("ring", "shift", "hidden"):
             made[f"{name} {form}"] = export(trained, folder / f"{name}-{form}", memory=form)  # type: ignore[arg-type]
     return made
 
@@ -79,7 +87,9 @@ def others(make_run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 def test_what_computes_a_step_is_named(session: Session, request: pytest.FixtureRequest) -> None:
     kind = request.node.callspec.params["session"].split()[-1]
     assert session.computed_by == COMPUTED_BY["torch" if kind == "projected" else kind]
-    assert session.kernel == ("standard" if session.computed_by.startswith("ONNX Runtime") else None)
+    assert session.kernel == {"device": "cuda", "torch": None, "projected": None, "engine": None}.get(
+        kind, "standard"
+    )
     assert (session.spec is None) == (session.computed_by == "PyTorch")
     if session.spec is not None:
         assert session.spec.rule == session.rule

@@ -48,8 +48,8 @@ class Session(Protocol):
 
     @property
     def kernel(self) -> str | None:
-        """The same for scripts, where a runtime has several implementations (`standard`, `fused`); None where
-        it has one.
+        """The same for scripts, where a runtime has several implementations (`standard`, `fused`, `cuda`);
+        None where it has one.
         """
         ...
 

@@ -83,7 +83,7 @@ def build() -> Path:
     """
     if library := compiled():
         return library
-    cache, unused = _cache(), _libraries()
+    cache, unused = cache_folder(), _libraries()
     if cache is None:
         raise UserError(
             "there is no home folder for the fused operator; name a folder in the variable XDG_CACHE_HOME."
@@ -144,11 +144,11 @@ def _libraries() -> list[Path]:
     A file is named `fused-KEY-HASH.so`, where HASH is the beginning of its own SHA-256: loading a damaged
     library can end the process, so a file whose name does not fit its content is never loaded.
     """
-    cache = _cache()
+    cache = cache_folder()
     return [] if cache is None else sorted(cache.glob(f"fused-{_key()}-*.so"))
 
 
-def _cache() -> Path | None:
+def cache_folder() -> Path | None:
     """The folder of this user's libraries, without links; None for a user without a home folder, as in some
     containers.
 
@@ -165,7 +165,7 @@ def _cache() -> Path | None:
 
 def _fault(path: Path) -> Fault | None:
     """See `trust.fault`, for a path in the cache or the cache itself."""
-    return fault(path, folder=_cache() or path.parent)
+    return fault(path, folder=cache_folder() or path.parent)
 
 
 def _mend(found: Fault) -> str:

@@ -29,7 +29,8 @@ class Provider(ABC):
 
     name: ONNX Runtime's. words: for people. kernel: for scripts. library: its file in the package. memory:
     the name of its memory in ONNX Runtime. captures: whether it captures steps as CUDA graphs; ONNX Runtime
-    then also refuses a graph of which a node computes elsewhere. most_rows: the most rows of a step; None
+    then also refuses a graph of which a node computes elsewhere. builds: whether it builds an engine when a
+    graph is loaded. most_rows: the most rows of a step; None
     where it has no limit.
     """
 
@@ -39,6 +40,7 @@ class Provider(ABC):
     library: ClassVar[str]
     memory: ClassVar[str] = "cuda"
     captures: ClassVar[bool] = False
+    builds: ClassVar[bool] = False
     most_rows: ClassVar[int | None] = None
 
     @abstractmethod
@@ -119,6 +121,7 @@ class TensorRtProvider(Provider):
 
     name, words, kernel = "TensorrtExecutionProvider", "TensorRT", "tensorrt"
     library = "libonnxruntime_providers_tensorrt.so"
+    builds = True
     most_rows = MOST_ROWS
     prefix = "trt"
 

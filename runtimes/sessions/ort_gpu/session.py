@@ -15,16 +15,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError, MissingPackageError, StreamError, first_line
-from runtimes.base.machine import available_cpus
+from runtimes.base.errors import ArtefactError, StreamError, first_line
 from runtimes.contract.device import Device
 from runtimes.contract.memory import Memory
 from runtimes.contract.spec import GRAPH, VOCAB, Spec
 from runtimes.contract.vocabulary import Vocab, load_vocab
 from runtimes.sessions.graph import GraphSession, Positions
-from runtimes.sessions.onnx_runtime import import_onnxruntime, load_graph
+from runtimes.sessions.onnx_runtime import import_onnxruntime
 from runtimes.sessions.ort_gpu.buffers import DeviceBinding, OrtArray
-from runtimes.sessions.ort_gpu.placement import RECORD, elsewhere
+from runtimes.sessions.ort_gpu.loading import Loader
 from runtimes.sessions.ort_gpu.providers import PROVIDERS
 
 
@@ -52,7 +51,15 @@ class OrtGpuSession(GraphSession):
         self.device, self.provider = device, PROVIDERS[device.kind]
         self._ort = import_onnxruntime(spec.form)
         self._numbers, self._one_at_a_time = itertools.count(1), threading.Lock()
-        self._session = self._load(graph, contents, threads)
+        loader = Loader(
+            ort=self._ort,
+            provider=self.provider,
+            device=device,
+            spec=spec,
+            graph=graph,
+            threads=threads,
+        )
+        self._session = loader.load(contents)
         self.in_place = spec.form == "ring"
         # The output layer of a large vocabulary picks rows by their values (NonZero), which no capture takes;
         # a traced graph may do the same. Before release 1.31 a graph could not be given back.
@@ -125,61 +132,6 @@ class OrtGpuSession(GraphSession):
                 f"ONNX Runtime {self._ort.__version__} could not run the step on {self.device} "
                 f"({first_line(error):.300}); open the artefact again, or give --device cpu."
             ) from error
-
-    def _load(self, graph: Path, contents: Mapping[str, bytes | bytearray], threads: int | None) -> Any:
-        self.provider.refuse_missing(self._ort, self.device)
-        self.provider.preload(self._ort)
-        try:
-            session = self._create(graph, contents, threads, judged=True)
-        except (ArtefactError, MissingPackageError):
-            raise
-        except Exception as error:
-            if self.provider.fault(self._ort):
-                raise self.provider.not_started(self._ort, self.device) from error
-            # With CUDA graphs asked for, ONNX Runtime refuses a graph of which a node computes elsewhere.
-            # Without them it loads, and tells which nodes these are.
-            self._refuse_if_elsewhere(graph, contents, threads)
-            raise ArtefactError(
-                f"{graph} could not be loaded by ONNX Runtime {self._ort.__version__} on {self.device} "
-                f"({first_line(error):.300}); give --device cpu, or export the artefact again."
-            ) from error
-        self._refuse_unless_started(session)
-        if not self.provider.captures:
-            self._refuse_placement(session, graph)
-        return session
-
-    def _create(
-        self, graph: Path, contents: Mapping[str, bytes | bytearray], threads: int | None, *, judged: bool
-    ) -> Any:
-        """ONNX Runtime's session. judged: whether ONNX Runtime may refuse nodes that compute elsewhere."""
-        options = self._ort.SessionOptions()
-        options.intra_op_num_threads = threads or available_cpus()
-        options.add_session_config_entry(RECORD, "1")
-        chosen = self.provider.options(self.spec, self.device, captured=judged)
-        providers = self.provider.attach(self._ort, options, chosen, self.device)
-        return load_graph(self._ort, self.spec, graph, contents, options, providers)
-
-    def _refuse_unless_started(self, session: Any) -> None:
-        """Raises MissingPackageError where ONNX Runtime left the provider out, which it does silently."""
-        if self.provider.name not in session.get_providers():
-            raise self.provider.not_started(self._ort, self.device)
-
-    def _refuse_if_elsewhere(
-        self, graph: Path, contents: Mapping[str, bytes | bytearray], threads: int | None
-    ) -> None:
-        try:
-            session = self._create(graph, contents, threads, judged=False)
-        except Exception:  # the first error says more
-            return
-        self._refuse_unless_started(session)
-        self._refuse_placement(session, graph)
-
-    def _refuse_placement(self, session: Any, graph: Path) -> None:
-        if found := elsewhere(session, self.provider.name):
-            raise ArtefactError(
-                f"{graph} would not run on {self.device} alone: ONNX Runtime {self._ort.__version__} puts "
-                f"{found} elsewhere; {self.provider.mend(self.spec)}, or give --device cpu."
-            )
 
 
 def _release(session: Any, number: int) -> None:

@@ -1,0 +1,126 @@
+"""Loads a graph on one provider of ONNX Runtime and on no other, or says in a sentence why it cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtimes.base.errors import ArtefactError, MissingPackageError, first_line
+from runtimes.base.machine import available_cpus
+from runtimes.base.progress import say_once
+from runtimes.contract.device import Device
+from runtimes.contract.spec import Spec
+from runtimes.sessions.onnx_runtime import load_graph
+from runtimes.sessions.ort_gpu.driver import ask_driver
+from runtimes.sessions.ort_gpu.engines import keeping_engine, kept_engine, key_of
+from runtimes.sessions.ort_gpu.placement import RECORD, elsewhere
+from runtimes.sessions.ort_gpu.providers import Provider
+
+Contents = Mapping[str, bytes | bytearray]
+# ONNX Runtime's options of a session that write what a provider has compiled as an ONNX file of its own.
+WRITE_CONTEXT, CONTEXT_FILE, CONTEXT_INSIDE = (
+    "ep.context_enable",
+    "ep.context_file_path",
+    "ep.context_embed_mode",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loader:
+    """What is loaded and where. graph: its file, for messages; its content is in the `contents` of `load`."""
+
+    ort: Any
+    provider: Provider
+    device: Device
+    spec: Spec
+    graph: Path
+    threads: int | None
+
+    def load(self, contents: Contents) -> Any:
+        """ONNX Runtime's session, of which every node that computes runs on the device.
+
+        Raises MissingPackageError where the provider is not installed or does not start here, and
+        ArtefactError where the graph cannot be loaded or a node would run elsewhere.
+        """
+        self.provider.refuse_missing(self.ort, self.device)
+        self.provider.preload(self.ort)
+        try:
+            return self._engine(contents) if self.provider.builds else self._kernels(contents)
+        except (ArtefactError, MissingPackageError):
+            raise
+        except Exception as error:  # ONNX Runtime raises bare classes of its own
+            if self.provider.fault(self.ort):
+                raise self.provider.not_started(self.ort, self.device) from error
+            raise ArtefactError(
+                f"{self.graph} could not be loaded by ONNX Runtime {self.ort.__version__} on {self.device} "
+                f"({first_line(error):.300}); give --device cpu, or export the artefact again."
+            ) from error
+
+    def _kernels(self, contents: Contents) -> Any:
+        """The session over a provider's own kernels."""
+        try:
+            session = self._create(contents, judged=True)
+        except (ArtefactError, MissingPackageError):
+            raise
+        except Exception as error:
+            # With CUDA graphs asked for, ONNX Runtime refuses a graph of which a node computes elsewhere.
+            # Without them it loads, and tells which nodes these are.
+            try:
+                session = self._create(contents, judged=False)
+            except Exception:  # the first error says more
+                raise error from None
+            self._refuse_elsewhere(session)
+            raise
+        self._refuse_unless_started(session)
+        return session
+
+    def _engine(self, contents: Contents) -> Any:
+        """The session over an engine: one that was kept, or a new one, which is then kept."""
+        chosen = self.provider.options(self.spec, self.device, captured=False)
+        facts = (self.spec.identity, self.ort.__version__, self.provider.name, sorted(chosen.items()))
+        key = key_of(*facts, ask_driver())
+        if (content := kept_engine(key)) is not None:
+            # TensorRT refuses an engine of another release, which then is built again.
+            with contextlib.suppress(Exception):
+                session = self._create({**contents, self.graph.name: content}, judged=False)
+                self._refuse_elsewhere(session)
+                return session
+        say_once(f"building an engine for {self.device}, which takes minutes")
+        with keeping_engine(key) as path:
+            session = self._create(contents, judged=False, context=path)
+            self._refuse_elsewhere(session)
+        return session
+
+    def _create(self, contents: Contents, *, judged: bool, context: Path | None = None) -> Any:
+        """ONNX Runtime's session.
+
+        judged: whether ONNX Runtime may refuse nodes that compute elsewhere. context: where it writes what
+        the provider has compiled.
+        """
+        options = self.ort.SessionOptions()
+        options.intra_op_num_threads = self.threads or available_cpus()
+        options.add_session_config_entry(RECORD, "1")
+        if context is not None:
+            entries = {WRITE_CONTEXT: "1", CONTEXT_FILE: str(context), CONTEXT_INSIDE: "1"}
+            for name, value in entries.items():
+                options.add_session_config_entry(name, value)
+        chosen = self.provider.options(self.spec, self.device, captured=judged)
+        providers = self.provider.attach(self.ort, options, chosen, self.device)
+        return load_graph(self.ort, self.spec, self.graph, contents, options, providers)
+
+    def _refuse_unless_started(self, session: Any) -> None:
+        """Raises MissingPackageError where ONNX Runtime left the provider out, which it does silently."""
+        if self.provider.name not in session.get_providers():
+            raise self.provider.not_started(self.ort, self.device)
+
+    def _refuse_elsewhere(self, session: Any) -> None:
+        """Raises ArtefactError where a node computes on another device, after `_refuse_unless_started`."""
+        self._refuse_unless_started(session)
+        if found := elsewhere(session, self.provider.name):
+            raise ArtefactError(
+                f"{self.graph} would not run on {self.device} alone: ONNX Runtime {self.ort.__version__} "
+                f"puts {found} elsewhere; {self.provider.mend(self.spec)}, or give --device cpu."
+            )

@@ -1,0 +1,90 @@
+"""Engines that ONNX Runtime builds: kept in the cache whole, and used only by whoever may trust them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtimes import open_session
+from runtimes.base.errors import ArtefactError
+from runtimes.contract.device import Device
+from runtimes.sessions.ort_gpu import loading
+from tests import host_gpu
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, artefacts: dict[str, Path]) -> list[Path]:
+    """The files that the stand-in was told to write: it writes the step graph, as a provider its context."""
+    host_gpu.install(monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(host_gpu.HostProvider, "builds", True)
+    attach, files = host_gpu.HostProvider.attach, list[Path]()
+
+    def attached(
+        self: host_gpu.HostProvider, ort: Any, options: Any, chosen: Mapping[str, str], device: Device
+    ) -> dict[str, Any]:
+        try:
+            path = Path(options.get_session_config_entry(loading.CONTEXT_FILE))
+        except RuntimeError:  # it was not asked for
+            return attach(self, ort, options, chosen, device)
+        files.append(path)
+        shutil.copy(artefacts["shift"] / "step.onnx", path)
+        options.add_session_config_entry(loading.WRITE_CONTEXT, "0")
+        return attach(self, ort, options, chosen, device)
+
+    monkeypatch.setattr(host_gpu.HostProvider, "attach", attached)
+    return files
+
+
+def answer(folder: Path) -> np.ndarray:
+    session = open_session(folder, device="cuda", threads=1)
+    logits, _ = session.step(np.arange(8)[None], session.start(1))
+    return logits
+
+
+def test_an_engine_is_built_once_and_kept(
+    artefacts: dict[str, Path], built: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = answer(artefacts["shift"])
+    (kept,) = (tmp_path / "cache/xl-export/engines").iterdir()  # no temporary folder is left
+    assert kept.name.startswith("engine-")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    np.testing.assert_array_equal(answer(artefacts["shift"]), first)
+    assert len(built) == 1
+    assert "building an engine for cuda" in capsys.readouterr().err
+
+
+def test_what_was_altered_or_others_may_write_is_built_again(
+    artefacts: dict[str, Path], built: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = answer(artefacts["shift"])
+    (kept,) = (tmp_path / "cache/xl-export/engines").iterdir()
+    content = kept.read_bytes()
+    kept.write_bytes(content[:-1] + b"x")
+    np.testing.assert_array_equal(answer(artefacts["shift"]), first)
+    assert len(built) == 2
+    assert kept.read_bytes() == content
+    kept.chmod(0o666)
+    answer(artefacts["shift"])
+    assert len(built) == 3
+    assert "an engine in the cache is not used: other users may write" in capsys.readouterr().err
+    (kept,) = (tmp_path / "cache/xl-export/engines").iterdir()
+    kept.parent.chmod(0o777)
+    answer(artefacts["shift"])
+    assert len(built) == 3  # built, and written nowhere
+    assert "the engine is not kept: other users may write" in capsys.readouterr().err
+
+
+def test_nothing_is_kept_of_an_engine_that_a_node_would_leave(
+    artefacts: dict[str, Path], built: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "elsewhere", lambda *_: "4 of 95 nodes (TensorScatter)")
+    with pytest.raises(ArtefactError, match=r"puts 4 of 95 nodes \(TensorScatter\) elsewhere"):
+        answer(artefacts["shift"])
+    assert len(built) == 1
+    assert list((tmp_path / "cache/xl-export/engines").iterdir()) == []
