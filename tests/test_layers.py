@@ -16,7 +16,13 @@ FOLDERS = ("runtimes", "trainer", "xl_export", "benchmarks")  # from the lowest 
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "runtimes": (("base",), ("contract",), ("sessions",), ("tasks",), ("cli",)),
     "trainer": (("model",), ("run",), ("data",), ("training",)),
-    "xl_export": (("graph", "importers", "figures"), ("tracing",), ("artefact", "tensorrt"), ("cli",)),
+    "xl_export": (
+        ("graph", "importers", "figures"),
+        ("tracing",),
+        ("artefact", "tensorrt"),
+        ("deployment",),
+        ("cli",),
+    ),
 }
 # Graphs for TensorRT are graphs: the exporter of an artefact writes them too.
 NEIGHBOURS = {("xl_export.artefact", "xl_export.tensorrt")}

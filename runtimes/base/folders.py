@@ -43,8 +43,9 @@ def atomic_folder(
         temporary, lock = make_hidden(path, folder=True)
         try:
             yield temporary
-            for file in temporary.iterdir():
-                flush(file)
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    flush(file)
             if force:
                 _exchange(temporary, path, marker=marker, sources=sources)
             else:

@@ -105,7 +105,7 @@ class Spec:
     @property
     def state_dtype(self) -> Float:
         """The type of the memory tensors."""
-        half = self.memory_precision == "fp16" or (self.target == "tensorrt" and self.precision == "fp16")
+        half = self.memory_precision == "fp16" or (self.target == "tensorrt" and self.precision != "fp32")
         return "float16" if half else "float32"
 
     @property

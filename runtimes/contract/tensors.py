@@ -31,7 +31,7 @@ class TensorFacts:
     """One input or output of the graph. `shape` has decimal numbers, and names for the axes that vary."""
 
     name: str
-    dtype: Literal["int64", "float32", "float16"]
+    dtype: Literal["int64", "int32", "float32", "float16"]
     shape: tuple[str, ...]  # the names are "batch", "segment" and "rows"
 
     def sizes(self, **axes: int) -> tuple[int, ...]:

@@ -147,6 +147,9 @@ class OrtSession(GraphSession):
         """ONNX Runtime's session over the bytes of a graph and of its weights."""
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = threads or available_cpus()
+        if self.spec.target == "tensorrt":
+            # Engines multiply by dequantised weights as they are; ONNX Runtime would round activations too.
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
         if library:
             self._register(options, library)
         try:

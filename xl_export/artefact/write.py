@@ -95,17 +95,20 @@ def precisions_for(
         if value is not None and value not in choices:
             raise ConfigError(f"{name} is {value!r:.20}; expected one of {', '.join(choices)}.")
     if target != "tensorrt":
+        if precision == "fp8":
+            raise ConfigError("--precision fp8 is for engines; give --target tensorrt too, or leave it out.")
         return precision or "fp32", memory_precision or "fp32"
-    if precision in (None, "fp16") and memory_precision is None:
-        return "fp16", "fp32"  # the target itself makes the memory fp16, so the spec does not say it again
-    if precision in (None, "fp16"):
-        option = f"--memory-precision is {memory_precision}"
-    else:
-        option = f"--precision is {precision}"
-    mend = "leave it out"
+    if memory_precision is not None:
+        raise ConfigError(
+            f"--memory-precision is {memory_precision}, and --target tensorrt writes memory in fp16: leave "
+            "it out."
+        )
     if precision == "fp32":
-        mend += "; for an engine in fp32 give --memory shift in place of --target tensorrt"
-    raise ConfigError(f"{option}, and --target tensorrt writes weights and memory in fp16: {mend}.")
+        raise ConfigError(
+            "--precision is fp32, and --target tensorrt computes in fp16: leave it out; for an engine in "
+            "fp32 give --memory shift in place of --target tensorrt."
+        )
+    return precision or "fp16", "fp32"  # the target itself makes the memory fp16, so no spec says it again
 
 
 def refuse_needless_text(text: Path | None, spec: Spec) -> None:

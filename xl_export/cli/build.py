@@ -11,6 +11,7 @@ from runtimes.base.errors import UserError, needs
 from runtimes.base.records import to_json
 from runtimes.cli.options import echo_json, json_option
 from runtimes.contract.engine import NAMES, PLAN, Attention, Flavour, Hardware
+from xl_export.cli.options import triton_option
 
 
 class Sizes(click.ParamType):
@@ -108,10 +109,17 @@ class Sizes(click.ParamType):
     help="A file of measured kernels that makes later builds quicker. It is created, or extended. It needs "
     "--flavour tensorrt.",
 )
+@triton_option
 @click.option("--force", is_flag=True, help="Replace the folder if it holds an earlier engine.")
 @json_option
 def build_command(
-    artefact: Path, out: Path, compute_capability: str | None, force: bool, as_json: bool, **choices: Any
+    artefact: Path,
+    out: Path,
+    compute_capability: str | None,
+    triton: Path | None,
+    force: bool,
+    as_json: bool,
+    **choices: Any,
 ) -> None:
     """Build the TensorRT engine of ARTEFACT, for NVIDIA GPUs.
 
@@ -128,7 +136,15 @@ def build_command(
         dict.fromkeys(part.strip() for part in (compute_capability or "").split(",") if part.strip())
     )
     options = BuildOptions(compute_capabilities=capabilities, **choices)
+    if triton:  # refused before anything is built
+        with needs("tensorrt,export", "onnx_ir"):
+            from xl_export.deployment.model_repository import model_folder, refuse_engine, write_engine
+        refuse_engine(options)
+        model_folder(out, triton, force=force)
     facts = build(artefact, out, options, force=force)
+    if triton:
+        model = write_engine(artefact, triton, options, name=out, force=force)
+        click.echo(f"{model} is a model for Triton Inference Server")
     where = f"tuned on {facts.gpu.name}" if facts.gpu else "to be compiled on the GPU that opens it"
     size = facts.files[PLAN].num_bytes / 2**20
     click.echo(

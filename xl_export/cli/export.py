@@ -15,7 +15,7 @@ from runtimes.contract.rule import InitialMemory, Mask
 from runtimes.contract.spec import Exporter, Target, load_spec
 from runtimes.contract.tensors import Form
 from runtimes.tasks.check import check
-from xl_export.cli.options import PACKAGES, force_option, out_option
+from xl_export.cli.options import PACKAGES, force_option, out_option, triton_option
 
 # What the option says: the attention for which the graph is written.
 ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
@@ -89,7 +89,8 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
     "--precision",
     type=click.Choice(get_args(Precision)),
     help="The precision of the weights. fp16 makes the file smaller. int8 and int4 make large models "
-    "faster and lose some accuracy. The default is fp32, or fp16 with --target tensorrt.",
+    "faster and lose some accuracy; so does fp8, which is for --target tensorrt. The default is fp32, or "
+    "fp16 with --target tensorrt.",
 )
 @click.option(
     "--memory-precision",
@@ -103,6 +104,7 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
     type=click.Path(path_type=Path),
     help="A held-out text on which a reduced precision is measured. The default is the run's own test text.",
 )
+@triton_option
 @force_option
 def export_command(
     run: Path,
@@ -115,6 +117,7 @@ def export_command(
     precision: Precision | None,
     memory_precision: MemoryPrecision | None,
     text: Path | None,
+    triton: Path | None,
     force: bool,
     **changes: Any,
 ) -> None:
@@ -127,6 +130,7 @@ def export_command(
     with needs("cpu,export", *PACKAGES):
         from trainer.run.checkpoint import load_run
         from xl_export.artefact.export import export
+        from xl_export.deployment.model_repository import model_folder, write_model
     attention = ATTENTION_AS[attention_as] if attention_as else attention
     if attention and target != "tensorrt":
         raise UserError("--attention-as is for --target tensorrt; leave it out, or give both.")
@@ -138,6 +142,8 @@ def export_command(
     overrides = {key: value for key, value in changes.items() if value is not None}
     if overrides.get("clamp_len") == 0:
         overrides["clamp_len"] = None
+    if triton:  # refused before anything is exported
+        model_folder(out, triton, force=force)
     rule = dataclasses.replace(load_run(run).config.evaluation, **overrides)
     export(
         run,
@@ -168,3 +174,5 @@ def export_command(
     elif spec.lossy:
         name = f"{spec.precision} with fp16 memory ({per_stream(*stream)})" if stream else spec.precision
         click.echo(f"{name} is not measured, because {run} kept no test text; give one with --text FILE")
+    if triton:
+        click.echo(f"{write_model(out, triton, force=force)} is a model for Triton Inference Server")

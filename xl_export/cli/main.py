@@ -22,6 +22,7 @@ from xl_export.cli.build import build_command
 from xl_export.cli.demo import demo_command
 from xl_export.cli.export import export_command
 from xl_export.cli.import_ import import_command
+from xl_export.cli.polygraphy import polygraphy_command
 from xl_export.cli.prepare import prepare_command
 from xl_export.cli.recl import recl_command
 from xl_export.cli.runs import runs_command
@@ -45,6 +46,7 @@ COMMANDS = [
     spans_command,
     fused_kernel_command,
     devices_command,
+    polygraphy_command,
 ]
 # The names of version 0.1. Scripts may still use them; the help shows the new names alone.
 OLD_NAMES = {

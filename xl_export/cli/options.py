@@ -14,3 +14,10 @@ out_option = click.option(
 force_option = click.option(
     "--force", is_flag=True, help="Replace the folder if it holds an earlier result of the same kind."
 )
+triton_option = click.option(
+    "--triton",
+    type=click.Path(path_type=Path),
+    metavar="REPOSITORY",
+    help="Also write a model for Triton Inference Server into this model repository. It is called like the "
+    "folder of --out, and the server keeps the memory of each stream.",
+)

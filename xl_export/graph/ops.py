@@ -16,7 +16,12 @@ from runtimes.contract.spec import GRAPH, WEIGHTS
 from runtimes.contract.tensors import TensorFacts
 
 IR_VERSION = 10  # the oldest version with external data and these opsets; all current runtimes read it
-TYPES = {"int64": ir.DataType.INT64, "float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16}
+TYPES = {
+    "int64": ir.DataType.INT64,
+    "int32": ir.DataType.INT32,
+    "float32": ir.DataType.FLOAT,
+    "float16": ir.DataType.FLOAT16,
+}
 
 
 class Ops:
@@ -25,6 +30,14 @@ class Ops:
     def __init__(self) -> None:
         self._tape = ir.tape.Tape()
         self._constants: dict[object, ir.Value] = {}
+
+    @property
+    def nodes(self) -> Sequence[ir.Node]:
+        return self._tape.nodes
+
+    @property
+    def initializers(self) -> Sequence[ir.Value]:
+        return self._tape.initializers
 
     def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
         """Returns the function that adds a node of the standard operator of this name, with one output."""
@@ -88,14 +101,14 @@ def graph_input(fact: TensorFacts) -> ir.Value:
     return ir.val(fact.name, dtype=TYPES[fact.dtype], shape=_shape(fact))
 
 
-def save_model(model: ir.Model, folder: Path) -> None:
-    """Writes `step.onnx` and its external `weights.bin` to a folder.
+def save_model(model: ir.Model, folder: Path, *, name: str = GRAPH) -> None:
+    """Writes a graph, `step.onnx` by name, and its external `weights.bin` to a folder.
 
     Large tensors start at page boundaries, so that they can be memory-mapped.
     """
     ir.save(
         model,
-        folder / GRAPH,
+        folder / name,
         external_data=WEIGHTS,
         size_threshold_bytes=1024,
         alignment=4096,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ from runtimes.base.files import atomic_file, read_bytes, refuse_unwritable
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.machine import package_versions
 from runtimes.base.sealed import file_facts
-from runtimes.contract.engine import BUILD, NAMES, PLAN, SIDE_FILES, EngineFacts, Profile, save_engine
+from runtimes.contract.engine import BUILD, NAMES, PLAN, SIDE_FILES, EngineFacts, Gpu, Profile, save_engine
 from runtimes.contract.precision import QUANTISED
 from runtimes.contract.spec import Spec, load_spec
+from runtimes.contract.tensors import TensorFacts
 from runtimes.contract.vocabulary import VOCAB_FILES
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
 from xl_export.tensorrt.network import Parsed, parse
-from xl_export.tensorrt.options import BuildOptions
+from xl_export.tensorrt.options import BuildOptions, refuse_old_gpus
 from xl_export.tensorrt.progress import held_interrupt, make_monitor
 from xl_export.tensorrt.trtexec import LINE, trtexec_command
 
@@ -44,15 +46,7 @@ def build(
         cache := options.timing_cache
     ):  # it may have any suffix; a build takes minutes, so this is tested first
         refuse_unwritable(cache, option="--timing-cache", suffixes=(cache.suffix,))
-    trt = load_tensorrt(options.flavour)
-    gpu = Cuda().gpu if options.flavour == "tensorrt" else None
-    log = fresh_log(trt)
-    if options.attention == "plugin":
-        from xl_export.tensorrt.plugin import refuse_unfit, register_plugins
-
-        assert gpu is not None, "the plugin is not for engines built ahead of time"
-        refuse_unfit(spec, gpu)
-        register_plugins(gpu)
+    trt, log, gpu = start_tensorrt(spec, options)
     began = time.perf_counter()
     with atomic_folder(out, force=force, marker=BUILD, sources=[artefact]) as folder:
         with held_interrupt():
@@ -83,24 +77,53 @@ def build(
     return facts
 
 
+def start_tensorrt(spec: Spec, options: BuildOptions) -> tuple[Any, Any, Gpu | None]:
+    """TensorRT's module, its log, and the GPU that it builds on; None for one that builds without.
+
+    The plugins are registered where the options want them. Raises UserError where the GPU does not take the
+    artefact.
+    """
+    trt = load_tensorrt(options.flavour)
+    gpu = Cuda().gpu if options.flavour == "tensorrt" else None
+    refuse_old_gpus(spec.precision, (gpu.compute_capability,) if gpu else options.compute_capabilities)
+    log = fresh_log(trt)
+    if options.attention == "plugin":
+        from xl_export.tensorrt.plugin import refuse_unfit, register_plugins
+
+        assert gpu is not None, "the plugin is not for engines built ahead of time"
+        refuse_unfit(spec, gpu)
+        register_plugins(gpu)
+    return trt, log, gpu
+
+
 def refuse_artefact(spec: Spec, artefact: Path) -> None:
     """Raises ConfigError for an artefact whose graph has operators that TensorRT does not have."""
     reason = None
     if spec.form == "ring":
         reason = "ring memory, and TensorRT has no circular TensorScatter"
-    elif spec.precision in QUANTISED:
+    elif spec.precision in QUANTISED and spec.target != "tensorrt":
         reason = f"{spec.precision} weights, whose operators only ONNX Runtime has"
     if reason:
         raise ConfigError(f"{artefact} has {reason}; export it with `xl-export export --target tensorrt`.")
 
 
 def serialize(
-    trt: Any, log: Any, parsed: Parsed, spec: Spec, profiles: tuple[Profile, ...], options: BuildOptions
+    trt: Any,
+    log: Any,
+    parsed: Parsed,
+    spec: Spec,
+    profiles: tuple[Profile, ...],
+    options: BuildOptions,
+    *,
+    inputs: Sequence[TensorFacts] | None = None,
 ) -> memoryview:
-    """The plan of a parsed network; raises ArtefactError with TensorRT's own reason where it builds none."""
+    """The plan of a parsed network; raises ArtefactError with TensorRT's own reason where it builds none.
+
+    inputs: those of the network, where they are not the ones of the spec.
+    """
     config = parsed.builder.create_builder_config()
     for index, profile in enumerate(profiles):
-        number = config.add_optimization_profile(optimization_profile(parsed.builder, spec, profile))
+        number = config.add_optimization_profile(optimization_profile(parsed.builder, spec, profile, inputs))
         assert number == index, f"TensorRT refused the {profile.name} profile: {log.last_error()}"
     configure(trt, config, spec, options)
     cache = read_timing_cache(config, options.timing_cache) if options.timing_cache else None
@@ -118,10 +141,12 @@ def serialize(
     return memoryview(plan)
 
 
-def optimization_profile(builder: Any, spec: Spec, profile: Profile) -> Any:
+def optimization_profile(
+    builder: Any, spec: Spec, profile: Profile, inputs: Sequence[TensorFacts] | None = None
+) -> Any:
     """A profile as TensorRT's own object, with the least, usual and most shape of every input."""
     made = builder.create_optimization_profile()
-    for fact in spec.inputs:
+    for fact in spec.inputs if inputs is None else inputs:
         made.set_shape(fact.name, *(fact.sizes(**profile.axes(which)) for which in range(3)))
     return made
 

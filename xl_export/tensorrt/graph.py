@@ -23,6 +23,7 @@ from xl_export.graph.layers import Weights
 from xl_export.graph.memory import Group
 from xl_export.graph.ops import TYPES
 from xl_export.graph.persistent import persistent_tables
+from xl_export.graph.qdq import FORMATS, dequantised
 from xl_export.graph.step import StepGraph
 from xl_export.graph.tables import bias_table, position_table, query_bias
 from xl_export.tensorrt.half import to_half
@@ -38,7 +39,9 @@ def tensorrt_graph(spec: Spec, config: ModelConfig, weights: Weights, *, attenti
     model = (_EngineStep if attention == "native" else _OperatorStep)(single, config, weights).build()
     if attention == "plugin":
         model.graph.opset_imports[DOMAIN] = VERSION
-    if spec.precision == "fp16":
+    if spec.precision in FORMATS:
+        model = dequantised(model, spec.precision)
+    if spec.precision != "fp32":
         model = to_half(model, {fact.name: TYPES[fact.dtype] for fact in (*spec.inputs, *spec.outputs)})
     if attention == "plugin":
         body = ir.serde.deserialize_function(function_body(spec.opset))

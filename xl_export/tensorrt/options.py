@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtimes.base.errors import ConfigError
 from runtimes.contract.engine import NAMES, Attention, Flavour, Hardware, Profile, refuse_unordered
+from runtimes.contract.precision import Precision
 from runtimes.contract.rule import MemoryRule
 
 # The compute capabilities that TensorRT-RTX builds for ahead of time.
 TARGETS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
+# The compute capability from which on TensorRT-RTX builds; for older ones it says that the type is missing.
+OLDEST_GPU: dict[Precision, float] = {"int4": 8.0, "fp8": 8.9}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,3 +107,14 @@ class BuildOptions:
         refuse_unordered("--token-batch", token_batch)
         segment = Profile(name="segment", batch=self.batch, tokens=(1, usual, rule.segment))
         return segment, Profile(name="token", batch=token_batch, tokens=(1, 1, 1))
+
+
+def refuse_old_gpus(precision: Precision, capabilities: Iterable[str]) -> None:
+    """Raises ConfigError where a GPU of one of these compute capabilities has no numbers of the precision."""
+    oldest = OLDEST_GPU.get(precision, 0.0)
+    for capability in capabilities:
+        if float(capability) < oldest:
+            raise ConfigError(
+                f"the artefact has {precision} weights, which TensorRT takes from compute capability "
+                f"{oldest} on, and the engine is for {capability}; export it with --precision int8."
+            )

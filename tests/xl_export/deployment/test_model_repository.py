@@ -1,0 +1,226 @@
+"""Model repositories for Triton Inference Server: the configuration, the graph, and answers of a stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from runtimes import open_session
+from runtimes.base.errors import ConfigError, UserError
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import load_spec
+from tests.architectures import ARCHITECTURES
+from tests.commands import xl
+from tests.triton_server import Server, read_config
+from trainer.run.checkpoint import load_run
+from xl_export.artefact.export import export, finite_weights, make_spec
+from xl_export.deployment.model_repository import read_sequence_graph, write_model
+from xl_export.deployment.server_config import CONFIG
+from xl_export.deployment.server_graph import READ, WRITTEN, sequence_graph
+from xl_export.graph.step import step_graph
+
+# What each client sends: the lengths of its requests. The streams begin at different times.
+STREAMS = {7: [5, 1, 1, 8, 3, 8, 8, 1], 2**40: [1, 8, 1, 8, 3, 8, 1], 3: [8, 1, 8, 3, 1]}
+BEGINS = {7: 0, 2**40: 1, 3: 2}
+
+
+def answers_of(server: Server, tokens: np.ndarray, *, selective: bool) -> dict[int, list[np.ndarray]]:
+    """The answers to all streams, whose requests wait together wherever they can."""
+    found: dict[int, list[np.ndarray]] = {sequence: [] for sequence in STREAMS}
+    at = dict.fromkeys(STREAMS, 0)
+    for turn in range(12):
+        requests = []
+        for number, (sequence, lengths) in enumerate(STREAMS.items()):
+            step = turn - BEGINS[sequence]
+            if not 0 <= step < len(lengths):
+                continue
+            begin, length = 100 * number + at[sequence], lengths[step]
+            inputs = {"input_ids": tokens[None, begin : begin + length]}
+            if selective:
+                inputs["targets"] = tokens[None, begin + 1 : begin + length + 1]
+            requests.append((sequence, step == 0, inputs))
+            at[sequence] += length
+        for (sequence, *_), answer in zip(requests, server.infer(requests), strict=True):
+            found[sequence].append(answer["log_probs" if selective else "logits"][0])
+    return found
+
+
+def expected_of(artefact: Path, tokens: np.ndarray, *, selective: bool) -> dict[int, list[np.ndarray]]:
+    session = open_session(artefact)
+    found: dict[int, list[np.ndarray]] = {}
+    for number, (sequence, lengths) in enumerate(STREAMS.items()):
+        memory, at, found[sequence] = session.start(1), 100 * number, []
+        for length in lengths:
+            given, following = tokens[None, at : at + length], tokens[None, at + 1 : at + length + 1]
+            if selective:
+                answer, memory = session.score(given, following, memory)
+            else:
+                answer, memory = session.step(given, memory)
+            found[sequence].append(answer[0])
+            at += length
+    return found
+
+
+def compare(found: dict[int, list[np.ndarray]], expected: dict[int, list[np.ndarray]]) -> float:
+    return max(
+        float(np.abs(mine - theirs).max())
+        for sequence in STREAMS
+        for mine, theirs in zip(found[sequence], expected[sequence], strict=True)
+    )
+
+
+CASES = {
+    "ring": ("transformer-xl", {}),
+    "shift": ("transformer-xl", {"memory": "shift"}),
+    "hidden": ("transformer-xl", {"memory": "hidden"}),
+    "selective": ("adaptive-softmax", {}),
+    "zeros": ("adaptive-softmax-wide-first", {}),
+    "groups": ("all-attention-groups", {}),
+    "engine": ("transformer-xl", {"memory": "shift", "target": "tensorrt"}),
+}
+
+
+IN_DEFAULT_SUITE = ("ring", "hidden", "selective", "engine")
+MARKED = [pytest.param(case, marks=() if case in IN_DEFAULT_SUITE else pytest.mark.slow) for case in CASES]
+
+
+@pytest.mark.parametrize("case", MARKED)
+def test_the_server_gives_the_answers_of_the_session(
+    case: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    name, options = CASES[case]
+    artefact = export(make_run(**ARCHITECTURES[name]), tmp_path / "model", **options)  # type: ignore[arg-type]
+    spec = load_spec(artefact)
+    folder = write_model(artefact, tmp_path / "repository")
+    server = Server(folder)
+    expected = expected_of(artefact, tokens, selective=spec.model.selective)
+    found = answers_of(server, tokens, selective=spec.model.selective)
+    assert compare(found, expected) < (3e-2 if case == "engine" else 1e-4)
+    assert server.executions < sum(map(len, STREAMS.values()))  # requests of equal length share a step
+
+    leaking = Server(folder, leaks=True)
+    leaking.infer([(1, True, next_request(tokens, selective=spec.model.selective))])
+    leaking.end(1)
+    again = answers_of(leaking, tokens, selective=spec.model.selective)
+    assert compare(again, found) < (3e-2 if case == "engine" else 1e-4)
+    onnx.checker.check_model(str(folder / "1" / "model.onnx"))
+
+
+def next_request(tokens: np.ndarray, *, selective: bool) -> dict[str, np.ndarray]:
+    inputs = {"input_ids": tokens[None, 50:58]}
+    return inputs | ({"targets": tokens[None, 51:59]} if selective else {})
+
+
+def test_states_keep_their_order_in_models_of_any_depth(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The server pairs them by alphabetical order; 12 layers have numbers of one and two digits."""
+    rule = MemoryRule(mem_len=4, segment=4)
+    run = load_run(make_run(layers=12, d_model=8, heads=1, head_dim=4, d_ff=4, rule=rule))
+    for form in ("ring", "hidden"):
+        spec = make_spec(run, rule, form, "onnxruntime", "fp32", "fp32")  # type: ignore[arg-type]
+        graph = sequence_graph(step_graph(spec, run.config.model, finite_weights(run)), spec)
+        read, written = ([pair[at].name for pair in graph.states] for at in (0, 1))
+        assert len(read) == (25 if form == "ring" else 13)
+        pairs = dict(zip(sorted(read), sorted(written), strict=True))
+        assert pairs == {one.name: other.name for one, other in graph.states}
+        for names in (
+            read,
+            written,
+            [*read, *written, *(fact.name for fact in graph.inputs + graph.outputs)],
+        ):
+            assert not any(a != b and b.startswith(a) for a in names for b in names)
+        layers = [name for name in sorted(read) if "hidden" in name or name.endswith(".key")]
+        assert layers == [name for name in read if name in layers]
+        assert all(name.startswith(READ) for name in read)
+        assert all(name.startswith(WRITTEN) for name in written)
+
+
+def test_the_configuration_is_what_the_servers_own_client_reads(
+    artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    reason = "tritonclient is not installed; pip install --no-deps tritonclient python-rapidjson"
+    messages = pytest.importorskip("tritonclient.grpc.model_config_pb2", reason=reason)
+    from google.protobuf import text_format
+
+    folder = write_model(artefacts["ring"], tmp_path / "repository")
+    config = text_format.Parse((folder / CONFIG).read_text(), messages.ModelConfig())
+    assert (config.name, config.backend, config.max_batch_size) == ("ring", "onnxruntime", 8)
+    assert [(t.name, list(t.dims)) for t in config.input] == [("input_ids", [-1])]
+    assert config.output[0].data_type == messages.TYPE_FP32
+    batching = config.sequence_batching
+    assert batching.WhichOneof("strategy_choice") == "oldest"
+    control = batching.control_input[0].control[0]
+    assert control.kind == control.CONTROL_SEQUENCE_START
+    assert list(control.int32_false_true) == [0, 1]
+    assert all(state.initial_state[0].WhichOneof("state_data") == "zero_data" for state in batching.state)
+    states = {(s.input_name, s.output_name, tuple(s.dims), s.data_type) for s in batching.state}
+    assert ("past.position", "present.position", (1,), messages.TYPE_INT64) in states
+    key = "key_values.0001.value"
+    assert (f"past.{key}", f"present.{key}", (2, 24, 6), messages.TYPE_FP32) in states
+    # The tests' own reader of the format finds the same.
+    own = read_config((folder / CONFIG).read_text())
+    assert len(own["sequence_batching"][0]["state"]) == len(batching.state) == 5
+
+
+@pytest.mark.parametrize("form", ["ring", "shift", "hidden"])
+def test_a_segment_that_is_too_long_is_an_error(
+    form: str, artefacts: dict[str, Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    server = Server(write_model(artefacts[form], tmp_path / "repository"))
+    longest = load_spec(artefacts[form]).rule.segment
+    server.infer([(1, True, {"input_ids": tokens[None, :longest]})])
+    with pytest.raises(Exception, match="Reshape node.*cannot be reshaped"):
+        server.infer([(1, False, {"input_ids": tokens[None, : longest + 1]})])
+
+
+def test_the_command_writes_a_model_beside_the_artefact(run: Path, tmp_path: Path) -> None:
+    arguments: tuple[Any, ...] = (
+        "export",
+        run,
+        "--out",
+        tmp_path / "my-model",
+        "--triton",
+        tmp_path / "models",
+    )
+    made = xl(*arguments)
+    assert made.exit_code == 0, made.output
+    model = tmp_path / "models" / "my-model"
+    assert f"{model} is a model for Triton Inference Server" in made.output
+    files = sorted(str(path.relative_to(model)) for path in model.rglob("*") if path.is_file())
+    assert files == [
+        "1/model.onnx",
+        "1/weights.bin",
+        "config.pbtxt",
+        "spec.json",
+        "tokenizer.json",
+        "vocab.json",
+    ]
+    again = xl(*arguments)
+    assert again.exit_code == 2
+    assert xl(*arguments, "--force").exit_code == 0
+    (model / CONFIG).unlink()
+    refused = xl(
+        "export", run, "--out", tmp_path / "a" / "my-model", "--triton", tmp_path / "models", "--force"
+    )
+    assert refused.exit_code == 2
+    assert not (tmp_path / "a").exists()  # it is refused before anything is exported
+
+
+def test_what_the_server_cannot_serve_is_refused(artefacts: dict[str, Path], tmp_path: Path) -> None:
+    import dataclasses
+
+    spec = dataclasses.replace(load_spec(artefacts["ring"]), target="tensorrt")
+    with pytest.raises(ConfigError, match=r"a ring for TensorRT, .* export it with --memory shift\.$"):
+        read_sequence_graph(artefacts["ring"], spec)
+    (tmp_path / "a b").symlink_to(artefacts["ring"])
+    odd = tmp_path / "odd name"
+    odd.mkdir()
+    with pytest.raises(UserError, match=r"--triton calls the model 'odd name', after its folder"):
+        write_model(odd, tmp_path / "repository")
+    assert not (tmp_path / "repository").exists()

@@ -1,0 +1,126 @@
+"""ARTEFACT → MODEL REPOSITORY: a folder from which Triton Inference Server serves a model with its memory.
+
+    REPOSITORY/NAME/config.pbtxt     what the server must know
+    REPOSITORY/NAME/1/model.onnx     the step graph with `server_graph`'s changes, and its weights
+    REPOSITORY/NAME/spec.json        the artefact's contract and vocabulary, for clients
+
+For an engine, `1/model.plan` is built of the same graph.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import onnx_ir as ir
+
+from runtimes.base.errors import ArtefactError, ConfigError, first_line
+from runtimes.base.folders import atomic_folder, refuse_existing
+from runtimes.contract.engine import NAMES
+from runtimes.contract.spec import GRAPH, SPEC, Spec, load_spec
+from runtimes.contract.vocabulary import VOCAB_FILES
+from xl_export.deployment.server_config import CONFIG, server_config
+from xl_export.deployment.server_graph import SequenceGraph, sequence_graph
+from xl_export.graph.ops import save_model
+from xl_export.tensorrt.options import BuildOptions
+from xl_export.tensorrt.progress import held_interrupt
+
+MODEL, ENGINE = "1/model.onnx", "1/model.plan"  # where the server looks for the first version of a model
+NAME = re.compile(r"[\w-][\w.-]{0,99}", re.ASCII)
+ROWS = 8  # the most streams in one batch on ONNX Runtime
+
+
+def model_folder(artefact: Path, repository: Path, *, force: bool = False) -> Path:
+    """The folder of a repository for an artefact or engine of this name.
+
+    Raises UserError where it exists, unless `force` is set, and for a name that the server does not take.
+    """
+    name = artefact.resolve().name
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"--triton calls the model {name!r:.60}, after its folder; give the folder a name of letters, "
+            "digits, hyphens and dots."
+        )
+    folder = repository / name
+    refuse_existing(folder, force=force, marker=CONFIG, sources=[artefact])
+    return folder
+
+
+def write_model(artefact: Path, repository: Path, *, force: bool = False) -> Path:
+    """Writes the model of an artefact for the server's ONNX Runtime backend; returns the model's folder.
+
+    Raises UserError where the folder exists, unless `force` is set, and for an artefact that is damaged or
+    that the server cannot run. Nothing is written then.
+    """
+    out = model_folder(artefact, repository, force=force)
+    spec = load_spec(artefact)
+    with atomic_folder(out, force=force, marker=CONFIG, sources=[artefact]) as folder:
+        graph = read_sequence_graph(artefact, spec)
+        (folder / MODEL).parent.mkdir()
+        save_model(graph.model, (folder / MODEL).parent, name=(folder / MODEL).name)
+        config = server_config(graph, name=out.name, backend="onnxruntime", most_rows=ROWS)
+        _finish(folder, artefact, spec, config)
+    return out
+
+
+def write_engine(artefact: Path, repository: Path, options: BuildOptions, *, name: Path, force: bool) -> Path:
+    """Builds an artefact for the server's TensorRT backend; returns the model's folder.
+
+    options: those of the build, whose flavour must be `tensorrt`, since the server has no backend for
+    TensorRT-RTX. name: the engine's folder, after which the model is called. Raises UserError as
+    `write_model`, and where TensorRT refuses the graph.
+    """
+    from xl_export.tensorrt.build import refuse_artefact, serialize, start_tensorrt
+    from xl_export.tensorrt.network import parse
+
+    refuse_engine(options)
+    out = model_folder(name, repository, force=force)
+    spec = load_spec(artefact)
+    refuse_artefact(spec, artefact)
+    profiles = options.profiles(spec.rule)
+    trt, log, _ = start_tensorrt(spec, options)
+    with atomic_folder(out, force=force, marker=CONFIG, sources=[artefact]) as folder:
+        graph = read_sequence_graph(artefact, spec)
+        (folder / ENGINE).parent.mkdir()
+        with tempfile.TemporaryDirectory() as written:
+            save_model(graph.model, Path(written))
+            with held_interrupt():
+                parsed = parse(
+                    trt, log, Path(written), attention=options.attention, name=NAMES[options.flavour]
+                )
+            plan = serialize(trt, log, parsed, spec, profiles, options, inputs=graph.all_inputs)
+        (folder / ENGINE).write_bytes(plan)
+        most = max(profile.batch[2] for profile in profiles)
+        config = server_config(
+            graph, name=out.name, backend="tensorrt", most_rows=most, profiles=len(profiles)
+        )
+        _finish(folder, artefact, spec, config)
+    return out
+
+
+def refuse_engine(options: BuildOptions) -> None:
+    """Raises ConfigError for an engine that the server has no backend for."""
+    if options.flavour != "tensorrt":
+        raise ConfigError(
+            "--triton is for --flavour tensorrt, since Triton Inference Server runs no engines of "
+            "TensorRT-RTX; leave it out."
+        )
+
+
+def read_sequence_graph(artefact: Path, spec: Spec) -> SequenceGraph:
+    """The step graph of an artefact as a graph for the server; its weights are read when it is saved."""
+    try:
+        model = ir.load(artefact / GRAPH)
+    except Exception as error:  # protobuf and onnx_ir raise classes of their own for a damaged file
+        raise ArtefactError(
+            f"{artefact / GRAPH} is not an ONNX model ({first_line(error)}); export the artefact again."
+        ) from error
+    return sequence_graph(model, spec)
+
+
+def _finish(folder: Path, artefact: Path, spec: Spec, config: str) -> None:
+    for file in (SPEC, *(name for name in VOCAB_FILES if name in spec.files)):
+        shutil.copyfile(artefact / file, folder / file)
+    (folder / CONFIG).write_text(config, encoding="utf-8")

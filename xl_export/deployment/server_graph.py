@@ -1,0 +1,142 @@
+"""The step graph for Triton Inference Server, which keeps the memory of every stream between its requests.
+
+The server feeds each state output back as a state input. The position of a stream is such a state here, so
+that a client sends tokens and nothing else. At the START of a sequence the graph itself sets the position to
+0. That is all a new text needs: what lies before position 0 is masked, or replaced by the initial memory. So
+whatever the server left in the memory of an earlier stream is never seen.
+
+The server pairs state inputs with state outputs by their places in alphabetical order, not by the pairs of
+its configuration (triton-inference-server/server#8586). Here both names of a pair end in the same key behind
+a constant beginning, so both orders are the same, and numbers in keys have equal width, so no name begins
+another.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from runtimes.base.errors import ConfigError
+from runtimes.contract.spec import Spec
+from runtimes.contract.tensors import TensorFacts
+from xl_export.graph.ops import TYPES, Ops, graph_input
+
+START = "START"  # the control input: 1 for the first request of a sequence
+READ, WRITTEN = "past.", "present."  # beginnings of the names of state inputs and outputs
+POSITION = "position"  # the key of the state that counts tokens
+NUMBER_WIDTH = 4  # digits of layer numbers in keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceGraph:
+    """A model for the server, and its tensors.
+
+    inputs, outputs: those that a client sends and gets. control: the input that the server sets. states:
+    input and output of each memory tensor, the position's at the end.
+    """
+
+    model: ir.Model
+    inputs: tuple[TensorFacts, ...]
+    outputs: tuple[TensorFacts, ...]
+    control: TensorFacts
+    states: tuple[tuple[TensorFacts, TensorFacts], ...]
+
+    @property
+    def all_inputs(self) -> tuple[TensorFacts, ...]:
+        """Every input of the graph."""
+        return (*self.inputs, self.control, *(read for read, _ in self.states))
+
+
+def sequence_graph(model: ir.Model, spec: Spec) -> SequenceGraph:
+    """Returns the step graph of an artefact as a graph for the server; `model` itself is changed.
+
+    The client's inputs are `input_ids` int64 [B, T] and, with a large vocabulary, `targets`. Its outputs are
+    the logits, [B, T, V] or with a large vocabulary [B, V] of the last token, and `log_probs`. A segment
+    longer than the artefact's is an error of the graph. Raises ConfigError for an artefact whose ring cannot
+    be written across its end, since a client does not know where that is.
+    """
+    if spec.form == "ring" and spec.target == "tensorrt":
+        raise ConfigError(
+            "the artefact has a ring for TensorRT, whose segments are cut at its end, and Triton Inference "
+            "Server cuts none; export it with --memory shift."
+        )
+    graph, op = model.graph, Ops()
+    values = {str(value.name): value for value in (*graph.inputs, *graph.outputs)}
+    control = TensorFacts(name=START, dtype="int32", shape=("batch", "1"))
+    position = _state("position", "int64", ("batch", "1"))
+    start, past_position = graph_input(control), graph_input(position[0])
+
+    tokens = values["input_ids"]
+    length = op.Shape(tokens, start=1, end=2)
+    begins = op.Cast(start, to=int(ir.DataType.BOOL))
+    at = op.Where(begins, op.constant(np.array(0)), past_position)
+    # There are as many offsets as a segment may have tokens, so the Reshape fails for a longer one. It would
+    # overwrite memory that is still needed.
+    offsets = op.constant(np.arange(spec.rule.segment), "offsets")
+    ids = op.Add(at, op.Reshape(op.Slice(offsets, op.constant(np.array([0])), length), length))
+    following = op.Add(at, length)
+    _typed(following, position[1])
+    values["position_ids"].replace_all_uses_with(ids)
+    inputs = [fact for fact in spec.inputs if fact.name in ("input_ids", "targets")]
+    outputs = [fact for fact in spec.outputs if fact.name in ("logits", "log_probs")]
+    if spec.model.selective:  # the last token of each row; other rows cannot be batched by the server
+        one = op.constant(np.array(1))
+        rows = op.Range(one, op.Add(op.Squeeze(op.Shape(tokens, start=0, end=1)), one), one)
+        last = op.Sub(op.Mul(rows, op.Squeeze(length)), one)
+        values["logit_rows"].replace_all_uses_with(last)
+        outputs[0] = TensorFacts(name="logits", dtype="float32", shape=("batch", outputs[0].shape[1]))
+        values["logits"].shape = ir.Shape(["batch", int(outputs[0].shape[1])])
+
+    states = []
+    for state in spec.state:
+        pair = _state(_key(state.past), state.dtype, state.shape)
+        values[state.past].name, values[state.present].name = pair[0].name, pair[1].name
+        states.append(pair)
+    _take_over(graph, op)
+    dropped = {"position_ids", "logit_rows"}
+    kept = [value for value in graph.inputs if value.name not in dropped]
+    clients = len(inputs)
+    graph.inputs[:] = [*kept[:clients], start, *kept[clients:], past_position]
+    graph.outputs.append(following)
+    return SequenceGraph(
+        model=model,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        control=control,
+        states=(*states, position),
+    )
+
+
+def _key(past: str) -> str:
+    """Returns the name of a memory tensor without its beginning, its numbers filled with zeros."""
+    key = re.sub(r"^past_", "", past)
+    return re.sub(r"\d+", lambda number: number[0].zfill(NUMBER_WIDTH), key)
+
+
+def _state(key: str, dtype: str, shape: tuple[str, ...]) -> tuple[TensorFacts, TensorFacts]:
+    read, written = (
+        TensorFacts(name=beginning + key, dtype=dtype, shape=shape)  # type: ignore[arg-type]
+        for beginning in (READ, WRITTEN)
+    )
+    return read, written
+
+
+def _typed(value: ir.Value, fact: TensorFacts) -> None:
+    made = graph_input(fact)
+    value.name, value.shape = made.name, made.shape
+    value.dtype = TYPES[fact.dtype]
+
+
+def _take_over(graph: ir.Graph, op: Ops) -> None:
+    """Puts what was recorded in front of a graph, under names that the graph does not have."""
+    for number, node in enumerate(reversed(op.nodes)):
+        for value in node.outputs:
+            value.name = value.name or f"server.{number}"
+        graph.insert_before(graph[0], node)
+    for value in op.initializers:
+        assert value.const_value is not None, value
+        value.name = value.const_value.name = f"server.{value.name}"
+        graph.register_initializer(value)
