@@ -25,6 +25,7 @@ from xl_export.cli.import_ import import_command
 from xl_export.cli.polygraphy import polygraphy_command
 from xl_export.cli.prepare import prepare_command
 from xl_export.cli.recl import recl_command
+from xl_export.cli.refit import refit_command
 from xl_export.cli.runs import runs_command
 from xl_export.cli.train import train_command
 
@@ -47,6 +48,7 @@ COMMANDS = [
     fused_kernel_command,
     devices_command,
     polygraphy_command,
+    refit_command,
 ]
 # The names of version 0.1. Scripts may still use them; the help shows the new names alone.
 OLD_NAMES = {

@@ -27,6 +27,8 @@ from xl_export.tensorrt.options import BuildOptions, refuse_old_gpus
 from xl_export.tensorrt.progress import held_interrupt, make_monitor
 from xl_export.tensorrt.trtexec import LINE, trtexec_command
 
+LAYERS = "layers.json"  # what became of the network in the plan; only where a GPU built it
+
 
 def build(
     artefact: Path | str, out: Path | str, options: BuildOptions, *, force: bool = False
@@ -52,6 +54,8 @@ def build(
         with held_interrupt():
             parsed = parse(trt, log, artefact, attention=options.attention, name=NAMES[options.flavour])
         (folder / PLAN).write_bytes(serialize(trt, log, parsed, spec, profiles, options))
+        if gpu:  # it takes a GPU to look into a plan
+            (folder / LAYERS).write_text(layer_information(trt, log, (folder / PLAN).read_bytes()))
         for name in dict.fromkeys([*SIDE_FILES, *(name for name in VOCAB_FILES if name in spec.files)]):
             shutil.copyfile(artefact / name, folder / name)
         (folder / LINE).write_text(trtexec_command(artefact, spec, options, parsed.layers) + "\n")
@@ -75,6 +79,20 @@ def build(
         )
         save_engine(folder, facts)
     return facts
+
+
+def layer_information(trt: Any, log: Any, plan: bytes) -> str:
+    """What TensorRT's inspector tells of every layer of a plan that was just built here, as JSON."""
+    runtime = trt.Runtime(log)
+    runtime.engine_host_code_allowed = True
+    engine = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        raise ArtefactError(
+            f"TensorRT {trt.__version__} cannot load the plan that it has built ({log.last_error()}); report "
+            "this."
+        )
+    inspector = engine.create_engine_inspector()
+    return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON)) + "\n"
 
 
 def start_tensorrt(spec: Spec, options: BuildOptions) -> tuple[Any, Any, Gpu | None]:

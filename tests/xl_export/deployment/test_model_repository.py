@@ -175,7 +175,7 @@ def test_a_segment_that_is_too_long_is_an_error(
     server = Server(write_model(artefacts[form], tmp_path / "repository"))
     longest = load_spec(artefacts[form]).rule.segment
     server.infer([(1, True, {"input_ids": tokens[None, :longest]})])
-    with pytest.raises(Exception, match="Reshape node.*cannot be reshaped"):
+    with pytest.raises(Exception, match=r"Reshape node.*cannot be reshaped"):
         server.infer([(1, False, {"input_ids": tokens[None, : longest + 1]})])
 
 

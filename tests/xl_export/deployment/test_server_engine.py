@@ -1,4 +1,4 @@
-"""Engines for Triton Inference Server, built by TensorRT-RTX in the place of TensorRT. None of them is run."""
+"""Engines for Triton Inference Server, built by TensorRT-RTX in the place of TensorRT. None is run."""
 
 from __future__ import annotations
 

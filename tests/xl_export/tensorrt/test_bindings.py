@@ -21,6 +21,7 @@ RUNTIMES, EXPORT = Path(runtimes.__file__).parent, Path(xl_export.__file__).pare
 SOURCES = [
     *(RUNTIMES / "sessions/tensorrt" / f"{name}.py" for name in ("session", "module")),
     *(EXPORT / f"{name}.py" for name in ("build", "network", "plugin", "private_parts", "progress")),
+    EXPORT.parent / "deployment" / "refit.py",
 ]
 # What our names for TensorRT's objects are instances of.
 OBJECTS = {
@@ -32,6 +33,9 @@ OBJECTS = {
     "engine": "ICudaEngine",
     "_engine": "ICudaEngine",
     "_runtime": "Runtime",
+    "runtime": "Runtime",
+    "refitter": "Refitter",
+    "inspector": "EngineInspector",
     "context": "IExecutionContext",
     "runtime_config": "IRuntimeConfig",
     "error": "ParserError",

@@ -1,0 +1,50 @@
+"""What TensorRT's inspector tells of a plan, as a file of the engine: over a stand-in for the runtime alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from runtimes.base.errors import ArtefactError
+from runtimes.contract.engine import PLAN, load_engine
+from runtimes.sessions.tensorrt.module import fresh_log
+from tests.fake_gpu import GPU
+from xl_export.tensorrt import build as building
+from xl_export.tensorrt.options import BuildOptions
+
+trt = pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
+
+
+def test_layers_are_told_where_a_gpu_builds(
+    artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def told(form: Any) -> str:
+        assert form == trt.LayerInformationFormat.JSON
+        return json.dumps({"Layers": ["a"]})
+
+    def deserialize(plan: bytes) -> Any:
+        seen.append(plan)
+        inspector = SimpleNamespace(get_engine_information=told)
+        return SimpleNamespace(create_engine_inspector=lambda: inspector) if plan else None
+
+    runtime = SimpleNamespace(engine_host_code_allowed=False, deserialize_cuda_engine=deserialize)
+    half_real = SimpleNamespace(**{name: getattr(trt, name) for name in dir(trt)})
+    half_real.Runtime = lambda log: runtime
+    log = fresh_log(trt)
+    monkeypatch.setattr(building, "start_tensorrt", lambda spec, options: (half_real, log, GPU))
+    options = BuildOptions(flavour="rtx", compute_capabilities=("8.9",), batch=(1, 1, 1))
+    building.build(artefacts["shift"], tmp_path / "engine", options)
+    facts, _ = load_engine(tmp_path / "engine")
+    assert seen == [(tmp_path / "engine" / PLAN).read_bytes()]
+    assert runtime.engine_host_code_allowed
+    assert json.loads((tmp_path / "engine" / building.LAYERS).read_text()) == {"Layers": ["a"]}
+    assert building.LAYERS in facts.files
+
+    with pytest.raises(ArtefactError, match=r"cannot load the plan that it has built \(.*\); report this\.$"):
+        building.layer_information(half_real, log, b"")

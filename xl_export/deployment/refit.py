@@ -1,0 +1,118 @@
+"""ENGINE + ARTEFACT → ENGINE: the weights of another artefact in the plan of an engine.
+
+The engine must have been built with --refit, and the artefact must have the same step: the same model, rule,
+form of memory and precision. TensorRT keeps the kernels that it has chosen, so no kernel is timed again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.folders import atomic_folder, refuse_existing
+from runtimes.base.machine import package_versions
+from runtimes.base.sealed import file_facts
+from runtimes.contract.engine import (
+    BUILD,
+    NAMES,
+    PLAN,
+    SIDE_FILES,
+    EngineFacts,
+    load_engine,
+    rebuild_command,
+    refuse_elsewhere,
+    save_engine,
+)
+from runtimes.contract.spec import GRAPH, Spec, load_spec
+from runtimes.contract.vocabulary import VOCAB_FILES
+from runtimes.sessions.tensorrt.device_memory import Cuda
+from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
+from xl_export.tensorrt.network import parser_errors, read_model, take_plugins
+
+# Fields of a spec in which two artefacts of one step may differ.
+FREE = {"source", "producer", "measured", "concern", "files"}
+
+
+def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> EngineFacts:
+    """The facts of the engine that it writes to `out`: the plan of `engine` with other weights.
+
+    All hashes of both are verified first. Raises UserError where `out` exists (unless it holds an engine and
+    `force` is given), where the engine was not built with --refit or does not run here, where the artefact
+    has another step, and where TensorRT refuses the weights. `out` is then left as it was.
+    """
+    refuse_existing(out, force=force, marker=BUILD, sources=[engine, artefact])
+    facts, before = load_engine(engine)
+    spec = load_spec(artefact)
+    refuse_other_steps(before, spec, engine, artefact)
+    if not facts.refit:
+        again = rebuild_command(engine, dataclasses.replace(facts, refit=True))
+        raise ConfigError(
+            f"{engine} was built without --refit, so its weights are fixed; build it again: {again}."
+        )
+    trt, gpu = load_tensorrt(facts.flavour), Cuda().gpu
+    refuse_elsewhere(facts, engine, version=trt.__version__, gpu=gpu)
+    began = time.perf_counter()
+    with atomic_folder(out, force=force, marker=BUILD, sources=[engine, artefact]) as folder:
+        plan = refitted_plan(trt, fresh_log(trt), facts, engine / PLAN, artefact / GRAPH)
+        (folder / PLAN).write_bytes(plan)
+        for name in dict.fromkeys([*SIDE_FILES, *(name for name in VOCAB_FILES if name in spec.files)]):
+            shutil.copyfile(artefact / name, folder / name)
+        made = dataclasses.replace(
+            facts,
+            artefact=spec.identity,
+            seconds=time.perf_counter() - began,
+            producer=package_versions(),
+            files={path.name: file_facts(path) for path in sorted(folder.iterdir())},
+        )
+        save_engine(folder, made)
+    return made
+
+
+def refuse_other_steps(before: Spec, after: Spec, engine: Path, artefact: Path) -> None:
+    """Raises ConfigError unless two artefacts differ in their weights alone, and names what differs."""
+    mine, theirs = before.to_json(), after.to_json()
+    for name in sorted((mine.keys() | theirs.keys()) - FREE):
+        if mine.get(name) != theirs.get(name):
+            what = _difference(name, mine.get(name), theirs.get(name))
+            raise ConfigError(
+                f"{artefact} has another step than {engine}: {what}; build an engine of it with `xl-export "
+                f"build {artefact} --out ENGINE --refit`."
+            )
+
+
+def _difference(name: str, mine: Any, theirs: Any) -> str:
+    """The first field in which two JSON values differ, with both values, in words."""
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        for key in mine.keys() | theirs.keys():
+            if mine.get(key) != theirs.get(key):
+                return _difference(f"{name}.{key}", mine.get(key), theirs.get(key))
+    return f"{name} is {theirs!s:.60} and that of the engine {mine!s:.60}"
+
+
+def refitted_plan(trt: Any, log: Any, facts: EngineFacts, plan: Path, graph: Path) -> bytes:
+    """The bytes of a plan with the weights of a graph; raises ArtefactError with TensorRT's own reason."""
+    name = NAMES[facts.flavour]
+    runtime = trt.Runtime(log)
+    # The plan of a version-compatible engine holds code for the host. Its hash was verified.
+    runtime.engine_host_code_allowed = facts.version_compatible
+    engine = runtime.deserialize_cuda_engine(plan.read_bytes())
+    if engine is None:
+        raise ArtefactError(f"{name} cannot load {plan} ({log.last_error()}); build the engine again.")
+    model = read_model(graph)
+    if facts.attention == "plugin":
+        take_plugins(model)
+    refitter = trt.Refitter(engine, log)
+    parser = trt.OnnxParserRefitter(refitter, log)
+    taken = parser.refit_from_bytes(model.SerializeToString(), str(graph.resolve()))
+    if not taken or not refitter.refit_cuda_engine():
+        missing = ", ".join(sorted(refitter.get_missing_weights())[:3])
+        reason = parser_errors(parser) or (f"missing: {missing}" if missing else log.last_error())
+        raise ArtefactError(
+            f"{name} {trt.__version__} did not take the weights of {graph} ({reason}); build an engine "
+            "of that artefact."
+        )
+    return bytes(memoryview(engine.serialize()))
