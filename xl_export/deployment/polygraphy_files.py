@@ -42,7 +42,8 @@ def write_polygraphy_files(artefact: Path, out: Path, *, batch: int = 2, force: 
     spec = load_spec(artefact)
     T, V, draw = spec.rule.segment, spec.model.vocab_size, np.random.default_rng(SEED)
     memory = session.start(batch)
-    named, iterations = [], []
+    named: list[str] = []
+    iterations: list[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]] = []
     for name, length in (("a segment from empty memory", T), ("a segment", T), ("a single token", 1)):
         if iterations:
             _fill(session, memory, draw, following=length)

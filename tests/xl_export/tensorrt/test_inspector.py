@@ -1,4 +1,4 @@
-"""What TensorRT's inspector tells of a plan, as a file of the engine: over a stand-in for the runtime alone."""
+"""What the inspector tells of a plan, as a file of the engine: the runtime alone is a stand-in."""
 
 from __future__ import annotations
 
