@@ -87,7 +87,7 @@ def refuse_other_steps(before: Spec, after: Spec, engine: Path, artefact: Path) 
 def _difference(name: str, mine: Any, theirs: Any) -> str:
     """The first field in which two JSON values differ, with both values, in words."""
     if isinstance(mine, dict) and isinstance(theirs, dict):
-        for key in mine.keys() | theirs.keys():
+        for key in sorted(mine.keys() | theirs.keys()):
             if mine.get(key) != theirs.get(key):
                 return _difference(f"{name}.{key}", mine.get(key), theirs.get(key))
     return f"{name} is {theirs!s:.60} and that of the engine {mine!s:.60}"
@@ -106,11 +106,11 @@ def refitted_plan(trt: Any, log: Any, facts: EngineFacts, plan: Path, graph: Pat
     if facts.attention == "plugin":
         take_plugins(model)
     refitter = trt.Refitter(engine, log)
-    parser = trt.OnnxParserRefitter(refitter, log)
-    taken = parser.refit_from_bytes(model.SerializeToString(), str(graph.resolve()))
+    weights_parser = trt.OnnxParserRefitter(refitter, log)
+    taken = weights_parser.refit_from_bytes(model.SerializeToString(), str(graph.resolve()))
     if not taken or not refitter.refit_cuda_engine():
         missing = ", ".join(sorted(refitter.get_missing_weights())[:3])
-        reason = parser_errors(parser) or (f"missing: {missing}" if missing else log.last_error())
+        reason = parser_errors(weights_parser) or (f"missing: {missing}" if missing else log.last_error())
         raise ArtefactError(
             f"{name} {trt.__version__} did not take the weights of {graph} ({reason}); build an engine "
             "of that artefact."

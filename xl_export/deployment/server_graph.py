@@ -56,12 +56,17 @@ def sequence_graph(model: ir.Model, spec: Spec) -> SequenceGraph:
     The client's inputs are `input_ids` int64 [B, T] and, with a large vocabulary, `targets`. Its outputs are
     the logits, [B, T, V] or with a large vocabulary [B, V] of the last token, and `log_probs`. A segment
     longer than the artefact's is an error of the graph. Raises ConfigError for an artefact whose ring cannot
-    be written across its end, since a client does not know where that is.
+    be written across its end, since a client does not know where that is, and for memory tensors of no size.
     """
     if spec.form == "ring" and spec.target == "tensorrt":
         raise ConfigError(
             "the artefact has a ring for TensorRT, whose segments are cut at its end, and Triton Inference "
             "Server cuts none; export it with --memory shift."
+        )
+    if any("0" in state.shape for state in spec.state):
+        raise ConfigError(
+            "the artefact has memory tensors of no tokens, which Triton Inference Server does not take; "
+            "export it with --memory ring."
         )
     graph, op = model.graph, Ops()
     values = {str(value.name): value for value in (*graph.inputs, *graph.outputs)}

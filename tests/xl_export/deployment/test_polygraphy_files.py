@@ -49,6 +49,10 @@ def test_the_tool_itself_finds_the_same_answers(files: Path) -> None:
     assert told.returncode == 0, told.stdout + told.stderr
     assert "PASSED" in told.stdout
 
+
+@pytest.mark.slow
+def test_the_tool_itself_finds_wrong_answers(files: Path) -> None:
+    line = (files / COMMANDS).read_text().splitlines()[0]
     answers = json.loads((files / ANSWERS).read_text())
     outputs = answers["lst"][0][1][1]["outputs"]
     inputs = json.loads((files / INPUTS).read_text())

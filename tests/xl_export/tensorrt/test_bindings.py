@@ -35,6 +35,7 @@ OBJECTS = {
     "_runtime": "Runtime",
     "runtime": "Runtime",
     "refitter": "Refitter",
+    "weights_parser": "OnnxParserRefitter",
     "inspector": "EngineInspector",
     "context": "IExecutionContext",
     "runtime_config": "IRuntimeConfig",

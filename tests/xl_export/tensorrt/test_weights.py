@@ -16,10 +16,12 @@ from runtimes.contract.precision import Precision
 from runtimes.contract.spec import GRAPH, load_spec
 from runtimes.sessions.onnx_runtime import OrtSession
 from tests.architectures import ARCHITECTURES
-from xl_export.artefact.export import export
+from trainer.run.checkpoint import load_run
+from xl_export.artefact.export import export, finite_weights, make_spec
 from xl_export.graph.ops import save_model
 from xl_export.graph.qdq import FORMATS, quantised
 from xl_export.tensorrt.build import build
+from xl_export.tensorrt.graph import tensorrt_graph
 from xl_export.tensorrt.options import BuildOptions, refuse_old_gpus
 
 SIZES: dict[str, Any] = {"d_model": 48, "heads": 2, "head_dim": 16, "d_ff": 128}
@@ -120,14 +122,15 @@ def test_a_scale_is_chosen_for_the_least_error() -> None:
             assert (error**2).sum() <= 1.01 * ((np.rint(matrix / whole) * whole - matrix) ** 2).sum()
 
 
-def test_widths_without_blocks_are_refused(make_run: Callable[..., Path], tmp_path: Path) -> None:
-    run = make_run(**SIZES | {"head_dim": 20})
-    with pytest.raises(
-        ConfigError, match=r"blocks\.0\.out has 40 rows, which is no multiple of 16; give --pre"
+def test_what_cannot_be_stored_is_refused(make_run: Callable[..., Path], run: Path, tmp_path: Path) -> None:
+    narrow, small = (load_run(make_run(**sizes)) for sizes in (SIZES | {"head_dim": 20}, {}))
+    for found, precision, words in (
+        (narrow, "int4", r"blocks\.0\.out has 40 rows, which is no multiple of 16; give --precision int8"),
+        (small, "int8", r"no layer of the model has a matrix of at least 1024 values; give --precision fp16"),
     ):
-        export(run, tmp_path / "a", target="tensorrt", precision="int4")
-    with pytest.raises(ConfigError, match=r"no layer of the model has a matrix of at least 1024 values"):
-        export(make_run(d_model=16, head_dim=6), tmp_path / "a", target="tensorrt", precision="int8")
+        spec = make_spec(found, found.config.evaluation, "shift", "tensorrt", precision, "fp32")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=words):
+            tensorrt_graph(spec, found.config.model, finite_weights(found), attention="native")
     with pytest.raises(ConfigError, match=r"--precision fp8 is for engines; give --target tensorrt too"):
         export(run, tmp_path / "a", precision="fp8")
     assert not (tmp_path / "a").exists()
@@ -145,7 +148,7 @@ def test_every_architecture_exports_in_fewer_bits(
     assert matrices(ir.load(folder / GRAPH))
 
 
-@pytest.mark.parametrize("precision", FORMATS)
+@pytest.mark.parametrize("precision", ["int4", "fp8", pytest.param("int8", marks=pytest.mark.slow)])
 def test_tensorrt_rtx_builds_the_weights_as_they_are_stored(
     precision: Precision, artefacts_of: dict[str, Path], tmp_path: Path
 ) -> None:
