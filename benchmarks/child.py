@@ -42,7 +42,7 @@ def measure_open(threads: int, path: str) -> dict[str, Any]:
     engine = "onnxruntime" if (Path(path) / "spec.json").is_file() else "trainer.run.checkpoint"
     __import__(engine)
     imported = time.perf_counter()
-    session = runtimes.open_session(path, threads=threads)
+    session = runtimes.open_session(path, threads=threads, device="cpu")
     opened = time.perf_counter()
     memory = session.start(1)
     session.predict(np.zeros((1, 1), np.int64), memory)

@@ -103,7 +103,8 @@ def run(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         progress("exporting, building the graph of the growing cache, and comparing both with PyTorch")
-        session = open_session(write_artefact(folder, config.model, rule, weights, "ring"), threads=threads)
+        artefact = write_artefact(folder, config.model, rule, weights, "ring")
+        session = open_session(artefact, threads=threads, device="cpu")
         growing = Growing(folder / "growing", weights, config.model, len(stream), threads=threads)
         expected = pytorch_logits(weights, config.model, np.array(stream))
         difference = check_growing(

@@ -76,7 +76,7 @@ def run(
     """
     artefact = artefact or _stories()
     train, test = read_bytes(parts / "train.txt"), read_bytes(parts / "test.txt")
-    session = open_session(artefact, threads=threads)
+    session = open_session(artefact, threads=threads, device="cpu")
     tokens = {part: _encoded(session.vocab, parts / f"{part}.jsonl") for part in ("train", "test")}
     size = sum(path.stat().st_size for path in artefact.rglob("*") if path.is_file())
     rows = []

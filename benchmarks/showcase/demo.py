@@ -63,7 +63,7 @@ def run_demo(out: Path, *, steps: int | None = None, force: bool = False) -> dic
     _title("export", "ring memory; the graph is compared with PyTorch before the folder appears")
     artefact = export(trained, out / "artefact", force=force)
     _title("check", "the artefact against the answers of PyTorch that it contains; no PyTorch is needed")
-    report = reports["artefact"] = check(artefact)
+    report = reports["artefact"] = check(artefact, device="cpu")
     click.echo(
         f"largest difference over {report.tokens} tokens: {report.max_difference:.2e} nats (tolerance "
         f"{report.tolerance:g})"
@@ -86,7 +86,9 @@ def run_demo(out: Path, *, steps: int | None = None, force: bool = False) -> dic
     if shipped is not None:
         _title("a story", f"of the trained model, to keep: {out / TEXT}")
         with atomic_file(out / TEXT) as temporary:
-            temporary.write_text(write_text(open_session(shipped), STORY, tokens=TOKENS) + "\n", "utf-8")
+            temporary.write_text(
+                write_text(open_session(shipped, device="cpu"), STORY, tokens=TOKENS) + "\n", "utf-8"
+            )
     if (music := find_shipped(MUSIC)) is not None:
         _title("music", "four voices by another trained model, in the manner of Bach's chorales")
         play_music(music, out / "music")
@@ -102,9 +104,9 @@ def run_demo(out: Path, *, steps: int | None = None, force: bool = False) -> dic
 
 def _show(shipped: Path) -> tuple[CheckReport, Flat]:
     """Lets the trained model write, checks it, and measures what a token costs early and late in a stream."""
-    session = open_session(shipped)
+    session = open_session(shipped, device="cpu")
     write_text(session, OPENING, tokens=120)
-    report = check(shipped)
+    report = check(shipped, device="cpu")
     flat = measure_flat(session)
     click.echo(
         f"\ncheck {'passed' if report.passed else 'FAILED'}; a token took {flat.first:.2f} ms at the start "
@@ -144,7 +146,7 @@ def table(
 def _scores(trained: Path, artefact: Path) -> dict[str, Score]:
     scores = {}
     for engine, folder in (("PyTorch", trained), ("ONNX Runtime", artefact)):
-        session = open_session(folder)
+        session = open_session(folder, device="cpu")
         tokens = session.vocab.encode(read_bytes(trained / TEST))
         for memory, carry in ((f"memory {session.rule.mem_len}", True), ("memory cut to zero", False)):
             scores[f"{engine}, {memory}"] = evaluate(session, tokens, lanes=LANES, carry_memory=carry)
@@ -157,7 +159,9 @@ def _scores(trained: Path, artefact: Path) -> dict[str, Score]:
 def _write(artefact: Path) -> str:
     text = PROMPT
     click.echo(text, nl=False)
-    for piece in generate(open_session(artefact), PROMPT, max_tokens=CHARACTERS, sampler=Sampler(top_k=40)):
+    for piece in generate(
+        open_session(artefact, device="cpu"), PROMPT, max_tokens=CHARACTERS, sampler=Sampler(top_k=40)
+    ):
         click.echo(piece.text, nl=False)
         text += piece.text
     click.echo("")

@@ -158,7 +158,7 @@ def export_command(
         text=text,
         force=force,
     )
-    report, spec = check(out), load_spec(out)
+    report, spec = check(out, device="cpu"), load_spec(out)
     if spec.concern:
         click.echo(f"Warning: {spec.concern}", err=True)
     verdict = "is written" if spec.concern else "is ready"

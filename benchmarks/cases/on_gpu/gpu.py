@@ -79,7 +79,7 @@ def run(
     rule, rows = MemoryRule(mem_len=config.mem_len, segment=config.segment), []
     with tempfile.TemporaryDirectory() as name:
         artefact = write_artefact(Path(name), config.model, rule, random_weights(config.model), "shift")
-        cpu = open_session(artefact, threads=threads)
+        cpu = open_session(artefact, threads=threads, device="cpu")
         model = load_run(artefact.with_name(artefact.name.replace("artefact", "run"))).model.eval().cuda()
         for tokens in (1, rule.segment):
             progress(f"steps of {tokens} tokens: comparing with the CPU, then timing {repeats} steps")

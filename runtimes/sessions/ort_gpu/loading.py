@@ -45,6 +45,7 @@ class Loader:
         Raises MissingPackageError where the provider is not installed or does not start here, and
         ArtefactError where the graph cannot be loaded or a node would run elsewhere.
         """
+        self.provider.refuse_form(self.spec, self.device)
         self.provider.refuse_missing(self.ort, self.device)
         self.provider.preload(self.ort)
         try:
@@ -88,6 +89,8 @@ class Loader:
                 session = self._create({**contents, self.graph.name: content}, judged=False)
                 self._refuse_elsewhere(session)
                 return session
+        if self.provider.fault(self.ort):
+            raise self.provider.not_started(self.ort, self.device)
         say_once(f"building an engine for {self.device}, which takes minutes")
         with keeping_engine(key) as path:
             session = self._create(contents, judged=False, context=path)

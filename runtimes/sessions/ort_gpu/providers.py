@@ -13,13 +13,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
-from runtimes.base.errors import MissingPackageError, first_line
+from runtimes.base.errors import ConfigError, MissingPackageError, first_line
 from runtimes.contract.device import Device, Kind
 from runtimes.contract.spec import Spec
 from runtimes.sessions.ort_gpu.driver import ask_driver
 
 MOST_ROWS = 16  # of engines that ONNX Runtime builds
 INSTALL_GPU = "`pip uninstall -y onnxruntime onnxruntime-gpu`, and then `pip install 'xl-export[gpu]'`"
+SHIFT = "`xl-export export --memory shift`"
 INSTALL_DRIVER = "install the driver of this machine's GPU"
 LIBRARIES = "`pip install 'onnxruntime-gpu[cuda,cudnn]'`"
 
@@ -31,7 +32,7 @@ class Provider(ABC):
     the name of its memory in ONNX Runtime. captures: whether it captures steps as CUDA graphs; ONNX Runtime
     then also refuses a graph of which a node computes elsewhere. builds: whether it builds an engine when a
     graph is loaded. most_rows: the most rows of a step; None
-    where it has no limit.
+    where it has no limit. circular: whether memory may be written in a circle.
     """
 
     name: ClassVar[str]
@@ -42,6 +43,7 @@ class Provider(ABC):
     captures: ClassVar[bool] = False
     builds: ClassVar[bool] = False
     most_rows: ClassVar[int | None] = None
+    circular: ClassVar[bool] = True
 
     @abstractmethod
     def options(self, spec: Spec, device: Device, *, captured: bool) -> dict[str, str]:
@@ -78,8 +80,16 @@ class Provider(ABC):
         """What to do where a node of the graph has no kernel here, in the imperative."""
         update = "install onnxruntime-gpu 1.27 or newer, which has every kernel and needs CUDA 13"
         if spec.form == "ring":
-            return f"{update}, or export with `xl-export export --memory shift`, which 1.25 runs too"
-        return update
+            return f"{update}, or export with {SHIFT}, which 1.25 runs too"
+        return update if spec.target == "tensorrt" else "install onnxruntime-gpu 1.25 or newer"
+
+    def refuse_form(self, spec: Spec, device: Device) -> None:
+        """Raises ConfigError for a form of memory that the provider cannot compute in any release."""
+        if spec.form == "ring" and not self.circular:
+            raise ConfigError(
+                f"device is {device}, and {self.words} has no memory that is written in a circle; export with "
+                f"{SHIFT}, or give --device cuda."
+            )
 
     def refuse_missing(self, ort: Any, device: Device) -> None:
         """Raises MissingPackageError where the installed ONNX Runtime does not have this provider, or this
@@ -123,6 +133,7 @@ class TensorRtProvider(Provider):
     library = "libonnxruntime_providers_tensorrt.so"
     builds = True
     most_rows = MOST_ROWS
+    circular = False
     prefix = "trt"
 
     def options(self, spec: Spec, device: Device, *, captured: bool) -> dict[str, str]:
@@ -144,7 +155,7 @@ class TensorRtProvider(Provider):
         return super().install(missing)
 
     def mend(self, spec: Spec) -> str:
-        return "export with `xl-export export --memory shift`"
+        return f"export with {SHIFT}"
 
 
 class TensorRtRtxProvider(TensorRtProvider):

@@ -52,6 +52,23 @@ def test_check_passes_and_prints_its_figures(form: str, artefacts: dict[str, Pat
     assert figures["tokens"] > 100
 
 
+@pytest.mark.parametrize("command", ["check", "eval", "score", "generate", "recl"])
+def test_every_command_that_computes_takes_a_device_and_none_computes_elsewhere(
+    command: str, artefacts: dict[str, Path], text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    needed = {
+        "eval": ("--text", text_file),
+        "score": ("--input", text_file),
+        "generate": ("--prompt", "The "),
+        "recl": ("--text", text_file, "--lengths", "1,2"),
+    }
+    given = (command, artefacts["ring"], *needed.get(command, ()))
+    refused(xl(*given, "--device", "gpu"), "device is 'gpu'; cuda was probably meant")
+    refused(xl(*given, "--device", "cuda"), "device is cuda and ONNX Runtime cannot use it", "without CUDA")
+
+
 def test_check_of_a_wrong_artefact_fails_with_exit_code_1(
     artefact: Path, reseal: Callable[..., None]
 ) -> None:

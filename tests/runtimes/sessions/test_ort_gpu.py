@@ -221,6 +221,10 @@ def test_engines_of_onnx_runtime_get_shapes_for_every_input_and_refuse_more_rows
         assert set(shapes) == {fact.name for fact in session.spec.inputs}
         assert shapes["input_ids"] == f"{rows}x{tokens}"
         assert shapes["past_key_values.0.key"] == f"{rows}x2x16x6"
+    with pytest.raises(
+        ConfigError, match=r"written in a circle; export with `xl-export export --memory shift`"
+    ):
+        open_session(artefacts["ring"], device="ort-tensorrt")
     monkeypatch.setattr(host_gpu.HostProvider, "most_rows", 16)
     assert session.start(16).batch == 16
     with pytest.raises(StreamError, match="takes 1 to 16 rows"):
