@@ -31,8 +31,8 @@ class Provider(ABC):
     name: ONNX Runtime's. words: for people. kernel: for scripts. library: its file in the package. memory:
     the name of its memory in ONNX Runtime. captures: whether it captures steps as CUDA graphs; ONNX Runtime
     then also refuses a graph of which a node computes elsewhere. builds: whether it builds an engine when a
-    graph is loaded. most_rows: the most rows of a step; None
-    where it has no limit. circular: whether memory may be written in a circle.
+    graph is loaded. most_rows: the most rows of a step; None where it has no limit. circular: whether memory
+    may be written in a circle.
     """
 
     name: ClassVar[str]
@@ -87,8 +87,8 @@ class Provider(ABC):
         """Raises ConfigError for a form of memory that the provider cannot compute in any release."""
         if spec.form == "ring" and not self.circular:
             raise ConfigError(
-                f"device is {device}, and {self.words} has no memory that is written in a circle; export with "
-                f"{SHIFT}, or give --device cuda."
+                f"device is {device}, and {self.words} has no memory that is written in a circle; export "
+                f"with {SHIFT}, or give --device cuda."
             )
 
     def refuse_missing(self, ort: Any, device: Device) -> None:
