@@ -13,7 +13,7 @@ STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; margin: 1rem 0; font-size: 0.9rem; }
 th, td { border: 1px solid #9995; padding: 0.25rem 0.6rem; text-align: left; vertical-align: top; }
-td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+td { font-variant-numeric: tabular-nums; overflow-wrap: break-word; }
 pre { background: #8882; padding: 0.6rem; overflow-x: auto; font-size: 0.8rem; }
 .passed { color: #1a7f37; } .slower { color: #9a6700; } .failed { color: #cf222e; }
 @media (prefers-color-scheme: dark) { body { background: #111; color: #ddd; } }

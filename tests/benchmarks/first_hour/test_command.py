@@ -1,0 +1,89 @@
+"""The command line: one sentence for what cannot be, and a whole report when it is interrupted."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.__main__ import main
+from benchmarks.first_hour.catalogue import STEPS
+from benchmarks.first_hour.results import load_report
+
+ROOT = Path(__file__).parents[3]
+BAD = [
+    ([], "--out is not given"),
+    (["--steps", "engine"], "'engine', which is no step"),
+    (["--out", "OUT", "--limit-minutes", "0"], "--limit-minutes is 0"),
+    (["--out", "OUT", "--resume", "--force"], "give one of the two"),
+    (["--out", "OUT", "--resume"], "has no report.json to go on with"),
+]
+
+
+@pytest.mark.parametrize(("options", "sentence"), BAD)
+def test_what_cannot_be_is_one_sentence(options: list[str], sentence: str, tmp_path: Path) -> None:
+    words = [str(tmp_path / "report") if word == "OUT" else word for word in options]
+    result = CliRunner().invoke(main, ["first-hour", *words])
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_list_has_every_step_and_runs_nothing() -> None:
+    result = CliRunner().invoke(main, ["first-hour", "--list"])
+    assert result.exit_code == 0
+    assert [line.split()[0] for line in result.stdout.splitlines()] == [step.name for step in STEPS]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it looks at processes in /proc")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_command_that_is_stopped_leaves_a_report_to_go_on_with(how: signal.Signals, tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    words = [sys.executable, "-m", "benchmarks", "first-hour", "--quick", "--out", str(out)]
+    words += ["--steps", "machine"]
+    process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert "machine: the machine" in process.stderr.readline()
+    deadline = time.monotonic() + 60
+    while not _children(out) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(how)
+    code = process.wait(60)
+    process.stderr.close()
+    deadline = time.monotonic() + 60
+    while _children(out) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert _children(out) == [], "the process of the step is still there"
+    report = load_report(out / "report.json")
+    assert not report.finished
+    if how == signal.SIGINT:
+        assert code == 130
+        assert [step.status for step in report.steps] == ["interrupted"]
+        with tarfile.open(out / "report.tar.gz") as archive:
+            assert "first-hour/report.md" in archive.getnames()
+    again = subprocess.run([*words, "--resume"], cwd=ROOT, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    report = load_report(out / "report.json")
+    assert report.finished
+    assert [step.status for step in report.steps] == ["passed"]
+
+
+def _children(out: Path) -> list[str]:
+    """The processes of steps of this report."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode("utf-8", "replace").split("\0")
+        except OSError:  # it has ended meanwhile
+            continue
+        if "benchmarks.first_hour.child" in words and any(str(out) in word for word in words):
+            found.append(path.parent.name)
+    return found
