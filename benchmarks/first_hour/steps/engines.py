@@ -9,6 +9,7 @@ from benchmarks.first_hour.steps import timed
 from benchmarks.first_hour.steps.models import Kind, artefact_of, config_of
 from runtimes import open_session
 from runtimes.contract.engine import NAMES, PLAN, Attention, EngineFacts, Flavour
+from runtimes.contract.precision import Precision
 from runtimes.contract.tensors import Form
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from xl_export.tensorrt.build import build
@@ -18,11 +19,11 @@ MOST_ROWS = max(timed.BATCHES)
 
 
 def run(
-    record: Record, *, size: str, flavour: Flavour, attention: Attention, form: Form, precision: str
+    record: Record, *, size: str, flavour: Flavour, attention: Attention, form: Form, precision: Precision
 ) -> None:
     """Builds the engine of a model on this GPU and keeps what it does."""
-    config, halves = config_of(size, quick=record.quick), precision == "fp16"
-    kind = Kind(target="tensorrt", form=form, precision="fp16" if halves else "fp32")
+    config = config_of(size, quick=record.quick)
+    kind = Kind(target="tensorrt", form=form, precision=precision)
     artefact = artefact_of(record, config, kind)
     out = artefact.with_name(f"engine-{flavour}-{attention}-{kind.folder}")
     shutil.rmtree(out, ignore_errors=True)
@@ -30,7 +31,7 @@ def run(
     side = f"{NAMES[flavour]}, {attention}, {form}, {precision}"
     keep_build(record, side, facts)
     timed.tried(
-        record, out, open_session(out), config, side=side, form=form, halves=halves, artefact=artefact
+        record, out, open_session(out), config, side=side, form=form, precision=precision, artefact=artefact
     )
 
 

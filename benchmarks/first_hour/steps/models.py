@@ -11,6 +11,7 @@ from benchmarks.configs import CONFIGS, BenchmarkConfig
 from benchmarks.first_hour.record import Record
 from benchmarks.models import random_weights, write_run
 from runtimes.contract.engine import Attention
+from runtimes.contract.precision import Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import Form
 from trainer.model.config import ModelConfig
@@ -28,7 +29,7 @@ class Kind:
 
     target: Target
     form: Form
-    precision: Literal["fp32", "fp16"]
+    precision: Precision
     attention: Attention = "plugin"
 
     @property

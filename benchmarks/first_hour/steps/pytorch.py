@@ -15,6 +15,7 @@ from benchmarks.first_hour.record import NotHereError, Record
 from benchmarks.first_hour.steps import timed
 from benchmarks.first_hour.steps.models import config_of, rule_of, run_folder
 from benchmarks.measure import take_turns
+from runtimes.contract.precision import Precision
 from trainer.model.model import LanguageModel
 from trainer.model.projected import ProjectedModel
 from trainer.run.checkpoint import load_run
@@ -95,7 +96,8 @@ def _one_side(
     halves: bool,
     compiled: bool,
 ) -> None:
-    tolerance = timed.HALVES_TOLERANCE if halves else timed.SINGLES_TOLERANCE
+    precision: Precision = "fp16" if halves else "fp32"
+    tolerance = timed.tolerance_of(precision)
     worst = float((Stream(model, config, compiled=compiled).answers() - expected).abs().max())
     right = worst <= tolerance
     said = f"differs from the CPU by at most {worst:.2e} nats (tolerance {tolerance:g})"
@@ -114,5 +116,12 @@ def _one_side(
 
             timing = take_turns({"step": call}, repeats=repeats)["step"]
             timed.keep(
-                record, timing, config, side=side, form="shift", halves=halves, batch=batch, tokens=tokens
+                record,
+                timing,
+                config,
+                side=side,
+                form="shift",
+                precision=precision,
+                batch=batch,
+                tokens=tokens,
             )

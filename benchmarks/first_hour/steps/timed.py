@@ -16,6 +16,7 @@ from benchmarks.first_hour.steps.models import rule_of
 from benchmarks.measure import Timing, take_turns
 from benchmarks.steps import filled
 from runtimes import Session, check, load_memory, open_session, save_memory
+from runtimes.contract.precision import TOLERANCES, Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import Form
 from trainer.model.arithmetic import with_head
@@ -23,7 +24,8 @@ from trainer.model.config import ModelConfig
 
 BATCHES = (1, 8)
 COMPARED = 4  # segments of both sessions
-HALVES_TOLERANCE, SINGLES_TOLERANCE = 5e-2, 1e-3  # nats, of single log-probabilities
+LEAST_TOLERANCE = 1e-3  # nats, of single log-probabilities: both sides add in orders of their own
+WEIGHT_BYTES: dict[Precision, float] = {"fp32": 4, "fp16": 2, "int8": 1, "fp8": 1, "int4": 0.5}
 SAVED_TOLERANCE = 1e-3  # nats between a stream and the same stream saved and opened again
 
 
@@ -35,7 +37,7 @@ def tried(
     *,
     side: str,
     form: Form,
-    halves: bool,
+    precision: Precision,
     artefact: Path | None = None,
     device: str = "auto",
 ) -> None:
@@ -50,7 +52,7 @@ def tried(
         record.check(f"{side}: check", report.passed, report.sentence)
     with record.attempt(f"{side}: scores"):
         reference = open_session(artefact or folder, device="cpu")
-        _compare(record, f"{side}: scores", session, reference, halves=halves)
+        _compare(record, f"{side}: scores", session, reference, precision=precision)
     with record.attempt(f"{side}: a saved stream"):
         _continue(record, f"{side}: a saved stream", session)
     if not all(done.passed for done in record.result.checks[before:]):
@@ -60,17 +62,28 @@ def tried(
         for tokens, repeats in ((1, config.token_repeats), (config.segment, 4 * config.repeats)):
             with record.attempt(f"{side}: timing {batch} x {tokens}"):
                 timing = take_turns({"step": _call(session, batch, tokens)}, repeats=repeats)["step"]
-                keep(record, timing, config, side=side, form=form, halves=halves, batch=batch, tokens=tokens)
+                keep(
+                    record,
+                    timing,
+                    config,
+                    side=side,
+                    form=form,
+                    precision=precision,
+                    batch=batch,
+                    tokens=tokens,
+                )
 
 
-def _compare(record: Record, name: str, session: Session, reference: Session, *, halves: bool) -> None:
+def _compare(
+    record: Record, name: str, session: Session, reference: Session, *, precision: Precision
+) -> None:
     """Keeps how far the log-probabilities are from the reference's, over segments and single tokens."""
     T, draw = session.rule.segment, np.random.default_rng(0)
     lengths = [T] * COMPARED + [1, 1, 1, max(1, T // 2)]
     tokens = draw.integers(0, session.vocab.size, (2, sum(lengths) + 1))
     answers = [_scores(side, tokens, lengths) for side in (session, reference)]
     worst = float(np.abs(answers[0] - answers[1]).max())
-    tolerance = HALVES_TOLERANCE if halves else SINGLES_TOLERANCE
+    tolerance = tolerance_of(precision)
     bits = [-float(answer.mean()) / np.log(2) for answer in answers]
     said = (
         f"log-probabilities differ from ONNX Runtime's on the CPU by at most {worst:.2e} nats (tolerance "
@@ -100,7 +113,7 @@ def keep(
     *,
     side: str,
     form: Form,
-    halves: bool,
+    precision: Precision,
     batch: int,
     tokens: int,
 ) -> None:
@@ -112,21 +125,30 @@ def keep(
         side=side,
         batch=batch,
         tokens=tokens,
-        num_bytes=least_bytes(config.model, rule, form, batch=batch, halves=halves),
+        num_bytes=least_bytes(config.model, rule, form, batch=batch, precision=precision),
         multiply_adds=batch * step_multiply_adds(with_head(config.model), rule, form, tokens),
-        halves=halves,
+        halves=precision != "fp32",
     )
 
 
-def least_bytes(model: ModelConfig, rule: MemoryRule, form: Form, *, batch: int, halves: bool) -> float:
+def tolerance_of(precision: Precision) -> float:
+    """By how many nats the log-probabilities of two devices may differ."""
+    return max(TOLERANCES[precision], LEAST_TOLERANCE)
+
+
+def least_bytes(
+    model: ModelConfig, rule: MemoryRule, form: Form, *, batch: int, precision: Precision
+) -> float:
     """The bytes of weights, tables and visible memory that a step reads.
 
     The form `shift` writes its whole memory again besides. Of an adaptive softmax the head alone is counted.
     """
-    read = step_bytes(with_head(model), rule, form, streams=batch)
-    weights = step_bytes(with_head(model), rule, form, streams=0)
-    moved = 2 * (read - weights) if form == "shift" else 0  # read once more and written
-    return (read + moved) * ((2 if halves else 4) / FLOAT)
+    others = 4 if precision == "fp32" else 2  # bytes of a number in tables and memory
+    weights_and_tables = step_bytes(with_head(model), rule, form, streams=0) / FLOAT
+    tables = model.layers * model.heads * model.head_dim * rule.position_rows
+    memory = step_bytes(with_head(model), rule, form, streams=batch) / FLOAT - weights_and_tables
+    moved = 3 * memory if form == "shift" else memory  # read, and read once more and written
+    return WEIGHT_BYTES[precision] * (weights_and_tables - tables) + others * (tables + moved)
 
 
 def _scores(session: Session, tokens: np.ndarray, lengths: list[int]) -> np.ndarray:

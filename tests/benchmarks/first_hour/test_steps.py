@@ -188,7 +188,7 @@ def test_pytorch_is_compared_with_the_cpu(record: Record, monkeypatch: pytest.Mo
     pytorch.run(record, size="small")
     assert [check.passed for check in record.result.checks] == [True], record.result.checks
     assert len(record.result.rows) == 4
-    monkeypatch.setattr(pytorch.timed, "SINGLES_TOLERANCE", -1.0)
+    monkeypatch.setattr(pytorch.timed, "tolerance_of", lambda precision: -1.0)
     record.result = StepResult(name="again")
     pytorch.run(record, size="small")
     assert record.result.rows == ()
