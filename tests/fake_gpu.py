@@ -4,8 +4,8 @@ sessions, not its numbers.
 Device memory is host memory that starts as NaN. Whatever is queued runs only when the stream is synchronized,
 so a missing synchronization shows. A captured graph keeps its addresses. A "plan" names an artefact, which
 ONNX Runtime runs; the context refuses what TensorRT refuses: shapes outside the profile, unaligned or shared
-buffers, capturing before a plain step. `tests/xl_export/tensorrt/test_bindings.py` shows that every name here
-exists in the real packages.
+buffers, capturing before a plain step. Rings are written in place, as TensorRT writes them.
+`tests/xl_export/tensorrt/test_bindings.py` shows that every name here exists in the real packages.
 """
 
 # ruff: noqa: N802, N815 (the names are those of CUDA)
@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from runtimes.base.sealed import file_facts
@@ -54,6 +55,7 @@ class FakeCuda:
         self.captured: list[Callable[[], None]] | None = None
         self.calls: dict[str, int] = {}
         self.full, self.count = False, 1
+        self.contexts: list[Any] = []  # the configuration, or the strategy, of each execution context
 
     def _ok(self, name: str, *values: Any) -> tuple[Any, ...]:
         self.calls[name] = self.calls.get(name, 0) + 1
@@ -135,6 +137,8 @@ class FakeTensorRT:
     __version__ = "11.4.0.106"
     TensorIOMode = enum.Enum("TensorIOMode", ["INPUT", "OUTPUT"])
     CudaGraphStrategy = enum.Enum("CudaGraphStrategy", ["DISABLED", "WHOLE_GRAPH_CAPTURE"])
+    DynamicShapesKernelSpecializationStrategy = enum.Enum("Specialisation", ["LAZY", "EAGER", "NONE"])
+    ExecutionContextAllocationStrategy = enum.Enum("Allocation", ["STATIC", "ON_PROFILE_CHANGE"])
 
     class ILogger:
         Severity = enum.Enum("Severity", ["INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE"])
@@ -152,8 +156,11 @@ class _Engine:
 
         document = json.loads(plan)
         self.cuda, self.log, self.profiles = cuda, log, document["profiles"]
+        nodes = onnx.load(document["graph"], load_external_data=False).graph.node
+        self.aliases = {node.output[0]: node.input[0] for node in nodes if node.op_type == "TensorScatter"}
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
+        options.log_severity_level = 3  # it warns where a ring is not in place
         self.ort = onnxruntime.InferenceSession(document["graph"], options)
         nodes = [
             (node, mode)
@@ -175,11 +182,33 @@ class _Engine:
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         return tuple(size if isinstance(size, int) else -1 for size in self.tensors[name][0].shape)
 
-    def create_runtime_config(self) -> SimpleNamespace:
-        return SimpleNamespace()
+    def get_aliased_input_tensor(self, name: str) -> str | None:
+        return self.aliases.get(name)
 
-    def create_execution_context(self, config: Any = None) -> _Context:
+    def create_runtime_config(self) -> _RuntimeConfig:
+        return _RuntimeConfig()
+
+    def create_execution_context(self, config: Any) -> _Context:
+        self.cuda.contexts.append(config)
         return _Context(self)
+
+
+class _RuntimeConfig:
+    """That of TensorRT-RTX; its runtime cache is a text."""
+
+    def __init__(self) -> None:
+        self.allocation = self.cache = None
+
+    def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
+        self.allocation = strategy
+
+    def create_runtime_cache(self) -> SimpleNamespace:
+        cache = SimpleNamespace(read=b"", serialize=lambda: cache.read + b" and more")
+        cache.deserialize = lambda content: setattr(cache, "read", bytes(content))
+        return cache
+
+    def set_runtime_cache(self, cache: Any) -> None:
+        self.cache = cache
 
 
 class _Context:
@@ -216,9 +245,10 @@ class _Context:
     def execute_async_v3(self, stream: int) -> bool:
         cuda, addresses, shapes = self.engine.cuda, dict(self.addresses), dict(self.shapes)
         assert addresses.keys() == self.engine.tensors.keys(), "a tensor has no address"
-        assert len(set(addresses.values())) == len(addresses), (
-            "two tensors share a buffer (NVIDIA/TensorRT#4681)"
-        )
+        apart = {name: address for name, address in addresses.items() if name not in self.engine.aliases}
+        assert len(set(apart.values())) == len(apart), "two tensors share a buffer (NVIDIA/TensorRT#4681)"
+        for present, past in self.engine.aliases.items():
+            assert addresses[present] == addresses[past], f"{present} is not written in place"
         if cuda.captured is not None and not self.fresh:
             self.engine.log.log(FakeTensorRT.ILogger.Severity.ERROR, "a step must run before one is captured")
             return False

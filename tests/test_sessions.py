@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from tests import fake_gpu, host_gpu
 from tests.architectures import ARCHITECTURES
 from tests.streams import feed, rows
 from trainer.run.session import ProjectedTorchSession
+from xl_export.artefact.export import export
 
 # Every kind of session and what computes it. A new runtime adds a line here, and a folder of its kind to
 # `folders`.
@@ -28,14 +30,19 @@ COMPUTED_BY = {
     "shift": "ONNX Runtime, standard operators",
     "hidden": "ONNX Runtime, standard operators",
     "device": "ONNX Runtime, CUDA on cuda",  # over a stand-in for the GPU; its memory is a ring
-    "engine": "TensorRT engine",  # over a stand-in for the GPU
+    "cut-ring": "ONNX Runtime, standard operators",  # for TensorRT: segments are cut at the ring's end
+    "engine": "TensorRT engine",  # over a stand-in for the GPU; its memory is shift
+    "ring-engine": "TensorRT engine",  # over the graph of cut-ring
 }
 KINDS = tuple(COMPUTED_BY)
+OTHER_KINDS = tuple(kind for kind in KINDS if kind not in ("cut-ring", "ring-engine"))  # of `OTHERS`
+# Attention is ONNX Attention, which rounds all rows alike; the body of the project's operator does not.
+FOR_ENGINES: dict[str, Any] = {"target": "tensorrt", "precision": "fp32", "attention": "native"}
 # A model with a selective output layer, and one with persistent vectors, spans and groups of heads.
 OTHERS = ("adaptive-softmax", "all-attention-groups")
 
 
-@pytest.fixture(params=[*KINDS, "projected", *(f"{name} {kind}" for name in OTHERS for kind in KINDS)])
+@pytest.fixture(params=[*KINDS, "projected", *(f"{name} {kind}" for name in OTHERS for kind in OTHER_KINDS)])
 def session(
     request: pytest.FixtureRequest, run: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> Session:
@@ -66,6 +73,8 @@ def folders(
     made = {"torch": run, **artefacts, **others}
     made |= {f"{name}device": made[f"{name}ring"] for name in ("", *(f"{name} " for name in OTHERS))}
     engines = tmp_path_factory.mktemp("engines")
+    made["cut-ring"] = export(run, engines / "cut-ring", **FOR_ENGINES)
+    made["ring-engine"] = fake_gpu.make_engine(made["cut-ring"], engines / "ring-engine")
     for name in ("", *(f"{name} " for name in OTHERS)):
         made[f"{name}engine"] = fake_gpu.make_engine(made[f"{name}shift"], engines / f"{name}engine")
     return made
@@ -74,8 +83,6 @@ def folders(
 @pytest.fixture(scope="module")
 def others(make_run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Runs and artefacts of other architectures, as "name kind"."""
-    from xl_export.artefact.export import export
-
     folder, made = tmp_path_factory.mktemp("others"), {}
     for name in OTHERS:
         made[f"{name} torch"] = trained = make_run(**ARCHITECTURES[name])
@@ -87,7 +94,7 @@ def others(make_run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 def test_what_computes_a_step_is_named(session: Session, request: pytest.FixtureRequest) -> None:
     kind = request.node.callspec.params["session"].split()[-1]
     assert session.computed_by == COMPUTED_BY["torch" if kind == "projected" else kind]
-    assert session.kernel == {"device": "cuda", "torch": None, "projected": None, "engine": None}.get(
+    assert session.kernel == {"device": "cuda", "torch": None, "projected": None, "engine": None, "ring-engine": None}.get(
         kind, "standard"
     )
     assert (session.spec is None) == (session.computed_by == "PyTorch")
@@ -125,7 +132,7 @@ def test_the_bytes_of_a_step_hold_its_memory_and_its_logits(session: Session) ->
     assert two >= one + 4 * session.vocab.size
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *(f"{name} {kind}" for name in OTHERS for kind in KINDS)])
+@pytest.mark.parametrize("kind", [*KINDS, *(f"{name} {kind}" for name in OTHERS for kind in OTHER_KINDS)])
 def test_a_folder_is_described_as_its_session_is(
     kind: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +142,9 @@ def test_a_folder_is_described_as_its_session_is(
     assert facts["computed_by"] == session.computed_by
     assert facts["rule"] == dataclasses.asdict(session.rule)
     assert facts["model"]["vocab_size"] == session.vocab.size
-    assert facts["kind"] == {"torch": "run", "engine": "engine"}.get(kind.split()[-1], "artefact")
+    assert facts["kind"] == {"torch": "run", "engine": "engine", "ring-engine": "engine"}.get(
+        kind.split()[-1], "artefact"
+    )
     assert f"computed by {session.computed_by}" in "\n".join(describe_lines(facts))
 
 

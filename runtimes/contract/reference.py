@@ -15,7 +15,7 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError
 from runtimes.base.files import read_npz
-from runtimes.base.logits import log_sum_exp
+from runtimes.base.logits import log_probability, log_sum_exp
 from runtimes.base.sealed import read_verified
 from runtimes.contract.session import Session
 from runtimes.contract.spec import EXPORT_AGAIN, SPEC, Spec
@@ -38,12 +38,27 @@ class Reference:
 
 
 def replay(
-    session: Session, tokens: np.ndarray, segments: Iterable[int], restarts: np.ndarray
+    session: Session,
+    tokens: np.ndarray,
+    segments: Iterable[int],
+    restarts: np.ndarray,
+    *,
+    lead: Iterable[int] = (),
+    whole: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """log p of each next token [B, N], and of every symbol after the last token [B, V], over chained
     segments.
+
+    lead: lengths of segments that are fed before; then all rows start a new text. whole: whether the answers
+    are computed from the logits of all tokens, which graphs with a large vocabulary give only where asked to.
     """
     memory = session.start(len(tokens))
+    taken = set(session.paths.taken) if session.paths else set()
+    for length in lead:
+        session.step(tokens[:, :length], memory)
+    memory.positions[:] = 0
+    if session.paths:
+        session.paths.without(taken)  # nothing was compared
     pieces, at, before_last = [], 0, None
     for length, restart in zip(segments, restarts, strict=True):
         memory.positions[restart] = 0
@@ -52,7 +67,12 @@ def replay(
             at + length == tokens.shape[1] - 1
         ):  # the last segment is fed twice: it is scored, then predicted from
             before_last = memory.copy()
-        log_probs, memory = session.score(piece, tokens[:, at + 1 : at + length + 1], memory)
+        targets = tokens[:, at + 1 : at + length + 1]
+        if whole:
+            logits, memory = session.step(piece, memory)
+            log_probs = log_probability(logits, targets)
+        else:
+            log_probs, memory = session.score(piece, targets, memory)
         pieces.append(log_probs)
         at += length
     assert before_last is not None, "the segments do not end with the tokens"

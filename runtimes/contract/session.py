@@ -14,6 +14,7 @@ import numpy as np
 
 from runtimes.contract.device import AUTO, Device
 from runtimes.contract.memory import Memory
+from runtimes.contract.paths import Paths
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import TensorFacts
@@ -51,6 +52,11 @@ class Session(Protocol):
         """The same for scripts, where a runtime has several implementations (`standard`, `fused`, `cuda`);
         None where it has one.
         """
+        ...
+
+    @property
+    def paths(self) -> Paths | None:
+        """The ways in which the session may compute a step; None where it has one."""
         ...
 
     def with_rule(self, rule: MemoryRule) -> Session:

@@ -109,6 +109,15 @@ class Spec:
         return "float16" if half else "float32"
 
     @property
+    def linear_ring(self) -> bool:
+        """Whether the memory is a ring whose graph cannot write across the end of the ring.
+
+        TensorRT's layer for memory in place writes consecutive slots. A session cuts a segment there, which
+        changes no score under the mask `same-length`.
+        """
+        return self.form == "ring" and self.target == "tensorrt"
+
+    @property
     def lossy(self) -> bool:
         """Whether weights or memory are stored in fewer bits than they were trained in."""
         return (self.precision, self.memory_precision) != ("fp32", "fp32")

@@ -7,11 +7,17 @@ import numpy as np
 from runtimes.base.logits import log_probability
 from runtimes.contract.checks import checked_targets, last_fed
 from runtimes.contract.memory import Memory
+from runtimes.contract.paths import Paths
 from runtimes.contract.session import Session
 
 
 class FromLogits:
     """`predict` and `score` from `step`. That is enough for a vocabulary of moderate size."""
+
+    @property
+    def paths(self) -> Paths | None:
+        """None: there is one way to compute a step, unless a session says more."""
+        return None
 
     def predict(
         self: Session, tokens: np.ndarray, memory: Memory, *, lengths: np.ndarray | None = None

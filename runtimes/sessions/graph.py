@@ -27,6 +27,7 @@ from runtimes.contract.spec import VOCAB, Spec
 from runtimes.contract.tensors import TensorFacts
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.from_logits import FromLogits
+from runtimes.sessions.pieces import cut, run_in_pieces
 from runtimes.sessions.segment_end import sees_segment_end
 
 Positions = Literal["all", "last", "none"]  # positions of a segment whose logits are computed
@@ -49,6 +50,8 @@ class GraphSession(FromLogits, ABC):
         self._tried, self._counts_from_end = False, False
         self.rule: MemoryRule = spec.rule
         self.state: tuple[TensorFacts, ...] = tuple(state.tensor() for state in spec.state)
+        # The numbers of slots of rings that a step may not write across.
+        self._ring_sizes = {int(state.shape[2]) for state in spec.state} if spec.linear_ring else set[int]()
         if vocab.size != spec.model.vocab_size:
             raise ArtefactError(
                 f"{VOCAB} has {vocab.size} symbols and the model {spec.model.vocab_size}; export it again."
@@ -153,7 +156,7 @@ class GraphSession(FromLogits, ABC):
             outputs = {"logits": np.empty((*where, self.spec.model.vocab_size), np.float32)}
             if self.spec.model.selective:
                 outputs["log_probs"] = np.empty(tokens.shape, np.float32)
-            self.run(inputs, outputs, memory)
+            self._run_whole(inputs, outputs, memory)
             memory.positions += tokens.shape[1] if lengths is None else lengths
             observe(memory, _last_outputs(outputs, inputs, lengths))
         logits = outputs["logits"]
@@ -163,6 +166,24 @@ class GraphSession(FromLogits, ABC):
         elif lengths is not None:
             logits[np.arange(tokens.shape[1]) >= lengths[:, None]] = np.nan
         return logits, outputs.get("log_probs", logits)
+
+    def _run_whole(
+        self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory
+    ) -> None:
+        """Runs the graph over a whole segment, in pieces where its ring cannot be written across its end."""
+        length = inputs["input_ids"].shape[1]
+        pieces = cut(memory.positions, length, self._ring_sizes) if self._ring_sizes and length > 1 else []
+        if len(pieces) < 2:
+            self.run(inputs, outputs, memory)
+            return
+        empty_rows = self.logits_while_scoring == "none"
+        run_in_pieces(
+            lambda part, answers: self.run(part, answers, memory),
+            inputs,
+            outputs,
+            pieces,
+            empty_rows=empty_rows,
+        )
 
     def _refuse_lengths(self) -> None:
         """Raises StreamError where the rows of a step can only advance together."""

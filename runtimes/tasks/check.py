@@ -1,20 +1,33 @@
-"""The self-test of an artefact: it replays `reference.npz`, tokens and PyTorch's answers to them."""
+"""The self-test of an artefact: it replays `reference.npz`, tokens and PyTorch's answers to them.
+
+An engine computes a step in several ways (`runtimes/contract/paths.py`). The reference is replayed until each
+of them has given answers that were compared; a way that no replay reaches fails the check.
+"""
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError
+from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.contract.device import Device
 from runtimes.contract.precision import QUANTISED, unmeasured
-from runtimes.contract.reference import load_reference, replay
+from runtimes.contract.reference import Reference, load_reference, replay
+from runtimes.contract.session import Session
 from runtimes.contract.spec import REFERENCE
 from runtimes.sessions.open import open_session
+
+
+LONGEST = 1 << 30  # a segment as long as a step may have
+# What is fed before the streams of a reference begin; see `_replays`.
+LEADS: tuple[tuple[int, ...], ...] = ((), (LONGEST,), (1,), (1, LONGEST), (1, 1))
+SINGLE = 64  # tokens that are fed one by one, where segments are not taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +38,8 @@ class CheckReport:
 
     against: whose answers they were compared with. These are PyTorch's, or with quantised weights those of
     the machine that exported. The mean difference has a tolerance of its own. computed_by, kernel: what
-    computed here, as `Session` has it. note: what a passed check does not say.
+    computed here, as `Session` has it. note: what a passed check does not say. paths: how many ways of
+    computing a step were compared. missing: those that were not.
     """
 
     passed: bool
@@ -39,15 +53,22 @@ class CheckReport:
     computed_by: str
     kernel: str | None = None
     note: str | None = None
+    paths: int = 1
+    missing: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
         mean = f", {self.mean_difference:.2e} in the mean (tolerance {self.mean_tolerance:g})"
-        return (
+        sentence = (
             f"{self.tokens} log-probabilities differ from {self.against} by at most "
             f"{self.max_difference:.2e} nats (tolerance "
             f"{self.tolerance:g}){mean if self.mean_tolerance < self.tolerance else ''}"
         )
+        total = self.paths + len(self.missing)
+        if self.missing:
+            names = "; ".join(self.missing)
+            return f"{sentence}; {len(self.missing)} of {total} paths of the engine were not reached: {names}"
+        return f"{sentence}; all {total} paths of the engine were compared" if total > 1 else sentence
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.__dict__)
@@ -70,23 +91,79 @@ def check(artefact: Path | str, *, threads: int | None = None, device: Device | 
     spec, quantised = session.spec, session.spec.precision in QUANTISED
     reference = load_reference(folder / REFERENCE, spec)
     began = time.perf_counter()
-    log_probs, last = replay(session, reference.tokens, reference.segments.tolist(), reference.restarts)
+    replays = list(_replays(session, reference))
     seconds = time.perf_counter() - began
-    differences = np.concatenate(
-        [np.abs(log_probs - reference.log_probs).ravel(), np.abs(last - reference.last).ravel()]
-    )
+    differences = np.concatenate([np.abs(mine - theirs).ravel() for mine, theirs in replays])
     # A NaN anywhere makes both figures NaN, and no comparison with a tolerance holds for a NaN.
     worst, mean = float(differences.max()), float(differences.mean())
+    missing = session.paths.missing if session.paths else ()
     return CheckReport(
-        passed=worst <= spec.tolerance and mean <= spec.mean_tolerance,
+        passed=worst <= spec.tolerance and mean <= spec.mean_tolerance and not missing,
         max_difference=worst,
         tolerance=spec.tolerance,
         mean_difference=mean,
         mean_tolerance=spec.mean_tolerance,
-        tokens=log_probs.size,
+        tokens=reference.log_probs.size,
         seconds=seconds,
         against="the exporting machine" if quantised else "PyTorch",
         computed_by=session.computed_by,
         kernel=session.kernel,
         note=unmeasured(spec.precision) if quantised and spec.measured is None else None,
+        paths=len(session.paths.possible) - len(missing) if session.paths else 1,
+        missing=missing,
+    )
+
+
+def _replays(session: Session, reference: Reference) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pairs of the answers of a session and of the reference, until all paths of the session are compared."""
+    paths = session.paths
+    if paths is None:
+        yield from _compared(session, reference)
+        return
+    assert session.spec is not None, "only an engine has several paths"
+    uses = (False, True) if session.spec.model.selective else (False,)
+    nothing = True
+    for batch, lead, whole, single in itertools.product(paths.batches, LEADS, uses, (False, True)):
+        if nothing or paths.missing:
+            before = set(paths.taken)
+            try:
+                yield from _compared(session, reference, batch=batch, lead=lead, whole=whole, single=single)
+                nothing = False
+            except StreamError:  # no profile takes these rows and segments
+                paths.without(before)
+    if nothing:
+        raise StreamError(
+            "no profile of the engine takes the streams of its reference; build it with --batch 1:2:2."
+        )
+
+
+def _compared(
+    session: Session,
+    reference: Reference,
+    *,
+    batch: int | None = None,
+    lead: Iterable[int] = (),
+    whole: bool = False,
+    single: bool = False,
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Pairs of answers, the session's and the reference's, of one replay.
+
+    batch: how many rows are fed; those of the reference are repeated. single: whether the first tokens are
+    fed one by one, where no profile takes longer segments of so many rows. lead, whole: see `replay`.
+    """
+    rows = np.arange(batch or len(reference.tokens)) % len(reference.tokens)
+    tokens, lengths, restarts = reference.tokens[rows], reference.segments, reference.restarts[:, rows]
+    if single:
+        if session.rule.mask == "full":
+            raise StreamError("under the full mask the answers depend on the segments.")
+        starts = np.zeros((int(lengths.sum()), len(rows)), bool)
+        starts[np.cumsum(lengths) - lengths] = restarts
+        restarts = starts[:SINGLE]
+        lengths = np.ones(len(restarts), np.int64)
+        tokens = tokens[:, : len(lengths) + 1]
+    lead = [min(length, session.rule.segment) for length in lead]
+    log_probs, last = replay(session, tokens, lengths.tolist(), restarts, lead=lead, whole=whole)
+    pairs = [(log_probs, reference.log_probs[rows, : log_probs.shape[1]])]
+    return (
+        pairs if log_probs.shape[1] < reference.log_probs.shape[1] else [*pairs, (last, reference.last[rows])]
     )

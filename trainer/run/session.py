@@ -63,6 +63,7 @@ class TorchSession:
 
     spec: None = None  # no artefact
     kernel: None = None  # PyTorch has one implementation
+    paths: None = None  # and one way to compute a step
     device: Device = CPU
 
     def __init__(

@@ -20,6 +20,7 @@ from runtimes.contract.session import Session
 from runtimes.contract.spec import FUSED, GRAPH, SPEC, Exporter, Spec, Target
 from runtimes.contract.tensors import Form
 from runtimes.sessions.onnx_runtime import OrtSession
+from trainer.model.config import ModelConfig
 from trainer.run.checkpoint import Run, load_run
 from trainer.run.history import concern_about
 from xl_export.artefact.quality import held_out
@@ -58,8 +59,8 @@ def export(
 
     - exporter: `graph` writes the graph node by node. `trace` has PyTorch trace its own step
       (`xl_export/tracing`); every head keeps the whole memory then, whatever span it learned.
-    - memory: the form of the memory tensors. None is ring, or shift with target `tensorrt`, which takes no
-      other.
+    - memory: the form of the memory tensors. None is ring, or shift where an engine cannot have a ring (see
+      `needs_shift`).
     - rule: how much the artefact remembers, and which keys are visible. None is the run's own evaluation
       rule.
     - target: `tensorrt` writes a graph in float16, from which TensorRT builds engines. ONNX Runtime runs it
@@ -82,10 +83,13 @@ def export(
     refuse_existing(out, force=force, marker=SPEC, sources=sources)
     if exporter not in get_args(Exporter):
         raise ConfigError(f"exporter is {exporter!r:.20}; expected one of {', '.join(get_args(Exporter))}.")
-    form = form_for(target, memory)
     precision, memory_precision = precisions_for(target, precision, memory_precision)
     trained = load_run(run)
     chosen = rule or trained.config.evaluation
+    reason = None
+    if target == "tensorrt":
+        reason = needs_shift(chosen, trained.config.model, exporter)
+    form = form_for(target, memory, needs_shift=reason)
     spec = make_spec(trained, chosen, form, target, precision, memory_precision)
     spec = dataclasses.replace(spec, concern=concern_about(run))
     model: Exportable = WrittenRun(trained, attention)
@@ -101,13 +105,38 @@ def export(
     return out
 
 
-def form_for(target: Target, memory: Form | None) -> Form:
-    """Returns the form of memory for a target; raises ConfigError where the two do not fit."""
-    if target == "tensorrt" and memory not in (None, "shift"):
+def form_for(target: Target, memory: Form | None, *, needs_shift: str | None = None) -> Form:
+    """Returns the form of memory for a target; raises ConfigError where the two do not fit.
+
+    needs_shift: why an engine of this model cannot have a ring; None where it can.
+    """
+    if target == "tensorrt" and memory == "hidden":
         raise ConfigError(
-            f"--memory is {memory}, and engines have shift memory; leave out --memory or --target tensorrt."
+            "--memory is hidden, and engines have ring or shift memory; leave out --memory or --target "
+            "tensorrt."
         )
-    return memory or ("shift" if target == "tensorrt" else "ring")
+    if needs_shift and memory == "ring":
+        raise ConfigError(
+            f"--memory is ring, and an engine cuts a segment at the end of the ring, but {needs_shift}; "
+            "leave out --memory, which is then shift."
+        )
+    return memory or ("shift" if needs_shift else "ring")
+
+
+def needs_shift(rule: MemoryRule, model: ModelConfig, exporter: Exporter) -> str | None:
+    """Returns why an engine of a model cannot have its memory in a ring; None where it can.
+
+    TensorRT writes no segment across the end of a ring, so sessions cut segments there.
+    """
+    if rule.mask == "full":
+        return "with --mask full the scores depend on where segments are cut"
+    if model.from_segment_end:
+        return "the positions of this model count from the end of the segment"
+    if exporter == "trace":
+        return "--exporter trace writes across the end"
+    if rule.mem_len == 0:
+        return "the model has no memory"
+    return None
 
 
 def make_spec(

@@ -100,13 +100,8 @@ def precisions_for(
         return precision or "fp32", memory_precision or "fp32"
     if memory_precision is not None:
         raise ConfigError(
-            f"--memory-precision is {memory_precision}, and --target tensorrt writes memory in fp16: leave "
-            "it out."
-        )
-    if precision == "fp32":
-        raise ConfigError(
-            "--precision is fp32, and --target tensorrt computes in fp16: leave it out; for an engine in "
-            "fp32 give --memory shift in place of --target tensorrt."
+            f"--memory-precision is {memory_precision}, and --target tensorrt writes memory in fp16, or in "
+            "fp32 with --precision fp32: leave it out."
         )
     return precision or "fp16", "fp32"  # the target itself makes the memory fp16, so no spec says it again
 

@@ -124,7 +124,7 @@ def build_command(
     """Build the TensorRT engine of ARTEFACT, for NVIDIA GPUs.
 
     An engine is a folder that runs with TensorRT and NumPy, without PyTorch. ARTEFACT is best exported with
-    `xl-export export --target tensorrt`; one with shift memory and weights in fp32 or fp16 works too. The
+    `xl-export export --target tensorrt`; another with shift memory in fp32 or fp16 works too. The
     engine has two optimisation profiles, one for segments and one for single tokens. The folder also holds
     the command line with which NVIDIA's own tool builds the same plan.
     """

@@ -37,8 +37,8 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
     "--memory",
     type=click.Choice(get_args(Form)),
     help="The form of the memory tensors. ring writes keys and values in place and is the fastest and the "
-    "default. shift moves them at each step, for TensorRT and older opsets. hidden holds the hidden "
-    "states, as the paper does; it is slow and serves for comparison.",
+    "default. shift moves them at each step, for older opsets, and for engines of models that cannot have a "
+    "ring there. hidden holds the hidden states, as the paper does; it is slow and serves for comparison.",
 )
 @click.option(
     "--mem-len",
@@ -73,8 +73,8 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
     type=click.Choice(get_args(Target)),
     default="onnxruntime",
     show_default=True,
-    help="What the graph is written for. A graph for tensorrt has shift memory in float16; ONNX Runtime runs "
-    "it too.",
+    help="What the graph is written for. A graph for tensorrt is in float16, and its ring is never written "
+    "across its end: sessions cut a segment there. ONNX Runtime runs it too.",
 )
 @click.option(
     "--attention-as",

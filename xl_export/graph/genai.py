@@ -27,7 +27,8 @@ def takes(spec: Spec) -> bool:
     positions.
     """
     one_shape = len({state.shape for state in spec.state}) == 1
-    return spec.form == "ring" and not spec.model.selective and one_shape and spec.state_dtype == "float32"
+    in_a_ring = spec.form == "ring" and not spec.linear_ring
+    return in_a_ring and not spec.model.selective and one_shape and spec.state_dtype == "float32"
 
 
 def genai_files(spec: Spec, vocab: Vocab) -> dict[str, dict[str, Any]]:

@@ -131,7 +131,8 @@ class MemoryLayers(Layers):
         past = self.inputs[f"past_key_values.{group.name}.{kind}"]
         new = self.to_memory(new)
         if self.spec.form == "ring":
-            kept = op.TensorScatter(past, new, mask.write_at, axis=2, mode="circular")
+            mode = "linear" if self.spec.linear_ring else "circular"
+            kept = op.TensorScatter(past, new, mask.write_at, axis=2, mode=mode)
             present.append(kept)
         else:
             kept = op.Concat(past, new, axis=2)

@@ -117,8 +117,8 @@ def start_tensorrt(spec: Spec, options: BuildOptions) -> tuple[Any, Any, Gpu | N
 def refuse_artefact(spec: Spec, artefact: Path) -> None:
     """Raises ConfigError for an artefact whose graph has operators that TensorRT does not have."""
     reason = None
-    if spec.form == "ring":
-        reason = "ring memory, and TensorRT has no circular TensorScatter"
+    if spec.form == "ring" and not spec.linear_ring:
+        reason = "a ring that is written across its end, and TensorRT has no circular TensorScatter"
     elif spec.precision in QUANTISED and spec.target != "tensorrt":
         reason = f"{spec.precision} weights, whose operators only ONNX Runtime has"
     if reason:

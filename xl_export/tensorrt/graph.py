@@ -1,8 +1,8 @@
-"""The step graph for TensorRT: `shift` memory, float16, and attention in one of two ways.
+"""The step graph for TensorRT: float16, memory in a ring or as `shift`, and attention in one of two ways.
 
 With `native` attention is made of standard operators, for TensorRT's own kernels. With `plugin` it is one
-node `xl_export::RelativeAttention`, and the model holds the operator's body too (`operator.py`). ONNX Runtime
-runs both.
+node `xl_export::RelativeAttention`, or the same over a ring, and the model holds the operator's body too
+(`operator.py`). ONNX Runtime runs both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from xl_export.graph.qdq import FORMATS, dequantised
 from xl_export.graph.step import StepGraph
 from xl_export.graph.tables import bias_table, position_table, query_bias
 from xl_export.tensorrt.half import to_half
-from xl_export.tensorrt.operator import DOMAIN, NAME, VERSION, Attributes, function_body
+from xl_export.tensorrt.operator import DOMAIN, NAME, RING_NAME, VERSION, Attributes, function_body
 
 
 def tensorrt_graph(spec: Spec, config: ModelConfig, weights: Weights, *, attention: Attention) -> ir.Model:
@@ -44,7 +44,7 @@ def tensorrt_graph(spec: Spec, config: ModelConfig, weights: Weights, *, attenti
     if spec.precision != "fp32":
         model = to_half(model, {fact.name: TYPES[fact.dtype] for fact in (*spec.inputs, *spec.outputs)})
     if attention == "plugin":
-        body = ir.serde.deserialize_function(function_body(spec.opset))
+        body = ir.serde.deserialize_function(function_body(spec.opset, ring=spec.form == "ring"))
         model.functions[body.identifier()] = body
     return model
 
@@ -69,8 +69,13 @@ class _OperatorStep(_EngineStep):
     def context_attention(self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value) -> ir.Value:
         count = self.spec.model.persistent if self.config.sublayers == "all-attention" else 0
         inputs = [query, key, value, self.first, *self.term_inputs(group), *self.persistent(group, count)]
-        attributes = dataclasses.asdict(Attributes.of(group.rule, persistent=count))
-        answer = self.op.custom(DOMAIN, NAME, inputs, attributes, outputs=1)[0]
+        attributes, name = dataclasses.asdict(Attributes.of(group.rule, persistent=count)), NAME
+        if self.spec.form == "ring":
+            slot = self.mask_of(group).write_at
+            assert slot is not None, "the mask of a ring has the slots"
+            inputs.append(self.op.Cast(slot, to=ir.DataType.INT32))
+            attributes, name = attributes | {"mem_len": group.rule.mem_len}, RING_NAME
+        answer = self.op.custom(DOMAIN, name, inputs, attributes, outputs=1)[0]
         answer.dtype, answer.shape = (
             ir.DataType.FLOAT,
             ir.Shape(["batch", len(group.heads), "segment", self.head_dim]),

@@ -17,7 +17,7 @@ from runtimes.base.errors import ArtefactError
 
 HALF, SINGLE = ir.DataType.FLOAT16, ir.DataType.FLOAT
 # GPUs compute products in float16, and their sums in float32.
-PRODUCTS = {"MatMul", "Gemm", "Einsum", "Attention", "RelativeAttention"}
+PRODUCTS = {"MatMul", "Gemm", "Einsum", "Attention", "RelativeAttention", "RelativeAttentionInRing"}
 # Statistics are computed in float32; their results are inputs of products again.
 STATISTICS = {"LayerNormalization", "Softmax"}
 # Log-probabilities are float32, and so is everything that is computed from them.

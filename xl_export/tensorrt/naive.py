@@ -19,20 +19,31 @@ def naive_relative_attention(
     bias_table: Tensor,
     persistent_key: Tensor,
     persistent_value: Tensor,
+    slot: Tensor | None = None,
     *,
     attributes: Attributes,
+    mem_len: int | None = None,
 ) -> Tensor:
-    """The answer [B, H, T, K]; `operator.py` has the contract of the arguments."""
+    """The answer [B, H, T, K]; `operator.py` has the contract of the arguments.
+
+    slot, mem_len: those of the operator over a ring; None where the keys are a memory with the segment
+    behind it.
+    """
     B, H, T, K = query.shape
     J, N = key.shape[2], attributes.persistent
     i = torch.arange(T, device=query.device)[:, None]
-    distance_TJ = J - T + i - torch.arange(J, device=query.device)
-    r_GTJK = position_table[:, distance_TJ.clamp(0, position_table.shape[1] - 1)]
-    b_GTJ = bias_table[:, distance_TJ.clamp(0, bias_table.shape[1] - 1)]
-    scores_BHTJ = torch.einsum("bhtk,bhjk->bhtj", query + u, key)
-    scores_BHTJ = scores_BHTJ + torch.einsum("bhtk,htjk->bhtj", query + v, r_GTJK.expand(H, T, J, K)) + b_GTJ
+    j = torch.arange(J, device=query.device)
+    own = torch.full((B,), J - T, device=query.device) if slot is None else slot.long()
+    distance_BTJ = own[:, None, None] + i - j
+    if slot is not None:
+        distance_BTJ = distance_BTJ.remainder(J)
+    r_GBTJK = position_table[:, distance_BTJ.clamp(0, position_table.shape[1] - 1)]
+    b_GBTJ = bias_table[:, distance_BTJ.clamp(0, bias_table.shape[1] - 1)]
+    scores_BHTJ = torch.einsum("bhtk,bhjk->bhtj", query + u, key) + b_GBTJ.transpose(0, 1)
+    scores_BHTJ = scores_BHTJ + torch.einsum("bhtk,hbtjk->bhtj", query + v, r_GBTJK.expand(H, B, T, J, K))
 
-    visible = attributes.rule(mem_len=J - T, segment=T).visible(distance_TJ, first[:, None, None] + i, i)
+    rule = attributes.rule(mem_len=J - T if mem_len is None else mem_len, segment=T)
+    visible = rule.visible(distance_BTJ, first[:, None, None] + i, i)
     scores_BHTJ = scores_BHTJ.masked_fill(~visible.expand(B, T, J)[:, None], float("-inf"))
     persistent_BHTN = torch.einsum("bhtk,hnk->bhtn", query, persistent_key[:, :N])
     # A query to which nothing is visible has a softmax over -inf alone, which is NaN: its answer is zero.

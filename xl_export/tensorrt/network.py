@@ -24,6 +24,7 @@ from xl_export.tensorrt.operator import (
     OLD_DOMAIN,
     PARTS,
     PLUGIN,
+    RING_NAME,
 )
 from xl_export.tensorrt.private_parts import allow_decomposition
 
@@ -52,6 +53,11 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
     graph = folder / GRAPH
     model = read_model(graph)
     attentions = take_plugins(model) if attention == "plugin" else 0
+    if attention == "plugin" and any(node.op_type == RING_NAME for node in model.graph.node):
+        raise ConfigError(
+            f"{graph} has its memory in a ring, which the plugin does not read; export the artefact with "
+            "`xl-export export --target tensorrt --memory shift`, or build with --attention native."
+        )
     if attention == "plugin" and not attentions:
         raise ConfigError(
             f"{graph} has no node {DOMAIN}::{NAME}, which --attention plugin needs; export the artefact with "

@@ -22,8 +22,16 @@ always given; a model without a term gives zeros for it.
 The output is the answer [B, H, T, K]. It is zero where no key is visible to a query. Softmax statistics are
 float32 for either type.
 
-The operator does not write the memory; `xl_export::RingRelativeAttention` of the fused CPU library does, and
-is another one.
+Over a ring the operator is `xl_export::RelativeAttentionInRing`. Its keys lie in the slots of a ring of J = S
+slots, and it has one more input and one more attribute:
+
+    slot int32 [B]                the slot of each row's first query, with slot + T ≤ J
+
+Its distances are d = (slot + i - j) mod J. The memory length M is the attribute `mem_len`, because the ring
+has slots for the longest segment besides.
+
+Neither operator writes the memory; `xl_export::RingRelativeAttention` of the fused CPU library does, and is
+another one.
 
 A model holds the function body below, made of standard operators. ONNX Runtime puts the body in the place of
 the node, and so does TensorRT unless the plugin is built in. With the plugin, two nodes whose Triton kernels
@@ -40,6 +48,7 @@ import onnx
 from runtimes.contract.rule import MemoryRule
 
 DOMAIN, NAME, VERSION = "xl_export", "RelativeAttention", 1
+RING_NAME = "RelativeAttentionInRing"
 OLD_DOMAIN = "xl"  # that the same operator has in artefacts of earlier versions
 # The two plugins that do a node's work, one after the other.
 PARTS, JOIN = "RelativeAttentionParts", "JoinAttentionParts"
@@ -55,6 +64,7 @@ INPUTS = (
     "persistent_key",
     "persistent_value",
 )
+RING_INPUTS = (*INPUTS, "slot")
 # Attributes of the plugins' nodes, by which the parser finds the plugins.
 PLUGIN = {"plugin_namespace": DOMAIN, "plugin_version": str(VERSION)}
 
@@ -97,16 +107,44 @@ class Attributes:
 
 
 ATTRIBUTES = tuple(field.name for field in fields(Attributes))
+RING_ATTRIBUTES = (*ATTRIBUTES, "mem_len")
 
 
-def function_body(opset: int) -> onnx.FunctionProto:
-    """The operator as a model-local function of standard operators, for a model of this opset."""
-    return onnx.parser.parse_function(f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n{_BODY}')
+def function_body(opset: int, *, ring: bool = False) -> onnx.FunctionProto:
+    """The operator as a model-local function of standard operators, for a model of this opset.
 
+    ring: whether it is the operator over a ring.
+    """
+    name, inputs, attributes = (
+        (RING_NAME, RING_INPUTS, RING_ATTRIBUTES) if ring else (NAME, INPUTS, ATTRIBUTES)
+    )
+    body = _BODY.replace("DISTANCES", _RING_DISTANCES if ring else _DISTANCES)
+    body = body.replace("BIAS", _RING_BIAS if ring else _BIAS)
+    signature = f"{name} <{', '.join(attributes)}> ({', '.join(inputs)}) => (answer)"
+    return onnx.parser.parse_function(
+        f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n{signature}{body}'
+    )
+
+
+# The distances d [T, J] of a memory and the segment behind it, or d [B, 1, T, J] of the slots of a ring.
+_DISTANCES = """M = Sub (J, T)
+    from_first_key = Add (i_T1, M)
+    d = Sub (from_first_key, j_J)"""
+_RING_DISTANCES = """M = Constant <value_int : int = @mem_len> ()
+    slot_64 = Cast <to = 7> (slot)
+    slot_B111 = Unsqueeze (slot_64, at_123)
+    own_slot = Add (slot_B111, i_T1)
+    behind = Sub (own_slot, j_J)
+    of_last_turn = Less (behind, zero)
+    more_behind = Add (behind, J)
+    d = Where (of_last_turn, more_behind, behind)"""
+_BIAS = "bias_by_key = Gather <axis = 1> (bias_table, bias_row)"
+_RING_BIAS = """bias_GB1TJ = Gather <axis = 1> (bias_table, bias_row)
+    at_2 = Constant <value_ints = [2]> ()
+    bias_GBTJ = Squeeze (bias_GB1TJ, at_2)
+    bias_by_key = Transpose <perm = [1, 0, 2, 3]> (bias_GBTJ)"""
 
 _BODY = """
-RelativeAttention <full_mask, nearest, initial_masked, persistent>
-    (query, key, value, first, u, v, position_table, bias_table, persistent_key, persistent_value) => (answer)
 {
     zero = Constant <value_int = 0> ()
     one = Constant <value_int = 1> ()
@@ -115,23 +153,21 @@ RelativeAttention <full_mask, nearest, initial_masked, persistent>
     J_ = Shape <start = 2, end = 3> (key)
     T = Squeeze (T_)
     J = Squeeze (J_)
-    M = Sub (J, T)
 
     offset = Range (zero, T, one)
     at_1 = Constant <value_ints = [1]> ()
+    at_123 = Constant <value_ints = [1, 2, 3]> ()
     i_T1 = Unsqueeze (offset, at_1)
     j_J = Range (zero, J, one)
-    from_first_key = Add (i_T1, M)
-    d_TJ = Sub (from_first_key, j_J)
+    DISTANCES
 
     full = Constant <value_int : int = @full_mask> ()
     more = Mul (i_T1, full)
     window = Add (more, M)
     least = Constant <value_int : int = @nearest> ()
-    not_too_near = GreaterOrEqual (d_TJ, least)
-    not_too_far = LessOrEqual (d_TJ, window)
+    not_too_near = GreaterOrEqual (d, least)
+    not_too_far = LessOrEqual (d, window)
     in_window = And (not_too_near, not_too_far)
-    at_123 = Constant <value_ints = [1, 2, 3]> ()
     first_64 = Cast <to = 7> (first)
     first_B111 = Unsqueeze (first_64, at_123)
     position = Add (first_B111, i_T1)
@@ -139,7 +175,7 @@ RelativeAttention <full_mask, nearest, initial_masked, persistent>
     masked_int = Constant <value_int : int = @initial_masked> ()
     masked = Cast <to = 9> (masked_int)
     most = Where (masked, past, J)
-    in_text = LessOrEqual (d_TJ, most)
+    in_text = LessOrEqual (d, most)
     visible = And (in_window, in_text)
 
     content_query = Add (query, u)
@@ -153,19 +189,19 @@ RelativeAttention <full_mask, nearest, initial_masked, persistent>
     R_ = Shape <start = 1, end = 2> (position_table)
     R = Squeeze (R_)
     last_row = Sub (R, one)
-    row_TJ = Clip (d_TJ, zero, last_row)
+    row = Clip (d, zero, last_row)
     BHT = Shape <start = 0, end = 3> (query)
     BHTJ = Concat <axis = 0> (BHT, J_)
-    row_BHTJ = Expand (row_TJ, BHTJ)
+    row_BHTJ = Expand (row, BHTJ)
     positional = GatherElements <axis = 3> (by_row, row_BHTJ)
     positional_32 = Cast <to = 1> (positional)
 
     bias_R_ = Shape <start = 1, end = 2> (bias_table)
     bias_R = Squeeze (bias_R_)
     last_bias = Sub (bias_R, one)
-    bias_row = Clip (d_TJ, zero, last_bias)
-    bias_GTJ = Gather <axis = 1> (bias_table, bias_row)
-    bias_32 = Cast <to = 1> (bias_GTJ)
+    bias_row = Clip (d, zero, last_bias)
+    BIAS
+    bias_32 = Cast <to = 1> (bias_by_key)
 
     with_position = Add (content_32, positional_32)
     with_bias = Add (with_position, bias_32)

@@ -1,9 +1,10 @@
 """The session over an engine of TensorRT or TensorRT-RTX: the memory stays on the GPU, and PyTorch is not
 needed.
 
-The state of each stream has two sets of buffers that change places after a step, because TensorRT does not
-allow one buffer to be input and output (NVIDIA/TensorRT#4681). A step for a single token is one captured CUDA
-graph. All work is queued on one CUDA stream, and a step returns when its work is done.
+A ring is written in place: one set of buffers for each stream, bound once as input and output, and one CUDA
+graph for single tokens. Shift memory has two sets of buffers that change places after a step, because there
+TensorRT does not allow one buffer to be input and output (NVIDIA/TensorRT#4681). All work is queued on one
+CUDA stream, and a step returns when its work is done.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from runtimes.contract.engine import (
     refuse_elsewhere,
 )
 from runtimes.contract.memory import Memory
+from runtimes.contract.paths import Paths
 from runtimes.contract.spec import VOCAB, Spec
 from runtimes.contract.tensors import TensorFacts
 from runtimes.contract.vocabulary import Vocab, load_vocab
@@ -33,6 +35,8 @@ from runtimes.sessions.description import describe_spec
 from runtimes.sessions.graph import GraphSession, Positions
 from runtimes.sessions.tensorrt.device_memory import Cuda, DeviceArray, Graph, PinnedArray
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
+from runtimes.sessions.tensorrt.paths import CAPTURED, PLAIN, directions, engine_paths, path_name
+from runtimes.sessions.tensorrt.runtime_cache import RuntimeCache
 
 # TensorRT's names of the types that a spec may have.
 TYPES = {"FLOAT": "float32", "HALF": "float16", "INT64": "int64"}
@@ -59,11 +63,19 @@ class TrtSession(GraphSession):
             ) from error
         self._engine = self._load(folder / PLAN)
         self._verify_signature()
+        self._cache = RuntimeCache(facts.identity, self.cuda.gpu)
         self._contexts = [self._context(index) for index in range(len(facts.profiles))]
+        captured = [context.profile.name for context in self._contexts if context.captured]
+        self._paths = engine_paths(facts, spec, captured=captured)
 
     @property
     def computed_by(self) -> str:
         return f"{NAMES[self.facts.flavour]} engine"
+
+    @property
+    def paths(self) -> Paths:
+        """Each profile, captured and not, in each direction of the buffers, for each number of logits."""
+        return self._paths
 
     @classmethod
     def describe(cls, folder: Path) -> dict[str, Any]:
@@ -112,12 +124,15 @@ class TrtSession(GraphSession):
         if context.captured and bound.warm == context.serial:
             # The buffers' addresses are in the graph, so new values need only be in the pinned arrays.
             self.cuda.launch(bound.graph(context, io, inputs, outputs))
+            how = CAPTURED
         else:
+            how = PLAIN
             bound.queue(context, io, inputs, outputs)
             bound.warm = context.serial if context.captured else bound.warm
         self.cuda.synchronize()
         for name, array in outputs.items():
             array[...] = io[name].pinned.host
+        self._paths.taken.add(path_name(self.spec, context.profile, how, bound.direction, inputs))
         bound.advance(memory)
 
     def _bound(self, memory: Memory) -> _Bound:
@@ -174,16 +189,38 @@ class TrtSession(GraphSession):
                     f"its spec; build it again: {rebuild_command(self.folder, self.facts)}."
                 )
 
+        for state in self.spec.state:
+            written = engine.get_aliased_input_tensor(state.present) or None
+            wanted = state.past if self.spec.linear_ring else None
+            if written != wanted:
+                is_so, should = (
+                    "in a tensor of its own" if x is None else f"over {x}" for x in (written, wanted)
+                )
+                raise ArtefactError(
+                    f"{self.folder / PLAN} writes {state.present} {is_so}, expected {should} by its spec; "
+                    f"build it again: {rebuild_command(self.folder, self.facts)}."
+                )
+
     def _context(self, index: int) -> _Context:
         profile, trt = self.facts.profiles[index], self._trt
         token = profile.name == "token"
+        # Each context has one profile, and needs the scratch memory of that profile alone.
+        allocation = trt.ExecutionContextAllocationStrategy.ON_PROFILE_CHANGE
         if self.facts.flavour == "rtx":  # it compiles for this GPU now, and captures CUDA graphs by itself
             runtime_config = self._engine.create_runtime_config()
+            runtime_config.set_execution_context_allocation_strategy(allocation)
             if token:
-                runtime_config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+                # Single tokens have one shape for each batch, so its kernels are compiled before the first
+                # step and not beside it. A graph is captured again when an address changes: with two sets of
+                # buffers that would be at every token.
+                specialisation = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+                runtime_config.dynamic_shapes_kernel_specialization_strategy = specialisation
+                if self.spec.linear_ring:
+                    runtime_config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            self._cache.use(runtime_config)
             context = self._engine.create_execution_context(runtime_config)
         else:
-            context = self._engine.create_execution_context()
+            context = self._engine.create_execution_context(allocation)
         if context is None:
             raise StreamError(
                 f"the GPU has no room for the {profile.name} profile ({self._log.last_error()}); build the "
@@ -241,20 +278,23 @@ class _Io:
 
 
 class _Bound:
-    """The buffers of one Memory on the GPU, kept from step to step: two sets for the state, and those of
-    inputs and outputs.
+    """The buffers of one Memory on the GPU, kept from step to step: those of the state, inputs and outputs.
 
-    A step reads the front set and writes the back set; then they change places, so there are two directions
-    and a CUDA graph for each. warm: the `serial` of the context at which a step was run without a graph;
-    TensorRT demands such a step after each change of shapes, before one is captured.
+    A ring has one set of buffers for the state, which a step reads and writes. Shift memory has two: a step
+    reads the front set and writes the back set; then they change places, so there are two directions and a
+    CUDA graph for each. warm: the `serial` of the context at which a step was run without a graph; TensorRT
+    demands such a step after each change of shapes, before one is captured.
     """
 
     def __init__(self, session: TrtSession, memory: Memory) -> None:
         self.session, self.cuda, self.warm = session, session.cuda, 0
         facts, batch = session.state, memory.batch
-        self._front, self._back = (
-            {f.name: self.cuda.empty(f.sizes(batch=batch), f.dtype) for f in facts} for _ in range(2)
-        )
+        sets = [
+            {f.name: self.cuda.empty(f.sizes(batch=batch), f.dtype) for f in facts}
+            for _ in range(len(directions(session.spec)))
+        ]
+        self._front, self._back = sets[0], sets[-1]
+        self._turn = 0
         arrays = {name: np.ascontiguousarray(memory.tensors[name]) for name in self._front}
         for name, array in arrays.items():
             self.cuda.upload(self._front[name], array)
@@ -263,6 +303,12 @@ class _Bound:
         self._io: dict[tuple[int, ...], dict[str, _Io]] = {}
         self._graphs: dict[tuple[int, int], tuple[int, Graph]] = {}
         memory.tensors.update(self._front)  # from now on the memory's tensors are arrays on the device
+
+    @property
+    def direction(self) -> str:
+        """Which buffers the next step reads and writes, in words."""
+        names = directions(self.session.spec)
+        return names[self._turn % len(names)]
 
     def serves(self, session: TrtSession, memory: Memory) -> bool:
         """Whether the memory's tensors are still these buffers: a caller may have put others in their
@@ -323,6 +369,6 @@ class _Bound:
         return graph
 
     def advance(self, memory: Memory) -> None:
-        """Makes the buffers that a step has written the memory's tensors."""
-        self._front, self._back = self._back, self._front
+        """Makes the buffers that a step has written the memory's tensors; in a ring they are so already."""
+        self._front, self._back, self._turn = self._back, self._front, self._turn + 1
         memory.tensors.update(self._front)

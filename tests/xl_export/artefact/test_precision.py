@@ -131,12 +131,8 @@ def test_a_text_with_nothing_to_measure_is_refused(run: Path, tmp_path: Path) ->
         export(run, tmp_path / "artefact", text=tmp_path / "text.txt")
 
 
-def test_engines_take_no_precision_but_those_of_weights(run: Path, tmp_path: Path) -> None:
+def test_engines_take_no_precision_of_memory(run: Path, tmp_path: Path) -> None:
     for options, message in (
-        (
-            {"precision": "fp32"},
-            r"^--precision is fp32, .* in fp16: leave it out; for an engine in fp32 give --memory shift ",
-        ),
         (
             {"memory_precision": "fp16"},
             r"^--memory-precision is fp16, and --target tensorrt .*: leave it out\.$",
@@ -158,8 +154,8 @@ def test_tensorrt_takes_no_precision_of_memory(calm_run: Callable[..., Path], tm
     result = CliRunner().invoke(main, [*arguments, "--memory-precision", "fp32"])
     assert result.exit_code == 2
     assert (
-        "--memory-precision is fp32, and --target tensorrt writes memory in fp16: leave it out."
-        in result.output
+        "--memory-precision is fp32, and --target tensorrt writes memory in fp16, or in fp32 with "
+        "--precision fp32: leave it out." in result.output
     )
 
 

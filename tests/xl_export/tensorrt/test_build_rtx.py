@@ -15,10 +15,11 @@ import pytest
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.engine import Profile
 from runtimes.contract.spec import Spec
+from runtimes.contract.tensors import Form
 from runtimes.sessions.tensorrt.module import fresh_log
 from tests.architectures import ARCHITECTURES
 from trainer.run.checkpoint import load_run
-from xl_export.artefact.export import finite_weights, make_spec
+from xl_export.artefact.export import finite_weights, form_for, make_spec, needs_shift
 from xl_export.graph.ops import save_model
 from xl_export.tensorrt.build import configure, optimization_profile, serialize
 from xl_export.tensorrt.graph import tensorrt_graph
@@ -59,14 +60,19 @@ GRAPHS = [
 def graphs(
     make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., tuple[Spec, Path]]:
-    """`graphs(name, attention)` → the spec and the folder with the float16 graph of a small model."""
+    """`graphs(name, attention, form)` → the spec and the folder with the float16 graph of a small model.
+
+    Without a form it is the one that an export takes.
+    """
     runs: dict[str, Any] = {}
 
-    def make(name: str, attention: str) -> tuple[Spec, Path]:
+    def make(name: str, attention: str, form: Form | None = None) -> tuple[Spec, Path]:
         if name not in runs:
             runs[name] = load_run(make_run(**{"head_dim": 16, **ARCHITECTURES[name]}))
         run = runs[name]
-        spec = make_spec(run, run.config.evaluation, "shift", "tensorrt", "fp16", "fp32")
+        rule = run.config.evaluation
+        chosen = form_for("tensorrt", form, needs_shift=needs_shift(rule, run.config.model, "graph"))
+        spec = make_spec(run, rule, chosen, "tensorrt", "fp16", "fp32")
         folder = tmp_path_factory.mktemp("graph")
         # type: ignore[arg-type]
         graph = tensorrt_graph(spec, run.config.model, finite_weights(run), attention=attention)
@@ -115,9 +121,25 @@ def test_the_graph_of_every_architecture_becomes_a_plan(graphs: Callable, name: 
     assert not {"PLUGIN", "PLUGIN_V2", "PLUGIN_V3"} & parsed.layers.keys()
     fused = attention == "native" and spec.model.sublayers != "all-attention"
     assert parsed.layers.get("ATTENTION_INPUT", 0) == (len(spec.state) // 2 if fused else 0)
+    assert parsed.layers.get("KV_CACHE_UPDATE", 0) == (len(spec.state) if spec.form == "ring" else 0)
     assert sum(parsed.layers.values()) == network.num_layers
     if attention == "native" or name in BODIES_BUILT:
         assert plan_of(parsed, spec).nbytes > 10_000
+
+
+@pytest.mark.slow
+def test_a_ring_has_fewer_layers_than_shift_memory_and_half_of_its_bytes(graphs: Callable) -> None:
+    """The memory is long against the segment, as in use. Both plans have two profiles."""
+    sizes = {}
+    for form in ("ring", "shift"):
+        spec, folder = graphs("all-attention-groups", "native", form)
+        parsed = parsed_network(folder)
+        assert parsed.layers.get("KV_CACHE_UPDATE", 0) == (len(spec.state) if form == "ring" else 0)
+        nbytes = plan_of(parsed, spec).nbytes
+        sizes[form] = (sum(parsed.layers.values()), spec.running_bytes_per_stream, nbytes)
+    assert sizes["ring"][0] < 0.7 * sizes["shift"][0]
+    assert sizes["ring"][1] < 0.6 * sizes["shift"][1]
+    assert sizes["ring"][2] < 1.05 * sizes["shift"][2]
 
 
 @pytest.mark.slow

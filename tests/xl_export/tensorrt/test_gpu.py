@@ -15,6 +15,7 @@ import pytest
 from runtimes import check, evaluate, load_memory, open_session, save_memory
 from runtimes.base.errors import UserError
 from runtimes.contract.engine import Attention, Flavour
+from runtimes.contract.tensors import Form
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from tests.architectures import ARCHITECTURES
 from tests.streams import feed, rows
@@ -47,7 +48,8 @@ def pair(
     folder = tmp_path_factory.mktemp("gpu")
     run = make_run(**{"head_dim": 16, **ARCHITECTURES[name]})
     wanted: Attention = "plugin" if attention == "plugin" else "native"
-    artefact = export(run, folder / "artefact", target="tensorrt", attention=wanted)
+    form: Form | None = "shift" if attention == "plugin" else None
+    artefact = export(run, folder / "artefact", target="tensorrt", attention=wanted, memory=form)
     here = (gpu.compute_capability,) if flavour == "rtx" else ()
     facts = build(
         artefact,

@@ -23,7 +23,7 @@ from runtimes.contract.tensors import head_groups
 from tests.architectures import ARCHITECTURES
 from xl_export.artefact.export import export
 from xl_export.cli.main import main
-from xl_export.tensorrt.operator import DOMAIN, NAME
+from xl_export.tensorrt.operator import DOMAIN, NAME, RING_NAME
 
 NATIVE = ("transformer-xl", "adaptive-softmax", "shaw", "all-attention")  # one for each kind of graph
 
@@ -57,7 +57,8 @@ def test_every_architecture_exports_for_tensorrt(
     report, spec = check(folder), load_spec(folder)
     assert report.passed
     assert (report.tolerance, report.mean_tolerance) == (5e-2, 1e-2)
-    assert (spec.target, spec.precision, spec.form) == ("tensorrt", "fp16", "shift")
+    cut = spec.rule.mask == "same-length" and spec.rule.mem_len > 0
+    assert (spec.target, spec.precision, spec.form) == ("tensorrt", "fp16", "ring" if cut else "shift")
     assert {state.dtype for state in spec.state} <= {"float16"}
     nodes = [
         node
@@ -66,7 +67,7 @@ def test_every_architecture_exports_for_tensorrt(
     ]
     expected = sum(map(len, head_groups(spec.model, spec.rule, spec.form))) if attention == "plugin" else 0
     assert len(nodes) == expected
-    assert {node.op_type for node in nodes} <= {NAME}
+    assert {node.op_type for node in nodes} <= {RING_NAME if cut else NAME}
     found, types = types_of(folder)
     for node in found:
         given = {types[name] for name in node.input if name} & {
@@ -91,7 +92,9 @@ def test_memory_of_half_the_size_and_the_logits_in_float32(
     artefact: Path, artefacts: dict[str, Path]
 ) -> None:
     half, whole = load_spec(artefact), load_spec(artefacts["shift"])
-    assert 2 * (half.bytes_per_stream - 8) == whole.bytes_per_stream - 8
+    slots = whole.rule.slots / whole.rule.mem_len
+    assert 2 * (half.bytes_per_stream - 8) == slots * (whole.bytes_per_stream - 8)
+    assert half.running_bytes_per_stream == half.bytes_per_stream  # in place
     assert [fact.dtype for fact in half.outputs] == ["float32"] + ["float16"] * len(half.state)
     assert dataclasses.replace(whole, target="tensorrt").state_dtype == "float32"
 
@@ -99,12 +102,14 @@ def test_memory_of_half_the_size_and_the_logits_in_float32(
 def test_the_graph_is_valid_and_small(artefact: Path) -> None:
     onnx.checker.check_model(str(artefact / GRAPH), full_check=True)
     model = onnx.load(artefact / GRAPH, load_external_data=False)
-    assert [(function.domain, function.name) for function in model.functions] == [(DOMAIN, NAME)]
+    assert [(function.domain, function.name) for function in model.functions] == [(DOMAIN, RING_NAME)]
     kinds = [node.op_type for node in model.graph.node]
     assert "GatherElements" not in kinds  # distances and masks went with the attention that needed them
     assert "Range" not in kinds
-    attributes = {a.name: a.type for node in model.graph.node if node.op_type == NAME for a in node.attribute}
-    assert set(attributes) == {"full_mask", "nearest", "initial_masked", "persistent"}
+    attributes = {
+        a.name: a.type for node in model.graph.node if node.op_type == RING_NAME for a in node.attribute
+    }
+    assert set(attributes) == {"full_mask", "nearest", "initial_masked", "persistent", "mem_len"}
     assert onnx.AttributeProto.FLOAT not in attributes.values()
 
 
@@ -152,16 +157,25 @@ def test_the_command_line(run: Path, tmp_path: Path) -> None:
         result = CliRunner().invoke(main, ["onnx", str(run), "--out", str(tmp_path / "a"), *arguments])
         return result.exit_code, result.output
 
-    code, output = invoke("--target", "tensorrt", "--memory", "ring")
+    code, output = invoke("--target", "tensorrt", "--memory", "hidden")
     assert code == 2
-    assert "engines have shift memory" in output
+    assert "engines have ring or shift memory" in output
+    for changes, reason in (
+        (("--mask", "full"), "with --mask full the scores depend on where segments are cut"),
+        (("--mem-len", "0"), "the model has no memory"),
+        (("--exporter", "trace"), "--exporter trace writes across the end"),
+    ):
+        code, output = invoke("--target", "tensorrt", "--memory", "ring", *changes)
+        assert code == 2
+        assert reason in output
+        assert "leave out --memory, which is then shift" in output
     code, output = invoke("--attention-as", "operators")
     assert code == 2
     assert "--attention-as is for --target tensorrt" in output
     assert list(tmp_path.iterdir()) == []
     code, output = invoke("--target", "tensorrt", "--attention-as", "operators", "--mem-len", "9")
     assert code == 0, output
-    assert "shift memory, memory 9" in output
+    assert "ring memory, memory 9" in output
     assert "tolerance 0.05" in output
 
 

@@ -21,7 +21,7 @@ from xl_export.tensorrt.operator import DOMAIN, JOIN, NAME, OLD_DOMAIN, PARTS
 def artefact(make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artefact of today, with attention as one operator."""
     folder = tmp_path_factory.mktemp("today") / "artefact"
-    return export(make_run(head_dim=16), folder, target="tensorrt", attention="plugin")
+    return export(make_run(head_dim=16), folder, target="tensorrt", attention="plugin", memory="shift")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tests.xl_export.tensorrt.cases import CASES, Case
 from trainer.model.attention import Terms
 from trainer.model.naive import naive_attention
 from xl_export.tensorrt.naive import naive_relative_attention
-from xl_export.tensorrt.operator import DOMAIN, INPUTS, NAME, VERSION, Attributes, function_body
+from xl_export.tensorrt.operator import DOMAIN, NAME, RING_NAME, VERSION, Attributes, function_body
 
 TOLERANCES = {"float16": 3e-3, "float32": 1e-5}
 
@@ -30,18 +30,27 @@ def truth(case: Case) -> np.ndarray:
     return naive_relative_attention(*doubles, attributes=case.attributes).numpy()
 
 
-def model(case: Case, attributes: dict[str, int]) -> onnx.ModelProto:
+def model(
+    case: Case, attributes: dict[str, int], inputs: dict[str, np.ndarray] | None = None
+) -> onnx.ModelProto:
+    """One node of the operator, over a ring where there is a slot; with the case's own inputs by default."""
+    inputs = inputs or case.inputs()
+    ring = "slot" in inputs
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(case.dtype))
     values = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), [None] * array.ndim)
-        for name, array in case.inputs().items()
+        for name, array in inputs.items()
     ]
-    node = helper.make_node(NAME, INPUTS, ["answer"], domain=DOMAIN, **attributes)
+    node = helper.make_node(
+        RING_NAME if ring else NAME, list(inputs), ["answer"], domain=DOMAIN, **attributes
+    )
     graph = helper.make_graph(
         [node], "one", values, [helper.make_tensor_value_info("answer", kind, [None] * 4)]
     )
     opsets = [helper.make_opsetid("", 23), helper.make_opsetid(DOMAIN, VERSION)]
-    return helper.make_model(graph, functions=[function_body(23)], ir_version=10, opset_imports=opsets)
+    return helper.make_model(
+        graph, functions=[function_body(23, ring=ring)], ir_version=10, opset_imports=opsets
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -96,6 +105,34 @@ def test_the_naive_operator_equals_the_paper_s_naive_attention(rule: MemoryRule)
         attributes=Attributes.of(rule, persistent=N),
     )
     assert (answer.transpose(1, 2) - expected).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    "name", ["padded-row", "persistent", "span", "zeros-before-the-text", "shared-table"]
+)
+def test_the_operator_over_a_ring_answers_as_over_a_memory(name: str) -> None:
+    """The same keys in the slots of a ring that has room for more, at another place in every row."""
+    case = CASES[name]
+    inputs = {key: torch.from_numpy(array).clone() for key, array in case.inputs().items()}
+    doubles = {key: x.double() if x.is_floating_point() else x for key, x in inputs.items()}
+    expected = naive_relative_attention(*doubles.values(), attributes=case.attributes)
+    B, H, T, M, K, S = case.B, case.H, case.T, case.M, case.K, case.M + case.T + 3
+    slot = torch.tensor([(5 + 7 * row) % (S - T + 1) for row in range(B)], dtype=torch.int32)
+    for kind in ("key", "value"):
+        ring = torch.full(
+            (B, H, S, K), 9.0, dtype=inputs[kind].dtype
+        )  # what is in the slots beyond the memory
+        for row in range(B):
+            ring[row, :, (slot[row] - M + torch.arange(M + T)) % S] = inputs[kind][row]
+        inputs[kind], doubles[kind] = ring, ring.double()
+    found = naive_relative_attention(*doubles.values(), slot, attributes=case.attributes, mem_len=M)
+    assert (found - expected).abs().max() < 1e-12
+    arrays = {key: x.numpy() for key, x in inputs.items()} | {"slot": slot.numpy()}
+    proto = model(case, asdict(case.attributes) | {"mem_len": M}, arrays)
+    onnx.checker.check_model(proto, full_check=True)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    answer = session.run(None, arrays)[0]
+    assert np.abs(answer - expected.numpy()).max() < TOLERANCES[case.dtype]
 
 
 def test_attributes_say_what_the_rule_says() -> None:

@@ -55,7 +55,13 @@ def artefact(
     request: pytest.FixtureRequest, make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     run = make_run(**{"head_dim": 16, **ARCHITECTURES[request.param]})
-    return export(run, tmp_path_factory.mktemp("choice") / "artefact", target="tensorrt", attention="plugin")
+    return export(
+        run,
+        tmp_path_factory.mktemp("choice") / "artefact",
+        target="tensorrt",
+        attention="plugin",
+        memory="shift",
+    )
 
 
 def test_the_body_is_taken_unless_the_plugins_are_chosen_though_they_are_registered(

@@ -1,0 +1,104 @@
+"""What is different in engines whose memory is a ring, over a stand-in for the GPU; and what RTX is told."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtimes import open_session
+from runtimes.base.errors import ArtefactError, StreamError
+from runtimes.contract.spec import load_spec
+from tests import fake_gpu
+from tests.fake_gpu import FakeCuda, install, make_engine
+from xl_export.artefact.export import export
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return install(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def ring(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artefact for engines whose memory is a ring."""
+    folder = tmp_path_factory.mktemp("ring") / "artefact"
+    return export(run, folder, target="tensorrt", precision="fp32", attention="native")
+
+
+def test_a_ring_is_bound_once_and_has_one_graph(
+    cuda: FakeCuda, ring: Path, artefacts: dict[str, Path], tmp_path: Path, tokens: np.ndarray
+) -> None:
+    """40 tokens go round the ring of 24 slots. Shift memory of the same model has two buffers and graphs."""
+
+    def buffers_and_graphs(artefact: Path, name: str) -> tuple[int, int]:
+        session = open_session(make_engine(artefact, tmp_path / name))
+        memory, graphs = session.start(1), cuda.calls.get("instantiate", 0)
+        before = len(cuda.memory)
+        for at in range(40):
+            session.step(tokens[None, at : at + 1], memory)
+        return len(cuda.memory) - before, cuda.calls["instantiate"] - graphs
+
+    in_place, apart = buffers_and_graphs(ring, "ring"), buffers_and_graphs(artefacts["shift"], "shift")
+    assert (in_place[1], apart[1]) == (1, 2)
+    assert apart[0] - in_place[0] == len(load_spec(ring).state)  # one buffer more for each tensor
+
+
+def test_an_engine_that_does_not_write_in_place_is_refused(
+    ring: Path, cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_engine(ring, tmp_path / "engine")
+    monkeypatch.setattr(fake_gpu._Engine, "get_aliased_input_tensor", lambda *_: None)
+    with pytest.raises(
+        ArtefactError, match=r"0\.key in a tensor of its own, expected over past_key_values\.0"
+    ):
+        open_session(folder)
+
+
+def test_an_engine_that_writes_over_its_shift_memory_is_refused(
+    artefacts: dict[str, Path], cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(artefacts["shift"], tmp_path / "engine")
+    monkeypatch.setattr(fake_gpu._Engine, "get_aliased_input_tensor", lambda _, name: f"past of {name}")
+    with pytest.raises(ArtefactError, match=r"0\.key over past .*expected in a tensor of its own"):
+        open_session(engine)
+
+
+def test_contexts_take_the_scratch_memory_of_their_own_profile(
+    ring: Path, cuda: FakeCuda, tmp_path: Path
+) -> None:
+    open_session(make_engine(ring, tmp_path / "engine"))
+    assert [context.name for context in cuda.contexts] == ["ON_PROFILE_CHANGE"] * 2
+
+
+def test_rtx_captures_a_ring_alone_and_keeps_what_it_compiled(
+    ring: Path, artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = install(monkeypatch, package="tensorrt_rtx")
+    options: dict[str, Any] = {"flavour": "rtx", "gpu": None, "hardware": "same-capability"}
+    monkeypatch.setenv("XL_EXPORT_RTX_CACHE", str(tmp_path / "nowhere"))
+    folder = make_engine(ring, tmp_path / "ring", **options)
+    with pytest.raises(StreamError, match="is no folder; make it, or unset the variable"):
+        open_session(folder)
+    monkeypatch.setenv("XL_EXPORT_RTX_CACHE", str(tmp_path))
+    for content in (b" and more", b" and more and more"):
+        cuda.contexts.clear()
+        opened = open_session(folder)
+        segment, token = cuda.contexts
+        assert token.cuda_graph_strategy.name == "WHOLE_GRAPH_CAPTURE"
+        assert token.dynamic_shapes_kernel_specialization_strategy.name == "EAGER"
+        assert not hasattr(segment, "cuda_graph_strategy")
+        assert {config.allocation.name for config in (segment, token)} == {"ON_PROFILE_CHANGE"}
+        assert segment.cache is token.cache is not None
+        del opened
+        gc.collect()
+        [kept] = tmp_path.glob("*-8.9.cache")
+        assert kept.read_bytes() == content
+    cuda.contexts.clear()
+    monkeypatch.delenv("XL_EXPORT_RTX_CACHE")
+    open_session(make_engine(artefacts["shift"], tmp_path / "shift", **options))
+    assert not hasattr(cuda.contexts[1], "cuda_graph_strategy")  # addresses change at every token
+    assert cuda.contexts[1].cache is None
