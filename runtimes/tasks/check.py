@@ -23,7 +23,6 @@ from runtimes.contract.session import Session
 from runtimes.contract.spec import REFERENCE
 from runtimes.sessions.open import open_session
 
-
 LONGEST = 1 << 30  # a segment as long as a step may have
 # What is fed before the streams of a reference begin; see `_replays`.
 LEADS: tuple[tuple[int, ...], ...] = ((), (LONGEST,), (1,), (1, LONGEST), (1, 1))

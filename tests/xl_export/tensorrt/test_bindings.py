@@ -19,7 +19,7 @@ from tests.xl_export.tensorrt.bindings import needs_bindings
 
 RUNTIMES, EXPORT = Path(runtimes.__file__).parent, Path(xl_export.__file__).parent / "tensorrt"
 SOURCES = [
-    *(RUNTIMES / "sessions/tensorrt" / f"{name}.py" for name in ("session", "module")),
+    *(RUNTIMES / "sessions/tensorrt" / f"{name}.py" for name in ("session", "module", "runtime_cache")),
     *(EXPORT / f"{name}.py" for name in ("build", "network", "plugin", "private_parts", "progress")),
     EXPORT.parent / "deployment" / "refit.py",
 ]
@@ -46,7 +46,12 @@ RTX_ONLY = {
     "ComputeCapability",
     "CudaGraphStrategy",
     "CudaGraphStrategy.WHOLE_GRAPH_CAPTURE",
+    "DynamicShapesKernelSpecializationStrategy",
+    "DynamicShapesKernelSpecializationStrategy.EAGER",
     "IRuntimeConfig.cuda_graph_strategy",
+    "IRuntimeConfig.create_runtime_cache",
+    "IRuntimeConfig.dynamic_shapes_kernel_specialization_strategy",
+    "IRuntimeConfig.set_runtime_cache",
     "IBuilderConfig.num_compute_capabilities",
     "IBuilderConfig.set_compute_capability",
 }
@@ -137,7 +142,7 @@ def test_every_name_of_the_stand_in_exists_in_tensorrt(bindings: Callable[..., s
     for stand_in, real in ((_Engine, "ICudaEngine"), (_Context, "IExecutionContext")):
         names += [f"{real}.{name}" for name in vars(stand_in) if not name.startswith("_") and name not in own]
     names += [f"TensorIOMode.{mode.name}" for mode in FakeTensorRT.TensorIOMode]
-    assert set(json.loads(bindings(PRESENT, json.dumps(names)))) <= {"CudaGraphStrategy"}  # of TensorRT-RTX
+    assert set(json.loads(bindings(PRESENT, json.dumps(names)))) <= RTX_ONLY
 
 
 def test_every_function_of_the_stand_in_exists_in_cuda() -> None:
