@@ -7,6 +7,8 @@ for the class of a session. A new runtime is one class with these members, one l
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,11 +16,32 @@ import numpy as np
 
 from runtimes.contract.device import AUTO, Device
 from runtimes.contract.memory import Memory
-from runtimes.contract.paths import Paths
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import TensorFacts
 from runtimes.contract.vocabulary import Vocab
+
+
+@dataclass
+class Paths:
+    """The ways in which a session computes a step: each has kernels, buffers or a captured graph of its own.
+
+    possible: what there is, in words for people. taken: those that a step has gone since the session was
+    opened. batches: numbers of rows which together reach every path.
+    """
+
+    possible: tuple[str, ...]
+    batches: tuple[int, ...]
+    taken: set[str] = field(default_factory=set)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The paths that no step has gone."""
+        return tuple(path for path in self.possible if path not in self.taken)
+
+    def without(self, before: Iterable[str]) -> None:
+        """Forgets the steps since `before`, a copy of `taken`: their answers were compared with nothing."""
+        self.taken = set(before)
 
 
 class Session(Protocol):

@@ -7,8 +7,7 @@ import numpy as np
 from runtimes.base.logits import log_probability
 from runtimes.contract.checks import checked_targets, last_fed
 from runtimes.contract.memory import Memory
-from runtimes.contract.paths import Paths
-from runtimes.contract.session import Session
+from runtimes.contract.session import Paths, Session
 
 
 class FromLogits:

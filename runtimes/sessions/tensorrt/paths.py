@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from runtimes.contract.engine import EngineFacts, Profile
-from runtimes.contract.paths import Paths
+from runtimes.contract.session import Paths
 from runtimes.contract.spec import Spec
 
 CAPTURED, PLAIN = "launched as a CUDA graph", "run without a graph"

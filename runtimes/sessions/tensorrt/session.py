@@ -27,7 +27,7 @@ from runtimes.contract.engine import (
     refuse_elsewhere,
 )
 from runtimes.contract.memory import Memory
-from runtimes.contract.paths import Paths
+from runtimes.contract.session import Paths
 from runtimes.contract.spec import VOCAB, Spec
 from runtimes.contract.tensors import TensorFacts
 from runtimes.contract.vocabulary import Vocab, load_vocab
