@@ -1,7 +1,7 @@
 """The self-test of an artefact: it replays `reference.npz`, tokens and PyTorch's answers to them.
 
-An engine computes a step in several ways (`runtimes.contract.session.Paths`). The reference is replayed until each
-of them has given answers that were compared; a way that no replay reaches fails the check.
+An engine computes a step in several ways (`runtimes.contract.session.Paths`). The reference is replayed until
+each of them has given answers that were compared; a way that no replay reaches fails the check.
 """
 
 from __future__ import annotations
