@@ -94,9 +94,13 @@ def others(make_run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 def test_what_computes_a_step_is_named(session: Session, request: pytest.FixtureRequest) -> None:
     kind = request.node.callspec.params["session"].split()[-1]
     assert session.computed_by == COMPUTED_BY["torch" if kind == "projected" else kind]
-    assert session.kernel == {"device": "cuda", "torch": None, "projected": None, "engine": None, "ring-engine": None}.get(
-        kind, "standard"
-    )
+    assert session.kernel == {
+        "device": "cuda",
+        "torch": None,
+        "projected": None,
+        "engine": None,
+        "ring-engine": None,
+    }.get(kind, "standard")
     assert (session.spec is None) == (session.computed_by == "PyTorch")
     if session.spec is not None:
         assert session.spec.rule == session.rule
