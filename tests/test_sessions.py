@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +18,9 @@ from runtimes.tasks.describe import describe_lines
 from tests import fake_gpu, host_gpu
 from tests.architectures import ARCHITECTURES
 from tests.streams import feed, rows
-from trainer.run.session import ProjectedTorchSession
+from trainer.run.checkpoint import load_run
 from xl_export.artefact.export import export
+from xl_export.artefact.write import reference_of
 
 # Every kind of session and what computes it. A new runtime adds a line here, and a folder of its kind to
 # `folders`.
@@ -36,8 +36,6 @@ COMPUTED_BY = {
 }
 KINDS = tuple(COMPUTED_BY)
 OTHER_KINDS = tuple(kind for kind in KINDS if kind not in ("cut-ring", "ring-engine"))  # of `OTHERS`
-# Attention is ONNX Attention, which rounds all rows alike; the body of the project's operator does not.
-FOR_ENGINES: dict[str, Any] = {"target": "tensorrt", "precision": "fp32", "attention": "native"}
 # A model with a selective output layer, and one with persistent vectors, spans and groups of heads.
 OTHERS = ("adaptive-softmax", "all-attention-groups")
 
@@ -49,15 +47,8 @@ def session(
     fake_gpu.install(monkeypatch)
     if request.param.endswith("device"):
         host_gpu.install(monkeypatch)
-    if (
-        request.param == "projected"
-    ):  # PyTorch with keys and values as its memory; no folder is opened this way
-        from trainer.run.checkpoint import load_run
-
-        trained = load_run(run)
-        return ProjectedTorchSession(
-            trained.model.eval(), trained.vocab, trained.config.evaluation, identity=trained.sha256
-        )
+    if request.param == "projected":  # PyTorch with keys and values as its memory; no folder is opened so
+        return reference_of(trained := load_run(run), trained.config.evaluation)
     return opened(folders, request.param)
 
 
@@ -73,7 +64,9 @@ def folders(
     made = {"torch": run, **artefacts, **others}
     made |= {f"{name}device": made[f"{name}ring"] for name in ("", *(f"{name} " for name in OTHERS))}
     engines = tmp_path_factory.mktemp("engines")
-    made["cut-ring"] = export(run, engines / "cut-ring", **FOR_ENGINES)
+    # ONNX Attention rounds all rows alike, which the body of the project's operator does not.
+    options = {"target": "tensorrt", "precision": "fp32", "attention": "native"}
+    made["cut-ring"] = export(run, engines / "cut-ring", **options)  # type: ignore[arg-type]
     made["ring-engine"] = fake_gpu.make_engine(made["cut-ring"], engines / "ring-engine")
     for name in ("", *(f"{name} " for name in OTHERS)):
         made[f"{name}engine"] = fake_gpu.make_engine(made[f"{name}shift"], engines / f"{name}engine")
@@ -94,13 +87,8 @@ def others(make_run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 def test_what_computes_a_step_is_named(session: Session, request: pytest.FixtureRequest) -> None:
     kind = request.node.callspec.params["session"].split()[-1]
     assert session.computed_by == COMPUTED_BY["torch" if kind == "projected" else kind]
-    assert session.kernel == {
-        "device": "cuda",
-        "torch": None,
-        "projected": None,
-        "engine": None,
-        "ring-engine": None,
-    }.get(kind, "standard")
+    kernels = {"ring": "standard", "shift": "standard", "hidden": "standard", "device": "cuda"}
+    assert session.kernel == kernels.get(kind.removeprefix("cut-"))
     assert (session.spec is None) == (session.computed_by == "PyTorch")
     if session.spec is not None:
         assert session.spec.rule == session.rule
