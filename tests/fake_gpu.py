@@ -67,6 +67,9 @@ class FakeCuda:
     def cudaGetDeviceCount(self) -> tuple[Any, ...]:
         return self._ok("count", self.count) if self.count else (self.cudaError_t.cudaErrorNoDevice, 0)
 
+    def cudaDriverGetVersion(self) -> tuple[Any, ...]:
+        return self._ok("driver", 13010)
+
     def cudaGetDevice(self) -> tuple[Any, ...]:
         return self._ok("device", 0)
 

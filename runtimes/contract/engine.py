@@ -31,6 +31,7 @@ Hardware = Literal["same-gpu", "same-capability", "ampere-plus"]
 PACKAGES: dict[Flavour, str] = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
 NAMES: dict[Flavour, str] = {"tensorrt": "TensorRT", "rtx": "TensorRT-RTX"}
 CAPABILITY = re.compile(r"\d{1,2}\.\d", re.ASCII)
+DRIVER = re.compile(r"\d{1,3}\.\d{1,2}", re.ASCII)
 WORD = re.compile(r"[\w.+-]{1,64}", re.ASCII)  # a word from the file that is printed as it is
 
 
@@ -83,7 +84,8 @@ class EngineFacts:
     compute_capabilities: those of the GPUs that it runs on. gpu: the GPU that it was tuned on; None where it
     was built ahead of time. version_compatible: whether newer releases of the same major version run it too.
     layers: how many layers of each kind the parsed network has. plugin_layers: how many of them are those of
-    this project's plugin, two for each attention.
+    this project's plugin, two for each attention. driver: the newest CUDA that the GPU's driver served during
+    the build, such as 13.0; None where no GPU built.
     """
 
     schema: int = SCHEMA
@@ -103,11 +105,20 @@ class EngineFacts:
     seconds: float
     producer: dict[str, str]
     files: dict[str, FileFacts]
+    driver: str | None = None
 
     @property
     def identity(self) -> str:
         """SHA-256 over the whole contract, the plan's hash included."""
-        return identity_of(to_json(self))
+        return identity_of(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """The contract as it is written and hashed.
+
+        `driver` was added to schema 1, and is left out where it is not known: so older engines load and keep
+        their identity.
+        """
+        return {name: value for name, value in to_json(self).items() if name != "driver" or value is not None}
 
     @property
     def largest_batch(self) -> int:
@@ -116,7 +127,7 @@ class EngineFacts:
 
 def save_engine(folder: Path, facts: EngineFacts) -> None:
     """Writes `build.json` with its own digest."""
-    write_sealed(folder / BUILD, to_json(facts))
+    write_sealed(folder / BUILD, facts.to_json())
 
 
 def load_engine(folder: Path) -> tuple[EngineFacts, Spec]:
@@ -148,11 +159,20 @@ def load_engine(folder: Path) -> tuple[EngineFacts, Spec]:
 
 def _parse(data: Any, *, where: str) -> EngineFacts:
     again = "build the engine again with `xl-export build`"
-    facts = parse_sealed(EngineFacts, data, where=where, schema=SCHEMA, what="engine", again=again)
+    facts = parse_sealed(
+        EngineFacts,
+        data,
+        where=where,
+        schema=SCHEMA,
+        what="engine",
+        again=again,
+        document=EngineFacts.to_json,
+    )
     names = [profile.name for profile in facts.profiles]
     capabilities = facts.compute_capabilities
     printable = bool(capabilities) and all(CAPABILITY.fullmatch(capability) for capability in capabilities)
     printable = printable and all(WORD.fullmatch(word) for word in (facts.version, *facts.layers))
+    printable = printable and (facts.driver is None or DRIVER.fullmatch(facts.driver) is not None)
     if facts.schema != SCHEMA or names != ["segment", "token"] or not printable:
         raise ArtefactError(
             f"{where} was altered: its schema, profiles, versions or layers are none of an engine; {again}."

@@ -17,7 +17,8 @@ from runtimes.base.machine import package_versions
 from runtimes.base.sealed import file_facts
 from runtimes.contract.engine import BUILD, NAMES, PLAN, SIDE_FILES, EngineFacts, Gpu, Profile, save_engine
 from runtimes.contract.precision import QUANTISED
-from runtimes.contract.spec import Spec, load_spec
+from runtimes.contract.reference import load_reference
+from runtimes.contract.spec import REFERENCE, Spec, load_spec
 from runtimes.contract.tensors import TensorFacts
 from runtimes.contract.vocabulary import VOCAB_FILES
 from runtimes.sessions.tensorrt.device_memory import Cuda
@@ -25,7 +26,7 @@ from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
 from xl_export.tensorrt.network import Parsed, parse
 from xl_export.tensorrt.options import BuildOptions, refuse_old_gpus
 from xl_export.tensorrt.progress import held_interrupt, make_monitor
-from xl_export.tensorrt.trtexec import LINE, trtexec_command
+from xl_export.tensorrt.trtexec import LINE, timing_commands, trtexec_command
 
 LAYERS = "layers.json"  # what became of the network in the plan; only where a GPU built it
 
@@ -58,7 +59,9 @@ def build(
             (folder / LAYERS).write_text(layer_information(trt, log, (folder / PLAN).read_bytes()))
         for name in dict.fromkeys([*SIDE_FILES, *(name for name in VOCAB_FILES if name in spec.files)]):
             shutil.copyfile(artefact / name, folder / name)
-        (folder / LINE).write_text(trtexec_command(artefact, spec, options, parsed.layers) + "\n")
+        lines = [trtexec_command(artefact, spec, options, parsed.layers)]
+        lines += timing_commands(spec, options, load_reference(artefact / REFERENCE, spec), folder)
+        (folder / LINE).write_text("".join(f"{line}\n" for line in lines))
         facts = EngineFacts(
             artefact=spec.identity,
             flavour=options.flavour,
@@ -76,6 +79,7 @@ def build(
             seconds=time.perf_counter() - began,
             producer=package_versions(),
             files={path.name: file_facts(path) for path in sorted(folder.iterdir())},
+            driver=Cuda().driver if gpu else None,
         )
         save_engine(folder, facts)
     return facts

@@ -1,4 +1,9 @@
-"""The same build as a command line for NVIDIA's own tool: for comparison, and for machines without Python."""
+"""The same build as a command line for NVIDIA's own tool: for comparison, and for machines without Python.
+
+Two more lines time the plan, one for each profile, on tokens of the reference in the middle of a stream. By
+itself the tool fills integer inputs with numbers from -128 to 127 and times the first profile: tokens outside
+the vocabulary, and positions at which nothing is visible.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,12 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from runtimes.contract.engine import PLAN, Profile
+from runtimes.contract.reference import Reference
 from runtimes.contract.spec import GRAPH, Spec
+from runtimes.sessions.pieces import cut
 from xl_export.tensorrt.options import BuildOptions
 
 LINE = "trtexec.txt"  # the file of the engine folder that holds the command line
@@ -59,3 +68,44 @@ def shapes(spec: Spec, profile: Profile, which: int) -> str:
     """Every input's shape in one profile as trtexec reads it: `name:1x2x3,name:…`. Names may hold dots."""
     axes = profile.axes(which)
     return ",".join(f"{fact.name}:{'x'.join(map(str, fact.sizes(**axes)))}" for fact in spec.inputs)
+
+
+def timing_commands(spec: Spec, options: BuildOptions, reference: Reference, folder: Path) -> list[str]:
+    """The command lines that time a plan, run in the folder of the engine: one for each profile, at its usual
+    size.
+
+    Writes the integer inputs of each into the folder, as raw files. The memory is left to the tool, which
+    fills it with random numbers: it has no influence on what is computed.
+    """
+    lines = []
+    for index, profile in enumerate(options.profiles(spec.rule)):
+        given = []
+        for name, array in usual_inputs(spec, profile, reference).items():
+            file = folder / f"{profile.name}.{name}.bin"
+            array.tofile(file)
+            given.append(f"{name}:{file.name}")
+        words = [TOOLS[options.flavour], f"--loadEngine={PLAN}", f"--useProfile={index}"]
+        words += [f"--shapes={shapes(spec, profile, 1)}", f"--loadInputs={','.join(given)}"]
+        if profile.name == "token" and options.flavour == "tensorrt":
+            words.append("--useCudaGraph")
+        lines.append(shlex.join(words))
+    return lines
+
+
+def usual_inputs(spec: Spec, profile: Profile, reference: Reference) -> dict[str, np.ndarray]:
+    """Integer inputs of a step of a profile's usual size, by name, at a position where the memory is full."""
+    batch, length = profile.batch[1], profile.tokens[1]
+    columns = np.arange(length + 1) % reference.tokens.shape[1]
+    tokens = reference.tokens[np.arange(batch) % len(reference.tokens)][:, columns]
+    rings = {int(state.shape[2]) for state in spec.state} if spec.linear_ring else set[int]()
+    position = spec.rule.slots  # the first from here on at which no ring ends within the step
+    while len(cut(np.array([position]), length, rings)) > 1:
+        position += 1
+    inputs = {
+        "input_ids": tokens[:, :-1],
+        "position_ids": np.tile(position + np.arange(length), (batch, 1)),
+        "targets": tokens[:, 1:],
+        "logit_rows": np.arange(1, batch + 1) * length - 1,
+    }
+    names = {fact.name for fact in spec.inputs}
+    return {name: np.ascontiguousarray(x, np.int64) for name, x in inputs.items() if name in names}

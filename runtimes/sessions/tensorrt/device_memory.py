@@ -48,6 +48,12 @@ class Cuda:
         name = properties.name.decode() if isinstance(properties.name, bytes) else properties.name
         return Gpu(name=name, compute_capability=f"{properties.major}.{properties.minor}")
 
+    @property
+    def driver(self) -> str:
+        """The newest version of CUDA that the driver serves, such as 13.0."""
+        number = self._ask(self._cuda.cudaDriverGetVersion())
+        return f"{number // 1000}.{number % 1000 // 10}"
+
     def empty(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
         """A new array on the device with undefined content; raises StreamError where the GPU has no room for
         it.

@@ -13,7 +13,8 @@ INSTALL: dict[Flavour, str] = {
     "tensorrt": "`pip install 'xl-export[tensorrt]'`, or on Jetson `apt install python3-libnvinfer`",
     "rtx": "`pip install 'xl-export[tensorrt-rtx]'`",
 }
-# The first TensorRT in which a node says whether its plugin or its function body is used.
+# The first TensorRT that writes memory in place, and in which a node says whether its plugin or its function
+# body is used. The ONNX Attention operator came in 10.14.
 OLDEST = (10, 15)
 
 
@@ -33,7 +34,8 @@ def load_tensorrt(flavour: Flavour) -> Any:
     if flavour == "tensorrt" and tuple(int(part) for part in trt.__version__.split(".")[:2]) < OLDEST:
         raise MissingPackageError(
             f"TensorRT {trt.__version__} is installed and {'.'.join(map(str, OLDEST))} or newer is needed; "
-            f"run {INSTALL[flavour]}."
+            f"run {INSTALL[flavour]}; on a Jetson that is JetPack 7.2.2 or newer, and on JetPack 6 run the "
+            "artefact with ONNX Runtime."
         )
     return trt
 

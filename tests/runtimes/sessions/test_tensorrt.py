@@ -25,6 +25,7 @@ from runtimes.base.sealed import file_facts
 from runtimes.contract.engine import BUILD, PLAN, Gpu, Profile, load_engine, save_engine
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
+from runtimes.sessions.tensorrt.device_memory import Cuda
 from tests import fake_gpu
 from tests.fake_gpu import FakeCuda, install, make_engine
 from tests.streams import feed, rows
@@ -252,6 +253,10 @@ def test_a_plan_whose_tensors_are_not_the_specs_is_refused(
         open_session(folder)
 
 
+def test_the_driver_is_named_by_the_cuda_that_it_serves(cuda: FakeCuda) -> None:
+    assert Cuda().driver == "13.1"
+
+
 def test_a_machine_without_a_gpu_is_told_so(cuda: FakeCuda, engine: Path) -> None:
     cuda.count = 0
     with pytest.raises(ArtefactError, match=r"no NVIDIA GPU can be used here \(cudaErrorNoDevice\)"):
@@ -275,10 +280,11 @@ def test_a_missing_package_is_named(
 
 
 def test_an_old_tensorrt_is_refused(monkeypatch: pytest.MonkeyPatch, engine: Path) -> None:
-    install(monkeypatch, __version__="10.9.0.34")
-    with pytest.raises(
-        MissingPackageError, match=r"TensorRT 10\.9\.0\.34 is installed and 10\.15 or newer is needed"
-    ):
+    install(monkeypatch, __version__="10.3.0.30")  # that of JetPack 6
+    sentence = (
+        r"TensorRT 10\.3\.0\.30 is installed and 10\.15 or newer is needed; .*on JetPack 6 run the artefact"
+    )
+    with pytest.raises(MissingPackageError, match=sentence):
         open_session(engine)
 
 

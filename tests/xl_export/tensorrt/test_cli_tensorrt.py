@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from runtimes.contract.engine import BUILD, PLAN, SIDE_FILES, load_engine
@@ -39,7 +40,10 @@ def test_an_engine_folder_is_whole_and_says_what_it_is(
     built: tuple[Path, str], artefacts: dict[str, Path]
 ) -> None:
     folder, _ = built
-    assert {path.name for path in folder.iterdir()} == {PLAN, BUILD, LINE, *SIDE_FILES}
+    inputs = {
+        f"{which}.{name}.bin" for which in ("segment", "token") for name in ("input_ids", "position_ids")
+    }
+    assert {path.name for path in folder.iterdir()} == {PLAN, BUILD, LINE, *SIDE_FILES, *inputs}
     facts, spec = load_engine(folder)
     assert spec == load_spec(artefacts["shift"])
     assert facts.artefact == spec.identity
@@ -67,7 +71,8 @@ def test_the_command_says_what_was_built_and_the_same_for_nvidias_tool(
     assert first.endswith(f"check it on the device: xl-export check {folder}")
     assert second == f"{folder / LINE} holds the command line of NVIDIA's own tool for the same plan"
     assert len(second) < 200 + len(str(folder))
-    words = shlex.split((folder / LINE).read_text())
+    build_line, *timing = (folder / LINE).read_text().splitlines()
+    words = shlex.split(build_line)
     assert words[:3] == [
         "tensorrt_rtx",
         f"--onnx={artefacts['shift'] / 'step.onnx'}",
@@ -80,6 +85,19 @@ def test_the_command_says_what_was_built_and_the_same_for_nvidias_tool(
         "--maxShapes=input_ids:2x2",
     ]  # see trtexec_command
     assert {"--noTF32", "--computeCapabilities=8.6,12.0"} <= set(words)
+    for index, (line, sizes) in enumerate(zip(timing, ("2x8", "2x1"), strict=True)):
+        words = shlex.split(line)
+        assert words[:3] == ["tensorrt_rtx", "--loadEngine=step.plan", f"--useProfile={index}"]
+        assert words[3].startswith(f"--shapes=input_ids:{sizes},")
+        name = ("segment", "token")[index]
+        assert words[4:] == [
+            f"--loadInputs=input_ids:{name}.input_ids.bin,position_ids:{name}.position_ids.bin"
+        ]
+    tokens = np.fromfile(folder / "segment.input_ids.bin", np.int64)
+    reference = np.load(folder / "reference.npz")["tokens"]
+    assert np.array_equal(tokens.reshape(2, 8), reference[:, :8])
+    positions = np.fromfile(folder / "token.position_ids.bin", np.int64)
+    assert positions.tolist() == [load_spec(artefacts["shift"]).rule.slots] * 2  # the memory is full
 
 
 def test_info_reads_an_engine(built: tuple[Path, str]) -> None:
