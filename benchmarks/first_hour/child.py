@@ -34,6 +34,7 @@ def main(arguments: list[str]) -> int:
         path=Path(given.result),
         work=Path(given.work),
         results=Path(given.results),
+        seconds=float(given.seconds),
         quick=given.quick,
         result=StepResult(name=given.name),
     )

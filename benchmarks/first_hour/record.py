@@ -41,12 +41,14 @@ class Record:
     """The result of a step while it runs, kept in the file `path`.
 
     work: the folder for models that several steps use. results: the folder with the results of earlier
-    steps. quick: whether the step shall only show that it runs, with a tiny model and few repetitions.
+    steps. seconds: the limit of the step. quick: whether the step shall only show that it runs, with a tiny
+    model and few repetitions.
     """
 
     path: Path
     work: Path
     results: Path
+    seconds: float = 600.0
     quick: bool = False
     result: StepResult = field(default_factory=lambda: StepResult(name="step"))
 

@@ -2,17 +2,54 @@
 
 from __future__ import annotations
 
+import _thread
 import importlib.util
-import subprocess
-import sys
-import xml.etree.ElementTree as ElementTree
-from pathlib import Path
+import os
+import threading
+from collections import Counter
+from typing import Any
 
 from benchmarks.first_hour.record import NotHereError, Record
 from benchmarks.machine import checkout
 
-PASSED, NONE_COLLECTED = 0, 5  # exit codes of pytest
+PASSED = 0  # exit code of pytest
+BEFORE_THE_END = 20.0  # seconds before the limit of the step, at which the tests are stopped
 SENTENCE = 300  # characters
+
+
+class Reporter:
+    """A plugin of pytest that keeps every failure at once, so that a crash keeps those before it."""
+
+    def __init__(self, record: Record) -> None:
+        self.record, self.counts, self.reasons = record, Counter[str](), Counter[str]()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Called by pytest after each of the three parts of a test."""
+        if report.failed:
+            self.counts["failed"] += 1
+            crash = getattr(report.longrepr, "reprcrash", None)
+            said = crash.message if crash else str(report.longrepr)
+            self.record.check(report.nodeid, False, " ".join(said.split())[:SENTENCE])
+        elif report.skipped:
+            self.counts["skipped"] += 1
+            self.reasons[str(report.longrepr[-1])[:SENTENCE]] += 1
+        elif report.when == "call":
+            self.counts["passed"] += 1
+        else:
+            return
+        self.record.say(f"{self.said} of the tests that need a GPU")
+
+    @property
+    def said(self) -> str:
+        return ", ".join(f"{self.counts[name]} {name}" for name in ("passed", "failed", "skipped"))
+
+    def finish(self, code: int) -> None:
+        """Keeps the outcome of all tests. code: the exit code of pytest."""
+        for reason, count in self.reasons.items():
+            self.record.fact(f"skipped: {reason}", count)
+        right = code == PASSED and self.counts["passed"] > 0
+        self.record.check("tests on the GPU", right, f"{self.said} (exit code {code})")
+        self.record.say(f"{self.said} of the tests that need a GPU")
 
 
 def run(record: Record) -> None:
@@ -22,36 +59,12 @@ def run(record: Record) -> None:
         raise NotHereError("the tests are not part of an installed package; start the command in a checkout.")
     if importlib.util.find_spec("pytest") is None:
         raise NotHereError("pytest is not installed; run `pip install pytest`.")
-    report = record.path.with_suffix(".xml")
-    command = [sys.executable, "-m", "pytest", "tests", "-m", "gpu", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, f"--junitxml={report}", "--basetemp", str(record.work / "tests")], cwd=folder
-    )
-    if not report.is_file():
-        raise RuntimeError(f"pytest ended with exit code {done.returncode} and wrote no report")
-    keep(record, report, code=done.returncode)
+    import pytest
 
-
-def keep(record: Record, report: Path, *, code: int) -> None:
-    """Keeps what pytest's report says."""
-    counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
-    reasons: dict[str, int] = {}
-    for case in ElementTree.parse(report).getroot().iter("testcase"):
-        problem = next((found for tag in ("failure", "error") if (found := case.find(tag)) is not None), None)
-        skipped = case.find("skipped")
-        if problem is not None:
-            counts["failed"] += 1
-            name = f"{case.get('classname', '')}.{case.get('name', '')}"
-            record.check(name, False, " ".join((problem.get("message") or "").split())[:SENTENCE])
-        elif skipped is not None:
-            counts["skipped"] += 1
-            reason = skipped.get("message") or "no reason"
-            reasons[reason] = reasons.get(reason, 0) + 1
-        else:
-            counts["passed"] += 1
-    said = ", ".join(f"{count} {name}" for name, count in counts.items())
-    for reason, count in reasons.items():
-        record.fact(f"{count} skipped", reason)
-    right = code == PASSED and counts["passed"] > 0
-    record.check("tests on the GPU", right, f"{said} (exit code {code})")
-    record.say(f"{said} of the tests that need a GPU")
+    os.chdir(folder)
+    reporter = Reporter(record)
+    stop = threading.Timer(max(1.0, record.seconds - BEFORE_THE_END), _thread.interrupt_main)
+    stop.daemon = True
+    stop.start()
+    words = ["tests", "-m", "gpu", "-v", "-p", "no:cacheprovider", "--basetemp", str(record.work / "tests")]
+    reporter.finish(int(pytest.main(words, plugins=[reporter])))

@@ -194,23 +194,32 @@ def test_pytorch_is_compared_with_the_cpu(record: Record, monkeypatch: pytest.Mo
     assert record.result.rows == ()
 
 
-def test_what_pytest_reports_becomes_checks(record: Record, tmp_path: Path) -> None:
-    report = tmp_path / "tests.xml"
-    report.write_text(
-        "<testsuites><testsuite>"
-        '<testcase classname="a" name="one"/>'
-        '<testcase classname="a" name="two"><failure message="assert 1 == 2"/></testcase>'
-        '<testcase classname="a" name="three"><skipped message="tensorrt is not installed"/></testcase>'
-        "</testsuite></testsuites>"
-    )
-    tests.keep(record, report, code=1)
+def test_what_pytest_reports_becomes_checks(record: Record) -> None:
+    def report(name: str, outcome: str, longrepr: Any = None, when: str = "call") -> SimpleNamespace:
+        kinds = {kind: kind == outcome for kind in ("passed", "failed", "skipped")}
+        return SimpleNamespace(nodeid=name, when=when, longrepr=longrepr, **kinds)
+
+    crash = SimpleNamespace(reprcrash=SimpleNamespace(message="assert 1 == 2"))
+    reporter = tests.Reporter(record)
+    for given in (
+        report("one", "passed", when="setup"),
+        report("one", "passed"),
+        report("two", "failed", crash),
+        report("three", "skipped", ("x.py", 3, "tensorrt is not installed"), when="setup"),
+    ):
+        reporter.pytest_runtest_logreport(given)
+    kept = StepResult(name="step", checks=record.result.checks)
+    reporter.finish(1)
     record.finish()
+    assert [(check.name, check.sentence) for check in kept.checks] == [("two", "assert 1 == 2")]
     assert record.result.status == "failed"
     assert record.result.sentence == "1 passed, 1 failed, 1 skipped of the tests that need a GPU"
-    assert record.result.checks[0].name == "a.two"
+    assert record.result.facts == {"skipped: tensorrt is not installed": "1"}
+
     record.result = StepResult(name="nothing")
-    report.write_text('<testsuite><testcase name="x"><skipped message="no GPU"/></testcase></testsuite>')
-    tests.keep(record, report, code=0)
+    reporter = tests.Reporter(record)
+    reporter.pytest_runtest_logreport(report("four", "skipped", ("x.py", 3, "no GPU"), when="setup"))
+    reporter.finish(0)
     record.finish()
     assert record.result.status == "failed", "where every test is skipped, nothing was shown"
 
