@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from runtimes.base.errors import ConfigError
 
@@ -46,6 +46,16 @@ def _engine(size: str, flavour: str, attention: str, form: str, precision: str, 
     )
 
 
+def _onnx_attention(step: Step) -> Step:
+    """The same engine from a graph in which attention is ONNX Attention, for TensorRT's fused kernels."""
+    return replace(
+        step,
+        name=f"{step.name}-onnx-attention",
+        title=f"{step.title}, from ONNX Attention",
+        options={**step.options, "written": "native"},
+    )
+
+
 def _provider(size: str, device: str, precision: str, minutes: float = 6) -> Step:
     names = {"cuda": "CUDA", "ort-tensorrt": "TensorRT", "ort-tensorrt-rtx": "TensorRT-RTX"}
     return _step(
@@ -77,6 +87,7 @@ STEPS: tuple[Step, ...] = (
     _provider("small", "cuda", "fp32"),
     _provider("small", "cuda", "fp16"),
     _engine("small", "tensorrt", "native", "ring", "fp16"),
+    _onnx_attention(_engine("small", "tensorrt", "native", "ring", "fp16")),
     _engine("small", "tensorrt", "native", "shift", "fp16"),
     _engine("small", "tensorrt", "native", "ring", "fp32"),
     _engine("small", "tensorrt", "native", "ring", "int8"),
@@ -84,6 +95,7 @@ STEPS: tuple[Step, ...] = (
     _engine("small", "tensorrt", "native", "ring", "fp8"),
     _engine("small", "tensorrt", "plugin", "shift", "fp16"),
     _engine("small", "rtx", "native", "ring", "fp16"),
+    _onnx_attention(_engine("small", "rtx", "native", "ring", "fp16")),
     _engine("small", "rtx", "native", "shift", "fp16"),
     _engine("small", "rtx", "native", "ring", "fp32"),
     _engine("small", "rtx", "native", "ring", "int8"),
@@ -94,6 +106,7 @@ STEPS: tuple[Step, ...] = (
     _shapes("cuda", "ONNX Runtime's CUDA provider"),
     _step("attention", "attention alone: the kernels, PyTorch and FlexAttention", "attention:run", 8),
     _engine("enwik8-base", "tensorrt", "native", "ring", "fp16"),
+    _onnx_attention(_engine("enwik8-base", "tensorrt", "native", "ring", "fp16")),
     _engine("enwik8-base", "tensorrt", "plugin", "shift", "fp16"),
     _engine("enwik8-base", "tensorrt", "native", "ring", "int8"),
     _engine("enwik8-base", "rtx", "native", "ring", "fp16"),

@@ -19,16 +19,26 @@ MOST_ROWS = max(timed.BATCHES)
 
 
 def run(
-    record: Record, *, size: str, flavour: Flavour, attention: Attention, form: Form, precision: Precision
+    record: Record,
+    *,
+    size: str,
+    flavour: Flavour,
+    attention: Attention,
+    form: Form,
+    precision: Precision,
+    written: Attention = "plugin",
 ) -> None:
-    """Builds the engine of a model on this GPU and keeps what it does."""
+    """Builds the engine of a model on this GPU and keeps what it does.
+
+    written: whether attention in the graph is one node with a body (`plugin`), or ONNX Attention (`native`).
+    """
     config = config_of(size, quick=record.quick)
-    kind = Kind(target="tensorrt", form=form, precision=precision)
+    kind = Kind(target="tensorrt", form=form, precision=precision, attention=written)
     artefact = artefact_of(record, config, kind)
     out = artefact.with_name(f"engine-{flavour}-{attention}-{kind.folder}")
     shutil.rmtree(out, ignore_errors=True)
     facts = build(artefact, out, options_of(flavour, attention, Cuda().gpu.compute_capability))
-    side = f"{NAMES[flavour]}, {attention}, {form}, {precision}"
+    side = f"{NAMES[flavour]}, {attention}, {form}, {precision}" + ", ONNX Attention" * (written == "native")
     keep_build(record, side, facts)
     timed.tried(
         record, out, open_session(out), config, side=side, form=form, precision=precision, artefact=artefact

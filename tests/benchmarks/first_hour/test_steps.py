@@ -23,11 +23,14 @@ from benchmarks.first_hour.steps import (
     pytorch,
     shapes,
     tests,
+    timed,
     training,
 )
 from runtimes.contract.engine import Profile, load_engine
+from runtimes.contract.rule import MemoryRule
 from runtimes.sessions.tensorrt.session import TrtSession
 from tests import fake_gpu
+from trainer.model.config import ModelConfig
 
 MEASURED = {COPY: (1e12, 2e12), HALVES: (1e14,)}
 
@@ -37,7 +40,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The models that the steps share, exported before a stand-in takes the place of a library."""
     work = tmp_path_factory.mktemp("models")
     record = Record(path=work / "step.json", work=work, results=work, quick=True)
-    kind = models.Kind(target="tensorrt", form="shift", precision="fp16")
+    kind = models.Kind(target="tensorrt", form="ring", precision="fp16")
     models.artefact_of(record, models.config_of("small", quick=True), kind)
     return work
 
@@ -70,7 +73,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> fake_gpu.FakeCuda:
     return cuda
 
 
-ENGINE = {"size": "small", "flavour": "tensorrt", "attention": "native", "form": "shift", "precision": "fp16"}
+ENGINE = {"size": "small", "flavour": "tensorrt", "attention": "native", "form": "ring", "precision": "fp16"}
 
 
 def test_an_engine_is_compared_and_then_timed_beside_its_limit(
@@ -85,12 +88,11 @@ def test_an_engine_is_compared_and_then_timed_beside_its_limit(
         assert row.milliseconds > 0
         assert row.limit_by == "reading"
     config = models.config_of("small", quick=True)
-    m, states = config.model, 2 * 2 * 32 * 25  # of two layers: keys and values of 25 tokens, 32 wide
-    layer = 4 * 32 * 32 + 2 * 32 * 64 + 64 + 5 * 32 + 2 * 32 + 32 * models.rule_of(config).position_rows
-    weights = 2 * layer + 32 * m.vocab_size + m.vocab_size
-    for row in result.rows:  # the memory is read twice and written once; all in two bytes; 2e12 bytes/s
-        moved = 2 * (weights + 3 * row.batch * states)
-        assert row.limit_milliseconds == pytest.approx(moved / 2e12 * 1e3, rel=1e-6)
+    for row in result.rows:  # at 2e12 bytes/s
+        least = timed.least_bytes(
+            config.model, models.rule_of(config), "ring", batch=row.batch, precision="fp16"
+        )
+        assert row.limit_milliseconds == pytest.approx(least / 2e12 * 1e3)
 
     run = TrtSession.run
 
@@ -105,6 +107,20 @@ def test_an_engine_is_compared_and_then_timed_beside_its_limit(
     record.finish()
     assert record.result.status == "failed"
     assert record.result.rows == ()
+
+
+def test_the_bytes_of_a_step_are_those_of_its_form_and_precision() -> None:
+    rule = MemoryRule(mem_len=24, segment=8)
+    config = ModelConfig(layers=1, d_model=32, heads=2, head_dim=16, d_ff=64, vocab_size=256)
+    matrices = 4 * 32 * 32 + 2 * 32 * 64 + 64 + 5 * 32 + 2 * 32 + 32 * 256 + 256
+    table, memory = 32 * rule.position_rows, 2 * 32 * 25
+    for form, precision, batch, expected in (
+        ("ring", "fp32", 1, 4 * (matrices + table + memory)),
+        ("ring", "fp16", 8, 2 * (matrices + table + 8 * memory)),
+        ("shift", "fp16", 8, 2 * (matrices + table + 3 * 8 * memory)),
+        ("ring", "int4", 1, matrices / 2 + 2 * (table + memory)),
+    ):
+        assert timed.least_bytes(config, rule, form, batch=batch, precision=precision) == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("leak", "passed"), [(0, True), (1 << 20, False)])
