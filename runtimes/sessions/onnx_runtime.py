@@ -147,9 +147,6 @@ class OrtSession(GraphSession):
         """ONNX Runtime's session over the bytes of a graph and of its weights."""
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = threads or available_cpus()
-        if self.spec.target == "tensorrt":
-            # Engines multiply by dequantised weights as they are; ONNX Runtime would round activations too.
-            options.add_session_config_entry("session.disable_quant_qdq", "1")
         if library:
             self._register(options, library)
         try:
@@ -238,6 +235,9 @@ def load_graph(
     """
     refuse_foreign_graph(contents[graph.name], name=str(graph), files=[WEIGHTS])
     options.log_severity_level = FATAL  # errors are raised; device discovery warns where there is no GPU
+    if spec.target == "tensorrt":
+        # Engines multiply by dequantised weights as they are; ONNX Runtime would round activations too.
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     if not hasattr(options, FROM_MEMORY):  # 1.23, the newest for Python 3.10: it maps the file itself
         session = ort.InferenceSession(str(graph), options, **providers)
     else:

@@ -26,6 +26,8 @@ WRITE_CONTEXT, CONTEXT_FILE, CONTEXT_INSIDE = (
     "ep.context_file_path",
     "ep.context_embed_mode",
 )
+# A part of ONNX Runtime's words for a graph of which nodes compute elsewhere.
+CAPTURE_REFUSED = "have not been partitioned"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ class Loader:
                 session = self._create(contents, judged=False)
             except Exception:  # the first error says more
                 raise error from None
-            self._refuse_elsewhere(session)
+            self._refuse_elsewhere(session, refused=CAPTURE_REFUSED in str(error))
             raise
         self._refuse_unless_started(session)
         return session
@@ -119,10 +121,10 @@ class Loader:
         if self.provider.name not in session.get_providers():
             raise self.provider.not_started(self.ort, self.device)
 
-    def _refuse_elsewhere(self, session: Any) -> None:
+    def _refuse_elsewhere(self, session: Any, *, refused: bool = False) -> None:
         """Raises ArtefactError where a node computes on another device, after `_refuse_unless_started`."""
         self._refuse_unless_started(session)
-        if found := elsewhere(session, self.provider.name):
+        if found := elsewhere(session, self.provider.name, refused=refused):
             raise ArtefactError(
                 f"{self.graph} would not run on {self.device} alone: ONNX Runtime {self.ort.__version__} "
                 f"puts {found} elsewhere; {self.provider.mend(self.spec)}, or give --device cpu."

@@ -12,11 +12,12 @@ RECORD = "session.record_ep_graph_assignment_info"  # the option of a session th
 OF_SHAPES = {"Shape", "Size", "Add", "Sub", "Mul", "Div", "Concat", "Squeeze", "Unsqueeze", "Gather", "Slice"}
 
 
-def elsewhere(session: Any, provider: str) -> str:
+def elsewhere(session: Any, provider: str, *, refused: bool = False) -> str:
     """The nodes on other providers, as a part of a sentence; empty where none of them computes more than
     shapes.
 
-    Releases of ONNX Runtime before 1.24 do not tell the placement; the sentence then says that.
+    refused: whether ONNX Runtime has found that they compute more; then all of them are named. Releases of
+    ONNX Runtime before 1.24 do not tell the placement; the sentence then says that.
     """
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return "some nodes, which this release does not name,"
@@ -28,6 +29,6 @@ def elsewhere(session: Any, provider: str) -> str:
         counts[here] += len(nodes)
         if not here:
             kinds.update(node.op_type for node in nodes)
-    if not set(kinds) - OF_SHAPES:
+    if not refused and not set(kinds) - OF_SHAPES:
         return ""
     return f"{counts[False]} of {sum(counts.values())} nodes ({', '.join(sorted(kinds))})"

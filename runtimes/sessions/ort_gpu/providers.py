@@ -78,10 +78,12 @@ class Provider(ABC):
 
     def mend(self, spec: Spec) -> str:
         """What to do where a node of the graph has no kernel here, in the imperative."""
+        if spec.target == "tensorrt":
+            return "export for ONNX Runtime, without --target tensorrt"
         update = "install onnxruntime-gpu 1.27 or newer, which has every kernel and needs CUDA 13"
         if spec.form == "ring":
             return f"{update}, or export with {SHIFT}, which 1.25 runs too"
-        return update if spec.target == "tensorrt" else "install onnxruntime-gpu 1.25 or newer"
+        return "install onnxruntime-gpu 1.25 or newer"
 
     def refuse_form(self, spec: Spec, device: Device) -> None:
         """Raises ConfigError for a form of memory that the provider cannot compute in any release."""

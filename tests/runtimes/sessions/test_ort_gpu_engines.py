@@ -83,7 +83,7 @@ def test_what_was_altered_or_others_may_write_is_built_again(
 def test_nothing_is_kept_of_an_engine_that_a_node_would_leave(
     artefacts: dict[str, Path], built: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "elsewhere", lambda *_: "4 of 95 nodes (TensorScatter)")
+    monkeypatch.setattr(loading, "elsewhere", lambda *_, refused: "4 of 95 nodes (TensorScatter)")
     with pytest.raises(ArtefactError, match=r"puts 4 of 95 nodes \(TensorScatter\) elsewhere"):
         answer(artefacts["shift"])
     assert len(built) == 1
