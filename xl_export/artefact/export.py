@@ -187,7 +187,7 @@ def write_graphs(spec: Spec, run: Run, folder: Path, attention: Attention) -> Or
     else:
         graph = lowered(step_graph(spec, run.config.model, weights), spec.precision)
     save_model(graph, folder)
-    if fused_cpu.takes(spec, run.config.model, weights):
+    if fused_cpu.takes(spec):
         graph = lowered(fused_cpu.fused_step_graph(spec, run.config.model, weights), spec.precision)
         save_graph(graph, folder / FUSED, weights_of=folder / GRAPH)
     return OrtSession(spec, run.vocab, folder / GRAPH)

@@ -1,8 +1,8 @@
 """The step graph for the fused operator: one node per layer for ring write, scores, mask, softmax and values.
 
 The operator is part of the C++ library in `runtimes/sessions/fused_cpu/`, which lists its inputs and
-attributes. It serves ring memory that is masked before a text begins, and models whose scores depend on
-distance.
+attributes. It serves every model with ring memory. Persistent vectors that have a softmax of their own are
+written in standard operators.
 """
 
 from __future__ import annotations
@@ -10,33 +10,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import numpy as np
 import onnx_ir as ir
 
-from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
 from trainer.model.config import ModelConfig
-from trainer.model.terms import ModelTerms
 from xl_export.graph.layers import Weights
 from xl_export.graph.memory import Group
+from xl_export.graph.persistent import attend_persistent, persistent_constants
 from xl_export.graph.step import StepGraph
-from xl_export.graph.tables import bias_table, position_table, query_bias
+from xl_export.graph.tables import bias_table, position_table, query_bias, span_table
 
 DOMAIN = "xl_export"
-TABLE = 4  # the index of the position table among the operator's inputs
+# The indices of the operator's inputs: the position table, its scales where it has bytes, and the persistent
+# keys and values.
+TABLE, TABLE_SCALES, PERSISTENT = 4, 12, (13, 14)
+INPUTS_OF_0_1 = 9  # a graph that needs no more has no more, so that older releases run it
 # By type of the memory tensors. Artefacts of version 0.1 call the operators RelativeAttention and
 # RelativeAttentionOverHalves.
 OPERATORS = {"float32": "RingRelativeAttention", "float16": "RingRelativeAttentionOverHalves"}
 
 
-def takes(spec: Spec, config: ModelConfig, weights: Weights) -> bool:
+def takes(spec: Spec) -> bool:
     """Whether the operator computes what this artefact's layers compute."""
-    served = spec.form == "ring" and spec.target == "onnxruntime" and spec.rule.initial_memory == "masked"
-    if not served or spec.model.sublayers != "feed-forward":
-        return False
-    if config.span is not None and config.span.epsilon:  # the operator has the mask in its softmax
-        return False
-    one_row = MemoryRule(mem_len=0, segment=1)
-    return ModelTerms(config, weights, one_row).layer(0).position is not None
+    return spec.form == "ring" and spec.target == "onnxruntime"
 
 
 def fused_step_graph(spec: Spec, config: ModelConfig, weights: Weights) -> ir.Model:
@@ -50,27 +47,17 @@ class _FusedStepGraph(StepGraph):
     def attention(self, layer: int, x: ir.Value, groups: list[Group], present: list[ir.Value]) -> ir.Value:
         op, config = self.op, self.config
         order = [head for group in groups for head in group.heads]
-        products = [product for product, _ in self.projected(layer, x, order, [])]
-        query, context = products[0], products[-1]  # the same product, or queries apart from keys and values
-        key_at = 0 if len(products) > 1 else len(order) * config.head_dim
+        others = [head for head in range(config.heads) if head not in order]
+        packed = self.projected(layer, x, order, others)
+        query, context = (
+            packed[0][0],
+            packed[-1][0],
+        )  # the same product, or queries apart from keys and values
+        key_at = 0 if len(packed) > 1 else config.heads * config.head_dim
         answers = []
         for group in groups:
-            terms, rows = self.terms.layer(layer), self.terms.rows(group.rule)
-            u, v = (query_bias(vector, group.heads) for vector in (terms.u, terms.v))
-            table = position_table(terms, group.heads, rows)
-            bias = bias_table(terms, group.heads, rows, head_dim=config.head_dim)
-            assert table is not None, "`takes` refuses models without position vectors"
-            optional = ((u, "u"), (v, "v"), (bias, "bias_table"))
-            name, before = f"blocks.{group.name}.", order.index(group.heads[0]) * config.head_dim
-            inputs = [
-                query,
-                context,
-                *(self.inputs[f"past_key_values.{group.name}.{kind}"] for kind in ("key", "value")),
-                op.constant(table, name + "position_table"),
-                self.inputs["position_ids"],
-                *(None if array is None else op.constant(array, name + kind) for array, kind in optional),
-            ]
-            attributes = {
+            before = order.index(group.heads[0]) * config.head_dim
+            attributes: dict[str, int | float] = {
                 "heads": len(group.heads),
                 "head_dim": config.head_dim,
                 "mem_len": group.rule.mem_len,
@@ -80,8 +67,53 @@ class _FusedStepGraph(StepGraph):
                 "key_at": key_at + before,
                 "value_at": key_at + len(order) * config.head_dim + before,
             }
+            if self.gated and config.span is not None:
+                attributes["epsilon"] = config.span.epsilon
+            inputs = self.operator_inputs(group, query, context)
             answer, *kept = op.custom(DOMAIN, OPERATORS[self.spec.state_dtype], inputs, attributes, outputs=3)
             answers.append(answer)
             present += kept
-        joined = op.Concat(*answers, axis=2) if len(answers) > 1 else answers[0]
-        return op.MatMul(joined, self.output_projection(layer, order))
+        if config.sublayers not in ("head-split", "attn-split", "single-head"):
+            return self.output(layer, answers, [*order, *others])
+        # Persistent vectors have a softmax of their own, in standard operators.
+        first, widths = packed[0]
+        queries = self.split_heads(op.split(first, widths, axis=2)[0] if len(widths) > 1 else first)
+        if others:
+            alone = attend_persistent(self, config, layer, self.cut(queries, [len(order), len(others)])[1])
+            answers.append(self.join_heads(alone))
+        return self.output(layer, answers, [*order, *others], queries)
+
+    def operator_inputs(self, group: Group, query: ir.Value, context: ir.Value) -> list[ir.Value | None]:
+        """The operator's inputs for a group of heads; the last of them that it does not need are left out."""
+        config, heads = self.config, group.heads
+        terms, rows = self.terms.layer(group.layer), self.terms.rows(group.rule)
+        initial: list[np.ndarray | None] = [None, None]
+        if group.rule.initial_memory == "zeros":
+            initial = [self.initial(group, kind) for kind in ("key", "value")]
+        persistent: list[ir.Value | None] = [None, None]
+        if config.sublayers == "all-attention":
+            persistent = list(persistent_constants(self, group.layer, heads))
+        bias = bias_table(terms, heads, rows, head_dim=config.head_dim, masks=not self.gated)
+        inputs = [
+            query,
+            context,
+            *(self.inputs[f"past_key_values.{group.name}.{kind}"] for kind in ("key", "value")),
+            self.named_constant(group, position_table(terms, heads, rows), "position_table"),
+            self.inputs["position_ids"],
+            self.named_constant(group, query_bias(terms.u, heads), "u"),
+            self.named_constant(group, query_bias(terms.v, heads), "v"),
+            self.named_constant(group, bias, "bias_table"),
+            *(
+                self.named_constant(group, x, f"initial_{kind}")
+                for x, kind in zip(initial, ("key", "value"), strict=True)
+            ),
+            self.named_constant(group, span_table(terms, heads, rows) if self.gated else None, "span_table"),
+            None,
+            *persistent,
+        ]
+        while len(inputs) > INPUTS_OF_0_1 and inputs[-1] is None:
+            inputs.pop()
+        return inputs
+
+    def named_constant(self, group: Group, array: np.ndarray | None, kind: str) -> ir.Value | None:
+        return None if array is None else self.op.constant(array, f"blocks.{group.name}.{kind}")

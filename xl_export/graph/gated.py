@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from trainer.model.config import ModelConfig
 from xl_export.graph.layers import Layers
-from xl_export.graph.persistent import persistent_tables
+from xl_export.graph.persistent import persistent_constants
 
 LEAST_SCORE = np.float32(-1e30)  # replaces minus infinity, so that a query without visible keys is not NaN
 
@@ -46,12 +46,11 @@ def gated_attention(
     if config.sublayers != "all-attention":
         weights = op.Mul(op.Softmax(scores, axis=-1), gate)
         return op.Div(op.MatMul(weights, value), op.Add(op.ReduceSum(weights, last), total))
-    keys, values = (table[list(heads)] for table in persistent_tables(layers, layer))
-    name, count = f"blocks.{layer}.persistent.{heads[0]}.", keys.shape[1]
-    own = op.MatMul(query, op.constant(keys.transpose(0, 2, 1), name + "key"))
-    joint = op.Softmax(op.Concat(own, scores, axis=3), axis=-1)
+    keys, values = persistent_constants(layers, layer, heads)
+    count = layers.weights[f"blocks.{layer}.persistent.key"].shape[1]
+    joint = op.Softmax(op.Concat(op.MatMul(query, keys), scores, axis=3), axis=-1)
     start, end = op.constant(np.array([count])), op.constant(np.array([np.iinfo(np.int64).max]))
     on_own = op.Slice(joint, op.constant(np.array([0])), start, last)
     weights = op.Mul(op.Slice(joint, start, end, last), gate)
-    answers = op.Add(op.MatMul(weights, value), op.MatMul(on_own, op.constant(values, name + "value")))
+    answers = op.Add(op.MatMul(weights, value), op.MatMul(on_own, values))
     return op.Div(answers, op.Add(op.Add(op.ReduceSum(weights, last), op.ReduceSum(on_own, last)), total))

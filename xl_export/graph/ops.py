@@ -15,6 +15,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from runtimes.contract.spec import GRAPH, WEIGHTS
 from runtimes.contract.tensors import TensorFacts
 
+UNNAMED = "constant_"  # and a number that is counted in each graph: two graphs use one name for two arrays
 IR_VERSION = 10  # the oldest version with external data and these opsets; all current runtimes read it
 TYPES = {
     "int64": ir.DataType.INT64,
@@ -53,7 +54,7 @@ class Ops:
         domain: str,
         op_type: str,
         inputs: Sequence[ir.Value | None],
-        attributes: Mapping[str, int | str],
+        attributes: Mapping[str, int | float | str],
         *,
         outputs: int,
     ) -> list[ir.Value]:
@@ -66,7 +67,7 @@ class Ops:
         key = name or (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             self._constants[key] = self._tape.initializer(
-                ir.tensor(array, name=name or f"constant_{len(self._constants)}")
+                ir.tensor(array, name=name or f"{UNNAMED}{len(self._constants)}")
             )
         assert self._constants[key].shape == array.shape, (
             f"two constants of shapes other than {array.shape} are called {name}"
@@ -119,11 +120,13 @@ def save_model(model: ir.Model, folder: Path, *, name: str = GRAPH) -> None:
 def save_graph(model: ir.Model, path: Path, *, weights_of: Path) -> None:
     """Writes a second graph that shares weights with a graph that `save_model` wrote.
 
-    weights_of: the first graph. Large tensors of equal names are read from its file.
+    weights_of: the first graph. Large tensors of equal names are read from its file; what has no name of its
+    own is written again.
     """
     stored = ir.load(weights_of).graph.initializers
     for name, value in model.graph.initializers.items():
-        if name in stored and isinstance(stored[name].const_value, ir.ExternalTensor):
+        shared = name in stored and not name.startswith(UNNAMED)
+        if shared and isinstance(stored[name].const_value, ir.ExternalTensor):
             value.const_value = stored[name].const_value
     ir.save(model, path)
 

@@ -29,16 +29,15 @@ def context_and_persistent(
     Source: Sukhbaatar et al. 2019b, equation 9. The two products stay separate and only their scores are
     concatenated, so the memory is not copied.
     """
-    op, name = layers.op, f"blocks.{layer}.persistent.{heads[0]}."
-    mine, values = (table[list(heads)] for table in persistent_tables(layers, layer))
+    op, (keys, values) = layers.op, persistent_constants(layers, layer, heads)
     context_BHTJ = op.Add(op.MatMul(content, op.Transpose(key, perm=[0, 1, 3, 2])), bias)
-    own_BHTN = op.MatMul(query, op.constant(mine.transpose(0, 2, 1), name + "key"))
-    weights = op.Softmax(op.Concat(own_BHTN, context_BHTJ, axis=3), axis=-1)
-    count, last = op.constant(np.array([mine.shape[1]])), op.constant(np.array([3]))
+    weights = op.Softmax(op.Concat(op.MatMul(query, keys), context_BHTJ, axis=3), axis=-1)
+    count = op.constant(np.array([layers.weights[f"blocks.{layer}.persistent.key"].shape[1]]))
+    last = op.constant(np.array([3]))
     end = op.constant(np.array([np.iinfo(np.int64).max]))
     on_own = op.Slice(weights, op.constant(np.array([0])), count, last)
     on_context = op.Slice(weights, count, end, last)
-    return op.Add(op.MatMul(on_context, value), op.MatMul(on_own, op.constant(values, name + "value")))
+    return op.Add(op.MatMul(on_context, value), op.MatMul(on_own, values))
 
 
 def attend_persistent(
@@ -58,6 +57,16 @@ def attend_persistent(
         key, value = key[list(order)], value[list(order)]
     weights = op.Softmax(op.MatMul(query, op.constant(key.transpose(0, 2, 1), name + "key")), axis=-1)
     return op.MatMul(weights, op.constant(value, name + "value"))
+
+
+def persistent_constants(layers: Layers, layer: int, heads: Sequence[int]) -> tuple[ir.Value, ir.Value]:
+    """Returns keys [h, K, N] and values [h, N, K] of some heads as constants of the graph."""
+    keys, values = (table[list(heads)] for table in persistent_tables(layers, layer))
+    name = f"blocks.{layer}.persistent.{heads[0]}."
+    return (
+        layers.op.constant(keys.transpose(0, 2, 1), name + "key"),
+        layers.op.constant(values, name + "value"),
+    )
 
 
 def persistent_tables(layers: Layers, layer: int, *, scaled: bool = True) -> tuple[np.ndarray, np.ndarray]:

@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from runtimes.base.startup import load_onnxruntime
 from runtimes.contract.precision import Precision
-from xl_export.graph.fused_cpu import DOMAIN, OPERATORS, TABLE
+from xl_export.graph.fused_cpu import DOMAIN, OPERATORS, PERSISTENT, TABLE
 from xl_export.graph.ops import remove_unused_nodes
 
 BLOCK = 32  # values that share a scale
@@ -45,7 +45,7 @@ def halve(model: ir.Model) -> None:
     """Stores every float32 constant of at least `SMALL` values in float16.
 
     A Cast follows each of them, which ONNX Runtime computes once, when it loads the graph. The fused operator
-    reads position tables in float16, so they need no Cast.
+    reads position tables and persistent vectors in float16, so they need no Cast.
     """
     graph = model.graph
     for name, value in list(graph.initializers.items()):
@@ -201,8 +201,8 @@ def _floats(value: ir.Value | None) -> np.ndarray | None:
 
 
 def _takes_halves(node: ir.Node, index: int) -> bool:
-    """Whether a node reads this input in float16; the fused operator does so with its position table."""
-    return node.domain == DOMAIN and node.op_type in OPERATORS.values() and index == TABLE
+    """Whether a node reads this input in float16, as the fused operator does with its tables."""
+    return node.domain == DOMAIN and node.op_type in OPERATORS.values() and index in (TABLE, *PERSISTENT)
 
 
 def _half(array: np.ndarray) -> np.ndarray:

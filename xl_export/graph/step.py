@@ -131,13 +131,24 @@ class StepGraph(MemoryLayers):
         if others:
             answers.append(attend_persistent(self, config, layer, queries[-1]))
         joined = self.join_heads(op.Concat(*answers, axis=1) if len(answers) > 1 else answers[0])
-        # These two variants add the answers of persistent vectors to those of the context.
-        if config.sublayers == "attn-split":
+        return self.output(layer, [joined], [*order, *others], query)
+
+    def output(
+        self, layer: int, answers: Sequence[ir.Value], order: Sequence[int], query: ir.Value | None = None
+    ) -> ir.Value:
+        """Returns the first sublayer's answer [B, T, D] of the answers [B, T, …] of heads in this order.
+
+        query: [B, H, T, K] of all heads, for the two variants that add the answers of persistent vectors to
+        those of the context.
+        """
+        op, config = self.op, self.config
+        joined = op.Concat(*answers, axis=2) if len(answers) > 1 else answers[0]
+        if query is not None and config.sublayers == "attn-split":
             joined = op.Add(joined, self.join_heads(attend_persistent(self, config, layer, query, order)))
-        elif config.sublayers == "single-head":
+        elif query is not None and config.sublayers == "single-head":
             whole = op.Unsqueeze(self.join_heads(query), op.constant(np.array([1])))
             joined = op.Add(joined, self.join_heads(attend_persistent(self, config, layer, whole, order)))
-        return op.MatMul(joined, self.output_projection(layer, [*order, *others]))
+        return op.MatMul(joined, self.output_projection(layer, order))
 
     def output_projection(self, layer: int, order: Sequence[int]) -> ir.Value:
         """The weights [H·K, D] of the output projection, for heads in this order."""

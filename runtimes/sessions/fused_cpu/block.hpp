@@ -5,85 +5,16 @@
 #include <type_traits>
 #include <utility>
 
-#include "head.hpp"
+#include "pack.hpp"
 
 namespace xl {
-
-/// Memory that the next block reads. The tiles of the present block fetch it into the cache as they go: see
-/// `tile`.
-class Prefetch {
- public:
-  static constexpr int64_t GROUP = 64;  // floats fetched together
-
-  /// `groups` times GROUP floats, whose beginnings are `pitch` floats apart.
-  struct Run {
-    const float* from;
-    int64_t pitch, groups;
-  };
-
-  void clear() { runs_left_ = 0; }
-
-  /// Adds a run; at most four fit, and the last added is fetched first.
-  void add(const float* from, int64_t pitch, int64_t groups) { runs_[runs_left_++] = {from, pitch, groups}; }
-
-  /// Takes `groups` groups from the present run; it may end a little earlier, and reading on does no harm.
-  /// Where no run is left, the tile gets `instead`, at which it fetches what is in the cache already.
-  Run take(int64_t groups, const float* instead) {
-    if (runs_left_ == 0) return {instead, 0, 0};
-    Run& run = runs_[runs_left_ - 1];
-    const Run taken = run;
-    run.from += groups * run.pitch;
-    if ((run.groups -= groups) <= 0) --runs_left_;
-    return taken;
-  }
-
- private:
-  Run runs_[4];
-  int runs_left_ = 0;
-};
-
-/// Transposes BLOCK rows of `width` floats: rows[i] becomes column i of packed [width, BLOCK].
-template <class Stored>
-inline void pack_columns(const Stored* const* rows, int64_t width, float* packed) {
-  int64_t k = 0;
-  for (; k + LANES <= width; k += LANES)
-    for (int i = 0; i < BLOCK; i += LANES) {
-      vec x[LANES];
-#pragma GCC unroll 16
-      for (int lane = 0; lane < LANES; ++lane) x[lane] = load(rows[i + lane] + k);
-      transpose(x);
-#pragma GCC unroll 16
-      for (int lane = 0; lane < LANES; ++lane) store(packed + (k + lane) * BLOCK + i, x[lane]);
-    }
-  for (; k < width; ++k)
-    for (int i = 0; i < BLOCK; ++i) packed[k * BLOCK + i] = widened(rows[i][k]);
-}
-
-/// Copies the distances `top`, top - 1, … of a table [width, rows] into packed [width, BLOCK].
-/// A distance beyond either end of the table takes the last row at that end.
-template <class Tabled>
-inline void pack_distances(const Tabled* table, int64_t width, int64_t rows, int64_t top, float* packed) {
-  // Columns inside … outside - 1 lie within the table and are copied a vector at a time; the others are
-  // clamped.
-  const int64_t inside = std::clamp<int64_t>((top - rows + LANES) / LANES * LANES, 0, BLOCK);
-  const int64_t outside = std::clamp<int64_t>((top + 1) / LANES * LANES, inside, BLOCK);
-  for (int64_t k = 0; k < width; ++k, table += rows, packed += BLOCK) {
-    for (int64_t i = inside; i < outside; i += LANES)
-      store(packed + i, reversed(load(table + top - i - LANES + 1)));
-    for (int64_t i = 0; i < inside; ++i)
-      packed[i] = widened(table[std::clamp<int64_t>(top - i, 0, rows - 1)]);
-    for (int64_t i = outside; i < BLOCK; ++i)
-      packed[i] = widened(table[std::clamp<int64_t>(top - i, 0, rows - 1)]);
-  }
-}
-
-inline int64_t whole_vectors(int64_t floats) { return (floats + LANES - 1) / LANES * LANES; }
 
 /// Queries first … first + count - 1 (count <= BLOCK) of one head, against all keys that they see.
 ///
 /// Times are counted from query `first`. A key's weight is 2^(score - reference), with one reference for each
 /// query. The reference is raised, and what was summed until then scaled down, only where a score exceeds it
-/// by more than SLACK: most blocks of keys then need no scaling.
+/// by more than SLACK: most blocks of keys then need no scaling. A block of persistent vectors is like one of keys,
+/// without distances and seen by every query.
 template <class Stored>
 class Block {
  public:
@@ -94,14 +25,15 @@ class Block {
         count_(count),
         width_(head.width),
         padded_(whole_vectors(width_)) {
-    float* at = scratch.take(BLOCK * (4 * width_ + 2 * padded_ + WIDE + 2 * TILE_ROWS + LANES + 2));
+    float* at = scratch.take(BLOCK * (4 * width_ + 2 * padded_ + WIDE + 2 * TILE_ROWS + 2 * LANES + 6));
     auto next = [&at](int64_t floats) { return std::exchange(at, at + floats); };
     content_queries_ = next(BLOCK * width_), position_queries_ = next(BLOCK * width_);
     keys_ = next(BLOCK * width_), table_ = next(BLOCK * width_);
     padded_values_ = next(BLOCK * padded_), answers_ = next(BLOCK * padded_);
     distance_scores_ = next(BLOCK * WIDE);
     scores_ = next(BLOCK * TILE_ROWS), weights_ = next(BLOCK * TILE_ROWS), totals_ = next(BLOCK * LANES);
-    bias_ = next(BLOCK), references_ = next(BLOCK);
+    ungated_ = next(BLOCK * LANES), gates_ = next(2 * BLOCK);
+    bias_ = next(BLOCK), references_ = next(BLOCK), scales_ = next(BLOCK);
     for (int64_t t = 0; t < count; ++t) {
       const float* q = head.query + (first + t) * head.query_pitch;
       for (int64_t k = 0; k < width_; ++k) {
@@ -112,23 +44,32 @@ class Block {
       earliest_ = std::min(earliest_, t - longest_[t]);
       longest_of_all_ = std::max(longest_of_all_, longest_[t]);
       references_[t] = NO_SCORE;
-      store(totals_ + t * LANES, vec{});
+      store(totals_ + t * LANES, vec{}), store(ungated_ + t * LANES, vec{});
     }
     std::memset(answers_, 0, BLOCK * padded_ * sizeof(float));
   }
 
   void run() {
+    for (int64_t n = 0; n < head_.persistent; n += BLOCK) {
+      keys_here_ = std::min<int64_t>(BLOCK, head_.persistent - n);
+      take_persistent(n);
+      for_tiles([&](int64_t t, int64_t size) { answer_persistent(t, size); });
+    }
     const int64_t end = count_ - rule_.nearest;  // no query sees a key at this time or later
     for (start_ = earliest_; start_ < end; start_ += BLOCK) {
       keys_here_ = std::min<int64_t>(BLOCK, end - start_);
       const int64_t slot = head_.slot(first_ + start_);
       prefetch_next_block(slot);
       score_distances();
+      if (head_.gate)
+        for (int64_t half : {0, BLOCK})
+          pack_distances(head_.gate, 1, head_.rows, top() - half, gates_ + half);
       take_keys(slot);
       for_tiles([&](int64_t t, int64_t size) { answer(t, size); });
     }
     for (int64_t t = 0; t < count_; ++t) {
-      const float total = sum(load(totals_ + t * LANES));
+      float total = sum(load(totals_ + t * LANES));
+      if (head_.gate) total += rule_.epsilon * sum(load(ungated_ + t * LANES));
       const float factor =
           references_[t] > NO_SCORE ? 1 / total : 0;  // a query that sees no key answers zero
       for (int64_t k = 0; k < width_; ++k)
@@ -147,7 +88,9 @@ class Block {
   float *padded_values_, *answers_;             // [BLOCK, padded]; the sum of weights · values so far
   float *distance_scores_, *bias_;              // [count, WIDE]: column base_ + c is for distance top() - c
   float *scores_, *weights_;                    // of a tile [TILE_ROWS, BLOCK]
-  float *totals_, *references_;    // of each query: the sum of its weights by lanes [count, LANES]
+  float *totals_, *ungated_;       // of each query, by lanes [count, LANES]: its weights, and those without gate
+  float *references_, *gates_;     // gates_ [2 BLOCK]: column c is for distance top() - c
+  float* scales_;                  // of this block's rows, where they are bytes
   const float* values_ = nullptr;  // of this block of keys, rows `values_pitch_` apart
   int64_t values_pitch_ = 0, base_ = 0;
   int64_t start_ = 0, keys_here_ = 0;  // the time of the block's first key, and how many keys there are
@@ -156,7 +99,7 @@ class Block {
   int64_t longest_[BLOCK];             // the longest distance that each query sees
   Prefetch prefetch_;
 
-  bool has_distances() const { return head_.table || head_.half_table; }
+  bool has_distances() const { return head_.table || head_.bias; }
 
   /// The largest distance between these queries and these keys.
   int64_t top() const { return BLOCK - 1 - start_; }
@@ -187,16 +130,12 @@ class Block {
     prefetch_.clear();
     if (slot + 2 * BLOCK <= head_.slots && head_.ring_pitch == width_)
       for (const Stored* side : {head_.values, head_.keys})
-        prefetch_.add(reinterpret_cast<const float*>(side + (slot + BLOCK) * width_), Prefetch::GROUP,
-                      BLOCK * width_ * sizeof(Stored) / (Prefetch::GROUP * sizeof(float)));
-    if (const int64_t from = top() - 3 * BLOCK + 1; 0 <= from && from + BLOCK <= head_.rows) {
-      if (head_.table)
-        for (int64_t at = 0; at < BLOCK; at += Prefetch::GROUP)
-          prefetch_.add(head_.table + from + at, head_.rows, width_);
-      else if (head_.half_table &&
-               head_.rows % 2 == 0)  // an odd number of halves is no whole number of floats
-        prefetch_.add(reinterpret_cast<const float*>(head_.half_table + from), head_.rows / 2, width_);
-    }
+        prefetch_.add(reinterpret_cast<const char*>(side + (slot + BLOCK) * width_), Prefetch::GROUP,
+                      BLOCK * width_ * sizeof(Stored) / Prefetch::GROUP);
+    const int64_t from = top() - 3 * BLOCK + 1, size = head_.table.size();
+    if (head_.table && 0 <= from && from + BLOCK <= head_.rows)
+      for (int64_t at = 0; at < BLOCK * size; at += Prefetch::GROUP)
+        prefetch_.add(static_cast<const char*>(head_.table.data) + from * size + at, head_.rows * size, width_);
   }
 
   /// Scores the distances between the queries and this block of keys: (q + v)·r(d) + bias(d).
@@ -220,8 +159,9 @@ class Block {
   void score_distances_at(int64_t column) {
     const int64_t top = this->top() - column;
     if (!has_distances() || top - BLOCK + 1 > longest_of_all_ || top < rule_.nearest) return;
-    if (head_.table) pack_distances(head_.table, width_, head_.rows, top, table_);
-    else pack_distances(head_.half_table, width_, head_.rows, top, table_);
+    if (head_.table_scales) pack_distances(head_.table_scales, 1, head_.rows, top, scales_);
+    head_.table.as([&](auto* table) { pack_distances(table, width_, head_.rows, top, table_, scales_); });
+    const int64_t depth = head_.table ? width_ : 0;  // without position vectors the scores are the bias alone
     if (head_.bias) {
       pack_distances(head_.bias, 1, head_.rows, top, bias_);
       for (int64_t i = 0; i < BLOCK; ++i) bias_[i] *= LOG2E;
@@ -230,7 +170,7 @@ class Block {
       if (top - i - COLUMNS + 1 > longest_of_all_ || top - i < rule_.nearest)
         continue;  // no query sees these
       for_tiles([&](int64_t t, int64_t size) {
-        multiply(size, TILE_VECTORS, position_queries_ + t * width_, width_, table_ + i, BLOCK, width_,
+        multiply(size, TILE_VECTORS, position_queries_ + t * width_, width_, table_ + i, BLOCK, depth,
                  distance_scores_ + t * WIDE + base_ + column + i, WIDE, head_.bias ? bias_ + i : nullptr, 0);
       });
     }
@@ -238,22 +178,61 @@ class Block {
 
   /// Packs this block's keys, and finds its values or copies them where they cannot be read in place.
   void take_keys(int64_t slot) {
-    const Stored* rows[BLOCK];
-    const int64_t pitch = head_.ring_pitch;
+    int64_t slots[BLOCK];
     for (int64_t i = 0; i < BLOCK; ++i) {  // rows beyond the last key repeat it; their scores are hidden
       const int64_t at = slot + std::min(i, keys_here_ - 1);
-      rows[i] = head_.keys + (at < head_.slots ? at : at - head_.slots) * pitch;
+      slots[i] = at < head_.slots ? at : at - head_.slots;
     }
-    pack_columns(rows, width_, keys_);
-    if constexpr (std::is_same_v<Stored, float>) {
-      values_ = head_.values + slot * pitch, values_pitch_ = pitch;
-      if (slot + BLOCK <= head_.slots && padded_ == width_) return;
+    // Keys of times before the stream have an initial value instead of what lies in their slots.
+    const int64_t time = head_.position + first_ + start_;
+    const int64_t before = head_.initial_key && time < 0 ? time < -keys_here_ ? keys_here_ : -time : 0;
+    const Stored* rows[BLOCK];
+    for (int64_t i = 0; i < BLOCK; ++i) {
+      rows[i] = head_.keys + slots[i] * head_.ring_pitch;
+      if (head_.key_scales) scales_[i] = head_.key_scales[slots[i]];
     }
-    // Values are copied where they are halves, where the ring ends within the block, or where rows need zeros
-    // behind them to be whole vectors.
+    pack_columns(rows, scales_, width_, keys_);
+    take_values(head_.values, head_.ring_pitch, head_.value_scales, slots,
+                before == 0 && slot + BLOCK <= head_.slots);
+    if (before == 0) return;
+    for (int64_t k = 0; k < width_; ++k) std::fill_n(keys_ + k * BLOCK, before, head_.initial_key[k]);
+    for (int64_t i = 0; i < before; ++i)
+      std::memcpy(padded_values_ + i * padded_, head_.initial_value, width_ * sizeof(float));
+  }
+
+  /// Packs persistent keys n … n + keys_here_ - 1, and finds or copies their values.
+  void take_persistent(int64_t n) {
+    int64_t places[BLOCK];
+    for (int64_t i = 0; i < BLOCK; ++i) {
+      places[i] = n + std::min(i, keys_here_ - 1);
+      if (head_.persistent_key_scales) scales_[i] = head_.persistent_key_scales[places[i]];
+    }
+    head_.persistent_keys.as(
+        [&](auto* keys) { pack_vectors(keys, width_, head_.persistent, n, keys_, scales_); });
+    head_.persistent_values.as([&](auto* values) {
+      take_values(values, width_, head_.persistent_value_scales, places, keys_here_ == BLOCK);
+    });
+    if (!head_.u) return;
+    // Their scores are q·k, and the packed queries are q + u: the bias takes u·k away.
+    std::fill_n(bias_, BLOCK, 0.0f);
+    for (int64_t k = 0; k < width_; ++k)
+      for (int64_t i = 0; i < BLOCK; ++i) bias_[i] -= head_.u[k] * LOG2E * keys_[k * BLOCK + i];
+  }
+
+  /// Takes the values in these rows where they lie, if they are `side_by_side`, are floats and need no zeros
+  /// behind them to be whole vectors. Others are copied.
+  template <class Number>
+  void take_values(const Number* values, int64_t pitch, const float* scales, const int64_t* places,
+                   bool side_by_side) {
+    if constexpr (std::is_same_v<Number, float>) {
+      values_ = values + places[0] * pitch, values_pitch_ = pitch;
+      if (side_by_side && padded_ == width_) return;
+    }
     for (int64_t i = 0; i < BLOCK; ++i) {
       float* value = padded_values_ + i * padded_;
-      copy(head_.values + (rows[i] - head_.keys), width_, value);
+      copy(values + places[i] * pitch, width_, value);
+      if (std::is_same_v<Number, int8_t>)
+        for (int64_t k = 0; k < width_; ++k) value[k] *= scales[places[i]];
       std::fill(value + width_, value + padded_, 0.0f);
     }
     values_ = padded_values_, values_pitch_ = padded_;
@@ -267,17 +246,36 @@ class Block {
     const int64_t from = std::max<int64_t>(t - start_ - longest_[t], 0);
     const int64_t to = std::min(last - start_ - rule_.nearest + 1, keys_here_);
     if (from >= to) return;
-    for (int64_t i = from / COLUMNS * COLUMNS; i < to; i += COLUMNS)
-      multiply(size, TILE_VECTORS, content_queries_ + t * width_, width_, keys_ + i, BLOCK, width_,
-               scores_ + i, BLOCK,
-               has_distances() ? distance_scores_ + t * WIDE + base_ + BLOCK - 1 - t + i : nullptr, WIDE - 1);
+    const int64_t column = BLOCK - 1 - t;  // of the first query's distance from the first key
+    score(t, size, from, to, has_distances() ? distance_scores_ + t * WIDE + base_ + column : nullptr, WIDE - 1);
     // Weights are computed in whole vectors, so low … high - 1 may hold keys that some queries do not see.
     const int64_t low = from / LANES * LANES, high = (to + LANES - 1) / LANES * LANES;
     if (last - start_ - longest_[last] > low || std::min(t - start_ - rule_.nearest + 1, keys_here_) < high)
       hide(t, size, low, high);
-    if (high - low == BLOCK)
-      weigh(t, size, 0, BLOCK);  // a case of its own, for which the compiler unrolls the loop
-    else weigh(t, size, low, high);
+    if (head_.gate) weigh<true>(t, size, low, high, gates_ + column);
+    else if (high - low == BLOCK) weigh<false>(t, size, 0, BLOCK);  // apart: the compiler unrolls this one's loop
+    else weigh<false>(t, size, low, high);
+    add_values(t, size, low, high);
+  }
+
+  /// Adds to queries t … t + size - 1 this block of persistent vectors, which all of them see.
+  void answer_persistent(int64_t t, int64_t size) {
+    const int64_t high = whole_vectors(keys_here_);
+    score(t, size, 0, keys_here_, head_.u ? bias_ : nullptr, 0);
+    for (int64_t r = 0; r < size; ++r)
+      std::fill(scores_ + r * BLOCK + keys_here_, scores_ + r * BLOCK + high, -INFINITY);
+    weigh<false>(t, size, 0, high);
+    add_values(t, size, 0, high);
+  }
+
+  /// Scores of a tile for keys from … to - 1: `init` plus the products of queries and keys.
+  void score(int64_t t, int64_t size, int64_t from, int64_t to, const float* init, int64_t init_pitch) {
+    for (int64_t i = from / COLUMNS * COLUMNS; i < to; i += COLUMNS)
+      multiply(size, TILE_VECTORS, content_queries_ + t * width_, width_, keys_ + i, BLOCK, width_,
+               scores_ + i, BLOCK, init ? init + i : nullptr, init_pitch);
+  }
+
+  void add_values(int64_t t, int64_t size, int64_t low, int64_t high) {
     for (int64_t k = 0; k < padded_; k += COLUMNS)
       multiply(size, std::min<int64_t>(TILE_VECTORS, (padded_ - k) / LANES), weights_ + low, BLOCK,
                values_ + low * values_pitch_ + k, values_pitch_, high - low, answers_ + t * padded_ + k,
@@ -296,15 +294,19 @@ class Block {
   }
 
   /// Turns the scores low … high - 1 of a tile into weights. It is inlined, so that a whole block has no
-  /// loop.
-  __attribute__((always_inline)) void weigh(int64_t t, int64_t size, int64_t low, int64_t high) {
-    vec sums[TILE_ROWS], excess = all(NO_SCORE);
+  /// loop. gates: of the first query of the tile, by key, where the weights are gated.
+  template <bool BY_GATE>
+  __attribute__((always_inline)) void weigh(int64_t t, int64_t size, int64_t low, int64_t high,
+                                            const float* gates = nullptr) {
+    vec sums[TILE_ROWS], ungated[TILE_ROWS], excess = all(NO_SCORE);
     auto weigh_row = [&](int64_t r) __attribute__((always_inline)) {
-      sums[r] = vec{};
+      sums[r] = ungated[r] = vec{};
 #pragma GCC unroll 8
       for (int64_t i = low; i < high; i += LANES) {
-        const vec x = load(scores_ + r * BLOCK + i) - references_[t + r], weight = exp2_of(x);
+        const vec x = load(scores_ + r * BLOCK + i) - references_[t + r];
+        vec weight = exp2_of(x);
         excess = larger(x, excess);  // leaves out what is not a number
+        if (BY_GATE) ungated[r] += weight, weight *= load(gates + i - r);
         store(weights_ + r * BLOCK + i, weight);
         sums[r] += weight;
       }
@@ -317,8 +319,11 @@ class Block {
         raise_reference(t + r, scores_ + r * BLOCK, low, high);
         weigh_row(r);
       }
-    for (int64_t r = 0; r < size; ++r)
+    for (int64_t r = 0; r < size; ++r) {
       store(totals_ + (t + r) * LANES, load(totals_ + (t + r) * LANES) + sums[r]);
+      if (head_.gate)
+        store(ungated_ + (t + r) * LANES, load(ungated_ + (t + r) * LANES) + (BY_GATE ? ungated[r] : sums[r]));
+    }
   }
 
   /// Makes the largest of a query's scores its reference, if it is larger, and scales down what was summed so
@@ -332,6 +337,7 @@ class Block {
     for (int64_t k = 0; k < padded_; k += LANES)
       store(answers_ + t * padded_ + k, load(answers_ + t * padded_ + k) * factor);
     store(totals_ + t * LANES, load(totals_ + t * LANES) * factor);
+    if (head_.gate) store(ungated_ + t * LANES, load(ungated_ + t * LANES) * factor);
     references_[t] = most;
   }
 };

@@ -3,6 +3,9 @@
 // For the query at position p + t and the key at distance d:
 //   score = (q + u)·k + (q + v)·r(d) + bias(d), over nearest <= d <= window. 1/sqrt(K) is already part of q,
 //   u and v.
+// Persistent vectors, where the model has them, are keys without a distance, with the score q·k. With a gate, the
+// answer is the sum of e^score m(d) values, divided by the sum of e^score m(d) plus epsilon times that of e^score;
+// m is 1 for persistent vectors.
 // Softmax is computed online, a block of keys at a time, so that the scores never leave the processor's
 // cache.
 //
@@ -14,7 +17,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "half.hpp"
+#include "numbers.hpp"
 
 namespace xl {
 
@@ -27,18 +30,26 @@ constexpr float SLACK = 8;  // how far a score may exceed the reference of its r
 struct Rule {
   int64_t mem_len, nearest;  // tokens remembered; the smallest visible distance
   bool full;                 // whether the window grows by one with each token of the segment
+  float epsilon;             // of a model with a gate
 };
 
-/// One head of one stream. Rows of queries, keys, values and answers have `width` floats, and begin a pitch
-/// apart.
+/// The scales from `count` on, where there are any.
+inline const float* from(const float* scales, int64_t count) { return scales ? scales + count : nullptr; }
+
+/// One head of one stream. Rows of queries, keys, values and answers have `width` numbers, and begin a pitch
+/// apart. Bytes have a scale for each row, or, in the table, for each distance.
 template <class Stored>
 struct Head {
-  const float *query, *u, *v, *bias;  // u, v and bias [rows] may be null
-  const float* table;                 // r(d) as [width, rows], or null
-  const half* half_table;             // the same in halves, where `table` is null
-  const Stored *keys, *values;        // floats or halves
+  const float *query, *u, *v, *bias, *gate;    // u, v, and bias and gate by distance [rows], may be null
+  Numbers table;                               // r(d) as [width, rows], or none
+  const float* table_scales;                   // [rows], where the table has bytes
+  const Stored *keys, *values;                 // floats, halves or bytes
+  const float *key_scales, *value_scales;      // [slots], where they are bytes
+  const float *initial_key, *initial_value;    // of a token before the stream; null where it is not seen
+  Numbers persistent_keys, persistent_values;  // [width, persistent] and [persistent, width], or none
+  const float *persistent_key_scales, *persistent_value_scales;  // [persistent], where they are bytes
   float* out;
-  int64_t query_pitch, ring_pitch, out_pitch, width, slots, rows, position, length;
+  int64_t query_pitch, ring_pitch, out_pitch, width, slots, rows, persistent, position, length;
 
   /// The slot of the ring that holds the token at this time.
   int64_t slot(int64_t time) const {
@@ -47,9 +58,11 @@ struct Head {
   }
   /// The row of the table for this distance.
   int64_t table_row(int64_t distance) const { return std::clamp<int64_t>(distance, 0, rows - 1); }
-  /// The longest distance that the query at time t sees; never beyond the beginning of its text.
+  /// The longest distance that the query at time t sees; it ends at the beginning of the text where nothing
+  /// before it is seen.
   int64_t longest_distance(const Rule& rule, int64_t t) const {
-    return std::min(rule.mem_len + (rule.full ? t : 0), std::max<int64_t>(position + t, 0));
+    const int64_t window = rule.mem_len + (rule.full ? t : 0);
+    return initial_key ? window : std::min(window, std::max<int64_t>(position + t, 0));
   }
 };
 

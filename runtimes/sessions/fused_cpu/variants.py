@@ -10,10 +10,13 @@ from typing import NamedTuple
 SOURCES = (
     "library.cpp",
     "vendor/onnxruntime/onnxruntime_c_api.h",
+    "node.hpp",
     "attention.hpp",
     "block.hpp",
+    "pack.hpp",
     "token.hpp",
     "head.hpp",
+    "numbers.hpp",
     "half.hpp",
     "vectors.hpp",
 )

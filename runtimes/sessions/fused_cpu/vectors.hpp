@@ -111,11 +111,11 @@ inline vec exp2_of(vec x) {
 /// C [ROWS, NV vectors] = init + A [ROWS, depth] · B [depth, NV vectors]. The rows of init are `init_pitch`
 /// apart; a null init is zero. C stays in registers until the end.
 ///
-/// For each 16 of depth, the 64 floats at `ahead` are fetched into the cache, and `ahead` moves on by
-/// `ahead_pitch`: so memory that is needed later arrives while this product is computed.
+/// For each 16 of depth, the 256 bytes at `ahead` are fetched into the cache, and `ahead` moves on by
+/// `ahead_pitch` bytes: so memory that is needed later arrives while this product is computed.
 template <int ROWS, int NV>
 inline void tile(const float* a, int64_t a_pitch, const float* b, int64_t b_pitch, int depth, float* c,
-                 int64_t c_pitch, const float* init, int64_t init_pitch, const float* ahead,
+                 int64_t c_pitch, const float* init, int64_t init_pitch, const char* ahead,
                  int64_t ahead_pitch) {
   vec acc[ROWS][NV];
 #pragma GCC unroll 8
@@ -135,7 +135,7 @@ inline void tile(const float* a, int64_t a_pitch, const float* b, int64_t b_pitc
   };
   for (int whole = depth / 16; whole > 0; --whole, ahead += ahead_pitch)
     for (int part = 0; part < 4; ++part) {
-      __builtin_prefetch(ahead + part * 16);
+      __builtin_prefetch(ahead + part * 64);
       step(), step(), step(), step();
     }
   while (k < depth) step();

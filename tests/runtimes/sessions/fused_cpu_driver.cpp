@@ -3,6 +3,7 @@
 // Every buffer ends where its sizes say, so that a build with -fsanitize=address,undefined finds each access
 // beyond one. `driver SEED COUNT` runs COUNT steps and prints how many were computed and how many were
 // refused.
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -28,15 +29,19 @@ struct OrtStatus {
 };
 struct OrtKernelInfo {
   std::map<std::string, int64_t> attributes;
+  float epsilon;  // below 0 where the graph has none
 };
 struct OrtKernelContext {
   std::vector<OrtValue*> inputs;
   std::vector<OrtValue> outputs;
   std::vector<bool> wanted;  // which outputs the graph does not leave out
   size_t stored;             // bytes of a number in the ring
+  size_t given;              // inputs that the graph has, absent ones among them included
 };
 
 namespace {
+
+using xl::Sizes;
 
 std::mt19937_64 source;
 
@@ -56,6 +61,24 @@ OrtValue floats(Sizes sizes) {
   for (int64_t size : sizes) count *= size;
   for (int64_t i = 0; i < count; ++i)
     reinterpret_cast<float*>(value.data.get())[i] = pick(-1000, 1000) * 1e-3f;
+  return value;
+}
+
+/// Random bytes; with scales of 1/127 they are numbers between -1 and 1.
+OrtValue bytes(Sizes sizes) {
+  OrtValue value = made(sizes, 1);
+  value.shape.type = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+  int64_t count = 1;
+  for (int64_t size : sizes) count *= size;
+  for (int64_t i = 0; i < count; ++i) value.data[i] = static_cast<char>(pick(-127, 127));
+  return value;
+}
+
+OrtValue all_of(Sizes sizes, float number) {
+  OrtValue value = floats(sizes);
+  int64_t count = 1;
+  for (int64_t size : sizes) count *= size;
+  std::fill_n(reinterpret_cast<float*>(value.data.get()), count, number);
   return value;
 }
 
@@ -104,6 +127,17 @@ const OrtApi* stand_in() {
     *out = found->second;
     return nullptr;
   };
+  api.KernelInfoGetAttribute_float = [](const OrtKernelInfo* info, const char*,
+                                        float* out) noexcept -> OrtStatus* {
+    if (info->epsilon < 0) return new OrtStatus{"missing"};
+    *out = info->epsilon;
+    return nullptr;
+  };
+  api.ReleaseStatus = [](OrtStatus* status) noexcept { delete status; };
+  api.KernelContext_GetInputCount = [](const OrtKernelContext* context, size_t* out) noexcept -> OrtStatus* {
+    *out = context->given;
+    return nullptr;
+  };
   api.KernelContext_GetInput = [](const OrtKernelContext* context, size_t i,
                                   const OrtValue** out) noexcept -> OrtStatus* {
     *out = context->inputs[i];
@@ -113,7 +147,8 @@ const OrtApi* stand_in() {
                                    OrtValue** out) noexcept -> OrtStatus* {
     *out = nullptr;
     if (!context->wanted[i]) return nullptr;
-    context->outputs[i] = made(Sizes(sizes, sizes + rank), i > 0 ? context->stored : sizeof(float));
+    const bool of_ring = i == 1 || i == 2;
+    context->outputs[i] = made(Sizes(sizes, sizes + rank), of_ring ? context->stored : sizeof(float));
     *out = &context->outputs[i];
     return nullptr;
   };
@@ -141,10 +176,15 @@ bool step() {
                       {"full", pick(0, 1)},
                       {"query_at", pick(0, 3)},
                       {"key_at", pick(0, 3)},
-                      {"value_at", pick(0, 2) * heads * width}}};
+                      {"value_at", pick(0, 2) * heads * width}},
+                     pick(0, 3) ? 1e-3f : -1.0f};
   const int64_t pitch = heads * width * 3 + 3;
-  const bool ring = pick(0, 5), by_distance = pick(0, 4), halves = pick(0, 2) == 0;
-  const OrtCustomOp& op = OPERATORS[halves];
+  // Numbers of the ring, the table and the persistent vectors: 0 floats, 1 halves, 2 bytes.
+  const int64_t stored = pick(0, 3) % 3, tabled = pick(0, 2), lasting = pick(0, 2);
+  const bool ring = stored == 2 || pick(0, 5), by_distance = pick(0, 4), zeros = pick(0, 1);
+  const bool persistent = pick(0, 1), gated = info.epsilon > 0 && pick(0, 1);
+  const int64_t vectors = pick(0, 3) ? pick(1, 20) : pick(1, 300);
+  const OrtCustomOp& op = OPERATORS[stored];
   std::vector<Sizes> sizes = {{batch, length, heads * width + 3},
                               {batch, length, pitch},
                               {batch, heads, slots, width},
@@ -153,23 +193,37 @@ bool step() {
                               {batch, length},
                               {heads, 1, width},
                               {heads, 1, width},
-                              {heads, 1, rows}};
+                              {heads, 1, rows},
+                              {heads, 1, width},
+                              {heads, 1, width},
+                              {heads, 1, rows},
+                              {heads, 1, rows},
+                              {heads, width, vectors},
+                              {heads, vectors, width},
+                              {heads, 1, vectors},
+                              {heads, vectors, 1},
+                              {batch, heads, slots, 1},
+                              {batch, heads, slots, 1}};
+  const bool scaled = persistent && lasting == 2;
   std::vector<bool> given = {
-      true, true, ring, ring, by_distance, true, pick(0, 1) > 0, pick(0, 1) > 0, by_distance && pick(0, 1)};
+      true,  true,       ring,       ring,  by_distance, true,       pick(0, 1) > 0,
+      pick(0, 1) > 0, pick(0, 1) > 0, zeros, zeros, gated, by_distance && tabled == 2, persistent,
+      persistent,     scaled,     scaled,     stored == 2, stored == 2};
+  const int64_t count_of_inputs = given.size(), last = count_of_inputs - 1;
   const int64_t odd[] = {-1, 0, 1, 7, 1 << 24, (1 << 24) + 1, INT64_MAX, INT64_MIN};
   if (rarely()) std::next(info.attributes.begin(), pick(0, 7))->second = odd[pick(0, 7)];
   if (rarely()) std::next(info.attributes.begin(), pick(0, 7))->second += pick(-3, 3);
   if (rarely()) info.attributes.erase(std::next(info.attributes.begin(), pick(0, 7)));
   if (rarely()) {
-    Sizes& some = sizes[pick(0, 8)];
+    Sizes& some = sizes[pick(0, last)];
     some[pick(0, some.size() - 1)] += pick(-1, 1);
   }
   if (rarely()) {
-    Sizes& some = sizes[pick(0, 8)];
+    Sizes& some = sizes[pick(0, last)];
     some[pick(0, some.size() - 1)] = 0;
   }
-  if (rarely()) sizes[pick(0, 8)].pop_back();
-  if (const int64_t which = pick(2, 8); rarely() && which != 5) given[which] = !given[which];
+  if (rarely()) sizes[pick(0, last)].pop_back();
+  if (const int64_t which = pick(2, last); rarely() && which != 5) given[which] = !given[which];
 
   std::vector<OrtValue> values;
   for (const Sizes& some : sizes) values.push_back(floats(some));
@@ -179,9 +233,12 @@ bool step() {
   if (poisoned >= 0 &&
       sizes[0] == Sizes({batch, length, heads * width + 3}))  // one token's query is not a number
     std::fill_n(reinterpret_cast<float*>(values[0].data.get()) + poisoned * row, row, NAN);
-  if (halves)
-    for (int side : {2, 3}) values[side] = narrowed(values[side]);
-  if (pick(0, 1)) values[4] = narrowed(values[4]);
+  for (auto [type, first, after] : {std::array{stored, 2l, 4l}, {tabled, 4l, 5l}, {lasting, 13l, 15l}})
+    for (int64_t i = first; i < after && type > 0; ++i)
+      values[i] = type == 1 ? narrowed(values[i]) : bytes(sizes[i]);
+  for (int i : {15, 16, 17, 18}) values[i] = all_of(sizes[i], 1.0f / 127);
+  values[11] = all_of(sizes[11], pick(0, 10) * 0.1f);
+  if (rarely()) values[pick(13, 14)] = floats(sizes[13]);
   int64_t count = 1;
   for (int64_t size : sizes[5]) count *= size;
   for (int64_t i = 0; i < count; ++i) {  // mostly valid: consecutive, some of them negative
@@ -190,8 +247,11 @@ bool step() {
         pick(0, 3) ? pick(-9, 500) + i : strange[pick(0, 5)];
   }
   OrtKernelContext context{
-      {}, std::vector<OrtValue>(3), {true, !rarely(), !rarely()}, halves ? sizeof(xl::half) : sizeof(float)};
-  for (int i = 0; i < 9; ++i) context.inputs.push_back(given[i] ? &values[i] : nullptr);
+      {}, std::vector<OrtValue>(5), {true, !rarely(), !rarely(), !rarely(), !rarely()}, size_t(4 >> stored), 0};
+  for (int i = 0; i < count_of_inputs; ++i) {
+    context.inputs.push_back(given[i] ? &values[i] : nullptr);
+    if (given[i]) context.given = i + 1;  // what is absent at the end is no input at all
+  }
   void* kernel = nullptr;
   OrtStatus* status = op.CreateKernelV2(&op, stand_in(), &info, &kernel);
   if (!status) status = op.KernelComputeV2(kernel, &context);

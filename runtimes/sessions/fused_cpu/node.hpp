@@ -1,0 +1,300 @@
+// One node of the operator in ONNX Runtime: it checks what it is given, and works on the threads of the session.
+#pragma once
+
+#include <exception>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "attention.hpp"
+#include "vendor/onnxruntime/onnxruntime_c_api.h"
+
+namespace xl {
+
+constexpr int64_t LARGEST_SIZE = 1 << 24;  // of any dimension, so that no product of two overflows
+
+/// Carries a status of ONNX Runtime up to the function that hands it back.
+struct Failure {
+  OrtStatus* status;
+};
+
+template <class Stored>
+constexpr bool IN_FLOATS = std::is_same_v<Stored, float>;
+template <class Stored>
+constexpr bool IN_BYTES = std::is_same_v<Stored, int8_t>;
+template <class Stored>
+constexpr ONNXTensorElementDataType TYPE_OF = IN_FLOATS<Stored>  ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT
+                                              : IN_BYTES<Stored> ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8
+                                                                 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+
+using Sizes = std::vector<int64_t>;
+
+struct Tensor {
+  void* data = nullptr;  // null for an optional input that the graph leaves out
+  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+  Sizes sizes;
+
+  /// The floats from `offset` on; null where the graph leaves them out.
+  const float* floats(int64_t offset = 0) const { return from(static_cast<const float*>(data), offset); }
+
+  /// The numbers of any type that attention reads, from `offset` on; none where the graph leaves them out.
+  Numbers numbers(int64_t offset) const {
+    if (!data) return {};
+    const Numbers all{data, type == TYPE_OF<float>  ? Numbers::FLOATS
+                            : type == TYPE_OF<half> ? Numbers::HALVES
+                                                    : Numbers::BYTES};
+    return all.from(offset);
+  }
+};
+
+/// One node of the graph: its attributes, and the work of a step.
+template <class Stored>
+struct Node {
+  Node(const OrtApi& ort, const OrtKernelInfo* info) : ort(ort) {
+    int64_t full = 0;
+    for (auto [name, to] : {std::pair<const char*, int64_t*>{"heads", &heads},
+                            {"mem_len", &rule.mem_len},
+                            {"nearest", &rule.nearest},
+                            {"full", &full},
+                            {"query_at", &query_at},
+                            {"key_at", &key_at},
+                            {"value_at", &value_at},
+                            {"head_dim", &head_dim}})
+      check(ort.KernelInfoGetAttribute_int64(info, name, to));
+    rule.full = full != 0;
+    for (int64_t x : {heads, rule.mem_len, rule.nearest, query_at, key_at, value_at, head_dim})
+      expect(0 <= x && x <= LARGEST_SIZE);
+    expect(heads > 0);
+    if (OrtStatus* absent = ort.KernelInfoGetAttribute_float(info, "epsilon", &rule.epsilon)) {
+      ort.ReleaseStatus(absent);
+      rule.epsilon = 0;
+    }
+  }
+
+  void compute(OrtKernelContext* context) const {
+    const Call call = checked(context);
+    const int64_t heads_and_rows = heads * call.batch, blocks = (call.length + BLOCK - 1) / BLOCK;
+    // With several blocks of queries, several tasks read one head's ring: it must be complete before they
+    // start. With one block, the task that reads a head's ring writes it too, while it is in that core's
+    // cache.
+    if (call.ring[0] && blocks > 1)
+      parallel(context, heads_and_rows, [&](int64_t i) { write(call, i % call.batch, i / call.batch); });
+    parallel(context, heads_and_rows * blocks, [&](int64_t i) {
+      static thread_local Scratch scratch;
+      const int64_t b = i % call.batch, h = i / call.batch % heads, first = i / heads_and_rows * BLOCK;
+      if (call.ring[0] && blocks == 1) write(call, b, h);
+      attend(head_of(call, b, h), rule, first, std::min<int64_t>(BLOCK, call.length - first),
+                 scratch);
+    });
+  }
+
+  const OrtApi& ort;
+
+ private:
+  int64_t heads = 0, head_dim = 0, query_at = 0, key_at = 0, value_at = 0;
+  Rule rule{};
+
+  /// The inputs and outputs of one step, whose sizes fit together. `past`, `ring`, `past_scales` and
+  /// `ring_scales` are of keys and of values.
+  struct Call {
+    Tensor query, context, past[2], table, positions, u, v, bias, initial[2], gate, table_scales;
+    Tensor persistent[2], persistent_scales[2], past_scales[2];
+    int64_t batch = 0, length = 0, slots = 0, rows = 0, vectors = 0, query_pitch = 0, context_pitch = 0;
+    float* answers = nullptr;
+    Stored* ring[2] = {};  // null where the segment attends to itself alone
+    float* ring_scales[2] = {};
+  };
+
+  /// Reads a step's tensors and checks every size that is later used as an offset.
+  Call checked(OrtKernelContext* context) const {
+    size_t given = 0, next = 0;
+    check(ort.KernelContext_GetInputCount(context, &given));
+    const auto take = [&](size_t rank) {
+      const size_t index = next++;
+      return index < given ? input(context, index, rank) : Tensor{};
+    };
+    Call call;
+    call.query = take(3), call.context = take(3);
+    for (Tensor& side : call.past) side = take(4);
+    call.table = take(3), call.positions = take(2);
+    for (Tensor* by_head : {&call.u, &call.v, &call.bias, &call.initial[0], &call.initial[1], &call.gate,
+                            &call.table_scales, &call.persistent[0], &call.persistent[1],
+                            &call.persistent_scales[0], &call.persistent_scales[1]})
+      *by_head = take(3);
+    for (Tensor& side : call.past_scales) side = take(4);
+    check_sizes(call);
+    call.answers = static_cast<float*>(output(context, 0, {call.batch, call.length, heads * head_dim}));
+    for (int side = 0; side < 2; ++side)
+      if (call.past[side].data) {
+        call.ring[side] = static_cast<Stored*>(output(context, 1 + side, call.past[side].sizes));
+        if (IN_BYTES<Stored>)
+          call.ring_scales[side] = static_cast<float*>(output(context, 3 + side, call.past_scales[side].sizes));
+      }
+    return call;
+  }
+
+  /// Fills in the sizes of a call, and refuses tensors whose sizes or types do not fit together.
+  void check_sizes(Call& call) const {
+    const Tensor &keys = call.past[0], &table = call.table, &persistent = call.persistent[0];
+    const int64_t batch = call.batch = call.query.sizes[0], length = call.length = call.query.sizes[1];
+    const int64_t slots = call.slots = keys.data ? keys.sizes[2] : length;
+    for (const Tensor* by_distance : {&call.gate, &call.bias, &call.table})
+      if (by_distance->data) call.rows = by_distance->sizes[2];
+    const int64_t rows = call.rows = std::max<int64_t>(call.rows, 1);
+    const int64_t vectors = call.vectors = persistent.data ? persistent.sizes[2] : 0;
+    call.query_pitch = call.query.sizes[2], call.context_pitch = call.context.sizes[2];
+    expect(head_dim > 0);
+    expect(call.past[1].sizes == keys.sizes);
+    expect(keys.data || IN_FLOATS<Stored>);
+    expect(!keys.data || keys.sizes == Sizes({batch, heads, slots, head_dim}));
+    expect(!table.data || table.sizes == Sizes({heads, head_dim, rows}));
+    expect(call.context.sizes[0] == batch && call.context.sizes[1] == length);
+    expect(call.positions.sizes == Sizes({batch, length}));
+    expect((keys.data ? rule.mem_len : 0) + length <= slots);
+    expect(query_at + heads * head_dim <= call.query_pitch);
+    expect(std::max(key_at, value_at) + heads * head_dim <= call.context_pitch);
+    for (const Tensor* optional : {&call.u, &call.v, &call.initial[0], &call.initial[1]})
+      expect(!optional->data || optional->sizes == Sizes({heads, 1, head_dim}));
+    for (const Tensor* optional : {&call.bias, &call.gate, &call.table_scales})
+      expect(!optional->data || optional->sizes == Sizes({heads, 1, rows}));
+    expect(!call.initial[0].data == !call.initial[1].data);
+    expect(!call.gate.data || rule.epsilon > 0);
+    expect(is_byte(table) == !!call.table_scales.data);
+    const Sizes by_vector[] = {{heads, head_dim, vectors}, {heads, vectors, head_dim}};
+    for (int side = 0; side < 2; ++side) {
+      const Tensor &own = call.persistent[side], &scales = call.persistent_scales[side];
+      expect(persistent.data ? own.sizes == by_vector[side] : !own.data);
+      expect(is_byte(own) ? scales.sizes == Sizes(side ? Sizes{heads, vectors, 1} : Sizes{heads, 1, vectors})
+                          : !scales.data);
+      const Tensor& of_ring = call.past_scales[side];
+      expect(IN_BYTES<Stored> ? of_ring.sizes == Sizes({batch, heads, slots, 1}) : !of_ring.data);
+    }
+    for (const Tensor* stored : {&table, &persistent, static_cast<const Tensor*>(&call.persistent[1])})
+      expect(!stored->data || stored->type == TYPE_OF<float> || stored->type == TYPE_OF<half> ||
+             stored->type == TYPE_OF<int8_t>);
+  }
+
+  static bool is_byte(const Tensor& tensor) { return tensor.data && tensor.type == TYPE_OF<int8_t>; }
+
+  /// Head h of row b of the batch, as attention reads it.
+  Head<Stored> head_of(const Call& call, int64_t b, int64_t h) const {
+    const int64_t width = head_dim, slots = (b * heads + h) * call.slots;
+    const int64_t by_distance = h * call.rows, vectors = h * call.vectors;
+    const float* segment = call.context.floats(b * call.length * call.context_pitch + h * width);
+    Head<Stored> head{};
+    head.query = call.query.floats(b * call.length * call.query_pitch + query_at + h * width);
+    head.u = call.u.floats(h * width), head.v = call.v.floats(h * width);
+    head.bias = call.bias.floats(by_distance), head.gate = call.gate.floats(by_distance);
+    head.table = call.table.numbers(by_distance * width);
+    head.table_scales = call.table_scales.floats(by_distance);
+    if (call.ring[0]) {
+      head.keys = call.ring[0] + slots * width, head.values = call.ring[1] + slots * width;
+      head.key_scales = from(call.ring_scales[0], slots), head.value_scales = from(call.ring_scales[1], slots);
+    } else if constexpr (IN_FLOATS<Stored>) {
+      head.keys = segment + key_at, head.values = segment + value_at;
+    }
+    head.initial_key = call.initial[0].floats(h * width), head.initial_value = call.initial[1].floats(h * width);
+    head.persistent = call.vectors;
+    head.persistent_keys = call.persistent[0].numbers(vectors * width);
+    head.persistent_values = call.persistent[1].numbers(vectors * width);
+    head.persistent_key_scales = call.persistent_scales[0].floats(vectors);
+    head.persistent_value_scales = call.persistent_scales[1].floats(vectors);
+    head.out = call.answers + b * call.length * heads * width + h * width;
+    head.query_pitch = call.query_pitch, head.out_pitch = heads * width;
+    head.ring_pitch = call.ring[0] ? width : call.context_pitch;
+    head.width = width, head.slots = call.slots, head.rows = call.rows, head.length = call.length;
+    head.position = call.ring[0] ? static_cast<const int64_t*>(call.positions.data)[b * call.length] : 0;
+    return head;
+  }
+
+  /// Writes a head's new keys and values into its ring.
+  void write(const Call& call, int64_t b, int64_t h) const {
+    const int64_t width = head_dim, first = (b * heads + h) * call.slots;
+    const Head<Stored> head = head_of(call, b, h);
+    for (int side = 0; side < 2; ++side) {
+      Stored* present = call.ring[side] + first * width;
+      const Stored* past = static_cast<const Stored*>(call.past[side].data) + first * width;
+      const float* fresh = call.context.floats(b * call.length * call.context_pitch);
+      fresh += (side ? value_at : key_at) + h * width;
+      // Where past and present are not bound to one buffer, all of the past is copied.
+      if (present != past) std::memcpy(present, past, call.slots * width * sizeof(Stored));
+      if constexpr (IN_BYTES<Stored>) {
+        float* scales = call.ring_scales[side] + first;
+        const float* past_scales = call.past_scales[side].floats(first);
+        if (scales != past_scales) std::memcpy(scales, past_scales, call.slots * sizeof(float));
+        for (int64_t t = 0; t < call.length; ++t) {
+          const int64_t slot = head.slot(t);
+          scales[slot] = quantise(fresh + t * call.context_pitch, width, present + slot * width);
+        }
+      } else {
+        for (int64_t t = 0; t < call.length; ++t)
+          copy(fresh + t * call.context_pitch, width, present + head.slot(t) * width);
+      }
+    }
+  }
+
+  void check(OrtStatus* status) const {
+    if (status) throw Failure{status};
+  }
+
+  void expect(bool holds) const {
+    constexpr const char* message =
+        "the shapes and attributes given to RingRelativeAttention do not fit together";
+    if (!holds) throw Failure{ort.CreateStatus(ORT_INVALID_ARGUMENT, message)};
+  }
+
+  /// Input `index`, which must have `rank` dimensions; a Tensor without data where the graph leaves it out.
+  Tensor input(const OrtKernelContext* context, size_t index, size_t rank) const {
+    const OrtValue* value = nullptr;
+    Tensor tensor;
+    check(ort.KernelContext_GetInput(context, index, &value));
+    if (!value) return tensor;
+    OrtTensorTypeAndShapeInfo* shape = nullptr;
+    size_t actual_rank = 0;
+    check(ort.GetTensorTypeAndShape(value, &shape));
+    // The shape is released before a failure of any of these calls is thrown.
+    OrtStatus* status = ort.GetDimensionsCount(shape, &actual_rank);
+    if (!status) status = ort.GetTensorElementType(shape, &tensor.type);
+    tensor.sizes.resize(actual_rank);
+    if (!status) status = ort.GetDimensions(shape, tensor.sizes.data(), actual_rank);
+    ort.ReleaseTensorTypeAndShapeInfo(shape);
+    check(status);
+    expect(actual_rank == rank);
+    // An empty tensor has no data and would be taken for one that the graph leaves out, so it is refused.
+    for (int64_t size : tensor.sizes) expect(0 < size && size <= LARGEST_SIZE);
+    check(ort.GetTensorMutableData(const_cast<OrtValue*>(value), &tensor.data));
+    return tensor;
+  }
+
+  void* output(OrtKernelContext* context, size_t index, const Sizes& sizes) const {
+    OrtValue* value = nullptr;
+    void* data = nullptr;
+    check(ort.KernelContext_GetOutput(context, index, sizes.data(), sizes.size(), &value));
+    expect(value);  // a graph may leave an optional output out, but this one is written
+    check(ort.GetTensorMutableData(value, &data));
+    return data;
+  }
+
+  /// Calls work(0) … work(count - 1) on the threads of the session.
+  template <class Work>
+  void parallel(const OrtKernelContext* context, int64_t count, const Work& work) const {
+    struct Job {
+      const Work& work;
+      bool out_of_memory;
+    } job{work, false};
+    // An exception must not leave the task: ONNX Runtime calls it as a C function.
+    auto task = [](void* data, size_t i) {
+      Job& own = *static_cast<Job*>(data);
+      try {
+        own.work(static_cast<int64_t>(i));
+      } catch (const std::bad_alloc&) {
+        own.out_of_memory = true;
+      }
+    };
+    check(ort.KernelContext_ParallelFor(context, task, count, 0, &job));
+    if (job.out_of_memory) throw std::bad_alloc();
+  }
+};
+
+}  // namespace xl

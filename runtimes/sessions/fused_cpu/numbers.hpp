@@ -1,0 +1,73 @@
+// The types in which tables, vectors and memory are stored: floats, halves, and bytes with a scale for each row.
+#pragma once
+
+#include <cmath>
+
+#include "half.hpp"
+
+namespace xl {
+
+inline float widened(int8_t x) { return x; }
+
+inline vec load(const int8_t* at) {
+#if defined(__AVX512F__)
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+#elif defined(__AVX2__)
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+#else
+  vec x;
+  for (int i = 0; i < LANES; ++i) x[i] = at[i];
+  return x;
+#endif
+}
+
+inline void copy(const int8_t* from, int64_t count, float* to) {
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES) store(to + i, load(from + i));
+  for (; i < count; ++i) to[i] = from[i];
+}
+
+/// Writes a row as bytes and returns their scale, the largest magnitude divided by 127. A row in which a number
+/// is not finite gets a scale that is not a number, so that all of it stays so.
+inline float quantise(const float* from, int64_t count, int8_t* to) {
+  float most = 0, undefined = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    most = std::max(most, std::fabs(from[i]));
+    undefined += from[i] - from[i];  // 0, or not a number
+  }
+  if (undefined != 0) {
+    std::memset(to, 0, count);
+    return undefined;
+  }
+  const float scale = most / 127, divisor = scale > 0 ? scale : 1;
+  for (int64_t i = 0; i < count; ++i)  // the scale of very small numbers is inexact: they could exceed 127
+    to[i] = static_cast<int8_t>(std::clamp(std::nearbyint(from[i] / divisor), -127.0f, 127.0f));
+  return scale;
+}
+
+/// Numbers of a type that is known when the operator runs.
+struct Numbers {
+  enum Type { NONE, FLOATS, HALVES, BYTES };
+  const void* data = nullptr;
+  Type type = NONE;
+
+  explicit operator bool() const { return type != NONE; }
+
+  /// Calls work(p) with p the numbers as a pointer to their own type; there must be numbers.
+  template <class Work>
+  void as(const Work& work) const {
+    if (type == FLOATS) work(static_cast<const float*>(data));
+    if (type == HALVES) work(static_cast<const half*>(data));
+    if (type == BYTES) work(static_cast<const int8_t*>(data));
+  }
+
+  /// The numbers from `count` on.
+  Numbers from(int64_t count) const {
+    return {static_cast<const char*>(data) + count * size(), type};
+  }
+
+  /// Bytes of one number.
+  int64_t size() const { return type == FLOATS ? 4 : type == HALVES ? 2 : 1; }
+};
+
+}  // namespace xl
