@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,19 +20,46 @@ from runtimes.contract.tensors import TensorFacts
 from xl_export.graph.ops import Ops, graph_input
 
 READ_BYTES = 512 << 20  # much larger than any cache
+PAIRED_BYTES = 256 << 20  # read beside each timed call; larger than most caches, and quicker to read
+PAUSE = 0.02  # seconds between a timed call and reading, since the idle threads of an engine spin for a while
 MATRIX = 2048
 REST = 0.3  # seconds before another side is timed, since the idle threads of an engine spin for a while
 Side = TypeVar("Side", bound=str)
 
 
 @dataclass(frozen=True, kw_only=True)
+class TimesReading:
+    """How many times as long calls took as reading a number of bytes, at the memory's rate beside each call.
+
+    middle, low, high: the median over all calls, and the 10th and 90th percentile. gigabytes: the median of
+    the rates, in GB per second.
+    """
+
+    middle: float
+    low: float
+    high: float
+    gigabytes: float
+
+    @classmethod
+    def of(cls, milliseconds: Sequence[float], rates: Sequence[float], num_bytes: float) -> TimesReading:
+        """rates: of the memory beside each call, in bytes per second."""
+        ratios = [ms / (num_bytes / rate * 1e3) for ms, rate in zip(milliseconds, rates, strict=True)]
+        low, high = np.percentile(ratios, (10, 90))
+        return cls(middle=median(ratios), low=float(low), high=float(high), gigabytes=median(rates) / 1e9)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Milliseconds per call: the median, and the fastest and slowest of the timed calls."""
+    """Milliseconds per call: the median, and the fastest and slowest of the timed calls.
+
+    reading: the same beside the memory's rate, where the bytes that a call must read are known.
+    """
 
     median: float
     fastest: float
     slowest: float
     repeats: int
+    reading: TimesReading | None = None
 
     def per(self, tokens: int) -> Timing:
         """The same timing per token, where a call computes this many tokens."""
@@ -38,6 +68,7 @@ class Timing:
             fastest=self.fastest / tokens,
             slowest=self.slowest / tokens,
             repeats=self.repeats,
+            reading=self.reading,
         )
 
 
@@ -55,23 +86,74 @@ class Limits:
         return multiply_adds / self.multiply_adds * 1e3
 
 
+class Reader:
+    """Reads one large buffer with some threads; a call returns the bytes per second of that moment."""
+
+    def __init__(self, threads: int, num_bytes: int = PAIRED_BYTES) -> None:
+        self._parts = np.array_split(np.ones(num_bytes // 8, np.int64), threads)
+        self._pool = ThreadPoolExecutor(threads)
+
+    def __call__(self) -> float:
+        num_bytes = sum(part.nbytes for part in self._parts)
+        (duration,) = milliseconds(lambda: list(self._pool.map(np.sum, self._parts)), repeats=1, warmup=0)
+        return num_bytes / duration * 1e3
+
+    def beside(self, calls: Iterable[Callable[[], Any]]) -> tuple[list[float], list[float]]:
+        """The milliseconds of each call, and the mean of the memory's rates before and after it.
+
+        The memory is read between every two calls, because its rate moves by half within minutes on machines
+        that share it. So the caches hold nothing of the call before.
+        """
+        durations, rates = [], [self()]
+        for call in calls:
+            durations += milliseconds(call, repeats=1, warmup=0)
+            time.sleep(PAUSE)
+            rates.append(self())
+        return durations, [(before + after) / 2 for before, after in itertools.pairwise(rates)]
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
 def take_turns(
-    sides: Mapping[Side, Callable[[], Any]], *, repeats: int, warmup: int = 2, turns: int = 3
+    sides: Mapping[Side, Callable[[], Any]],
+    *,
+    repeats: int,
+    warmup: int = 2,
+    turns: int = 3,
+    num_bytes: Mapping[Side, int] = MappingProxyType({}),
+    threads: int = 1,
 ) -> dict[Side, Timing]:
     """A timing of `repeats` calls of every side, in turns, so that a machine that slows down slows all sides.
 
     Each turn begins with a rest, in which the threads of the side before go to sleep, and with untimed calls,
-    which fill the caches again.
+    which fill the caches again. num_bytes: of some sides, what a call must read; these are timed beside the
+    memory's rate for this many threads.
     """
     times: dict[Side, list[float]] = {name: [] for name in sides}
-    for turn in range(turns):
-        share = repeats * (turn + 1) // turns - repeats * turn // turns
-        for name, call in sides.items():
-            if share:
-                time.sleep(REST if len(sides) > 1 else 0)
-                times[name] += milliseconds(call, repeats=share, warmup=warmup)
+    rates: dict[Side, list[float]] = {name: [] for name in num_bytes}
+    with contextlib.ExitStack() as stack:
+        reader = stack.enter_context(contextlib.closing(Reader(threads))) if num_bytes else None
+        for turn in range(turns):
+            share = repeats * (turn + 1) // turns - repeats * turn // turns
+            for name, call in sides.items():
+                if share:
+                    time.sleep(REST if len(sides) > 1 else 0)
+                    if reader is None or name not in num_bytes:
+                        times[name] += milliseconds(call, repeats=share, warmup=warmup)
+                        continue
+                    milliseconds(call, repeats=0, warmup=warmup)
+                    durations, beside = reader.beside([call] * share)
+                    times[name] += durations
+                    rates[name] += beside
     return {
-        n: Timing(median=median(ms), fastest=min(ms), slowest=max(ms), repeats=len(ms))
+        n: Timing(
+            median=median(ms),
+            fastest=min(ms),
+            slowest=max(ms),
+            repeats=len(ms),
+            reading=TimesReading.of(ms, rates[n], num_bytes[n]) if n in num_bytes else None,
+        )
         for n, ms in times.items()
     }
 
@@ -100,10 +182,9 @@ def measure_limits(threads: int) -> Limits:
 
 def _read_rate(threads: int) -> float:
     """Bytes per second that the threads read together, each from its own part of one large buffer."""
-    parts = np.array_split(np.ones(READ_BYTES // 8, np.int64), threads)
-    with ThreadPoolExecutor(threads) as pool:
-        best = min(milliseconds(lambda: list(pool.map(np.sum, parts)), repeats=8))
-    return READ_BYTES / best * 1e3
+    with contextlib.closing(Reader(threads, READ_BYTES)) as reader:
+        reader(), reader()
+        return max(reader() for _ in range(8))
 
 
 def _matrix_rate(threads: int) -> float:

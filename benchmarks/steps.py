@@ -19,7 +19,7 @@ import torch
 from benchmarks.arithmetic import step_bytes, step_multiply_adds
 from benchmarks.checked_sessions import Operators, open_checked
 from benchmarks.configs import BenchmarkConfig
-from benchmarks.measure import Limits, Timing, take_turns
+from benchmarks.measure import Limits, TimesReading, Timing, take_turns
 from benchmarks.models import Weights, random_weights, write_artefact
 from runtimes.base.records import to_json
 from runtimes.contract.memory import Memory
@@ -89,10 +89,9 @@ def measure_steps(
                 "onnxruntime": _step(artefact, batch, tokens),
                 "pytorch": _step(torch_run, batch, tokens),
             }
-            times = {
-                name: timing.per(batch * tokens)
-                for name, timing in take_turns(sides, repeats=repeats).items()
-            }
+            num_bytes = step_bytes(config.model, rule, "ring", streams=batch)
+            timed = take_turns(sides, repeats=repeats, num_bytes={"onnxruntime": num_bytes}, threads=threads)
+            times = {name: timing.per(batch * tokens) for name, timing in timed.items()}
             rows.append(
                 Row(
                     mem_len=mem_len,
@@ -100,7 +99,7 @@ def measure_steps(
                     tokens=tokens,
                     operators=operators,
                     **times,
-                    num_bytes=step_bytes(config.model, rule, "ring", streams=batch),
+                    num_bytes=num_bytes,
                     multiply_adds=batch * step_multiply_adds(config.model, rule, "ring", tokens),
                     tolerance=artefact.spec.tolerance,
                 )
@@ -138,17 +137,22 @@ def filled(session: Session, batch: int) -> Memory:
 def table(rows: Sequence[Row], limits: Limits) -> list[str]:
     """The rows as text, with the least time by the measured rates of the machine."""
     lines = [
-        "                           ms per token                       PyTorch /     tokens/s",
-        "memory  streams  tokens in  ONNX Runtime  at least  PyTorch  ONNX Runtime  ONNX Runtime",
+        "                           ms per token                       PyTorch /     tokens/s      times reading",
+        "memory  streams  tokens in  ONNX Runtime  at least  PyTorch  ONNX Runtime  ONNX Runtime  in pairs",
         "                 the step",
     ]
     for row in rows:
         lines.append(
             f"{row.mem_len:6,}  {row.batch:<7}  {row.tokens:<9}  {row.onnxruntime.median:<12.3g}  "
             f"{row.at_least(limits):<8.3g}  {row.pytorch.median:<7.3g}  {row.ratio:<12.2f}  "
-            f"{1e3 / row.onnxruntime.median:,.0f}"
+            f"{f'{1e3 / row.onnxruntime.median:,.0f}':12}  {in_pairs(row.onnxruntime.reading)}"
         )
     return lines
+
+
+def in_pairs(reading: TimesReading | None) -> str:
+    """How many times as long as reading the calls took, and between what."""
+    return "" if reading is None else f"{reading.middle:.2f} ({reading.low:.2f} to {reading.high:.2f})"
 
 
 def _step(session: Session, batch: int, tokens: int) -> Callable[[], Any]:

@@ -8,6 +8,8 @@ with the same length. The sides take turns of a hundred tokens.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import math
 import tempfile
@@ -24,7 +26,7 @@ from benchmarks.arithmetic import step_bytes
 from benchmarks.baselines.growing import Growing, check_growing, pytorch_logits
 from benchmarks.checked_sessions import Operators
 from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
-from benchmarks.measure import Limits
+from benchmarks.measure import Limits, Reader, TimesReading
 from benchmarks.models import random_weights, write_artefact
 from runtimes import open_session
 from runtimes.base.records import to_json
@@ -40,7 +42,8 @@ SETTLE = 3  # untimed tokens before each turn
 class Row:
     """One side. milliseconds: of each token in order. num_bytes: that the first of them must read.
 
-    difference: of the growing cache from PyTorch, at most, in nats. operators: of ONNX Runtime.
+    difference: of the growing cache from PyTorch, at most, in nats. operators: of ONNX Runtime. reading: the
+    tokens of the fixed memory beside the memory's rate.
     """
 
     side: str
@@ -49,6 +52,7 @@ class Row:
     num_bytes: int
     difference: float
     operators: Operators = "standard"
+    reading: TimesReading | None = None
 
     def percentile(self, share: float) -> float:
         return float(np.percentile(self.milliseconds, share))
@@ -71,10 +75,12 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         times = self.milliseconds
         token = {"median": self.median, "fastest": min(times), "slowest": max(times), "repeats": len(times)}
-        figures = {name: value for name, value in to_json(self).items() if name != "milliseconds"}
+        figures = {
+            name: value for name, value in to_json(self).items() if name not in ("milliseconds", "reading")
+        }
         return {
             **figures,
-            "token": token,
+            "token": token | {"reading": to_json(self.reading)},
             "p90": self.percentile(90),
             "p99": self.percentile(99),
             "jitter": self.jitter,
@@ -119,44 +125,52 @@ def run(
             f"memory of {rule.mem_len} tokens: feeding {rule.slots + WARM} tokens, then timing {tokens} on "
             f"each side in turns of {PART}"
         )
-        fixed_times, growing_times = in_turns(
-            [(fixed, stream[:-1]), (growing.next_logits, stream[CHECKED:-1])], tokens
-        )
+        with contextlib.closing(Reader(threads)) as reader:
+            (fixed_times, rates), (growing_times, _) = in_turns(
+                [(fixed, stream[:-1]), (growing.next_logits, stream[CHECKED:-1])], tokens, reader
+            )
         difference = max(difference, check_growing(growing.next_logits(stream[-1])[None], expected[-1:]))
     operators: Operators = "fused" if session.kernel == "fused" else "standard"
-    facts: dict[str, Any] = {"mem_len": rule.mem_len, "num_bytes": step_bytes(config.model, rule, "ring")}
+    num_bytes = step_bytes(config.model, rule, "ring")
+    facts: dict[str, Any] = {"mem_len": rule.mem_len, "num_bytes": num_bytes}
     return [
-        Row(side="fixed memory", milliseconds=fixed_times, difference=0.0, operators=operators, **facts),
+        Row(
+            side="fixed memory",
+            milliseconds=fixed_times,
+            difference=0.0,
+            operators=operators,
+            reading=TimesReading.of(fixed_times, rates, num_bytes),
+            **facts,
+        ),
         Row(side="growing cache", milliseconds=growing_times, difference=difference, **facts),
     ]
 
 
 def in_turns(
-    sides: Sequence[tuple[Callable[[int], object], Sequence[int]]], count: int
-) -> list[tuple[float, ...]]:
-    """For each side, the milliseconds of each of the last `count` tokens; the tokens before are fed untimed.
+    sides: Sequence[tuple[Callable[[int], object], Sequence[int]]], count: int, reader: Reader
+) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
+    """For each side, the milliseconds of each of the last `count` tokens, and the memory's rate beside each.
 
-    sides: a function that takes one token, and its stream of tokens. The sides take turns of `PART`
-    consecutive tokens, so that a machine that slows down slows all of them. A rest and some untimed tokens
-    begin each turn.
+    sides: a function that takes one token, and its stream of tokens, of which those before the last are fed
+    untimed. The sides take turns of `PART` consecutive tokens, so that a machine that slows down slows all of
+    them. A rest and some untimed tokens begin each turn.
     """
     turns = [range(min(PART, count - at)) for at in range(0, count, PART)]
     streams = [iter(tokens) for _, tokens in sides]
     times: list[list[float]] = [[] for _ in sides]
+    rates: list[list[float]] = [[] for _ in sides]
     for (feed, tokens), stream in zip(sides, streams, strict=True):
         for token in itertools.islice(stream, len(tokens) - count - SETTLE * len(turns)):
             feed(token)
     for turn in turns:
-        for (feed, _), stream, durations in zip(sides, streams, times, strict=True):
+        for (feed, _), stream, durations, beside in zip(sides, streams, times, rates, strict=True):
             time.sleep(measure.REST)
             for token in itertools.islice(stream, SETTLE):
                 feed(token)
-            for _ in turn:
-                token = next(stream)
-                began = time.perf_counter()
-                feed(token)
-                durations.append((time.perf_counter() - began) * 1e3)
-    return [tuple(durations) for durations in times]
+            taken, memory = reader.beside([functools.partial(feed, next(stream)) for _ in turn])
+            durations += taken
+            beside += memory
+    return [(tuple(ms), tuple(memory)) for ms, memory in zip(times, rates, strict=True)]
 
 
 def table(rows: Sequence[Row], limits: Limits, *, latency_claim: float | None = None) -> list[str]:
@@ -170,6 +184,11 @@ def table(rows: Sequence[Row], limits: Limits, *, latency_claim: float | None = 
         lines.append(
             f"{row.side:13}  {'  '.join(f'{x:<7.3g}' for x in figures)}  "
             f"{limits.read_milliseconds(row.num_bytes):<9.3g}  {row.medians[0]:<9.3g}  {row.medians[-1]:.3g}"
+        )
+    if (reading := rows[0].reading) is not None:
+        lines.append(
+            f"beside the memory's rate, a token with fixed memory takes {reading.middle:.2f} times reading "
+            f"({reading.low:.2f} to {reading.high:.2f})"
         )
     if latency_claim is not None:
         fixed = rows[0]

@@ -116,7 +116,9 @@ def run(
             read.append(read_bytes(sessions[-1].spec, artefact / (FUSED if served[-1] == "fused" else GRAPH)))
         progress(f"timing {repeats} tokens of each")
         sides = {str(at): _one_token(session) for at, session in enumerate(sessions)}
-        times = list(take_turns(sides, repeats=repeats).values())
+        num_bytes = {str(at): n for at, n in enumerate(read)}
+        timed = take_turns(sides, repeats=repeats, num_bytes=num_bytes, threads=threads)
+        times = list(timed.values())
     return [
         Row(
             precision=session.spec.precision,
@@ -134,17 +136,20 @@ def run(
     ]
 
 
+FLOATS_FOR = {ir.DataType.FLOAT16: 2, ir.DataType.INT8: 4}  # times as wide, in bytes
+
+
 def read_bytes(spec: Spec, graph: Path) -> int:
     """The bytes that one token must read: weights and tables as they are once loaded, and the visible memory.
 
-    ONNX Runtime folds a Cast from float16 when it loads a graph, so a table behind one is read in float32.
+    ONNX Runtime folds a Cast from float16 or int8 when it loads a graph, so a table behind one is read in
+    float32.
     """
     widths = 0
     for value in ir.load(graph).graph.initializers.values():
-        widened = value.dtype == ir.DataType.FLOAT16 and any(
-            node.op_type == "Cast" for node, _ in value.uses()
-        )
-        widths += value.const_value.nbytes * (2 if widened else 1) if value.const_value is not None else 0
+        cast = any(node.op_type == "Cast" for node, _ in value.uses())
+        factor = FLOATS_FOR.get(value.dtype, 1) if cast else 1
+        widths += value.const_value.nbytes * factor if value.const_value is not None else 0
     return widths + spec.bytes_per_stream * (spec.rule.mem_len + 1) // spec.rule.slots
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 from importlib import import_module
@@ -19,7 +20,7 @@ from benchmarks.cases import export, latency, load, score
 from benchmarks.cases import registry as cases
 from benchmarks.cases.registry import CASES
 from benchmarks.configs import BenchmarkConfig
-from benchmarks.measure import Timing
+from benchmarks.measure import Reader, Timing
 from benchmarks.models import random_weights
 from runtimes.base.errors import ArtefactError
 
@@ -116,14 +117,16 @@ def test_latency_has_percentiles_of_consecutive_tokens_on_both_sides(
             <= row["token"]["slowest"]
         )
     assert document["rows"][1]["difference"] < 1e-4
+    assert document["rows"][0]["token"]["reading"]["middle"] > 0
 
 
 def test_sides_take_turns_of_consecutive_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "PART", 4)
     fed: list[tuple[str, int]] = []
     sides = [(lambda token, name=name: fed.append((name, token)), list(range(20))) for name in "ab"]
-    times = latency.in_turns(sides, 6)
-    assert [len(durations) for durations in times] == [6, 6]
+    with contextlib.closing(Reader(1, 1 << 20)) as reader:
+        times = latency.in_turns(sides, 6, reader)
+    assert [(len(durations), len(rates)) for durations, rates in times] == [(6, 6), (6, 6)]
     assert [token for name, token in fed if name == "a"] == list(range(20))
     assert "".join(name for name, _ in fed) == "a" * 8 + "b" * 8 + ("a" * 7 + "b" * 7) + ("a" * 5 + "b" * 5)
 

@@ -22,9 +22,9 @@ from xl_export.graph.step import StepGraph
 from xl_export.graph.tables import bias_table, position_table, query_bias, span_table
 
 DOMAIN = "xl_export"
-# The indices of the operator's inputs: the position table, its scales where it has bytes, and the persistent
-# keys and values.
-TABLE, TABLE_SCALES, PERSISTENT = 4, 12, (13, 14)
+# The operator's inputs that may be of halves or bytes, by index: the position table, and persistent keys and
+# values. Each has the index of its scales, which bytes need.
+SCALES_OF = {4: 12, 13: 15, 14: 16}
 INPUTS_OF_0_1 = 9  # a graph that needs no more has no more, so that older releases run it
 # By type of the memory tensors. Artefacts of version 0.1 call the operators RelativeAttention and
 # RelativeAttentionOverHalves.

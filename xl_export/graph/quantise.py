@@ -7,8 +7,9 @@
 | int4 | the same with 4 bits | the same |
 
 ONNX Runtime's own quantiser quantises the tables of the vocabulary, and the matrices that activations are
-multiplied by. All other constants (position tables, persistent vectors, norms, biases) are stored in half
-precision.
+multiplied by. Position tables and persistent vectors are in int8 with both presets, with a scale for each
+distance or vector of a head: the fused operator multiplies by the bytes, and other graphs widen them when
+they are loaded. All other constants (norms, biases) are stored in half precision.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import onnx_ir as ir
 
 from runtimes.base.startup import load_onnxruntime
 from runtimes.contract.precision import Precision
-from xl_export.graph.fused_cpu import DOMAIN, OPERATORS, PERSISTENT, TABLE
+from xl_export.graph.fused_cpu import DOMAIN, OPERATORS, SCALES_OF
 from xl_export.graph.ops import remove_unused_nodes
 
 BLOCK = 32  # values that share a scale
@@ -30,12 +31,16 @@ LEVEL = 4  # activations in int8; level 0 multiplies in fp32 and is a hundred ti
 BITS: dict[Precision, int] = {"int8": 8, "int4": 4}
 SMALL = 1024  # values; constants with fewer are not changed
 MICROSOFT = "com.microsoft"
+SCALES = (
+    ".table_scales"  # the end of the names of scales of tables, which may be too small for half precision
+)
 
 
 def lowered(model: ir.Model, precision: Precision) -> ir.Model:
     """Returns the fp32 step graph with its weights in a preset's precision; `model` itself is changed."""
     if precision in BITS:
         quantise(model, BITS[precision])
+        store_tables_in_bytes(model)
     if precision != "fp32":
         halve(model)
     return model
@@ -50,11 +55,11 @@ def halve(model: ir.Model) -> None:
     graph = model.graph
     for name, value in list(graph.initializers.items()):
         array = _floats(value)
-        if array is None or array.size < SMALL:
+        if array is None or array.size < SMALL or name.endswith(SCALES):
             continue
         stored = _constant(graph, f"{name}.fp16", _half(array))
         for node, index in value.uses():
-            if _takes_halves(node, index):
+            if _is_fused(node) and index in SCALES_OF:
                 node.replace_input_with(index, stored)
         if value.uses():
             cast = ir.node("Cast", [stored], {"to": int(ir.DataType.FLOAT)})
@@ -83,6 +88,47 @@ def quantise(model: ir.Model, bits: int) -> None:
         new[-1].outputs[0].name = node.outputs[0].name
         ir.convenience.replace_nodes_and_values(graph, node, [node], new, node.outputs, new[-1].outputs)
     remove_unused_nodes(model)  # transposes and constants that nothing reads any more
+
+
+def store_tables_in_bytes(model: ir.Model) -> None:
+    """Stores position tables and persistent vectors of at least `SMALL` values in int8, with float32 scales.
+
+    A column of a table [h, K, R], which is one distance or key, or a value of [h, N, K] has one scale. The
+    fused operator takes bytes and scales. For all other nodes a Cast and a Mul follow, which ONNX Runtime
+    computes once, when it loads the graph.
+    """
+    graph = model.graph
+    for name, value in list(graph.initializers.items()):
+        array, axis = _floats(value), _summed_axis(name)
+        if array is None or axis is None or array.size < SMALL:
+            continue
+        bytes_, scales = in_bytes(array, axis)
+        stored, factors = _constant(graph, f"{name}.int8", bytes_), _constant(graph, name + SCALES, scales)
+        for node, index in value.uses():
+            if _is_fused(node) and index in SCALES_OF:
+                node.resize_inputs(max(len(node.inputs), SCALES_OF[index] + 1))
+                node.replace_input_with(index, stored)
+                node.replace_input_with(SCALES_OF[index], factors)
+        if value.uses():
+            cast = ir.node("Cast", [stored], {"to": int(ir.DataType.FLOAT)})
+            wide = ir.node("Mul", [cast.outputs[0], factors])
+            cast.outputs[0].name, wide.outputs[0].name = f"{name}.cast", f"{name}.fp32"
+            graph.insert_before(graph[0], [cast, wide])
+            value.replace_all_uses_with(wide.outputs[0])
+        del graph.initializers[name]
+
+
+def in_bytes(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns int8 values and float32 scales, one for each vector along an axis: its largest value is 127."""
+    scales = np.abs(array).max(axis=axis, keepdims=True) / np.float32(127)
+    return np.round(array / np.where(scales > 0, scales, 1)).astype(np.int8), scales
+
+
+def _summed_axis(name: str) -> int | None:
+    """The axis of a table or of persistent vectors that one scale is for; None for every other constant."""
+    if name.endswith(".position_table") or (".persistent." in name and name.endswith(".key")):
+        return 1
+    return 2 if ".persistent." in name and name.endswith(".value") else None
 
 
 def quantised(matrix: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -200,9 +246,8 @@ def _floats(value: ir.Value | None) -> np.ndarray | None:
     return tensor.numpy() if tensor is not None and tensor.dtype == ir.DataType.FLOAT else None
 
 
-def _takes_halves(node: ir.Node, index: int) -> bool:
-    """Whether a node reads this input in float16, as the fused operator does with its tables."""
-    return node.domain == DOMAIN and node.op_type in OPERATORS.values() and index in (TABLE, *PERSISTENT)
+def _is_fused(node: ir.Node) -> bool:
+    return node.domain == DOMAIN and node.op_type in OPERATORS.values()
 
 
 def _half(array: np.ndarray) -> np.ndarray:

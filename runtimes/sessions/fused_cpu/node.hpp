@@ -159,6 +159,7 @@ struct Node {
     for (const Tensor* optional : {&call.bias, &call.gate, &call.table_scales})
       expect(!optional->data || optional->sizes == Sizes({heads, 1, rows}));
     expect(!call.initial[0].data == !call.initial[1].data);
+    expect(!call.initial[0].data || keys.data);  // without a ring there are no slots before the segment
     expect(!call.gate.data || rule.epsilon > 0);
     expect(is_byte(table) == !!call.table_scales.data);
     const Sizes by_vector[] = {{heads, head_dim, vectors}, {heads, vectors, head_dim}};

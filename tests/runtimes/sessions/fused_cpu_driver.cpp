@@ -181,7 +181,7 @@ bool step() {
   const int64_t pitch = heads * width * 3 + 3;
   // Numbers of the ring, the table and the persistent vectors: 0 floats, 1 halves, 2 bytes.
   const int64_t stored = pick(0, 3) % 3, tabled = pick(0, 2), lasting = pick(0, 2);
-  const bool ring = stored == 2 || pick(0, 5), by_distance = pick(0, 4), zeros = pick(0, 1);
+  const bool ring = stored == 2 || pick(0, 5), by_distance = pick(0, 4), zeros = ring && pick(0, 1);
   const bool persistent = pick(0, 1), gated = info.epsilon > 0 && pick(0, 1);
   const int64_t vectors = pick(0, 3) ? pick(1, 20) : pick(1, 300);
   const OrtCustomOp& op = OPERATORS[stored];
