@@ -94,7 +94,7 @@ class Reader:
         self._pool = ThreadPoolExecutor(threads)
 
     def __call__(self) -> float:
-        num_bytes = sum(part.nbytes for part in self._parts)
+        num_bytes: int = sum(part.nbytes for part in self._parts)
         (duration,) = milliseconds(lambda: list(self._pool.map(np.sum, self._parts)), repeats=1, warmup=0)
         return num_bytes / duration * 1e3
 

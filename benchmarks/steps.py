@@ -137,8 +137,8 @@ def filled(session: Session, batch: int) -> Memory:
 def table(rows: Sequence[Row], limits: Limits) -> list[str]:
     """The rows as text, with the least time by the measured rates of the machine."""
     lines = [
-        "                           ms per token                       PyTorch /     tokens/s      times reading",
-        "memory  streams  tokens in  ONNX Runtime  at least  PyTorch  ONNX Runtime  ONNX Runtime  in pairs",
+        "                           ms per token                       PyTorch /     tokens/s      times",
+        "memory  streams  tokens in  ONNX Runtime  at least  PyTorch  ONNX Runtime  ONNX Runtime  reading",
         "                 the step",
     ]
     for row in rows:

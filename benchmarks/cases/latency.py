@@ -80,7 +80,7 @@ class Row:
         }
         return {
             **figures,
-            "token": token | {"reading": to_json(self.reading)},
+            "token": token | {"reading": self.reading and to_json(self.reading)},
             "p90": self.percentile(90),
             "p99": self.percentile(99),
             "jitter": self.jitter,

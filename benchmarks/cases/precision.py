@@ -148,7 +148,7 @@ def read_bytes(spec: Spec, graph: Path) -> int:
     widths = 0
     for value in ir.load(graph).graph.initializers.values():
         cast = any(node.op_type == "Cast" for node, _ in value.uses())
-        factor = FLOATS_FOR.get(value.dtype, 1) if cast else 1
+        factor = FLOATS_FOR.get(value.dtype or ir.DataType.FLOAT, 1) if cast else 1
         widths += value.const_value.nbytes * factor if value.const_value is not None else 0
     return widths + spec.bytes_per_stream * (spec.rule.mem_len + 1) // spec.rule.slots
 

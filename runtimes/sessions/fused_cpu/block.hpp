@@ -13,8 +13,8 @@ namespace xl {
 ///
 /// Times are counted from query `first`. A key's weight is 2^(score - reference), with one reference for each
 /// query. The reference is raised, and what was summed until then scaled down, only where a score exceeds it
-/// by more than SLACK: most blocks of keys then need no scaling. A block of persistent vectors is like one of keys,
-/// without distances and seen by every query.
+/// by more than SLACK: most blocks of keys then need no scaling. A block of persistent vectors is like one of
+/// keys, without distances and seen by every query.
 template <class Stored>
 class Block {
  public:
@@ -88,9 +88,9 @@ class Block {
   float *padded_values_, *answers_;             // [BLOCK, padded]; the sum of weights · values so far
   float *distance_scores_, *bias_;              // [count, WIDE]: column base_ + c is for distance top() - c
   float *scores_, *weights_;                    // of a tile [TILE_ROWS, BLOCK]
-  float *totals_, *ungated_;       // of each query, by lanes [count, LANES]: its weights, and those without gate
+  float *totals_, *ungated_;       // by lanes [count, LANES]: sums of weights, and of those before the gate
   float *references_, *gates_;     // gates_ [2 BLOCK]: column c is for distance top() - c
-  float* scales_;                  // of this block's rows, where they are bytes
+  float* scales_;                  // of this block's distances or persistent keys, where they are bytes
   const float* values_ = nullptr;  // of this block of keys, rows `values_pitch_` apart
   int64_t values_pitch_ = 0, base_ = 0;
   int64_t start_ = 0, keys_here_ = 0;  // the time of the block's first key, and how many keys there are
@@ -135,7 +135,8 @@ class Block {
     const int64_t from = top() - 3 * BLOCK + 1, size = head_.table.size();
     if (head_.table && 0 <= from && from + BLOCK <= head_.rows)
       for (int64_t at = 0; at < BLOCK * size; at += Prefetch::GROUP)
-        prefetch_.add(static_cast<const char*>(head_.table.data) + from * size + at, head_.rows * size, width_);
+        prefetch_.add(static_cast<const char*>(head_.table.data) + from * size + at, head_.rows * size,
+                      width_);
   }
 
   /// Scores the distances between the queries and this block of keys: (q + v)·r(d) + bias(d).
@@ -187,13 +188,9 @@ class Block {
     const int64_t time = head_.position + first_ + start_;
     const int64_t before = head_.initial_key && time < 0 ? time < -keys_here_ ? keys_here_ : -time : 0;
     const Stored* rows[BLOCK];
-    for (int64_t i = 0; i < BLOCK; ++i) {
-      rows[i] = head_.keys + slots[i] * head_.ring_pitch;
-      if (head_.key_scales) scales_[i] = head_.key_scales[slots[i]];
-    }
-    pack_columns(rows, scales_, width_, keys_);
-    take_values(head_.values, head_.ring_pitch, head_.value_scales, slots,
-                before == 0 && slot + BLOCK <= head_.slots);
+    for (int64_t i = 0; i < BLOCK; ++i) rows[i] = head_.keys + slots[i] * head_.ring_pitch;
+    pack_columns(rows, width_, keys_);
+    take_values(head_.values, head_.ring_pitch, nullptr, slots, before == 0 && slot + BLOCK <= head_.slots);
     if (before == 0) return;
     for (int64_t k = 0; k < width_; ++k) std::fill_n(keys_ + k * BLOCK, before, head_.initial_key[k]);
     for (int64_t i = 0; i < before; ++i)
@@ -247,13 +244,14 @@ class Block {
     const int64_t to = std::min(last - start_ - rule_.nearest + 1, keys_here_);
     if (from >= to) return;
     const int64_t column = BLOCK - 1 - t;  // of the first query's distance from the first key
-    score(t, size, from, to, has_distances() ? distance_scores_ + t * WIDE + base_ + column : nullptr, WIDE - 1);
+    const float* of_distances = distance_scores_ + t * WIDE + base_ + column;
+    score(t, size, from, to, has_distances() ? of_distances : nullptr, WIDE - 1);
     // Weights are computed in whole vectors, so low … high - 1 may hold keys that some queries do not see.
     const int64_t low = from / LANES * LANES, high = (to + LANES - 1) / LANES * LANES;
     if (last - start_ - longest_[last] > low || std::min(t - start_ - rule_.nearest + 1, keys_here_) < high)
       hide(t, size, low, high);
     if (head_.gate) weigh<true>(t, size, low, high, gates_ + column);
-    else if (high - low == BLOCK) weigh<false>(t, size, 0, BLOCK);  // apart: the compiler unrolls this one's loop
+    else if (high - low == BLOCK) weigh<false>(t, size, 0, BLOCK);  // apart, so that it is unrolled
     else weigh<false>(t, size, low, high);
     add_values(t, size, low, high);
   }
@@ -321,8 +319,8 @@ class Block {
       }
     for (int64_t r = 0; r < size; ++r) {
       store(totals_ + (t + r) * LANES, load(totals_ + (t + r) * LANES) + sums[r]);
-      if (head_.gate)
-        store(ungated_ + (t + r) * LANES, load(ungated_ + (t + r) * LANES) + (BY_GATE ? ungated[r] : sums[r]));
+      float* before_gate = ungated_ + (t + r) * LANES;
+      if (head_.gate) store(before_gate, load(before_gate) + (BY_GATE ? ungated[r] : sums[r]));
     }
   }
 

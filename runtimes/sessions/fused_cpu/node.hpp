@@ -1,4 +1,4 @@
-// One node of the operator in ONNX Runtime: it checks what it is given, and works on the threads of the session.
+// One node of the operator in ONNX Runtime: it checks what it is given, and works on the session's threads.
 #pragma once
 
 #include <exception>
@@ -22,11 +22,10 @@ struct Failure {
 template <class Stored>
 constexpr bool IN_FLOATS = std::is_same_v<Stored, float>;
 template <class Stored>
-constexpr bool IN_BYTES = std::is_same_v<Stored, int8_t>;
-template <class Stored>
-constexpr ONNXTensorElementDataType TYPE_OF = IN_FLOATS<Stored>  ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT
-                                              : IN_BYTES<Stored> ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8
-                                                                 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+constexpr ONNXTensorElementDataType TYPE_OF =
+    IN_FLOATS<Stored> ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+template <>
+constexpr ONNXTensorElementDataType TYPE_OF<int8_t> = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
 
 using Sizes = std::vector<int64_t>;
 
@@ -95,15 +94,13 @@ struct Node {
   int64_t heads = 0, head_dim = 0, query_at = 0, key_at = 0, value_at = 0;
   Rule rule{};
 
-  /// The inputs and outputs of one step, whose sizes fit together. `past`, `ring`, `past_scales` and
-  /// `ring_scales` are of keys and of values.
+  /// The inputs and outputs of one step, whose sizes fit together. Each pair is of keys and of values.
   struct Call {
     Tensor query, context, past[2], table, positions, u, v, bias, initial[2], gate, table_scales;
-    Tensor persistent[2], persistent_scales[2], past_scales[2];
+    Tensor persistent[2], persistent_scales[2];
     int64_t batch = 0, length = 0, slots = 0, rows = 0, vectors = 0, query_pitch = 0, context_pitch = 0;
     float* answers = nullptr;
     Stored* ring[2] = {};  // null where the segment attends to itself alone
-    float* ring_scales[2] = {};
   };
 
   /// Reads a step's tensors and checks every size that is later used as an offset.
@@ -122,15 +119,11 @@ struct Node {
                             &call.table_scales, &call.persistent[0], &call.persistent[1],
                             &call.persistent_scales[0], &call.persistent_scales[1]})
       *by_head = take(3);
-    for (Tensor& side : call.past_scales) side = take(4);
     check_sizes(call);
     call.answers = static_cast<float*>(output(context, 0, {call.batch, call.length, heads * head_dim}));
     for (int side = 0; side < 2; ++side)
-      if (call.past[side].data) {
+      if (call.past[side].data)
         call.ring[side] = static_cast<Stored*>(output(context, 1 + side, call.past[side].sizes));
-        if (IN_BYTES<Stored>)
-          call.ring_scales[side] = static_cast<float*>(output(context, 3 + side, call.past_scales[side].sizes));
-      }
     return call;
   }
 
@@ -168,8 +161,6 @@ struct Node {
       expect(persistent.data ? own.sizes == by_vector[side] : !own.data);
       expect(is_byte(own) ? scales.sizes == Sizes(side ? Sizes{heads, vectors, 1} : Sizes{heads, 1, vectors})
                           : !scales.data);
-      const Tensor& of_ring = call.past_scales[side];
-      expect(IN_BYTES<Stored> ? of_ring.sizes == Sizes({batch, heads, slots, 1}) : !of_ring.data);
     }
     for (const Tensor* stored : {&table, &persistent, static_cast<const Tensor*>(&call.persistent[1])})
       expect(!stored->data || stored->type == TYPE_OF<float> || stored->type == TYPE_OF<half> ||
@@ -191,11 +182,11 @@ struct Node {
     head.table_scales = call.table_scales.floats(by_distance);
     if (call.ring[0]) {
       head.keys = call.ring[0] + slots * width, head.values = call.ring[1] + slots * width;
-      head.key_scales = from(call.ring_scales[0], slots), head.value_scales = from(call.ring_scales[1], slots);
     } else if constexpr (IN_FLOATS<Stored>) {
       head.keys = segment + key_at, head.values = segment + value_at;
     }
-    head.initial_key = call.initial[0].floats(h * width), head.initial_value = call.initial[1].floats(h * width);
+    head.initial_key = call.initial[0].floats(h * width);
+    head.initial_value = call.initial[1].floats(h * width);
     head.persistent = call.vectors;
     head.persistent_keys = call.persistent[0].numbers(vectors * width);
     head.persistent_values = call.persistent[1].numbers(vectors * width);
@@ -220,18 +211,8 @@ struct Node {
       fresh += (side ? value_at : key_at) + h * width;
       // Where past and present are not bound to one buffer, all of the past is copied.
       if (present != past) std::memcpy(present, past, call.slots * width * sizeof(Stored));
-      if constexpr (IN_BYTES<Stored>) {
-        float* scales = call.ring_scales[side] + first;
-        const float* past_scales = call.past_scales[side].floats(first);
-        if (scales != past_scales) std::memcpy(scales, past_scales, call.slots * sizeof(float));
-        for (int64_t t = 0; t < call.length; ++t) {
-          const int64_t slot = head.slot(t);
-          scales[slot] = quantise(fresh + t * call.context_pitch, width, present + slot * width);
-        }
-      } else {
-        for (int64_t t = 0; t < call.length; ++t)
-          copy(fresh + t * call.context_pitch, width, present + head.slot(t) * width);
-      }
+      for (int64_t t = 0; t < call.length; ++t)
+        copy(fresh + t * call.context_pitch, width, present + head.slot(t) * width);
     }
   }
 

@@ -1,7 +1,5 @@
-// The types in which tables, vectors and memory are stored: floats, halves, and bytes with a scale for each row.
+// The types in which tables and persistent vectors are stored: floats, halves, and bytes with scales apart.
 #pragma once
-
-#include <cmath>
 
 #include "half.hpp"
 
@@ -25,24 +23,6 @@ inline void copy(const int8_t* from, int64_t count, float* to) {
   int64_t i = 0;
   for (; i + LANES <= count; i += LANES) store(to + i, load(from + i));
   for (; i < count; ++i) to[i] = from[i];
-}
-
-/// Writes a row as bytes and returns their scale, the largest magnitude divided by 127. A row in which a number
-/// is not finite gets a scale that is not a number, so that all of it stays so.
-inline float quantise(const float* from, int64_t count, int8_t* to) {
-  float most = 0, undefined = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    most = std::max(most, std::fabs(from[i]));
-    undefined += from[i] - from[i];  // 0, or not a number
-  }
-  if (undefined != 0) {
-    std::memset(to, 0, count);
-    return undefined;
-  }
-  const float scale = most / 127, divisor = scale > 0 ? scale : 1;
-  for (int64_t i = 0; i < count; ++i)  // the scale of very small numbers is inexact: they could exceed 127
-    to[i] = static_cast<int8_t>(std::clamp(std::nearbyint(from[i] / divisor), -127.0f, 127.0f));
-  return scale;
 }
 
 /// Numbers of a type that is known when the operator runs.

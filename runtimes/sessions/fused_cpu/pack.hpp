@@ -1,5 +1,5 @@
-// What a block of queries reads, in the order in which it reads it: keys and distances as columns, and what the
-// next block needs on its way into the cache.
+// What a block of queries reads, in the order in which it reads it: keys and distances as columns, and what
+// the next block needs on its way into the cache.
 #pragma once
 
 #include <type_traits>
@@ -41,11 +41,9 @@ class Prefetch {
   int runs_left_ = 0;
 };
 
-/// Transposes BLOCK rows of `width` numbers: rows[i] becomes column i of packed [width, BLOCK]. Bytes are
-/// multiplied by their rows' scales.
+/// Transposes BLOCK rows of `width` numbers: rows[i] becomes column i of packed [width, BLOCK].
 template <class Stored>
-inline void pack_columns(const Stored* const* rows, const float* scales, int64_t width, float* packed) {
-  constexpr bool SCALED = std::is_same_v<Stored, int8_t>;
+inline void pack_columns(const Stored* const* rows, int64_t width, float* packed) {
   int64_t k = 0;
   for (; k + LANES <= width; k += LANES)
     for (int i = 0; i < BLOCK; i += LANES) {
@@ -53,14 +51,11 @@ inline void pack_columns(const Stored* const* rows, const float* scales, int64_t
 #pragma GCC unroll 16
       for (int lane = 0; lane < LANES; ++lane) x[lane] = load(rows[i + lane] + k);
       transpose(x);
-      const vec scale = SCALED ? load(scales + i) : vec{};
 #pragma GCC unroll 16
-      for (int lane = 0; lane < LANES; ++lane)
-        store(packed + (k + lane) * BLOCK + i, SCALED ? x[lane] * scale : x[lane]);
+      for (int lane = 0; lane < LANES; ++lane) store(packed + (k + lane) * BLOCK + i, x[lane]);
     }
   for (; k < width; ++k)
-    for (int i = 0; i < BLOCK; ++i)
-      packed[k * BLOCK + i] = SCALED ? widened(rows[i][k]) * scales[i] : widened(rows[i][k]);
+    for (int i = 0; i < BLOCK; ++i) packed[k * BLOCK + i] = widened(rows[i][k]);
 }
 
 /// Copies the distances `top`, top - 1, … of a table [width, rows] into packed [width, BLOCK].
@@ -88,8 +83,8 @@ inline void pack_distances(const Tabled* table, int64_t width, int64_t rows, int
 
 inline int64_t whole_vectors(int64_t floats) { return (floats + LANES - 1) / LANES * LANES; }
 
-/// Copies columns first, first + 1, … of a table [width, columns] into packed [width, BLOCK]; columns beyond the
-/// last one repeat it. Bytes are multiplied by their columns' scales, which are packed already.
+/// Copies columns first, first + 1, … of a table [width, columns] into packed [width, BLOCK]; columns beyond
+/// the last one repeat it. Bytes are multiplied by their columns' scales, which are packed already.
 template <class Number>
 inline void pack_vectors(const Number* table, int64_t width, int64_t columns, int64_t first, float* packed,
                          const float* scales = nullptr) {

@@ -8,11 +8,11 @@
 
 namespace xl {
 
-/// scores[c] = query · column c of a table [width, columns], which is read once from beginning to end, times the
-/// column's scale where there are scales.
+/// scores[c] = query · column c of a table [width, columns], which is read once from beginning to end, times
+/// the column's scale where there are scales.
 template <int NV, class Number>
-__attribute__((noinline)) void score_columns(const vec (&query)[NV], const Number* table, int64_t columns, const float* scales,
-                          float* scores) {
+__attribute__((noinline)) void score_columns(const vec (&query)[NV], const Number* table, int64_t columns,
+                                             const float* scales, float* scores) {
   constexpr int TOGETHER = 4;  // rows of the table that one pass over the scores adds
   float queries[NV * LANES];
   for (int v = 0; v < NV; ++v) store(queries + v * LANES, query[v]);
@@ -42,27 +42,23 @@ class TokenAnswer {
   /// their distances, in whole vectors that end with minus infinity. For the rest see `add_scored`.
   template <class Number>
   __attribute__((noinline)) void add(const vec (&query)[NV], const Number* key, const Number* value,
-                                     int64_t pitch, int64_t count, const float* key_scales,
-                                     const float* value_scales, float* scores, const float* gates) {
-    constexpr bool SCALED = std::is_same_v<Number, int8_t>;
+                                     int64_t pitch, int64_t count, float* scores, const float* gates) {
     for (int64_t i = 0; i < count; i += LANES) {  // the last vector may pass the end: it repeats the last key
       vec x[LANES];
-      float scales[LANES];
       for (int lane = 0; lane < LANES; ++lane) {
         const int64_t at = std::min(i + lane, count - 1);
         const Number* k = key + at * pitch;
         x[lane] = vec{};
 #pragma GCC unroll 8
         for (int v = 0; v < NV; ++v) x[lane] += load(k + v * LANES) * query[v];
-        if (SCALED) scales[lane] = key_scales[at];
       }
-      store(scores + i, (SCALED ? sums(x) * load(scales) : sums(x)) + load(scores + i));
+      store(scores + i, sums(x) + load(scores + i));
     }
-    add_scored(scores, value, pitch, count, value_scales, gates);
+    add_scored(scores, value, pitch, count, nullptr, gates);
   }
 
-  /// Adds `count` values with these scores, which become weights. gates: factors of the weights, in whole
-  /// vectors, or null.
+  /// Adds `count` values with these scores, which become weights. value_scales: of bytes. gates: factors of
+  /// the weights, in whole vectors, or null.
   template <class Number>
   __attribute__((noinline)) void add_scored(float* scores, const Number* value, int64_t pitch, int64_t count,
                                             const float* value_scales, const float* gates) {
@@ -99,7 +95,8 @@ class TokenAnswer {
 
  private:
   vec sum_[NV] = {};
-  float most_ = NO_SCORE, total_ = 0, ungated_ = 0;  // the largest score; sums of weights with and without the gate
+  float most_ = NO_SCORE;          // the largest score
+  float total_ = 0, ungated_ = 0;  // the sum of the weights, and of those before the gate
 };
 
 /// The answer of a step's only query, whose width is NV vectors.
@@ -135,24 +132,24 @@ __attribute__((noinline)) void attend_token(const Head<Stored>& head, const Rule
   if (head.bias)
     for (int64_t d = 0; d < head.rows; ++d)
       by_distance[d] = (head.table ? by_distance[d] : 0) + head.bias[d] * LOG2E;
-  // Each turn takes slots that lie side by side: a chunk ends where the ring does, and where the stream begins.
+  // Each turn takes slots that lie side by side: it ends where the ring does, and where the stream begins.
   for (int64_t distance = head.longest_distance(rule, 0); distance >= rule.nearest;) {
     const bool before = head.initial_key && distance > head.position;
     const int64_t slot = head.slot(-distance);
-    const int64_t count = std::min<int64_t>(
-        {CHUNK, distance - rule.nearest + 1, before ? distance - std::max<int64_t>(head.position, -1) : head.slots - slot});
+    const int64_t of_one_kind = before ? distance - std::max<int64_t>(head.position, -1) : head.slots - slot;
+    const int64_t count = std::min<int64_t>({CHUNK, distance - rule.nearest + 1, of_one_kind});
     float of_distance[CHUNK], gates[CHUNK];
-    for (int64_t i = 0; i < count; ++i) of_distance[i] = by_distance ? by_distance[head.table_row(distance - i)] : 0;
+    for (int64_t i = 0; i < count; ++i)
+      of_distance[i] = by_distance ? by_distance[head.table_row(distance - i)] : 0;
     if (head.gate)
       for (int64_t i = 0; i < count; ++i) gates[i] = head.gate[head.table_row(distance - i)];
     for (int64_t i = count; i % LANES; ++i) of_distance[i] = -INFINITY, gates[i] = 0;
     if (before)
-      answer.add(content_query, head.initial_key, head.initial_value, 0, count, nullptr, nullptr, of_distance,
+      answer.add(content_query, head.initial_key, head.initial_value, 0, count, of_distance,
                  head.gate ? gates : nullptr);
     else
       answer.add(content_query, head.keys + slot * pitch, head.values + slot * pitch, pitch, count,
-                 from(head.key_scales, slot), from(head.value_scales, slot), of_distance,
-                 head.gate ? gates : nullptr);
+                 of_distance, head.gate ? gates : nullptr);
     distance -= count;
   }
   answer.write(rule.epsilon, head.out);

@@ -28,8 +28,8 @@ from runtimes.sessions.onnx_runtime import OrtSession
 from tests.architectures import ARCHITECTURES
 from tests.independent_texts import same_as_alone, some_texts
 from tests.live_rows import check_schedules
+from tests.runtimes.sessions.both_kernels import compare, compare_random_model
 from tests.streams import feed, rows
-from trainer.model.config import SpanConfig
 from xl_export.artefact.export import export
 
 
@@ -81,7 +81,7 @@ def test_it_equals_the_standard_operators(
 def test_random_models_equal_the_standard_operators(
     seed: int, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
-    random_model(random.Random(seed), make_run, tokens, tmp_path)
+    compare_random_model(random.Random(seed), make_run, tokens, tmp_path)
 
 
 @pytest.mark.slow
@@ -89,41 +89,7 @@ def test_random_models_equal_the_standard_operators(
 def test_more_random_models_equal_the_standard_operators(
     seed: int, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
-    random_model(random.Random(seed), make_run, tokens, tmp_path)
-
-
-def random_model(
-    chance: random.Random, make_run: Callable[..., Path], tokens: np.ndarray, folder: Path
-) -> None:
-    """Zero initial memory, persistent vectors and gated spans, in all their combinations."""
-    mem_len, segment = chance.choice((0, 5, 40, 150, 300)), chance.choice((1, 6, 40, 150))
-    sizes: dict = {
-        "layers": 1,
-        "head_dim": chance.choice((7, 16, 32, 48)),
-        "pre_norm": chance.random() < 0.5,
-        "positions": chance.choice(("relative", "shaw", "learned")),
-    }
-    if sizes["positions"] != "relative":
-        sizes["context"] = mem_len + 1
-    if chance.random() < 0.6:
-        sublayers = chance.choice(
-            ("all-attention", "all-attention", "attn-split", "head-split", "single-head")
-        )
-        sizes |= {"d_ff": 0, "sublayers": sublayers, "persistent": chance.choice((1, 5, 140))}
-    epsilon = 0.0
-    if mem_len and chance.random() < 0.6:
-        epsilon = chance.choice((0.0, 1e-8, 0.3))
-        sizes["span"] = SpanConfig(maximum=mem_len, ramp=chance.choice((2, 32)), epsilon=epsilon)
-    rule = MemoryRule(
-        mem_len=mem_len,
-        segment=segment,
-        mask=chance.choice(("same-length", "same-length" if epsilon else "full")),  # see docs/log.md
-        initial_memory=chance.choice(("zeros", "zeros", "masked")),
-        include_self=mem_len == 0 or chance.random() < 0.5,
-    )
-    artefact = export(make_run(rule=rule, seed=chance.randrange(99), **sizes), folder / "artefact")
-    cut = [segment, 1, max(1, segment // 3), segment, 1, segment, 1] * 2
-    compare(artefact, rows(tokens, 2, sum(cut)), cut)
+    compare_random_model(random.Random(seed), make_run, tokens, tmp_path)
 
 
 @pytest.mark.parametrize(("sizes", "rule"), [SIZES[0], SIZES[1], SIZES[2], SIZES[5]], ids=str)
@@ -228,26 +194,6 @@ def test_a_table_without_rows_is_refused(
     reseal(folder, FUSED)
     with pytest.raises(ArtefactError, match="do not fit together"):
         check(folder)
-
-
-def compare(artefact: Path, stream: np.ndarray, cut: list[int], tolerance: float = 1e-4) -> None:
-    """Both graphs over the stream; one row begins with padding and starts a new text on the way."""
-    half, answers = len(cut) // 2, []
-    for kernel in ("standard", "fused"):
-        session = OrtSession.open(artefact, kernel=kernel)  # type: ignore[arg-type]
-        memory = session.start(len(stream))
-        memory.positions[-1] = -5
-        before, memory = feed(session, stream[:, : sum(cut[:half])], cut[:half], memory)
-        memory.positions[0] = 0
-        after, memory = feed(session, stream[:, sum(cut[:half]) :], cut[half:], memory)
-        answers.append(
-            (np.concatenate([before[:-1, 5:], after[:-1]], axis=1), before[-1, 5:], after, memory.tensors)
-        )
-    for standard, mine in zip(answers[0][:3], answers[1][:3], strict=True):
-        assert np.isfinite(mine).all()
-        assert np.abs(standard - mine).max() < tolerance
-    for name, array in answers[0][3].items():
-        assert np.abs(array - answers[1][3][name]).max() < tolerance
 
 
 def test_a_built_operator_is_used_and_checked(artefacts: dict[str, Path]) -> None:
