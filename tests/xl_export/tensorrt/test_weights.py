@@ -98,8 +98,8 @@ def test_the_answers_are_those_of_the_float16_graph_over_rounded_weights(
         answers.append(
             np.concatenate([session.step(text[:, at : at + 8], memory)[0] for at in (0, 8, 16)], 1)
         )
-    assert np.abs(answers[0] - answers[1]).max() < 2e-2
-    assert np.abs(answers[0] - answers[1]).mean() < 2e-3
+    # Activations rounded to int8, as ONNX Runtime does unless it is told not to, would differ by 0.01.
+    assert np.abs(answers[0] - answers[1]).max() < 1e-3
 
 
 def test_a_scale_is_chosen_for_the_least_error() -> None:
