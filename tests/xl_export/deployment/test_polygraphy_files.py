@@ -80,6 +80,8 @@ def test_the_answers_are_those_of_the_session(
     assert (
         "inputs and answers of 3 steps: a segment from empty memory, 3 x 8; a segment after " in made.output
     )
+    lines = (tmp_path / "files" / COMMANDS).read_text().splitlines()
+    assert ["--trt" in line for line in lines] == ([False, True] if form == "shift" else [False])
     inputs = read(json.loads((tmp_path / "files" / INPUTS).read_text()))
     results = json.loads((tmp_path / "files" / ANSWERS).read_text())["lst"][0][1]
     answers = read(
