@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/explanation/promises.md"
-PLACE = re.compile(r"`([\w/]+\.(?:py|cpp)): (\w+)`")
+PLACE = re.compile(r"`([\w/]+\.(?:py|cpp|hpp)): (\w+)`")
 
 
 def table_rows(heading: str) -> list[list[str]]:
@@ -27,7 +27,7 @@ def table_rows(heading: str) -> list[list[str]]:
 def defined_in(path: Path) -> set[str]:
     """Names of functions and classes of a file; for C++ all words that a parenthesis follows."""
     text = path.read_text(encoding="utf-8")
-    if path.suffix == ".cpp":
+    if path.suffix in (".cpp", ".hpp"):
         return set(re.findall(r"(\w+)\(", text))
     kinds = (ast.FunctionDef, ast.ClassDef)
     return {node.name for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)}
