@@ -12,7 +12,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 DEMO_READY = $(VENV)/.ready-demo
 READY = $(VENV)/.ready
 
-.PHONY: demo test soak lint docs setup clean
+.PHONY: demo test test-arm soak lint docs setup clean
 
 demo: $(DEMO_READY)
 	$(BIN)/xl-export demo --out demo --force
@@ -24,6 +24,10 @@ test: $(READY)
 SECONDS ?= 3600
 soak: $(READY)
 	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) $(BIN)/python -m pytest tests/soak -m soak -n 0 -s
+
+# the edge part on an emulated ARM processor, on Debian and Ubuntu; what it downloads and builds stays in build/arm
+test-arm: $(READY)
+	$(BIN)/python -m pytest tests/arm -m arm -n 0
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -14,10 +14,11 @@ def fused_kernel_command() -> None:
     The fused operator is one C++ operator that computes a layer's attention faster than the standard
     operators of ONNX Runtime. It needs GCC 9 or newer: g++, or the compiler that the variable CXX names. It
     is built once on a machine, into the user's cache, and then every command uses it for each artefact that
-    has a graph for it; `info` says whether an artefact has one. Without it the standard operators compute the
-    same.
+    has a graph for it; `info` says whether an artefact has one. A wheel of this package brings libraries for
+    common processors, which need no compiler; what is built here comes before them. Without any the standard
+    operators compute the same.
     """
     if sentence := fused_cpu.ignored():
         click.echo(f"Warning: {sentence}", err=True)
-    before = fused_cpu.built() is not None
+    before = fused_cpu.compiled() is not None
     click.echo(f"the fused operator {'was built before' if before else 'is built'}: {fused_cpu.build()}")

@@ -4,6 +4,9 @@
 #include <algorithm>
 
 #include "vectors.hpp"
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 namespace xl {
 
@@ -49,6 +52,8 @@ inline vec load(const half* at) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
 #elif defined(__F16C__)
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+#elif defined(__aarch64__)
+  return (vec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&at->bits)));
 #else
   vec x;
   for (int i = 0; i < LANES; ++i) x[i] = widened(at[i]);
@@ -61,6 +66,8 @@ inline void store(half* at, vec x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__F16C__)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+  vst1_u16(&at->bits, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x)));
 #else
   for (int i = 0; i < LANES; ++i) at[i] = narrowed(x[i]);
 #endif

@@ -8,7 +8,7 @@ from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 AT_HWCAP = 16  # the entry of the auxiliary vector that holds the features below
-ARM_FEATURES = {"asimd": 1, "fphp": 9, "asimdhp": 10, "asimddp": 20}  # bits, from Linux's asm/hwcap.h
+ARM_FEATURES = {"asimd": 1}  # bits, from Linux's asm/hwcap.h
 
 
 def features() -> frozenset[str]:

@@ -1,0 +1,128 @@
+"""The wheel of this machine's architecture: built, installed where there is no compiler, and used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import FUSED, VOCAB, load_spec
+from runtimes.contract.vocabulary import load_vocab
+from runtimes.sessions.fused_cpu.processor import features
+from runtimes.sessions.fused_cpu.variants import HASHES, VARIANTS
+from runtimes.sessions.onnx_runtime import OrtSession
+from tests.streams import feed, rows
+from xl_export.artefact.export import export
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # each library takes a compiler half a minute
+ROOT = Path(__file__).parents[2]
+NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "demo", "shared")
+SERVED = [v for v in VARIANTS.get(platform.machine(), ()) if features().issuperset(v.features)]
+PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("g++") is None or not SERVED:
+        pytest.skip("there is no g++ here, or no variant for this processor")
+    base = tmp_path_factory.mktemp("wheel")
+    source = shutil.copytree(ROOT, base / "source", ignore=NOT_COPIED)
+    environment = {"PATH": "/usr/bin:/bin", "XL_EXPORT_FUSED_KERNEL": "required"}
+    command = [sys.executable, *PIP, "wheel", "--no-deps", "-w", base / "built", source]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    (wheel,) = (base / "built").glob("*-py3-none-linux_*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def libraries(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel's folder of libraries."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    shutil.unpack_archive(wheel, folder, "zip")
+    return folder / "runtimes" / "sessions" / "fused_cpu" / "libraries"
+
+
+def test_a_device_without_a_compiler_gets_the_fast_path(
+    wheel: Path, artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    commands = tmp_path / "venv" / "bin"
+    nothing = {"PATH": str(commands), "XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
+
+    def call(*command: object) -> str:
+        words = [str(word) for word in command]
+        ended = subprocess.run(words, capture_output=True, text=True, cwd="/", env=nothing)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    call(commands / "python", *PIP, "install", "-c", ROOT / "constraints.txt", f"{wheel}[cpu]")
+    assert shutil.which("g++", path=nothing["PATH"]) is None
+    best = SERVED[-1].name
+    whole = call(commands / "python", ROOT / "tests" / "runtimes" / "sessions" / "wheel_is_whole.py")
+    assert whole == f"the wheel holds the fused operator for {best}\n"
+    assert "computed by: ONNX Runtime, fused operator\n" in call(
+        commands / "xl-export", "check", artefacts["ring"]
+    )
+    told = call(commands / "xl-export", "info", artefacts["ring"])
+    assert f"computed by ONNX Runtime, fused operator; the package's library for {best}\n" in told
+    refused = subprocess.run(
+        [commands / "xl-export", "fused-kernel"], capture_output=True, text=True, env=nothing
+    )
+    assert refused.returncode == 2
+    assert "g++ could not be started" in refused.stderr
+
+
+def test_each_library_has_its_hash_and_no_instruction_of_another(libraries: Path) -> None:
+    hashes = json.loads((libraries / HASHES).read_text())
+    assert set(hashes) == {variant.file for variant in VARIANTS[platform.machine()]}
+    for variant in VARIANTS[platform.machine()]:
+        library = libraries / variant.file
+        assert hashlib.sha256(library.read_bytes()).hexdigest() == hashes[variant.file]
+        code = subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout
+        if platform.machine() == "x86_64":
+            assert bool(re.search(r"%ymm", code)) is ("avx" in variant.features), variant.name
+            assert bool(re.search(r"%zmm", code)) is ("avx512f" in variant.features), variant.name
+
+
+SIZES = [
+    ({"head_dim": 64}, MemoryRule(mem_len=300, segment=150), {}),
+    ({"head_dim": 41}, MemoryRule(mem_len=40, segment=30, mask="full"), {"memory_precision": "fp16"}),
+    ({"head_dim": 32, "heads": 3}, MemoryRule(mem_len=60, segment=8, clamp_len=37), {"precision": "fp16"}),
+]
+
+
+@pytest.mark.parametrize(("sizes", "rule", "options"), SIZES, ids=str)
+def test_all_libraries_compute_the_same(
+    sizes: dict,
+    rule: MemoryRule,
+    options: dict,
+    libraries: Path,
+    make_run: Callable[..., Path],
+    tokens: np.ndarray,
+    tmp_path: Path,
+) -> None:
+    """All are loaded into this one process, where none may take a function or a table of another."""
+    artefact = export(make_run(**sizes, rule=rule), tmp_path / "artefact", **options)
+    spec, segment = load_spec(artefact), rule.segment
+    cuts = [segment, 1, segment - 1, 1, 1, segment, 3, 1, segment]
+    standard, memory = feed(OrtSession.open(artefact, kernel="standard"), rows(tokens, 2, sum(cuts)), cuts)
+    tolerance = 1e-4 if not options else 2e-3
+    for variant in (*SERVED, *reversed(SERVED)):
+        library = libraries / variant.file
+        session = OrtSession(spec, load_vocab(artefact / VOCAB), artefact / FUSED, library=library)
+        answers, kept = feed(session, rows(tokens, 2, sum(cuts)), cuts)
+        assert 0 < np.abs(answers - standard).max() < tolerance, variant.name
+        for name, array in kept.tensors.items():
+            assert np.abs(array - memory.tensors[name]).max() < 10 * tolerance, (variant.name, name)
