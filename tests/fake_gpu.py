@@ -75,7 +75,8 @@ class FakeCuda:
 
     def cudaGetDeviceProperties(self, device: int) -> tuple[Any, ...]:
         major, minor = map(int, GPU.compute_capability.split("."))
-        return self._ok("properties", SimpleNamespace(name=GPU.name.encode(), major=major, minor=minor))
+        known = {"name": GPU.name.encode(), "major": major, "minor": minor, "multiProcessorCount": 16}
+        return self._ok("properties", SimpleNamespace(**known))
 
     def cudaStreamCreateWithFlags(self, flags: int) -> tuple[Any, ...]:
         assert flags == self.cudaStreamNonBlocking

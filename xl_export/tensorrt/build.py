@@ -106,15 +106,16 @@ def start_tensorrt(spec: Spec, options: BuildOptions) -> tuple[Any, Any, Gpu | N
     artefact.
     """
     trt = load_tensorrt(options.flavour)
-    gpu = Cuda().gpu if options.flavour == "tensorrt" else None
+    cuda = Cuda() if options.flavour == "tensorrt" else None
+    gpu = cuda.gpu if cuda else None
     refuse_old_gpus(spec.precision, (gpu.compute_capability,) if gpu else options.compute_capabilities)
     log = fresh_log(trt)
     if options.attention == "plugin":
         from xl_export.tensorrt.plugin import refuse_unfit, register_plugins
 
-        assert gpu is not None, "the plugin is not for engines built ahead of time"
-        refuse_unfit(spec, gpu)
-        register_plugins(gpu)
+        assert cuda is not None, "the plugin is not for engines built ahead of time"
+        refuse_unfit(spec, cuda.gpu)
+        register_plugins(cuda.gpu, multiprocessors=cuda.multiprocessors)
     return trt, log, gpu
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from runtimes.base.errors import ConfigError, needs
 from runtimes.contract.engine import Gpu
 from runtimes.contract.spec import Spec
-from xl_export.tensorrt.compile import (
+from xl_export.tensorrt.kernels.compile import (
     JOINS,
     MAX_HEAD_DIM,
     PTX_VERSIONS,
@@ -65,20 +65,22 @@ def capability_number(gpu: Gpu) -> int:
     return int(gpu.compute_capability.replace(".", ""))
 
 
-def register_plugins(gpu: Gpu) -> None:
+def register_plugins(gpu: Gpu, *, multiprocessors: int) -> None:
     """Registers both plugins with TensorRT for this process; they compile for `gpu`. Later calls must be for
     the same GPU.
+
+    multiprocessors: how many the GPU has; the keys of few queries are divided by it.
 
     Whether they are registered is asked of `tensorrt.plugin.op`, the public table of plugins by namespace:
     TensorRT's front package from PyPI and the bindings that it stands for both have it.
     """
     trt, trtp = import_module("tensorrt"), import_module("tensorrt.plugin")
     if not hasattr(getattr(trtp.op, DOMAIN, None), PARTS):
-        _register_parts(trt, trtp, capability_number(gpu))
-        _register_join(trt, trtp, capability_number(gpu))
+        _register_parts(trt, trtp, capability_number(gpu), multiprocessors)
+        _register_join(trt, trtp, capability_number(gpu), multiprocessors)
 
 
-def _register_parts(trt: Any, trtp: Any, capability: int) -> None:
+def _register_parts(trt: Any, trtp: Any, capability: int, multiprocessors: int) -> None:
     """Registers the plugin that gives `mixed` and `level` of every part of the keys (`triton_kernel.py`).
 
     Its inputs and attributes are those of the operator.
@@ -87,9 +89,14 @@ def _register_parts(trt: Any, trtp: Any, capability: int) -> None:
     def undivided(query: Any) -> Any:
         return programs(*(query.shape_expr[axis] for axis in range(3)))
 
+    def tactics_of(query: Any) -> tuple[Tactic, ...]:
+        return tactics(query.shape[3], capability, _dtype(trt, query))
+
     def shapes(*tensors: Any, **attributes: int) -> Any:
         query = tensors[0]
-        rows = scratch_rows(undivided(query))
+        rows = scratch_rows(
+            undivided(query), query.shape_expr[2], multiprocessors=multiprocessors, least=trtp.min
+        )
         return tuple(
             trtp.from_shape_expr(shape, trt.DataType.FLOAT)
             for shape in ((rows, query.shape_expr[3]), (rows,))
@@ -101,7 +108,7 @@ def _register_parts(trt: Any, trtp: Any, capability: int) -> None:
         """
         kind = _type_name(trt, tensors[0])
         types = [*("INT32" if name in INTEGER_INPUTS else kind for name in INPUTS), "FP32", "FP32"]
-        numbers = range(1, len(tactics(tensors[0].shape[3])) + 1)
+        numbers = range(1, len(tactics_of(tensors[0])) + 1)
         return [trtp.AutoTuneCombination(", ".join(types), "LINEAR", list(numbers))]
 
     def kernel(*arguments: Any) -> Any:
@@ -114,14 +121,14 @@ def _register_parts(trt: Any, trtp: Any, capability: int) -> None:
         tensors, values, number = arguments[: len(INPUTS)], arguments[len(INPUTS) : -2], arguments[-1]
         query, key = tensors[0], tensors[1]
         sizes = Sizes.of([tuple(tensor.shape) for tensor in tensors])
-        tactic = tactics(sizes.head_dim)[number - 1]
+        tactic = tactics_of(query)[number - 1]
         fixed = constants(tactic, sizes, Attributes(**dict(zip(ATTRIBUTES, values, strict=True))))
         triton_kernel = compiled(tactic, tuple(fixed.items()), capability, _dtype(trt, query))
         # Sizes are expressions: TensorRT works them out for the shapes of each step.
         launch = _launch(trtp, triton_kernel)
         launch.grid_x = query.shape_expr[0] * query.shape_expr[1]
         launch.grid_y = trtp.cdiv(query.shape_expr[2], triton_kernel.block_t)
-        launch.grid_z = parts(undivided(query), number=trtp.ShapeExpr)
+        launch.grid_z = parts(undivided(query), multiprocessors=multiprocessors, number=trtp.ShapeExpr)
         integers = _integers(trtp, query.shape_expr[2], key.shape_expr[2])
         return triton_kernel.name, triton_kernel.ptx, launch, integers
 
@@ -130,7 +137,7 @@ def _register_parts(trt: Any, trtp: Any, capability: int) -> None:
     )
 
 
-def _register_join(trt: Any, trtp: Any, capability: int) -> None:
+def _register_join(trt: Any, trtp: Any, capability: int, multiprocessors: int) -> None:
     """Registers the plugin that joins the answers of the parts; the query is an input for its shape and type
     alone.
     """
@@ -144,17 +151,18 @@ def _register_join(trt: Any, trtp: Any, capability: int) -> None:
             trtp.AutoTuneCombination(f"{kind}, FP32, FP32, {kind}", "LINEAR", list(range(1, len(JOINS) + 1)))
         ]
 
-    def kernel(query: Any, mixed: Any, level: Any, outputs: Any, number: int) -> Any:
+    def kernel(query: Any, mixed: Any, level: Any, outputs: Any, tactic_number: int) -> Any:
         """Name, PTX, launch and integer arguments of one tactic's kernel, which takes inputs, rows, parts and
         answer.
         """
         B, H, T = (query.shape_expr[axis] for axis in range(3))
-        tactic = JOINS[number - 1]
+        tactic = JOINS[tactic_number - 1]
         fixed = join_constants(tactic, query.shape[3])
         triton_kernel = compiled(tactic, tuple(fixed.items()), capability, _dtype(trt, query))
         launch = _launch(trtp, triton_kernel)
         launch.grid_x = trtp.cdiv(B * H * T, triton_kernel.block_t)
-        integers = _integers(trtp, B * H * T, parts(programs(B, H, T), number=trtp.ShapeExpr))
+        number = parts(programs(B, H, T), multiprocessors=multiprocessors, number=trtp.ShapeExpr)
+        integers = _integers(trtp, B * H * T, number)
         return triton_kernel.name, triton_kernel.ptx, launch, integers
 
     _register(trtp, JOIN, JOIN_INPUTS, (), trtp.TensorDesc, shapes, autotune, kernel)

@@ -21,7 +21,7 @@ from benchmarks.configs import CONFIGS, BenchmarkConfig
 from benchmarks.measure import Limits, Timing
 from runtimes.base.errors import ArtefactError
 from runtimes.base.records import to_json
-from xl_export.tensorrt.compile import JOINS, Tactic, tactics
+from xl_export.tensorrt.kernels.compile import JOINS, Tactic, tactics
 from xl_export.tensorrt.operator import Attributes
 
 TOLERANCE = 1e-2  # in float16, where answers are of the order of one
@@ -157,7 +157,8 @@ def sides(tensors: Sequence[Tensor]) -> dict[str, Call]:
     """Every form of the attention as a call, by name: each tactic of the kernel, and PyTorch's forms."""
     query, key, value, _, u, v, table = tensors[:7]
     made: dict[str, Call] = {}
-    for tactic in tactics(query.shape[-1]):
+    major, minor = torch.cuda.get_device_capability()
+    for tactic in tactics(query.shape[-1], 10 * major + minor):
         if (query.shape[2] == 1) == (tactic.block_t == 1):
             made[f"Triton {tactic.block_t}x{tactic.block_j}"] = _launched(tactic, tensors)
     compiled = {form.__name__: torch.compile(form, dynamic=False) for form in (eager, flex)}
@@ -170,7 +171,7 @@ def sides(tensors: Sequence[Tensor]) -> dict[str, Call]:
 
 def _launched(tactic: Tactic, tensors: Sequence[Tensor]) -> Call:
     """Both launches of a tactic, into memory that is already allocated, as in an engine."""
-    from xl_export.tensorrt.launch import launch, make_scratch
+    from xl_export.tensorrt.kernels.launch import launch, make_scratch
 
     answer, scratch, join = torch.empty_like(tensors[0]), make_scratch(tensors[0]), JOINS[tactic.block_t > 1]
 

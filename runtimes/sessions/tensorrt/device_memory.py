@@ -44,7 +44,7 @@ class Cuda:
     @property
     def gpu(self) -> Gpu:
         """The name and the compute capability of this GPU."""
-        properties = self._ask(self._cuda.cudaGetDeviceProperties(self._ask(self._cuda.cudaGetDevice())))
+        properties = self._properties()
         name = properties.name.decode() if isinstance(properties.name, bytes) else properties.name
         return Gpu(name=name, compute_capability=f"{properties.major}.{properties.minor}")
 
@@ -53,6 +53,14 @@ class Cuda:
         """The newest version of CUDA that the driver serves, such as 13.0."""
         number = self._ask(self._cuda.cudaDriverGetVersion())
         return f"{number // 1000}.{number % 1000 // 10}"
+
+    @property
+    def multiprocessors(self) -> int:
+        """How many multiprocessors this GPU has."""
+        return int(self._properties().multiProcessorCount)
+
+    def _properties(self) -> Any:
+        return self._ask(self._cuda.cudaGetDeviceProperties(self._ask(self._cuda.cudaGetDevice())))
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
         """A new array on the device with undefined content; raises StreamError where the GPU has no room for

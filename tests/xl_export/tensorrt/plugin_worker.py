@@ -41,7 +41,9 @@ OPERATIONS = {
     trt.DimensionOperation.SUM: lambda a, b: a + b,
     trt.DimensionOperation.CEIL_DIV: lambda a, b: -(-a // b),
     trt.DimensionOperation.FLOOR_DIV: lambda a, b: a // b,
+    trt.DimensionOperation.MIN: min,
 }
+MULTIPROCESSORS = 16
 BUILDER = SimpleNamespace(
     constant=Number.of, operation=lambda kind, a, b: Number.of(OPERATIONS[kind](a.value, b.value))
 )
@@ -61,10 +63,8 @@ def drive(capability: str, kind: str, sizes: dict[str, int], attributes: Attribu
     trt.DimsExprs = lambda count: [None] * count
     make = trtp.SymInt32.__call__
     trtp.SymInt32.__call__ = lambda symbol: (make(symbol), symbol)
-    register_plugins(Gpu(name="A GPU", compute_capability=capability))
-    register_plugins(
-        Gpu(name="A GPU", compute_capability=capability)
-    )  # the second time they are there already
+    for _ in range(2):  # the second time they are there already
+        register_plugins(Gpu(name="A GPU", compute_capability=capability), multiprocessors=MULTIPROCESSORS)
 
     B, H, T, J, K, R, N = (sizes[letter] for letter in "BHTJKRN")
     shapes = [

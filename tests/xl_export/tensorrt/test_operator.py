@@ -14,9 +14,9 @@ import torch
 from onnx import helper
 
 from runtimes.contract.rule import MemoryRule
-from tests.xl_export.tensorrt.cases import CASES, Case
 from trainer.model.attention import Terms
 from trainer.model.naive import naive_attention
+from xl_export.tensorrt.kernels.cases import CASES, Case
 from xl_export.tensorrt.naive import naive_relative_attention
 from xl_export.tensorrt.operator import DOMAIN, NAME, RING_NAME, VERSION, Attributes, function_body
 

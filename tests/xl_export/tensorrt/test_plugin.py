@@ -20,7 +20,7 @@ from runtimes.contract.engine import Gpu
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import load_spec
 from tests.xl_export.tensorrt.bindings import needs_bindings
-from xl_export.tensorrt.compile import JOINS, parts, programs, scratch_rows, tactics
+from xl_export.tensorrt.kernels.compile import JOINS, Type, parts, programs, scratch_rows, tactics
 from xl_export.tensorrt.network import take_plugins
 from xl_export.tensorrt.operator import DOMAIN, INPUTS, JOIN, NAME, PARTS, PLUGIN, Attributes
 from xl_export.tensorrt.plugin import capability_number, refuse_unfit
@@ -30,6 +30,7 @@ WORKER = Path(__file__).parent / "plugin_worker.py"
 SIZES = {"B": 3, "H": 4, "T": 33, "J": 97, "K": 24, "R": 65, "N": 5}
 RULE = MemoryRule(mem_len=64, segment=33)
 UNDIVIDED = programs(SIZES["B"], SIZES["H"], SIZES["T"])
+GPU = {"multiprocessors": 16}  # as in the worker
 
 
 @pytest.fixture(scope="module", params=[("8.6", "HALF", "front"), ("7.5", "FLOAT", "single")])
@@ -69,10 +70,10 @@ def test_the_answer_has_the_shape_and_type_of_the_query(answers: dict[str, Any])
 
 @needs_bindings
 def test_parts_are_float32_and_have_room(answers: dict[str, Any]) -> None:
-    rows = scratch_rows(UNDIVIDED)
+    rows = scratch_rows(UNDIVIDED, SIZES["T"], **GPU)
     assert answers[PARTS]["output_types"] == ["FLOAT", "FLOAT"]
     assert answers[PARTS]["output_shapes"] == [[rows, SIZES["K"]], [rows]]
-    assert rows >= parts(UNDIVIDED) * SIZES["B"] * SIZES["H"] * SIZES["T"]
+    assert rows >= parts(UNDIVIDED, **GPU) * SIZES["B"] * SIZES["H"] * SIZES["T"]
 
 
 @needs_bindings
@@ -85,9 +86,11 @@ def test_one_type_and_plain_layouts_are_asked_for(answers: dict[str, Any]) -> No
 
 @needs_bindings
 def test_every_tactic_launches_a_compiled_kernel_over_the_whole_answer(answers: dict[str, Any]) -> None:
-    rows, number = SIZES["B"] * SIZES["H"] * SIZES["T"], parts(UNDIVIDED)
+    rows, number = SIZES["B"] * SIZES["H"] * SIZES["T"], parts(UNDIVIDED, **GPU)
     assert number > 1
-    for name, known in ((PARTS, tactics(SIZES["K"])), (JOIN, JOINS)):
+    dtype: Type = "float16" if answers["kind"] == "HALF" else "float32"
+    offered = tactics(SIZES["K"], int(answers["capability"].replace(".", "")), dtype)
+    for name, known in ((PARTS, offered), (JOIN, JOINS)):
         launches = answers[name]["launches"]
         assert [launch["tactic"] for launch in launches] == list(range(1, len(known) + 1))
         for tactic, launch in zip(known, launches, strict=True):

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.xl_export.tensorrt.cases import CASES, SMALL, UNSEEN, divisions_of, key, tactics_of
+from tests.xl_export.tensorrt.kernels.cases import SKEWS, SMALL, UNSEEN, divisions_of, key, tactics_of
 from tests.xl_export.tensorrt.test_operator import TOLERANCES, truth
-from xl_export.tensorrt.compile import JOINS, parts, programs, scratch_rows
+from xl_export.tensorrt.kernels.cases import CASES
+from xl_export.tensorrt.kernels.compile import JOINS, parts, programs, scratch_rows
 
 pytest.importorskip("triton")
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 # The interpreter takes seconds for each case, so the others are slow tests.
@@ -34,7 +35,7 @@ def interpreted(
     path = tmp_path_factory.mktemp("interpreter") / "answers.npz"
     chosen = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
     names = [name for name in CASES if name in chosen]
-    command = [sys.executable, "-m", "tests.xl_export.tensorrt.interpreter_worker", str(path), *names]
+    command = [sys.executable, "-m", "tests.xl_export.tensorrt.kernels.interpreter_worker", str(path), *names]
     result = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
@@ -51,7 +52,7 @@ def test_the_kernels_in_the_interpreter_equal_the_naive_operator(
     name: str, interpreted: dict[str, np.ndarray]
 ) -> None:
     case, expected = CASES[name], truth(CASES[name])
-    for tactic in tactics_of(case):
+    for tactic in tactics_of(name):
         for divided in divisions_of(case, tactic):
             answer = interpreted[key(name, tactic, divided)]
             assert np.abs(answer - expected).max() < TOLERANCES[case.dtype], (tactic, divided)
@@ -68,32 +69,43 @@ def test_tiles_that_nobody_sees_are_not_looked_at(name: str, interpreted: dict[s
             ), (tactic, divided)
 
 
+@pytest.mark.parametrize(("T", "J"), SKEWS)
+def test_row_i_moves_by_i_columns(T: int, J: int, interpreted: dict[str, np.ndarray]) -> None:
+    """In two tiles that follow each other; column T of the scores is distance 0 of the first key."""
+    i, j = np.arange(T)[:, None], np.arange(2 * J)
+    assert (interpreted[f"skew-{T}-{J}"] == (i + (T + j - i) / 1024).astype(np.float32)).all()
+
+
 def test_cases_reach_what_they_are_for() -> None:
     """A query that sees nothing at all, and inputs whose tables hold -inf."""
     assert (truth(CASES["not-itself"])[0, :, 0] == 0).all()
     assert np.isneginf(CASES["span"].inputs()["bias_table"]).any()
 
 
+@pytest.mark.parametrize("multiprocessors", [16, 132])
 @pytest.mark.parametrize(("B", "T"), [(1, 1), (2, 1), (32, 1), (1, 17), (1, 128), (3, 33), (8, 512)])
-def test_keys_are_divided_until_a_gpu_is_busy_and_their_parts_have_room(B: int, T: int) -> None:
-    undivided = programs(B, 8, T)
-    number = parts(undivided)
-    assert number == 1 or undivided * number > 200
-    assert undivided * number < 256 + undivided
+def test_keys_are_divided_until_the_gpu_is_busy_and_their_parts_have_room(
+    B: int, T: int, multiprocessors: int
+) -> None:
+    gpu = {"multiprocessors": multiprocessors}
+    undivided, wanted = programs(B, 8, T), 4 * multiprocessors
+    number = parts(undivided, **gpu)
+    assert wanted <= undivided * number < wanted + undivided or number == 1
     for fewer in range(1, B + 1):  # scratch for a profile's largest shape is enough for every smaller one
         for shorter in range(1, T + 1):
-            needed = parts(programs(fewer, 8, shorter)) * fewer * 8 * shorter
-            assert needed <= scratch_rows(programs(fewer, 8, shorter)) <= scratch_rows(undivided)
+            smaller = programs(fewer, 8, shorter)
+            rows = scratch_rows(smaller, shorter, **gpu)
+            assert parts(smaller, **gpu) * fewer * 8 * shorter <= rows <= scratch_rows(undivided, T, **gpu)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_the_kernels_on_a_gpu_equal_the_naive_operator(name: str) -> None:
-    from xl_export.tensorrt.launch import launch, make_scratch
+    from xl_export.tensorrt.kernels.launch import launch, make_scratch
 
     case = CASES[name]
     inputs = [torch.from_numpy(array).cuda() for array in case.inputs().values()]
-    for tactic in tactics_of(case):
+    for tactic in tactics_of(name):
         answer = torch.full_like(inputs[0], torch.nan)
         for join in JOINS:
             launch(

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from xl_export.tensorrt import triton_kernel
-from xl_export.tensorrt.compile import (
+from xl_export.tensorrt.kernels.compile import (
     JOINS,
+    MULTIPROCESSORS,
     Sizes,
     Tactic,
     constants,
     join_constants,
+    kernel_function,
     parts,
     programs,
     scratch_rows,
@@ -42,11 +43,13 @@ def launch(
     B, H, T, K = inputs[0].shape
     J = inputs[1].shape[2]
     mixed, level = scratch
-    number = parts(programs(B, H, T)) if divided is None else divided
+    number = (
+        parts(programs(B, H, T), multiprocessors=_multiprocessors(answer)) if divided is None else divided
+    )
     fixed = constants(tactic, Sizes.of([tensor.shape for tensor in inputs]), attributes)
     grid = (B * H, -(-T // tactic.block_t), number)
-    getattr(triton_kernel, tactic.kernel)[grid](*inputs, T, J, mixed, level, **fixed, **_options(tactic))
-    triton_kernel.join_parts[(-(-(B * H * T) // join.block_t),)](
+    kernel_function(tactic.kernel)[grid](*inputs, T, J, mixed, level, **fixed, **_options(tactic))
+    kernel_function("join_parts")[(-(-(B * H * T) // join.block_t),)](
         inputs[0], mixed, level, B * H * T, number, answer, **join_constants(join, K), **_options(join)
     )
 
@@ -55,12 +58,18 @@ def make_scratch(query: Tensor) -> tuple[Tensor, Tensor]:
     """Room for the answers of the parts, `mixed` and `level`, for queries [B, H, T, K]: as large as an
     engine's.
     """
-    rows = scratch_rows(programs(*query.shape[:3]))
+    rows = scratch_rows(programs(*query.shape[:3]), query.shape[2], multiprocessors=_multiprocessors(query))
     mixed, level = (
         torch.empty(size, dtype=torch.float32, device=query.device)
         for size in ((rows, query.shape[3]), (rows,))
     )
     return mixed, level
+
+
+def _multiprocessors(tensor: Tensor) -> int:
+    if not tensor.is_cuda:
+        return MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count)
 
 
 def _options(tactic: Tactic) -> dict[str, int | bool]:

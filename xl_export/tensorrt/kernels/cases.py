@@ -1,5 +1,5 @@
-"""Cases of `xl::RelativeAttention`, as data: odd sizes, every mask rule, rows at different places, persistent
-vectors, spans.
+"""Cases of `xl_export::RelativeAttention` that kernels are tried on, as data: odd sizes, every mask rule,
+rows at different places, persistent vectors, spans.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 
-from xl_export.tensorrt.compile import Tactic, tactics
 from xl_export.tensorrt.operator import INPUTS, Attributes
 
 
@@ -92,40 +91,4 @@ CASES = {
     "span": Case(T=18, M=40, K=64, R=41, G=1, span=11),
     "span-shorter-than-a-tile": Case(T=1, M=40, R=41, G=1, span=3, nearest=1, persistent=2, N=2),
     "only-persistent-visible": Case(T=4, M=6, R=11, G=1, span=0, persistent=2, N=2),
-}
-
-# The product's tactics, and tiles so small that these cases have many.
-SMALL = (
-    Tactic(kernel="segment_attention", block_t=16, block_j=16, warps=4, stages=1),
-    Tactic(kernel="token_attention", block_t=1, block_j=16, warps=4, stages=1),
-)
-
-
-def tactics_of(case: Case) -> list[Tactic]:
-    """Those to try: the token kernel where tokens are few, since the interpreter takes a while for each."""
-    return [
-        tactic
-        for tactic in (*SMALL, *tactics(case.K))
-        if tactic.block_t > 1 or case.T < 6 or (tactic in SMALL and case.T < 10)
-    ]
-
-
-def divisions_of(case: Case, tactic: Tactic) -> tuple[int, ...]:
-    """Parts of the keys to try: one, a few, and for some cases more than there are tiles and than are joined
-    at a time.
-    """
-    if tactic not in SMALL or (case.T > 20 and tactic.block_t == 1):
-        return (1,)
-    return (1, 3, 40) if case.T == 1 else (3,)
-
-
-def key(name: str, tactic: Tactic, divided: int) -> str:
-    return f"{name}/{tactic.kernel}-{tactic.block_t}-{tactic.block_j}-{divided}"
-
-
-# Columns (from, to) that no query of these may see, in tiles of 16: a kernel that looks at them finds NaN.
-UNSEEN = {
-    "fresh-token": (Case(T=1, M=64, R=65, first=(0,)), (0, 64)),
-    "fresh-segment": (Case(T=16, M=64, R=65, first=(0,)), (0, 64)),
-    "second-text": (Case(T=1, M=64, R=65, first=(20,)), (0, 32)),
 }

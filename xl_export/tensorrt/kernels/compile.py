@@ -2,7 +2,7 @@
 without a GPU.
 
 An engine carries this text, and launches it with tensors and integers as its only arguments: see
-`triton_kernel.py`.
+`segment.py`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal
 
 from runtimes.base.errors import ConfigError
 from xl_export.tensorrt.operator import INPUTS, Attributes
 
 MAX_HEAD_DIM = 128
-# For each compute capability, the oldest PTX version that has it: an older driver or TensorRT refuses the
-# compiler's own.
-PTX_VERSIONS = {75: 84, 80: 84, 86: 84, 87: 84, 89: 84, 90: 84, 100: 86, 103: 88, 110: 90, 120: 87, 121: 88}
+# For each compute capability, the PTX version that is written for it: the oldest that has the GPU and all
+# that the compiler uses, since a driver refuses PTX that is newer than itself; for 8.0 CUDA 12.0 is enough.
+PTX_VERSIONS = {75: 80, 80: 80, 86: 80, 87: 80, 89: 80, 90: 80, 100: 86, 103: 88, 110: 90, 120: 87, 121: 88}
 SHARED_BYTES = 48 * 1024  # shared memory that a block has on every GPU without asking for more
-PROGRAMS = 256  # about as many as keep the largest GPUs busy
-QUERIES = 16  # of one program, where programs are counted: the smallest tile of `segment_attention`
+MULTIPROCESSORS = 64  # of a GPU that is not asked, between Jetson Orin's 16 and an H100's 132
+PROGRAMS_EACH = 4  # for every multiprocessor: as many as its registers hold of `token_attention`
+QUERIES = 64  # of one program, where programs are counted: the tile of `segment_attention` for long segments
 Type = Literal["float16", "float32"]
 _POINTERS = {"float16": "*fp16", "float32": "*fp32"}
 _TYPES = {"first": "*i32", "mixed_out": "*fp32", "mixed": "*fp32", "level": "*fp32"} | dict.fromkeys(
@@ -42,18 +44,24 @@ class Tactic:
     stages: int
 
 
-def tactics(head_dim: int) -> tuple[Tactic, ...]:
-    """The tactics among which a build chooses by time.
+def tactics(head_dim: int, compute_capability: int, dtype: Type = "float16") -> tuple[Tactic, ...]:
+    """The tactics among which a build chooses by time; every one is right for every shape.
 
-    Each fits into the shared memory of every GPU, and into the registers from compute capability 8.0 on.
+    Each fits into the shared memory of every GPU, and into its registers. A tile of segments has 16 queries
+    for each warp (`segment_attention`). That kernel is for tensor cores, which Triton uses for float16 and
+    from compute capability 8.0 on: otherwise segments are computed as single tokens are.
     """
     wide = head_dim > 64
-    return (
+    tokens = (
         Tactic(kernel="token_attention", block_t=1, block_j=32 if wide else 64, warps=4, stages=1),
         Tactic(kernel="token_attention", block_t=1, block_j=64 if wide else 128, warps=8, stages=1),
-        Tactic(kernel="segment_attention", block_t=16, block_j=32, warps=4, stages=2),
-        Tactic(kernel="segment_attention", block_t=16, block_j=64, warps=4, stages=1 if wide else 2),
-        *(() if wide else (Tactic(kernel="segment_attention", block_t=32, block_j=64, warps=4, stages=2),)),
+    )
+    if compute_capability < 80 or dtype != "float16":
+        return tokens
+    tiles = ((16, 32), (64, 32)) if wide else ((16, 32), (64, 64), (128, 64))
+    return tokens + tuple(
+        Tactic(kernel="segment_attention", block_t=block_t, block_j=block_j, warps=block_t // 16, stages=2)
+        for block_t, block_j in tiles
     )
 
 
@@ -68,23 +76,25 @@ def programs(B: Any, H: Any, T: Any) -> Any:
     return B * H * ((T + (QUERIES - 1)) // QUERIES)
 
 
-def parts(undivided: Any, *, number: Callable[[int], Any] = int) -> Any:
-    """How many parts the keys are divided into, so that about PROGRAMS programs run.
+def parts(undivided: Any, *, multiprocessors: int, number: Callable[[int], Any] = int) -> Any:
+    """How many parts the keys are divided into, so that all multiprocessors of a GPU have work.
 
-    undivided: what `programs` gives; there is 1 part where it reaches PROGRAMS. number: makes a constant of
-    the same kind.
+    undivided: what `programs` gives; there is 1 part where it is enough. number: makes a constant of the same
+    kind. The parts follow from the shapes and the GPU alone, so the same step gives the same bits every time.
     """
-    return number(PROGRAMS - 1) // undivided + 1
+    return number(PROGRAMS_EACH * multiprocessors - 1) // undivided + 1
 
 
-def scratch_rows(undivided: Any) -> Any:
-    """How many rows `mixed` and `level` need for any shape with at most `undivided` programs.
+def scratch_rows(
+    undivided: Any, T: Any, *, multiprocessors: int, least: Callable[[Any, int], Any] = min
+) -> Any:
+    """How many rows `mixed` and `level` need for any shape with at most `undivided` programs and T queries.
 
-    At most undivided + PROGRAMS - 1 programs write QUERIES rows each. The bound grows with batch and T, which
-    the number of parts does not. So the memory that TensorRT reserves for a profile's largest shape is enough
-    for all of its shapes.
+    With P programs wanted, fewer than undivided + P programs write min(T, QUERIES) rows each. The bound grows
+    with batch and T, which the number of parts does not. So the memory that TensorRT reserves for a profile's
+    largest shape is enough for all of its shapes. least: the smaller of two values of the same kind.
     """
-    return (undivided + (PROGRAMS - 1)) * QUERIES
+    return (undivided + (PROGRAMS_EACH * multiprocessors - 1)) * least(T, QUERIES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +183,12 @@ def _block_k(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
+def kernel_function(name: str) -> Any:
+    """The Triton function of a tactic's `kernel`."""
+    module = import_module(f"xl_export.tensorrt.kernels.{name.partition('_')[0]}")
+    return getattr(module, name)
+
+
 def compile_kernel(
     tactic: Tactic, fixed: dict[str, int], *, compute_capability: int, dtype: Type = "float16"
 ) -> Kernel:
@@ -185,15 +201,13 @@ def compile_kernel(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from xl_export.tensorrt import triton_kernel
-
     if compute_capability not in PTX_VERSIONS:
         known = ", ".join(map(str, PTX_VERSIONS))
         raise ConfigError(
             f"the Triton kernels cannot be compiled for compute capability {compute_capability}, expected "
             f"one of {known}; build with --attention native."
         )
-    function = getattr(triton_kernel, tactic.kernel)
+    function = kernel_function(tactic.kernel)
     signature, aligned = _signature(function.arg_names, fixed, _POINTERS[dtype])
     source = ASTSource(
         fn=function,
@@ -207,7 +221,10 @@ def compile_kernel(
         "enable_fp_fusion": True,
         "ptx_version": PTX_VERSIONS[compute_capability],
     }
-    compiled = triton.compile(source, target=GPUTarget("cuda", compute_capability, 32), options=options)
+    with triton.knobs.compilation.scope():
+        # The lines of the source, by which PTX would name files of this machine.
+        triton.knobs.compilation.disable_line_info = True
+        compiled = triton.compile(source, target=GPUTarget("cuda", compute_capability, 32), options=options)
     if compiled.metadata.shared > SHARED_BYTES:
         raise ConfigError(
             f"{tactic} needs {compiled.metadata.shared} bytes of shared memory in {dtype}, and every GPU "

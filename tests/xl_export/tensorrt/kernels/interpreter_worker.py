@@ -14,10 +14,14 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
 import torch
+import triton
+import triton.language as tl
 
-from tests.xl_export.tensorrt.cases import CASES, SMALL, UNSEEN, Case, divisions_of, key, tactics_of
-from xl_export.tensorrt.compile import JOINS, Tactic
-from xl_export.tensorrt.launch import launch
+from tests.xl_export.tensorrt.kernels.cases import SKEWS, SMALL, UNSEEN, divisions_of, key, tactics_of
+from xl_export.tensorrt.kernels.cases import CASES, Case
+from xl_export.tensorrt.kernels.compile import JOINS, Tactic
+from xl_export.tensorrt.kernels.launch import launch
+from xl_export.tensorrt.kernels.skew import skewed
 
 MARGIN = 4096  # elements
 
@@ -52,13 +56,33 @@ def answer(case: Case, inputs: dict[str, np.ndarray], tactic: Tactic, divided: i
     return out.numpy()
 
 
+@triton.jit
+def skew_three_tiles(scores, by_key, T: tl.constexpr, J: tl.constexpr):
+    """The relative shift of rows [T, T + 2 J]: what lies T columns before, and then two tiles."""
+    i, j = tl.arange(0, T)[:, None], tl.arange(0, J)[None, :]
+    row = scores + i * (T + 2 * J)
+    _, earlier = skewed(tl.load(row + tl.arange(0, T)[None, :]), (), True)
+    left, earlier = skewed(tl.load(row + T + j), earlier, False)
+    right, earlier = skewed(tl.load(row + T + J + j), earlier, False)
+    tl.store(by_key + i * 2 * J + j, left)
+    tl.store(by_key + i * 2 * J + J + j, right)
+
+
+def skew(T: int, J: int) -> np.ndarray:
+    """What becomes of the scores i + j / 1024 for row i and column j."""
+    scores = torch.arange(T)[:, None] + torch.arange(T + 2 * J) / 1024
+    by_key = torch.full((T, 2 * J), torch.nan)
+    skew_three_tiles[(1,)](scores, by_key, T, J)
+    return by_key.numpy()
+
+
 def main(path: str, *names: str) -> None:
     """Writes the answers of these cases, and of those with tiles that nobody sees."""
     torch.set_num_threads(1)
-    answers = {}
+    answers = {f"skew-{T}-{J}": skew(T, J) for T, J in SKEWS}
     for name in names:
         case = CASES[name]
-        for tactic in tactics_of(case):
+        for tactic in tactics_of(name):
             for divided in divisions_of(case, tactic):
                 answers[key(name, tactic, divided)] = answer(case, case.inputs(), tactic, divided)
     for name, (case, (start, stop)) in UNSEEN.items():

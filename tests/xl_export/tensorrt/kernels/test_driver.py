@@ -1,0 +1,221 @@
+"""The embedded PTX goes through the CUDA driver with the grids and arguments of an engine: a stand-in for the
+driver reads them from its memory. No kernel is executed here; `pytest -m gpu` does that.
+"""
+
+# ruff: noqa: N802 (the names are those of CUDA)
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from runtimes.base.errors import ArtefactError, MissingPackageError
+from xl_export.tensorrt.kernels import driver as module
+from xl_export.tensorrt.kernels.cases import CASES, Case
+from xl_export.tensorrt.kernels.driver import Driver, Tried, try_kernels
+from xl_export.tensorrt.naive import naive_relative_attention
+
+triton = pytest.importorskip("triton")
+CASE = Case(B=2, T=3, M=20, K=16, R=23, first=(0, 50), persistent=2, N=2)
+MULTIPROCESSORS = 6
+
+
+class FakeDriver:
+    """`cuda.bindings.driver` over host memory. A launch of the attention kernel writes the naive operator's
+    answer as that of every part; one of the joining kernel joins the parts. Both take every shape and size
+    from their arguments and their grid, or from the case.
+    """
+
+    CUresult = enum.Enum("CUresult", ["CUDA_SUCCESS", "CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_INVALID_PTX"])
+    CUdevice_attribute = SimpleNamespace(
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=8,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=0,
+        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT=MULTIPROCESSORS,
+    )
+
+    def __init__(self, case: Case = CASE) -> None:
+        self.case, self.memory, self.modules = case, {}, []  # type: ignore[var-annotated]
+        self.result, self.wrong = self.CUresult.CUDA_SUCCESS, 0.0
+        self.grids: list[tuple[str, tuple[int, ...]]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
+        if not re.fullmatch(r"cu(Init|Ctx\w+|Event\w+|DevicePrimaryCtxRetain|DeviceGet)", name):
+            raise AttributeError(name)
+        values = {"cuEventElapsedTime": (0.5,), "cuInit": (), "cuCtxSetCurrent": ()}.get(name, (7,))
+        return lambda *_: (self.result, *values)
+
+    def cuDeviceGetName(self, length: int, device: int) -> tuple[Any, ...]:
+        return self.result, b"A GPU".ljust(length, b"\0")
+
+    def cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[Any, ...]:
+        return self.result, attribute
+
+    def cuModuleLoadData(self, text: bytes) -> tuple[Any, ...]:
+        assert text.endswith(b"}\n\0") or text.rstrip(b"\0\n ").endswith(b"}"), text[-40:]
+        self.modules.append(text.decode())
+        return self.result, text.decode()
+
+    def cuModuleUnload(self, text: str) -> tuple[Any, ...]:
+        self.modules.remove(text)
+        return (self.result,)
+
+    def cuModuleGetFunction(self, text: str, name: bytes) -> tuple[Any, ...]:
+        entry = re.search(rf"\.entry {name.decode()}\(", text)
+        return self.result, (name.decode(), text) if entry else None
+
+    def cuMemAlloc(self, num_bytes: int) -> tuple[Any, ...]:
+        block = ctypes.create_string_buffer(num_bytes)
+        self.memory[ctypes.addressof(block)] = block
+        return self.result, ctypes.addressof(block)
+
+    def cuMemFree(self, address: int) -> tuple[Any, ...]:
+        del self.memory[address]
+        return (self.result,)
+
+    def cuMemsetD8(self, address: int, value: int, num_bytes: int) -> tuple[Any, ...]:
+        ctypes.memset(address, value, num_bytes)
+        return (self.result,)
+
+    def cuMemcpyHtoD(self, target: int, source: int, num_bytes: int) -> tuple[Any, ...]:
+        assert num_bytes <= len(self.memory[target])
+        ctypes.memmove(target, source, num_bytes)
+        return (self.result,)
+
+    def cuMemcpyDtoH(self, target: int, source: int, num_bytes: int) -> tuple[Any, ...]:
+        assert num_bytes <= len(self.memory[source])
+        ctypes.memmove(target, source, num_bytes)
+        return (self.result,)
+
+    def cuLaunchKernel(self, function: tuple[str, str], *given: Any) -> tuple[Any, ...]:
+        (name, ptx), grid, block, (shared, stream, arguments, extra) = (
+            function,
+            given[:3],
+            given[3:6],
+            given[6:],
+        )
+        values, kinds = arguments
+        declared = re.findall(r"\.param \.(\w+) ", ptx.split(f".entry {name}(")[1].split(")")[0])
+        assert [{"u64": ctypes.c_void_p, "u32": ctypes.c_int32}[kind] for kind in declared] == list(kinds)
+        assert block == (int(re.search(r"\.reqntid (\d+)", ptx)[1]), 1, 1)  # type: ignore[index]
+        assert (stream, extra) == (0, 0)
+        assert 0 <= shared <= 48 << 10
+        self.grids.append((name, grid))
+        (self._join if name == "join_parts" else self._attend)(grid, values)
+        return (self.result,)
+
+    def _array(self, address: int, shape: Sequence[int], dtype: str) -> np.ndarray:
+        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        assert count <= len(self.memory[address]), "beyond the memory that was made"
+        return np.frombuffer((ctypes.c_char * count).from_address(address), dtype).reshape(shape)
+
+    def _attend(self, grid: tuple[int, ...], values: Sequence[int]) -> None:
+        case, (*addresses, T, J, mixed, level) = self.case, values
+        assert (T, J, grid[0]) == (case.T, case.M + case.T, case.B * case.H)
+        like = case.inputs()
+        inputs = [
+            self._array(at, array.shape, array.dtype.name)
+            for at, array in zip(addresses, like.values(), strict=True)
+        ]
+        tensors = [
+            torch.from_numpy(array.astype("f8") if array.dtype.kind == "f" else array) for array in inputs
+        ]
+        answer = naive_relative_attention(*tensors, attributes=case.attributes).numpy() + self.wrong
+        rows = case.B * case.H * T
+        self._array(mixed, (grid[2], rows, case.K), "f4")[:] = answer.reshape(rows, case.K)
+        self._array(level, (grid[2], rows), "f4")[:] = 0
+
+    def _join(self, grid: tuple[int, ...], values: Sequence[int]) -> None:
+        _, mixed, level, rows, parts, out = values
+        assert rows == self.case.B * self.case.H * self.case.T
+        weights = np.exp2(self._array(level, (parts, rows), "f4"))[:, :, None]
+        parts_of = self._array(mixed, (parts, rows, self.case.K), "f4")
+        answer = (weights * parts_of).sum(axis=0) / weights.sum(axis=0)
+        self._array(out, (rows, self.case.K), self.case.dtype)[:] = answer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.dir = str(tmp_path_factory.mktemp("triton"))
+        yield
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    """The stand-in; one tactic of each kernel, since compiling takes seconds."""
+    made = FakeDriver()
+    monkeypatch.setattr(module, "import_module", lambda name: made)
+    token = module.tactics(CASE.K, 80)[0]
+    monkeypatch.setattr(module, "tactics", lambda head_dim, compute_capability, dtype: (token,))
+    monkeypatch.setattr(module, "JOINS", module.JOINS[:1])
+    return made
+
+
+def test_the_ptx_is_launched_as_an_engine_launches_it_and_compared(fake: FakeDriver) -> None:
+    (tried,) = try_kernels({"a case": CASE}, repeats=2)
+    assert isinstance(tried, Tried)
+    assert (tried.case, tried.milliseconds) == ("a case", 0.5)
+    assert tried.difference < 1e-3
+    assert tried.passed
+    rows, divided = CASE.B * CASE.H, -(-4 * MULTIPROCESSORS // (CASE.B * CASE.H))
+    once = [("token_attention", (rows, CASE.T, divided)), ("join_parts", (rows * CASE.T, 1, 1))]
+    assert fake.grids == 2 * once
+    assert (fake.memory, fake.modules) == ({}, [])
+
+    fake.wrong = 0.1
+    assert not next(iter(try_kernels({"a case": CASE}, repeats=2))).passed
+    fake.wrong = np.nan
+    assert not next(iter(try_kernels({"a case": CASE}, repeats=2))).passed
+
+
+def test_what_the_driver_refuses_is_one_sentence(fake: FakeDriver) -> None:
+    driver = Driver()
+    assert (driver.gpu.name, driver.gpu.compute_capability) == ("A GPU", "8.0")
+    fake.result = fake.CUresult.CUDA_ERROR_INVALID_PTX
+    with pytest.raises(ArtefactError, match="driver reports CUDA_ERROR_INVALID_PTX for cuMemAlloc"):
+        driver.empty(4)
+    fake.result = fake.CUresult.CUDA_ERROR_NO_DEVICE
+    with pytest.raises(ArtefactError, match=r"no NVIDIA GPU .* \(CUDA_ERROR_NO_DEVICE\)"):
+        Driver()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_driver_the_real_bindings_lead_to_a_sentence() -> None:
+    pytest.importorskip("cuda.bindings")
+    with pytest.raises(ArtefactError, match="no NVIDIA GPU can be used here"):
+        Driver()
+
+
+def test_without_the_bindings_the_sentence_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name="cuda")
+
+    monkeypatch.setattr(module, "import_module", missing)
+    with pytest.raises(MissingPackageError, match=r"cuda is not installed .*xl-export\[tensorrt\]"):
+        Driver()
+
+
+def test_every_name_of_the_driver_is_in_the_real_bindings() -> None:
+    real = pytest.importorskip("cuda.bindings.driver")
+    source = Path(str(module.__file__)).read_text()
+    functions = set(re.findall(r'"(cu[A-Z]\w+)"', source)) | set(re.findall(r"_cuda\.(cu[A-Z]\w+)", source))
+    assert len(functions) > 15
+    assert [name for name in functions if not hasattr(real, name)] == []
+    for name in ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "MULTIPROCESSOR_COUNT"):
+        assert hasattr(real.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    assert real.CUresult.CUDA_SUCCESS == 0
+
+
+@pytest.mark.gpu
+def test_every_case_passes_on_this_gpu() -> None:
+    failed = [tried for tried in try_kernels(CASES, repeats=2) if not tried.passed]
+    assert failed == []

@@ -1,0 +1,70 @@
+"""What the attention kernels share: which keys a program attends to, which of them are visible, and what it
+writes.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# A running maximum starts here. It is finite, since -inf minus -inf is no number.
+LOWEST = tl.constexpr(-1.0e30)
+# Scores are multiplied by it, because GPUs have an instruction for powers of two and none for powers of e.
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def part_of(start, stop, BLOCK: tl.constexpr):
+    """This program's part of the columns from start to stop: whole tiles, except the last one."""
+    each = tl.cdiv(tl.cdiv(tl.maximum(stop - start, 0), tl.num_programs(2)), BLOCK) * BLOCK
+    start += tl.program_id(2) * each
+    return start, tl.minimum(start + each, stop)
+
+
+@triton.jit
+def first_row(row, T):
+    """The row of `mixed` and `level` at which this program's part of a row and head begins."""
+    return (tl.program_id(2) * tl.num_programs(0) + row).to(tl.int64) * T
+
+
+@triton.jit
+def level_of(highest, total):
+    """The logarithm (base 2) of a softmax's sum; -inf where no key was visible.
+
+    highest: the maximum that was taken from the scores, in units of log 2.
+    """
+    return tl.where(total > 0, highest + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
+
+
+@triton.jit
+def visible_columns(
+    t0, count, position, M, J, FULL_MASK: tl.constexpr, NEAREST: tl.constexpr, INITIAL_MASKED: tl.constexpr
+):
+    """The columns [start, stop) that hold every key visible to any of `count` queries from t0 on.
+
+    position: the stream position of the first of these queries.
+    """
+    start = 0 if FULL_MASK else t0
+    # the first key visible to query i is in column M + i - max(position of i, 0), or later
+    if INITIAL_MASKED:
+        start = tl.maximum(start, M + tl.minimum(t0 - position, t0))
+    return start, tl.minimum(M + t0 + count - NEAREST, J)
+
+
+@triton.jit
+def farthest(position, t, M, FULL_MASK: tl.constexpr, INITIAL_MASKED: tl.constexpr):
+    """The largest distance that is visible to the query at index t of its segment.
+
+    With NEAREST as the smallest one this is `MemoryRule.visible`. Columns beyond the last key have a negative
+    distance, so they are not visible.
+    """
+    distance = M + t if FULL_MASK else M + t * 0
+    if INITIAL_MASKED:
+        distance = tl.minimum(distance, tl.maximum(position, 0))
+    return distance
+
+
+@triton.jit
+def clip(d, rows: tl.constexpr):
+    """The row of a table for distances d; the last row serves all that are larger."""
+    return tl.minimum(tl.maximum(d, 0), rows - 1)

@@ -1,0 +1,266 @@
+"""The kernels as an engine launches them, without TensorRT: the PTX that a plan embeds goes through the CUDA
+driver, and the answers are compared with the naive operator.
+
+`try_kernels` does that for every case and tactic on this machine's GPU. It needs the driver, `cuda-bindings`,
+Triton and PyTorch (its CPU build is enough). It was not run on a GPU; tests run it with a stand-in for the
+driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from runtimes.base.errors import ArtefactError, needs
+from runtimes.contract.engine import Gpu
+from xl_export.tensorrt.kernels.cases import CASES, Case
+from xl_export.tensorrt.kernels.compile import (
+    JOINS,
+    Kernel,
+    Sizes,
+    Tactic,
+    compile_kernel,
+    constants,
+    join_constants,
+    parts,
+    programs,
+    scratch_rows,
+    tactics,
+)
+from xl_export.tensorrt.operator import Attributes
+
+TOLERANCES = {"float16": 3e-3, "float32": 1e-5}  # where answers are of the order of one
+
+
+class Driver:
+    """The CUDA driver with one GPU and its primary context. Everything is freed by `close`.
+
+    Raises MissingPackageError without `cuda-bindings`, and ArtefactError without a GPU or its driver.
+    """
+
+    def __init__(self, device: int = 0) -> None:
+        with needs("tensorrt", "cuda"):
+            self._cuda = import_module("cuda.bindings.driver")
+        try:
+            (problem,) = self._cuda.cuInit(0)
+        except (
+            Exception
+        ) as error:  # the bindings have found no driver; its class differs between their versions
+            raise ArtefactError(f"{_NO_GPU} (the driver is not installed).") from error
+        if problem != self._cuda.CUresult.CUDA_SUCCESS:
+            raise ArtefactError(f"{_NO_GPU} ({problem.name}).")
+        self._device = self._ask("cuDeviceGet", device)
+        self._ask("cuCtxSetCurrent", self._ask("cuDevicePrimaryCtxRetain", self._device))
+        self._addresses: list[Any] = []
+        self._modules: list[Any] = []
+
+    @property
+    def gpu(self) -> Gpu:
+        """The name and the compute capability of the GPU."""
+        name = self._ask("cuDeviceGetName", 100, self._device).split(b"\0")[0].decode()
+        major, minor = (self._attribute(f"COMPUTE_CAPABILITY_{which}") for which in ("MAJOR", "MINOR"))
+        return Gpu(name=name, compute_capability=f"{major}.{minor}")
+
+    @property
+    def multiprocessors(self) -> int:
+        """How many multiprocessors the GPU has."""
+        return self._attribute("MULTIPROCESSOR_COUNT")
+
+    def load(self, kernel: Kernel) -> Any:
+        """The function of a kernel, whose PTX the driver compiles now."""
+        module = self._ask("cuModuleLoadData", kernel.ptx.encode() + b"\0")
+        self._modules.append(module)
+        return self._ask("cuModuleGetFunction", module, kernel.name.encode())
+
+    def empty(self, num_bytes: int) -> int:
+        """The address of new memory, all of whose bytes are 255: NaN, where floats are read."""
+        address = self._ask("cuMemAlloc", max(1, num_bytes))
+        self._addresses.append(address)
+        self._ask("cuMemsetD8", address, 255, max(1, num_bytes))
+        return int(address)
+
+    def upload(self, array: np.ndarray) -> int:
+        """The address of new memory with the content of the array."""
+        array = np.ascontiguousarray(array)
+        address = self.empty(array.nbytes)
+        self._ask("cuMemcpyHtoD", address, array.ctypes.data, array.nbytes)
+        return address
+
+    def download(self, target: np.ndarray, address: int) -> None:
+        """Copies from an address into the array, when all launches are done."""
+        self._ask("cuMemcpyDtoH", target.ctypes.data, address, target.nbytes)
+
+    def launch(
+        self, function: Any, grid: tuple[int, int, int], kernel: Kernel, arguments: Sequence[int]
+    ) -> None:
+        """Queues a kernel. arguments: addresses and integers in the order of its parameters."""
+        kinds = tuple(
+            ctypes.c_int32 if kind == "u32" else ctypes.c_void_p for kind in parameter_kinds(kernel)
+        )
+        assert len(kinds) == len(arguments), (kernel.name, kinds, arguments)
+        block, stream = (kernel.threads, 1, 1), 0
+        self._ask(
+            "cuLaunchKernel",
+            function,
+            *grid,
+            *block,
+            kernel.shared_bytes,
+            stream,
+            (tuple(arguments), kinds),
+            0,
+        )
+
+    def milliseconds(self, call: Callable[[], None]) -> float:
+        """How long the GPU takes for what `call` queues."""
+        start, stop = (self._ask("cuEventCreate", 0) for _ in range(2))
+        self._ask("cuEventRecord", start, 0)
+        call()
+        self._ask("cuEventRecord", stop, 0)
+        self._ask("cuEventSynchronize", stop)
+        elapsed = float(self._ask("cuEventElapsedTime", start, stop))
+        for event in (start, stop):
+            self._ask("cuEventDestroy", event)
+        return elapsed
+
+    @contextmanager
+    def freed(self) -> Iterator[None]:
+        """Frees at its end the memory and the modules that were made within the block."""
+        try:
+            yield
+        finally:
+            for address in self._addresses:
+                self._ask("cuMemFree", address)
+            for module in self._modules:
+                self._ask("cuModuleUnload", module)
+            self._addresses, self._modules = [], []
+
+    def _attribute(self, name: str) -> int:
+        which = getattr(self._cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(self._ask("cuDeviceGetAttribute", which, self._device))
+
+    def _ask(self, function: str, *arguments: Any) -> Any:
+        problem, *values = getattr(self._cuda, function)(*arguments)
+        if problem != self._cuda.CUresult.CUDA_SUCCESS:
+            raise ArtefactError(
+                f"the GPU's driver reports {problem.name} for {function}; please report this."
+            )
+        return values[0] if values else None
+
+
+_NO_GPU = "no NVIDIA GPU can be used here, and the kernels run on nothing else; install the GPU's driver"
+
+
+def parameter_kinds(kernel: Kernel) -> list[str]:
+    """The types of the kernel's parameters as its PTX declares them, such as u64 for an address."""
+    declared = kernel.ptx.split(f".entry {kernel.name}(")[1].split(")")[0]
+    return [line.split(".param .")[1].split()[0] for line in declared.splitlines() if ".param" in line]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The operator's answer [B, H, T, K] from a GPU, and how many milliseconds each of the repeats took."""
+
+    answer: np.ndarray
+    milliseconds: tuple[float, ...]
+
+
+def run_embedded(
+    driver: Driver,
+    inputs: Mapping[str, np.ndarray],
+    attributes: Attributes,
+    *,
+    tactic: Tactic,
+    join: Tactic,
+    repeats: int = 1,
+) -> Answer:
+    """What the two kernels of an engine answer to the operator's inputs, with the grids and the arguments
+    that an engine gives them.
+
+    inputs: by name, in the operator's order. Raises ArtefactError where the driver refuses a kernel.
+    """
+    query = inputs["query"]
+    (B, H, T, K), J = query.shape, inputs["key"].shape[2]
+    gpu = {"multiprocessors": driver.multiprocessors}
+    for_gpu = {
+        "compute_capability": int(driver.gpu.compute_capability.replace(".", "")),
+        "dtype": str(query.dtype),
+    }
+    fixed = constants(tactic, Sizes.of([array.shape for array in inputs.values()]), attributes)
+    first = compile_kernel(tactic, fixed, **for_gpu)  # type: ignore[arg-type]
+    second = compile_kernel(join, join_constants(join, K), **for_gpu)  # type: ignore[arg-type]
+    undivided = programs(B, H, T)
+    number, rows = parts(undivided, **gpu), scratch_rows(undivided, T, **gpu)
+    with driver.freed():
+        addresses = [driver.upload(array) for array in inputs.values()]
+        mixed, level, out = (driver.empty(size) for size in (rows * K * 4, rows * 4, query.nbytes))
+        attention, joining = driver.load(first), driver.load(second)
+
+        def call() -> None:
+            grid = (B * H, -(-T // first.block_t), number)
+            driver.launch(attention, grid, first, [*addresses, T, J, mixed, level])
+            grid = (-(-(B * H * T) // second.block_t), 1, 1)
+            driver.launch(joining, grid, second, [addresses[0], mixed, level, B * H * T, number, out])
+
+        took = tuple(driver.milliseconds(call) for _ in range(repeats))
+        answer = np.empty_like(query)
+        driver.download(answer, out)
+    return Answer(answer=answer, milliseconds=took)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """One tactic on one case. difference: of its answer from the naive operator in float64, at most; NaN
+    where a number is missing. milliseconds: the median of the repeats after the first.
+    """
+
+    case: str
+    tactic: Tactic
+    join: Tactic
+    difference: float
+    tolerance: float
+    milliseconds: float
+
+    @property
+    def passed(self) -> bool:
+        return self.difference <= self.tolerance
+
+
+def try_kernels(
+    cases: Mapping[str, Case] = CASES, *, driver: Driver | None = None, repeats: int = 5
+) -> Iterator[Tried]:
+    """Every case with every tactic that an engine for this GPU has, one after the other: the kernels' answer
+    against the naive operator.
+
+    driver: None for one of the first GPU. repeats: at least 2.
+    """
+    with needs("train", "torch"):
+        import torch
+
+        from xl_export.tensorrt.naive import naive_relative_attention
+    driver = driver or Driver()
+    compute_capability = int(driver.gpu.compute_capability.replace(".", ""))
+    for name, case in cases.items():
+        inputs = case.inputs()
+        tensors = [torch.from_numpy(array) for array in inputs.values()]
+        expected = naive_relative_attention(
+            *(tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors),
+            attributes=case.attributes,
+        ).numpy()
+        for tactic in tactics(case.K, compute_capability, case.dtype):
+            for join in JOINS:
+                got = run_embedded(driver, inputs, case.attributes, tactic=tactic, join=join, repeats=repeats)
+                yield Tried(
+                    case=name,
+                    tactic=tactic,
+                    join=join,
+                    difference=float(np.abs(got.answer - expected).max()),
+                    tolerance=TOLERANCES[case.dtype],
+                    milliseconds=median(got.milliseconds[1:]),
+                )

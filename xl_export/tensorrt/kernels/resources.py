@@ -1,0 +1,144 @@
+"""What a compiled kernel takes of a GPU: registers, spilled bytes, shared memory, and how often its warps
+wait for each other, from the machine code that NVIDIA's assembler makes of the PTX. Needs Triton and no GPU.
+
+`python -m xl_export.tensorrt.kernels.resources` writes the table of all GPUs and tactics.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from xl_export.tensorrt.kernels.compile import (
+    Kernel,
+    Sizes,
+    Tactic,
+    compile_kernel,
+    constants,
+    tactics,
+)
+from xl_export.tensorrt.operator import Attributes
+
+GPUS = (75, 80, 86, 89, 90, 120, 121)
+ATTRIBUTES = Attributes(full_mask=0, nearest=0, initial_masked=1, persistent=0)
+HEADER = (
+    "| GPU | kernel | queries × keys | head width | registers | spilled | shared memory | barriers | "
+    "shuffles |\n|---|---|---|---|---|---|---|---|---|"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What a kernel takes: registers of each thread; bytes that each thread writes to memory for lack of
+    registers; bytes of shared memory of a program; and, in the loop over tiles of keys, how often all warps
+    of a program wait for each other, and how often a warp's threads exchange a register.
+    """
+
+    registers: int
+    spilled: int
+    shared_bytes: int
+    barriers: int
+    shuffles: int
+
+
+def resources(kernel: Kernel) -> Resources:
+    """Those of a compiled kernel, assembled for the GPU that its PTX names.
+
+    Raises subprocess.CalledProcessError where the assembler refuses the PTX.
+    """
+    import triton
+
+    target = re.search(r"\.target (sm_(\d+)a?)", kernel.ptx)
+    assert target is not None, kernel.ptx[:200]
+    tools = triton.knobs.nvidia
+    assembler = tools.ptxas_blackwell if int(target[2]) >= 100 else tools.ptxas
+    with tempfile.TemporaryDirectory() as folder:
+        source, code = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        source.write_text(kernel.ptx)
+        said = _run(assembler.path, "-v", "--gpu-name", target[1], str(source), "-o", str(code))
+        assembly = _run(tools.nvdisasm.path, "-c", str(code))
+    registers, spilled = (
+        re.search(r"Used (\d+) registers", said),
+        re.search(r"(\d+) bytes spill stores", said),
+    )
+    assert registers, said
+    assert spilled, said
+    loop = innermost_loop(assembly)
+    return Resources(
+        registers=int(registers[1]),
+        spilled=int(spilled[1]),
+        shared_bytes=kernel.shared_bytes,
+        barriers=len(re.findall(r"\bBAR\.", loop)),
+        shuffles=len(re.findall(r"\bSHFL\.", loop)),
+    )
+
+
+def _run(*command: str) -> str:
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    return result.stdout + result.stderr
+
+
+def innermost_loop(assembly: str) -> str:
+    """The longest loop of a kernel's assembly that holds no other loop; empty where there is none."""
+    lines, at, loops = assembly.splitlines(), {}, []
+    for number, line in enumerate(lines):
+        if label := re.match(r"\s*(\.L_x?_?\w+):", line):
+            at[label[1]] = number
+        back = re.search(r"\bBRA\b.*?`\((\.L_\w+)\)", line)
+        # An endless loop of one instruction ends every kernel, for the instruction cache.
+        if back and back[1] in at and number - at[back[1]] > 2:
+            loops.append((at[back[1]], number))
+    inner = [(a, b) for a, b in loops if not any((a <= c and d <= b and (c, d) != (a, b)) for c, d in loops)]
+    start, stop = max(inner, key=lambda loop: loop[1] - loop[0], default=(0, 0))
+    return "\n".join(lines[start:stop])
+
+
+def compiled_for(compute_capability: int, tactic: Tactic, head_dim: int) -> Kernel:
+    """The kernel for 8 heads of this width, a table of 1,601 rows for each, no biases and no persistent
+    vectors, in float16.
+    """
+    sizes = Sizes(
+        heads=8,
+        head_dim=head_dim,
+        table_heads=8,
+        table_rows=1601,
+        bias_heads=1,
+        bias_rows=1,
+        persistent_rows=1,
+    )
+    fixed = constants(tactic, sizes, ATTRIBUTES)
+    return compile_kernel(tactic, fixed, compute_capability=compute_capability)
+
+
+def table_line(compute_capability: int, tactic: Tactic, head_dim: int, found: Resources) -> str:
+    """One row of the table."""
+    cells = (
+        f"{compute_capability // 10}.{compute_capability % 10}",
+        tactic.kernel,
+        f"{tactic.block_t} × {tactic.block_j}",
+        head_dim,
+        found.registers,
+        found.spilled,
+        found.shared_bytes,
+        found.barriers,
+        found.shuffles,
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def all_kernels() -> Iterator[tuple[int, Tactic, int]]:
+    """GPU, tactic and head width of every row of the table: of heads 128 wide the largest tile alone."""
+    for compute_capability in GPUS:
+        for tactic in tactics(64, compute_capability):
+            yield compute_capability, tactic, 64
+        yield compute_capability, tactics(128, compute_capability)[-1], 128
+
+
+if __name__ == "__main__":
+    print(HEADER)
+    for key in all_kernels():
+        print(table_line(*key, resources(compiled_for(*key))), flush=True)

@@ -1,0 +1,208 @@
+"""`xl_export::RelativeAttention` on the GPU, in Triton: two kernels of one contract (`operator.py`).
+
+Neither holds a matrix of all scores. Both go through the keys tile by tile with the running maximum and sum
+of Milakov and Gimelshein (2018) in float32, and skip tiles in which no key is visible. Position scores need
+no shift: the distance of a key says which row of the position table it meets.
+
+The grid of programs has three axes: row and head (0), tile of queries (1), and part of the keys (2). Keys are
+divided into parts where queries are few and the memory is long, since one program for each head would leave
+most of a GPU idle (Dao et al. 2023, Flash-Decoding). Each part is an attention of its own. The third kernel,
+`join_parts`, joins their answers.
+
+The first two kernels take the operator's inputs in order, then T and J, then the two outputs of a part, both
+float32, in rows (part · B · H + row) · T + t. `mixed` [K] holds the values under the part's own softmax.
+`level` is the logarithm (base 2) of the sum of that softmax, and -inf where no key was visible. Everything
+else is fixed when a kernel is compiled (`compile.py`).
+"""
+
+# ruff: noqa: RUF005 (Triton's language has no starred expressions)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from xl_export.tensorrt.kernels.common import (
+    LOG2E,
+    LOWEST,
+    clip,
+    farthest,
+    first_row,
+    level_of,
+    part_of,
+    visible_columns,
+)
+from xl_export.tensorrt.kernels.skew import skewed
+
+
+@triton.jit
+def segment_attention(
+    query,
+    key,
+    value,
+    first,
+    u,
+    v,
+    position_table,
+    bias_table,
+    persistent_key,
+    persistent_value,
+    T,
+    J,
+    mixed_out,
+    level,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    R: tl.constexpr,
+    BIAS_R: tl.constexpr,
+    N: tl.constexpr,
+    TABLE_PER_HEAD: tl.constexpr,
+    BIAS_PER_HEAD: tl.constexpr,
+    FULL_MASK: tl.constexpr,
+    NEAREST: tl.constexpr,
+    INITIAL_MASKED: tl.constexpr,
+    PERSISTENT: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """The answer of BLOCK_T queries of one row and head in one part of the keys, for segments.
+
+    BLOCK_T is 16 for each warp, so that a warp has rows of its own: then the softmax needs no other warp, and
+    neither does the relative shift of the position scores (`skew.py`). Warps wait for each other twice for
+    every tile of keys, where the tiles of keys, values and table are exchanged in shared memory.
+
+    A tile of BLOCK_J keys from column j0 has the distances d0 - e, where e = j - i runs from -BLOCK_T + 1 to
+    BLOCK_J - 1. Those with e < 0 are the columns of the tiles before, so each tile needs one product with the
+    position table.
+    """
+    row = tl.program_id(0)
+    h = row % H
+    t0 = tl.program_id(1) * BLOCK_T
+    M = J - T
+    i = tl.arange(0, BLOCK_T)
+    j = tl.arange(0, BLOCK_J)
+    k = tl.arange(0, BLOCK_K)
+    in_segment = ((t0 + i) < T)[:, None] & (k < K)
+    # int64: a large batch with a long memory has more elements than an int32 counts.
+    query += row.to(tl.int64) * T * K
+    key += row.to(tl.int64) * J * K
+    value += row.to(tl.int64) * J * K
+    table = position_table + TABLE_PER_HEAD * h * R * K
+    bias = bias_table + BIAS_PER_HEAD * h * BIAS_R
+    position = tl.load(first + row // H) + t0  # of the tile's first query
+
+    # The biases u and v are added once; the plain query meets the persistent keys.
+    plain = tl.load(query + (t0 + i)[:, None] * K + k, mask=in_segment, other=0.0)
+    content = plain + tl.load(u + h * K + k, mask=k < K, other=0.0)[None, :]
+    positional = plain + tl.load(v + h * K + k, mask=k < K, other=0.0)[None, :]
+
+    highest = tl.full([BLOCK_T], LOWEST, tl.float32)
+    total = tl.zeros([BLOCK_T], tl.float32)
+    # In pieces no wider than BLOCK_T: of a product with more columns than rows the compiler would give every
+    # warp columns of its own instead of rows.
+    PIECES: tl.constexpr = 2 if BLOCK_K > BLOCK_T and BLOCK_T > 16 else 1
+    WIDTH: tl.constexpr = BLOCK_K // PIECES
+    mixed = (tl.zeros([BLOCK_T, WIDTH], tl.float32),) * PIECES
+    c = tl.arange(0, WIDTH)
+    if PERSISTENT > 0:
+        start, stop = part_of(0, PERSISTENT, BLOCK_J)
+        for n0 in range(start, stop, BLOCK_J):
+            n = n0 + j
+            in_range = (n < PERSISTENT)[:, None] & (k < K)
+            keys = tl.load(persistent_key + (h * N + n)[:, None] * K + k, mask=in_range, other=0.0)
+            values = _pieces(persistent_value + (h * N + n)[:, None] * K, n < PERSISTENT, K, WIDTH, PIECES)
+            scores = tl.dot(plain, tl.trans(keys), input_precision="ieee")
+            scores = tl.where((n < PERSISTENT)[None, :], scores, float("-inf"))
+            highest, total, mixed = _mix(highest, total, mixed, scores, values)
+
+    # The parts divide the columns that are visible, not all of them, so that they have equal work. They begin
+    # at multiples of BLOCK_J, so that loads are aligned.
+    start, stop = visible_columns(t0, BLOCK_T, position, M, J, FULL_MASK, NEAREST, INITIAL_MASKED)
+    start, stop = part_of(start // BLOCK_J * BLOCK_J, stop, BLOCK_J)
+    # How many distances from NEAREST on are visible to each query. As an unsigned number a distance below
+    # NEAREST is larger than any count, so one comparison is enough for both ends.
+    farthest_visible = farthest(position + i, t0 + i, M, FULL_MASK, INITIAL_MASKED)
+    count = tl.maximum(farthest_visible + 1 - NEAREST, 0).to(tl.uint32)
+
+    _, earlier = skewed(
+        _before_the_part(positional, table, bias, M + t0 - start + BLOCK_T - i, k, K, R, BIAS_R), (), True
+    )
+    for j0 in range(start, stop, BLOCK_J):
+        d = M + t0 - j0 - j
+        by_distance = _position_scores(positional, table, bias, d, k, K, R, BIAS_R)
+        by_key, earlier = skewed(by_distance, earlier, False)
+
+        in_range = ((j0 + j) < J)[:, None] & (k < K)
+        keys = tl.load(key + (j0 + j)[:, None] * K + k, mask=in_range, other=0.0)
+        values = _pieces(value + (j0 + j)[:, None] * K, (j0 + j) < J, K, WIDTH, PIECES)
+        scores = tl.dot(content, tl.trans(keys), by_key, input_precision="ieee")
+        # From d, as the position scores: by that the compiler sees that the product of values follows theirs,
+        # and gives both the same rows for each warp.
+        visible = ((i - NEAREST)[:, None] + d[None, :]).to(tl.uint32) < count[:, None]
+        highest, total, mixed = _mix(highest, total, mixed, tl.where(visible, scores, float("-inf")), values)
+
+    at = first_row(row, T) + t0 + i
+    for n in tl.static_range(PIECES):
+        tl.store(
+            mixed_out + at[:, None] * K + (n * WIDTH + c),
+            mixed[n] / tl.where(total > 0, total, 1.0)[:, None],  # 0 where no key was visible, as `mixed`
+            mask=((t0 + i) < T)[:, None] & (n * WIDTH + c < K),
+        )
+    tl.store(level + at, level_of(highest * LOG2E, total), mask=(t0 + i) < T)
+
+
+@triton.jit
+def _pieces(rows, in_range, K: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr):
+    """Rows of K numbers in pieces of WIDTH columns; zero beyond K, and where they are not in range."""
+    pieces = ()
+    for n in tl.static_range(PIECES):
+        c = n * WIDTH + tl.arange(0, WIDTH)
+        pieces = pieces + (tl.load(rows + c, mask=in_range[:, None] & (c < K), other=0.0),)
+    return pieces
+
+
+@triton.jit
+def _position_scores(positional, table, bias, d, k, K: tl.constexpr, R: tl.constexpr, BIAS_R: tl.constexpr):
+    """The position scores [BLOCK_T, BLOCK_J] of queries at distances d [BLOCK_J], with the biases of these
+    distances.
+    """
+    rows = tl.load(table + clip(d, R)[:, None] * K + k, mask=(k < K)[None, :], other=0.0)
+    return (
+        tl.dot(positional, tl.trans(rows), input_precision="ieee")
+        + tl.load(bias + clip(d, BIAS_R)).to(tl.float32)[None, :]
+    )
+
+
+@triton.jit
+def _before_the_part(positional, table, bias, d, k, K: tl.constexpr, R: tl.constexpr, BIAS_R: tl.constexpr):
+    """The same as `_position_scores` for the distances before the first tile.
+
+    One product for each warp, since nothing else tells the compiler to give every warp rows of its own here.
+    """
+    T: tl.constexpr = positional.shape[0]
+    BLOCK_K: tl.constexpr = positional.shape[1]
+    rows = tl.load(table + clip(d, R)[:, None] * K + k, mask=(k < K)[None, :], other=0.0)
+    for_all = tl.broadcast_to(tl.trans(rows)[None], [T // 16, BLOCK_K, d.shape[0]])
+    of_warps = tl.dot(tl.reshape(positional, [T // 16, 16, BLOCK_K]), for_all, input_precision="ieee")
+    return tl.reshape(of_warps, [T, d.shape[0]]) + tl.load(bias + clip(d, BIAS_R)).to(tl.float32)[None, :]
+
+
+@triton.jit
+def _mix(highest, total, mixed, scores, values):
+    """The running maximum, sum and weighted values of each query after one more tile, whose keys have these
+    values.
+
+    mixed, values: in pieces of the same columns.
+    """
+    peak = tl.maximum(highest, tl.max(scores, axis=1))
+    scaled = peak * LOG2E
+    rescale = tl.exp2(highest * LOG2E - scaled)
+    weights = tl.exp2(scores * LOG2E - scaled[:, None])
+    total = total * rescale + tl.sum(weights, axis=1)
+    weights = weights.to(values[0].dtype)
+    sums = ()
+    for n in tl.static_range(len(values)):
+        sum = tl.dot(weights, values[n], mixed[n] * rescale[:, None], input_precision="ieee")
+        sums = sums + (sum,)
+    return peak, total, sums
