@@ -83,6 +83,7 @@ STEPS: tuple[Step, ...] = (
     _step("machine", "the machine, its driver and its packages", "machine:run", 2, gpu=False),
     _step("limits", "what the GPU can do at best: copies, products, launches", "limits:run", 3),
     _step("tests", "the project's own tests on the GPU", "tests:run", 10),
+    _step("embedded", "the PTX of an engine through the CUDA driver", "embedded:run", 12),
     _step("rtx-ahead", "TensorRT-RTX engines for every GPU, built ahead of time", "ahead:run", 8, gpu=False),
     _provider("small", "cuda", "fp32"),
     _provider("small", "cuda", "fp16"),

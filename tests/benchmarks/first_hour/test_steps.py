@@ -16,6 +16,7 @@ from benchmarks.first_hour.record import Record
 from benchmarks.first_hour.results import StepResult
 from benchmarks.first_hour.steps import (
     ahead,
+    embedded,
     engines,
     limits,
     machine,
@@ -26,6 +27,7 @@ from benchmarks.first_hour.steps import (
     timed,
     training,
 )
+from runtimes.base.errors import ArtefactError
 from runtimes.contract.engine import Profile, load_engine
 from runtimes.contract.rule import MemoryRule
 from runtimes.sessions.tensorrt.session import TrtSession
@@ -257,3 +259,29 @@ def test_engines_for_every_gpu_are_built_ahead_of_time(record: Record) -> None:
     record.finish()
     assert record.result.status == "passed", record.result
     assert len(record.result.checks) == 2
+
+
+def test_embedded_ptx_is_checked_case_by_case_and_an_error_ends_one_case_alone(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = list(embedded.CASES)[: embedded.QUICK_CASES]
+    tactic = SimpleNamespace(kernel="token_attention", block_t=1, block_j=64)
+
+    def tried(cases: dict[str, Any], *, driver: Any) -> Any:
+        if list(cases) == names[:1]:
+            raise ArtefactError("the GPU's driver reports CUDA_ERROR_INVALID_PTX; please report this.")
+        for passed in (True, False):
+            difference = 1e-4 if passed else 0.5
+            known = {"difference": difference, "tolerance": 3e-3, "milliseconds": 0.01}
+            yield SimpleNamespace(tactic=tactic, join=tactic, passed=passed, **known)
+
+    monkeypatch.setattr(embedded, "Driver", lambda: SimpleNamespace(multiprocessors=16))
+    monkeypatch.setattr(embedded, "try_kernels", tried)
+    embedded.run(record)
+    assert [(check.name.split(",")[0], check.passed) for check in record.result.checks] == [
+        (names[0], False),
+        (names[1], True),
+        (names[1], False),
+    ]
+    assert "CUDA_ERROR_INVALID_PTX" in record.result.checks[0].sentence
+    assert "differs from float64 by at most 5.00e-01" in record.result.checks[2].sentence

@@ -78,7 +78,7 @@ def runner(stubs: Path) -> Callable[..., str]:
         folders = [str(stubs / "front"), *sys.path] if layout == "front" else sys.path
         environment = {**os.environ, "LD_LIBRARY_PATH": str(stubs), "PYTHONPATH": os.pathsep.join(folders)}
         command = [sys.executable, "-c", LAYOUTS[layout] + code, *map(str, arguments)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 

@@ -187,7 +187,7 @@ def run_embedded(
     """
     query = inputs["query"]
     (B, H, T, K), J = query.shape, inputs["key"].shape[2]
-    gpu = {"multiprocessors": driver.multiprocessors}
+    multiprocessors = driver.multiprocessors
     for_gpu = {
         "compute_capability": int(driver.gpu.compute_capability.replace(".", "")),
         "dtype": str(query.dtype),
@@ -196,7 +196,8 @@ def run_embedded(
     first = compile_kernel(tactic, fixed, **for_gpu)  # type: ignore[arg-type]
     second = compile_kernel(join, join_constants(join, K), **for_gpu)  # type: ignore[arg-type]
     undivided = programs(B, H, T)
-    number, rows = parts(undivided, **gpu), scratch_rows(undivided, T, **gpu)
+    number = parts(undivided, multiprocessors=multiprocessors)
+    rows = scratch_rows(undivided, T, multiprocessors=multiprocessors)
     with driver.freed():
         addresses = [driver.upload(array) for array in inputs.values()]
         mixed, level, out = (driver.empty(size) for size in (rows * K * 4, rows * 4, query.nbytes))

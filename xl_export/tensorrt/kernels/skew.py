@@ -6,7 +6,7 @@ i columns. A gather through shared memory does that too, but it makes all warps 
 for every tile of keys. Here nobody waits, and each number passes one shuffle among four threads.
 
 What a tensor core leaves in registers makes that possible. Row i = 16 w + 8 a + g belongs to warp w, and to
-the four threads of its g (0 to 7). Thread c of these four holds columns 8 n + 2 c + b, for both b and every n.
+the four threads of its g (0 to 7). Thread c of these four holds columns 8 n + 2 c + b, for both b and each n.
 Eight columns with one n are a group. The way of i columns has three steps:
 
 - 16 w columns are whole groups, twice as many for each bit of w: a warp takes groups that came earlier.

@@ -120,7 +120,9 @@ def test_a_loop_in_a_loop_is_found() -> None:
 
 
 @pytest.mark.parametrize("tactic", JOINS, ids=lambda tactic: str(tactic.block_t))
-@pytest.mark.parametrize("capability", [75, *(pytest.param(c, marks=pytest.mark.slow) for c in (87, 90, 120))])
+@pytest.mark.parametrize(
+    "capability", [75, *(pytest.param(c, marks=pytest.mark.slow) for c in (87, 90, 120))]
+)
 def test_the_joining_kernel_compiles(capability: int, tactic: Tactic) -> None:
     kernel = compile_kernel(tactic, join_constants(tactic, 64), compute_capability=capability)
     assert parameter_kinds(kernel) == ["u64"] * 3 + ["u32", "u32"] + ["u64"]
