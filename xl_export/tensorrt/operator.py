@@ -36,7 +36,7 @@ another one.
 A model holds the function body below, made of standard operators. ONNX Runtime puts the body in the place of
 the node, and so does TensorRT unless the plugin is built in. With the plugin, two nodes whose Triton kernels
 are embedded in the engine take its place (`network.py`, `plugin.py`). `naive.py` computes the same in
-PyTorch, `triton_kernel.py` on the GPU.
+PyTorch, `kernels` on the GPU.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def register_plugins(gpu: Gpu, *, multiprocessors: int) -> None:
 
 
 def _register_parts(trt: Any, trtp: Any, capability: int, multiprocessors: int) -> None:
-    """Registers the plugin that gives `mixed` and `level` of every part of the keys (`triton_kernel.py`).
+    """Registers the plugin that gives `mixed` and `level` of every part of the keys (`kernels/segment.py`).
 
     Its inputs and attributes are those of the operator.
     """
