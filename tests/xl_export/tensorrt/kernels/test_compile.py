@@ -65,7 +65,7 @@ def marked(row: tuple[int, Tactic, int]) -> Any:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("capability", "tactic", "head_dim"), map(marked, all_kernels()))
+@pytest.mark.parametrize(("capability", "tactic", "head_dim"), [marked(row) for row in all_kernels()])
 def test_a_kernel_takes_what_the_guide_says(capability: int, tactic: Tactic, head_dim: int) -> None:
     """PTX for the GPU, for old drivers, without a path of this machine, and with TensorRT's arguments alone;
     then the machine code. `python -m xl_export.tensorrt.kernels.resources` writes the table anew.
