@@ -100,6 +100,7 @@ STEPS: tuple[Step, ...] = (
     _engine("small", "rtx", "native", "shift", "fp16"),
     _engine("small", "rtx", "native", "ring", "fp32"),
     _engine("small", "rtx", "native", "ring", "int8"),
+    _step("build-options", "the options of a build, each tried alone, and refit", "build_options:run", 10),
     _provider("small", "ort-tensorrt", "fp16"),
     _provider("small", "ort-tensorrt-rtx", "fp16"),
     _shapes("plugin", "an engine with the project's kernels (NVIDIA/TensorRT#4849)"),

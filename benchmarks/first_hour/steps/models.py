@@ -56,20 +56,23 @@ def rule_of(config: BenchmarkConfig) -> MemoryRule:
     return MemoryRule(mem_len=config.mem_len, segment=config.segment)
 
 
-def run_folder(record: Record, config: BenchmarkConfig) -> Path:
+def run_folder(record: Record, config: BenchmarkConfig, *, seed: int = 0) -> Path:
     """The run folder of a model with seeded random weights; it is written when it is asked for first."""
     run = record.work / config.name / "run"
     whole = run.with_name("run-is-whole")
     if not whole.exists():  # an earlier step may have been killed while it wrote
         shutil.rmtree(run, ignore_errors=True)
-        write_run(run, config.model, rule_of(config), random_weights(config.model))
+        write_run(run, config.model, rule_of(config), random_weights(config.model, seed=seed))
         whole.touch()
     return run
 
 
-def artefact_of(record: Record, config: BenchmarkConfig, kind: Kind) -> Path:
-    """The artefact of a model in one kind of graph, compared with PyTorch when it is asked for first."""
-    run = run_folder(record, config)
+def artefact_of(record: Record, config: BenchmarkConfig, kind: Kind, *, seed: int = 0) -> Path:
+    """The artefact of a model in one kind of graph, compared with PyTorch when it is asked for first.
+
+    seed: of its weights, which must be the same for all models of a name.
+    """
+    run = run_folder(record, config, seed=seed)
     out = run.parent / kind.folder
     if not out.exists():  # an export is whole or absent
         made: Path = export(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -87,3 +88,26 @@ def _children(out: Path) -> list[str]:
         if "benchmarks.first_hour.child" in words and any(str(out) in word for word in words):
             found.append(path.parent.name)
     return found
+
+
+@pytest.mark.slow
+def test_a_whole_report_with_a_stand_in_for_the_gpu(tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    words = [sys.executable, "-m", "benchmarks", "first-hour", "--quick", "--out", str(out)]
+    words += ["--steps", "limits,nccl,cuda-small-fp32,shapes-native,engine-small-tensorrt-native-ring-fp16"]
+    path = os.pathsep.join((str(Path(__file__).parent / "standin"), str(ROOT)))
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = {step.name: step for step in load_report(out / "report.json").steps}
+    assert found["machine"].facts["GPU"] == "Fake RTX"
+    for name in ("machine", "limits", "shapes-native"):
+        assert found[name].status == "passed", found[name]
+    engine = found["engine-small-tensorrt-native-ring-fp16"]
+    assert engine.status in ("passed", "slower"), engine  # the stand-in is no GPU
+    assert [(row.batch, row.tokens) for row in engine.rows] == [(1, 1), (1, 8), (8, 1), (8, 8)]
+    assert all(row.limit_by == "reading" and row.limit_milliseconds for row in engine.rows)
+    assert (found["nccl"].status, found["cuda-small-fp32"].status) == ("not run", "missing"), found
+    page = (out / "report.md").read_text()
+    assert "# The first hour on Fake RTX" in page
+    assert "| small | 1 | 1 | TensorRT, native, ring, fp16 |" in page

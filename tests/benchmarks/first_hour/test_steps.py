@@ -16,6 +16,7 @@ from benchmarks.first_hour.record import Record
 from benchmarks.first_hour.results import StepResult
 from benchmarks.first_hour.steps import (
     ahead,
+    build_options,
     embedded,
     engines,
     limits,
@@ -30,6 +31,7 @@ from benchmarks.first_hour.steps import (
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.engine import Profile, load_engine
 from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import load_spec
 from runtimes.sessions.tensorrt.session import TrtSession
 from tests import fake_gpu
 from trainer.model.config import ModelConfig
@@ -70,7 +72,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> fake_gpu.FakeCuda:
         return load_engine(fake_gpu.make_engine(artefact, out, profiles=profiles))[0]
 
     cuda = fake_gpu.install(monkeypatch)
-    for module in (engines, shapes):
+    for module in (engines, shapes, build_options):
         monkeypatch.setattr(module, "build", build)
     return cuda
 
@@ -141,6 +143,20 @@ def test_memory_that_leaks_is_found(leak: int, passed: bool, record: Record, gpu
     (series,) = record.result.series.values()
     assert len(series) > shapes.SAMPLES
     assert all(check.passed for check in record.result.checks if check is not stays)
+
+
+def test_every_option_of_a_build_is_tried_and_an_engine_is_refitted(
+    record: Record, gpu: fake_gpu.FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refit(engine: Path, artefact: Path, out: Path) -> None:
+        assert load_engine(engine)[0].artefact != load_spec(artefact).identity, "the weights are others"
+        fake_gpu.make_engine(artefact, out)
+
+    monkeypatch.setattr(build_options, "CHANGES", {"--workspace-mib 64": {"workspace_mib": 64}})
+    monkeypatch.setattr(build_options, "refit", refit)
+    build_options.run(record)
+    names = ["--workspace-mib 64", "--timing-cache, empty", "--timing-cache, used again", "--refit", "refit"]
+    assert [(check.name, check.passed) for check in record.result.checks] == [(name, True) for name in names]
 
 
 def test_growth_counts_what_comes_after_the_warm_up() -> None:
