@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -293,6 +294,7 @@ def test_embedded_ptx_is_checked_case_by_case_and_an_error_ends_one_case_alone(
 
     monkeypatch.setattr(embedded, "Driver", lambda: SimpleNamespace(multiprocessors=16))
     monkeypatch.setattr(embedded, "try_kernels", tried)
+    monkeypatch.setattr(embedded, "PUBLISHED", {})
     embedded.run(record)
     assert [(check.name.split(",")[0], check.passed) for check in record.result.checks] == [
         (names[0], False),
@@ -301,3 +303,25 @@ def test_embedded_ptx_is_checked_case_by_case_and_an_error_ends_one_case_alone(
     ]
     assert "CUDA_ERROR_INVALID_PTX" in record.result.checks[0].sentence
     assert "differs from float64 by at most 5.00e-01" in record.result.checks[2].sentence
+
+
+@pytest.mark.parametrize("error", [0.0, 0.1])
+def test_embedded_ptx_is_timed_where_its_answer_is_right(
+    error: float, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = dataclasses.replace(embedded.PUBLISHED["enwik8-base, half a segment"], T=16, M=20, R=21)
+
+    def run_embedded(driver: Any, inputs: Any, attributes: Any, *, repeats: int, **_: Any) -> Any:
+        tensors = [torch.from_numpy(array.astype(np.float64)) for array in inputs.values()]
+        tensors[3] = tensors[3].long()
+        answer = embedded.naive_relative_attention(*tensors, attributes=attributes).numpy() + error
+        return SimpleNamespace(answer=answer, milliseconds=tuple(float(n) for n in range(repeats, 0, -1)))
+
+    monkeypatch.setattr(embedded, "run_embedded", run_embedded)
+    driver: Any = SimpleNamespace(gpu=fake_gpu.GPU, multiprocessors=16)
+    embedded.time_case(record, driver, "a case", case)
+    assert {check.passed for check in record.result.checks} == {error == 0}
+    sides = [row.side for row in record.result.rows]
+    assert all(row.milliseconds == 15.5 and row.limit_by == "reading" for row in record.result.rows)
+    tiles = ["token_attention 1 x 64", "token_attention 1 x 128", "segment_attention 16 x 32"]
+    assert sides == ([] if error else [f"embedded PTX, {name}" for name in tiles])
