@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from benchmarks.first_hour.catalogue import chosen_steps
-from benchmarks.first_hour.results import BAD
+from benchmarks.first_hour.page import counted
 from runtimes.base.errors import ConfigError, UserError
 
 MINUTES = 60.0
@@ -74,5 +74,4 @@ def first_hour_command(
         force=force,
         say=lambda line: click.echo(line, err=True),
     )
-    bad = [step for step in report.steps if step.status in BAD]
-    click.echo(f"{len(report.steps)} steps, {len(bad)} did not pass; read {out / 'report.md'}")
+    click.echo(f"{counted(report)}; read {out / 'report.md'}")

@@ -38,9 +38,13 @@ def blocks(report: Report) -> list[Block]:
         Paragraph(
             "**passed**: every comparison was within its tolerance. **slower**: the same, and a time is "
             "beyond what is expected. **failed**: a comparison was not, or an error was raised. **missing**: "
-            "a package is not installed. **not run**: the sentence says why."
+            "a package is not installed."
         ),
-        Table(("step", "what", "result", "seconds", "finding"), [_line(step) for step in report.steps]),
+        Table(
+            ("step", "what", "result", "seconds", "finding"),
+            [_line(step) for step in report.steps if step.status != "not run"],
+        ),
+        *_not_run(report),
         *_times(report),
         *_series(report),
         *_failures(report),
@@ -49,10 +53,15 @@ def blocks(report: Report) -> list[Block]:
     return made
 
 
-def _overall(report: Report, facts: dict[str, str]) -> str:
+def counted(report: Report) -> str:
+    """How many steps have ended in each way, such as `3 steps: 2 passed, 1 failed`."""
     counts = [(status, sum(step.status == status for step in report.steps)) for status in STATUSES]
     said = ", ".join(f"{count} {status}" for status, count in counts if count)
-    words = [f"{len(report.steps)} steps: {said or 'none has ended'}."]
+    return f"{len(report.steps)} steps: {said or 'none has ended'}"
+
+
+def _overall(report: Report, facts: dict[str, str]) -> str:
+    words = [f"{counted(report)}."]
     if not report.finished:
         words.append("The report is not finished; the same command with `--resume` goes on with it.")
     if NO_GPU in facts:
@@ -77,6 +86,16 @@ def _machine(facts: dict[str, str]) -> Iterator[Block]:
 
 def _line(step: StepResult) -> tuple[str, ...]:
     return step.name, step.title, step.status or "running", f"{step.seconds:.1f}", step.sentence
+
+
+def _not_run(report: Report) -> Iterator[Block]:
+    """The steps that were not run, together for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for step in report.steps:
+        if step.status == "not run":
+            reasons.setdefault(step.sentence.rstrip("."), []).append(f"`{step.name}`")
+    for reason, names in reasons.items():
+        yield Paragraph(f"**Not run**, because {reason}: {', '.join(names)}.")
 
 
 def _times(report: Report) -> Iterator[Block]:

@@ -28,13 +28,13 @@ ENDS = {
     "full": ("out of memory", "Tried to allocate"),
     "missing": ("missing", "a_package_that_nobody_has"),
     "elsewhere": ("not run", "it needs two GPUs"),
-    "hangs": ("out of time", "stopped after 0.1 minutes"),
+    "hangs": ("out of time", "stopped after 0.04 minutes"),
 }
 
 
 def test_every_end_of_a_step_is_a_result_and_stops_no_other(toy: Toy, machine: Step, tmp_path: Path) -> None:
     steps = [machine, toy("right", options={"word": "all"}), *(toy(name) for name in list(ENDS)[1:-1])]
-    steps += [toy("hangs", minutes=0.1), toy("right", name="on a GPU", gpu=True, options={"word": "never"})]
+    steps += [toy("hangs", minutes=0.04), toy("right", name="on a GPU", gpu=True, options={"word": "never"})]
     lines: list[str] = []
     report = first_hour(tmp_path / "report", steps, limit_minutes=10, say=lines.append)
     for name, (status, words) in ENDS.items():
@@ -65,6 +65,7 @@ def test_every_end_of_a_step_is_a_result_and_stops_no_other(toy: Toy, machine: S
         "report.md",
         "report.tar.gz",
     ]
+    assert "**Not run**, because it needs two GPUs: `elsewhere`." in (out / "report.md").read_text()
     page, html = (out / "report.md").read_text(), (out / "index.html").read_text()
     for status, words in ENDS.values():
         assert status in page
