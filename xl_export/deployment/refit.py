@@ -53,8 +53,8 @@ def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> En
         raise ConfigError(
             f"{engine} was built without --refit, so its weights are fixed; build it again: {again}."
         )
-    trt, gpu = load_tensorrt(facts.flavour), Cuda().gpu
-    refuse_elsewhere(facts, engine, version=trt.__version__, gpu=gpu)
+    trt, cuda = load_tensorrt(facts.flavour), Cuda()
+    refuse_elsewhere(facts, engine, version=trt.__version__, gpu=cuda.gpu)
     began = time.perf_counter()
     with atomic_folder(out, force=force, marker=BUILD, sources=[engine, artefact]) as folder:
         plan = refitted_plan(trt, fresh_log(trt), facts, engine / PLAN, artefact / GRAPH)
@@ -66,6 +66,7 @@ def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> En
             artefact=spec.identity,
             seconds=time.perf_counter() - began,
             producer=package_versions(),
+            driver=cuda.driver,
             files={path.name: file_facts(path) for path in sorted(folder.iterdir())},
         )
         save_engine(folder, made)

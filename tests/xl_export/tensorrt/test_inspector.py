@@ -38,6 +38,7 @@ def test_layers_are_told_where_a_gpu_builds(
     half_real.Runtime = lambda log: runtime
     log = fresh_log(trt)
     monkeypatch.setattr(building, "start_tensorrt", lambda spec, options: (half_real, log, GPU))
+    monkeypatch.setattr(building, "Cuda", lambda: SimpleNamespace(driver="13.0"))
     options = BuildOptions(flavour="rtx", compute_capabilities=("8.9",), batch=(1, 1, 1))
     building.build(artefacts["shift"], tmp_path / "engine", options)
     facts, _ = load_engine(tmp_path / "engine")
@@ -45,6 +46,7 @@ def test_layers_are_told_where_a_gpu_builds(
     assert runtime.engine_host_code_allowed
     assert json.loads((tmp_path / "engine" / building.LAYERS).read_text()) == {"Layers": ["a"]}
     assert building.LAYERS in facts.files
+    assert facts.driver == "13.0"
 
     with pytest.raises(ArtefactError, match=r"cannot load the plan that it has built \(.*\); report this\.$"):
         building.layer_information(half_real, log, b"")
