@@ -49,10 +49,8 @@ class _FusedStepGraph(StepGraph):
         order = [head for group in groups for head in group.heads]
         others = [head for head in range(config.heads) if head not in order]
         packed = self.projected(layer, x, order, others)
-        query, context = (
-            packed[0][0],
-            packed[-1][0],
-        )  # the same product, or queries apart from keys and values
+        # One product for all, or queries apart from keys and values.
+        query, context = packed[0][0], packed[-1][0]
         key_at = 0 if len(packed) > 1 else config.heads * config.head_dim
         answers = []
         for group in groups:

@@ -26,13 +26,8 @@ from xl_export.graph.ops import remove_unused_nodes
 from xl_export.graph.quantise import SMALL
 
 BLOCKS = (128, 64, 32, 16)  # rows that share a scale, the first that divides K; TensorRT takes no others
-SHARES = (
-    1.0,
-    0.95,
-    0.9,
-    0.85,
-    0.8,
-)  # of the largest value; a smaller scale cuts it off and rounds the rest less
+# Of the largest value; a smaller scale cuts it off and rounds the rest less.
+SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)
 LEAST = np.finfo(np.float16).smallest_subnormal  # a scale is stored in float16
 PREFIX = "blocks."  # of the names of the layers' matrices
 

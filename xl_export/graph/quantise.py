@@ -31,9 +31,7 @@ LEVEL = 4  # activations in int8; level 0 multiplies in fp32 and is a hundred ti
 BITS: dict[Precision, int] = {"int8": 8, "int4": 4}
 SMALL = 1024  # values; constants with fewer are not changed
 MICROSOFT = "com.microsoft"
-SCALES = (
-    ".table_scales"  # the end of the names of scales of tables, which may be too small for half precision
-)
+SCALES = ".table_scales"  # the end of the names of tables' scales, which may be too small for half precision
 
 
 def lowered(model: ir.Model, precision: Precision) -> ir.Model:

@@ -45,9 +45,7 @@ def build(
     spec = load_spec(artefact)
     refuse_artefact(spec, artefact)
     profiles = options.profiles(spec.rule)
-    if (
-        cache := options.timing_cache
-    ):  # it may have any suffix; a build takes minutes, so this is tested first
+    if cache := options.timing_cache:  # a build takes minutes, so this is tested first; any suffix will do
         refuse_unwritable(cache, option="--timing-cache", suffixes=(cache.suffix,))
     trt, log, gpu = start_tensorrt(spec, options)
     began = time.perf_counter()

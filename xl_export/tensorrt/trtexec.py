@@ -8,8 +8,9 @@ the vocabulary, and positions at which nothing is visible.
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,11 @@ import numpy as np
 from runtimes.contract.engine import PLAN, Profile
 from runtimes.contract.reference import Reference
 from runtimes.contract.spec import GRAPH, Spec
-from runtimes.sessions.pieces import cut
 from xl_export.tensorrt.options import BuildOptions
 
 LINE = "trtexec.txt"  # the file of the engine folder that holds the command line
 TOOLS = {"tensorrt": "trtexec", "rtx": "tensorrt_rtx"}
+LONGEST_STREAM = 1 << 40  # tokens
 LEVELS = {"same-capability": "sameComputeCapability", "ampere-plus": "ampere+"}
 
 
@@ -93,14 +94,12 @@ def timing_commands(spec: Spec, options: BuildOptions, reference: Reference, fol
 
 
 def usual_inputs(spec: Spec, profile: Profile, reference: Reference) -> dict[str, np.ndarray]:
-    """Integer inputs of a step of a profile's usual size, by name, at a position where the memory is full."""
+    """Integer inputs of a step of a profile's usual size, by name, at the position of `full_position`."""
     batch, length = profile.batch[1], profile.tokens[1]
     columns = np.arange(length + 1) % reference.tokens.shape[1]
     tokens = reference.tokens[np.arange(batch) % len(reference.tokens)][:, columns]
     rings = {int(state.shape[2]) for state in spec.state} if spec.linear_ring else set[int]()
-    position = spec.rule.slots  # the first from here on at which no ring ends within the step
-    while len(cut(np.array([position]), length, rings)) > 1:
-        position += 1
+    position = full_position(spec.rule.slots, rings)
     inputs = {
         "input_ids": tokens[:, :-1],
         "position_ids": np.tile(position + np.arange(length), (batch, 1)),
@@ -109,3 +108,14 @@ def usual_inputs(spec: Spec, profile: Profile, reference: Reference) -> dict[str
     }
     names = {fact.name for fact in spec.inputs}
     return {name: np.ascontiguousarray(x, np.int64) for name, x in inputs.items() if name in names}
+
+
+def full_position(slots: int, rings: Collection[int]) -> int:
+    """A position from `slots` on at which each ring begins again, so that none ends within the step.
+
+    rings: their numbers of slots. Rings of many sizes begin together at the start of a stream only: 0 is
+    given where they meet next beyond the longest stream. Engines with a ring have native attention, whose
+    time does not depend on what is visible.
+    """
+    turn = math.lcm(*rings)
+    return 0 if turn > LONGEST_STREAM else -(-slots // turn) * turn

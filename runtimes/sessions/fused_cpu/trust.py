@@ -8,8 +8,10 @@ check and the moment when ONNX Runtime loads it.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+import sys
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -41,7 +43,7 @@ def fault(path: Path, *, folder: Path) -> Fault | None:
             says = f"{place} belongs to another user (number {facts.st_uid})"
             return Fault(place, "foreign", is_folder, says)
         shared = facts.st_mode & stat.S_IWOTH
-        if facts.st_mode & stat.S_IWGRP and not _is_private_group(facts.st_gid):
+        if facts.st_mode & stat.S_IWGRP and (_has_access_list(place) or not _is_private_group(facts.st_gid)):
             shared |= stat.S_IWGRP
         if shared and not (place in folder.parents and facts.st_mode & stat.S_ISVTX):
             return Fault(place, "shared", is_folder, f"other users may write {place}")
@@ -51,20 +53,35 @@ def fault(path: Path, *, folder: Path) -> Fault | None:
 def _is_private_group(group: int) -> bool:
     """Whether a group has this user as its only member, which is the default of many systems.
 
-    They let the group write what the user makes, as Python's environments. The group then has the user's name
-    and is nobody else's first group. Root has no such group here: system accounts may share it.
+    They let the group write what the user makes, as Python's environments. Every group of this number then
+    has the user's name and no other member, and it is the first group of the user and of nobody else. Root
+    has no such group here: system accounts may share it.
+
+    The lists of all accounts and groups must hold the user's own. A directory service that does not list its
+    accounts could hide another member, so its users and groups are never trusted.
     """
     import grp
     import pwd
 
     user = os.geteuid()
     try:
-        name, members = pwd.getpwuid(user).pw_name, grp.getgrgid(group)
+        name = pwd.getpwuid(user).pw_name
     except KeyError:  # as in a container that knows no names
         return False
-    return (
-        user != 0
-        and members.gr_name == name
-        and set(members.gr_mem) <= {name}
-        and all(other.pw_uid == user for other in pwd.getpwall() if other.pw_gid == group)
-    )
+    groups = [entry for entry in grp.getgrall() if entry.gr_gid == group]
+    first_of = {account.pw_uid for account in pwd.getpwall() if account.pw_gid == group}
+    alone = all(entry.gr_name == name and set(entry.gr_mem) <= {name} for entry in groups)
+    return user != 0 and bool(groups) and alone and first_of == {user}
+
+
+def _has_access_list(place: Path) -> bool:
+    """Whether a file or folder has an access control list.
+
+    The bits of the group then say what any user may do whom the list names, and not what the group may do.
+    """
+    if sys.platform != "linux":
+        return True  # no way to ask, and no private groups by default
+    try:
+        return "system.posix_acl_access" in os.listxattr(place, follow_symlinks=False)
+    except OSError as error:
+        return error.errno != errno.ENOTSUP  # a file system without such lists

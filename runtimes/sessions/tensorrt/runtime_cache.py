@@ -2,19 +2,23 @@
 
 TensorRT-RTX compiles an engine's kernels for the GPU when a context is made, and for shapes that it meets
 later. The variable `XL_EXPORT_RTX_CACHE` names a folder in which that work is kept for the next process.
-Without the variable nothing is kept. The files hold code for the GPU, so the folder must be the user's own.
+Without the variable nothing is kept. The files hold code for the GPU, so they are read only where nobody but
+the user and root can have written them.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 import weakref
 from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import StreamError
-from runtimes.base.files import atomic_file, read_bytes
+from runtimes.base.files import read_bytes
+from runtimes.base.progress import say_once
 from runtimes.contract.engine import Gpu
+from runtimes.sessions.fused_cpu.trust import fault
 
 VARIABLE = "XL_EXPORT_RTX_CACHE"
 
@@ -25,12 +29,20 @@ class RuntimeCache:
     """
 
     def __init__(self, identity: str, gpu: Gpu) -> None:
-        folder = os.environ.get(VARIABLE)
-        self.path = Path(folder) / f"{identity:.16}-{gpu.compute_capability}.cache" if folder else None
+        given = os.environ.get(VARIABLE)
+        self.path: Path | None = None
         self._cache: Any = None
-        if folder and not Path(folder).is_dir():
+        if not given:
+            return
+        if not Path(given).is_dir():
             raise StreamError(
-                f"{VARIABLE} is {folder!r:.200}, which is no folder; make it, or unset the variable."
+                f"{VARIABLE} is {given!r:.200}, which is no folder; make it, or unset the variable."
+            )
+        folder = Path(given).resolve()
+        self.path = folder / f"{identity:.16}-{gpu.compute_capability}.cache"
+        if found := fault(self.path if self.path.exists() else folder, folder=folder):
+            raise StreamError(
+                f"{VARIABLE} is {given!r:.200}, and {found.says}; name a folder where only you may write."
             )
 
     def use(self, runtime_config: Any) -> None:
@@ -47,6 +59,13 @@ class RuntimeCache:
 
 
 def _save(cache: Any, path: Path) -> None:
+    """Writes the cache for its user alone. It runs when a session ends, so it says what fails and goes on."""
     content = bytes(memoryview(cache.serialize()))
-    with atomic_file(path) as temporary:
-        temporary.write_bytes(content)
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            temporary = Path(folder) / path.name
+            temporary.write_bytes(content)
+            temporary.chmod(0o600)  # the umask may let the group write
+            os.replace(temporary, path)
+    except OSError as error:
+        say_once(f"what TensorRT-RTX compiled is not kept: {path} could not be written ({error.strerror}).")

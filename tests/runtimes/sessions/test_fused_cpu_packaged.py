@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pwd
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,21 +135,23 @@ def test_a_library_that_others_may_write_is_not_loaded(
 
 
 @pytest.mark.parametrize(
-    ("user", "name", "members", "others", "private"),
+    ("user", "groups", "accounts", "private"),
     [
-        (1000, "anna", [], [], True),  # the default of Debian, Ubuntu and Fedora
-        (1000, "anna", ["anna"], [], True),
-        (1000, "anna", ["bert"], [], False),
-        (1000, "anna", [], [1001], False),  # it is another account's first group
-        (1000, "users", [], [], False),
-        (0, "root", [], [], False),
+        (1000, [("anna", [])], [1000], True),  # the default of Debian, Ubuntu and Fedora
+        (1000, [("anna", ["anna"])], [1000], True),
+        (1000, [("anna", ["bert"])], [1000], False),
+        (1000, [("anna", []), ("staff", ["bert"])], [1000], False),  # two groups of one number
+        (1000, [("anna", [])], [1000, 1001], False),  # it is another account's first group
+        (1000, [("users", [])], [1000], False),
+        (1000, [("anna", [])], [], False),  # a directory service that does not list its accounts
+        (1000, [], [1000], False),
+        (0, [("root", [])], [0], False),
     ],
 )
-def test_a_group_of_the_user_alone_is_nobody_else(
+def test_a_group_is_private_where_the_user_alone_is_in_it(
     user: int,
-    name: str,
-    members: list[str],
-    others: list[int],
+    groups: list[tuple[str, list[str]]],
+    accounts: list[int],
     private: bool,
     libraries: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -159,10 +162,11 @@ def test_a_group_of_the_user_alone_is_nobody_else(
     )
     monkeypatch.setattr(os, "geteuid", lambda: user)
     monkeypatch.setattr(pwd, "getpwuid", account)
-    monkeypatch.setattr(pwd, "getpwall", lambda: [account(number) for number in (user, *others)])
-    monkeypatch.setattr(grp, "getgrgid", lambda number: grp.struct_group((name, "x", number, members)))
+    monkeypatch.setattr(pwd, "getpwall", lambda: [account(number) for number in accounts])
+    entries = [grp.struct_group((name, "x", group, members)) for name, members in groups]
+    monkeypatch.setattr(grp, "getgrall", lambda: entries)
     assert trust._is_private_group(group) is private
-    monkeypatch.setattr(grp, "getgrgid", {}.__getitem__)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     assert not trust._is_private_group(group)  # a container that knows no names
 
 
@@ -172,3 +176,19 @@ def test_a_private_group_may_write(libraries: Path, monkeypatch: pytest.MonkeyPa
     assert fused_cpu.variant() == "avx512"
     libraries.chmod(0o777)
     assert fused_cpu.built() is None
+
+
+def test_a_user_whom_an_access_list_names_is_another_user(
+    libraries: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trust, "_is_private_group", lambda group: True)
+    # The kernel's format, version 2. By kind: the owner, user 4321, the group, the bits of the group, others.
+    rights = [(0x01, 7, -1), (0x02, 7, 4321), (0x04, 5, -1), (0x10, 7, -1), (0x20, 5, -1)]
+    entries = b"".join(struct.pack("<HHi", *entry) for entry in rights)
+    try:
+        os.setxattr(libraries, "system.posix_acl_access", struct.pack("<I", 2) + entries)
+    except OSError:
+        pytest.skip("this file system has no access lists")
+    assert libraries.stat().st_mode & 0o777 == 0o775
+    assert fused_cpu.built() is None
+    assert f"other users may write {libraries};" in str(fused_cpu.ignored())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,32 @@ def test_rtx_captures_a_ring_alone_and_keeps_what_it_compiled(
         gc.collect()
         [kept] = tmp_path.glob("*-8.9.cache")
         assert kept.read_bytes() == content
+        assert kept.stat().st_mode & 0o777 == 0o600
     cuda.contexts.clear()
     monkeypatch.delenv("XL_EXPORT_RTX_CACHE")
     open_session(make_engine(artefacts["shift"], tmp_path / "shift", **options))
     assert not hasattr(cuda.contexts[1], "cuda_graph_strategy")  # addresses change at every token
     assert cuda.contexts[1].cache is None
+
+
+def test_compiled_kernels_that_others_may_have_written_are_not_read(
+    ring: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch, package="tensorrt_rtx")
+    kept, engine = tmp_path / "kept", tmp_path / "engine"
+    kept.mkdir(mode=0o700)
+    monkeypatch.setenv("XL_EXPORT_RTX_CACHE", str(kept))
+    make_engine(ring, engine, flavour="rtx", gpu=None, hardware="same-capability")
+    open_session(engine)
+    gc.collect()
+    [file] = kept.glob("*.cache")
+    for changed in (file, kept):
+        changed.chmod(0o777)
+        with pytest.raises(StreamError, match=f"other users may write {changed}; name a folder where only"):
+            open_session(engine)
+        changed.chmod(0o700)
+    opened = open_session(engine)
+    shutil.rmtree(kept)
+    del opened
+    gc.collect()
+    assert f"is not kept: {file} could not be written" in capsys.readouterr().err

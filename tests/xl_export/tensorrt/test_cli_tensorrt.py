@@ -21,7 +21,7 @@ from tests.commands import last_line, refused, xl
 from xl_export.artefact.export import export
 from xl_export.tensorrt import build as building
 from xl_export.tensorrt.options import BuildOptions
-from xl_export.tensorrt.trtexec import LINE, trtexec_command
+from xl_export.tensorrt.trtexec import LINE, full_position, trtexec_command
 
 RTX = ("--flavour", "rtx", "--compute-capability", "8.6,12.0")
 
@@ -278,6 +278,14 @@ def test_the_line_for_trtexec_has_every_option(artefacts: dict[str, Path], tmp_p
         f"--timingCacheFile={tmp_path / 'cache'}",
         "--noTF32",
     } <= set(words)
+
+
+def test_steps_are_timed_where_no_ring_ends() -> None:
+    """Adaptive spans have rings of many sizes, which end within nearly every segment."""
+    assert full_position(600, ()) == 600
+    assert full_position(600, {600}) == 600
+    assert full_position(600, {600, 540}) == 5400
+    assert full_position(2312, {512 + 45 * number + number**2 for number in range(1, 41)}) == 0
 
 
 def test_the_command_that_builds_an_engine_again_is_one_that_is_taken(

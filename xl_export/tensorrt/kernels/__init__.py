@@ -1,0 +1,1 @@
+"""The attention kernels of an engine, in Triton: compiled, launched and tried."""

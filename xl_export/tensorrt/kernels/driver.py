@@ -40,7 +40,7 @@ TOLERANCES = {"float16": 3e-3, "float32": 1e-5}  # where answers are of the orde
 
 
 class Driver:
-    """The CUDA driver with one GPU and its primary context. Everything is freed by `close`.
+    """The CUDA driver with one GPU and its primary context. What is made within `freed` is freed at its end.
 
     Raises MissingPackageError without `cuda-bindings`, and ArtefactError without a GPU or its driver.
     """
@@ -50,9 +50,7 @@ class Driver:
             self._cuda = import_module("cuda.bindings.driver")
         try:
             (problem,) = self._cuda.cuInit(0)
-        except (
-            Exception
-        ) as error:  # the bindings have found no driver; its class differs between their versions
+        except Exception as error:  # no driver was found; the error's class differs between versions
             raise ArtefactError(f"{_NO_GPU} (the driver is not installed).") from error
         if problem != self._cuda.CUresult.CUDA_SUCCESS:
             raise ArtefactError(f"{_NO_GPU} ({problem.name}).")
