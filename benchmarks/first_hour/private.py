@@ -31,8 +31,9 @@ UNIQUE = (
     re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.IGNORECASE),  # of a network card
     re.compile(r"[\w.+-]+@[\w-]+\.[\w.-]+"),  # of e-mail
 )
-# The folders of an absolute path: it does not follow a word, a slash (as in an address) or a placeholder.
-PATH = re.compile(r"(?<![\w/.>~-])/(?:[^\s/:'\"<>|,;()\[\]{}]+/)+")
+# The folders of an absolute path: it does not follow a word, a slash (as in an address) or a placeholder,
+# unless it is the address of a file.
+PATH = re.compile(r"(?:(?<![\w/.>~-])|(?<=file://))/(?:[^\s/:'\"<>|,;()\[\]{}]+/)+")
 BELOW = re.compile(r"(<(?:home|here|temporary|environment)>)/(?:[^\s/:'\"<>|,;()\[\]{}]+/)+")
 WINDOWS = re.compile(r"\b[A-Za-z]:\\(?:[^\s\\:'\"<>|]+\\)+")
 

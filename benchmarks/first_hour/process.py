@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +18,8 @@ from benchmarks.first_hour.catalogue import Step
 from benchmarks.first_hour.record import is_full
 from benchmarks.first_hour.results import StepResult, load_result
 from runtimes.base.errors import UserError
+from runtimes.base.files import write_json
+from runtimes.base.records import to_json
 
 ROOT = Path(__file__).parents[2]
 LAST_LINES, HEAD_BYTES, TAIL_BYTES = 12, 20_000, 80_000  # of what a step printed, that are kept
@@ -32,7 +34,7 @@ def run_step(step: Step, work: Path, *, seconds: float, quick: bool) -> StepResu
     results, output = work / "results", work / "output"
     for folder in (results, output, work / "models"):
         folder.mkdir(parents=True, exist_ok=True)
-    path, log = results / f"{step.name}.json", output / f"{step.name}.txt"
+    path, log = _result_file(work, step.name), output / f"{step.name}.txt"
     path.unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks.first_hour.child", step.name, step.target]
     command += [json.dumps(step.options), str(path), str(work / "models"), str(results), str(seconds)]
@@ -45,6 +47,20 @@ def run_step(step: Step, work: Path, *, seconds: float, quick: bool) -> StepResu
     taken = time.monotonic() - began
     result = load_result(path) or StepResult(name=step.name)
     return _judged(result, step, code, limit=seconds, seconds=taken, printed=last_lines(log))
+
+
+def keep_results(work: Path, results: Iterable[StepResult]) -> None:
+    """Writes results where later steps look for them, such as the rates of the GPU. A report that is resumed
+    has them, and its folder of work was removed.
+    """
+    for result in results:
+        path = _result_file(work, result.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, to_json(result))
+
+
+def _result_file(work: Path, name: str) -> Path:
+    return work / "results" / f"{name}.json"
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import shutil
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from benchmarks.first_hour.private import Scrubber
 from benchmarks.first_hour.process import excerpt
 from benchmarks.first_hour.render import to_html, to_markdown
 from benchmarks.first_hour.results import Report
-from runtimes.base.files import atomic_file, write_json
+from runtimes.base.files import atomic_file, write_json, writing
 from runtimes.base.records import to_json
 
 REPORT, MARKDOWN, HTML, LOGS, ARCHIVE, WORK = (
@@ -24,6 +25,16 @@ REPORT, MARKDOWN, HTML, LOGS, ARCHIVE, WORK = (
     "report.tar.gz",
     "work",
 )
+
+
+def remove_report(folder: Path) -> None:
+    """Removes the files of an earlier report, and nothing else that lies in the folder."""
+    with writing(folder):
+        for name in (REPORT, MARKDOWN, HTML, ARCHIVE):
+            (folder / name).unlink(missing_ok=True)
+        for name in (LOGS, WORK):
+            if (folder / name).exists():
+                shutil.rmtree(folder / name)
 
 
 def save_report(folder: Path, report: Report, *, scrub: Scrubber) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from benchmarks.first_hour.catalogue import FIRST, STEPS, Step
 from benchmarks.first_hour.private import Scrubber, scrubber
-from benchmarks.first_hour.process import ROOT, run_step
-from benchmarks.first_hour.report import REPORT, WORK, keep_log, pack, save_report
+from benchmarks.first_hour.process import ROOT, keep_results, run_step
+from benchmarks.first_hour.report import REPORT, WORK, keep_log, pack, remove_report, save_report
 from benchmarks.first_hour.results import DONE, NO_GPU, Report, StepResult, load_report
 from benchmarks.machine import commit, versions
 from runtimes.base.errors import UserError
+from runtimes.base.files import writing
 from runtimes.base.folders import refuse_existing
 from runtimes.base.lock import only_writer
 
@@ -38,11 +39,16 @@ def first_hour(
     A step that crashes, hangs or misses a package is recorded, and the next one begins. With `resume` the
     steps are kept that an earlier call has done. When Ctrl-C arrives, the report of the steps until then is
     whole, and KeyboardInterrupt is raised again. Raises UserError where `out` exists and neither `resume` nor
-    `force` is given.
+    `force` is given, and where another process writes there.
     """
     report = _begin(out, quick=quick, resume=resume, force=force)
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
     scrub = scrubber({Path.cwd(): "<here>", ROOT: "<project>", out.resolve(): "<report>"})
     with only_writer(out, doing="a report"):
+        if not resume:
+            remove_report(out)
+        keep_results(out / WORK, (step for step in report.steps if step.status in DONE))
         end = time.monotonic() + limit_minutes * 60
         try:
             report = _run(report, out, steps, end=end, scrub=scrub, say=say)
@@ -54,7 +60,7 @@ def first_hour(
 
 
 def _begin(out: Path, *, quick: bool, resume: bool, force: bool) -> Report:
-    """An empty report, or with `resume` the one that lies in the folder; the folder exists then."""
+    """An empty report, or with `resume` the one that lies in the folder; nothing is written or removed."""
     if resume:
         if not (out / REPORT).is_file():
             raise UserError(f"{out} has no {REPORT} to go on with; leave out --resume.")
@@ -71,9 +77,6 @@ def _begin(out: Path, *, quick: bool, resume: bool, force: bool) -> Report:
             "another --out."
         )
     refuse_existing(out, force=force, marker=REPORT)
-    if out.exists():
-        shutil.rmtree(out)
-    out.mkdir(parents=True)
     began = datetime.now(timezone.utc).isoformat(timespec="minutes")
     return Report(began=began, commit=commit(), versions=versions(), quick=quick)
 

@@ -1,7 +1,7 @@
 """The self-test of an artefact: it replays `reference.npz`, tokens and PyTorch's answers to them.
 
-An engine computes a step in several ways (`runtimes.contract.session.Paths`). The reference is replayed until
-each of them has given answers that were compared; a way that no replay reaches fails the check.
+A session on a GPU computes a step in several ways (`runtimes.contract.session.Paths`). The reference is
+replayed until each of them has given answers that were compared; one that no replay reaches fails the check.
 """
 
 from __future__ import annotations
@@ -66,8 +66,10 @@ class CheckReport:
         total = self.paths + len(self.missing)
         if self.missing:
             names = "; ".join(self.missing)
-            return f"{sentence}; {len(self.missing)} of {total} paths of the engine were not reached: {names}"
-        return f"{sentence}; all {total} paths of the engine were compared" if total > 1 else sentence
+            return (
+                f"{sentence}; {len(self.missing)} of {total} ways to compute a step were not reached: {names}"
+            )
+        return f"{sentence}; all {total} ways to compute a step were compared" if total > 1 else sentence
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.__dict__)
@@ -119,7 +121,7 @@ def _replays(session: Session, reference: Reference) -> Iterator[tuple[np.ndarra
     if paths is None:
         yield from _compared(session, reference)
         return
-    assert session.spec is not None, "only an engine has several paths"
+    assert session.spec is not None, "only artefacts and engines have several paths"
     uses = (False, True) if session.spec.model.selective else (False,)
     nothing = True
     for batch, lead, whole, single in itertools.product(paths.batches, LEADS, uses, (False, True)):

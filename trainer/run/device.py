@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
 
-from runtimes.base.errors import MissingPackageError
+from runtimes.base.errors import MissingPackageError, first_line
 from runtimes.base.progress import say_once
 from runtimes.contract.device import CPU, Device
 from runtimes.contract.session import Session
@@ -28,22 +29,34 @@ def on_device(session: AnySession, device: Device, move: Callable[[Device], AnyS
     if device == CPU:
         return session
     if device.kind == "auto":
-        first = Device("cuda")
-        if (fault := _unusable(first)) is None:
-            moved = move(first)
-            difference = _difference(session, moved)
-            if difference <= TOLERANCE:
-                say_once(f"computing with PyTorch on {first}")
-                return moved
-            fault = f"its answers differ from the CPU's by {difference:.2g} nats"
-            say_once(f"computing with PyTorch on the CPU, because {first} is not usable: {fault}")
+        return _on_first_gpu(session, move)
+    if (fault := _unusable(device)) is None:
+        try:
+            return move(device)
+        except RuntimeError as error:  # PyTorch's: the memory of the GPU is full, or the GPU is not served
+            fault = f"{first_line(error):.300}"
+    raise MissingPackageError(
+        f"device is {device} and PyTorch cannot use it: {fault}; install what is missing, or give "
+        "--device cpu."
+    )
+
+
+def _on_first_gpu(session: AnySession, move: Callable[[Device], AnySession]) -> AnySession:
+    """The session on the first GPU if its answers are right there; otherwise itself, and a line says why."""
+    first = Device("cuda")
+    if _unusable(first):
         return session
-    if fault := _unusable(device):
-        raise MissingPackageError(
-            f"device is {device} and PyTorch cannot use it: {fault}; install what is missing, or give "
-            "--device cpu."
-        )
-    return move(device)
+    try:
+        moved = move(first)
+        difference = _difference(session, moved)
+        fault = f"its answers differ from the CPU's by {difference:.2g} nats"
+    except RuntimeError as error:  # as above; a GPU may also be found for which PyTorch has no kernels
+        difference, fault = math.nan, f"{first_line(error):.300}"
+    if difference <= TOLERANCE:
+        say_once(f"computing with PyTorch on {first}")
+        return moved
+    say_once(f"computing with PyTorch on the CPU, because {first} is not usable: {fault}")
+    return session
 
 
 def _unusable(device: Device) -> str | None:

@@ -74,7 +74,8 @@ def run(record: Record) -> None:
     if shutil.which("nvidia-smi"):
         for name, query in SMI.items():
             _ask(record, name, _nvidia_smi, f"--query-gpu={query}", "--format=csv,noheader")
-        print(_nvidia_smi("-q", "-d", SECTIONS))  # into what the step has printed
+        with record.attempt("nvidia-smi"):  # it waits for ever where the driver does
+            print(_nvidia_smi("-q", "-d", SECTIONS))  # into what the step has printed
     _ask(record, "CUDA of PyTorch", _torch_facts)
     with record.attempt("devices"):
         for report in list_devices():

@@ -122,6 +122,7 @@ def _one_side(
                 side=side,
                 form="shift",
                 precision=precision,
+                halves=halves,
                 batch=batch,
                 tokens=tokens,
             )

@@ -62,6 +62,8 @@ def tried(
         for tokens, repeats in ((1, config.token_repeats), (config.segment, 4 * config.repeats)):
             with record.attempt(f"{side}: timing {batch} x {tokens}"):
                 timing = take_turns({"step": _call(session, batch, tokens)}, repeats=repeats)["step"]
+                # A graph for ONNX Runtime stores its weights in fewer bits, and computes in fp32.
+                for_engines = session.spec is not None and session.spec.target == "tensorrt"
                 keep(
                     record,
                     timing,
@@ -69,6 +71,7 @@ def tried(
                     side=side,
                     form=form,
                     precision=precision,
+                    halves=for_engines and precision != "fp32",
                     batch=batch,
                     tokens=tokens,
                 )
@@ -114,10 +117,14 @@ def keep(
     side: str,
     form: Form,
     precision: Precision,
+    halves: bool,
     batch: int,
     tokens: int,
 ) -> None:
-    """Keeps a timing with the physical limit of the step beside it."""
+    """Keeps a timing with the physical limit of the step beside it.
+
+    precision: of the weights. halves: whether the step computes in 16 bits, memory included.
+    """
     rule = rule_of(config)
     record.time(
         timing,
@@ -125,9 +132,9 @@ def keep(
         side=side,
         batch=batch,
         tokens=tokens,
-        num_bytes=least_bytes(config.model, rule, form, batch=batch, precision=precision),
+        num_bytes=least_bytes(config.model, rule, form, batch=batch, precision=precision, halves=halves),
         multiply_adds=batch * step_multiply_adds(with_head(config.model), rule, form, tokens),
-        halves=precision != "fp32",
+        halves=halves,
     )
 
 
@@ -137,13 +144,13 @@ def tolerance_of(precision: Precision) -> float:
 
 
 def least_bytes(
-    model: ModelConfig, rule: MemoryRule, form: Form, *, batch: int, precision: Precision
+    model: ModelConfig, rule: MemoryRule, form: Form, *, batch: int, precision: Precision, halves: bool
 ) -> float:
     """The bytes of weights, tables and visible memory that a step reads.
 
     The form `shift` writes its whole memory again besides. Of an adaptive softmax the head alone is counted.
     """
-    others = 4 if precision == "fp32" else 2  # bytes of a number in tables and memory
+    others = 2 if halves else 4  # bytes of a number in tables and memory
     weights_and_tables = step_bytes(with_head(model), rule, form, streams=0) / FLOAT
     tables = model.layers * model.heads * model.head_dim * rule.position_rows
     memory = step_bytes(with_head(model), rule, form, streams=batch) / FLOAT - weights_and_tables

@@ -6,7 +6,7 @@ With `cpu` as the name of the device the same code runs in host memory. So it is
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,12 +23,15 @@ NO_GRAPH = -1  # ONNX Runtime's number for a step that is neither captured nor r
 
 
 class OrtArray(DeviceTensor):
-    """An array on a device. `np.asarray` and `copy` download its content."""
+    """An array on a device. `np.asarray` and `copy` download its content.
 
-    def __init__(self, ort: Any, shape: tuple[int, ...], dtype: str, *, device: str, index: int) -> None:
+    place: where it lies, as `Provider.place` says.
+    """
+
+    def __init__(self, ort: Any, shape: tuple[int, ...], dtype: str, *, place: Mapping[str, Any]) -> None:
         self.shape, self.dtype = shape, np.dtype(dtype)
         try:
-            self.value = ort.OrtValue.ortvalue_from_shape_and_type(shape, self.dtype.type, device, index)
+            self.value = ort.OrtValue.ortvalue_from_shape_and_type(shape, self.dtype.type, **place)
         except Exception as error:  # ONNX Runtime raises bare classes of its own
             raise StreamError(
                 f"the device has no room for an array {list(shape)} ({first_line(error):.200}); use a "
@@ -75,7 +78,7 @@ class Runner(Protocol):
         ...
 
     def releaser(self) -> Callable[[int], None]:
-        """A function that gives a captured graph back; it does not keep the session alive."""
+        """A function that gives a captured graph back, in any thread; it does not keep the session alive."""
         ...
 
     def launch(self, io: Any, graph: int) -> None:
@@ -118,19 +121,26 @@ class DeviceBinding:
         """
         return self.session is session and all(memory.tensors.get(n) is a for n, a in self._front.items())
 
-    def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
-        """Runs one step and makes the buffers that it has written the memory's tensors."""
+    def run(
+        self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory
+    ) -> int | None:
+        """Runs one step and makes the buffers that it has written the memory's tensors.
+
+        The answer is the direction of the CUDA graph that computed it, 0 or 1; None where no graph did.
+        """
         single = inputs["input_ids"].shape[1] == 1
         step = self._step(inputs, outputs, single=single)
         for name, array in inputs.items():
             step.buffers[name].upload(array)
         self._singles = self._singles + 1 if single else self._singles
         graph = single and self._singles > STEPS_BEFORE_CAPTURE and self.session.captures
-        step.run(self._turn, self._front, self._back, graph=graph)
+        direction = self._turn
+        step.run(direction, self._front, self._back, graph=graph)
         for name, array in outputs.items():
             array[...] = step.buffers[name].copy()
-        self._turn = (self._turn + 1) % len(self._sets)
+        self._turn = (direction + 1) % len(self._sets)
         memory.tensors.update(self._front)
+        return direction if graph else None
 
     def _step(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], *, single: bool) -> _Step:
         """The buffers for a step of these shapes. Those of single tokens are kept, and those of the last

@@ -7,14 +7,14 @@ can have written it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from runtimes.base.files import sha256, writing
+from runtimes.base.files import sha256
 from runtimes.base.progress import say_once
 from runtimes.sessions.fused_cpu.library import cache_folder
 from runtimes.sessions.fused_cpu.trust import fault
@@ -36,37 +36,56 @@ def kept_engine(key: str) -> bytes | None:
         if found := fault(path, folder=folder or path.parent):
             say_once(f"an engine in the cache is not used: {found.says}.")
             continue
-        content = path.read_bytes()
-        if path.stem.endswith(hashlib.sha256(content).hexdigest()[:DIGITS]):
-            return content
+        with contextlib.suppress(OSError):  # another process may just have replaced it
+            content = path.read_bytes()
+            if path.stem.endswith(hashlib.sha256(content).hexdigest()[:DIGITS]):
+                return content
     return None
 
 
-@contextmanager
+@contextlib.contextmanager
 def keeping_engine(key: str) -> Iterator[Path | None]:
     """A path for a new engine's file, which is kept, whole, when the block ends without an error.
 
-    None where it cannot be kept: there is no home folder, or other users may write the cache.
+    None where it cannot be kept: there is no home folder, or the cache cannot be written, or other users may
+    write it. The engine then serves this process alone, and standard error says why.
     """
-    folder = _folder()
-    if folder is None:
-        yield None
-        return
-    with writing(folder):
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-    if found := fault(folder, folder=folder):
-        say_once(f"the engine is not kept: {found.says}.")
-        yield None
-        return
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+    with contextlib.ExitStack() as stack:
+        folder = temporary = None
+        try:
+            if (folder := _made_folder()) is not None:
+                temporary = stack.enter_context(tempfile.TemporaryDirectory(dir=folder))
+        except OSError as error:  # as in a container whose home folder is read-only
+            _say_not_kept(error)
+        if folder is None or temporary is None:
+            yield None
+            return
         path = Path(temporary) / "engine.onnx"
         yield path
-        if path.is_file():
-            path.chmod(0o600)  # the umask may let the group write
-            for old in folder.glob(f"engine-{key}-*.onnx"):
-                old.unlink(missing_ok=True)
-            os.replace(path, folder / f"engine-{key}-{sha256(path)[:DIGITS]}.onnx")
+        try:
+            if path.is_file():
+                path.chmod(0o600)  # the umask may let the group write
+                for old in folder.glob(f"engine-{key}-*.onnx"):
+                    old.unlink(missing_ok=True)
+                os.replace(path, folder / f"engine-{key}-{sha256(path)[:DIGITS]}.onnx")
+        except OSError as error:
+            _say_not_kept(error)
+
+
+def _made_folder() -> Path | None:
+    """The folder of engines, which is made where it is not there; None where nothing may be kept in it."""
+    if (folder := _folder()) is None:
+        return None
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if found := fault(folder, folder=folder):
+        say_once(f"the engine is not kept: {found.says}.")
+        return None
+    return folder
+
+
+def _say_not_kept(error: OSError) -> None:
+    say_once(f"the engine is not kept: {error.filename} cannot be written ({error.strerror}).")
 
 
 def _folder() -> Path | None:

@@ -16,7 +16,7 @@ from runtimes.contract.spec import Spec
 from runtimes.sessions.onnx_runtime import load_graph
 from runtimes.sessions.ort_gpu.driver import ask_driver
 from runtimes.sessions.ort_gpu.engines import keeping_engine, kept_engine, key_of
-from runtimes.sessions.ort_gpu.placement import RECORD, elsewhere
+from runtimes.sessions.ort_gpu.placement import RECORD, TELLS_PLACEMENT, elsewhere
 from runtimes.sessions.ort_gpu.providers import Provider
 
 Contents = Mapping[str, bytes | bytearray]
@@ -83,8 +83,13 @@ class Loader:
     def _engine(self, contents: Contents) -> Any:
         """The session over an engine: one that was kept, or a new one, which is then kept."""
         chosen = self.provider.options(self.spec, self.device, captured=False)
+        if not hasattr(self.ort.InferenceSession, TELLS_PLACEMENT):
+            raise MissingPackageError(
+                f"device is {self.device} and ONNX Runtime {self.ort.__version__} does not tell which nodes "
+                "run there; install onnxruntime-gpu 1.24 or newer, or give --device cpu."
+            )
         facts = (self.spec.identity, self.ort.__version__, self.provider.name, sorted(chosen.items()))
-        key = key_of(*facts, ask_driver())
+        key = key_of(*facts, str(self.device), ask_driver())
         if (content := kept_engine(key)) is not None:
             # TensorRT refuses an engine of another release, which then is built again.
             with contextlib.suppress(Exception):

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 RECORD = "session.record_ep_graph_assignment_info"  # the option of a session that keeps the placement
+TELLS_PLACEMENT = "get_provider_graph_assignment_info"  # the method of a session, from release 1.24 on
 # ONNX Runtime keeps arithmetic on shapes on the CPU by design: it has a few integers, which other nodes want
 # there. Of these operators it is not known whether a node computes a shape, so they are named only next to
 # others.
@@ -19,7 +20,7 @@ def elsewhere(session: Any, provider: str, *, refused: bool = False) -> str:
     refused: whether ONNX Runtime has found that they compute more; then all of them are named. Releases of
     ONNX Runtime before 1.24 do not tell the placement; the sentence then says that.
     """
-    if not hasattr(session, "get_provider_graph_assignment_info"):
+    if not hasattr(session, TELLS_PLACEMENT):
         return "some nodes, which this release does not name,"
     counts = {True: 0, False: 0}
     kinds: Counter[str] = Counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import inspect
 import io
 import os
 from abc import ABC, abstractmethod
@@ -52,6 +53,10 @@ class Provider(ABC):
     def attach(self, ort: Any, options: Any, chosen: Mapping[str, str], device: Device) -> dict[str, Any]:
         """The arguments of ONNX Runtime's session that ask for this provider and no other."""
         return {"providers": [(self.name, dict(chosen))], "enable_fallback": 0}
+
+    def place(self, ort: Any, device: Device) -> dict[str, Any]:
+        """The arguments of ONNX Runtime's arrays with which they lie in the memory of the device."""
+        return {"device_type": self.memory, "device_id": device.index}
 
     def fault(self, ort: Any) -> str | None:
         """Why ONNX Runtime does not have this provider here, and what mends it, as parts of one sentence.
@@ -171,11 +176,26 @@ class TensorRtRtxProvider(TensorRtProvider):
         return profile_shapes(spec, prefix=self.prefix)  # the GPU is chosen by `attach`
 
     def attach(self, ort: Any, options: Any, chosen: Mapping[str, str], device: Device) -> dict[str, Any]:
+        options.add_provider_for_devices([self._gpu(ort, device)], dict(chosen))
+        return {"enable_fallback": 0}
+
+    def place(self, ort: Any, device: Device) -> dict[str, Any]:
+        # ONNX Runtime without CUDA has no memory on a GPU but the plugin's.
+        known = inspect.signature(ort.OrtValue.ortvalue_from_shape_and_type).parameters
+        if "memory_info" not in known:
+            old = f"ONNX Runtime {ort.__version__} gives no arrays in the memory of a plugin"
+            raise MissingPackageError(self._sentence(device, f"{old}; run `pip install -U onnxruntime`"))
+        memory = self._gpu(ort, device).memory_info(ort.OrtDeviceMemoryType.DEFAULT)
+        if memory is None:  # ONNX Runtime would take the CPU's memory without a word
+            raise self.not_started(ort, device)
+        return {"memory_info": memory}
+
+    def _gpu(self, ort: Any, device: Device) -> Any:
+        """The GPU of that number among those that the plugin has found."""
         gpus = [found for found in ort.get_ep_devices() if found.ep_name == self.name]
         if device.index >= len(gpus):
             raise self.not_started(ort, device)
-        options.add_provider_for_devices([gpus[device.index]], dict(chosen))
-        return {"enable_fallback": 0}
+        return gpus[device.index]
 
     def fault(self, ort: Any) -> str | None:
         if problem := self._register(ort):

@@ -6,9 +6,9 @@ does not take, end in an error that names them.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ import numpy as np
 from runtimes.base.errors import ArtefactError, StreamError, first_line
 from runtimes.contract.device import Device
 from runtimes.contract.memory import Memory
+from runtimes.contract.session import Paths
 from runtimes.contract.spec import GRAPH, VOCAB, Spec
 from runtimes.contract.vocabulary import Vocab, load_vocab
 from runtimes.sessions.graph import GraphSession, Positions
@@ -25,6 +26,11 @@ from runtimes.sessions.onnx_runtime import import_onnxruntime
 from runtimes.sessions.ort_gpu.buffers import DeviceBinding, OrtArray
 from runtimes.sessions.ort_gpu.loading import Loader
 from runtimes.sessions.ort_gpu.providers import PROVIDERS
+
+REFERENCE_ROWS = 2
+# The ways to compute a step, which `check` compares: without a graph, and in a graph for each direction.
+PLAIN = "without a CUDA graph"
+CAPTURED = ("in a CUDA graph", "in a CUDA graph, between the buffers the other way round")
 
 
 class OrtGpuSession(GraphSession):
@@ -51,6 +57,7 @@ class OrtGpuSession(GraphSession):
         self.device, self.provider = device, PROVIDERS[device.kind]
         self._ort = import_onnxruntime(spec.form)
         self._numbers, self._one_at_a_time = itertools.count(1), threading.Lock()
+        self._spent: deque[int] = deque()  # numbers of graphs whose memories are gone
         loader = Loader(
             ort=self._ort,
             provider=self.provider,
@@ -66,6 +73,13 @@ class OrtGpuSession(GraphSession):
         fixed = not spec.model.selective and spec.exporter == "graph"
         releases = hasattr(self._session, "release_captured_graph")
         self.captures = self.provider.captures and fixed and releases
+        self._place = self.provider.place(self._ort, device)
+        self._paths: Paths | None = None
+        if (
+            self.captures and spec.rule.mask == "same-length"
+        ):  # under `full` answers depend on how tokens are cut
+            ways = (PLAIN, *CAPTURED[: 1 if self.in_place else 2])
+            self._paths = Paths(possible=ways, batches=(REFERENCE_ROWS,))
 
     @property
     def computed_by(self) -> str:
@@ -74,6 +88,11 @@ class OrtGpuSession(GraphSession):
     @property
     def kernel(self) -> str:
         return self.provider.kernel
+
+    @property
+    def paths(self) -> Paths | None:
+        """With CUDA graphs and without, where a reference can be fed in single tokens; otherwise None."""
+        return self._paths
 
     @classmethod
     def of(
@@ -94,24 +113,30 @@ class OrtGpuSession(GraphSession):
         return cls(spec, vocab, folder / GRAPH, contents, device=device, threads=threads)
 
     def start(self, batch: int) -> Memory:
+        self._refuse_rows(batch)
+        return super().start(batch)
+
+    def _refuse_rows(self, batch: int) -> None:
         if self.provider.most_rows is not None and batch > self.provider.most_rows:
             raise StreamError(
                 f"batch is {batch}, and {self.device} takes 1 to {self.provider.most_rows} rows; use a "
                 "smaller batch, or --device cuda."
             )
-        return super().start(batch)
 
     def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
+        self._refuse_rows(memory.batch)  # it may come from a file, or from two memories
         with self._one_at_a_time:
             binding = memory.binding
             if not isinstance(binding, DeviceBinding) or not binding.serves(self, memory):
                 memory.binding = binding = DeviceBinding(self, memory)
-            binding.run(inputs, outputs, memory)
+            direction = binding.run(inputs, outputs, memory)
+            if self._paths:
+                self._paths.taken.add(PLAIN if direction is None else CAPTURED[direction])
 
     # What the buffers of a memory need; see `runtimes.sessions.ort_gpu.buffers.Runner`.
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> OrtArray:
-        return OrtArray(self._ort, shape, dtype, device=self.provider.memory, index=self.device.index)
+        return OrtArray(self._ort, shape, dtype, place=self._place)
 
     def io_binding(self) -> Any:
         return self._session.io_binding()
@@ -120,19 +145,18 @@ class OrtGpuSession(GraphSession):
         return next(self._numbers)
 
     def releaser(self) -> Callable[[int], None]:
-        return functools.partial(_release, self._session)
+        # A memory may be collected while another thread runs a step; the next step gives its graph back.
+        return self._spent.append
 
     def launch(self, io: Any, graph: int) -> None:
         options = self._ort.RunOptions()
         options.add_run_config_entry("gpu_graph_id", str(graph))
         try:
+            while self._spent:
+                self._session.release_captured_graph(self._spent.popleft())
             self._session.run_with_iobinding(io, options)
         except Exception as error:  # ONNX Runtime raises bare classes of its own
             raise ArtefactError(
                 f"ONNX Runtime {self._ort.__version__} could not run the step on {self.device} "
                 f"({first_line(error):.300}); open the artefact again, or give --device cpu."
             ) from error
-
-
-def _release(session: Any, number: int) -> None:
-    session.release_captured_graph(number)

@@ -56,6 +56,7 @@ def test_a_step_that_says_everything_leaves_nothing(
         ("/usr/lib/libcuda.so.1 and /data/run/x", "/usr/lib/libcuda.so.1 and <folder>/x"),
         ("PATH=/usr/bin/:/srv/secret/bin/", "PATH=/usr/bin/:<folder>/"),
         ("https://example.org/a/b stays", "https://example.org/a/b stays"),
+        ("Read file:///data/acme/x.py", "Read file://<folder>/x.py"),
         ("2 and/or 3 GB/s", "2 and/or 3 GB/s"),
         ("TensorRT 10.3.0.26 on eve-box", "TensorRT 10.3.0.26 on <host>"),
         ("the max of Max", "the max of Max"),

@@ -16,6 +16,7 @@ from benchmarks.first_hour.report import pack
 from benchmarks.first_hour.results import Report, StepResult, load_report
 from benchmarks.first_hour.run import first_hour
 from runtimes.base.errors import UserError
+from runtimes.base.lock import only_writer
 
 Toy = Callable[..., Step]
 ENDS = {
@@ -127,6 +128,33 @@ def test_a_folder_of_something_else_is_never_replaced(toy: Toy, machine: Step, t
         with pytest.raises(UserError):
             first_hour(tmp_path, [machine], limit_minutes=1, **options)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_a_report_that_is_being_written_is_left_alone_and_only_a_report_is_replaced(
+    toy: Toy, machine: Step, tmp_path: Path
+) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    (tmp_path / "report.json").write_text("the report of another process")
+    with (
+        only_writer(tmp_path, doing="a report"),
+        pytest.raises(UserError, match="written by another process"),
+    ):
+        first_hour(tmp_path, [machine], limit_minutes=1, force=True)
+    assert (tmp_path / "report.json").read_text() == "the report of another process"
+    first_hour(tmp_path, [machine], limit_minutes=1, force=True)
+    assert load_report(tmp_path / "report.json").finished
+    assert (tmp_path / "letter.txt").read_text() == "dear"
+
+
+def test_a_report_that_goes_on_knows_the_rates_that_were_measured(
+    toy: Toy, machine: Step, tmp_path: Path
+) -> None:
+    limits, rated = toy("measures", name="limits"), toy("rated")
+    first_hour(tmp_path / "report", [machine, limits], limit_minutes=1)
+    report = first_hour(tmp_path / "report", [machine, limits, rated], limit_minutes=1, resume=True)
+    result = report.step("rated")
+    assert result is not None
+    assert result.facts == {"rate": "2000000000000.0"}
 
 
 def test_an_altered_report_is_refused(tmp_path: Path) -> None:

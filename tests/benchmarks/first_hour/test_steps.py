@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks import measure
+from benchmarks.first_hour.catalogue import STEPS
 from benchmarks.first_hour.rates import COPY, HALVES
 from benchmarks.first_hour.record import Record
 from benchmarks.first_hour.results import StepResult
@@ -23,6 +24,7 @@ from benchmarks.first_hour.steps import (
     limits,
     machine,
     models,
+    providers,
     pytorch,
     shapes,
     tests,
@@ -95,7 +97,7 @@ def test_an_engine_is_compared_and_then_timed_beside_its_limit(
     config = models.config_of("small", quick=True)
     for row in result.rows:  # at 2e12 bytes/s
         least = timed.least_bytes(
-            config.model, models.rule_of(config), "ring", batch=row.batch, precision="fp16"
+            config.model, models.rule_of(config), "ring", batch=row.batch, precision="fp16", halves=True
         )
         assert row.limit_milliseconds == pytest.approx(least / 2e12 * 1e3)
 
@@ -125,7 +127,29 @@ def test_the_bytes_of_a_step_are_those_of_its_form_and_precision() -> None:
         ("shift", "fp16", 8, 2 * (matrices + table + 3 * 8 * memory)),
         ("ring", "int4", 1, matrices / 2 + 2 * (table + memory)),
     ):
-        assert timed.least_bytes(config, rule, form, batch=batch, precision=precision) == expected  # type: ignore[arg-type]
+        found = timed.least_bytes(
+            config,
+            rule,
+            form,
+            batch=batch,
+            precision=precision,
+            halves=precision != "fp32",  # type: ignore[arg-type]
+        )
+        assert found == expected
+    stored = timed.least_bytes(config, rule, "ring", batch=1, precision="fp16", halves=False)
+    assert stored == 2 * matrices + 4 * (table + memory)
+
+
+def test_the_cuda_provider_is_given_no_graph_that_it_refuses() -> None:
+    for step in STEPS:
+        if step.target.endswith("providers:run"):
+            kinds = providers.kinds_of(step.options["device"], step.options["precision"])  # type: ignore[arg-type]
+            forms = [kind.form for kind in kinds]
+            if step.options["device"] == "cuda":
+                assert forms == ["ring", "shift"]
+                assert {kind.target for kind in kinds} == {"onnxruntime"}
+            else:
+                assert forms == ["shift"]
 
 
 @pytest.mark.parametrize(("leak", "passed"), [(0, True), (1 << 20, False)])

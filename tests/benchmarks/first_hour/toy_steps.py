@@ -7,12 +7,21 @@ import signal
 import subprocess
 import time
 
+from benchmarks.first_hour.rates import COPY
 from benchmarks.first_hour.record import NotHereError, Record
 from benchmarks.first_hour.results import NO_GPU
 
 
 def without_gpu(record: Record) -> None:
     record.fact(NO_GPU, "the driver is not installed")
+
+
+def measures(record: Record) -> None:
+    record.series(COPY, (1e12, 2e12))
+
+
+def rated(record: Record) -> None:
+    record.fact("rate", record.rates.copy)
 
 
 def right(record: Record, *, word: str) -> None:

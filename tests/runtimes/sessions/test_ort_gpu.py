@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -99,10 +101,44 @@ def test_a_ring_is_written_in_place_and_other_forms_in_two_buffers_in_turn(
         assert seen[0] == seen[2]
 
 
-def test_check_passes_on_the_device_and_names_it(artefacts: dict[str, Path], launched: list[int]) -> None:
-    report = check(artefacts["ring"], device="cuda")
+@pytest.mark.parametrize(("form", "ways"), [("ring", 2), ("shift", 3)])
+def test_check_compares_captured_graphs_too_and_names_the_device(
+    artefacts: dict[str, Path], launched: list[int], form: str, ways: int
+) -> None:
+    report = check(artefacts[form], device="cuda")
     assert report.passed
     assert (report.computed_by, report.kernel) == ("ONNX Runtime, CUDA on cuda", "cuda")
+    assert (report.paths, report.missing) == (ways, ())
+
+
+def test_graphs_of_a_memory_that_is_gone_are_given_back_by_the_next_step(
+    artefacts: dict[str, Path], launched: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, token, released = opened(artefacts["shift"]), np.zeros((1, 1), np.int64), list[int]()
+    monkeypatch.setattr(session._session, "release_captured_graph", released.append)
+    memory = session.start(1)
+    for _ in range(5):
+        session.predict(token, memory)
+    del memory
+    gc.collect()
+    assert released == []  # another thread may be in the middle of a step
+    session.predict(token, session.start(1))
+    assert sorted(released) == [1, 2]
+
+
+def test_arrays_of_a_plugin_lie_in_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package of ONNX Runtime for CPUs, which the plugin is installed beside, has no memory `cuda`."""
+    ort, provider = pytest.importorskip("onnxruntime"), providers.PROVIDERS["ort-tensorrt-rtx"]
+    found = [
+        SimpleNamespace(ep_name=provider.name, memory_info=lambda kind, number=number: f"GPU {number}")
+        for number in range(2)
+    ]
+    monkeypatch.setattr(ort, "get_ep_devices", lambda: found)
+    assert provider.place(ort, Device("ort-tensorrt-rtx", 1)) == {"memory_info": "GPU 1"}
+    found[0].memory_info = lambda kind: None
+    for number in (0, 2):  # ONNX Runtime would put the array into the CPU's memory; there is no third GPU
+        with pytest.raises(MissingPackageError):
+            provider.place(ort, Device("ort-tensorrt-rtx", number))
 
 
 def test_auto_takes_a_device_that_gives_the_right_answers_and_says_so(
@@ -230,6 +266,9 @@ def test_engines_of_onnx_runtime_get_shapes_for_every_input_and_refuse_more_rows
     assert session.start(16).batch == 16
     with pytest.raises(StreamError, match="takes 1 to 16 rows"):
         session.start(17)
+    two = session.start(9).join(session.start(9))
+    with pytest.raises(StreamError, match="takes 1 to 16 rows"):
+        session.predict(np.zeros((18, 1), np.int64), two)
 
 
 def test_a_memory_on_a_device_is_pickled_as_plain_arrays_and_serves_the_cpu(

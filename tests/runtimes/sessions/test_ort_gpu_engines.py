@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from runtimes import open_session
-from runtimes.base.errors import ArtefactError
+from runtimes.base.errors import ArtefactError, MissingPackageError
 from runtimes.contract.device import Device
 from runtimes.sessions.ort_gpu import loading
+from runtimes.sessions.ort_gpu.placement import TELLS_PLACEMENT
 from tests import host_gpu
 
 
@@ -78,6 +79,27 @@ def test_what_was_altered_or_others_may_write_is_built_again(
     answer(artefacts["shift"])
     assert len(built) == 3  # built, and written nowhere
     assert "the engine is not kept: other users may write" in capsys.readouterr().err
+
+
+def test_an_engine_that_cannot_be_kept_computes_all_the_same(
+    artefacts: dict[str, Path], built: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache/xl-export").mkdir(parents=True, mode=0o700)
+    (tmp_path / "cache/xl-export/engines").touch()  # a file: nothing can be made in it
+    assert np.isfinite(answer(artefacts["shift"])).all()
+    assert built == []
+    assert "the engine is not kept: " in capsys.readouterr().err
+
+
+def test_a_release_that_does_not_tell_where_nodes_run_builds_nothing(
+    artefacts: dict[str, Path], built: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from onnxruntime.capi.onnxruntime_inference_collection import Session
+
+    monkeypatch.delattr(Session, TELLS_PLACEMENT)
+    with pytest.raises(MissingPackageError, match=r"does not tell which nodes .* 1\.24 or newer"):
+        answer(artefacts["shift"])
+    assert built == []
 
 
 def test_nothing_is_kept_of_an_engine_that_a_node_would_leave(

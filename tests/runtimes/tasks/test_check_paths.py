@@ -53,7 +53,7 @@ def test_every_path_is_compared(
     report = check(fake_gpu.make_engine(artefact, tmp_path / "engine", profiles=profiles(*sizes)))
     assert report.passed, report
     assert (report.paths, report.missing) == (paths, ())
-    assert report.sentence.endswith(f"; all {paths} paths of the engine were compared")
+    assert report.sentence.endswith(f"; all {paths} ways to compute a step were compared")
     assert report.to_json()["paths"] == paths
 
 
@@ -104,7 +104,8 @@ def test_a_path_that_cannot_be_reached_fails_the_check_and_is_named(
     assert not report.passed
     assert report.max_difference < report.tolerance
     assert (
-        "3 of 5 paths of the engine were not reached: profile token, run without a graph" in report.sentence
+        "3 of 5 ways to compute a step were not reached: profile token, run without a graph"
+        in report.sentence
     )
 
 

@@ -54,6 +54,19 @@ def test_a_device_with_other_answers_is_left_and_the_reason_said(
     )
 
 
+def test_a_gpu_on_which_pytorch_fails_is_left_by_auto_and_refused_by_name(
+    run: Path, gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: TorchSession, device: Device) -> TorchSession:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB\nsee the documentation")
+
+    monkeypatch.setattr(TorchSession, "_moved", full)
+    assert open_session(run).computed_by == "PyTorch"
+    assert "is not usable: CUDA out of memory. Tried to allocate 2 GiB\n" in capsys.readouterr().err
+    with pytest.raises(MissingPackageError, match="cannot use it: CUDA out of memory"):
+        open_session(run, device="cuda")
+
+
 def spoilt(session: TorchSession) -> TorchSession:
     next(session.model.parameters()).data.mul_(1.5)
     return session
