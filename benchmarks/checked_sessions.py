@@ -41,7 +41,7 @@ def open_checked(artefact: Path, *, threads: int, operators: Operators) -> OrtSe
     The export has compared the standard operators with PyTorch; the fused operator is compared here. Raises
     ArtefactError where its answers differ from PyTorch's by more than the tolerance.
     """
-    if fused_library(operators) and not (report := check(artefact, threads=threads)).passed:
+    if fused_library(operators) and not (report := check(artefact, threads=threads, device="cpu")).passed:
         raise ArtefactError(
             f"the fused operator differs from PyTorch by {report.max_difference:.3g} nats, more than "
             f"{report.tolerance:g}; nothing was measured, please report this."

@@ -21,7 +21,9 @@ from benchmarks.first_hour.results import StepResult
 # Folders of the operating system, which say nothing about a person.
 SYSTEM = ("usr", "lib", "lib64", "bin", "sbin", "etc", "dev", "proc", "sys")
 PLAIN_USERS = ("root", "user", "ubuntu", "debian", "admin", "runner", "nvidia", "jetson", "test", "python")
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|AUTH|CRED|COOKIE|PROXY|SESSION", re.IGNORECASE)
+# What a login is called and numbered (XDG_SESSION_ID, DESKTOP_SESSION) is no secret, and a usual word.
+SESSION = r"(?<!DESKTOP_)SESSION(?!_(?:CLASS|DESKTOP|ID|TYPE)$)"
+SECRET = re.compile(rf"KEY|TOKEN|SECRET|PASS|AUTH|CRED|COOKIE|PROXY|{SESSION}", re.IGNORECASE)
 LEAST = 4  # characters of a value that is taken out; shorter ones are parts of ordinary words
 LONG = 12  # characters from which any value of the environment is taken out, unless it is a usual word
 USUAL = re.compile(r"[a-z]+[\w.+-]*|[\d.]+", re.ASCII)  # such as xterm-256color or 3.11.2

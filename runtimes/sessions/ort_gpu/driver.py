@@ -14,7 +14,7 @@ NAME_BYTES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Driver:
+class DriverFacts:
     """What NVIDIA's driver says.
 
     cuda: the newest release of CUDA that it serves, such as (13, 0). fault: why it gives no GPU, as a part of
@@ -26,26 +26,26 @@ class Driver:
     fault: str | None = None
 
 
-def ask_driver() -> Driver:
+def ask_driver() -> DriverFacts:
     """The GPUs of this machine in the order of their numbers, or why there is none."""
     try:
         cuda = ctypes.CDLL(LIBRARY)
     except OSError:
-        return Driver(fault=f"no NVIDIA driver is installed ({LIBRARY} cannot be loaded)")
+        return DriverFacts(fault=f"no NVIDIA driver is installed ({LIBRARY} cannot be loaded)")
     count = ctypes.c_int()
     try:
         code = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
     except AttributeError:
-        return Driver(fault=f"{LIBRARY} is no library of an NVIDIA driver")
+        return DriverFacts(fault=f"{LIBRARY} is no library of an NVIDIA driver")
     if code:
         what = "finds no GPU" if code == NO_DEVICE else "cannot start"
-        return Driver(fault=f"the NVIDIA driver {what} (CUDA error {code})")
+        return DriverFacts(fault=f"the NVIDIA driver {what} (CUDA error {code})")
     if not count.value:
-        return Driver(fault="the NVIDIA driver finds no GPU")
+        return DriverFacts(fault="the NVIDIA driver finds no GPU")
     number = ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(number))  # 13000 for 13.0
     release = (number.value // 1000, number.value % 1000 // 10)
-    return Driver(gpus=tuple(_gpu(cuda, number) for number in range(count.value)), cuda=release)
+    return DriverFacts(gpus=tuple(_gpu(cuda, number) for number in range(count.value)), cuda=release)
 
 
 def _gpu(cuda: ctypes.CDLL, number: int) -> Gpu:

@@ -75,9 +75,8 @@ class OrtGpuSession(GraphSession):
         self.captures = self.provider.captures and fixed and releases
         self._place = self.provider.place(self._ort, device)
         self._paths: Paths | None = None
-        if (
-            self.captures and spec.rule.mask == "same-length"
-        ):  # under `full` answers depend on how tokens are cut
+        # Under the mask `full` answers depend on how tokens are cut, so a reference is not fed singly.
+        if self.captures and spec.rule.mask == "same-length":
             ways = (PLAIN, *CAPTURED[: 1 if self.in_place else 2])
             self._paths = Paths(possible=ways, batches=(REFERENCE_ROWS,))
 

@@ -67,3 +67,9 @@ def test_a_step_that_says_everything_leaves_nothing(
 def test_what_is_taken_out_and_what_stays(text: str, expected: str) -> None:
     scrub = Scrubber(words={"eve": "<user>", "eve-box": "<host>"}, parts={})
     assert scrub(text) == expected
+
+
+def test_the_number_of_a_login_is_not_taken_out_of_figures() -> None:
+    environment = {"XDG_SESSION_ID": "1234", "XDG_SESSION_CLASS": "user", "WEB_SESSION": "c00k1e"}
+    scrub = private.scrubber({}, environment=environment)
+    assert scrub("3.1234e-05 nats for each user, c00k1e") == "3.1234e-05 nats for each user, <environment>"

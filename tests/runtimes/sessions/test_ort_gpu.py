@@ -20,13 +20,13 @@ from runtimes.contract.memory import DeviceTensor
 from runtimes.contract.spec import Spec
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.sessions.ort_gpu import providers
-from runtimes.sessions.ort_gpu.driver import Driver
+from runtimes.sessions.ort_gpu.driver import DriverFacts
 from runtimes.sessions.ort_gpu.placement import elsewhere
 from runtimes.sessions.ort_gpu.session import OrtGpuSession
 from tests import host_gpu
 
 FORMS = ("ring", "shift", "hidden")
-ABSENT = Driver(fault="no NVIDIA driver is installed (libcuda.so.1 cannot be loaded)")
+ABSENT = DriverFacts(fault="no NVIDIA driver is installed (libcuda.so.1 cannot be loaded)")
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_a_provider_that_onnx_runtime_left_out_is_an_error_with_the_reason(
     assert isinstance(open_session(artefacts["ring"]), OrtSession)
     assert "computing on the CPU, because no NVIDIA driver is installed" in capsys.readouterr().err
     # With a driver, the linker's own words about the first library that is missing.
-    monkeypatch.setattr(providers, "ask_driver", lambda: Driver(cuda=(99, 0)))
+    monkeypatch.setattr(providers, "ask_driver", lambda: DriverFacts(cuda=(99, 0)))
     monkeypatch.setattr(
         providers, "_unloadable", lambda _: "libcublasLt.so.13: cannot open shared object file"
     )
@@ -207,7 +207,7 @@ def test_a_driver_that_is_too_old_or_a_gpu_that_is_not_there_is_named(
     ort = pytest.importorskip("onnxruntime")
     monkeypatch.setattr(ort, "cuda_version", "13.0", raising=False)
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
-    monkeypatch.setattr(providers, "ask_driver", lambda: Driver(cuda=(12, 8)))
+    monkeypatch.setattr(providers, "ask_driver", lambda: DriverFacts(cuda=(12, 8)))
     fault = providers.PROVIDERS["cuda"].fault(ort)
     assert fault is not None
     assert "serves CUDA 12.8 and onnxruntime" in fault
@@ -217,10 +217,10 @@ def test_a_driver_that_is_too_old_or_a_gpu_that_is_not_there_is_named(
         open_session(artefacts["ring"], device="cuda:1")
 
 
-def host_gpu_of_one() -> Driver:
+def host_gpu_of_one() -> DriverFacts:
     from tests.fake_gpu import GPU
 
-    return Driver(gpus=(GPU,), cuda=(13, 0))
+    return DriverFacts(gpus=(GPU,), cuda=(13, 0))
 
 
 def test_nodes_that_run_elsewhere_are_named_with_the_form_that_helps(

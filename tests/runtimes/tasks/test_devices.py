@@ -11,16 +11,18 @@ import pytest
 
 from runtimes.contract.device import OF_ARTEFACTS
 from runtimes.sessions.ort_gpu import providers
-from runtimes.sessions.ort_gpu.driver import Driver
+from runtimes.sessions.ort_gpu.driver import DriverFacts
 from runtimes.tasks import devices
 from runtimes.tasks.devices import DeviceReport, hints, list_devices
 from tests import fake_gpu
 
-ABSENT = Driver(fault="no NVIDIA driver is installed (libcuda.so.1 cannot be loaded)")
-WITH_GPU = Driver(gpus=(fake_gpu.GPU,), cuda=(13, 0))
+ABSENT = DriverFacts(fault="no NVIDIA driver is installed (libcuda.so.1 cannot be loaded)")
+WITH_GPU = DriverFacts(gpus=(fake_gpu.GPU,), cuda=(13, 0))
 
 
-def described(monkeypatch: pytest.MonkeyPatch, driver: Driver, *packages: str) -> dict[str, DeviceReport]:
+def described(
+    monkeypatch: pytest.MonkeyPatch, driver: DriverFacts, *packages: str
+) -> dict[str, DeviceReport]:
     """The devices of artefacts, for a driver and an onnxruntime with these providers."""
     for module in (devices, providers):
         monkeypatch.setattr(module, "ask_driver", lambda: driver)
