@@ -123,18 +123,19 @@ def _replays(session: Session, reference: Reference) -> Iterator[tuple[np.ndarra
         return
     assert session.spec is not None, "only artefacts and engines have several paths"
     uses = (False, True) if session.spec.model.selective else (False,)
-    nothing = True
+    nothing, refusal = True, ""
     for batch, lead, whole, single in itertools.product(paths.batches, LEADS, uses, (False, True)):
         if nothing or paths.missing:
             before = set(paths.taken)
             try:
                 yield from _compared(session, reference, batch=batch, lead=lead, whole=whole, single=single)
                 nothing = False
-            except StreamError:  # no profile takes these rows and segments
+            except StreamError as error:  # mostly because no profile takes these rows and segments
                 paths.without(before)
+                refusal = refusal or str(error).partition(";")[0]
     if nothing:
         raise StreamError(
-            "no profile of the engine takes the streams of its reference; build it with --batch 1:2:2."
+            f"the engine takes no stream of its reference ({refusal}); build it with --batch 1:2:2."
         )
 
 
@@ -165,6 +166,6 @@ def _compared(
     lead = [min(length, session.rule.segment) for length in lead]
     log_probs, last = replay(session, tokens, lengths.tolist(), restarts, lead=lead, whole=whole)
     pairs = [(log_probs, reference.log_probs[rows, : log_probs.shape[1]])]
-    return (
-        pairs if log_probs.shape[1] < reference.log_probs.shape[1] else [*pairs, (last, reference.last[rows])]
-    )
+    if log_probs.shape[1] < reference.log_probs.shape[1]:
+        return pairs  # `last` follows another token than the reference's
+    return [*pairs, (last, reference.last[rows])]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def write_polygraphy_files(artefact: Path, out: Path, *, batch: int = 2, force: 
     iterations: list[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]] = []
     for name, length in (("a segment from empty memory", T), ("a segment", T), ("a single token", 1)):
         if iterations:
-            _fill(session, memory, draw, following=length)
+            length = _fill(session, memory, draw, following=length)
             name += f" after {int(memory.positions[0])} tokens"
         named.append(f"{name}, {batch} x {length}")
         iterations.append(recorded_step(session, memory, draw.integers(0, V, (batch, length))))
@@ -102,19 +103,33 @@ def _sizes(fact: TensorFacts, batch: int, length: int) -> tuple[int, ...]:
     return fact.sizes(batch=batch, segment=length, rows=batch)
 
 
-def _fill(session: OrtSession, memory: Memory, draw: np.random.Generator, *, following: int) -> None:
-    """Feeds random tokens until the memory is full, and a step of `following` tokens ends before a ring does.
+def _fill(session: OrtSession, memory: Memory, draw: np.random.Generator, *, following: int) -> int:
+    """Feeds random tokens until the memory is full; returns how many tokens the next step may have.
 
-    So the step fits a graph that does not write across the end of its ring.
+    They are at most `following`, and end before a ring does. So the step fits a graph that does not write
+    across the end of its ring.
     """
     spec = session.spec
     rings = {int(state.shape[2]) for state in spec.state} if spec.form == "ring" else set[int]()
-    wanted = int(memory.positions[0]) + spec.rule.slots
-    while any(wanted % slots + following > slots for slots in rings):
-        wanted += 1
+    wanted, room = roomy_position(int(memory.positions[0]) + spec.rule.slots, rings, following)
     while (left := wanted - int(memory.positions[0])) > 0:
         shape = memory.batch, min(left, spec.rule.segment)
         session.predict(draw.integers(0, spec.model.vocab_size, shape), memory)
+    return room
+
+
+def roomy_position(least: int, rings: Collection[int], following: int) -> tuple[int, int]:
+    """A position from `least` on, and how many tokens fit there before a ring ends, at most `following`.
+
+    It is the first with room for all of them. Where no position within a turn of the largest ring has it, as
+    with rings of many sizes, it is the one with the most.
+    """
+
+    def room(position: int) -> int:
+        return min((following, *(size - position % size for size in rings)))
+
+    position = max(range(least, least + max(rings, default=1)), key=room)
+    return position, room(position)
 
 
 def _array(array: np.ndarray) -> dict[str, str]:

@@ -114,5 +114,9 @@ def test_an_engine_that_takes_no_stream_of_its_reference_says_so(
 ) -> None:
     engine = fake_gpu.make_engine(ring, tmp_path / "engine")
     monkeypatch.setattr(fake_gpu._Context, "set_input_shape", lambda *_: False)
-    with pytest.raises(StreamError, match="no profile of the engine takes the streams of its reference"):
+    with pytest.raises(StreamError, match=r"no stream of its reference \(input_ids .* does not fit"):
+        check(engine)
+    no_room = (fake_gpu.FakeCuda.cudaError_t.cudaErrorMemoryAllocation, 0)
+    monkeypatch.setattr(fake_gpu.FakeCuda, "cudaMalloc", lambda *_: no_room)
+    with pytest.raises(StreamError, match=r"no stream of its reference \(the GPU has no room for 0 MiB"):
         check(engine)
