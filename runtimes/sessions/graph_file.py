@@ -1,6 +1,7 @@
-"""Looks into an ONNX file before ONNX Runtime gets it: which files it refers to, and whether it can loop.
+"""Looks into an ONNX file before ONNX Runtime gets it: which files it refers to, whether it can loop, and
+whether it holds compiled code.
 
-Only the few fields of the format that answer these two questions are read (onnx.proto: ModelProto,
+Only the few fields of the format that answer these questions are read (onnx.proto: ModelProto,
 GraphProto, NodeProto, TensorProto); the edge has no package that knows them all.
 """
 
@@ -22,6 +23,7 @@ TENSOR_EXTERNAL, ENTRY_KEY, ENTRY_VALUE = 13, 1, 2
 # The operators that run a part of the graph again and again, perhaps for ever. No graph of this project has
 # one.
 LOOPS = {b"Loop", b"Scan", b"SequenceMap"}
+COMPILED = b"EPContext"  # the operator that holds what a provider has compiled, or names a file of it
 DEEPEST = 16  # graphs within graphs
 
 
@@ -31,18 +33,22 @@ class _DamagedError(Exception):
 
 @dataclass
 class _Inside:
-    """What was found: the names of files that hold tensors, and operators that loop."""
+    """What was found: names of files that hold tensors, operators that loop, whether code is compiled."""
 
     files: set[bytes] = field(default_factory=set)
     loops: set[bytes] = field(default_factory=set)
+    compiled: bool = False
 
 
-def refuse_foreign_graph(data: bytes | bytearray, *, name: str, files: Collection[str]) -> None:
+def refuse_foreign_graph(
+    data: bytes | bytearray, *, name: str, files: Collection[str], compiled: bool = False
+) -> None:
     """Raises ArtefactError unless an ONNX file takes its tensors from itself and `files` only, and has no
-    loop.
+    loop and no compiled code.
 
     data: the file's content. name: of the file, for the sentence. files: names that the artefact's spec
-    lists.
+    lists. compiled: whether it may hold compiled code, which runs on the GPU as it is: only where this user
+    had it compiled.
     """
     inside = _Inside()
     try:
@@ -57,6 +63,11 @@ def refuse_foreign_graph(data: bytes | bytearray, *, name: str, files: Collectio
         raise ArtefactError(
             f"{name} takes tensors from the file {shown}, which the artefact's spec does not list; "
             "export the artefact again."
+        )
+    if inside.compiled and not compiled:
+        raise ArtefactError(
+            f"{name} has an {COMPILED.decode()} operator, which holds compiled code, and no artefact has "
+            "one; export the artefact again."
         )
     if inside.loops:
         raise ArtefactError(
@@ -93,6 +104,8 @@ def _read_node(data: memoryview, inside: _Inside, *, depth: int) -> None:
     for number, value in _fields(data):
         if number == NODE["op_type"] and bytes(value) in LOOPS:
             inside.loops.add(bytes(value))
+        elif number == NODE["op_type"] and bytes(value) == COMPILED:
+            inside.compiled = True
         elif number == NODE["attribute"]:
             _read_attribute(value, inside, depth=depth)
 

@@ -227,13 +227,15 @@ def load_graph(
     contents: Mapping[str, bytes | bytearray],
     options: Any,
     providers: Mapping[str, Any],
+    *,
+    compiled: bool = False,
 ) -> Any:
     """ONNX Runtime's session over the bytes of a graph and of its weights, its tensors those of the spec.
 
-    options, providers: of the session; `options` is changed. Raises ArtefactError for a graph that is not the
-    spec's, and whatever ONNX Runtime raises.
+    options, providers: of the session; `options` is changed. compiled: see `refuse_foreign_graph`. Raises
+    ArtefactError for a graph that is not the spec's, and whatever ONNX Runtime raises.
     """
-    refuse_foreign_graph(contents[graph.name], name=str(graph), files=[WEIGHTS])
+    refuse_foreign_graph(contents[graph.name], name=str(graph), files=[WEIGHTS], compiled=compiled)
     options.log_severity_level = FATAL  # errors are raised; device discovery warns where there is no GPU
     if spec.target == "tensorrt":
         # Engines multiply by dequantised weights as they are; ONNX Runtime would round activations too.

@@ -93,7 +93,7 @@ class Loader:
         if (content := kept_engine(key)) is not None:
             # TensorRT refuses an engine of another release, which then is built again.
             with contextlib.suppress(Exception):
-                session = self._create({**contents, self.graph.name: content}, judged=False)
+                session = self._create({**contents, self.graph.name: content}, judged=False, compiled=True)
                 self._refuse_elsewhere(session)
                 return session
         if self.provider.fault(self.ort):
@@ -104,11 +104,13 @@ class Loader:
             self._refuse_elsewhere(session)
         return session
 
-    def _create(self, contents: Contents, *, judged: bool, context: Path | None = None) -> Any:
+    def _create(
+        self, contents: Contents, *, judged: bool, context: Path | None = None, compiled: bool = False
+    ) -> Any:
         """ONNX Runtime's session.
 
         judged: whether ONNX Runtime may refuse nodes that compute elsewhere. context: where it writes what
-        the provider has compiled.
+        the provider has compiled. compiled: whether the graph is such a file.
         """
         options = self.ort.SessionOptions()
         options.intra_op_num_threads = self.threads or available_cpus()
@@ -119,7 +121,7 @@ class Loader:
                 options.add_session_config_entry(name, value)
         chosen = self.provider.options(self.spec, self.device, captured=judged)
         providers = self.provider.attach(self.ort, options, chosen, self.device)
-        return load_graph(self.ort, self.spec, self.graph, contents, options, providers)
+        return load_graph(self.ort, self.spec, self.graph, contents, options, providers, compiled=compiled)
 
     def _refuse_unless_started(self, session: Any) -> None:
         """Raises MissingPackageError where ONNX Runtime left the provider out, which it does silently."""

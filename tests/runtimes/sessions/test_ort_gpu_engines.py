@@ -13,6 +13,7 @@ import pytest
 from runtimes import open_session
 from runtimes.base.errors import ArtefactError, MissingPackageError
 from runtimes.contract.device import Device
+from runtimes.sessions import onnx_runtime
 from runtimes.sessions.ort_gpu import loading
 from runtimes.sessions.ort_gpu.placement import TELLS_PLACEMENT
 from tests import host_gpu
@@ -49,14 +50,26 @@ def answer(folder: Path) -> np.ndarray:
 
 
 def test_an_engine_is_built_once_and_kept(
-    artefacts: dict[str, Path], built: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    artefacts: dict[str, Path],
+    built: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    refuse, may_be_compiled = onnx_runtime.refuse_foreign_graph, list[bool]()
+
+    def noted(data: bytes, *, compiled: bool, **facts: Any) -> None:
+        may_be_compiled.append(compiled)
+        refuse(data, compiled=compiled, **facts)
+
+    monkeypatch.setattr(onnx_runtime, "refuse_foreign_graph", noted)
     first = answer(artefacts["shift"])
     (kept,) = (tmp_path / "cache/xl-export/engines").iterdir()  # no temporary folder is left
     assert kept.name.startswith("engine-")
     assert kept.stat().st_mode & 0o777 == 0o600
     np.testing.assert_array_equal(answer(artefacts["shift"]), first)
     assert len(built) == 1
+    assert may_be_compiled == [False, True]  # the artefact, and then the engine that this user built
     assert "building an engine for cuda" in capsys.readouterr().err
 
 
