@@ -1,4 +1,4 @@
-"""Compares the fused operator with the standard operators, which are the truth."""
+"""Compares the fused operator with the standard operators, which are the reference."""
 
 from __future__ import annotations
 
