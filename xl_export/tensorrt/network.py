@@ -15,17 +15,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from runtimes.base.errors import ArtefactError, ConfigError, first_line
 from runtimes.contract.engine import Attention
 from runtimes.contract.spec import GRAPH
-from xl_export.tensorrt.operator import (
-    ATTRIBUTES,
-    DOMAIN,
-    INPUTS,
-    JOIN,
-    NAME,
-    OLD_DOMAIN,
-    PARTS,
-    PLUGIN,
-    RING_NAME,
-)
+from xl_export.tensorrt.operator import DOMAIN, JOIN, NAME, OLD_DOMAIN, PLUGIN, SIGNATURES
 from xl_export.tensorrt.private_parts import allow_decomposition
 
 
@@ -53,11 +43,6 @@ def parse(trt: Any, log: Any, folder: Path, *, attention: Attention, name: str) 
     graph = folder / GRAPH
     model = read_model(graph)
     attentions = take_plugins(model) if attention == "plugin" else 0
-    if attention == "plugin" and any(node.op_type == RING_NAME for node in model.graph.node):
-        raise ConfigError(
-            f"{graph} has its memory in a ring, which the plugin does not read; export the artefact with "
-            "`xl-export export --target tensorrt --memory shift`, or build with --attention native."
-        )
     if attention == "plugin" and not attentions:
         raise ConfigError(
             f"{graph} has no node {DOMAIN}::{NAME}, which --attention plugin needs; export the artefact with "
@@ -132,22 +117,24 @@ def take_plugins(model: onnx.ModelProto) -> int:
     were.
     """
     nodes, count = onnx.GraphProto().node, 0
+    signatures = {(DOMAIN, signature.name): signature for signature in SIGNATURES}
     for node in model.graph.node:
-        if (node.domain, node.op_type) != (DOMAIN, NAME):
+        signature = signatures.get((node.domain, node.op_type))
+        if signature is None:
             nodes.append(node)
             continue
-        if len(node.input) != len(INPUTS) or len(node.output) != 1:
+        if len(node.input) != len(signature.inputs) or len(node.output) != 1:
             raise ArtefactError(
-                f"a node {DOMAIN}::{NAME} has {len(node.input)} inputs, expected {len(INPUTS)}; export the "
-                "artefact again."
+                f"a node {DOMAIN}::{signature.name} has {len(node.input)} inputs, expected "
+                f"{len(signature.inputs)}; export the artefact again."
             )
         answer = node.output[0]
         of_parts = [f"{answer}.mixed", f"{answer}.level"]
-        attributes = {item.name: item.i for item in node.attribute if item.name in ATTRIBUTES}
+        attributes = {item.name: item.i for item in node.attribute if item.name in signature.attributes}
         options = {"domain": DOMAIN, **PLUGIN}
         nodes.append(
             onnx.helper.make_node(
-                PARTS, node.input, of_parts, name=f"{node.name}.parts", **options, **attributes
+                signature.parts, node.input, of_parts, name=f"{node.name}.parts", **options, **attributes
             )
         )
         nodes.append(

@@ -35,8 +35,8 @@ another one.
 
 A model holds the function body below, made of standard operators. ONNX Runtime puts the body in the place of
 the node, and so does TensorRT unless the plugin is built in. With the plugin, two nodes whose Triton kernels
-are embedded in the engine take its place (`network.py`, `plugin.py`). `naive.py` computes the same in
-PyTorch, `kernels` on the GPU.
+are embedded in the engine take its place, over a ring too (`network.py`, `plugin.py`). `naive.py` computes
+the same in PyTorch, `kernels` on the GPU.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ RING_NAME = "RelativeAttentionInRing"
 OLD_DOMAIN = "xl"  # that the same operator has in artefacts of earlier versions
 # The two plugins that do a node's work, one after the other.
 PARTS, JOIN = "RelativeAttentionParts", "JoinAttentionParts"
+RING_PARTS = "RelativeAttentionPartsInRing"  # the first of them over a ring
 INPUTS = (
     "query",
     "key",
@@ -110,17 +111,33 @@ ATTRIBUTES = tuple(field.name for field in fields(Attributes))
 RING_ATTRIBUTES = (*ATTRIBUTES, "mem_len")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """The operator in one form of memory: its name, the plugin that attends to parts of the keys for it, and
+    the names of the inputs and attributes that both have.
+    """
+
+    name: str
+    parts: str
+    inputs: tuple[str, ...]
+    attributes: tuple[str, ...]
+
+
+SIGNATURES = (
+    Signature(name=NAME, parts=PARTS, inputs=INPUTS, attributes=ATTRIBUTES),
+    Signature(name=RING_NAME, parts=RING_PARTS, inputs=RING_INPUTS, attributes=RING_ATTRIBUTES),
+)
+
+
 def function_body(opset: int, *, ring: bool = False) -> onnx.FunctionProto:
     """The operator as a model-local function of standard operators, for a model of this opset.
 
     ring: whether it is the operator over a ring.
     """
-    name, inputs, attributes = (
-        (RING_NAME, RING_INPUTS, RING_ATTRIBUTES) if ring else (NAME, INPUTS, ATTRIBUTES)
-    )
+    of = SIGNATURES[ring]
     body = _BODY.replace("DISTANCES", _RING_DISTANCES if ring else _DISTANCES)
     body = body.replace("BIAS", _RING_BIAS if ring else _BIAS)
-    signature = f"{name} <{', '.join(attributes)}> ({', '.join(inputs)}) => (answer)"
+    signature = f"{of.name} <{', '.join(of.attributes)}> ({', '.join(of.inputs)}) => (answer)"
     return onnx.parser.parse_function(
         f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n{signature}{body}'
     )

@@ -2,7 +2,8 @@
 plan carries.
 
 The plugins are of the kind that NVIDIA calls quickly deployable (`tensorrt.plugin`). Such a plugin launches
-one kernel, so there are two: `PARTS` attends to the keys in parts, and `JOIN` joins the answers of the parts.
+one kernel, so an attention has two: `PARTS` attends to the keys in parts, and `JOIN` joins the answers of the
+parts. Over a ring `RING_PARTS` takes the place of `PARTS`.
 The functions here run while the engine is built. The engine launches the embedded PTX by itself; it needs
 neither Python nor a plugin library, and trtexec runs it too.
 """
@@ -35,9 +36,9 @@ from xl_export.tensorrt.kernels.compile import (
     scratch_rows,
     tactics,
 )
-from xl_export.tensorrt.operator import ATTRIBUTES, DOMAIN, INPUTS, JOIN, PARTS, Attributes
+from xl_export.tensorrt.operator import DOMAIN, JOIN, SIGNATURES, Attributes, Signature
 
-INTEGER_INPUTS = ("first",)
+INTEGER_INPUTS = ("first", "slot")
 JOIN_INPUTS = ("query", "mixed", "level")
 
 
@@ -66,7 +67,7 @@ def capability_number(gpu: Gpu) -> int:
 
 
 def register_plugins(gpu: Gpu, *, multiprocessors: int) -> None:
-    """Registers both plugins with TensorRT for this process; they compile for `gpu`. Later calls must be for
+    """Registers the plugins with TensorRT for this process; they compile for `gpu`. Later calls must be for
     the same GPU.
 
     multiprocessors: how many the GPU has; the keys of few queries are divided by it.
@@ -75,16 +76,18 @@ def register_plugins(gpu: Gpu, *, multiprocessors: int) -> None:
     TensorRT's front package from PyPI and the bindings that it stands for both have it.
     """
     trt, trtp = import_module("tensorrt"), import_module("tensorrt.plugin")
-    if not hasattr(getattr(trtp.op, DOMAIN, None), PARTS):
-        _register_parts(trt, trtp, capability_number(gpu), multiprocessors)
+    if not hasattr(getattr(trtp.op, DOMAIN, None), JOIN):
+        for signature in SIGNATURES:
+            _register_parts(trt, trtp, signature, capability_number(gpu), multiprocessors)
         _register_join(trt, trtp, capability_number(gpu), multiprocessors)
 
 
-def _register_parts(trt: Any, trtp: Any, capability: int, multiprocessors: int) -> None:
+def _register_parts(trt: Any, trtp: Any, signature: Signature, capability: int, multiprocessors: int) -> None:
     """Registers the plugin that gives `mixed` and `level` of every part of the keys (`kernels/segment.py`).
 
     Its inputs and attributes are those of the operator.
     """
+    inputs = signature.inputs
 
     def undivided(query: Any) -> Any:
         return programs(*(query.shape_expr[axis] for axis in range(3)))
@@ -107,7 +110,7 @@ def _register_parts(trt: Any, trtp: Any, capability: int, multiprocessors: int) 
         from 1.
         """
         kind = _type_name(trt, tensors[0])
-        types = [*("INT32" if name in INTEGER_INPUTS else kind for name in INPUTS), "FP32", "FP32"]
+        types = [*("INT32" if name in INTEGER_INPUTS else kind for name in inputs), "FP32", "FP32"]
         numbers = range(1, len(tactics_of(tensors[0])) + 1)
         return [trtp.AutoTuneCombination(", ".join(types), "LINEAR", list(numbers))]
 
@@ -118,11 +121,13 @@ def _register_parts(trt: Any, trtp: Any, capability: int, multiprocessors: int) 
         arguments: the inputs' descriptions, the attributes, the outputs' descriptions and the tactic's
         number.
         """
-        tensors, values, number = arguments[: len(INPUTS)], arguments[len(INPUTS) : -2], arguments[-1]
+        tensors, values, number = arguments[: len(inputs)], arguments[len(inputs) : -2], arguments[-1]
         query, key = tensors[0], tensors[1]
         sizes = Sizes.of([tuple(tensor.shape) for tensor in tensors])
         tactic = tactics_of(query)[number - 1]
-        fixed = constants(tactic, sizes, Attributes(**dict(zip(ATTRIBUTES, values, strict=True))))
+        attributes = dict(zip(signature.attributes, values, strict=True))
+        mem_len = attributes.pop("mem_len", None)
+        fixed = constants(tactic, sizes, Attributes(**attributes), mem_len)
         triton_kernel = compiled(tactic, tuple(fixed.items()), capability, _dtype(trt, query))
         # Sizes are expressions: TensorRT works them out for the shapes of each step.
         launch = _launch(trtp, triton_kernel)
@@ -132,9 +137,8 @@ def _register_parts(trt: Any, trtp: Any, capability: int, multiprocessors: int) 
         integers = _integers(trtp, query.shape_expr[2], key.shape_expr[2])
         return triton_kernel.name, triton_kernel.ptx, launch, integers
 
-    _register(
-        trtp, PARTS, INPUTS, ATTRIBUTES, GenericAlias(tuple, (trtp.TensorDesc,) * 2), shapes, autotune, kernel
-    )
+    outputs = GenericAlias(tuple, (trtp.TensorDesc,) * 2)
+    _register(trtp, signature.parts, inputs, signature.attributes, outputs, shapes, autotune, kernel)
 
 
 def _register_join(trt: Any, trtp: Any, capability: int, multiprocessors: int) -> None:
@@ -210,7 +214,9 @@ def _integers(trtp: Any, *expressions: Any) -> Any:
 
 
 @functools.cache
-def compiled(tactic: Tactic, fixed: tuple[tuple[str, int], ...], capability: int, dtype: Type) -> Kernel:
+def compiled(
+    tactic: Tactic, fixed: tuple[tuple[str, int | None], ...], capability: int, dtype: Type
+) -> Kernel:
     """The kernel of a tactic. It is compiled once, although every layer and profile asks for it."""
     return compile_kernel(tactic, dict(fixed), compute_capability=capability, dtype=dtype)
 

@@ -21,6 +21,7 @@ REPEATS, UNTIMED = 33, 3
 PUBLISHED = {
     "enwik8-base": Case(T=1, M=1600, H=8, K=64, G=8, R=1601, first=(4000,)),
     "enwik8-base, half a segment": Case(T=64, M=1600, H=8, K=64, G=8, R=1601, first=(4000,)),
+    "enwik8-base, ring": Case(T=1, M=1600, H=8, K=64, G=8, R=1601, slot=(40,), first=(4000,)),
     "text8-large": Case(T=1, M=3800, H=8, K=128, G=8, R=3801, first=(9000,)),
 }
 
@@ -47,13 +48,21 @@ def time_case(record: Record, driver: Driver, name: str, case: Case) -> None:
     inputs = case.inputs()
     tensors = [torch.from_numpy(array) for array in inputs.values()]
     doubles = [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
-    expected = naive_relative_attention(*doubles, attributes=case.attributes).numpy()
+    expected = naive_relative_attention(*doubles, attributes=case.attributes, mem_len=case.mem_len).numpy()
     capability = int(driver.gpu.compute_capability.replace(".", ""))
     for tactic in tactics(case.K, capability, case.dtype):
         if tactic.block_t > case.T:
             continue
         join = JOINS[case.T > 1]
-        got = run_embedded(driver, inputs, case.attributes, tactic=tactic, join=join, repeats=REPEATS)
+        got = run_embedded(
+            driver,
+            inputs,
+            case.attributes,
+            mem_len=case.mem_len,
+            tactic=tactic,
+            join=join,
+            repeats=REPEATS,
+        )
         difference, tolerance = float(np.abs(got.answer - expected).max()), TOLERANCES[case.dtype]
         said = f"differs from float64 by at most {difference:.2e} (tolerance {tolerance:g})"
         record.check(f"{name}, {_words(tactic)}", difference <= tolerance, said)

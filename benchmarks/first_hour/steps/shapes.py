@@ -16,12 +16,10 @@ from benchmarks.first_hour.steps.engines import MOST_ROWS, options_of
 from benchmarks.first_hour.steps.models import Kind, artefact_of, config_of
 from runtimes import Session, check, open_session
 from runtimes.contract.engine import Attention
-from runtimes.contract.tensors import Form
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from xl_export.tensorrt.build import build
 
 STEPS, QUICK_STEPS = 10_000, 60
-FORMS: dict[Attention, Form] = {"native": "ring", "plugin": "shift"}  # the plugin reads no ring
 SAMPLES = 40  # readings of the device memory
 WARM_UP = 0.2  # share of the steps in which every shape occurs, and caches may grow
 MOST_MIB = 8.0  # of growth after the warm-up; other programs of the machine move it a little
@@ -92,7 +90,7 @@ def _model(record: Record, what: str) -> tuple[Path, str]:
         kind = Kind(target="onnxruntime", form="ring", precision="fp32")
         return artefact_of(record, config, kind), "cuda"
     attention: Attention = "plugin" if what == "plugin" else "native"
-    kind = Kind(target="tensorrt", form=FORMS[attention], precision="fp16")
+    kind = Kind(target="tensorrt", form="ring", precision="fp16")
     artefact = artefact_of(record, config, kind)
     out = artefact.with_name(f"engine-shapes-{what}")
     shutil.rmtree(out, ignore_errors=True)

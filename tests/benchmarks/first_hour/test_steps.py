@@ -329,16 +329,34 @@ def test_embedded_ptx_is_checked_case_by_case_and_an_error_ends_one_case_alone(
     assert "differs from float64 by at most 5.00e-01" in record.result.checks[2].sentence
 
 
-@pytest.mark.parametrize("error", [0.0, 0.1])
-def test_embedded_ptx_is_timed_where_its_answer_is_right(
-    error: float, record: Record, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = dataclasses.replace(embedded.PUBLISHED["enwik8-base, half a segment"], T=16, M=20, R=21)
+TOKEN_TILES = ["token_attention 1 x 64", "token_attention 1 x 128"]
 
-    def run_embedded(driver: Any, inputs: Any, attributes: Any, *, repeats: int, **_: Any) -> Any:
+
+@pytest.mark.parametrize("error", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("name", "tokens", "tiles"),
+    [
+        ("enwik8-base, half a segment", 16, [*TOKEN_TILES, "segment_attention 16 x 32"]),
+        ("enwik8-base, ring", 1, TOKEN_TILES),
+    ],
+)
+def test_embedded_ptx_is_timed_where_its_answer_is_right(
+    name: str,
+    tokens: int,
+    tiles: list[str],
+    error: float,
+    record: Record,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = dataclasses.replace(embedded.PUBLISHED[name], T=tokens, M=50, R=51)
+
+    def run_embedded(
+        driver: Any, inputs: Any, attributes: Any, *, mem_len: int | None, repeats: int, **_: Any
+    ) -> Any:
         tensors = [torch.from_numpy(array.astype(np.float64)) for array in inputs.values()]
         tensors[3] = tensors[3].long()
-        answer = embedded.naive_relative_attention(*tensors, attributes=attributes).numpy() + error
+        options = {"attributes": attributes, "mem_len": mem_len}
+        answer = embedded.naive_relative_attention(*tensors, **options).numpy() + error
         return SimpleNamespace(answer=answer, milliseconds=tuple(float(n) for n in range(repeats, 0, -1)))
 
     monkeypatch.setattr(embedded, "run_embedded", run_embedded)
@@ -347,5 +365,4 @@ def test_embedded_ptx_is_timed_where_its_answer_is_right(
     assert {check.passed for check in record.result.checks} == {error == 0}
     sides = [row.side for row in record.result.rows]
     assert all(row.milliseconds == 15.5 and row.limit_by == "reading" for row in record.result.rows)
-    tiles = ["token_attention 1 x 64", "token_attention 1 x 128", "segment_attention 16 x 32"]
     assert sides == ([] if error else [f"embedded PTX, {name}" for name in tiles])

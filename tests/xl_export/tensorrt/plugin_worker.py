@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ import tensorrt as trt  # type: ignore[import-not-found]
 import tensorrt.plugin as trtp  # type: ignore[import-not-found]
 
 from runtimes.contract.engine import Gpu
-from xl_export.tensorrt.operator import ATTRIBUTES, DOMAIN, INPUTS, JOIN, PARTS, Attributes
+from xl_export.tensorrt.operator import DOMAIN, JOIN, SIGNATURES, Attributes, Signature
 from xl_export.tensorrt.plugin import register_plugins
 
 
@@ -50,7 +51,7 @@ BUILDER = SimpleNamespace(
 
 
 def drive(capability: str, kind: str, sizes: dict[str, int], attributes: Attributes) -> dict[str, Any]:
-    """What each of the plugins answers, by its name."""
+    """What each of the plugins answers, by its name. `M` of the sizes is the memory length in a ring."""
     creators: dict[str, Any] = {}
 
     def register(creator: Any, namespace: str) -> None:
@@ -78,19 +79,30 @@ def drive(capability: str, kind: str, sizes: dict[str, int], attributes: Attribu
         [1, R],
         [H, N, K],
         [H, N, K],
+        [B],
     ]
     of_type = getattr(trt.DataType, kind)
-    types = [trt.DataType.INT32 if name == "first" else of_type for name in INPUTS]
-    values = {name: getattr(attributes, name) for name in ATTRIBUTES}
-    first = drive_one(creators[PARTS], shapes, types, values)
+
+    def attend(signature: Signature, tried: int) -> dict[str, Any]:
+        names = signature.inputs
+        types = [trt.DataType.INT32 if name in ("first", "slot") else of_type for name in names]
+        every = {**asdict(attributes), "mem_len": sizes["M"]}
+        values = {name: every[name] for name in signature.attributes}
+        return drive_one(creators[signature.parts], shapes[: len(names)], types, values, tried)
+
+    found = {
+        signature.parts: attend(signature, tried) for signature, tried in zip(SIGNATURES, (2, 1), strict=True)
+    }
+    first = found[SIGNATURES[0].parts]
     outputs = [getattr(trt.DataType, name) for name in first["output_types"]]
-    second = drive_one(creators[JOIN], [shapes[0], *first["output_shapes"]], [of_type, *outputs], {})
-    return {PARTS: first, JOIN: second}
+    second = drive_one(creators[JOIN], [shapes[0], *first["output_shapes"]], [of_type, *outputs], {}, 2)
+    return {**found, JOIN: second}
 
 
 def drive_one(
-    creator: Any, shapes: list[list[int]], types: list[Any], values: dict[str, int]
+    creator: Any, shapes: list[list[int]], types: list[Any], values: dict[str, int], tried: int
 ) -> dict[str, Any]:
+    """What a plugin answers. tried: of how many tactics the kernel is compiled."""
     fields = [
         trt.PluginField(name, np.array([value]), trt.PluginFieldType.INT64) for name, value in values.items()
     ]
@@ -112,8 +124,8 @@ def drive_one(
     combinations = plugin.get_supported_format_combinations(in_out, count)
     plugin.configure_plugin(in_out[:count], in_out[count:])
     launches, valid = [], plugin.get_valid_tactics()
-    # Of many the first and the third: compiling takes seconds, and `test_compile.py` tries them all.
-    for tactic in valid if len(valid) < 5 else (valid[0], valid[2]):
+    # Of many the third and the first: compiling takes seconds, and `test_compile.py` tries them all.
+    for tactic in (valid if len(valid) < 5 else (valid[2], valid[0]))[:tried]:
         plugin.set_tactic(tactic)
         launch, integers = SimpleNamespace(), Integers()
         plugin.get_launch_params(None, in_out, count, launch, integers, BUILDER)

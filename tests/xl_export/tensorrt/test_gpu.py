@@ -24,10 +24,11 @@ from xl_export.tensorrt.build import build
 from xl_export.tensorrt.options import BuildOptions
 
 pytestmark = pytest.mark.gpu
-KINDS: tuple[tuple[Flavour, Attention], ...] = (
-    ("tensorrt", "native"),
-    ("tensorrt", "plugin"),
-    ("rtx", "native"),
+KINDS: tuple[tuple[Flavour, Attention, Form | None], ...] = (
+    ("tensorrt", "native", None),
+    ("tensorrt", "plugin", None),  # a ring, where the model allows one
+    ("tensorrt", "plugin", "shift"),
+    ("rtx", "native", None),
 )
 NAMES = ("transformer-xl", "adaptive-softmax", "all-attention-groups", "adaptive-span-full", "head-split")
 
@@ -37,7 +38,7 @@ def pair(
     request: pytest.FixtureRequest, make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
     """An artefact in float16 and its engine on this GPU."""
-    (flavour, attention), name = request.param
+    (flavour, attention, form), name = request.param
     package = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}[flavour]
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
@@ -48,7 +49,6 @@ def pair(
     folder = tmp_path_factory.mktemp("gpu")
     run = make_run(**{"head_dim": 16, **ARCHITECTURES[name]})
     wanted: Attention = "plugin" if attention == "plugin" else "native"
-    form: Form | None = "shift" if attention == "plugin" else None
     artefact = export(run, folder / "artefact", target="tensorrt", attention=wanted, memory=form)
     here = (gpu.compute_capability,) if flavour == "rtx" else ()
     facts = build(

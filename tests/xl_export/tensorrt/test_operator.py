@@ -27,7 +27,7 @@ def truth(case: Case) -> np.ndarray:
     """The naive operator in float64, on the case's own rounded inputs."""
     inputs = [torch.from_numpy(array) for array in case.inputs().values()]
     doubles = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
-    return naive_relative_attention(*doubles, attributes=case.attributes).numpy()
+    return naive_relative_attention(*doubles, attributes=case.attributes, mem_len=case.mem_len).numpy()
 
 
 def model(
@@ -56,7 +56,8 @@ def model(
 @pytest.mark.parametrize("name", CASES)
 def test_the_function_body_in_onnx_runtime_equals_the_naive_operator(name: str) -> None:
     case = CASES[name]
-    proto = model(case, asdict(case.attributes))
+    of_ring = {"mem_len": case.M} if case.slot else {}
+    proto = model(case, asdict(case.attributes) | of_ring)
     onnx.checker.check_model(proto, full_check=True)
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     answer = session.run(None, case.inputs())[0]

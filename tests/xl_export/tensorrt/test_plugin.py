@@ -22,12 +22,12 @@ from runtimes.contract.spec import load_spec
 from tests.xl_export.tensorrt.bindings import needs_bindings
 from xl_export.tensorrt.kernels.compile import JOINS, Type, parts, programs, scratch_rows, tactics
 from xl_export.tensorrt.network import take_plugins
-from xl_export.tensorrt.operator import DOMAIN, INPUTS, JOIN, NAME, PARTS, PLUGIN, Attributes
+from xl_export.tensorrt.operator import DOMAIN, JOIN, PLUGIN, SIGNATURES, Attributes, Signature
 from xl_export.tensorrt.plugin import capability_number, refuse_unfit
 
 pytest.importorskip("triton", reason="triton is not installed (it is for Linux on x86-64 and Arm)")
 WORKER = Path(__file__).parent / "plugin_worker.py"
-SIZES = {"B": 3, "H": 4, "T": 33, "J": 97, "K": 24, "R": 65, "N": 5}
+SIZES = {"B": 3, "H": 4, "T": 33, "J": 97, "M": 64, "K": 24, "R": 65, "N": 5}
 RULE = MemoryRule(mem_len=64, segment=33)
 UNDIVIDED = programs(SIZES["B"], SIZES["H"], SIZES["T"])
 GPU = {"multiprocessors": 16}  # as in the worker
@@ -43,22 +43,31 @@ def answers(request: pytest.FixtureRequest, bindings: Callable[..., str]) -> dic
     return document | {"kind": kind, "capability": capability}
 
 
+both_forms = pytest.mark.parametrize("signature", SIGNATURES, ids=lambda signature: signature.name)
+
+
 @needs_bindings
-def test_they_are_registered_with_the_attributes_that_are_on_the_nodes(answers: dict[str, Any]) -> None:
-    node = onnx.helper.make_node(NAME, INPUTS, ["answer"], domain=DOMAIN, **asdict(Attributes.of(RULE)))
+@both_forms
+def test_they_are_registered_with_the_attributes_that_are_on_the_nodes(
+    answers: dict[str, Any], signature: Signature
+) -> None:
+    every = {**asdict(Attributes.of(RULE)), "mem_len": RULE.mem_len}
+    values = {name: every[name] for name in signature.attributes}
+    node = onnx.helper.make_node(signature.name, signature.inputs, ["answer"], domain=DOMAIN, **values)
     model = onnx.helper.make_model(onnx.helper.make_graph([node], "one", [], []))
     assert take_plugins(model) == 1
-    assert [node.op_type for node in model.graph.node] == [PARTS, JOIN]
+    assert [node.op_type for node in model.graph.node] == [signature.parts, JOIN]
     for node in model.graph.node:
         assert node.domain == DOMAIN
         attributes = {
             attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute
         }
         assert {name: attributes.pop(name).decode() for name in PLUGIN} == PLUGIN
+        assert attributes in ({}, values)
         assert set(attributes) == set(answers[node.op_type]["fields"])
         assert len(node.output) == len(answers[node.op_type]["output_types"])
     parts, join = model.graph.node
-    assert list(parts.input) == list(INPUTS)
+    assert list(parts.input) == list(signature.inputs)
     assert (list(join.input), list(join.output)) == (["query", *parts.output], ["answer"])
 
 
@@ -69,19 +78,22 @@ def test_the_answer_has_the_shape_and_type_of_the_query(answers: dict[str, Any])
 
 
 @needs_bindings
-def test_parts_are_float32_and_have_room(answers: dict[str, Any]) -> None:
+@both_forms
+def test_parts_are_float32_and_have_room(answers: dict[str, Any], signature: Signature) -> None:
     rows = scratch_rows(UNDIVIDED, SIZES["T"], **GPU)
-    assert answers[PARTS]["output_types"] == ["FLOAT", "FLOAT"]
-    assert answers[PARTS]["output_shapes"] == [[rows, SIZES["K"]], [rows]]
+    assert answers[signature.parts]["output_types"] == ["FLOAT", "FLOAT"]
+    assert answers[signature.parts]["output_shapes"] == [[rows, SIZES["K"]], [rows]]
     assert rows >= parts(UNDIVIDED, **GPU) * SIZES["B"] * SIZES["H"] * SIZES["T"]
 
 
 @needs_bindings
-def test_one_type_and_plain_layouts_are_asked_for(answers: dict[str, Any]) -> None:
-    expected = ["INT32" if name == "first" else answers["kind"] for name in INPUTS]
-    assert answers[PARTS]["combination"] == [*expected, "FLOAT", "FLOAT"]
+@both_forms
+def test_one_type_and_plain_layouts_are_asked_for(answers: dict[str, Any], signature: Signature) -> None:
+    integers, found = ("first", "slot"), answers[signature.parts]
+    expected = ["INT32" if name in integers else answers["kind"] for name in signature.inputs]
+    assert found["combination"] == [*expected, "FLOAT", "FLOAT"]
     assert answers[JOIN]["combination"] == [answers["kind"], "FLOAT", "FLOAT", answers["kind"]]
-    assert answers[PARTS]["formats"] == answers[JOIN]["formats"] == ["LINEAR"]
+    assert found["formats"] == answers[JOIN]["formats"] == ["LINEAR"]
 
 
 @needs_bindings
@@ -90,14 +102,15 @@ def test_every_tactic_launches_a_compiled_kernel_over_the_whole_answer(answers: 
     assert number > 1
     dtype: Type = "float16" if answers["kind"] == "HALF" else "float32"
     offered = tactics(SIZES["K"], int(answers["capability"].replace(".", "")), dtype)
-    for name, known in ((PARTS, offered), (JOIN, JOINS)):
+    over_memory, over_ring = (signature.parts for signature in SIGNATURES)
+    for name, known, tried in ((over_memory, offered, 2), (over_ring, offered, 1), (JOIN, JOINS, 2)):
         launches = answers[name]["launches"]
         assert answers[name]["tactics"] == list(range(1, len(known) + 1))
-        assert len(launches) >= 2
+        assert len(launches) == tried
         for launch in launches:
             tactic = known[launch["tactic"] - 1]
             grid, integers = (launch["grid_x"], launch["grid_y"], launch["grid_z"]), launch["integers"]
-            if name == PARTS:
+            if name != JOIN:
                 assert grid == (SIZES["B"] * SIZES["H"], -(-SIZES["T"] // tactic.block_t), number)
                 assert integers == [SIZES["T"], SIZES["J"]]
             else:
@@ -110,7 +123,8 @@ def test_every_tactic_launches_a_compiled_kernel_over_the_whole_answer(answers: 
 
 @needs_bindings
 def test_the_kernels_take_inputs_two_integers_and_the_outputs(answers: dict[str, Any]) -> None:
-    for name, inputs, outputs in ((PARTS, len(INPUTS), 2), (JOIN, 3, 1)):
+    attends = ((signature.parts, len(signature.inputs), 2) for signature in SIGNATURES)
+    for name, inputs, outputs in (*attends, (JOIN, 3, 1)):
         for launch in answers[name]["launches"]:
             entry = re.search(rf"\.entry {launch['name']}\((.*?)\)", launch["ptx"], re.S)
             assert entry, launch["ptx"][:200]

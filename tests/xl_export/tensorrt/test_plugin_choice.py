@@ -15,12 +15,12 @@ import onnx
 import pytest
 
 from runtimes.base.errors import ArtefactError
-from runtimes.contract.spec import GRAPH
+from runtimes.contract.spec import GRAPH, load_spec
 from runtimes.sessions.tensorrt.module import fresh_log
 from tests.architectures import ARCHITECTURES
 from xl_export.artefact.export import export
 from xl_export.tensorrt.network import parse, take_plugins
-from xl_export.tensorrt.operator import ATTRIBUTES, DOMAIN, JOIN, NAME, PARTS, VERSION
+from xl_export.tensorrt.operator import DOMAIN, JOIN, NAME, SIGNATURES, VERSION, Signature
 
 trt = pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (it is for Linux on x86-64)")
 
@@ -43,25 +43,37 @@ class Creator(trt.IPluginCreatorV3One):  # type: ignore[misc, name-defined]
 
 @pytest.fixture
 def creators() -> Iterator[list[Creator]]:
-    made, registry = [Creator(PARTS, ATTRIBUTES), Creator(JOIN, ())], trt.get_plugin_registry()
+    made = [*(Creator(form.parts, form.attributes) for form in SIGNATURES), Creator(JOIN, ())]
+    registry = trt.get_plugin_registry()
     assert all(registry.register_creator(creator, DOMAIN) for creator in made)
     yield made
     for creator in made:
         registry.deregister_creator(creator)
 
 
-@pytest.fixture(scope="module", params=["transformer-xl", "all-attention-groups"])
+@pytest.fixture(
+    scope="module",
+    params=[("transformer-xl", "shift"), ("transformer-xl", "ring"), ("all-attention-groups", "shift")],
+    ids="-".join,
+)
 def artefact(
     request: pytest.FixtureRequest, make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    run = make_run(**{"head_dim": 16, **ARCHITECTURES[request.param]})
+    name, form = request.param
+    run = make_run(**{"head_dim": 16, **ARCHITECTURES[name]})
     return export(
         run,
         tmp_path_factory.mktemp("choice") / "artefact",
         target="tensorrt",
         attention="plugin",
-        memory="shift",
+        memory=form,
     )
+
+
+@pytest.fixture
+def signature(artefact: Path) -> Signature:
+    """That of the operator which the artefact has."""
+    return SIGNATURES[load_spec(artefact).form == "ring"]
 
 
 def test_the_body_is_taken_unless_the_plugins_are_chosen_though_they_are_registered(
@@ -70,20 +82,23 @@ def test_the_body_is_taken_unless_the_plugins_are_chosen_though_they_are_registe
     parsed = parse(trt, fresh_log(trt), artefact, attention="native", name="TensorRT-RTX")
     assert parsed.plugin_layers == 0
     assert "PLUGIN_V3" not in parsed.layers
-    assert [creator.asked for creator in creators] == [0, 0]
+    assert [creator.asked for creator in creators] == [0, 0, 0]
 
 
 def test_the_plugin_is_asked_for_with_every_attribute_where_it_is_chosen(
-    artefact: Path, creators: list[Creator]
+    artefact: Path, creators: list[Creator], signature: Signature
 ) -> None:
-    with pytest.raises(ArtefactError, match=f"node .* {PARTS}"):  # since ours makes none
+    with pytest.raises(ArtefactError, match=rf"node .* {signature.parts} "):  # since ours makes none
         parse(trt, fresh_log(trt), artefact, attention="plugin", name="TensorRT-RTX")
-    assert creators[0].asked > 0
-    assert creators[0].fields == set(ATTRIBUTES)
+    (asked,) = (creator for creator in creators if creator.asked)
+    assert asked.name == signature.parts
+    assert asked.fields == set(signature.attributes)
 
 
-def test_plugins_that_are_not_there_are_not_replaced_by_the_body_silently(artefact: Path) -> None:
-    with pytest.raises(ArtefactError, match=f"node .* {PARTS}"):
+def test_plugins_that_are_not_there_are_not_replaced_by_the_body_silently(
+    artefact: Path, signature: Signature
+) -> None:
+    with pytest.raises(ArtefactError, match=rf"node .* {signature.parts} "):
         parse(trt, fresh_log(trt), artefact, attention="plugin", name="TensorRT-RTX")
 
 
@@ -95,14 +110,16 @@ def test_an_attention_that_is_not_ours_is_refused() -> None:
         take_plugins(onnx.helper.make_model(onnx.helper.make_graph([node], "one", [], [])))
 
 
-def test_every_attention_becomes_two_nodes_of_the_same_names_around(artefact: Path) -> None:
+def test_every_attention_becomes_two_nodes_of_the_same_names_around(
+    artefact: Path, signature: Signature
+) -> None:
     model = onnx.load(artefact / GRAPH, load_external_data=False)
     before = list(onnx.load(artefact / GRAPH, load_external_data=False).graph.node)
     count = take_plugins(model)
-    assert count == sum((node.domain, node.op_type) == (DOMAIN, NAME) for node in before) > 0
+    assert count == sum((node.domain, node.op_type) == (DOMAIN, signature.name) for node in before) > 0
     after = list(model.graph.node)
     assert len(after) == len(before) + count
-    kept = [node for node in after if node.op_type not in (PARTS, JOIN)]
-    assert kept == [node for node in before if node.op_type != NAME]
+    kept = [node for node in after if node.op_type not in (signature.parts, JOIN)]
+    assert kept == [node for node in before if node.op_type != signature.name]
     made = {name for node in after for name in node.output}
     assert {name for node in before for name in node.output} <= made

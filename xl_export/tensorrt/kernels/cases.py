@@ -1,5 +1,5 @@
 """Cases of `xl_export::RelativeAttention` that kernels are tried on, as data: odd sizes, every mask rule,
-rows at different places, persistent vectors, spans.
+rows at different places, persistent vectors, spans, and rings.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from xl_export.tensorrt.operator import INPUTS, Attributes
+from xl_export.tensorrt.operator import RING_INPUTS, Attributes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,9 @@ class Case:
     """Sizes by their letters; G, R of both tables and N at least 1. first: position of each row's first
     token.
 
-    span: beyond how many tokens a soft mask gives nothing at all. dtype: of everything but the positions.
+    span: beyond how many tokens a soft mask gives nothing at all. slot: the slot of each row's first query in
+    a ring; empty without a ring. spare: how many slots the ring has besides M + T, as where a segment was
+    cut. dtype: of everything but the positions and slots.
     """
 
     B: int = 1
@@ -30,6 +32,8 @@ class Case:
     N: int = 1
     first: tuple[int, ...] = (1000,)
     span: int | None = None
+    slot: tuple[int, ...] = ()
+    spare: int = 0
     full_mask: int = 0
     nearest: int = 0
     initial_masked: int = 1
@@ -45,9 +49,19 @@ class Case:
             persistent=self.persistent,
         )
 
+    @property
+    def mem_len(self) -> int | None:
+        """The attribute of the operator over a ring; None without a ring."""
+        return self.M if self.slot else None
+
+    @property
+    def J(self) -> int:  # noqa: N802 (a size by its letter)
+        """How many keys there are: those of memory and segment, or the slots of the ring."""
+        return self.M + self.T + self.spare
+
     def inputs(self, seed: int = 0) -> dict[str, np.ndarray]:
         """Random arrays by the names of the operator's inputs."""
-        B, H, T, K, R, N, J = self.B, self.H, self.T, self.K, self.R, self.N, self.M + self.T
+        B, H, T, K, R, N, J = self.B, self.H, self.T, self.K, self.R, self.N, self.J
         shapes = {
             "query": (B, H, T, K),
             "key": (B, H, J, K),
@@ -67,7 +81,9 @@ class Case:
             with np.errstate(divide="ignore"):
                 arrays["bias_table"][:] = np.log(np.clip((self.span - np.arange(R)) / 4, 0, 1))
         arrays["first"] = np.array(self.first, np.int32)
-        return {name: arrays[name] for name in INPUTS}
+        if self.slot:
+            arrays["slot"] = np.array(self.slot, np.int32)
+        return {name: arrays[name] for name in RING_INPUTS if name in arrays}
 
 
 CASES = {
@@ -91,4 +107,13 @@ CASES = {
     "span": Case(T=18, M=40, K=64, R=41, G=1, span=11),
     "span-shorter-than-a-tile": Case(T=1, M=40, R=41, G=1, span=3, nearest=1, persistent=2, N=2),
     "only-persistent-visible": Case(T=4, M=6, R=11, G=1, span=0, persistent=2, N=2),
+    # A memory across the wrap and one that is not, in a ring that is not full yet.
+    "ring-one-token": Case(B=2, T=1, M=50, K=24, R=51, slot=(7, 53), spare=3, first=(1000, 5)),
+    "ring-segment-cut-at-the-end": Case(B=2, T=9, M=40, R=41, slot=(52, 20), spare=12, first=(1000, 900)),
+    "ring-three-tiles-of-queries": Case(B=2, T=37, M=37, R=38, slot=(0, 37), first=(1000, 30)),
+    "ring-single-precision": Case(
+        T=3, M=20, R=21, G=1, slot=(9,), dtype="float32", persistent=2, N=2, nearest=1
+    ),
+    "ring-span": Case(T=18, M=40, K=64, R=41, G=1, slot=(3,), spare=5, span=11, initial_masked=0),
+    "ring-long": Case(B=2, T=1, M=300, K=64, R=301, slot=(111, 300), first=(1000, 290)),
 }

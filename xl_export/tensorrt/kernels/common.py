@@ -37,18 +37,39 @@ def level_of(highest, total):
 
 
 @triton.jit
+def place_of(column, oldest, J):
+    """Where the keys of these columns lie among the J of a row and head.
+
+    oldest: the slot of column 0 in a ring of J slots, minus J where that column lies before the wrap. None
+    where the keys lie in the order of their columns.
+    """
+    place = column
+    if oldest is not None:
+        place += oldest
+        place = tl.where(place < 0, place + J, place)
+    return place
+
+
+@triton.jit
 def visible_columns(
-    t0, count, position, M, J, FULL_MASK: tl.constexpr, NEAREST: tl.constexpr, INITIAL_MASKED: tl.constexpr
+    t0,
+    count,
+    position,
+    M,
+    columns,
+    FULL_MASK: tl.constexpr,
+    NEAREST: tl.constexpr,
+    INITIAL_MASKED: tl.constexpr,
 ):
     """The columns [start, stop) that hold every key visible to any of `count` queries from t0 on.
 
-    position: the stream position of the first of these queries.
+    position: the stream position of the first of these queries. columns: how many there are.
     """
     start = 0 if FULL_MASK else t0
     # the first key visible to query i is in column M + i - max(position of i, 0), or later
     if INITIAL_MASKED:
         start = tl.maximum(start, M + tl.minimum(t0 - position, t0))
-    return start, tl.minimum(M + t0 + count - NEAREST, J)
+    return start, tl.minimum(M + t0 + count - NEAREST, columns)
 
 
 @triton.jit

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 from runtimes.base.errors import ConfigError
-from xl_export.tensorrt.operator import INPUTS, Attributes
+from xl_export.tensorrt.operator import INPUTS, RING_INPUTS, Attributes
 
 MAX_HEAD_DIM = 128
 # For each compute capability, the PTX version that is written for it: the oldest that has the GPU and all
@@ -26,9 +26,13 @@ PROGRAMS_EACH = 4  # for every multiprocessor: as many as its registers hold of 
 QUERIES = 64  # of one program, where programs are counted: the tile of `segment_attention` for long segments
 Type = Literal["float16", "float32"]
 _POINTERS = {"float16": "*fp16", "float32": "*fp32"}
-_TYPES = {"first": "*i32", "mixed_out": "*fp32", "mixed": "*fp32", "level": "*fp32"} | dict.fromkeys(
-    ("T", "J", "rows", "parts"), "i32"
-)
+_TYPES = {
+    "first": "*i32",
+    "slot": "*i32",
+    "mixed_out": "*fp32",
+    "mixed": "*fp32",
+    "level": "*fp32",
+} | dict.fromkeys(("T", "J", "rows", "parts"), "i32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +116,7 @@ class Sizes:
     @classmethod
     def of(cls, shapes: Sequence[Sequence[int]]) -> Sizes:
         """From the shapes of the operator's inputs, in order; dynamic sizes in them are not read."""
-        shape = dict(zip(INPUTS, shapes, strict=True))
+        shape = dict(zip(RING_INPUTS if len(shapes) > len(INPUTS) else INPUTS, shapes, strict=True))
         heads, _, head_dim = shape["u"]
         (table_heads, table_rows, _), (bias_heads, bias_rows) = shape["position_table"], shape["bias_table"]
         return cls(
@@ -141,16 +145,21 @@ class Kernel:
     block_t: int
 
 
-def constants(tactic: Tactic, sizes: Sizes, attributes: Attributes) -> dict[str, int]:
-    """The compile-time arguments of the two attention kernels; raises ConfigError where the heads are too
-    wide.
+def constants(
+    tactic: Tactic, sizes: Sizes, attributes: Attributes, mem_len: int | None = None
+) -> dict[str, int | None]:
+    """The compile-time arguments of the two attention kernels.
+
+    mem_len: that of the operator over a ring; None without a ring, and then the kernel has no argument
+    `slot`. Raises ConfigError where the heads are too wide.
     """
     if sizes.head_dim > MAX_HEAD_DIM:
         raise ConfigError(
             f"heads are {sizes.head_dim} wide and the Triton kernels take at most {MAX_HEAD_DIM}; build "
             "with --attention native."
         )
-    return {
+    without_slot = {"slot": None} if mem_len is None else {}
+    return without_slot | {
         "H": sizes.heads,
         "K": sizes.head_dim,
         "R": sizes.table_rows,
@@ -162,13 +171,14 @@ def constants(tactic: Tactic, sizes: Sizes, attributes: Attributes) -> dict[str,
         "NEAREST": attributes.nearest,
         "INITIAL_MASKED": attributes.initial_masked,
         "PERSISTENT": attributes.persistent,
+        "MEM_LEN": mem_len,
         "BLOCK_T": tactic.block_t,
         "BLOCK_J": tactic.block_j,
         "BLOCK_K": _block_k(sizes.head_dim),
     }
 
 
-def join_constants(tactic: Tactic, head_dim: int) -> dict[str, int]:
+def join_constants(tactic: Tactic, head_dim: int) -> dict[str, int | None]:
     """The compile-time arguments of `join_parts`."""
     return {
         "K": head_dim,
@@ -190,7 +200,7 @@ def kernel_function(name: str) -> Any:
 
 
 def compile_kernel(
-    tactic: Tactic, fixed: dict[str, int], *, compute_capability: int, dtype: Type = "float16"
+    tactic: Tactic, fixed: dict[str, int | None], *, compute_capability: int, dtype: Type = "float16"
 ) -> Kernel:
     """The Triton kernel of one tactic, compiled for a GPU of this compute capability (86 for 8.6).
 
@@ -240,7 +250,9 @@ def compile_kernel(
     )
 
 
-def _signature(names: list[str], fixed: dict[str, int], pointer: str) -> tuple[dict[str, str], list[int]]:
+def _signature(
+    names: list[str], fixed: dict[str, int | None], pointer: str
+) -> tuple[dict[str, str], list[int]]:
     """The types of a kernel's arguments, and the indices of the pointers: TensorRT aligns tensors to 256
     bytes.
     """

@@ -174,6 +174,7 @@ def run_embedded(
     inputs: Mapping[str, np.ndarray],
     attributes: Attributes,
     *,
+    mem_len: int | None = None,
     tactic: Tactic,
     join: Tactic,
     repeats: int = 1,
@@ -181,7 +182,8 @@ def run_embedded(
     """What the two kernels of an engine answer to the operator's inputs, with the grids and the arguments
     that an engine gives them.
 
-    inputs: by name, in the operator's order. Raises ArtefactError where the driver refuses a kernel.
+    inputs: by name, in the operator's order. mem_len: that of the operator over a ring, or None. Raises
+    ArtefactError where the driver refuses a kernel.
     """
     query = inputs["query"]
     (B, H, T, K), J = query.shape, inputs["key"].shape[2]
@@ -190,7 +192,7 @@ def run_embedded(
         "compute_capability": int(driver.gpu.compute_capability.replace(".", "")),
         "dtype": str(query.dtype),
     }
-    fixed = constants(tactic, Sizes.of([array.shape for array in inputs.values()]), attributes)
+    fixed = constants(tactic, Sizes.of([array.shape for array in inputs.values()]), attributes, mem_len)
     first = compile_kernel(tactic, fixed, **for_gpu)  # type: ignore[arg-type]
     second = compile_kernel(join, join_constants(join, K), **for_gpu)  # type: ignore[arg-type]
     undivided = programs(B, H, T)
@@ -251,10 +253,19 @@ def try_kernels(
         expected = naive_relative_attention(
             *(tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors),
             attributes=case.attributes,
+            mem_len=case.mem_len,
         ).numpy()
         for tactic in tactics(case.K, compute_capability, case.dtype):
             for join in JOINS:
-                got = run_embedded(driver, inputs, case.attributes, tactic=tactic, join=join, repeats=repeats)
+                got = run_embedded(
+                    driver,
+                    inputs,
+                    case.attributes,
+                    mem_len=case.mem_len,
+                    tactic=tactic,
+                    join=join,
+                    repeats=repeats,
+                )
                 yield Tried(
                     case=name,
                     tactic=tactic,

@@ -30,14 +30,16 @@ def launch(
     answer: Tensor,
     *,
     attributes: Attributes,
+    mem_len: int | None = None,
     scratch: tuple[Tensor, Tensor],
     divided: int | None = None,
     join: Tactic = JOINS[0],
 ) -> None:
     """Writes the operator's output into `answer` [B, H, T, K].
 
-    inputs: contiguous tensors in the operator's order, all on one device. scratch: `mixed` and `level` of
-    `make_scratch`. divided: how many parts the keys are divided into; None for as many as an engine has.
+    inputs: contiguous tensors in the operator's order, all on one device. mem_len: that of the operator over
+    a ring, or None. scratch: `mixed` and `level` of `make_scratch`. divided: how many parts the keys are
+    divided into; None for as many as an engine has.
     join: the tactic that joins the answers of the parts.
     """
     B, H, T, K = inputs[0].shape
@@ -46,9 +48,11 @@ def launch(
     number = (
         parts(programs(B, H, T), multiprocessors=_multiprocessors(answer)) if divided is None else divided
     )
-    fixed = constants(tactic, Sizes.of([tensor.shape for tensor in inputs]), attributes)
+    fixed = constants(tactic, Sizes.of([tensor.shape for tensor in inputs]), attributes, mem_len)
     grid = (B * H, -(-T // tactic.block_t), number)
-    kernel_function(tactic.kernel)[grid](*inputs, T, J, mixed, level, **fixed, **_options(tactic))
+    kernel_function(tactic.kernel)[grid](
+        *inputs, T=T, J=J, mixed_out=mixed, level=level, **fixed, **_options(tactic)
+    )
     kernel_function("join_parts")[(-(-(B * H * T) // join.block_t),)](
         inputs[0], mixed, level, B * H * T, number, answer, **join_constants(join, K), **_options(join)
     )

@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtimes.contract.tensors import Form
 from xl_export.tensorrt.kernels.compile import (
     Kernel,
     Sizes,
@@ -24,6 +25,8 @@ from xl_export.tensorrt.kernels.compile import (
 from xl_export.tensorrt.operator import Attributes
 
 GPUS = (75, 80, 86, 89, 90, 120, 121)
+RING_GPUS = (80, 86, 90)  # segments have their own kernel on these, and few rows are enough
+MEM_LEN = 1600
 ATTRIBUTES = Attributes(full_mask=0, nearest=0, initial_masked=1, persistent=0)
 HEADER = (
     "| GPU | kernel | queries × keys | head width | registers | spilled | shared memory | barriers | "
@@ -97,9 +100,9 @@ def innermost_loop(assembly: str) -> str:
     return "\n".join(lines[start:stop])
 
 
-def compiled_for(compute_capability: int, tactic: Tactic, head_dim: int) -> Kernel:
+def compiled_for(compute_capability: int, tactic: Tactic, head_dim: int, form: Form = "shift") -> Kernel:
     """The kernel for 8 heads of this width, a table of 1,601 rows for each, no biases and no persistent
-    vectors, in float16.
+    vectors, in float16; over a ring with a memory of 1,600 tokens.
     """
     sizes = Sizes(
         heads=8,
@@ -110,15 +113,15 @@ def compiled_for(compute_capability: int, tactic: Tactic, head_dim: int) -> Kern
         bias_rows=1,
         persistent_rows=1,
     )
-    fixed = constants(tactic, sizes, ATTRIBUTES)
+    fixed = constants(tactic, sizes, ATTRIBUTES, MEM_LEN if form == "ring" else None)
     return compile_kernel(tactic, fixed, compute_capability=compute_capability)
 
 
-def table_line(compute_capability: int, tactic: Tactic, head_dim: int, found: Resources) -> str:
+def table_line(compute_capability: int, tactic: Tactic, head_dim: int, form: Form, found: Resources) -> str:
     """One row of the table."""
     cells = (
         f"{compute_capability // 10}.{compute_capability % 10}",
-        tactic.kernel,
+        tactic.kernel + ", ring" * (form == "ring"),
         f"{tactic.block_t} × {tactic.block_j}",
         head_dim,
         found.registers,
@@ -130,12 +133,16 @@ def table_line(compute_capability: int, tactic: Tactic, head_dim: int, found: Re
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def all_kernels() -> Iterator[tuple[int, Tactic, int]]:
-    """GPU, tactic and head width of every row of the table: of heads 128 wide the largest tile alone."""
-    for compute_capability in GPUS:
-        for tactic in tactics(64, compute_capability):
-            yield compute_capability, tactic, 64
-        yield compute_capability, tactics(128, compute_capability)[-1], 128
+def all_kernels() -> Iterator[tuple[int, Tactic, int, Form]]:
+    """GPU, tactic, head width and form of memory of every row of the table: of heads 128 wide the largest tile
+    alone.
+    """
+    forms: tuple[tuple[Form, Sequence[int]], ...] = (("shift", GPUS), ("ring", RING_GPUS))
+    for form, gpus in forms:
+        for compute_capability in gpus:
+            for tactic in tactics(64, compute_capability):
+                yield compute_capability, tactic, 64, form
+            yield compute_capability, tactics(128, compute_capability)[-1], 128, form
 
 
 if __name__ == "__main__":

@@ -9,10 +9,13 @@ divided into parts where queries are few and the memory is long, since one progr
 most of a GPU idle (Dao et al. 2023, Flash-Decoding). Each part is an attention of its own. The third kernel,
 `join_parts`, joins their answers.
 
+The keys have columns, from the oldest of the memory to the newest of the segment. In a ring, column c lies in
+slot (slot - M + c) mod J. Each program reads that slot and no other one, so nothing is copied or rotated.
+
 The first two kernels take the operator's inputs in order, then T and J, then the two outputs of a part, both
 float32, in rows (part · B · H + row) · T + t. `mixed` [K] holds the values under the part's own softmax.
 `level` is the logarithm (base 2) of the sum of that softmax, and -inf where no key was visible. Everything
-else is fixed when a kernel is compiled (`compile.py`).
+else is fixed when a kernel is compiled (`compile.py`). That includes `slot`, which is None without a ring.
 """
 
 # ruff: noqa: RUF005 (Triton's language has no starred expressions)
@@ -30,6 +33,7 @@ from xl_export.tensorrt.kernels.common import (
     first_row,
     level_of,
     part_of,
+    place_of,
     visible_columns,
 )
 from xl_export.tensorrt.kernels.skew import skewed
@@ -47,6 +51,7 @@ def segment_attention(
     bias_table,
     persistent_key,
     persistent_value,
+    slot,
     T,
     J,
     mixed_out,
@@ -62,6 +67,7 @@ def segment_attention(
     NEAREST: tl.constexpr,
     INITIAL_MASKED: tl.constexpr,
     PERSISTENT: tl.constexpr,
+    MEM_LEN: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_J: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -79,7 +85,9 @@ def segment_attention(
     row = tl.program_id(0)
     h = row % H
     t0 = tl.program_id(1) * BLOCK_T
-    M = J - T
+    M = J - T if slot is None else MEM_LEN
+    columns = J if slot is None else M + T
+    oldest = None if slot is None else tl.load(slot + row // H) - M
     i = tl.arange(0, BLOCK_T)
     j = tl.arange(0, BLOCK_J)
     k = tl.arange(0, BLOCK_K)
@@ -118,7 +126,7 @@ def segment_attention(
 
     # The parts divide the columns that are visible, not all of them, so that they have equal work. They begin
     # at multiples of BLOCK_J, so that loads are aligned.
-    start, stop = visible_columns(t0, BLOCK_T, position, M, J, FULL_MASK, NEAREST, INITIAL_MASKED)
+    start, stop = visible_columns(t0, BLOCK_T, position, M, columns, FULL_MASK, NEAREST, INITIAL_MASKED)
     start, stop = part_of(start // BLOCK_J * BLOCK_J, stop, BLOCK_J)
     # How many distances from NEAREST on are visible to each query. As an unsigned number a distance below
     # NEAREST is larger than any count, so one comparison is enough for both ends.
@@ -133,9 +141,10 @@ def segment_attention(
         by_distance = _position_scores(positional, table, bias, d, k, K, R, BIAS_R)
         by_key, earlier = skewed(by_distance, earlier, False)
 
-        in_range = ((j0 + j) < J)[:, None] & (k < K)
-        keys = tl.load(key + (j0 + j)[:, None] * K + k, mask=in_range, other=0.0)
-        values = _pieces(value + (j0 + j)[:, None] * K, (j0 + j) < J, K, WIDTH, PIECES)
+        in_range = ((j0 + j) < columns)[:, None] & (k < K)
+        place = place_of(j0 + j, oldest, J)[:, None] * K
+        keys = tl.load(key + place + k, mask=in_range, other=0.0)
+        values = _pieces(value + place, (j0 + j) < columns, K, WIDTH, PIECES)
         scores = tl.dot(content, tl.trans(keys), by_key, input_precision="ieee")
         # From d, as the position scores: by that the compiler sees that the product of values follows theirs,
         # and gives both the same rows for each warp.

@@ -13,6 +13,7 @@ from xl_export.tensorrt.kernels.common import (
     first_row,
     level_of,
     part_of,
+    place_of,
     visible_columns,
 )
 
@@ -29,6 +30,7 @@ def token_attention(
     bias_table,
     persistent_key,
     persistent_value,
+    slot,
     T,
     J,
     mixed_out,
@@ -44,6 +46,7 @@ def token_attention(
     NEAREST: tl.constexpr,
     INITIAL_MASKED: tl.constexpr,
     PERSISTENT: tl.constexpr,
+    MEM_LEN: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_J: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -57,7 +60,9 @@ def token_attention(
     row = tl.program_id(0)
     h = row % H
     t = tl.program_id(1)
-    M = J - T
+    M = J - T if slot is None else MEM_LEN
+    columns = J if slot is None else M + T
+    oldest = None if slot is None else tl.load(slot + row // H) - M
     lane = tl.arange(0, BLOCK_J)
     k = tl.arange(0, BLOCK_K)
     key += row.to(tl.int64) * J * K
@@ -86,14 +91,15 @@ def token_attention(
             highest, total, mixed = _mix_lanes(highest, total, mixed, scores, values)
 
     most = farthest(position, t, M, FULL_MASK, INITIAL_MASKED)
-    start, stop = visible_columns(t, 1, position, M, J, FULL_MASK, NEAREST, INITIAL_MASKED)
+    start, stop = visible_columns(t, 1, position, M, columns, FULL_MASK, NEAREST, INITIAL_MASKED)
     start, stop = part_of(start // BLOCK_J * BLOCK_J, stop, BLOCK_J)
     for j0 in range(start, stop, BLOCK_J):
         j = j0 + lane
         d = M + t - j
-        in_range = (j < J)[:, None] & (k < K)
-        keys = tl.load(key + j[:, None] * K + k, mask=in_range, other=0.0)
-        values = tl.load(value + j[:, None] * K + k, mask=in_range, other=0.0)
+        in_range = (j < columns)[:, None] & (k < K)
+        place = place_of(j, oldest, J)[:, None] * K
+        keys = tl.load(key + place + k, mask=in_range, other=0.0)
+        values = tl.load(value + place + k, mask=in_range, other=0.0)
         rows = tl.load(table + clip(d, R)[:, None] * K + k, mask=(k < K)[None, :], other=0.0)
         scores = tl.sum(keys * content[None, :] + rows * positional[None, :], axis=1) + tl.load(
             bias + clip(d, BIAS_R)

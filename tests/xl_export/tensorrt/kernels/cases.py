@@ -25,11 +25,11 @@ def tactics_of(name: str) -> list[Tactic]:
 
 def divisions_of(case: Case, tactic: Tactic) -> tuple[int, ...]:
     """Parts of the keys to try: a few, and for a single token one, and more than there are tiles and than are
-    joined at a time.
+    joined at a time. A ring changes no division.
     """
     if tactic not in SMALL:
         return (1,)
-    return (1, 3, 40) if case.T == tactic.block_t == 1 else (3,)
+    return (1, 3, 40) if case.T == tactic.block_t == 1 and not case.slot else (3,)
 
 
 def key(name: str, tactic: Tactic, divided: int) -> str:

@@ -45,6 +45,7 @@ def answer(case: Case, inputs: dict[str, np.ndarray], tactic: Tactic, divided: i
         [guarded(array) for array in inputs.values()],
         out,
         attributes=case.attributes,
+        mem_len=case.mem_len,
         scratch=(mixed, level),
         divided=divided,
         join=JOINS[divided < 40],

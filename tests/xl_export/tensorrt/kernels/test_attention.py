@@ -24,7 +24,16 @@ ROOT = Path(__file__).parents[4]
 
 
 # The interpreter takes seconds for each case, so the others are slow tests.
-BY_DEFAULT = ("one-token", "odd-head-width", "full-mask-clamped", "padded-row", "persistent", "span")
+BY_DEFAULT = (
+    "one-token",
+    "odd-head-width",
+    "full-mask-clamped",
+    "padded-row",
+    "persistent",
+    "span",
+    "ring-one-token",
+    "ring-segment-cut-at-the-end",
+)
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +117,12 @@ def test_the_kernels_on_a_gpu_equal_the_naive_operator(name: str) -> None:
         answer = torch.full_like(inputs[0], torch.nan)
         for join in JOINS:
             launch(
-                tactic, inputs, answer, attributes=case.attributes, scratch=make_scratch(inputs[0]), join=join
+                tactic,
+                inputs,
+                answer,
+                attributes=case.attributes,
+                mem_len=case.mem_len,
+                scratch=make_scratch(inputs[0]),
+                join=join,
             )
         assert np.abs(answer.cpu().numpy() - truth(case)).max() < TOLERANCES[case.dtype], tactic

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from runtimes import UserError
+from runtimes.contract.tensors import Form
 from xl_export.tensorrt.kernels import compile as compile_module
 from xl_export.tensorrt.kernels.cases import CASES
 from xl_export.tensorrt.kernels.compile import (
@@ -34,7 +35,7 @@ from xl_export.tensorrt.kernels.resources import (
     resources,
     table_line,
 )
-from xl_export.tensorrt.operator import INPUTS, Attributes
+from xl_export.tensorrt.operator import SIGNATURES, Attributes
 
 triton = pytest.importorskip("triton")
 
@@ -53,30 +54,34 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def rows_of_the_guide() -> list[str]:
-    return [line for line in GUIDE.read_text().splitlines() if "_attention |" in line]
+    return [line for line in GUIDE.read_text().splitlines() if "_attention" in line and " × " in line]
 
 
-def marked(row: tuple[int, Tactic, int]) -> Any:
+def marked(row: tuple[int, Tactic, int, Form]) -> Any:
     """The row as a test; compiling takes seconds, so all but two are slow."""
-    capability, tactic, head_dim = row
-    cheap = capability == 80 and head_dim == 64 and (tactic.block_t, tactic.block_j) in ((1, 64), (64, 64))
-    name = f"{capability}-{tactic.block_t}x{tactic.block_j}-{head_dim}"
+    capability, tactic, head_dim, form = row
+    tiles = (tactic.block_t, tactic.block_j)
+    cheap = (capability, head_dim, form) == (80, 64, "shift") and tiles in ((1, 64), (64, 64))
+    name = f"{capability}-{tactic.block_t}x{tactic.block_j}-{head_dim}-{form}"
     return pytest.param(*row, marks=() if cheap else pytest.mark.slow, id=name)
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("capability", "tactic", "head_dim"), [marked(row) for row in all_kernels()])
-def test_a_kernel_takes_what_the_guide_says(capability: int, tactic: Tactic, head_dim: int) -> None:
+@pytest.mark.parametrize(("capability", "tactic", "head_dim", "form"), [marked(row) for row in all_kernels()])
+def test_a_kernel_takes_what_the_guide_says(
+    capability: int, tactic: Tactic, head_dim: int, form: Form
+) -> None:
     """PTX for the GPU, for old drivers, without a path of this machine, and with TensorRT's arguments alone;
     then the machine code. `python -m xl_export.tensorrt.kernels.resources` writes the table anew.
     """
-    kernel = compiled_for(capability, tactic, head_dim)
+    kernel = compiled_for(capability, tactic, head_dim, form)
     version = re.search(r"\.version (\d+)\.(\d+)", kernel.ptx)
     assert version is not None
     assert int(version[1] + version[2]) == PTX_VERSIONS[capability]
     assert capability >= 100 or PTX_VERSIONS[capability] == 80
     assert not re.search(r"\.file|\.loc\b|\.debug|\.py\b|/", kernel.ptx.replace("//", ""))
-    assert parameter_kinds(kernel) == ["u64"] * len(INPUTS) + ["u32", "u32"] + ["u64", "u64"]
+    inputs = SIGNATURES[form == "ring"].inputs
+    assert parameter_kinds(kernel) == ["u64"] * len(inputs) + ["u32", "u32"] + ["u64", "u64"]
     assert f".reqntid {kernel.threads}" in kernel.ptx
     found = resources(kernel)
     assert found.shared_bytes <= SHARED_BYTES
@@ -89,7 +94,7 @@ def test_a_kernel_takes_what_the_guide_says(capability: int, tactic: Tactic, hea
         assert (found.barriers, found.spilled) == (0, 0)
         assert found.registers <= 128  # four programs of four warps on each multiprocessor
     if triton.__version__ in GUIDE.read_text():
-        assert table_line(capability, tactic, head_dim, found) in rows_of_the_guide()
+        assert table_line(capability, tactic, head_dim, form, found) in rows_of_the_guide()
 
 
 def test_the_guide_has_a_row_for_every_kernel() -> None:

@@ -7,6 +7,7 @@ driver reads them from its memory. No kernel is executed here; `pytest -m gpu` d
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import enum
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -119,7 +120,7 @@ class FakeDriver:
 
     def _attend(self, grid: tuple[int, ...], values: Sequence[int]) -> None:
         case, (*addresses, T, J, mixed, level) = self.case, values
-        assert (T, J, grid[0]) == (case.T, case.M + case.T, case.B * case.H)
+        assert (T, J, grid[0]) == (case.T, case.J, case.B * case.H)
         like = case.inputs()
         inputs = [
             self._array(at, array.shape, array.dtype.name)
@@ -128,7 +129,8 @@ class FakeDriver:
         tensors = [
             torch.from_numpy(array.astype("f8") if array.dtype.kind == "f" else array) for array in inputs
         ]
-        answer = naive_relative_attention(*tensors, attributes=case.attributes).numpy() + self.wrong
+        answer = naive_relative_attention(*tensors, attributes=case.attributes, mem_len=case.mem_len).numpy()
+        answer += self.wrong
         rows = case.B * case.H * T
         self._array(mixed, (grid[2], rows, case.K), "f4")[:] = answer.reshape(rows, case.K)
         self._array(level, (grid[2], rows), "f4")[:] = 0
@@ -160,8 +162,12 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     return made
 
 
-def test_the_ptx_is_launched_as_an_engine_launches_it_and_compared(fake: FakeDriver) -> None:
-    (tried,) = try_kernels({"a case": CASE}, repeats=2)
+@pytest.mark.parametrize("slot", [(), (20, 3)], ids=["memory", "ring"])
+def test_the_ptx_is_launched_as_an_engine_launches_it_and_compared(
+    fake: FakeDriver, slot: tuple[int, ...]
+) -> None:
+    case = fake.case = dataclasses.replace(CASE, slot=slot, spare=2 * len(slot))
+    (tried,) = try_kernels({"a case": case}, repeats=2)
     assert isinstance(tried, Tried)
     assert (tried.case, tried.milliseconds) == ("a case", 0.5)
     assert tried.difference < 1e-3
@@ -172,9 +178,9 @@ def test_the_ptx_is_launched_as_an_engine_launches_it_and_compared(fake: FakeDri
     assert (fake.memory, fake.modules) == ({}, [])
 
     fake.wrong = 0.1
-    assert not next(iter(try_kernels({"a case": CASE}, repeats=2))).passed
+    assert not next(iter(try_kernels({"a case": case}, repeats=2))).passed
     fake.wrong = np.nan
-    assert not next(iter(try_kernels({"a case": CASE}, repeats=2))).passed
+    assert not next(iter(try_kernels({"a case": case}, repeats=2))).passed
 
 
 def test_what_the_driver_refuses_is_one_sentence(fake: FakeDriver) -> None:
