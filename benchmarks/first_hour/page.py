@@ -57,7 +57,8 @@ def counted(report: Report) -> str:
     """How many steps have ended in each way, such as `3 steps: 2 passed, 1 failed`."""
     counts = [(status, sum(step.status == status for step in report.steps)) for status in STATUSES]
     said = ", ".join(f"{count} {status}" for status, count in counts if count)
-    return f"{len(report.steps)} steps: {said or 'none has ended'}"
+    steps = "1 step" if len(report.steps) == 1 else f"{len(report.steps)} steps"
+    return f"{steps}: {said or 'none has ended'}"
 
 
 def _overall(report: Report, facts: dict[str, str]) -> str:

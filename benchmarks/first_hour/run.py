@@ -134,7 +134,7 @@ def _reason_not_to_run(step: Step, report: Report, left: float) -> str | None:
 
 def _sentence_without_gpu(steps: Sequence[Step], reason: str) -> str:
     without = [step.name for step in steps if not step.gpu]
-    return (
-        f"This machine has no NVIDIA GPU that can be used, because {reason}; so {' and '.join(without)} can "
-        f"run here, and the other {len(steps) - len(without)} steps are recorded as not run."
-    )
+    others = len(steps) - len(without)
+    said = f"This machine has no NVIDIA GPU that can be used, because {reason}; so "
+    said += f"{' and '.join(without)} can run here"
+    return f"{said}, and the other {others} are recorded as not run." if others else f"{said}."

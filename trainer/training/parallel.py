@@ -168,18 +168,22 @@ def joined(device: str) -> Iterator[Ranks]:
     second, and TIMEOUT at the latest.
     """
     count, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
-    if device == "mps" and (count > 1 or not torch.backends.mps.is_available()):
-        seen = "one" if torch.backends.mps.is_available() else "no"
+    if device == "mps" and not torch.backends.mps.is_available():
         raise ConfigError(
-            f"device is mps, PyTorch sees {seen} such GPU and the run has {count} process(es); give --device "
-            "cpu, or train in one process on an Apple computer."
+            "device is mps and PyTorch sees no such GPU; give --device cpu, or train on an Apple computer."
         )
+    if device == "mps" and count > 1:
+        raise ConfigError(f"device is mps and the run has {count} processes; train in one process.")
     if device == "cuda":
+        if torch.cuda.device_count() == 0:
+            raise ConfigError(
+                "device is cuda and PyTorch sees no GPU; give --device cpu, or install a CUDA build "
+                "of PyTorch and the driver of this machine's GPU."
+            )
         if torch.cuda.device_count() <= local:
             raise ConfigError(
                 f"device is cuda and PyTorch sees {torch.cuda.device_count()} GPUs for process {local + 1} "
-                "of this machine; give --device cpu, install a CUDA build of PyTorch, or start fewer "
-                "processes."
+                "of this machine; start fewer processes."
             )
         torch.cuda.set_device(local)
     place = torch.device(device, local) if device == "cuda" else torch.device(device)

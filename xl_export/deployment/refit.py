@@ -48,6 +48,11 @@ def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> En
     facts, before = load_engine(engine)
     spec = load_spec(artefact)
     refuse_other_steps(before, spec, engine, artefact)
+    if facts.flavour == "rtx" and not facts.refit:
+        raise ConfigError(
+            f"{engine} is an engine for {NAMES[facts.flavour]}, which is built ahead of time and cannot be "
+            f"refitted; build one from {artefact} with `xl-export build`."
+        )
     if not facts.refit:
         again = rebuild_command(engine, dataclasses.replace(facts, refit=True))
         raise ConfigError(

@@ -38,7 +38,8 @@ def plot_curves(path: Path, records: Sequence[Record], *, against: str = "tokens
         }
         x, y = _points(record, record.training, unit, against)
         training.plot(x, y, color=style["color"], linewidth=0.8, alpha=0.2)
-        training.plot(x, _smoothed(y), linewidth=1.6, **style, label=name)
+        only = "o" if len(y) == 1 else ""  # a line through one point shows nothing
+        training.plot(x, _smoothed(y), linewidth=1.6, marker=only, markersize=3.5, **style, label=name)
         x, y = _points(record, record.validations, unit, against)
         score = f", best {min(y):.4f}" if y else ", never validated"
         validation.plot(x, y, linewidth=1.6, marker="o", markersize=3.5, **style, label=f"{name}{score}")

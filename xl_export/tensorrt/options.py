@@ -55,11 +55,14 @@ class BuildOptions:
                     f"--attention is plugin and {name} takes no plugins from Python; give --attention "
                     "native, or --flavour tensorrt."
                 )
-            if not self.compute_capabilities or not set(self.compute_capabilities) <= set(TARGETS):
+            unknown = [asked for asked in self.compute_capabilities if asked not in TARGETS]
+            if unknown or not self.compute_capabilities:
+                fault = (
+                    f"has {unknown[0][:40]}, for which {name} builds nothing" if unknown else "is not given"
+                )
                 raise ConfigError(
-                    f"--compute-capability is {','.join(self.compute_capabilities)[:40] or 'not given'}, "
-                    "and --flavour rtx needs it: give the compute capabilities of the GPUs that the engine "
-                    f"is for, out of {', '.join(TARGETS)}, such as 8.6,8.9,12.0."
+                    f"--compute-capability {fault}: give those of the GPUs that the engine is for, out of "
+                    f"{', '.join(TARGETS)}, such as 8.6,8.9,12.0."
                 )
             not_for_rtx = {
                 "--hardware": self.hardware != "same-gpu",

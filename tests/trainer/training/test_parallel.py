@@ -190,16 +190,21 @@ def test_a_gpu_that_is_not_there_is_one_sentence(
     make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(
-        ConfigError, match=r"device is cuda and PyTorch sees 0 GPUs for process 1 of this machine; give"
-    ):
+    with pytest.raises(ConfigError, match=r"device is cuda and PyTorch sees no GPU; give --device cpu, or"):
         train(make_config(device="cuda"), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with (
+        pytest.raises(ConfigError, match=r"PyTorch sees 1 GPUs for process 2 of this machine; start fewer"),
+        joined("cuda"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(
     ("there", "count", "words"),
-    [(False, 1, r"PyTorch sees no such GPU and the run has 1 process"), (True, 2, "the run has 2 process")],
+    [(False, 1, "PyTorch sees no such GPU; give --device cpu"), (True, 2, "the run has 2 processes")],
 )
 def test_an_apple_gpu_is_for_one_process_where_there_is_one(
     monkeypatch: pytest.MonkeyPatch, there: bool, count: int, words: str

@@ -113,6 +113,10 @@ def test_what_cannot_be_refitted_is_refused(
     refused(xl("refit", engine, artefacts["ring"], "--out", out), "form is ring and that of the engine shift")
     fixed = fake_gpu.make_engine(artefacts["shift"], tmp_path / "fixed")
     refused(xl("refit", fixed, other, "--out", out), "was built without --refit", "--refit --force")
+    ahead = fake_gpu.make_engine(artefacts["shift"], tmp_path / "ahead", flavour="rtx")
+    refused(
+        xl("refit", ahead, other, "--out", out), "cannot be refitted; build one from", "`xl-export build`"
+    )
     monkeypatch.setattr(Refitter, "missing", ("blocks.0.out",))
     refused(xl("refit", engine, other, "--out", out), "did not take the weights", "missing: blocks.0.out")
     elsewhere = fake_gpu.make_engine(artefacts["shift"], tmp_path / "old", refit=True, version="11.3.0")

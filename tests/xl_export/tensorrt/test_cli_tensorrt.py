@@ -140,9 +140,12 @@ def test_an_engine_is_replaced_only_with_force(
     [
         (
             ("--flavour", "rtx"),
-            ("--compute-capability is not given", "--flavour rtx needs it", "such as 8.6,8.9,12.0"),
+            ("--compute-capability is not given: give those of the GPUs", "such as 8.6,8.9,12.0"),
         ),
-        (("--flavour", "rtx", "--compute-capability", "9.0"), ("is 9.0", "7.5, 8.0, 8.6")),
+        (
+            ("--flavour", "rtx", "--compute-capability", "9.0"),
+            ("has 9.0, for which TensorRT-RTX builds nothing", "7.5, 8.0, 8.6"),
+        ),
         ((*RTX, "--attention", "plugin"), ("takes no plugins from Python", "--attention native")),
         ((*RTX, "--refit"), ("--refit needs a GPU while",)),
         (
