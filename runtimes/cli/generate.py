@@ -131,7 +131,7 @@ def generate_command(
     threads: int | None,
     device: Device,
 ) -> None:
-    """Continue texts or token ids with the artefact or run at PATH.
+    """Continue texts or token ids with the model at PATH.
 
     Each piece of text is printed as soon as it is computed; a batch is printed at the end. Every token costs
     the same, however long the text grows. A row ends early with the vocabulary's token for the end of a

@@ -287,7 +287,7 @@ class Schedule:
         number = memory.positions[0]
         for array in (memory.positions, *memory.tensors.values()):
             assert (array == number).all(), "the file mixes two memories"
-        save_memory(streams.memory, file)
+        save_memory(self.fresh().memory, file)  # the stream's own memory may hold a spoiled row
         left = [path.name for path in self.folder.iterdir() if path.name.startswith(".")]
         assert not left, f"hidden files are left: {left}"
 

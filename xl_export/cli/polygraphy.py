@@ -18,7 +18,7 @@ from xl_export.cli.options import force_option, out_option
 )
 @force_option
 def polygraphy_command(artefact: Path, out: Path, batch: int, force: bool) -> None:
-    """Write inputs of ARTEFACT and its answers to them for `polygraphy run`.
+    """Write ARTEFACT's inputs and answers for Polygraphy.
 
     Polygraphy is NVIDIA's tool that runs a model in several runtimes and compares them. The folder holds the
     inputs of three steps, memory included, what the artefact answers on ONNX Runtime, memory included, and

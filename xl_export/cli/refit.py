@@ -16,7 +16,7 @@ from xl_export.cli.options import force_option, out_option
 @out_option
 @force_option
 def refit_command(engine: Path, artefact: Path, out: Path, force: bool) -> None:
-    """Put the weights of ARTEFACT into a copy of ENGINE.
+    """Put ARTEFACT's weights into a copy of ENGINE.
 
     ENGINE must have been built with --refit, and ARTEFACT must have the same step as the artefact that ENGINE
     was built from: the same model sizes, memory rule, form of memory and precision. TensorRT keeps the

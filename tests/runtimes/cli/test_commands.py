@@ -44,6 +44,8 @@ def test_check_passes_and_prints_its_figures(form: str, artefacts: dict[str, Pat
         "tokens",
         "seconds",
         "against",
+        "paths",
+        "missing",
     }
     assert set(figures) == keys | {"computed_by", "kernel", "note"}
     assert "computed by: ONNX Runtime, standard operators\n" in result.stdout

@@ -173,7 +173,7 @@ def test_the_profiles_are_those_that_were_asked_for(graphs: Callable) -> None:
         )
         assert ids == list(zip(profile.batch, profile.tokens, strict=True))
         assert wanted == [(size,) for size in rows]
-        assert keys == [(size, 2, 16, 16) for size in profile.batch]
+        assert keys == [(size, 2, spec.rule.slots, 16) for size in profile.batch]
         assert config.add_optimization_profile(made) >= 0
     assert config.num_optimization_profiles == 2
 
