@@ -25,10 +25,7 @@ ROOT = Path(__file__).parents[4]
 
 # The interpreter takes seconds for each case, so the others are slow tests.
 BY_DEFAULT = (
-    "one-token",
-    "odd-head-width",
     "full-mask-clamped",
-    "padded-row",
     "persistent",
     "span",
     "ring-one-token",
