@@ -8,13 +8,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import NoReturn
 
 import click
 
 from runtimes.base.terminal import TerminalStream
 
 TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed
+INSIST = 0.5  # seconds until an exception that a library has swallowed is raised again
 _ended_by: list[int] = []  # the terminations that this process has received
+_raised: BaseException | None = None  # by the last signal, while the command ends
 
 
 def clean_up_when_terminated() -> None:
@@ -32,7 +35,38 @@ def clean_up_when_terminated() -> None:
 
 def _end(number: int, frame: FrameType | None) -> None:
     _ended_by.append(number)
-    sys.exit(128 + number)
+    _insist(SystemExit(128 + number))
+
+
+def _insist(error: BaseException) -> NoReturn:
+    """Raises the exception of a signal, and again later where it is lost.
+
+    Some compiled modules drop any exception that is raised while they are imported: Cython's, while they
+    register their classes, as `numpy.random` does. The command would then go on as if there had been no
+    signal.
+    """
+    global _raised
+    _raised = error
+    signal.signal(signal.SIGALRM, _raise_again)
+    signal.setitimer(signal.ITIMER_REAL, INSIST, INSIST)
+    raise error
+
+
+def _raise_again(number: int, frame: FrameType | None) -> None:
+    """Raises the exception again, unless it is being handled, as by a clean-up that takes long."""
+    handled = sys.exc_info()[1]
+    while handled is not None and handled is not _raised:
+        handled = handled.__context__
+    if handled is None and _raised is not None:
+        raise _raised
+
+
+def stop_insisting() -> None:
+    """Ends `_insist`: the exception has arrived where the command ends."""
+    global _raised
+    if _raised is not None:
+        _raised = None
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 @contextlib.contextmanager
@@ -47,7 +81,7 @@ def stopped_in_a_word() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal interrupted
         interrupted = True
-        raise KeyboardInterrupt
+        _insist(KeyboardInterrupt())
 
     before = signal.getsignal(signal.SIGINT)
     # An action that is no function of Python is a decision of who started this process.
@@ -65,6 +99,7 @@ def stopped_in_a_word() -> Iterator[None]:
             raise
         _stop()
     finally:
+        stop_insisting()
         if replaced:
             signal.signal(signal.SIGINT, before)
 
@@ -92,5 +127,6 @@ def _is_terminal(stream: object) -> bool:
 
 
 def _stop() -> None:
+    stop_insisting()
     click.echo("stopped", err=True)
     raise SystemExit(130) from None

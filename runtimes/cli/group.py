@@ -11,7 +11,7 @@ import click
 from runtimes.base.errors import UserError
 from runtimes.base.startup import start_command
 from runtimes.base.terminal import printable
-from runtimes.cli.ends import clean_up_when_terminated, stopped_in_a_word, terminals_protected
+from runtimes.cli.ends import clean_up_when_terminated, stop_insisting, stopped_in_a_word, terminals_protected
 
 
 class Refusal(click.ClickException):
@@ -59,6 +59,8 @@ class Group(Subgroup):
                 file=sys.stderr,
             )
             sys.exit(2)
+        finally:
+            stop_insisting()
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         try:

@@ -69,16 +69,23 @@ def test_an_interrupt_while_packages_are_imported_ends_in_a_word(
     assert lines == ["stopped"]
 
 
+@pytest.mark.parametrize(
+    "swallowed", ["raise SystemError('initialization raised unreported exception')", "pass"]
+)
 @pytest.mark.parametrize(("name", "end"), [("SIGINT", (130, "stopped\n")), ("SIGTERM", (143, ""))])
-def test_an_interrupt_that_an_import_turns_into_another_error_ends_in_a_word(
-    name: str, end: tuple[int, str], run: Path, tmp_path: Path
+def test_an_interrupt_that_an_import_swallows_ends_in_a_word(
+    name: str, end: tuple[int, str], swallowed: str, run: Path, tmp_path: Path
 ) -> None:
+    """An import may raise another error in its place, or go on as if there had been none."""
     (tmp_path / "torch.py").write_text(
-        "import os, signal\n"
+        "import os, signal, time\n"
         "try:\n"
         f"    os.kill(os.getpid(), signal.{name})\n"
         "except BaseException:\n"
-        "    raise SystemError('initialization raised unreported exception')\n"
+        f"    {swallowed}\n"
+        "for _ in range(1000):\n"
+        "    time.sleep(0.01)\n"
+        "os._exit(7)  # the command went on\n"
     )
     command = [sys.executable, "-m", "xl_export", "eval", str(run), "--text", str(run / "config.json")]
     ended = subprocess.run(
@@ -89,6 +96,25 @@ def test_an_interrupt_that_an_import_turns_into_another_error_ends_in_a_word(
         timeout=60,
     )
     assert (ended.returncode, ended.stderr) == end
+
+
+def test_a_clean_up_that_takes_long_is_not_interrupted_again() -> None:
+    program = (
+        "import os, signal, time\n"
+        "from runtimes.cli import ends\n"
+        "ends.clean_up_when_terminated()\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "finally:\n"
+        "    for _ in range(130):\n"
+        "        time.sleep(0.01)\n"
+        "    ends.stop_insisting()\n"
+        "    print('cleaned')\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (143, "cleaned\n", "")
 
 
 def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:
