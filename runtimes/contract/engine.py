@@ -75,6 +75,11 @@ class Gpu:
     name: str
     compute_capability: str  # such as 8.9
 
+    @property
+    def capability(self) -> int:
+        """The compute capability as compilers of kernels write it, such as 89."""
+        return int(self.compute_capability.replace(".", ""))
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:

@@ -52,18 +52,13 @@ def refuse_unfit(spec: Spec, gpu: Gpu) -> None:
             f"heads are {spec.model.head_dim} wide and the plugin takes up to {MAX_HEAD_DIM}; give "
             "--attention native."
         )
-    if capability_number(gpu) not in PTX_VERSIONS:
+    if gpu.capability not in PTX_VERSIONS:
         raise ConfigError(
             f"{gpu.name} has compute capability {gpu.compute_capability}, for which the Triton kernels "
             "cannot be compiled; give --attention native."
         )
     with needs("tensorrt", "triton"):
         import triton  # noqa: F401
-
-
-def capability_number(gpu: Gpu) -> int:
-    """86 for compute capability 8.6."""
-    return int(gpu.compute_capability.replace(".", ""))
 
 
 def register_plugins(gpu: Gpu, *, multiprocessors: int) -> None:
@@ -78,8 +73,8 @@ def register_plugins(gpu: Gpu, *, multiprocessors: int) -> None:
     trt, trtp = import_module("tensorrt"), import_module("tensorrt.plugin")
     if not hasattr(getattr(trtp.op, DOMAIN, None), JOIN):
         for signature in SIGNATURES:
-            _register_parts(trt, trtp, signature, capability_number(gpu), multiprocessors)
-        _register_join(trt, trtp, capability_number(gpu), multiprocessors)
+            _register_parts(trt, trtp, signature, gpu.capability, multiprocessors)
+        _register_join(trt, trtp, gpu.capability, multiprocessors)
 
 
 def _register_parts(trt: Any, trtp: Any, signature: Signature, capability: int, multiprocessors: int) -> None:

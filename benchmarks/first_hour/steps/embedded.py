@@ -6,14 +6,12 @@ from dataclasses import replace
 from statistics import median
 
 import numpy as np
-import torch
 
 from benchmarks.first_hour.record import Record
 from benchmarks.measure import Timing
 from xl_export.tensorrt.kernels.cases import CASES, Case
 from xl_export.tensorrt.kernels.compile import JOINS, Tactic, tactics
-from xl_export.tensorrt.kernels.driver import TOLERANCES, Driver, run_embedded, try_kernels
-from xl_export.tensorrt.naive import naive_relative_attention
+from xl_export.tensorrt.kernels.driver import TOLERANCES, Driver, naive_answer, run_embedded, try_kernels
 
 QUICK_CASES = 2
 REPEATS, UNTIMED = 33, 3
@@ -45,11 +43,8 @@ def run(record: Record) -> None:
 
 def time_case(record: Record, driver: Driver, name: str, case: Case) -> None:
     """Keeps a row for every tactic whose answer is right; single tokens are not tried in tiles."""
-    inputs = case.inputs()
-    tensors = [torch.from_numpy(array) for array in inputs.values()]
-    doubles = [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
-    expected = naive_relative_attention(*doubles, attributes=case.attributes, mem_len=case.mem_len).numpy()
-    capability = int(driver.gpu.compute_capability.replace(".", ""))
+    inputs, expected = case.inputs(), naive_answer(case)
+    capability = driver.gpu.capability
     for tactic in tactics(case.K, capability, case.dtype):
         if tactic.block_t > case.T:
             continue

@@ -38,6 +38,7 @@ from runtimes.contract.spec import load_spec
 from runtimes.sessions.tensorrt.session import TrtSession
 from tests import fake_gpu
 from trainer.model.config import ModelConfig
+from xl_export.tensorrt.naive import naive_relative_attention
 
 MEASURED = {COPY: (1e12, 2e12), HALVES: (1e14,)}
 
@@ -356,7 +357,7 @@ def test_embedded_ptx_is_timed_where_its_answer_is_right(
         tensors = [torch.from_numpy(array.astype(np.float64)) for array in inputs.values()]
         tensors[3] = tensors[3].long()
         options = {"attributes": attributes, "mem_len": mem_len}
-        answer = embedded.naive_relative_attention(*tensors, **options).numpy() + error
+        answer = naive_relative_attention(*tensors, **options).numpy() + error
         return SimpleNamespace(answer=answer, milliseconds=tuple(float(n) for n in range(repeats, 0, -1)))
 
     monkeypatch.setattr(embedded, "run_embedded", run_embedded)

@@ -23,7 +23,7 @@ from tests.xl_export.tensorrt.bindings import needs_bindings
 from xl_export.tensorrt.kernels.compile import JOINS, Type, parts, programs, scratch_rows, tactics
 from xl_export.tensorrt.network import take_plugins
 from xl_export.tensorrt.operator import DOMAIN, JOIN, PLUGIN, SIGNATURES, Attributes, Signature
-from xl_export.tensorrt.plugin import capability_number, refuse_unfit
+from xl_export.tensorrt.plugin import refuse_unfit
 
 pytest.importorskip("triton", reason="triton is not installed (it is for Linux on x86-64 and Arm)")
 WORKER = Path(__file__).parent / "plugin_worker.py"
@@ -134,7 +134,7 @@ def test_the_kernels_take_inputs_two_integers_and_the_outputs(answers: dict[str,
 
 
 def test_capabilities_are_numbers() -> None:
-    assert capability_number(Gpu(name="", compute_capability="12.0")) == 120
+    assert Gpu(name="", compute_capability="12.0").capability == 120
 
 
 def test_what_the_kernel_cannot_serve_is_refused_before_tensorrt_is_asked(artefacts: dict[str, Path]) -> None:

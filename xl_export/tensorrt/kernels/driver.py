@@ -189,7 +189,7 @@ def run_embedded(
     (B, H, T, K), J = query.shape, inputs["key"].shape[2]
     multiprocessors = driver.multiprocessors
     for_gpu = {
-        "compute_capability": int(driver.gpu.compute_capability.replace(".", "")),
+        "compute_capability": driver.gpu.capability,
         "dtype": str(query.dtype),
     }
     fixed = constants(tactic, Sizes.of([array.shape for array in inputs.values()]), attributes, mem_len)
@@ -233,6 +233,18 @@ class Tried:
         return self.difference <= self.tolerance
 
 
+def naive_answer(case: Case) -> np.ndarray:
+    """What the naive operator answers to a case, computed in float64; [B, H, T, K]."""
+    with needs("train", "torch"):
+        import torch
+
+        from xl_export.tensorrt.naive import naive_relative_attention
+    tensors = [torch.from_numpy(array) for array in case.inputs().values()]
+    doubles = [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
+    answer = naive_relative_attention(*doubles, attributes=case.attributes, mem_len=case.mem_len)
+    return np.asarray(answer)
+
+
 def try_kernels(
     cases: Mapping[str, Case] = CASES, *, driver: Driver | None = None, repeats: int = 5
 ) -> Iterator[Tried]:
@@ -241,20 +253,10 @@ def try_kernels(
 
     driver: None for one of the first GPU. repeats: at least 2.
     """
-    with needs("train", "torch"):
-        import torch
-
-        from xl_export.tensorrt.naive import naive_relative_attention
     driver = driver or Driver()
-    compute_capability = int(driver.gpu.compute_capability.replace(".", ""))
+    compute_capability = driver.gpu.capability
     for name, case in cases.items():
-        inputs = case.inputs()
-        tensors = [torch.from_numpy(array) for array in inputs.values()]
-        expected = naive_relative_attention(
-            *(tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors),
-            attributes=case.attributes,
-            mem_len=case.mem_len,
-        ).numpy()
+        inputs, expected = case.inputs(), naive_answer(case)
         for tactic in tactics(case.K, compute_capability, case.dtype):
             for join in JOINS:
                 got = run_embedded(
