@@ -16,8 +16,10 @@ import numpy as np
 
 from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.base.records import to_json
+from runtimes.base.sealed import read_verified
 from runtimes.contract.device import AUTO, Device, Kind, refuse_for_engine
 from runtimes.contract.engine import (
+    BUILD,
     NAMES,
     PLAN,
     EngineFacts,
@@ -155,9 +157,12 @@ class TrtSession(GraphSession):
         )
 
     def _load(self, plan: Path) -> Any:
+        """The engine of the plan. Its bytes are hashed again as they are read, because a plan is code."""
+        again = f"build it again: {rebuild_command(self.folder, self.facts)}"
+        content = read_verified(plan, self.facts.files[PLAN], record=BUILD, again=again)
         if self.facts.version_compatible:
             self._runtime.engine_host_code_allowed = True
-        engine = self._runtime.deserialize_cuda_engine(plan.read_bytes())
+        engine = self._runtime.deserialize_cuda_engine(content)
         if engine is None:
             raise ArtefactError(
                 f"{plan} could not be loaded by {NAMES[self.facts.flavour]} {self._trt.__version__} "

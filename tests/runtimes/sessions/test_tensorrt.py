@@ -71,6 +71,19 @@ def test_check_passes_on_an_engine(engine: Path) -> None:
     assert report.passed, report
 
 
+def test_a_plan_that_changes_after_it_was_verified_is_not_loaded(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verified_and_altered(folder: Path) -> Any:
+        facts = load_engine(folder)
+        (folder / PLAN).write_bytes((folder / PLAN).read_bytes().replace(b"graph", b"hparg"))
+        return facts
+
+    monkeypatch.setattr("runtimes.sessions.tensorrt.session.load_engine", verified_and_altered)
+    with pytest.raises(ArtefactError, match=r"step\.plan .*build it again"):
+        open_session(engine)
+
+
 def test_single_tokens_become_two_graphs_and_then_only_launches(
     session: Session, cuda: FakeCuda, tokens: np.ndarray
 ) -> None:
