@@ -152,8 +152,10 @@ def parser_errors(parser: Any) -> str:
     """Every error of a parser with its node, as parts of one sentence."""
     sentences = []
     for index in range(parser.num_errors):
-        error = parser.get_error(index)
-        operator = error.node_operator()
-        where = f"node {error.node()} {operator} ({error.node_name()})" if operator else "the graph"
-        sentences.append(f"{where}: {' '.join(error.desc().split()).rstrip('.')}")
+        parser_error = parser.get_error(index)
+        operator = parser_error.node_operator()
+        where = (
+            f"node {parser_error.node()} {operator} ({parser_error.node_name()})" if operator else "the graph"
+        )
+        sentences.append(f"{where}: {' '.join(parser_error.desc().split()).rstrip('.')}")
     return "; ".join(sentences)

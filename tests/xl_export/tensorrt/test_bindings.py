@@ -39,7 +39,7 @@ OBJECTS = {
     "inspector": "EngineInspector",
     "context": "IExecutionContext",
     "runtime_config": "IRuntimeConfig",
-    "error": "ParserError",
+    "parser_error": "ParserError",
     "layer": "ILayer",
 }
 RTX_ONLY = {
