@@ -131,6 +131,10 @@ def _check(given: argparse.Namespace) -> None:
         raise runtimes.UserError(f"--seed is {given.seed}; expected 0 or a positive whole number.")
     if not 0 < given.seconds < math.inf:
         raise runtimes.UserError(f"--seconds is {given.seconds:g}; expected a positive number.")
+    suffixes = [".mid"] if given.endless else [".mid", ".wav", ".png"]
+    written = [] if given.pipe else [given.out.with_name(given.out.name + suffix) for suffix in suffixes]
+    if (kept := [path for path in written if path.exists()]) and not given.force:
+        raise runtimes.UserError(f"{kept[0]} exists; give another --out, or --force to replace it.")
     if not given.pipe and not given.out.parent.is_dir():
         raise runtimes.UserError(
             f"the folder {given.out.parent} of --out does not exist; make it, or give another --out."
@@ -145,6 +149,7 @@ def _options() -> argparse.Namespace:
     options.add_argument(
         "--out", type=Path, default=Path("bach"), help="files are OUT.mid, OUT.wav and OUT.png"
     )
+    options.add_argument("--force", action="store_true", help="replace files that exist")
     options.add_argument(
         "--seconds",
         type=float,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import sys
 import types
 import typing
@@ -16,6 +17,16 @@ from typing import Any, TypeVar
 from runtimes.base.errors import ConfigError
 
 Record = TypeVar("Record")
+# What people who write JSON call the types of Python.
+KINDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    tuple: "a list",
+    list: "a list",
+    dict: "an object",
+}
 
 
 def from_json(cls: type[Record], data: Any, *, where: str) -> Record:
@@ -101,9 +112,12 @@ def convert(hint: Any, value: Any, *, where: str) -> Any:
         raise ConfigError(f"{where}: expected a finite number, found {found}.")
     if hint in (int, str, bool) and type(value) is hint:
         return value
-    expected = origin.__name__ if origin else hint.__name__
-    raise ConfigError(f"{where}: expected {expected}, found {_kind(value)}.")
+    raise ConfigError(f"{where}: expected {KINDS[origin or hint]}, found {_kind(value)}.")
 
 
 def _kind(value: Any) -> str:
-    return f"{type(value).__name__} {value!r:.40}"
+    """What was found, in the words of JSON: the number 3, the text 'abc', true, null."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    kind = "number" if isinstance(value, int | float) else KINDS.get(type(value), "value").split()[-1]
+    return f"the {kind} {value!r:.40}"

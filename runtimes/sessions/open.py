@@ -69,6 +69,11 @@ def _session_class(folder: Path) -> SessionClass:
                     f"Python does not find the package {package} of xl-export; rename a file or folder of "
                     f"the name {package} that lies beside your script or in the working folder."
                 ) from error
+    if (folder / "config.pbtxt").is_file() or any(folder.glob("*/config.pbtxt")):
+        raise ArtefactError(
+            f"{folder} is a model repository for Triton Inference Server, which loads it; give the artefact "
+            "or the engine that it was written from."
+        )
     raise ArtefactError(
         f"{folder} is neither an artefact (it has no {SPEC}) nor a run (it has no config.json) nor an engine "
         f"(it has no {BUILD}); make them with `xl-export train`, `xl-export export` and `xl-export build`."

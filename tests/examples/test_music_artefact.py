@@ -106,6 +106,23 @@ def test_play_refuses_in_one_sentence_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_play_keeps_files_that_exist_unless_forced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "bach.wav"
+    kept.write_text("another recording")
+    arguments = ["play.py", str(ARTEFACT), "--seconds", "1", "--out", str(tmp_path / "bach")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit):
+        play.main()
+    assert capsys.readouterr().err == f"Error: {kept} exists; give another --out, or --force to replace it.\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["bach.wav"]
+    assert kept.read_text() == "another recording"
+    monkeypatch.setattr(sys, "argv", [*arguments, "--force"])
+    play.main()
+    assert kept.read_bytes()[:4] == b"RIFF"
+
+
 def test_play_ends_in_one_sentence_where_the_stream_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:

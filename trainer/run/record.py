@@ -32,7 +32,8 @@ class Record:
     steps: done so far. planned: of the whole training. parameters: trained values. tokens: that were trained
     so far. best_bits, best_step: the best validation, in bits per token. final_bits: the score of the whole
     held-out text at the end. unit, bits_per_unit: the best validation for each `byte` or `character` of the
-    text. learning_rate: the highest one of the schedule. tokens_per_second: the median of what was logged.
+    text. validated: the most tokens that a validation scores; None for the whole held-out text.
+    learning_rate: the highest one of the schedule. tokens_per_second: the median of what was logged.
     seconds: of training, with validations. training, validations: the curves.
     """
 
@@ -46,6 +47,7 @@ class Record:
     final_bits: float | None
     unit: str | None
     bits_per_unit: float | None
+    validated: int | None
     learning_rate: float
     tokens_per_second: float | None
     seconds: float | None
@@ -92,6 +94,7 @@ def read_record(run: Path) -> Record:
         final_bits=final[-1][1] if final else None,
         unit=unit,
         bits_per_unit=bits_per_unit,
+        validated=config.validate_tokens,
         learning_rate=config.optimizer.lr,
         tokens_per_second=statistics.median(speeds) if speeds else None,
         seconds=seconds[-1][1] if seconds else None,

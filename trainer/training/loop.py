@@ -72,6 +72,12 @@ def resume(run: Path | str, *, progress: bool = True) -> Path:
 
 def config_of(run: Path) -> TrainConfig:
     """The configuration of a run that can be resumed; raises ArtefactError for any other folder."""
+    if not run.is_dir():
+        found = "is a file" if run.exists() else "does not exist"
+        raise ArtefactError(
+            f"{run} cannot be resumed, because it {found}; give the folder of a run, or start a new "
+            "one with `xl-export train --out RUN`."
+        )
     if not (run / STATE).is_file():
         raise ArtefactError(
             f"{run} cannot be resumed, because it has no {STATE}; start a new run with `xl-export train "

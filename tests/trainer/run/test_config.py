@@ -352,9 +352,9 @@ def test_the_flat_form_of_version_0_1_means_the_same() -> None:
             {"optimizer": {"lr": 1.0}},
             r"learning_rate is the older name of optimizer\.lr; give only the latter",
         ),
-        ({"schedule": 3}, "key 'schedule': expected a JSON object, found int 3"),
+        ({"schedule": 3}, "key 'schedule': expected a JSON object, found the number 3"),
         ({"optimizer": "sgd"}, "key 'optimizer', key 'kind': expected one of adam, adamw, adagrad"),
-        ({"warmup_steps": True}, "key 'schedule', key 'warmup_steps': expected int"),
+        ({"warmup_steps": True}, "key 'schedule', key 'warmup_steps': expected a whole number"),
     ],
 )
 def test_a_mistake_in_the_flat_form_is_one_sentence(change: dict[str, Any], words: str) -> None:

@@ -147,7 +147,8 @@ def test_a_run_without_a_validation_is_not_called_trained(make_config: Make, tmp
 
 
 def test_resume_of_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
-    assert_refused(train("--resume", tmp_path / "none"), "cannot be resumed", "training.safetensors")
+    assert_refused(train("--resume", tmp_path / "none"), "cannot be resumed", "does not exist")
+    assert_refused(train("--resume", tmp_path), "cannot be resumed", "training.safetensors")
 
 
 def test_an_unknown_configuration_is_refused_and_the_list_has_each_once(tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_a_bad_text_is_refused(config: str, tmp_path: Path, content: bytes | Non
     ("change", "words"),
     [
         ({"stepz": 1}, ["unknown key 'stepz'"]),
-        ({"steps": "1"}, ["'steps'", "expected int"]),
+        ({"steps": "1"}, ["'steps'", "expected a whole number"]),
         ({"schedule": {"warmup_steps": 99}}, ["schedule.warmup_steps is 99"]),
         ({"optimizer": {"lr": 1e30}, "schedule": {}}, ["loss became nan at step 2", "optimizer.lr"]),
     ],

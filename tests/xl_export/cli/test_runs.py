@@ -55,6 +55,13 @@ def test_a_folder_of_runs_is_a_table_with_the_best_first(tmp_path: Path) -> None
     assert (b["unit"], b["final_bits"]) == ("character", None)
 
 
+def test_validations_of_different_extents_are_not_compared_in_silence(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", validate_tokens=100)
+    make_run(tmp_path / "b", validate_tokens=200)
+    assert "validate_tokens differs between these runs" in xl("runs", tmp_path).stderr
+    assert "validate_tokens" not in xl("runs", tmp_path / "a").stderr
+
+
 def test_tokens_follow_the_schedule_of_segments() -> None:
     config = TrainConfig.load("demo")
     grown = TrainConfig.from_json(

@@ -227,3 +227,11 @@ def test_what_the_server_cannot_serve_is_refused(artefacts: dict[str, Path], tmp
     with pytest.raises(UserError, match=r"--triton calls the model 'odd name', after its folder"):
         write_model(odd, tmp_path / "repository")
     assert not (tmp_path / "repository").exists()
+
+
+def test_commands_say_what_a_model_repository_is(tmp_path: Path) -> None:
+    (tmp_path / "repository" / "model" / "1").mkdir(parents=True)
+    (tmp_path / "repository" / "model" / CONFIG).write_text("platform: 'onnxruntime_onnx'")
+    for folder in (tmp_path / "repository", tmp_path / "repository" / "model"):
+        with pytest.raises(UserError, match="is a model repository for Triton Inference Server"):
+            open_session(folder)
