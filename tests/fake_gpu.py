@@ -26,7 +26,7 @@ import onnx
 import pytest
 
 from runtimes.base.sealed import file_facts
-from runtimes.contract.engine import PLAN, SIDE_FILES, EngineFacts, Gpu, Profile, save_engine
+from runtimes.contract.engine import PLAN, EngineFacts, Gpu, Profile, save_engine, side_files
 from runtimes.contract.spec import GRAPH, load_spec
 
 GPU = Gpu(name="Fake RTX", compute_capability="8.9")
@@ -295,7 +295,7 @@ def make_engine(artefact: Path, out: Path, **changes: Any) -> Path:
         "profiles": [{"batch": p.batch, "tokens": p.tokens} for p in profiles],
     }
     (out / PLAN).write_text(json.dumps(plan))
-    for name in SIDE_FILES:
+    for name in side_files(load_spec(artefact)):
         (out / name).write_bytes((artefact / name).read_bytes())
     facts: dict[str, Any] = {
         "artefact": load_spec(artefact).identity,

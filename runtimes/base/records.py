@@ -92,11 +92,12 @@ def convert(hint: Any, value: Any, *, where: str) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         return from_json(typing.cast(type, hint), value, where=where)
-    # X | None is the only union in use. A union with a Literal is a typing.Union, others are a
-    # types.UnionType.
+    # X | None and int | str are the only unions in use. A union with a Literal is a typing.Union, others are
+    # a types.UnionType.
     if origin in (types.UnionType, typing.Union):
-        inner = next(arg for arg in args if arg is not type(None))
-        return None if value is None else convert(inner, value, where=where)
+        if type(value) in args:  # None, or one of several plain types
+            return value
+        return convert(next(arg for arg in args if arg is not type(None)), value, where=where)
     if origin is typing.Literal:
         if value not in args:
             raise ConfigError(f"{where}: expected one of {', '.join(map(str, args))}, found {value!r:.40}.")

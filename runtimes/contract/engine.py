@@ -18,10 +18,10 @@ from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import read_json
 from runtimes.base.records import to_json
 from runtimes.base.sealed import FileFacts, identity_of, parse_sealed, verify_file, write_sealed
-from runtimes.contract.spec import REFERENCE, SPEC, VOCAB, Spec, parse_spec
+from runtimes.contract.spec import SPEC, VOCAB, Spec, parse_spec
+from runtimes.contract.vocabulary import VOCAB_FILES
 
 BUILD, PLAN = "build.json", "step.plan"
-SIDE_FILES = (SPEC, VOCAB, REFERENCE)  # copied from the artefact as they are, with a tokenizer's file
 SCHEMA = 1
 MAX_AXIS = 1 << 16  # rows, or tokens, in any profile
 MAX_FACTS_BYTES = 1 << 20  # of `build.json`
@@ -130,6 +130,12 @@ class EngineFacts:
         return max(profile.batch[2] for profile in self.profiles)
 
 
+def side_files(spec: Spec) -> tuple[str, ...]:
+    """The names of the files that an engine has of its artefact as they are, a tokenizer's file included."""
+    tokenizers = (name for name in VOCAB_FILES if name in spec.files)
+    return tuple(dict.fromkeys((SPEC, VOCAB, *spec.reference_files, *tokenizers)))
+
+
 def save_engine(folder: Path, facts: EngineFacts) -> None:
     """Writes `build.json` with its own digest."""
     write_sealed(folder / BUILD, facts.to_json())
@@ -149,11 +155,16 @@ def load_engine(folder: Path) -> tuple[EngineFacts, Spec]:
         )
     facts = _parse(read_json(where), where=str(where))
     again = f"build it again: {rebuild_command(folder, facts)}"
-    for name in (PLAN, *SIDE_FILES):
-        if name not in facts.files:
-            raise ArtefactError(f"{where} does not list {name}; {again}.")
-        verify_file(folder / name, facts.files[name], record=BUILD, again=again)
+
+    def verify(*names: str) -> None:
+        for name in names:
+            if name not in facts.files:
+                raise ArtefactError(f"{where} does not list {name}; {again}.")
+            verify_file(folder / name, facts.files[name], record=BUILD, again=again)
+
+    verify(PLAN, SPEC, VOCAB)
     spec = parse_spec(read_json(folder / SPEC), where=str(folder / SPEC))
+    verify(*spec.reference_files)
     if spec.identity != facts.artefact:
         raise ArtefactError(
             f"{folder} was built from the artefact {facts.artefact:.12}, and its {SPEC} is that of "

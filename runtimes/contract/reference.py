@@ -7,18 +7,25 @@ needs no PyTorch.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from runtimes.base.errors import ArtefactError
-from runtimes.base.files import read_npz
+from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.files import atomic_file, read_json, read_npz
 from runtimes.base.logits import log_probability, log_sum_exp
+from runtimes.base.records import from_json, to_json
 from runtimes.base.sealed import read_verified
 from runtimes.contract.session import Session
-from runtimes.contract.spec import EXPORT_AGAIN, SPEC, Spec
+from runtimes.contract.spec import ANSWERS, EXPORT_AGAIN, OLD_REFERENCE, REFERENCE, SPEC, Spec
+
+Ints = tuple[int, ...]
+Bools = tuple[bool, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +42,27 @@ class Reference:
     restarts: np.ndarray
     log_probs: np.ndarray
     last: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredArray:
+    """Where an array lies: little-endian numbers of a file from byte `offset` on, the last axis fastest."""
+
+    file: str
+    dtype: Literal["float32"]
+    shape: Ints
+    offset: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceFile:
+    """The content of `reference.json`: a `Reference` whose answers lie in `reference.bin`."""
+
+    tokens: tuple[Ints, ...]
+    segments: Ints
+    restarts: tuple[Bools, ...]
+    log_probs: StoredArray
+    last: StoredArray
 
 
 def replay(
@@ -80,18 +108,41 @@ def replay(
     return np.concatenate(pieces, axis=1), last - log_sum_exp(last)[:, None]
 
 
-def save_reference(path: Path, reference: Reference) -> None:
-    """Writes a reference as a compressed `.npz` file."""
-    np.savez_compressed(path, **reference.__dict__)
+def save_reference(folder: Path, reference: Reference) -> None:
+    """Writes a reference as `reference.json` and `reference.bin`, which need no library to be read."""
+    answers = {"log_probs": reference.log_probs, "last": reference.last}
+    stored, offset = {}, 0
+    with atomic_file(folder / ANSWERS) as temporary, open(temporary, "wb") as stream:
+        for name, array in answers.items():
+            content = np.ascontiguousarray(array, "<f4").tobytes()
+            stream.write(content)
+            stored[name] = StoredArray(file=ANSWERS, dtype="float32", shape=array.shape, offset=offset)
+            offset += len(content)
+    document = ReferenceFile(
+        tokens=reference.tokens.tolist(),
+        segments=reference.segments.tolist(),
+        restarts=reference.restarts.tolist(),
+        **stored,
+    )
+    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in to_json(document).items()]
+    with atomic_file(folder / REFERENCE) as temporary:
+        temporary.write_text("{\n  " + ",\n  ".join(lines) + "\n}\n", encoding="utf-8")
 
 
-def load_reference(path: Path, spec: Spec) -> Reference:
-    """The reference of an artefact, its shapes and values checked; raises ArtefactError where they do not
-    fit.
+def load_reference(folder: Path, spec: Spec) -> Reference:
+    """The reference in the folder of an artefact or of an engine, its hashes, shapes and values checked.
+
+    Older artefacts have it in one file of NumPy's format. Raises ArtefactError where anything does not fit.
     """
-    facts = spec.files.get(path.name)
-    content = None if facts is None else read_verified(path, facts, record=SPEC, again=EXPORT_AGAIN)
-    arrays = read_npz(path, content)
+    names = spec.reference_files
+    path = folder / names[0]
+    contents = {
+        name: read_verified(folder / name, spec.files[name], record=SPEC, again=EXPORT_AGAIN)
+        for name in names
+    }
+    arrays = (
+        read_npz(path, contents[OLD_REFERENCE]) if names == (OLD_REFERENCE,) else _read_arrays(path, contents)
+    )
     try:
         reference = Reference(**arrays)
     except TypeError as error:
@@ -116,4 +167,39 @@ def load_reference(path: Path, spec: Spec) -> Reference:
     tokens = reference.tokens
     if not fits or reference.segments.min() < 1 or tokens.min() < 0 or tokens.max() >= spec.model.vocab_size:
         raise ArtefactError(f"{path} does not hold a reference of this model; export the artefact again.")
+    if not (np.isfinite(reference.log_probs).all() and np.isfinite(reference.last).all()):
+        raise ArtefactError(f"{path} has answers that are not finite; export the artefact again.")
     return reference
+
+
+def _read_arrays(path: Path, contents: dict[str, bytearray]) -> dict[str, np.ndarray]:
+    """The arrays in `reference.json` and `reference.bin`; no memory is taken before their sizes are known."""
+    data = read_json(path, contents[REFERENCE])
+    try:
+        document = from_json(ReferenceFile, data, where=str(path))
+        arrays = {
+            "tokens": np.array(document.tokens, np.int64),
+            "segments": np.array(document.segments, np.int64),
+            "restarts": np.array(document.restarts, bool),
+        }
+    except ConfigError as error:
+        raise ArtefactError(f"{str(error).rstrip('.')}; export the artefact again.") from error
+    except (ValueError, OverflowError) as error:  # rows of unequal length, or an integer beyond 64 bits
+        raise ArtefactError(
+            f"{path} has rows of unequal length or numbers beyond 64 bits; export the artefact again."
+        ) from error
+    content = contents[ANSWERS]
+    for name, stored in (("log_probs", document.log_probs), ("last", document.last)):
+        count = math.prod(stored.shape)
+        inside = (
+            stored.file == ANSWERS and min((stored.offset, *stored.shape)) >= 0 and len(stored.shape) == 2
+        )
+        if not inside or stored.offset + 4 * count > len(content):
+            raise ArtefactError(
+                f"{path} says that {name} has the shape {list(stored.shape)!s:.60} from byte "
+                f"{stored.offset!s:.30} of {stored.file!a:.60} on, which {ANSWERS} with its {len(content)} "
+                "bytes does not hold; export the artefact again."
+            )
+        flat = np.frombuffer(content, "<f4", count, stored.offset)
+        arrays[name] = flat.reshape(stored.shape).astype(np.float32)
+    return arrays

@@ -7,6 +7,7 @@ L layers · H heads · K head width · D model width · V vocabulary · N persis
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -36,10 +37,12 @@ from runtimes.contract.precision import (
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import (
     AnyForm,
+    ListedTensor,
     Shapes,
     StateFacts,
     TensorFacts,
     bytes_saved,
+    listed,
     row_bytes,
     state_tensors,
 )
@@ -47,7 +50,8 @@ from runtimes.contract.vocabulary import VOCAB as VOCAB
 
 SCHEMA = 1
 SPEC, GRAPH, WEIGHTS = "spec.json", "step.onnx", "weights.bin"
-REFERENCE = "reference.npz"
+REFERENCE, ANSWERS = "reference.json", "reference.bin"
+OLD_REFERENCE = "reference.npz"  # the one file of both in artefacts without `inputs` and `outputs`
 # The same step for the fused operator, over the same weights; absent where the operator does not serve the
 # model.
 FUSED = "fused.onnx"
@@ -68,6 +72,8 @@ ADDED_FIELDS: dict[str, Any] = {
     "exporter": "graph",
     "memory_shapes": (),
     "concern": None,
+    "inputs": (),
+    "outputs": (),
 }
 
 
@@ -82,7 +88,9 @@ class Spec:
     both cost; None for fp32, and where no text was given to measure on. exporter: what wrote the graph.
     memory_shapes: the memory tensors of a module whose form is `own`; empty for every other form. concern:
     one sentence on why the model may be of no use, as a run that was never validated; None for no concern.
-    producer: the version of each package that took part. source: the hash of the trained model.
+    producer: the version of each package that took part. source: the hash of the trained model. inputs,
+    outputs: the tensors of the graph, listed for readers in any language; empty in older artefacts, where
+    they follow from the other fields all the same (`graph_inputs`, `graph_outputs`).
     """
 
     schema: int = SCHEMA
@@ -100,6 +108,8 @@ class Spec:
     exporter: Exporter = "graph"
     memory_shapes: Shapes = ()
     concern: str | None = None
+    inputs: tuple[ListedTensor, ...] = ()
+    outputs: tuple[ListedTensor, ...] = ()
     files: dict[str, FileFacts] = field(default_factory=dict)
 
     @property
@@ -145,14 +155,36 @@ class Spec:
 
     def to_json(self) -> dict[str, Any]:
         """The contract as it is written and hashed: without the `ADDED_FIELDS` that have their default."""
+        lists = {"inputs": self.inputs, "outputs": self.outputs}
+        document = to_json(self) | {n: tuple(x.to_json() for x in tensors) for n, tensors in lists.items()}
         return {
             name: value
-            for name, value in to_json(self).items()
+            for name, value in document.items()
             if name not in ADDED_FIELDS or value != ADDED_FIELDS[name]
         }
 
+    def with_tensors(self) -> Spec:
+        """The same contract with the memory tensors and the lists that follow from its other fields."""
+        spec = dataclasses.replace(self, state=self.state_in(self.state_dtype))
+        inputs, outputs = spec._lists()
+        return dataclasses.replace(spec, inputs=inputs, outputs=outputs)
+
+    def _lists(self) -> tuple[tuple[ListedTensor, ...], tuple[ListedTensor, ...]]:
+        """The graph's inputs and outputs as `spec.json` lists them."""
+        selective = self.model.selective
+        inputs, outputs = (
+            tuple(listed(facts, selective=selective) for facts in side)
+            for side in (self.graph_inputs, self.graph_outputs)
+        )
+        return inputs, outputs
+
     @property
-    def inputs(self) -> tuple[TensorFacts, ...]:
+    def reference_files(self) -> tuple[str, ...]:
+        """The names of the files with the reference's tokens and answers."""
+        return (OLD_REFERENCE,) if OLD_REFERENCE in self.files else (REFERENCE, ANSWERS)
+
+    @property
+    def graph_inputs(self) -> tuple[TensorFacts, ...]:
         """The inputs of the graph in order: tokens, positions, two more with a large vocabulary, then the
         memory.
 
@@ -166,7 +198,7 @@ class Spec:
         return (*ids, *(state.tensor() for state in self.state))
 
     @property
-    def outputs(self) -> tuple[TensorFacts, ...]:
+    def graph_outputs(self) -> tuple[TensorFacts, ...]:
         """The outputs of the graph in order: logits, log-probabilities where `targets` is an input, then the
         memory.
         """
@@ -262,12 +294,18 @@ def parse_spec(data: Any, *, where: str) -> Spec:
             f"{where} contradicts itself: schema or memory tensors do not follow from its model; export "
             "again."
         )
+    lists = spec.inputs, spec.outputs
+    if lists != ((), ()) and lists != spec._lists():
+        raise ArtefactError(
+            f"{where} contradicts itself: its lists of inputs and outputs are not those of its graph; export "
+            "the artefact again."
+        )
     if spec.form == "own" and spec.exporter == "graph":
         raise ArtefactError(
             f"{where} has memory of the form own, and the written graphs have none; export the "
             "artefact again."
         )
-    for name in (GRAPH, WEIGHTS, VOCAB, REFERENCE):
+    for name in (GRAPH, WEIGHTS, VOCAB, *spec.reference_files):
         if name not in spec.files:
             raise ArtefactError(f"{where} does not list {name}; export the artefact again.")
     if not all(FILE_NAME.fullmatch(name) for name in spec.files):

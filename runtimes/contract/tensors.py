@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -41,6 +41,43 @@ class TensorFacts:
     def num_bytes(self, **axes: int) -> int:
         """The size in bytes, with these sizes for the named axes."""
         return math.prod(self.sizes(**axes)) * int(np.dtype(self.dtype).itemsize)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedTensor:
+    """One input or output as `spec.json` lists it for readers in any language.
+
+    shape: numbers, and the names "batch", "tokens" and "rows" for the axes that vary. optional: whether a
+    step may do without its content. when: one sentence on when it has any; None where `optional` is false.
+    """
+
+    name: str
+    dtype: Literal["int64", "int32", "float32", "float16"]
+    shape: tuple[int | str, ...]
+    optional: bool = False
+    when: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry as it is written: without `when` where there is nothing to say."""
+        return {name: value for name, value in self.__dict__.items() if name != "when" or value is not None}
+
+
+# The graph calls the axis of tokens `segment`.
+LISTED_AXES = {"segment": "tokens"}
+# What may be left out of a step of a graph with a large vocabulary, and when it is wanted.
+OPTIONAL_WHEN = {
+    "targets": "Give the next tokens whose log-probabilities are wanted, and -1 everywhere else.",
+    "logit_rows": "Give b * T + t of each token whose whole distribution is wanted; the list may be empty.",
+    "logits": "Read it where logit_rows is not empty.",
+    "log_probs": "Read it where targets holds a token.",
+}
+
+
+def listed(facts: TensorFacts, *, selective: bool) -> ListedTensor:
+    """The entry of a graph's tensor in `spec.json`; selective: see `ModelFacts.selective`."""
+    when = OPTIONAL_WHEN.get(facts.name) if selective else None
+    shape = tuple(int(size) if size.isdecimal() else LISTED_AXES.get(size, size) for size in facts.shape)
+    return ListedTensor(name=facts.name, dtype=facts.dtype, shape=shape, optional=when is not None, when=when)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from runtimes.base.startup import load_onnxruntime
 from runtimes.contract.device import AUTO, CPU, Device, refuse_for_artefact
 from runtimes.contract.reference import Reference, load_reference, replay
 from runtimes.contract.session import Session
-from runtimes.contract.spec import REFERENCE, Spec
+from runtimes.contract.spec import Spec
 from runtimes.sessions.onnx_runtime import OrtSession, read_artefact
 from runtimes.sessions.ort_gpu.providers import PROVIDERS
 from runtimes.sessions.ort_gpu.session import OrtGpuSession
@@ -64,7 +64,7 @@ def refuse_wrong_answers(session: Session, folder: Path, spec: Spec) -> None:
     The first segments are fed as in the reference; then, under the mask that allows it, the first tokens one
     by one, as in generation.
     """
-    reference = load_reference(folder / REFERENCE, spec)
+    reference = load_reference(folder, spec)
     trials = [_beginning(reference, TRIED_TOKENS)]
     if spec.rule.mask == "same-length":  # under the other mask answers depend on how tokens are cut
         trials.append(_one_by_one(reference, SINGLE_TOKENS))

@@ -294,8 +294,8 @@ def _verify_signature(session: Any, spec: Spec, graph: Path) -> None:
     """
     kinds = {"tensor(int64)": "int64", "tensor(float)": "float32", "tensor(float16)": "float16"}
     for what, promised, found in (
-        ("inputs", spec.inputs, session.get_inputs()),
-        ("outputs", spec.outputs, session.get_outputs()),
+        ("inputs", spec.graph_inputs, session.get_inputs()),
+        ("outputs", spec.graph_outputs, session.get_outputs()),
     ):
         expected = [(tensor.name, tensor.dtype, list(tensor.shape)) for tensor in promised]
         actual = [

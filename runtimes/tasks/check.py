@@ -1,4 +1,4 @@
-"""The self-test of an artefact: it replays `reference.npz`, tokens and PyTorch's answers to them.
+"""The self-test of an artefact: it replays its reference, tokens and PyTorch's answers to them.
 
 A session on a GPU computes a step in several ways (`runtimes.contract.session.Paths`). The reference is
 replayed until each of them has given answers that were compared; one that no replay reaches fails the check.
@@ -20,7 +20,6 @@ from runtimes.contract.device import Device
 from runtimes.contract.precision import QUANTISED, unmeasured
 from runtimes.contract.reference import Reference, load_reference, replay
 from runtimes.contract.session import Session
-from runtimes.contract.spec import REFERENCE
 from runtimes.sessions.open import open_session
 
 LONGEST = 1 << 30  # a segment as long as a step may have
@@ -90,7 +89,7 @@ def check(artefact: Path | str, *, threads: int | None = None, device: Device | 
             "it."
         )
     spec, quantised = session.spec, session.spec.precision in QUANTISED
-    reference = load_reference(folder / REFERENCE, spec)
+    reference = load_reference(folder, spec)
     began = time.perf_counter()
     replays = list(_replays(session, reference))
     seconds = time.perf_counter() - began

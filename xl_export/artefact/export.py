@@ -72,7 +72,7 @@ def export(
     - text: a held-out text on which a lower precision is measured. None is the test text that the run kept.
 
     The graph is compared with PyTorch before the folder appears, and PyTorch's answers become
-    `reference.npz`. Quantised weights are compared before they are quantised; then the artefact's own answers
+    its reference. Quantised weights are compared before they are quantised; then the artefact's own answers
     are its reference.
 
     Raises UserError when `out` exists (unless it holds an artefact and `force` is set), when the run is

@@ -157,7 +157,7 @@ class TracedRun:
         spec = dataclasses.replace(
             spec, model=traced_facts(self.run.model), opset=OPSETS[spec.form], exporter="trace"
         )
-        return dataclasses.replace(spec, state=spec.state_in(spec.state_dtype))
+        return spec.with_tensors()
 
     def reference(self, rule: MemoryRule) -> Session:
         return reference_of(self.run, rule)
@@ -191,7 +191,9 @@ def _write(graph: ir.Model, spec: Spec, vocab: Vocab, folder: Path) -> OrtSessio
     if spec.target == "tensorrt":
         from xl_export.tensorrt.half import to_half
 
-        graph = to_half(graph, {fact.name: TYPES[fact.dtype] for fact in (*spec.inputs, *spec.outputs)})
+        graph = to_half(
+            graph, {fact.name: TYPES[fact.dtype] for fact in (*spec.graph_inputs, *spec.graph_outputs)}
+        )
     else:
         graph = lowered(graph, spec.precision)
     save_model(graph, folder)

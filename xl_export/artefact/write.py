@@ -25,7 +25,7 @@ from runtimes.contract.precision import Measured, MemoryPrecision, Precision
 from runtimes.contract.reference import Reference, save_reference
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
-from runtimes.contract.spec import REFERENCE, SPEC, Exporter, Spec, Target, save_spec
+from runtimes.contract.spec import SPEC, Exporter, Spec, Target, save_spec
 from runtimes.contract.tensors import AnyForm, Shapes
 from runtimes.contract.vocabulary import Vocab, save_vocab
 from runtimes.sessions.onnx_runtime import OrtSession
@@ -64,7 +64,7 @@ def spec_of(
     shapes: Shapes = (),
 ) -> Spec:
     """Returns the contract of an artefact, without the hashes of files, which do not exist yet."""
-    spec = Spec(
+    return Spec(
         model=facts,
         rule=rule,
         form=form,
@@ -77,8 +77,7 @@ def spec_of(
         source=source,
         exporter=exporter,
         memory_shapes=shapes,
-    )
-    return dataclasses.replace(spec, state=spec.state_in(spec.state_dtype))
+    ).with_tensors()
 
 
 def precisions_for(
@@ -155,7 +154,7 @@ def write_artefact(
             spec = dataclasses.replace(spec, measured=measured)
         else:
             reference = compare(model, model.write_graphs(spec, folder))
-        save_reference(folder / REFERENCE, reference)
+        save_reference(folder, reference)
         save_vocab(folder, model.vocab)
         if genai.takes(spec):
             for name, document in genai.genai_files(spec, model.vocab).items():
@@ -173,8 +172,8 @@ def write_lowered(
     the lower precision is measured against it. Nothing is measured where there are no tokens.
     """
     exact_spec = dataclasses.replace(
-        spec, target="onnxruntime", precision="fp32", memory_precision="fp32", state=spec.state_in("float32")
-    )
+        spec, target="onnxruntime", precision="fp32", memory_precision="fp32"
+    ).with_tensors()
     with tempfile.TemporaryDirectory() as name:
         exact = model.write_graphs(exact_spec, Path(name))
         reference = compare(model, exact)

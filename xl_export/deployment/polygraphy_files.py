@@ -90,7 +90,7 @@ def recorded_step(
     pasts = {state.present: state.past for state in spec.state}
     answers = {
         fact.name: np.empty(_sizes(fact, batch, length), fact.dtype)
-        for fact in spec.outputs
+        for fact in spec.graph_outputs
         if fact.name not in pasts
     }
     session.run(fed, answers, memory)

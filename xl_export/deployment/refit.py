@@ -20,21 +20,21 @@ from runtimes.contract.engine import (
     BUILD,
     NAMES,
     PLAN,
-    SIDE_FILES,
     EngineFacts,
     load_engine,
     rebuild_command,
     refuse_elsewhere,
     save_engine,
+    side_files,
 )
 from runtimes.contract.spec import GRAPH, Spec, load_spec
-from runtimes.contract.vocabulary import VOCAB_FILES
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
 from xl_export.tensorrt.network import parser_errors, read_model, take_plugins
 
 # Fields of a spec in which two artefacts of one step may differ.
-FREE = {"source", "producer", "measured", "concern", "files"}
+# The lists of tensors follow from the others, and older artefacts have none.
+FREE = {"source", "producer", "measured", "concern", "files", "inputs", "outputs"}
 
 
 def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> EngineFacts:
@@ -64,7 +64,7 @@ def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> En
     with atomic_folder(out, force=force, marker=BUILD, sources=[engine, artefact]) as folder:
         plan = refitted_plan(trt, fresh_log(trt), facts, engine / PLAN, artefact / GRAPH)
         (folder / PLAN).write_bytes(plan)
-        for name in dict.fromkeys([*SIDE_FILES, *(name for name in VOCAB_FILES if name in spec.files)]):
+        for name in side_files(spec):
             shutil.copyfile(artefact / name, folder / name)
         made = dataclasses.replace(
             facts,

@@ -85,8 +85,8 @@ def sequence_graph(model: ir.Model, spec: Spec) -> SequenceGraph:
     following = op.Add(at, length)
     _typed(following, position[1])
     values["position_ids"].replace_all_uses_with(ids)
-    inputs = [fact for fact in spec.inputs if fact.name in ("input_ids", "targets")]
-    outputs = [fact for fact in spec.outputs if fact.name in ("logits", "log_probs")]
+    inputs = [fact for fact in spec.graph_inputs if fact.name in ("input_ids", "targets")]
+    outputs = [fact for fact in spec.graph_outputs if fact.name in ("logits", "log_probs")]
     if spec.model.selective:  # the last token of each row; other rows cannot be batched by the server
         one = op.constant(np.array(1))
         rows = op.Range(one, op.Add(op.Squeeze(op.Shape(tokens, start=0, end=1)), one), one)

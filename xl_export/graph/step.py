@@ -60,7 +60,7 @@ class StepGraph(MemoryLayers):
         model = op.model(
             list(self.inputs.values()),
             [*head, *present],
-            self.spec.outputs,
+            self.spec.graph_outputs,
             opset=self.spec.opset,
             domains=self.domains,
         )

@@ -15,12 +15,11 @@ from runtimes.base.files import atomic_file, read_bytes, refuse_unwritable
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.machine import package_versions
 from runtimes.base.sealed import file_facts
-from runtimes.contract.engine import BUILD, NAMES, PLAN, SIDE_FILES, EngineFacts, Gpu, Profile, save_engine
+from runtimes.contract.engine import BUILD, NAMES, PLAN, EngineFacts, Gpu, Profile, save_engine, side_files
 from runtimes.contract.precision import QUANTISED
 from runtimes.contract.reference import load_reference
-from runtimes.contract.spec import REFERENCE, Spec, load_spec
+from runtimes.contract.spec import Spec, load_spec
 from runtimes.contract.tensors import TensorFacts
-from runtimes.contract.vocabulary import VOCAB_FILES
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
 from xl_export.tensorrt.network import Parsed, parse
@@ -55,10 +54,10 @@ def build(
         (folder / PLAN).write_bytes(serialize(trt, log, parsed, spec, profiles, options))
         if gpu:  # it takes a GPU to look into a plan
             (folder / LAYERS).write_text(layer_information(trt, log, (folder / PLAN).read_bytes()))
-        for name in dict.fromkeys([*SIDE_FILES, *(name for name in VOCAB_FILES if name in spec.files)]):
+        for name in side_files(spec):
             shutil.copyfile(artefact / name, folder / name)
         lines = [trtexec_command(artefact, spec, options, parsed.layers)]
-        lines += timing_commands(spec, options, load_reference(artefact / REFERENCE, spec), folder)
+        lines += timing_commands(spec, options, load_reference(artefact, spec), folder)
         (folder / LINE).write_text("".join(f"{line}\n" for line in lines))
         facts = EngineFacts(
             artefact=spec.identity,
@@ -167,7 +166,7 @@ def optimization_profile(
 ) -> Any:
     """A profile as TensorRT's own object, with the least, usual and most shape of every input."""
     made = builder.create_optimization_profile()
-    for fact in spec.inputs if inputs is None else inputs:
+    for fact in spec.graph_inputs if inputs is None else inputs:
         made.set_shape(fact.name, *(fact.sizes(**profile.axes(which)) for which in range(3)))
     return made
 

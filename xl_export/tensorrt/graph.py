@@ -42,7 +42,9 @@ def tensorrt_graph(spec: Spec, config: ModelConfig, weights: Weights, *, attenti
     if spec.precision in FORMATS:
         model = dequantised(model, spec.precision)
     if spec.precision != "fp32":
-        model = to_half(model, {fact.name: TYPES[fact.dtype] for fact in (*spec.inputs, *spec.outputs)})
+        model = to_half(
+            model, {fact.name: TYPES[fact.dtype] for fact in (*spec.graph_inputs, *spec.graph_outputs)}
+        )
     if attention == "plugin":
         body = ir.serde.deserialize_function(function_body(spec.opset, ring=spec.form == "ring"))
         model.functions[body.identifier()] = body

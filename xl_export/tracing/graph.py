@@ -97,11 +97,12 @@ def _exported(step: _Step, spec: Spec) -> torch.export.ExportedProgram:
     segment = min(segment, longest)
     axes = {"batch": batch, "segment": segment, "rows": rows}
     types = {"int64": torch.int64, "float32": torch.float32, "float16": torch.float16}
-    examples = [torch.zeros(fact.sizes(**axes), dtype=types[fact.dtype]) for fact in spec.inputs]
+    examples = [torch.zeros(fact.sizes(**axes), dtype=types[fact.dtype]) for fact in spec.graph_inputs]
     dims = {"batch": torch.export.Dim("batch"), "rows": torch.export.Dim("rows")}
     dims["segment"] = torch.export.Dim("segment", max=longest)
     shapes = [
-        {axis: dims[size] for axis, size in enumerate(fact.shape) if size in dims} for fact in spec.inputs
+        {axis: dims[size] for axis, size in enumerate(fact.shape) if size in dims}
+        for fact in spec.graph_inputs
     ]
     two, rest = shapes[:2], tuple(shapes[2:])
     try:
@@ -159,20 +160,21 @@ def _as_onnx(program: torch.export.ExportedProgram, spec: Spec) -> ir.Model:
 def _name(model: ir.Model, spec: Spec) -> None:
     """Gives inputs and outputs the names, types and shapes of the contract."""
     graph = model.graph
-    if len(graph.inputs) != len(spec.inputs) or len(graph.outputs) != len(spec.outputs):
+    if len(graph.inputs) != len(spec.graph_inputs) or len(graph.outputs) != len(spec.graph_outputs):
         raise ArtefactError(
             f"the step gives {len(graph.outputs)} tensors and takes {len(graph.inputs)}; expected "
-            f"{len(spec.outputs)} and {len(spec.inputs)}: as many memory tensors as `start` gives."
+            f"{len(spec.graph_outputs)} and {len(spec.graph_inputs)}: as many memory tensors as `start` "
+            "gives."
         )
     _separate_outputs(graph)
-    taken: set[str | None] = {fact.name for fact in (*spec.inputs, *spec.outputs)}
+    taken: set[str | None] = {fact.name for fact in (*spec.graph_inputs, *spec.graph_outputs)}
     for number, value in enumerate(list(_values(graph))):
         if value.name in taken:
             _rename(value, f"{value.name}.{number}")
         taken.add(value.name)
-    for value, fact in zip(graph.inputs, spec.inputs, strict=True):
+    for value, fact in zip(graph.inputs, spec.graph_inputs, strict=True):
         value.name, value.shape = fact.name, _shape(fact.shape)
-    for value, fact in zip(graph.outputs, spec.outputs, strict=True):
+    for value, fact in zip(graph.outputs, spec.graph_outputs, strict=True):
         if value.dtype not in (None, TYPES[fact.dtype]):
             raise ArtefactError(
                 f"the step gives {fact.name} as {value.dtype}; expected {fact.dtype}: convert it in the "

@@ -184,7 +184,7 @@ class TrtSession(GraphSession):
             found[name] = (modes[engine.get_tensor_mode(name)], dtype, tuple(engine.get_tensor_shape(name)))
         promised = {
             fact.name: (mode, fact.dtype, tuple(int(size) if size.isdigit() else -1 for size in fact.shape))
-            for mode, facts in (("input", self.spec.inputs), ("output", self.spec.outputs))
+            for mode, facts in (("input", self.spec.graph_inputs), ("output", self.spec.graph_outputs))
             for fact in facts
         }
         for name in (*promised, *found):
@@ -330,7 +330,10 @@ class _Bound:
         arrays = inputs | outputs
         key = tuple(size for array in arrays.values() for size in array.shape)
         if key not in self._io:
-            facts = {fact.name: fact for fact in (*self.session.spec.inputs, *self.session.spec.outputs)}
+            facts = {
+                fact.name: fact
+                for fact in (*self.session.spec.graph_inputs, *self.session.spec.graph_outputs)
+            }
             single = inputs["input_ids"].shape[1] == 1
             self._io = {kept: io for kept, io in self._io.items() if single or kept[1] == 1}
             self._io[key] = {name: _Io(self.cuda, facts[name], array.shape) for name, array in arrays.items()}

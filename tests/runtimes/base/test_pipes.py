@@ -81,7 +81,8 @@ def test_a_pipe_in_a_run_is_refused(name: str, run: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["spec.json", "vocab.json", "step.onnx", "weights.bin", "reference.npz", "fused.onnx"]
+    "name",
+    ["spec.json", "vocab.json", "step.onnx", "weights.bin", "reference.json", "reference.bin", "fused.onnx"],
 )
 def test_a_pipe_in_an_artefact_is_refused(name: str, artefacts: dict[str, Path], tmp_path: Path) -> None:
     assert (artefacts["ring"] / name).is_file()

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtimes.contract.spec import REFERENCE, VOCAB, WEIGHTS
+from runtimes.contract.spec import ANSWERS, REFERENCE, VOCAB, WEIGHTS
 from runtimes.tasks import generate as generation
 from tests.commands import last_line, refused, xl
+from tests.references import read_reference, write_reference
 
 KINDS = ("ring", "shift", "hidden", "torch")
 
@@ -74,10 +75,10 @@ def test_every_command_that_computes_takes_a_device_and_none_computes_elsewhere(
 def test_check_of_a_wrong_artefact_fails_with_exit_code_1(
     artefact: Path, reseal: Callable[..., None]
 ) -> None:
-    arrays = dict(np.load(artefact / REFERENCE))
+    arrays = read_reference(artefact)
     arrays["log_probs"][0, -1] += 0.01
-    np.savez(artefact / REFERENCE, **arrays)
-    reseal(artefact, REFERENCE)
+    write_reference(artefact, arrays)
+    reseal(artefact, REFERENCE, ANSWERS)
     result = xl("check", artefact, "--json")
     assert result.exit_code == 1
     assert result.stdout.startswith("FAILED: ")

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import runtimes
-from runtimes.contract.spec import GRAPH, REFERENCE, SPEC, VOCAB
+from runtimes.contract.spec import ANSWERS, GRAPH, REFERENCE, SPEC, VOCAB
 
 VALUES: tuple[Any, ...] = (
     None,
@@ -145,7 +145,7 @@ def run(artefact: Path, folder: Path, rng: np.random.Generator) -> None:
         report("spec", what)
         (folder / SPEC).write_bytes(sealed(document, folder))
         report("sealed spec", what)
-    for name, flips in ((GRAPH, 60), (VOCAB, 20), (REFERENCE, 40)):
+    for name, flips in ((GRAPH, 60), (VOCAB, 20), (REFERENCE, 30), (ANSWERS, 10)):
         for what, data in damaged_bytes(whole[name], whole[SPEC], rng, flips=flips):
             (folder / name).write_bytes(data)
             (folder / SPEC).write_bytes(sealed(spec, folder, name))

@@ -12,14 +12,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.records import to_json
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import GRAPH, REFERENCE, SCHEMA, SPEC, VOCAB, WEIGHTS, Spec, load_spec, save_spec
+from runtimes.contract.spec import (
+    ANSWERS,
+    FUSED,
+    GRAPH,
+    REFERENCE,
+    SCHEMA,
+    SPEC,
+    VOCAB,
+    WEIGHTS,
+    Spec,
+    load_spec,
+    save_spec,
+)
 from runtimes.contract.tensors import head_groups, state_tensors
+from runtimes.sessions.open import open_session
 
 MODEL = ModelFacts(
     positions="relative",
@@ -117,11 +131,11 @@ def test_a_large_vocabulary_has_inputs_that_say_what_is_wanted() -> None:
     for facts in ({"cutoffs": (5,)}, {"vocab_size": 8193}):
         model = dataclasses.replace(MODEL, **facts)
         spec = make_spec(model=model)
-        assert [(tensor.name, tensor.shape) for tensor in spec.inputs[2:4]] == [
+        assert [(tensor.name, tensor.shape) for tensor in spec.graph_inputs[2:4]] == [
             ("targets", ("batch", "segment")),
             ("logit_rows", ("rows",)),
         ]
-        assert [(tensor.name, tensor.shape) for tensor in spec.outputs[:2]] == [
+        assert [(tensor.name, tensor.shape) for tensor in spec.graph_outputs[:2]] == [
             ("logits", ("rows", str(model.vocab_size))),
             ("log_probs", ("batch", "segment")),
         ]
@@ -150,14 +164,14 @@ def test_memory_tensors_of_each_form(
     assert [(state.past, state.present) for state in spec.state] == expected
     assert {(state.shape, state.dtype) for state in spec.state} == {(shape, "float32")}
     assert spec.bytes_per_stream == 8 + 4 * floats
-    assert [tensor.name for tensor in spec.inputs] == [
+    assert [tensor.name for tensor in spec.graph_inputs] == [
         "input_ids",
         "position_ids",
         *(past for past, _ in expected),
     ]
-    assert [tensor.name for tensor in spec.outputs] == ["logits", *(present for _, present in expected)]
-    assert spec.outputs[0].shape == ("batch", "segment", "13")
-    assert spec.outputs[0].num_bytes(batch=2, segment=3) == 4 * 2 * 3 * 13
+    assert [tensor.name for tensor in spec.graph_outputs] == ["logits", *(present for _, present in expected)]
+    assert spec.graph_outputs[0].shape == ("batch", "segment", "13")
+    assert spec.graph_outputs[0].num_bytes(batch=2, segment=3) == 4 * 2 * 3 * 13
 
 
 def test_identity_changes_with_every_field() -> None:
@@ -184,7 +198,7 @@ def test_a_spec_comes_back_as_it_was_saved(artefacts: dict[str, Path], tmp_path:
         copied = Path(shutil.copytree(folder, tmp_path / spec.form))
         save_spec(copied, spec)
         assert load_spec(copied) == spec
-        assert set(spec.files) >= {GRAPH, WEIGHTS, VOCAB, REFERENCE}
+        assert set(spec.files) >= {GRAPH, WEIGHTS, VOCAB, REFERENCE, ANSWERS}
 
 
 def test_a_newer_schema_is_told_to_update(artefact: Path) -> None:
@@ -229,7 +243,7 @@ def test_a_spec_with_other_keys_is_refused(change: Callable[[dict[str, Any]], An
         load_spec(artefact)
 
 
-@pytest.mark.parametrize("name", [GRAPH, WEIGHTS, VOCAB, REFERENCE])
+@pytest.mark.parametrize("name", [GRAPH, WEIGHTS, VOCAB, REFERENCE, ANSWERS])
 def test_a_missing_cut_or_altered_file_is_named(name: str, artefact: Path) -> None:
     data = (artefact / name).read_bytes()
     (artefact / name).write_bytes(data[:-1])
@@ -259,7 +273,7 @@ def test_a_file_outside_the_folder_is_refused_before_it_is_touched(
         load_spec(artefact)
 
 
-@pytest.mark.parametrize("name", [GRAPH, WEIGHTS, VOCAB, REFERENCE])
+@pytest.mark.parametrize("name", [GRAPH, WEIGHTS, VOCAB, REFERENCE, ANSWERS])
 def test_a_spec_that_does_not_list_its_files_is_refused(
     name: str, artefact: Path, reseal: Callable[..., None]
 ) -> None:
@@ -284,3 +298,82 @@ def test_absurd_sizes_are_refused_without_taking_memory(artefact: Path, reseal: 
             load_spec(artefact)
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
+
+
+def test_a_new_artefact_lists_the_tensors_that_its_graphs_have(
+    artefacts: dict[str, Path], make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The lists are compared with what the package onnx reads in the file, whatever this project computes."""
+    from trainer.model.config import VocabularyConfig
+    from xl_export.artefact.export import export
+
+    adaptive = VocabularyConfig(cutoffs=(20, 40))
+    selective = export(make_run(vocabulary=adaptive), tmp_path / "selective", memory="shift")
+    for folder in (*artefacts.values(), selective):
+        document = json.loads((folder / SPEC).read_text())
+        for name in (GRAPH, FUSED):
+            if name in document["files"]:
+                graph = onnx.load(folder / name, load_external_data=False).graph
+                for key, nodes in (("inputs", graph.input), ("outputs", graph.output)):
+                    assert [(x["name"], x["dtype"], x["shape"]) for x in document[key]] == [
+                        as_listed(node) for node in nodes
+                    ]
+    optional = {x["name"]: x.get("when") for x in document["inputs"] + document["outputs"] if x["optional"]}
+    assert list(optional) == ["targets", "logit_rows", "logits", "log_probs"]
+    assert all(sentence.endswith(".") for sentence in optional.values())
+    assert not any(
+        x["optional"] or "when" in x for x in json.loads((artefacts["ring"] / SPEC).read_text())["inputs"]
+    )
+
+
+def as_listed(node: Any) -> tuple[str, str, list[int | str]]:
+    tensor = node.type.tensor_type
+    sizes = [x.dim_value if x.HasField("dim_value") else x.dim_param for x in tensor.shape.dim]
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+    return node.name, dtype, ["tokens" if size == "segment" else size for size in sizes]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lists: lists["inputs"][2]["shape"].__setitem__(1, 7),
+        lambda lists: lists["inputs"][2]["shape"].__setitem__(0, "rows"),
+        lambda lists: lists["inputs"][0].update(dtype="int32"),
+        lambda lists: lists["inputs"][0].update(name="tokens"),
+        lambda lists: lists["outputs"].pop(),
+        lambda lists: lists["outputs"].append(lists["outputs"][0]),
+        lambda lists: lists["outputs"][0].update(optional=True),
+        lambda lists: lists["inputs"].clear(),
+    ],
+)
+def test_lists_that_are_not_those_of_the_graph_are_refused(
+    change: Callable[[Any], Any], artefact: Path, reseal: Callable[..., None]
+) -> None:
+    document = json.loads((artefact / SPEC).read_text())
+    lists = {name: document.pop(name) for name in ("inputs", "outputs")}
+    change(lists)
+    (artefact / SPEC).write_text(json.dumps(document))
+    reseal(artefact, **{name: value for name, value in lists.items() if value})
+    with pytest.raises(ArtefactError, match=r"its lists of inputs and outputs are not those of its graph"):
+        open_session(artefact)
+
+
+def test_a_graph_of_other_shapes_than_the_lists_is_refused(
+    artefact: Path, reseal: Callable[..., None]
+) -> None:
+    model = onnx.load(artefact / GRAPH, load_external_data=False)
+    model.graph.input[2].type.tensor_type.shape.dim[3].dim_value += 1
+    (artefact / GRAPH).write_bytes(model.SerializeToString())
+    reseal(artefact, GRAPH)
+    with pytest.raises(ArtefactError):
+        open_session(artefact)
+
+
+def test_an_artefact_without_lists_opens_under_the_identity_it_had() -> None:
+    folder = Path(__file__).parents[2] / "data" / "version-0.1" / "ring"
+    spec = load_spec(folder)
+    assert spec.inputs == spec.outputs == ()
+    assert spec.identity == json.loads((folder / SPEC).read_text())["digest"]
+    listed = spec.with_tensors()
+    assert [x.name for x in listed.inputs] == [x.name for x in spec.graph_inputs]
+    assert listed.identity != spec.identity

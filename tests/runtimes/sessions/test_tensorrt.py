@@ -170,7 +170,7 @@ def test_a_batch_beyond_every_profile_is_refused_with_the_command(session: Sessi
         session.start(17)
 
 
-@pytest.mark.parametrize("name", [PLAN, "spec.json", "vocab.json", "reference.npz"])
+@pytest.mark.parametrize("name", [PLAN, "spec.json", "vocab.json", "reference.json", "reference.bin"])
 def test_an_altered_file_is_refused_with_the_command_that_builds_it_again(engine: Path, name: str) -> None:
     data = (engine / name).read_bytes()
     (engine / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,28 +15,27 @@ import pytest
 from runtimes import check, evaluate
 from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.contract.session import Session
-from runtimes.contract.spec import REFERENCE
+from runtimes.contract.spec import ANSWERS, OLD_REFERENCE, REFERENCE
+from tests.references import Arrays, read_reference, write_reference
 
-Arrays = dict[str, Any]
+OLD = Path(__file__).parents[2] / "data" / "version-0.1" / "ring"
 
 
 def rewrite(folder: Path, change: Callable[[Arrays], Any], reseal: Callable[..., None]) -> None:
     """Changes the arrays of the reference, as an exporter with a bug would: hashes and all."""
-    with np.load(folder / REFERENCE) as stored:
-        arrays: Arrays = dict(stored)
+    arrays = read_reference(folder)
     change(arrays)
-    np.savez(folder / REFERENCE, **arrays)
-    reseal(folder, REFERENCE)
+    write_reference(folder, arrays)
+    reseal(folder, REFERENCE, ANSWERS)
 
 
 @pytest.mark.parametrize("place", [(0, 0), (-1, -1)])
 @pytest.mark.parametrize("name", ["log_probs", "last"])
-@pytest.mark.parametrize("error", [0.001, np.nan, np.inf])
 def test_one_wrong_answer_anywhere_fails_the_check(
-    name: str, place: tuple[int, int], error: float, artefact: Path, reseal: Callable[..., None]
+    name: str, place: tuple[int, int], artefact: Path, reseal: Callable[..., None]
 ) -> None:
     def change(arrays: Arrays) -> None:
-        arrays[name][place] += error
+        arrays[name][place] += 0.001
 
     rewrite(artefact, change, reseal)
     assert not check(artefact).passed
@@ -42,22 +44,15 @@ def test_one_wrong_answer_anywhere_fails_the_check(
 @pytest.mark.parametrize(
     "change",
     [
-        lambda arrays: arrays.pop("last"),
-        lambda arrays: arrays.update(more=arrays["last"]),
         lambda arrays: arrays["tokens"].__setitem__((0, 0), -1),
         lambda arrays: arrays["tokens"].__setitem__((0, 0), 1000),
         lambda arrays: arrays["tokens"].__setitem__((-1, -1), 1000),  # never fed, only predicted
         lambda arrays: arrays["tokens"].__setitem__((-1, -1), -1),
-        lambda arrays: arrays.update(tokens=arrays["tokens"].astype(np.int32)),
         lambda arrays: arrays.update(tokens=arrays["tokens"][:, 1:]),
         lambda arrays: arrays.update(segments=arrays["segments"][:-1]),
-        lambda arrays: arrays.update(segments=arrays["segments"][:, None]),
-        lambda arrays: arrays.update(segments=arrays["segments"].sum(), restarts=arrays["restarts"][0]),
         lambda arrays: arrays.update(segments=arrays["segments"][:0], restarts=arrays["restarts"][:0]),
         lambda arrays: arrays["segments"].__setitem__(slice(2), [0, arrays["segments"][:2].sum()]),
-        lambda arrays: arrays.update(restarts=arrays["restarts"].astype(np.int8)),
-        lambda arrays: arrays.update(log_probs=arrays["log_probs"].astype(np.float64)),
-        lambda arrays: arrays.update(log_probs=arrays["log_probs"][0]),
+        lambda arrays: arrays.update(restarts=arrays["restarts"][:, :1]),
         lambda arrays: arrays.update({name: arrays[name][:0] for name in ("tokens", "log_probs", "last")}),
         lambda arrays: arrays.update(
             {name: arrays[name][:0] for name in ("tokens", "log_probs", "last")},
@@ -69,8 +64,95 @@ def test_a_reference_of_other_shapes_types_or_tokens_is_refused(
     change: Callable[[Arrays], Any], artefact: Path, reseal: Callable[..., None]
 ) -> None:
     rewrite(artefact, change, reseal)
-    with pytest.raises(ArtefactError, match=r"reference\.npz does not hold"):
+    with pytest.raises(ArtefactError, match=r"reference\.json does not hold a reference of this model"):
         check(artefact)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda document: document.pop("last"), "the key 'last' is missing"),
+        (lambda document: document.update(more=1), "unknown key 'more'"),
+        (lambda document: document["tokens"][0].__setitem__(3, 1.0), "expected int, found float 1.0"),
+        (
+            lambda document: document["tokens"][0].__setitem__(3, float("nan")),
+            "expected int, found float nan",
+        ),
+        (lambda document: document["tokens"][0].__setitem__(3, 1 << 70), "numbers beyond 64 bits"),
+        (lambda document: document["tokens"][0].append(1), "rows of unequal length"),
+        (lambda document: document["restarts"][0].__setitem__(0, 1), "expected bool, found int 1"),
+        (lambda document: document["last"].update(dtype="float64"), "expected one of float32"),
+        (
+            lambda document: document["last"].update(file="weights.bin"),
+            "of 'weights.bin' on, which reference.bin",
+        ),
+        (lambda document: document["last"].update(offset=-4), "from byte -4 of"),
+        (lambda document: document["last"].update(offset=1 << 80), "does not hold"),
+        (lambda document: document["last"].update(shape=[1 << 40, 1 << 40]), "does not hold"),
+        (lambda document: document["last"].update(shape=[-1, -1]), "does not hold"),
+        (lambda document: document["log_probs"].update(shape=[4]), "does not hold"),
+    ],
+)
+def test_a_damaged_reference_file_is_refused_in_one_sentence(
+    change: Callable[[dict[str, Any]], Any], sentence: str, artefact: Path, reseal: Callable[..., None]
+) -> None:
+    document = json.loads((artefact / REFERENCE).read_text())
+    change(document)
+    (artefact / REFERENCE).write_text(json.dumps(document))
+    reseal(artefact, REFERENCE)
+    with pytest.raises(ArtefactError, match=re.escape(sentence)) as caught:
+        check(artefact)
+    assert "export the artefact again" in str(caught.value)
+
+
+def test_a_reference_that_is_no_json_or_has_too_few_or_infinite_answers_is_refused(
+    artefact: Path, reseal: Callable[..., None]
+) -> None:
+    whole = {name: (artefact / name).read_bytes() for name in (REFERENCE, ANSWERS)}
+    for name, content, sentence in (
+        (REFERENCE, b"[" * 200_000, "not valid JSON"),
+        (REFERENCE, b'{"tokens": ' + b"9" * 100_000 + b"}", "not valid JSON"),
+        (REFERENCE, b"[]", "expected a JSON object"),
+        (ANSWERS, whole[ANSWERS][:-4], "does not hold"),
+        (ANSWERS, whole[ANSWERS][:-4] + np.float32("nan").tobytes(), "not finite"),
+        (ANSWERS, np.float32("-inf").tobytes() + whole[ANSWERS][4:], "not finite"),
+    ):
+        (artefact / name).write_bytes(content)
+        reseal(artefact, name)
+        with pytest.raises(ArtefactError, match=sentence):
+            check(artefact)
+        (artefact / name).write_bytes(whole[name])
+        reseal(artefact, name)
+    assert check(artefact).passed
+    (artefact / ANSWERS).unlink()
+    with pytest.raises(ArtefactError, match=r"reference\.bin is missing"):
+        check(artefact)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda arrays: arrays.pop("last"),
+        lambda arrays: arrays.update(more=arrays["last"]),
+        lambda arrays: arrays.update(tokens=arrays["tokens"].astype(np.int32)),
+        lambda arrays: arrays.update(segments=arrays["segments"][:, None]),
+        lambda arrays: arrays.update(segments=arrays["segments"].sum(), restarts=arrays["restarts"][0]),
+        lambda arrays: arrays.update(restarts=arrays["restarts"].astype(np.int8)),
+        lambda arrays: arrays.update(log_probs=arrays["log_probs"].astype(np.float64)),
+        lambda arrays: arrays.update(log_probs=arrays["log_probs"][0]),
+    ],
+)
+def test_an_older_reference_of_other_shapes_or_types_is_refused(
+    change: Callable[[Arrays], Any], tmp_path: Path, reseal: Callable[..., None]
+) -> None:
+    folder = Path(shutil.copytree(OLD, tmp_path / "artefact"))
+    with np.load(folder / OLD_REFERENCE) as stored:
+        arrays: Arrays = dict(stored)
+    change(arrays)
+    np.savez(folder / OLD_REFERENCE, **arrays)
+    reseal(folder, OLD_REFERENCE)
+    with pytest.raises(ArtefactError, match=r"reference\.npz does not hold"):
+        check(folder)
 
 
 def test_a_reference_with_too_long_a_segment_is_refused(artefact: Path, reseal: Callable[..., None]) -> None:

@@ -20,7 +20,7 @@ from runtimes import UserError, check, open_session
 from runtimes.base.sealed import file_facts
 from runtimes.contract.reference import load_reference
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import REFERENCE, WEIGHTS, load_spec, save_spec
+from runtimes.contract.spec import WEIGHTS, load_spec, save_spec
 from tests.commands import refused, xl
 from xl_export.artefact import validate
 from xl_export.artefact.export import export
@@ -31,7 +31,7 @@ from xl_export.graph import step, visibility
 def test_check_replays_the_reference_past_three_rings_with_a_restart(artefacts: dict[str, Path]) -> None:
     for folder in artefacts.values():
         spec = load_spec(folder)
-        reference = load_reference(folder / REFERENCE, spec)
+        reference = load_reference(folder, spec)
         assert reference.segments.sum() > 3 * spec.rule.slots
         assert {1, 7, spec.rule.segment} <= set(reference.segments.tolist())
         assert reference.restarts.sum() == 1

@@ -94,8 +94,8 @@ def test_the_answers_are_those_of_the_session(
         [{name: value["values"] for name, value in result["outputs"].items()} for result in results]
     )
     for number, (given, answer) in enumerate(zip(inputs, answers, strict=True)):
-        assert list(given) == [fact.name for fact in spec.inputs]
-        assert list(answer) == [fact.name for fact in spec.outputs]
+        assert list(given) == [fact.name for fact in spec.graph_inputs]
+        assert list(answer) == [fact.name for fact in spec.graph_outputs]
         tokens, positions = given["input_ids"], given["position_ids"]
         assert tokens.shape == (3, (8, 8, 1)[number])
         assert (positions[:, 0] >= spec.rule.slots).all() == (number > 0)

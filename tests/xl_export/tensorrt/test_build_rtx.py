@@ -96,7 +96,7 @@ def test_the_graph_of_every_architecture_becomes_a_plan(graphs: Callable, name: 
         for get, count in ((network.get_input, network.num_inputs), (network.get_output, network.num_outputs))
     )
     names = {"int64": "INT64", "float32": "FLOAT", "float16": "HALF"}
-    for found, promised in ((inputs, spec.inputs), (outputs, spec.outputs)):
+    for found, promised in ((inputs, spec.graph_inputs), (outputs, spec.graph_outputs)):
         shapes = {
             fact.name: tuple(int(size) if size.isdigit() else -1 for size in fact.shape) for fact in promised
         }

@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtimes.contract.engine import BUILD, PLAN, SIDE_FILES, load_engine
+from runtimes.contract.engine import BUILD, PLAN, load_engine, side_files
 from runtimes.contract.spec import load_spec
 from tests import fake_gpu
 from tests.commands import last_line, refused, xl
+from tests.references import read_reference
 from xl_export.artefact.export import export
 from xl_export.tensorrt import build as building
 from xl_export.tensorrt.options import BuildOptions
@@ -43,8 +44,8 @@ def test_an_engine_folder_is_whole_and_says_what_it_is(
     inputs = {
         f"{which}.{name}.bin" for which in ("segment", "token") for name in ("input_ids", "position_ids")
     }
-    assert {path.name for path in folder.iterdir()} == {PLAN, BUILD, LINE, *SIDE_FILES, *inputs}
     facts, spec = load_engine(folder)
+    assert {path.name for path in folder.iterdir()} == {PLAN, BUILD, LINE, *side_files(spec), *inputs}
     assert spec == load_spec(artefacts["shift"])
     assert facts.artefact == spec.identity
     assert (facts.flavour, facts.attention, facts.plugin_layers, facts.gpu) == ("rtx", "native", 0, None)
@@ -94,7 +95,7 @@ def test_the_command_says_what_was_built_and_the_same_for_nvidias_tool(
             f"--loadInputs=input_ids:{name}.input_ids.bin,position_ids:{name}.position_ids.bin"
         ]
     tokens = np.fromfile(folder / "segment.input_ids.bin", np.int64)
-    reference = np.load(folder / "reference.npz")["tokens"]
+    reference = read_reference(folder)["tokens"]
     assert np.array_equal(tokens.reshape(2, 8), reference[:, :8])
     positions = np.fromfile(folder / "token.position_ids.bin", np.int64)
     assert positions.tolist() == [load_spec(artefacts["shift"]).rule.slots] * 2  # the memory is full

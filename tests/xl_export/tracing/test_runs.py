@@ -62,7 +62,7 @@ def test_a_traced_run_equals_the_written_graph_and_pytorch(
     scores = [each.score(inputs, targets, each.start(1))[0] for each in (open_session(run), session)]
     assert np.abs(scores[0] - scores[1]).max() < 1e-4
     assert scores[1][0, 2] == 0
-    names = [fact.name for fact in session.spec.inputs]
+    names = [fact.name for fact in session.spec.graph_inputs]
     assert ("targets" in names, "logit_rows" in names) == (session.spec.model.selective,) * 2
 
 

@@ -102,7 +102,7 @@ def test_a_module_with_a_large_vocabulary_and_buffers_named_as_inputs(tmp_path: 
     artefact = trace(module, tmp_path / "a", vocab=modules.LARGE, rule=RULE, precision="int8")
     session = open_session(artefact)
     assert session.spec is not None
-    assert "targets" in [fact.name for fact in session.spec.inputs]
+    assert "targets" in [fact.name for fact in session.spec.graph_inputs]
     assert check(artefact).passed
 
 
