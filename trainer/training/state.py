@@ -127,6 +127,8 @@ class Training:
                 shard(Objective(average.module), average.module, device)
         if config.compile:
             _refuse_without_compiler(device)
+            # An adaptive softmax looks for the tokens of each cluster, whose number is known only in the step.
+            torch._dynamo.config.capture_dynamic_output_shape_ops = True
             objective.compile()
         optimizer = make_optimizer(config, model)
         return cls(
