@@ -11,6 +11,7 @@ LEAST = (
     "At least: what the step must read and multiply, at the machine's rates, measured before and after. A "
     "step that took less fell into a moment in which the memory was faster."
 )
+PAIRED = "times as long as reading just before and after"
 
 
 def decode(history: History) -> list[str]:
@@ -35,7 +36,7 @@ def decode(history: History) -> list[str]:
         ]
         for row in run.rows
     ]
-    return table(header, rows, LEAST, sources(run))
+    return table(*_with_pairs(header, rows, run), LEAST, sources(run))
 
 
 def segment(history: History) -> list[str]:
@@ -94,7 +95,7 @@ def batch(history: History) -> list[str]:
     lengths = sorted({row["mem_len"] for row in run.rows})
     memory = " or ".join(f"{length:,}" for length in lengths)
     note = f"Each stream remembers {memory} tokens; times are of one step of all streams."
-    return table(header, rows, f"{note} {LEAST}", sources(run))
+    return table(*_with_pairs(header, rows, run), f"{note} {LEAST}", sources(run))
 
 
 def memory_forms(history: History) -> list[str]:
@@ -202,3 +203,16 @@ def _least(run: Run, row: Row) -> float:
     """Milliseconds per token below which the machine's limits allow no step of this row."""
     step = max(run.reading(row["num_bytes"]), run.computing(row["multiply_adds"]))
     return float(step / (row["batch"] * row["tokens"]))
+
+
+def _with_pairs(header: list[str], rows: list[list[str]], run: Run) -> tuple[list[str], list[list[str]]]:
+    """The table with how many times as long as reading each step took, where the run has measured that.
+
+    Each timed step stands between two readings of the same moment. The figures are the median of these ratios
+    and the range of the middle 80 %.
+    """
+    pairs = [row["onnxruntime"].get("reading") for row in run.rows]
+    if None in pairs:
+        return header, rows
+    cells = [f"{pair['middle']:.2f} ({pair['low']:.2f} to {pair['high']:.2f})" for pair in pairs]
+    return [*header, PAIRED], [[*row, cell] for row, cell in zip(rows, cells, strict=True)]

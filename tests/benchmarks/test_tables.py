@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from benchmarks.__main__ import main
-from benchmarks.tables import markers
+from benchmarks.tables import markers, steps
 from benchmarks.tables.architectures import NOTHING
 from benchmarks.tables.registry import FIGURES, TABLES
 from benchmarks.tables.runs import History, Run, sources
@@ -184,3 +184,15 @@ def test_runs_of_two_machines_are_both_described() -> None:
     assert text.count("Machine: A,") == text.count("Machine: B,") == 1
     assert sources(Run(document()), Run(document())).count("Machine:") == 1
     assert "with uncommitted changes" in text
+
+
+def test_a_run_with_pairs_shows_them_in_a_column_of_its_own() -> None:
+    facts = copy.deepcopy(PUBLISHED.newest("batch", "enwik8-base", operators="fused").document)
+    for row in facts["rows"]:
+        row["onnxruntime"]["reading"] = {"middle": 1.234, "low": 1.1, "high": 1.5, "gigabytes": 40.0}
+    facts["time"] = "2030-01-01T10:00:00+00:00"
+    header, _, first, *_ = steps.batch(history(facts))
+    assert header.endswith(f"| {steps.PAIRED} |")
+    assert first.endswith("| 1.23 (1.10 to 1.50) |")
+    del facts["rows"][0]["onnxruntime"]["reading"]
+    assert steps.PAIRED not in steps.batch(history(facts))[0]
