@@ -1,0 +1,242 @@
+/** Runs artefacts of xl-export: language models whose memory, and so whose cost per token, stays constant. */
+
+/** A mistake that a user can mend; the message is one sentence that says how. */
+export class XLExportError extends Error {}
+
+/**
+ * The model at an address: a URL, in Node also the path of a folder, or the artefact's files by name. Every file
+ * that is read is verified by its size and SHA-256.
+ */
+export function open(address: string | URL | Record<string, Uint8Array | Blob>, options?: OpenOptions): Promise<Model>;
+
+/** The text of a sequence of tokens. */
+export function decode(vocabulary: Vocabulary, tokens: Iterable<number>): string;
+
+export interface OpenOptions {
+  /**
+   * `wasm`, `webgpu`, or `native` (onnxruntime-node). `auto` takes onnxruntime-node in Node where it is installed,
+   * WebGPU where the artefact was exported for it and the page has an adapter, and WebAssembly otherwise.
+   */
+  device?: "auto" | "wasm" | "webgpu" | "native";
+  /** Threads of the computation; 1 by default. A page needs two headers for more, see `Facts.threadsReason`. */
+  threads?: number;
+  /** Hears how many bytes were read, of the artefact and of ONNX Runtime. */
+  onProgress?: (progress: Progress) => void;
+  signal?: AbortSignal;
+  /** The folder with the files of onnxruntime-web and tokenizers; `vendor/` beside `src/` by default. Not in Node. */
+  vendor?: string | URL;
+  /** Whether the model runs in a worker, so that the page stays responsive. False by default. */
+  worker?: boolean;
+  /** False copies the memory in every step. It is there for comparisons. */
+  inPlace?: boolean;
+}
+
+export interface Progress {
+  file: string;
+  loaded: number;
+  total: number;
+}
+
+/** A text, or token ids. */
+export type Prompt = string | ArrayLike<number>;
+
+/** One segment of tokens: of one stream, or a row for each stream. */
+export type Segment = ArrayLike<number> | ArrayLike<number>[];
+
+export interface Model {
+  /** The content of `spec.json` (docs/reference/format.md). */
+  readonly spec: Spec;
+  /** The identity of the artefact: the digest of its spec. */
+  readonly identity: string;
+  readonly vocabulary: Vocabulary;
+  readonly facts: Facts;
+  /** The memory of new streams, all at position 0. */
+  start(batch?: number): Promise<Memory>;
+  /** Logits [batch, tokens, V] of the token after each token of a segment of at most `spec.rule.segment` tokens. */
+  step(tokens: Segment, memory: Memory): Promise<Logits>;
+  /** Logits [batch, V] of the token after the last one of a segment. */
+  predict(tokens: Segment, memory: Memory): Promise<Logits>;
+  /** Feeds a text of any length to one stream. */
+  feed(prompt: Prompt, memory: Memory, options?: { signal?: AbortSignal }): Promise<void>;
+  /**
+   * The surprisal of every token of a text of any length. That of the first token follows from what the memory has
+   * seen; it is not a number where the memory is new, was loaded, or is left out.
+   */
+  score(prompt: Prompt, options?: ScoreOptions): Promise<Scores>;
+  /**
+   * Continues a text token by token. Afterwards, however it ended, the memory has seen the prompt and all tokens
+   * that were yielded. An aborted signal raises an XLExportError with the name `AbortError`.
+   *
+   * The draws are those of Python's `xl-export generate` with the same seed: `numpy.random.default_rng([seed, 0])`.
+   */
+  generate(prompt: Prompt, options?: GenerateOptions): AsyncGenerator<Piece, void, void>;
+  /** The file of some streams, which Python's `load_memory` reads too. */
+  saveMemory(memory: Memory): Promise<Uint8Array>;
+  /** The streams in a file that this or Python's `save_memory` wrote. */
+  loadMemory(file: Uint8Array | ArrayBuffer): Promise<Memory>;
+  /** Replays the reference answers of the artefact on this device. */
+  check(options?: { signal?: AbortSignal }): Promise<CheckReport>;
+  /** Ends the session and frees what it holds. */
+  close(): Promise<void>;
+}
+
+/** The memory of some streams. It belongs to the caller; a model reads and updates it. */
+export interface Memory {
+  readonly batch: number;
+  /** The number of tokens that the first stream has seen. */
+  readonly position: number;
+  /** The position of each stream. */
+  readonly positions: BigInt64Array;
+  /** An independent fork of all streams. */
+  copy(): Promise<Memory>;
+  /** Starts a new text in one row; the others go on. */
+  restart(row?: number): Promise<void>;
+  /** Frees the buffers. */
+  dispose(): Promise<void>;
+}
+
+export interface Logits {
+  data: Float32Array;
+  shape: number[];
+}
+
+export interface ScoreOptions {
+  /** A stream to continue; it has seen the text afterwards. A new one where it is left out. */
+  memory?: Memory;
+  unit?: "bits" | "nats";
+  signal?: AbortSignal;
+  onProgress?: (fed: number, total: number) => void;
+}
+
+export interface Scores {
+  tokens: number[];
+  unit: "bits" | "nats";
+  surprisals: Float64Array;
+}
+
+export interface GenerateOptions {
+  /** A stream to continue. With one that has seen tokens the prompt may be empty. */
+  memory?: Memory;
+  /** 256 by default; Infinity goes on until something else ends the text. */
+  maxTokens?: number;
+  /** 0 is greedy; 1 by default. */
+  temperature?: number;
+  /** Only the k likeliest tokens are drawn from; null, the default, for all. */
+  topK?: number | null;
+  /** Only the likeliest tokens are drawn from that together have this probability; 1 by default. */
+  topP?: number;
+  seed?: number;
+  /** Strings that end the text. They are not part of it. */
+  stop?: string | string[];
+  /** False leaves the text of all pieces empty. */
+  text?: boolean;
+  signal?: AbortSignal;
+}
+
+/** One generated token. */
+export interface Piece {
+  row: number;
+  token: number;
+  /** What the token adds to the text. Text that may become a stop string is held back until that is decided. */
+  text: string;
+  /** With the last token, why the text ends: `end` of the document, a `stop` string, or its `length`. */
+  ended: "end" | "stop" | "length" | null;
+  /** The surprisal of the token (nats) under the model, whatever the temperature. */
+  nats: number;
+  /** The position in its stream that the token takes. */
+  position: number;
+  /** The time that its step and its drawing took. */
+  milliseconds: number;
+}
+
+export interface Facts {
+  device: string;
+  /** Why it is not the device that was asked for; null where it is. */
+  deviceReason: string | null;
+  /** `in place`, `copied` or `GPU buffers`. */
+  memory: string;
+  /** Why the memory is copied; null where it is not. */
+  memoryReason: string | null;
+  threads: number;
+  /** Why there are fewer threads than were asked for. */
+  threadsReason: string | null;
+  computedBy: string;
+  /** The bytes of one stream, however long its text is. */
+  bytesPerStream: number;
+}
+
+/** Whether this device computes what the trained model computes; differences in nats. */
+export interface CheckReport {
+  passed: boolean;
+  maxDifference: number;
+  tolerance: number;
+  meanDifference: number;
+  meanTolerance: number;
+  tokens: number;
+  seconds: number;
+  computedBy: string;
+  sentence: string;
+}
+
+export interface Vocabulary {
+  readonly kind: "byte" | "char" | "word" | "subword" | "ids";
+  /** The number of tokens. */
+  readonly size: number;
+  readonly special: SpecialTokens;
+  /** The token ids of a text. */
+  encode(text: string): number[];
+  /** A function that takes tokens one by one and returns the text that each of them completes. */
+  decoder(): (token: number) => string;
+}
+
+export interface SpecialTokens {
+  end_of_document?: number;
+  beginning?: number;
+  unknown?: number;
+  padding?: number;
+  end_of_line?: number;
+}
+
+/** One input or output of the graph; names stand for the sizes that vary. */
+export interface TensorFacts {
+  name: string;
+  dtype: "int64" | "int32" | "float32" | "float16";
+  shape: (number | string)[];
+  optional?: boolean;
+  when?: string;
+}
+
+/** The fields of `spec.json` that this package reads, and those that people ask for. */
+export interface Spec {
+  schema: number;
+  model: {
+    positions: string;
+    sublayers: string;
+    layers: number;
+    heads: number;
+    head_dim: number;
+    d_model: number;
+    d_ff: number;
+    vocab_size: number;
+    cutoffs: number[];
+    parameters: number;
+  };
+  rule: {
+    mem_len: number;
+    segment: number;
+    mask: "same-length" | "full";
+    include_self: boolean;
+    clamp_len: number | null;
+    initial_memory: "masked" | "zeros";
+  };
+  form: "ring" | "shift" | "hidden" | "own";
+  precision: string;
+  memory_precision?: string;
+  target?: string;
+  opset: number;
+  concern?: string;
+  state: { past: string; present: string; dtype: "float32" | "float16"; shape: string[] }[];
+  files: Record<string, { sha256: string; num_bytes: number }>;
+  inputs?: TensorFacts[];
+  outputs?: TensorFacts[];
+}

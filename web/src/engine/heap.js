@@ -1,0 +1,239 @@
+/**
+ * Runs a session over memory that stays in WebAssembly's heap, so that no step copies it.
+ *
+ * Every tensor is one buffer of the heap with one OrtValue over it, made once. The ring is written in place: one
+ * OrtValue is both past and present. The other forms have two sets of buffers, which change places after each
+ * step. These functions are not public; `self-check.js` proves at the start that they compute what the public
+ * ones do.
+ */
+import { XLExportError, firstLine } from "../errors.js";
+import { stateShape } from "../spec.js";
+
+/**
+ * @typedef {{
+ *   HEAPU8: Uint8Array, PTR_SIZE: number,
+ *   _malloc(bytes: number): number, _free(at: number): void,
+ *   _OrtCreateTensor(type: number, at: number, bytes: number, dims: number, rank: number, where: number): number,
+ *   _OrtReleaseTensor(tensor: number): number,
+ *   _OrtCreateRunOptions(severity: number, verbosity: number, terminate: boolean, tag: number): number,
+ *   _OrtReleaseRunOptions(options: number): void,
+ *   _OrtRun(session: number, inputNames: number, inputs: number, inputCount: number, outputNames: number,
+ *     outputCount: number, outputs: number, options: number): number | Promise<number>,
+ *   _OrtGetLastError(code: number, message: number): void,
+ *   stackSave(): number, stackAlloc(bytes: number): number, stackRestore(at: number): void,
+ *   setValue(at: number, value: number, type: string): void, getValue(at: number, type: string): number,
+ *   UTF8ToString(at: number): string, stringToUTF8(text: string, at: number, bytes: number): void,
+ *   lengthBytesUTF8(text: string): number,
+ * }} HeapModule of Emscripten, as onnxruntime-web 1.30.0 has it
+ * @typedef {{at: number, bytes: number, tensor: number}} Slot a buffer of the heap, and the OrtValue over it
+ * @typedef {{sets: Slot[][], turn: number, batch: number}} HeapState of some streams
+ * @typedef {import("./session.js").Step} Step
+ * @typedef {import("./session.js").Answers} Answers
+ */
+
+const TYPES = { float32: 1, int32: 6, int64: 7, float16: 10 };
+const BYTES = { float32: 4, int32: 4, int64: 8, float16: 2 };
+const CPU = 1;
+const KEPT = 4; // sets of buffers for steps of one shape, the latest ones
+
+export class HeapEngine {
+  /** @param {HeapModule} module @param {any} session @param {import("../../index.js").Spec} spec @param {boolean} chosen */
+  constructor(module, session, spec, chosen) {
+    if (module.PTR_SIZE !== 4) throw new Error("its pointers do not have 4 bytes");
+    this.module = module;
+    this.session = session;
+    this.handle = session.handler?.sessionId;
+    if (!Number.isInteger(this.handle)) throw new Error("its session has no handle");
+    this.spec = spec;
+    this.chosen = chosen;
+    this.memory = "in place";
+    const memory = spec.state.map((state) => state.past);
+    const present = spec.state.map((state) => state.present);
+    const ids = ["input_ids", "position_ids", ...(chosen ? ["targets", "logit_rows"] : [])];
+    this.inputs = [...ids, ...memory];
+    this.outputs = ["logits", ...(chosen ? ["log_probs"] : []), ...present];
+    this.inputNames = this.#pointers(this.inputs.map((name) => this.#text(name)));
+    this.outputNames = this.#pointers(this.outputs.map((name) => this.#text(name)));
+    this.inputValues = this.#pointers(this.inputs.map(() => 0));
+    this.outputValues = this.#pointers(this.outputs.map(() => 0));
+    this.options = module._OrtCreateRunOptions(3, 0, false, 0);
+    /** @type {Map<string, {slots: Slot[], answers: Slot[]}>} */
+    this.plans = new Map();
+  }
+
+  /** @param {number} batch @returns {HeapState} */
+  create(batch) {
+    const sets = this.spec.form === "ring" ? 1 : 2;
+    /** @type {Slot[][]} */
+    const made = [];
+    try {
+      for (let n = 0; n < sets; n++) {
+        /** @type {Slot[]} */
+        const set = [];
+        made.push(set);
+        for (const state of this.spec.state) set.push(this.#slot(state.dtype, stateShape(state, batch)));
+      }
+    } catch (error) {
+      for (const set of made) for (const slot of set) this.#free(slot);
+      throw error;
+    }
+    return { sets: made, turn: 0, batch };
+  }
+
+  /** Frees the buffers of some streams. @param {HeapState} state */
+  release(state) {
+    for (const set of state.sets) for (const slot of set) this.#free(slot);
+    state.sets = [];
+  }
+
+  /** The bytes of each memory tensor, as views of the heap that the next step changes. @param {HeapState} state */
+  views(state) {
+    return state.sets[state.turn].map((slot) => this.module.HEAPU8.subarray(slot.at, slot.at + slot.bytes));
+  }
+
+  /** @param {HeapState} state @returns {Promise<Uint8Array[]>} */
+  async read(state) {
+    return this.views(state).map((view) => new Uint8Array(view));
+  }
+
+  /** @param {HeapState} state @param {Uint8Array[]} tensors */
+  async write(state, tensors) {
+    this.views(state).forEach((view, i) => view.set(tensors[i]));
+  }
+
+  /** @param {HeapState} state */
+  async copy(state) {
+    const copy = this.create(state.batch);
+    const to = this.views(copy);
+    this.views(state).forEach((view, i) => to[i].set(view));
+    return copy;
+  }
+
+  /**
+   * Computes one step. The answers are views that hold until the next step.
+   * @param {Step} step @param {HeapState} state @returns {Answers}
+   */
+  run(step, state) {
+    const { module } = this;
+    const plan = this.#plan(step);
+    const given = this.chosen ? [step.tokens, step.positions, step.targets, step.rows] : [step.tokens, step.positions];
+    const past = state.sets[state.turn];
+    const next = this.spec.form === "ring" ? state.turn : 1 - state.turn;
+    const present = state.sets[next];
+    given.forEach((values, i) => {
+      const bytes = /** @type {BigInt64Array} */ (values);
+      module.HEAPU8.set(new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength), plan.slots[i].at);
+    });
+    [...plan.slots, ...past].forEach((slot, i) => module.setValue(this.inputValues + 4 * i, slot.tensor, "*"));
+    const answers = [...plan.answers, ...present];
+    answers.forEach((slot, i) => module.setValue(this.outputValues + 4 * i, slot.tensor, "*"));
+    const { length: inputs } = this.inputs;
+    const { length: outputs } = this.outputs;
+    let code;
+    try {
+      code = module._OrtRun(
+        this.handle, this.inputNames, this.inputValues, inputs,
+        this.outputNames, outputs, this.outputValues, this.options,
+      );
+    } catch (error) {
+      throw new XLExportError(`ONNX Runtime broke off the step (${firstLine(error)}); load the page again.`, { cause: error });
+    }
+    if (typeof code !== "number") throw new Error("it runs in the background");
+    if (code !== 0) this.#fail();
+    answers.forEach((slot, i) => {
+      const found = module.getValue(this.outputValues + 4 * i, "*");
+      if (found !== slot.tensor) throw new Error("it answered in other buffers");
+    });
+    state.turn = next;
+    const [logits, logProbs] = plan.answers.map((slot) => new Float32Array(module.HEAPU8.buffer, slot.at, slot.bytes / 4));
+    return { logits, logProbs: logProbs ?? null };
+  }
+
+  /** Frees what the engine holds; the streams are freed by `release`. */
+  async close() {
+    for (const plan of this.plans.values()) for (const slot of [...plan.slots, ...plan.answers]) this.#free(slot);
+    this.plans.clear();
+    this.module._OrtReleaseRunOptions(this.options);
+    await this.session.release();
+  }
+
+  /** The buffers for steps of one shape. @param {Step} step */
+  #plan({ batch, length, rows }) {
+    const key = `${batch} ${length} ${rows?.length ?? 0}`;
+    let plan = this.plans.get(key);
+    if (plan) return plan;
+    if (this.plans.size >= KEPT) {
+      const [oldest, old] = /** @type {[string, {slots: Slot[], answers: Slot[]}]} */ (this.plans.entries().next().value);
+      this.plans.delete(oldest);
+      for (const slot of [...old.slots, ...old.answers]) this.#free(slot);
+    }
+    const shape = [batch, length];
+    const symbols = this.spec.model.vocab_size;
+    const counts = rows ? [rows.length] : shape;
+    plan = { slots: [this.#slot("int64", shape), this.#slot("int64", shape)], answers: [this.#slot("float32", [...counts, symbols])] };
+    if (this.chosen) {
+      plan.slots.push(this.#slot("int64", shape), this.#slot("int64", counts));
+      plan.answers.push(this.#slot("float32", shape));
+    }
+    this.plans.set(key, plan);
+    return plan;
+  }
+
+  /** @param {keyof typeof TYPES} type @param {number[]} shape @returns {Slot} */
+  #slot(type, shape) {
+    const { module } = this;
+    const bytes = shape.reduce((a, b) => a * b, 1) * BYTES[type];
+    const at = this.#reserve(bytes);
+    module.HEAPU8.fill(0, at, at + bytes);
+    const stack = module.stackSave();
+    const dims = module.stackAlloc(4 * Math.max(1, shape.length));
+    shape.forEach((size, i) => module.setValue(dims + 4 * i, size, "i32"));
+    const tensor = module._OrtCreateTensor(TYPES[type], at, bytes, dims, shape.length, CPU);
+    module.stackRestore(stack);
+    if (tensor === 0) {
+      module._free(at);
+      this.#fail();
+    }
+    return { at, bytes, tensor };
+  }
+
+  /** @param {number} bytes */
+  #reserve(bytes) {
+    const at = this.module._malloc(Math.max(bytes, 1));
+    if (at === 0) throw new XLExportError(`WebAssembly's heap has no ${bytes} bytes left; use fewer streams, or dispose of some.`);
+    return at;
+  }
+
+  /** @param {Slot} slot */
+  #free({ at, tensor }) {
+    this.module._OrtReleaseTensor(tensor);
+    this.module._free(at);
+  }
+
+  /** @param {string} text */
+  #text(text) {
+    const bytes = this.module.lengthBytesUTF8(text) + 1;
+    const at = this.#reserve(bytes);
+    this.module.stringToUTF8(text, at, bytes);
+    return at;
+  }
+
+  /** @param {number[]} values */
+  #pointers(values) {
+    const at = this.#reserve(4 * values.length);
+    values.forEach((value, i) => this.module.setValue(at + 4 * i, value, "*"));
+    return at;
+  }
+
+  /** @returns {never} */
+  #fail() {
+    const { module } = this;
+    const stack = module.stackSave();
+    const at = module.stackAlloc(8);
+    module._OrtGetLastError(at, at + 4);
+    const message = module.getValue(at + 4, "*");
+    const reason = message ? module.UTF8ToString(message) : "no reason was given";
+    module.stackRestore(stack);
+    throw new XLExportError(`ONNX Runtime could not run the step (${firstLine(reason)}); export the artefact again.`);
+  }
+}

@@ -1,0 +1,149 @@
+/**
+ * Loads ONNX Runtime: its WebAssembly build, the one with WebGPU, or the native one of Node.
+ *
+ * WebAssembly is started once in each page, worker or Node process, with the number of threads of the first
+ * model.
+ */
+import { XLExportError, firstLine } from "../errors.js";
+import { inNode, sourceOf } from "../files/source.js";
+import { captured, stands } from "./capture.js";
+
+/** The release of onnxruntime-web whose inner functions `heap.js` knows. */
+export const RELEASE = "1.30.0";
+
+/**
+ * @typedef {typeof import("onnxruntime-web")} Ort
+ * @typedef {{
+ *   ort: Ort, version: string, threads: number, note: string | null,
+ *   module: import("./heap.js").HeapModule | null,
+ * }} Runtime `note`: why there are fewer threads than were asked for. `module`: of Emscripten; null where it
+ * could not be had.
+ * @typedef {{
+ *   vendor?: string | URL, threads?: number, onBytes?: (count: number) => void, signal?: AbortSignal,
+ * }} LoadOptions
+ */
+
+/** The files of the packages as they lie in the folder `vendor` of a page. */
+const FILES = {
+  wasm: ["ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"],
+  webgpu: ["ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm"],
+  tokenizers: ["tokenizers.min.mjs"],
+};
+/** @type {Partial<Record<"wasm" | "webgpu", Promise<Runtime>>>} */
+const started = {};
+
+/**
+ * ONNX Runtime for WebAssembly or WebGPU.
+ * @param {"wasm" | "webgpu"} kind @param {LoadOptions} options @returns {Promise<Runtime>}
+ */
+export async function loadRuntime(kind, options) {
+  started[kind] ??= start(kind, options);
+  try {
+    return await /** @type {Promise<Runtime>} */ (started[kind]);
+  } catch (error) {
+    delete started[kind];
+    throw error;
+  }
+}
+
+/** @param {"wasm" | "webgpu"} kind @param {LoadOptions} options @returns {Promise<Runtime>} */
+async function start(kind, { vendor, threads = 1, onBytes, signal }) {
+  refuseOldPlatform();
+  const isolated = inNode() || globalThis.crossOriginIsolated === true;
+  const used = isolated ? threads : 1;
+  const note =
+    used < threads
+      ? "one thread: several need the headers Cross-Origin-Opener-Policy: same-origin and " +
+        "Cross-Origin-Embedder-Policy: require-corp"
+      : null;
+  const [api, mjs, wasm] = await places(kind, vendor);
+  try {
+    const ort = /** @type {Ort} */ (await import(/* @vite-ignore */ api));
+    ort.env.logLevel = "error";
+    ort.env.wasm.numThreads = used;
+    ort.env.wasm.proxy = false;
+    if (!inNode()) {
+      const at = wasm.lastIndexOf("/") + 1;
+      ort.env.wasm.wasmBinary = /** @type {any} */ (
+        await sourceOf(wasm.slice(0, at)).read(wasm.slice(at), { onBytes, signal })
+      );
+    }
+    if (kind === "wasm") {
+      stands((await import(/* @vite-ignore */ mjs)).default);
+      ort.env.wasm.wasmPaths = { mjs: new URL("./capture.js", import.meta.url).href, wasm };
+    } else {
+      ort.env.wasm.wasmPaths = { mjs, wasm };
+    }
+    const version = ort.env.versions.web ?? ort.env.versions.common ?? "";
+    return {
+      ort,
+      version,
+      threads: used,
+      note,
+      get module() {
+        return kind === "wasm" && version === RELEASE ? captured() : null;
+      },
+    };
+  } catch (error) {
+    if (error instanceof XLExportError) throw error;
+    throw new XLExportError(
+      `ONNX Runtime could not be loaded from ${api} (${firstLine(error)}); put the files of onnxruntime-web ` +
+        `${RELEASE} there, or name their folder as \`vendor\`.`,
+      { cause: error },
+    );
+  }
+}
+
+/**
+ * The library of subwords, or another package, by the address that this place has for it.
+ * @param {"tokenizers"} name @param {string | URL | undefined} vendor
+ */
+export async function loadLibrary(name, vendor) {
+  const [address] = await places(name, vendor);
+  try {
+    return await import(/* @vite-ignore */ address);
+  } catch (error) {
+    throw new XLExportError(
+      `the library ${name} could not be loaded from ${address} (${firstLine(error)}); put its file there, or ` +
+        "name its folder as `vendor`.",
+      { cause: error },
+    );
+  }
+}
+
+/**
+ * The addresses of a package's files: in Node those that npm has installed, elsewhere those in `vendor`.
+ * @param {keyof typeof FILES} kind @param {string | URL | undefined} vendor
+ */
+async function places(kind, vendor) {
+  if (vendor === undefined && inNode()) {
+    const { createRequire } = await import("node:module");
+    const { pathToFileURL } = await import("node:url");
+    const require = createRequire(import.meta.url);
+    const resolve = (/** @type {string} */ name) => import.meta.resolve?.(name) ?? pathToFileURL(require.resolve(name)).href;
+    if (kind === "tokenizers") return [resolve("@huggingface/tokenizers")];
+    return ["onnxruntime-web", ...FILES.wasm.slice(1).map((name) => resolve(`onnxruntime-web/${name}`))];
+  }
+  const base = new URL(vendor ?? "../../vendor/", import.meta.url);
+  if (!base.pathname.endsWith("/")) base.pathname += "/";
+  return FILES[kind].map((name) => new URL(name, base).href);
+}
+
+/** Raises XLExportError where the platform lacks what this package needs. */
+function refuseOldPlatform() {
+  const missing = [
+    ["WebAssembly", typeof WebAssembly === "object"],
+    ["64-bit integers", typeof BigInt64Array === "function"],
+    ["WebAssembly with vectors", typeof WebAssembly === "object" && WebAssembly.validate(VECTORS)],
+  ].find(([, there]) => !there);
+  if (missing) {
+    throw new XLExportError(
+      `this browser has no ${missing[0]}; use a newer one, such as Chrome 91, Firefox 89 or Safari 16.4.`,
+    );
+  }
+}
+
+/** A WebAssembly program with one instruction of vectors. */
+const VECTORS = Uint8Array.of(
+  0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11,
+);

@@ -1,0 +1,72 @@
+/** What every engine offers, and the session of ONNX Runtime that it runs. */
+import { XLExportError, firstLine } from "../errors.js";
+import { GRAPH, WEIGHTS, tensors } from "../spec.js";
+
+/**
+ * @typedef {{
+ *   tokens: BigInt64Array, positions: BigInt64Array, batch: number, length: number,
+ *   targets: BigInt64Array | null, rows: BigInt64Array | null,
+ * }} Step tokens and positions [batch, length]. `targets` and `rows` are null where the graph has no such inputs.
+ * @typedef {{logits: Float32Array, logProbs: Float32Array | null}} Answers
+ * @typedef {{
+ *   memory: string,
+ *   create(batch: number): any,
+ *   release(state: any): void,
+ *   copy(state: any): Promise<any>,
+ *   read(state: any): Promise<Uint8Array[]>,
+ *   write(state: any, tensors: Uint8Array[]): Promise<void>,
+ *   run(step: Step, state: any): Answers | Promise<Answers>,
+ *   close(): Promise<void>,
+ * }} Engine `memory`: how it keeps the memory. A state belongs to the engine that made it: the tensors of some
+ * streams, in the order of the spec.
+ */
+
+const TYPES = /** @type {Record<string, string>} */ ({ float32: "float32", float16: "float16", int64: "int64", int32: "int32" });
+
+/**
+ * A session over the verified files of an artefact, its tensors those that the spec promises.
+ * @param {any} ort @param {import("../../index.js").Spec} spec @param {Record<string, Uint8Array>} files
+ * @param {object} options of ONNX Runtime
+ */
+export async function createSession(ort, spec, files, options) {
+  const weights = files[WEIGHTS] ? { externalData: [{ path: WEIGHTS, data: files[WEIGHTS] }] } : {};
+  let session;
+  try {
+    session = await ort.InferenceSession.create(files[GRAPH], {
+      logSeverityLevel: 3,
+      ...weights,
+      ...options,
+    });
+  } catch (error) {
+    throw new XLExportError(
+      `${GRAPH} could not be loaded by ONNX Runtime (${firstLine(error)}); export the artefact again.`,
+      { cause: error },
+    );
+  }
+  verifySignature(session, spec);
+  return session;
+}
+
+/**
+ * Raises XLExportError unless the graph has exactly the tensors of the spec, by which buffers are sized.
+ * @param {any} session @param {import("../../index.js").Spec} spec
+ */
+function verifySignature(session, spec) {
+  const promised = tensors(spec);
+  for (const [what, wanted, found] of /** @type {[string, any[], any[]][]} */ ([
+    ["inputs", promised.inputs, session.inputMetadata],
+    ["outputs", promised.outputs, session.outputMetadata],
+  ])) {
+    const told = (/** @type {any} */ t, /** @type {string} */ type) =>
+      `${t.name} ${TYPES[type] ?? type} [${t.shape.map((/** @type {unknown} */ size) => (typeof size === "number" ? size : "?")).join(", ")}]`;
+    const expected = wanted.map((tensor) => told(tensor, tensor.dtype)).sort();
+    const actual = found.map((tensor) => told(tensor, tensor.type)).sort();
+    const at = expected.findIndex((line, i) => line !== actual[i]);
+    if (at >= 0 || actual.length !== expected.length) {
+      throw new XLExportError(
+        `${GRAPH} has ${what} ${actual[Math.max(at, 0)] ?? "less"}, and spec.json promises ` +
+          `${expected[Math.max(at, 0)] ?? "less"}; export the artefact again.`,
+      );
+    }
+  }
+}

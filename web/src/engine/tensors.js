@@ -1,0 +1,113 @@
+/**
+ * Runs a session over tensors of the public interface.
+ *
+ * In Node, ONNX Runtime writes into the tensors that it is given, so the memory stays in place. On the web it does
+ * not, silently (microsoft/onnxruntime 25786): there every step copies the memory in and out.
+ */
+import { XLExportError, firstLine } from "../errors.js";
+import { stateShape } from "../spec.js";
+
+/** @typedef {import("./session.js").Step} Step */
+/** @typedef {{sets: any[][], turn: number, batch: number}} TensorState of some streams */
+
+export class TensorEngine {
+  /**
+   * @param {any} ort @param {any} session @param {import("../../index.js").Spec} spec
+   * @param {{writes: boolean}} options `writes`: whether ONNX Runtime writes into given tensors
+   */
+  constructor(ort, session, spec, { writes }) {
+    this.ort = ort;
+    this.session = session;
+    this.spec = spec;
+    this.writes = writes;
+    this.memory = writes ? "in place" : "copied";
+  }
+
+  /** @param {number} batch @returns {TensorState} */
+  create(batch) {
+    const sets = this.writes && this.spec.form !== "ring" ? 2 : 1;
+    const set = () =>
+      this.spec.state.map((state) => {
+        const shape = stateShape(state, batch);
+        const size = shape.reduce((a, b) => a * b, 1);
+        const data = state.dtype === "float16" ? new Uint16Array(size) : new Float32Array(size);
+        return new this.ort.Tensor(state.dtype, data, shape);
+      });
+    return { sets: Array.from({ length: sets }, set), turn: 0, batch };
+  }
+
+  /** @param {TensorState} state */
+  release(state) {
+    state.sets = [];
+  }
+
+  /** @param {TensorState} state */
+  views(state) {
+    return state.sets[state.turn].map(({ data }) => new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
+  }
+
+  /** @param {TensorState} state @returns {Promise<Uint8Array[]>} */
+  async read(state) {
+    return this.views(state).map((view) => view.slice());
+  }
+
+  /** @param {TensorState} state @param {Uint8Array[]} tensors */
+  async write(state, tensors) {
+    this.views(state).forEach((view, i) => view.set(tensors[i]));
+  }
+
+  /** @param {TensorState} state */
+  async copy(state) {
+    const copy = this.create(state.batch);
+    await this.write(copy, this.views(state));
+    return copy;
+  }
+
+  /** @param {Step} step @param {TensorState} state */
+  async run({ tokens, positions, batch, length, targets, rows }, state) {
+    const { Tensor } = this.ort;
+    const shape = [batch, length];
+    /** @type {Record<string, any>} */
+    const feeds = {
+      input_ids: new Tensor("int64", tokens, shape),
+      position_ids: new Tensor("int64", positions, shape),
+    };
+    if (targets && rows) {
+      feeds.targets = new Tensor("int64", targets, shape);
+      feeds.logit_rows = new Tensor("int64", rows, [rows.length]);
+    }
+    const past = state.sets[state.turn];
+    const next = this.writes && this.spec.form !== "ring" ? 1 - state.turn : state.turn;
+    this.spec.state.forEach(({ past: name }, i) => (feeds[name] = past[i]));
+    const options = { logSeverityLevel: 3 };
+    /** @type {Record<string, any>} */
+    let answers;
+    try {
+      if (this.writes) {
+        const symbols = this.spec.model.vocab_size;
+        const counts = rows ? [rows.length] : shape;
+        const size = counts.reduce((a, b) => a * b, symbols);
+        /** @type {Record<string, any>} */
+        const fetches = { logits: new Tensor("float32", new Float32Array(size), [...counts, symbols]) };
+        if (rows) fetches.log_probs = new Tensor("float32", new Float32Array(batch * length), shape);
+        this.spec.state.forEach(({ present }, i) => (fetches[present] = state.sets[next][i]));
+        await this.session.run(feeds, fetches, options);
+        answers = fetches;
+      } else {
+        answers = await this.session.run(feeds, options);
+        state.sets[next] = this.spec.state.map(({ present }) => answers[present]);
+      }
+    } catch (error) {
+      throw new XLExportError(
+        `ONNX Runtime could not run the step (${firstLine(error)}); export the artefact again.`,
+        { cause: error },
+      );
+    }
+    state.turn = next;
+    return { logits: answers.logits.data, logProbs: answers.log_probs?.data ?? null };
+  }
+
+  async close() {
+    await this.session.release();
+  }
+}

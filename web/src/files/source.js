@@ -1,0 +1,165 @@
+/**
+ * Where the files of an artefact come from: a web address, a folder of this machine (in Node), or memory.
+ */
+import { XLExportError, StoppedError, firstLine, refuseStopped, shown } from "../errors.js";
+
+/**
+ * @typedef {{
+ *   name: string,
+ *   read: (file: string, options?: ReadOptions) => Promise<Uint8Array>,
+ * }} Source
+ * @typedef {{
+ *   onBytes?: (count: number) => void,
+ *   most?: number,
+ *   signal?: AbortSignal,
+ *   fresh?: boolean,
+ * }} ReadOptions `onBytes` hears how many bytes came since the last call. `most`: more than that are an error.
+ * `fresh`: past the browser's cache.
+ */
+
+const LARGEST = 2 ** 32; // bytes; WebAssembly has no more memory
+const HINT = "give the address of the artefact's folder, which has a spec.json";
+
+/**
+ * The source that a user names: a URL or a path of a folder, or its files by name.
+ * @param {unknown} given
+ * @returns {Source}
+ */
+export function sourceOf(given) {
+  if (given instanceof URL || typeof given === "string") {
+    if (String(given) === "") throw new XLExportError(`the address of the artefact is empty; ${HINT}.`);
+    const url = absolute(given);
+    return url === null || url.protocol === "file:" ? folder(url ?? String(given)) : web(url);
+  }
+  if (given && typeof given === "object") return inMemory(/** @type {Record<string, unknown>} */ (given));
+  throw new XLExportError(`the artefact is ${shown(given)}; ${HINT}.`);
+}
+
+/**
+ * The URL of a folder, with a slash at its end; null for the path of a folder.
+ * @param {URL | string} given
+ */
+function absolute(given) {
+  const text = String(given);
+  const base = globalThis.document?.baseURI ?? globalThis.location?.href;
+  try {
+    const url = base && !inNode() ? new URL(text, base) : new URL(text);
+    if (!/^(https?|file|blob|data):$/.test(url.protocol)) return null; // a path such as C:\artefact
+    if (!url.pathname.endsWith("/")) url.pathname += "/";
+    return url;
+  } catch {
+    return null;
+  }
+}
+
+/** Whether this runs in Node, and not in a page or a worker of one. */
+export function inNode() {
+  return typeof process !== "undefined" && Boolean(process.versions?.node);
+}
+
+/** @param {URL} url @returns {Source} */
+function web(url) {
+  return {
+    name: url.href,
+    async read(file, { onBytes, most = LARGEST, signal, fresh } = {}) {
+      const address = new URL(file, url);
+      address.search = url.search;
+      refuseStopped(signal);
+      const failed = (/** @type {string} */ why) =>
+        new XLExportError(`${address.href} could not be read: ${why}.`);
+      try {
+        const response = await fetch(address, { signal, cache: fresh ? "reload" : "default" });
+        if (!response.ok) {
+          throw failed(`the server answered ${response.status} ${response.statusText}`.trim() + `; ${HINT}`);
+        }
+        return await body(response, { onBytes, most, failed });
+      } catch (error) {
+        if (signal?.aborted) throw new StoppedError();
+        if (error instanceof XLExportError) throw error;
+        throw failed(`${firstLine(error)}; check the address and the connection`);
+      }
+    },
+  };
+}
+
+/**
+ * All bytes of a response, counted as they come.
+ * @param {Response} response
+ * @param {{onBytes?: (count: number) => void, most: number, failed: (why: string) => Error}} options
+ */
+async function body(response, { onBytes, most, failed }) {
+  const reader = response.body?.getReader();
+  if (!reader) return new Uint8Array(await response.arrayBuffer());
+  /** @type {Uint8Array[]} */
+  const parts = [];
+  let length = 0;
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    length += value.length;
+    if (length > most) {
+      await reader.cancel();
+      throw failed(`it has more than the ${most} bytes that were expected; copy the artefact again`);
+    }
+    parts.push(value);
+    onBytes?.(value.length);
+  }
+  const whole = new Uint8Array(length);
+  let at = 0;
+  for (const part of parts) {
+    whole.set(part, at);
+    at += part.length;
+  }
+  return whole;
+}
+
+/** @param {URL | string} place @returns {Source} */
+function folder(place) {
+  const name = place instanceof URL ? place.href : place;
+  if (!inNode()) {
+    throw new XLExportError(`${name} is a path, and a page reads web addresses alone; ${HINT}.`);
+  }
+  return {
+    name,
+    async read(file, { onBytes, most = LARGEST, signal } = {}) {
+      refuseStopped(signal);
+      const { open } = await import("node:fs/promises");
+      const { join } = await import("node:path");
+      const path = place instanceof URL ? new URL(file, place) : join(place, file);
+      const failed = (/** @type {string} */ why) => new XLExportError(`${path} could not be read: ${why}.`);
+      let stream;
+      try {
+        stream = await open(path, "r");
+        const facts = await stream.stat();
+        if (!facts.isFile()) throw failed(`it is no file; ${HINT}`);
+        if (facts.size > most) throw failed(`it has ${facts.size} bytes, expected ${most}; copy it again`);
+        const bytes = new Uint8Array(await stream.readFile());
+        onBytes?.(bytes.length);
+        return bytes;
+      } catch (error) {
+        if (error instanceof XLExportError) throw error;
+        const missing = /** @type {{code?: string}} */ (error).code === "ENOENT";
+        throw failed(missing ? `it does not exist; ${HINT}` : firstLine(error));
+      } finally {
+        await stream?.close();
+      }
+    },
+  };
+}
+
+/** @param {Record<string, unknown>} files @returns {Source} */
+function inMemory(files) {
+  return {
+    name: "the given files",
+    async read(file, { onBytes, signal } = {}) {
+      refuseStopped(signal);
+      const found = Object.hasOwn(files, file) ? files[file] : undefined;
+      const bytes = found instanceof Blob ? new Uint8Array(await found.arrayBuffer()) : found;
+      if (!(bytes instanceof Uint8Array)) {
+        throw new XLExportError(`${file} is not among the given files; give all files of the artefact.`);
+      }
+      onBytes?.(bytes.length);
+      return bytes;
+    },
+  };
+}

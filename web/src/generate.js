@@ -1,0 +1,83 @@
+/** Generating text. Every token costs the same, however long the text becomes. */
+import { XLExportError, refuseStopped, shown } from "./errors.js";
+import { feed } from "./feed.js";
+import { pauses } from "./pause.js";
+import { GrowingText } from "./text/growing.js";
+import { logSumExp } from "./text/logits.js";
+import { Random } from "./text/random.js";
+import { Sampler } from "./text/sampler.js";
+
+/**
+ * @typedef {import("../index.js").GenerateOptions} GenerateOptions
+ * @typedef {import("../index.js").Piece} Piece
+ * @typedef {import("./memory.js").Memory} Memory
+ */
+
+/**
+ * The options of a text, checked before anything is computed.
+ * @param {GenerateOptions} options @param {string} kind of the vocabulary
+ */
+export function checkedOptions({ maxTokens = 256, seed = 0, stop = [], text = true, ...sampling }, kind) {
+  if (!(maxTokens === Infinity || Number.isInteger(maxTokens)) || maxTokens < 1) {
+    throw new XLExportError(`maxTokens is ${shown(maxTokens)}; expected at least 1, or Infinity.`);
+  }
+  if (!Number.isSafeInteger(seed) || seed < 0) throw new XLExportError(`seed is ${shown(seed)}; expected an integer, 0 or more.`);
+  const stops = typeof stop === "string" ? [stop] : [...stop];
+  if (stops.some((each) => typeof each !== "string" || !(kind === "ids" ? each.trim() : each))) {
+    throw new XLExportError("a stop string is empty; give at least one character, or no stop string.");
+  }
+  if (stops.length && !text) {
+    throw new XLExportError("stop strings are searched in the text, which was not asked for; leave one of them out.");
+  }
+  return { maxTokens, seed, stops, text, sampler: new Sampler(sampling), signal: sampling.signal };
+}
+
+/**
+ * Yields a Piece for each token. However it ends, the memory has then seen the prompt and all tokens that were
+ * yielded.
+ * @param {import("./stepper.js").Stepper} stepper @param {import("../index.js").Vocabulary} vocabulary
+ * @param {number[]} prompt @param {Memory} memory of one stream
+ * @param {ReturnType<typeof checkedOptions>} options
+ * @returns {AsyncGenerator<Piece, void, void>}
+ */
+export async function* pieces(stepper, vocabulary, prompt, memory, { maxTokens, seed, stops, text, sampler, signal }) {
+  const decoder = text ? vocabulary.decoder() : () => "";
+  const end = vocabulary.special.end_of_document;
+  for (const token of prompt.length ? prompt : memory.tail) decoder(token); // so that a word begins with its blank
+  const grown = new GrowingText(decoder, stops, vocabulary.kind === "ids" ? " " : "");
+  const random = new Random(seed, 0);
+  const pause = pauses();
+  /** @type {number | null} */
+  let waiting = null; // a token that was yielded and not yet fed
+  const feedWaiting = async () => {
+    if (waiting === null) return;
+    const token = waiting;
+    waiting = null;
+    await feed(stepper, [token], memory);
+  };
+  try {
+    await feed(stepper, prompt, memory, { signal });
+    for (let count = 1; count <= maxTokens; count++) {
+      const began = performance.now();
+      await feedWaiting();
+      const logits = /** @type {Float32Array} */ (memory.last);
+      await pause();
+      refuseStopped(signal);
+      const token = sampler.draw(logits, random);
+      const added = token === end ? grown.finish() : grown.add(token, count === maxTokens);
+      waiting = token;
+      yield {
+        row: 0,
+        token,
+        text: added,
+        ended: grown.ended,
+        nats: logSumExp(logits) - logits[token],
+        position: memory.position,
+        milliseconds: performance.now() - began,
+      };
+      if (grown.ended) return;
+    }
+  } finally {
+    await feedWaiting();
+  }
+}

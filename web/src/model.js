@@ -1,0 +1,231 @@
+/** A model that was opened: it starts streams, feeds them, scores and continues texts, and checks itself. */
+import { XLExportError, refuseStopped, shown } from "./errors.js";
+import { feed } from "./feed.js";
+import { checkedOptions, pieces } from "./generate.js";
+import { newMemory, refuseForeign } from "./memory.js";
+import { pauses } from "./pause.js";
+import { limits, replay } from "./reference.js";
+import { loadMemory, saveMemory } from "./saved.js";
+import { surprisals, unitFactor } from "./score.js";
+import { Stepper, checkedSegment } from "./stepper.js";
+import { selective } from "./spec.js";
+import { checkedIds } from "./vocabulary/base.js";
+
+/**
+ * @typedef {import("./memory.js").Memory} Memory
+ * @typedef {import("../index.js").Prompt} Prompt
+ * @typedef {{
+ *   spec: import("../index.js").Spec, identity: string, vocabulary: import("../index.js").Vocabulary,
+ *   engine: import("./engine/session.js").Engine, facts: import("../index.js").Facts,
+ *   reference: () => Promise<import("./reference.js").Reference>,
+ * }} Parts of a model
+ */
+
+export class Model {
+  /** @param {Parts} parts */
+  constructor({ spec, identity, vocabulary, engine, facts, reference }) {
+    if (vocabulary.size !== spec.model.vocab_size) {
+      throw new XLExportError(
+        `vocab.json has ${vocabulary.size} symbols and the model ${spec.model.vocab_size}; export it again.`,
+      );
+    }
+    this.spec = spec;
+    this.identity = identity;
+    this.vocabulary = vocabulary;
+    this.facts = facts;
+    this.engine = engine;
+    this.stepper = new Stepper(engine, spec, selective(spec));
+    this.reference = reference;
+    this.closed = false;
+  }
+
+  /** The memory of some new streams, all at position 0. @param {number} [batch] @returns {Promise<Memory>} */
+  async start(batch = 1) {
+    this.#refuseClosed();
+    return newMemory(this.engine, this.identity, batch);
+  }
+
+  /**
+   * The logits [batch, tokens, V] of the token after each token of one segment.
+   * @param {unknown} tokens @param {Memory} memory
+   */
+  async step(tokens, memory) {
+    return this.#segment(tokens, memory, "all");
+  }
+
+  /**
+   * The logits [batch, V] of the token after the last one of one segment.
+   * @param {unknown} tokens @param {Memory} memory
+   */
+  async predict(tokens, memory) {
+    return this.#segment(tokens, memory, "last");
+  }
+
+  /**
+   * The surprisal of every token of a text of any length.
+   * @param {Prompt} prompt @param {import("../index.js").ScoreOptions} [options]
+   */
+  async score(prompt, { memory, unit = "bits", signal, onProgress } = {}) {
+    const factor = unitFactor(unit);
+    const tokens = this.tokens(prompt);
+    const values = await this.#with(memory, (used) => surprisals(this.stepper, tokens, used, { signal, onProgress }));
+    return { tokens, unit, surprisals: values.map((nats) => nats * factor) };
+  }
+
+  /**
+   * Feeds a text of any length to a stream.
+   * @param {Prompt} prompt @param {Memory} memory @param {{signal?: AbortSignal}} [options]
+   */
+  async feed(prompt, memory, { signal } = {}) {
+    const tokens = this.tokens(prompt);
+    await this.#with(memory, (used) => {
+      refuseSeveral(used);
+      return feed(this.stepper, tokens, used, { signal });
+    });
+  }
+
+  /**
+   * Continues a text token by token.
+   * @param {Prompt} prompt @param {import("../index.js").GenerateOptions} [options]
+   * @returns {AsyncGenerator<import("../index.js").Piece, void, void>}
+   */
+  async *generate(prompt, options = {}) {
+    const checked = checkedOptions(options, this.vocabulary.kind);
+    const memory = /** @type {Memory | undefined} */ (options.memory);
+    const tokens = this.tokens(prompt);
+    if (!tokens.length && !memory?.last) {
+      throw new XLExportError("the prompt encodes to no tokens; give at least one symbol, or a memory that has seen some.");
+    }
+    this.#refuseClosed();
+    const used = memory ?? (await this.start());
+    try {
+      refuseForeign(used, this.engine, this.identity);
+      refuseSeveral(used);
+      await used.inUse(async () => {});
+      used.busy = true;
+      try {
+        yield* pieces(this.stepper, this.vocabulary, tokens, used, checked);
+      } finally {
+        used.busy = false;
+      }
+    } finally {
+      if (!memory) await used.dispose();
+    }
+  }
+
+  /** The file of some streams, which Python can read too. @param {Memory} memory */
+  async saveMemory(memory) {
+    refuseForeign(memory, this.engine, this.identity);
+    return saveMemory(memory, this.spec);
+  }
+
+  /** The streams in a file that this or Python's `save_memory` wrote. @param {Uint8Array | ArrayBuffer} file */
+  async loadMemory(file) {
+    this.#refuseClosed();
+    const bytes = file instanceof ArrayBuffer ? new Uint8Array(file) : file;
+    if (!(bytes instanceof Uint8Array)) throw new XLExportError(`the saved stream is ${shown(file)}; give the bytes of its file.`);
+    return loadMemory(bytes, this.engine, this.spec, this.identity);
+  }
+
+  /**
+   * How far every log-probability of the reference is from what is computed here.
+   * @param {{signal?: AbortSignal}} [options] @returns {Promise<import("../index.js").CheckReport>}
+   */
+  async check({ signal } = {}) {
+    refuseStopped(signal);
+    const reference = await this.reference();
+    const memory = await this.start(reference.tokens.length);
+    const began = performance.now();
+    try {
+      const found = await replay(this.stepper, reference, memory, { signal, pause: pauses() });
+      const seconds = (performance.now() - began) / 1000;
+      return report(found, reference.logProbs.length, seconds, limits(this.spec), this.facts.computedBy);
+    } finally {
+      await memory.dispose();
+    }
+  }
+
+  /** Ends the session and frees what it holds. */
+  async close() {
+    if (this.closed) return;
+    this.closed = true;
+    await this.engine.close();
+  }
+
+  /** Token ids of a text, or ids as they are. @param {Prompt} prompt */
+  tokens(prompt) {
+    if (typeof prompt === "string") return this.vocabulary.encode(prompt);
+    return checkedIds(prompt, this.spec.model.vocab_size, "the prompt");
+  }
+
+  /** @param {unknown} tokens @param {Memory} memory @param {"all" | "last"} which */
+  async #segment(tokens, memory, which) {
+    return this.#with(memory, async (used) => {
+      const segment = checkedSegment(tokens, this.spec, used);
+      const { logits } = await this.stepper.advance(segment, used, which);
+      const size = this.spec.model.vocab_size;
+      const last = this.stepper.lastLogits(logits, segment);
+      used.last = last;
+      used.saw(segment.rows[0]);
+      if (which === "last") return { data: last.slice(), shape: [segment.batch, size] };
+      return { data: logits.slice(), shape: [segment.batch, segment.length, size] };
+    });
+  }
+
+  /**
+   * Runs some work over a memory, or over one that is made for it.
+   * @template T @param {unknown} memory @param {(used: Memory) => Promise<T>} work
+   * @returns {Promise<T>}
+   */
+  async #with(memory, work) {
+    const used = memory ?? (await this.start());
+    this.#refuseClosed();
+    refuseForeign(used, this.engine, this.identity);
+    try {
+      return await used.inUse(() => work(used));
+    } finally {
+      if (!memory) await used.dispose();
+    }
+  }
+
+  #refuseClosed() {
+    if (this.closed) throw new XLExportError("the model was closed; open it again.");
+  }
+}
+
+/** @param {Memory} memory */
+function refuseSeveral(memory) {
+  if (memory.batch !== 1) {
+    throw new XLExportError(`the memory holds ${memory.batch} streams; a text goes into one stream.`);
+  }
+}
+
+/**
+ * @param {Float64Array[]} found @param {number} tokens @param {number} seconds
+ * @param {{most: number, mean: number}} limit @param {string} computedBy
+ */
+function report(found, tokens, seconds, limit, computedBy) {
+  let [sum, count, worst] = [0, 0, 0];
+  for (const differences of found) {
+    for (const value of differences) {
+      sum += value;
+      count++;
+      worst = Math.max(worst, value); // what is not a number stays one, and passes no limit
+    }
+  }
+  const mean = sum / count;
+  const means = limit.mean < limit.most ? `, ${mean.toExponential(2)} in the mean (tolerance ${limit.mean})` : "";
+  return {
+    passed: worst <= limit.most && mean <= limit.mean,
+    maxDifference: worst,
+    tolerance: limit.most,
+    meanDifference: mean,
+    meanTolerance: limit.mean,
+    tokens,
+    seconds,
+    computedBy,
+    sentence:
+      `${tokens} log-probabilities differ from the reference by at most ${worst.toExponential(2)} nats ` +
+      `(tolerance ${limit.most})${means}`,
+  };
+}

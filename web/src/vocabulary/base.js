@@ -1,0 +1,88 @@
+/** What every vocabulary offers, and the text helpers that they share. */
+import { XLExportError, shown } from "../errors.js";
+
+/** @typedef {import("../../index.js").Vocabulary} Vocabulary */
+/** @typedef {import("../../index.js").SpecialTokens} SpecialTokens */
+
+const WHITE = "\\t\\n\\v\\f\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000";
+const SPLIT = new RegExp(`[${WHITE}]+`);
+const HALF = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/;
+
+/**
+ * The words between white space, which is what Python calls white space: JavaScript's `\s` differs.
+ * @param {string} text
+ */
+export function words(text) {
+  return text.split(SPLIT).filter((word) => word !== "");
+}
+
+/** Whether a text has half of a surrogate pair, which is no Unicode text. @param {string} text */
+export function broken(text) {
+  return HALF.test(text);
+}
+
+/** @param {unknown} text @returns {string} */
+export function asText(text) {
+  if (typeof text !== "string") {
+    throw new XLExportError(`the text is ${shown(text)}; give a string, or a list of token ids.`);
+  }
+  return text;
+}
+
+/** The text of a sequence of tokens. @param {Vocabulary} vocabulary @param {Iterable<number>} tokens */
+export function decode(vocabulary, tokens) {
+  const decoder = vocabulary.decoder();
+  let text = "";
+  for (const token of tokens) text += decoder(token);
+  return text;
+}
+
+/**
+ * Token ids of a vocabulary as numbers; raises XLExportError for anything else.
+ * @param {unknown} ids @param {number} size @param {string} what
+ */
+export function checkedIds(ids, size, what) {
+  const list = Array.isArray(ids) || ArrayBuffer.isView(ids);
+  if (!list) throw new XLExportError(`${what} is neither a text nor a list of token ids; give one of them.`);
+  const numbers = Array.from(/** @type {Iterable<number | bigint>} */ (/** @type {unknown} */ (ids)), Number);
+  for (const [at, token] of numbers.entries()) {
+    if (!Number.isInteger(token) || token < 0 || token >= size) {
+      throw new XLExportError(
+        `${what} has ${shown(/** @type {any} */ (ids)[at])} at index ${at}, which is no token of this model ` +
+          `(0 to ${size - 1}); give ids of this model, or a text.`,
+      );
+    }
+  }
+  return numbers;
+}
+
+/**
+ * The special tokens in a `vocab.json`, by their names.
+ * @param {any} data @param {number} size @param {string} where @returns {SpecialTokens}
+ */
+export function specialTokens(data, size, where) {
+  const known = ["end_of_document", "beginning", "unknown", "padding", "end_of_line"];
+  const special = data.special ?? {};
+  const fits = (/** @type {[string, any]} */ [name, token]) =>
+    known.includes(name) && Number.isInteger(token) && token >= 0 && token < size;
+  if (typeof special !== "object" || !Object.entries(special).every(fits)) {
+    throw new XLExportError(
+      `${where} is not a vocabulary; its special tokens are ${shown(special)}, expected ids below ${size}.`,
+    );
+  }
+  return special;
+}
+
+/**
+ * The symbols of a vocabulary, each of them a text of its own.
+ * @param {any} symbols @param {string} where @param {string} kind @returns {string[]}
+ */
+export function checkedSymbols(symbols, where, kind) {
+  const fail = (/** @type {string} */ why) => {
+    throw new XLExportError(`${where} is not a ${kind} vocabulary; ${why}; export the artefact again.`);
+  };
+  if (!Array.isArray(symbols) || !symbols.every((s) => typeof s === "string" && s)) fail("its symbols are no list of texts");
+  if (new Set(symbols).size !== symbols.length) fail("its symbols repeat");
+  if (symbols.some(broken)) fail("a symbol is no Unicode text");
+  return symbols;
+}

@@ -1,0 +1,109 @@
+/** Vocabularies whose tokens are bytes, characters, or integers that another program makes. */
+import { XLExportError, shown } from "../errors.js";
+import { asText, broken, checkedSymbols, specialTokens, words } from "./base.js";
+
+/** @typedef {import("../../index.js").Vocabulary} Vocabulary */
+
+/** @param {any} data @param {string} where @returns {Vocabulary} */
+export function byteVocabulary(data, where) {
+  const values = data.values ?? Array.from({ length: 256 }, (_, i) => i);
+  const skipped = new Set(data.skipped ?? []);
+  const bytes = (/** @type {any} */ list) => Array.isArray(list) && list.every((x) => Number.isInteger(x) && x >= 0 && x < 256);
+  if (!bytes(values) || !values.length || new Set(values).size !== values.length || !bytes([...skipped])) {
+    throw new XLExportError(
+      `${where} is not a byte vocabulary; expected lists of different bytes as its values and skipped.`,
+    );
+  }
+  const ids = new Int32Array(256).fill(-1);
+  values.forEach((/** @type {number} */ value, /** @type {number} */ id) => (ids[value] = id));
+  return {
+    kind: "byte",
+    size: values.length,
+    special: {},
+    encode(text) {
+      if (broken(asText(text))) {
+        throw new XLExportError("the text has half of a surrogate pair, which is no Unicode text; remove it.");
+      }
+      const found = [];
+      for (const [at, byte] of new TextEncoder().encode(text).entries()) {
+        if (skipped.has(byte)) continue;
+        if (ids[byte] < 0) {
+          throw new XLExportError(
+            `the text has the byte ${byte} at byte ${at}, which is not among the ${values.length} bytes that ` +
+              "this model was trained on; remove it from the text.",
+          );
+        }
+        found.push(ids[byte]);
+      }
+      return found;
+    },
+    decoder() {
+      const utf8 = new TextDecoder("utf-8", { ignoreBOM: true });
+      return (token) => utf8.decode(Uint8Array.of(values[token]), { stream: true });
+    },
+  };
+}
+
+/** @param {any} data @param {string} where @returns {Vocabulary} */
+export function charVocabulary(data, where) {
+  const symbols = checkedSymbols(data.symbols, where, "char");
+  if (symbols.some((symbol) => Array.from(symbol).length !== 1)) {
+    throw new XLExportError(`${where} is not a char vocabulary; a symbol is longer than one character.`);
+  }
+  const ids = new Map(symbols.map((symbol, id) => [symbol, id]));
+  return {
+    kind: "char",
+    size: symbols.length,
+    special: {},
+    encode(text) {
+      return Array.from(asText(text), (symbol, at) => {
+        const id = ids.get(symbol);
+        if (id !== undefined) return id;
+        throw new XLExportError(
+          `${shown(symbol)}, character ${at} of the text, is not among the ${symbols.length} characters that ` +
+            "this model was trained on; remove it from the text.",
+        );
+      });
+    },
+    decoder: () => (token) => symbols[token],
+  };
+}
+
+/** @param {any} data @param {string} where @returns {Vocabulary} */
+export function idsVocabulary(data, where) {
+  const { size } = data;
+  if (!Number.isInteger(size) || size < 1 || size > 2 ** 24) {
+    throw new XLExportError(`${where} is not a vocabulary; its size is ${shown(size)}, expected 1 to 16777216.`);
+  }
+  const names = data.names === undefined ? null : checkedSymbols(data.names, where, "ids");
+  if (names && (names.length !== size || names.some((name) => words(name).length !== 1 || words(name)[0] !== name))) {
+    throw new XLExportError(`${where} is not an ids vocabulary; expected ${size} names without white space.`);
+  }
+  const ids = new Map((names ?? []).map((name, id) => [name, id]));
+  return {
+    kind: "ids",
+    size,
+    special: specialTokens(data, size, where),
+    encode(text) {
+      if (!names) {
+        throw new XLExportError(`this model takes token ids from 0 to ${size - 1} and no text; give a list of ids.`);
+      }
+      return words(asText(text)).map((word, at) => {
+        const id = ids.get(word);
+        if (id !== undefined) return id;
+        throw new XLExportError(
+          `${shown(word)}, word ${at} of the text, is not among the names of this model's ${size} tokens; ` +
+            `give names of its tokens, such as ${shown(names[0])}, or ids.`,
+        );
+      });
+    },
+    decoder() {
+      let blank = "";
+      return (token) => {
+        const text = blank + (names ? names[token] : String(token));
+        blank = " ";
+        return text;
+      };
+    },
+  };
+}
