@@ -7,8 +7,8 @@ import { Counter, verifiedFiles } from "./files/download.js";
 import { inNode, sourceOf } from "./files/source.js";
 import { Model } from "./model.js";
 import { loadReference } from "./reference.js";
-import { GRAPH, SPEC, VOCAB, WEIGHTS, bytesPerStream, readSpec, selective } from "./spec.js";
-import { readVocabulary, vocabularyFiles } from "./vocabulary/index.js";
+import { GRAPH, SPEC, WEIGHTS, bytesPerStream, readSpec, selective } from "./spec.js";
+import { readVocabulary } from "./vocabulary/index.js";
 
 /** @typedef {import("../index.js").OpenOptions} OpenOptions */
 /** @typedef {{
@@ -39,8 +39,7 @@ export async function openHere(address, options = {}) {
   const head = await source.read(SPEC, { most: MOST_SPEC_BYTES, signal });
   const { spec, identity } = await readSpec(head, `${SPEC} of ${source.name}`);
   const read = verifiedFiles(source, spec, { counter, signal });
-  const needed = [GRAPH, WEIGHTS, VOCAB, ...vocabularyFiles(spec.files)].filter((name) => Object.hasOwn(spec.files, name));
-  for (const name of needed) counter.expect(spec.files[name].num_bytes);
+  const needed = [GRAPH, WEIGHTS].filter((name) => Object.hasOwn(spec.files, name));
   /** @type {Promise<import("./reference.js").Reference> | null} */
   let known = null;
   const reference = () => (known ??= loadReference(spec, verifiedFiles(source, spec, { signal })));
@@ -51,9 +50,9 @@ export async function openHere(address, options = {}) {
     ? Promise.resolve(null)
     : loadRuntime("wasm", { vendor, threads, onBytes: counter.of("ONNX Runtime"), signal });
   const contents = Promise.all(needed.map(async (name) => /** @type {[string, Uint8Array]} */ ([name, await read(name)])));
-  const [runtime, entries, answers] = await Promise.all([loading, contents, reference()]);
+  const symbols = readVocabulary(read, (name) => loadLibrary(name, vendor));
+  const [runtime, entries, vocabulary, answers] = await Promise.all([loading, contents, symbols, reference()]);
   const files = Object.fromEntries(entries);
-  const vocabulary = await readVocabulary(files, (name) => loadLibrary(name, vendor));
   const opened = chosen.native
     ? await openNative(chosen.native, spec, files, answers, options)
     : await openWasm(/** @type {import("./engine/runtime.js").Runtime} */ (runtime), spec, files, answers, options);

@@ -52,6 +52,7 @@ export async function loadReference(spec, read) {
   if (restarts.length !== segments.length || restarts.some((row) => row.length !== tokens.length)) throw fail("its restarts");
   if (logProbs.length !== tokens.length * fed || !fed) throw fail("its log-probabilities");
   if (last.length !== tokens.length * size) throw fail("its last answers");
+  if (![logProbs, last].every((answers) => answers.every(Number.isFinite))) throw fail("a number is not finite");
   return found;
 }
 

@@ -73,6 +73,11 @@ function verify(spec, where) {
     const names = spec.state.map((/** @type {any} */ state) => state[name]);
     need(new Set(names).size === names.length, "two memory tensors have one name");
   }
+  for (const list of [spec.inputs ?? [], spec.outputs ?? []]) {
+    need(Array.isArray(list), "its inputs or outputs are no list");
+    const sound = (/** @type {any} */ t) => object(t) && typeof t.name === "string" && Array.isArray(t.shape);
+    need(list.every(sound), "an input or output has no name or shape");
+  }
   need(bytesPerStream(spec) <= MOST_BYTES, "its memory is larger than WebAssembly can hold");
   for (const [name, facts] of Object.entries(spec.files)) {
     need(FILE_NAME.test(name), `it lists ${shown(name)}, a file outside its folder`);
@@ -91,7 +96,7 @@ function verify(spec, where) {
  * @param {Spec} spec
  */
 export function selective(spec) {
-  return spec.model.cutoffs.length > 0 || spec.model.vocab_size > SELECTIVE_FROM;
+  return tensors(spec).inputs.some(({ name }) => name === "logit_rows");
 }
 
 /**
@@ -102,7 +107,7 @@ export function selective(spec) {
  */
 export function tensors(spec) {
   if (spec.inputs && spec.outputs) return { inputs: spec.inputs, outputs: spec.outputs };
-  const chosen = selective(spec);
+  const chosen = spec.model.cutoffs.length > 0 || spec.model.vocab_size > SELECTIVE_FROM;
   const ids = ["input_ids", "position_ids", ...(chosen ? ["targets"] : [])];
   const where = chosen ? ["rows"] : ["batch", "tokens"];
   const memory = (/** @type {"past" | "present"} */ side) =>

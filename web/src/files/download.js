@@ -36,6 +36,7 @@ export function verifiedFiles(source, spec, { counter, signal } = {}) {
   return async (/** @type {string} */ name) => {
     const facts = Object.hasOwn(spec.files, name) ? spec.files[name] : undefined;
     if (!facts) throw new XLExportError(`spec.json does not list ${name}; export the artefact again.`);
+    counter?.expect(facts.num_bytes);
     const read = (/** @type {boolean} */ fresh) =>
       source.read(name, { onBytes: fresh ? undefined : counter?.of(name), most: facts.num_bytes, signal, fresh });
     const bytes = await read(false);

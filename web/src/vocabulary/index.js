@@ -6,24 +6,16 @@ import { subwordVocabulary } from "./subword.js";
 import { wordVocabulary } from "./word.js";
 
 /**
- * The names of the files that a vocabulary needs beside `vocab.json`.
- * @param {Record<string, unknown>} listed the files of the artefact
- */
-export function vocabularyFiles(listed) {
-  return ["tokenizer.json"].filter((name) => Object.hasOwn(listed, name));
-}
-
-/**
- * @param {Record<string, Uint8Array>} files `vocab.json`, and what lies beside it
+ * @param {(file: string) => Promise<Uint8Array>} read reads `vocab.json` and what lies beside it
  * @param {(name: "tokenizers") => Promise<any>} load loads the library of subwords
  * @returns {Promise<import("../../index.js").Vocabulary>}
  */
-export async function readVocabulary(files, load) {
+export async function readVocabulary(read, load) {
   const where = "vocab.json";
-  const data = parseJson(files[where], where);
+  const data = parseJson(await read(where), where);
   const kinds = { byte: byteVocabulary, char: charVocabulary, word: wordVocabulary, ids: idsVocabulary };
   const kind = data && typeof data === "object" ? data.kind : undefined;
-  if (kind === "subword") return subwordVocabulary(data, where, files, load);
+  if (kind === "subword") return subwordVocabulary(data, where, read, load);
   if (typeof kind === "string" && Object.hasOwn(kinds, kind)) {
     return kinds[/** @type {keyof typeof kinds} */ (kind)](data, where);
   }

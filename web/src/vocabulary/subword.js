@@ -16,11 +16,11 @@ const UNFINISHED = "\ufffd"; // what the library decodes the first bytes of a ch
 const LONGEST_CHARACTER = 8; // tokens; after so many, an unfinished character is broken for good
 
 /**
- * @param {any} data @param {string} where @param {Record<string, Uint8Array>} files
+ * @param {any} data @param {string} where @param {(file: string) => Promise<Uint8Array>} read
  * @param {(name: "tokenizers") => Promise<any>} load loads the library
  * @returns {Promise<Vocabulary>}
  */
-export async function subwordVocabulary(data, where, files, load) {
+export async function subwordVocabulary(data, where, read, load) {
   const { size } = data;
   if (data.library !== "tokenizers" || data.file !== FILE) {
     throw new XLExportError(
@@ -29,10 +29,11 @@ export async function subwordVocabulary(data, where, files, load) {
     );
   }
   if (!Number.isInteger(size) || size < 1) throw new XLExportError(`${where} has no size; export the artefact again.`);
-  if (!files[FILE] || (await sha256(files[FILE])) !== data.sha256) {
+  const bytes = await read(FILE);
+  if ((await sha256(bytes)) !== data.sha256) {
     throw new XLExportError(`${FILE} was altered: its SHA-256 is not the one in ${where}; copy it again.`);
   }
-  const content = parseJson(files[FILE], FILE);
+  const content = parseJson(bytes, FILE);
   const { Tokenizer } = await load("tokenizers");
   const library = refused("tokenizer.json", () => new Tokenizer({ ...content, truncation: null, padding: null }, {}));
   const decoded = (/** @type {number[]} */ ids) =>
