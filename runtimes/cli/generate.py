@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
 
 from runtimes.base.errors import UserError
-from runtimes.base.files import NPZ_ERRORS
 from runtimes.cli.lines import FORMATS, Format
 from runtimes.cli.options import device_option, folder_argument, threads_option
 from runtimes.cli.prompts import read_prompts
 from runtimes.contract.checks import load_memory
 from runtimes.contract.device import Device
-from runtimes.contract.memory import save_memory
+from runtimes.contract.memory import holds_streams, save_memory
 from runtimes.contract.vocabulary import Vocab, decode
 from runtimes.sessions.open import open_session
 from runtimes.tasks.generate import Piece, Prompt, encode_prompt, generate
@@ -95,7 +93,8 @@ from runtimes.tasks.sample import Sampler
     "--save-memory",
     "save_to",
     type=click.Path(path_type=Path),
-    help="Write the memory of the streams to this file at the end.",
+    help="Write the memory of the streams to this file at the end. Other languages read it too, unless its "
+    "name ends in .npz.",
 )
 @click.option(
     "--load-memory",
@@ -142,7 +141,7 @@ def generate_command(
         raise UserError(
             f"{save_to} cannot be a file to save memory in; give a file name in a folder that exists."
         )
-    if save_to and save_to.exists() and not _holds_streams(save_to):
+    if save_to and save_to.exists() and not holds_streams(save_to):
         raise UserError(
             f"{save_to} exists and is no file of saved streams, so it is not replaced; give another "
             "--save-memory, or delete it first."
@@ -226,14 +225,3 @@ def _shown(vocab: Vocab, prompt: Prompt) -> str:
     if not isinstance(prompt, str):
         return decode(vocab, encode_prompt(vocab, prompt, what="the prompt"))
     return prompt.rstrip(" ") if vocab.kind in ("word", "ids") else prompt
-
-
-def _holds_streams(path: Path) -> bool:
-    """Whether a file is what `save_memory` writes: an archive with an owner and positions."""
-    try:
-        if not path.is_file():  # reading from a pipe would wait for its other end
-            return False
-        with zipfile.ZipFile(path) as archive:
-            return {"owner.npy", "positions.npy"} <= set(archive.namelist())
-    except (*NPZ_ERRORS, OSError):
-        return False

@@ -11,8 +11,17 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, StreamError, TextError
-from runtimes.base.files import read_npz
-from runtimes.contract.memory import MAX_POSITION, DeviceTensor, Memory, refuse_batch, refuse_no_memory
+from runtimes.base.files import read_npz, reading
+from runtimes.base.tensors_file import read_tensors
+from runtimes.contract.memory import (
+    MAX_POSITION,
+    STREAMS,
+    DeviceTensor,
+    Memory,
+    is_archive,
+    refuse_batch,
+    refuse_no_memory,
+)
 from runtimes.contract.session import Session
 
 
@@ -151,16 +160,14 @@ def load_memory(path: Path | str, session: Session) -> Memory:
 
     Raises StreamError where the streams belong to another artefact, ArtefactError where the file is damaged.
     """
-    arrays = read_npz(Path(path))
-    if not {"owner", "positions"} <= set(arrays):
-        raise ArtefactError(f"{path} holds no stream memory; expected a file written by save_memory.")
-    owner, positions = str(arrays.pop("owner")), arrays.pop("positions")
+    owner, arrays = _saved_arrays(Path(path))
+    positions = arrays.pop("positions")
     if owner != session.identity:
         raise StreamError(
             f"{path} holds the memory of artefact {owner:.12}, and this session runs {session.identity:.12}; "
             "open the artefact that the stream was started on, or start a new stream."
         )
-    tensors = {name.removeprefix("tensor/"): _in_own_bytes(array) for name, array in arrays.items()}
+    tensors = {name: _in_own_bytes(array) for name, array in arrays.items()}
     memory = Memory(_in_own_bytes(positions), tensors, owner)
     try:
         check_memory(session, memory)
@@ -170,6 +177,21 @@ def load_memory(path: Path | str, session: Session) -> Memory:
         raise ArtefactError(f"{path} is damaged: it holds values that are not finite; start a new stream.")
     memory.unsure = False
     return memory
+
+
+def _saved_arrays(path: Path) -> tuple[str, dict[str, np.ndarray]]:
+    """Owner and arrays, `positions` among them, of a file in either layout of `save_memory`."""
+    with reading(path):
+        archived = path.suffix == ".npz" or is_archive(path)
+    if archived:
+        arrays = {name.removeprefix("tensor/"): array for name, array in read_npz(path).items()}
+        owner = str(arrays.pop("owner")) if "owner" in arrays else None
+    else:
+        arrays, facts = read_tensors(path)
+        owner = facts.get("owner") if facts.get("format") == STREAMS else None
+    if owner is None or "positions" not in arrays:
+        raise ArtefactError(f"{path} holds no stream memory; expected a file written by save_memory.")
+    return owner, arrays
 
 
 def _in_own_bytes(array: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,11 +14,14 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import StreamError
-from runtimes.base.files import atomic_file
+from runtimes.base.files import NPZ_ERRORS, atomic_file, open_file
 from runtimes.base.machine import refuse_beyond_memory
+from runtimes.base.tensors_file import read_metadata, write_tensors
 
 MAX_POSITION = 1 << 62
 MAX_BATCH = 1 << 16  # rows
+ZIP = b"PK\x03\x04"
+STREAMS = "xl-export stream 1"  # what a file of saved streams calls itself
 
 
 class DeviceTensor:
@@ -213,12 +217,14 @@ def refuse_batch(batch: int, *, row_bytes: int) -> None:
 
 
 def save_memory(memory: Memory, path: Path | str) -> None:
-    """Writes the streams to an `.npz` file, atomically. Streams from `load_memory` continue bit for bit.
+    """Writes the streams to a file, atomically. Streams from `load_memory` continue bit for bit.
 
-    Raises StreamError where a row that has begun holds values that are not finite: it could not be loaded.
+    The file has the layout of safetensors, which other languages read and write too; where its name ends in
+    `.npz` it is NumPy's archive instead. Both are specified in docs/reference/format.md. Raises StreamError
+    where a row that has begun holds values that are not finite: it could not be loaded.
     """
     with memory.in_use(), atomic_file(Path(path)) as temporary, open(temporary, "wb") as stream:
-        arrays = {f"tensor/{name}": np.asarray(array) for name, array in memory.tensors.items()}
+        arrays = {name: np.asarray(array) for name, array in memory.tensors.items()}
         for name, array in arrays.items():
             finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
             if (bad := np.flatnonzero(~finite & (memory.positions > 0))).size:
@@ -230,4 +236,28 @@ def save_memory(memory: Memory, path: Path | str) -> None:
                 arrays[name] = np.where(
                     finite.reshape(-1, *[1] * (array.ndim - 1)), array, array.dtype.type(0)
                 )
-        np.savez(stream, owner=np.array(memory.owner), positions=memory.positions, **arrays)
+        if Path(path).suffix == ".npz":
+            archived = {f"tensor/{name}": array for name, array in arrays.items()}
+            np.savez(stream, owner=np.array(memory.owner), positions=memory.positions, **archived)
+        else:
+            facts = {"format": STREAMS, "owner": memory.owner}
+            write_tensors(stream, {"positions": memory.positions, **arrays}, facts)
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file begins as a zip archive does; raises OSError where it cannot be read."""
+    with open_file(path) as stream:
+        return stream.read(len(ZIP)) == ZIP
+
+
+def holds_streams(path: Path) -> bool:
+    """Whether a file is what `save_memory` writes, as far as its beginning or its directory say."""
+    try:
+        if not path.is_file():  # reading from a pipe would wait for its other end
+            return False
+        if is_archive(path):
+            with zipfile.ZipFile(path) as archive:
+                return {"owner.npy", "positions.npy"} <= set(archive.namelist())
+        return read_metadata(path).get("format") == STREAMS
+    except (*NPZ_ERRORS, OSError):
+        return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,8 +72,11 @@ def test_another_process_without_torch_continues_bit_for_bit(
 
 def test_saving_and_loading_changes_no_bit(session: Session, tokens: np.ndarray, tmp_path: Path) -> None:
     memory = feed(session, tokens)
-    save_memory(memory, tmp_path / "memory.npz")
-    loaded = load_memory(tmp_path / "memory.npz", session)
+    for name in ("memory.npz", "memory.safetensors"):
+        save_memory(memory, tmp_path / name)
+        assert same(load_memory(tmp_path / name, session), memory)
+    (tmp_path / "memory.npz").rename(tmp_path / "renamed")
+    loaded = load_memory(tmp_path / "renamed", session)
     assert same(loaded, memory)
     segment = tokens[None, 500:503].repeat(2, axis=0)
     assert np.array_equal(session.step(segment, loaded)[0], session.step(segment, memory)[0])
@@ -103,14 +108,14 @@ def test_a_copy_is_a_fork(session: Session, tokens: np.ndarray) -> None:
     assert not any(np.array_equal(fork.tensors[name], memory.tensors[name]) for name in tensors)
 
 
-@pytest.mark.parametrize("form", ["ring", "hidden"])
+@pytest.mark.parametrize(("form", "suffix"), [("ring", ".npz"), ("hidden", ".npz"), ("hidden", "")])
 def test_a_damaged_file_is_refused_or_loads_the_same(
-    form: str, sessions: dict[str, Session], tokens: np.ndarray, tmp_path: Path
+    form: str, suffix: str, sessions: dict[str, Session], tokens: np.ndarray, tmp_path: Path
 ) -> None:
     session = sessions[form]
     memory = feed(session, tokens)
-    save_memory(memory, tmp_path / "whole.npz")
-    data, rng, refusals = (tmp_path / "whole.npz").read_bytes(), np.random.default_rng(0), []
+    save_memory(memory, tmp_path / f"whole{suffix}")
+    data, rng, refusals = (tmp_path / f"whole{suffix}").read_bytes(), np.random.default_rng(0), []
     damaged = [data[:size] for size in (0, 1, 3, 30, len(data) // 2, len(data) - 22, len(data) - 1)]
     damaged += [data + b"\0", data + data, b"PK\x03\x04" + data, np.lib.format.magic(1, 0) + data]
     places = [
@@ -121,7 +126,7 @@ def test_a_damaged_file_is_refused_or_loads_the_same(
     for at in places:  # anywhere, the directory at the end, and the first member's headers
         damaged.append(data[:at] + bytes([data[at] ^ int(rng.integers(1, 256))]) + data[at + 1 :])
     for number, content in enumerate(damaged):
-        path = tmp_path / f"{number}.npz"
+        path = tmp_path / f"{number}{suffix}"
         path.write_bytes(content)
         try:
             assert same(load_memory(path, session), memory), number
@@ -155,6 +160,73 @@ def test_arrays_that_are_not_this_memory_are_refused(
     np.savez(tmp_path / "changed.npz", **arrays)
     with pytest.raises(ArtefactError, match=r"changed\.npz"):
         load_memory(tmp_path / "changed.npz", sessions["ring"])
+
+
+def test_any_reader_of_safetensors_reads_a_stream_and_any_writer_writes_one(
+    sessions: dict[str, Session], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    """The file is written again by another implementation, in another order, and continues all the same."""
+    from safetensors.numpy import load, save
+
+    session, path = sessions["ring"], tmp_path / "stream"
+    memory = feed(session, tokens)
+    save_memory(memory, path)
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    facts = json.loads(content[8 : 8 + length])["__metadata__"]
+    assert facts == {
+        "format": "xl-export stream 1",
+        "owner": session.identity,
+        "sha256": hashlib.sha256(content[8 + length :]).hexdigest(),
+    }
+    arrays = load(content)
+    assert np.array_equal(arrays.pop("positions"), memory.positions)
+    assert set(arrays) == set(memory.tensors)
+    assert all(np.array_equal(arrays[name], memory.tensors[name]) for name in arrays)
+    again = save({**dict(reversed(arrays.items())), "positions": memory.positions})
+    length = int.from_bytes(again[:8], "little")
+    header, data = json.loads(again[8 : 8 + length]), again[8 + length :]
+    for change, sentence in (
+        ({}, None),
+        ({"owner": "0" * 64}, "holds the memory of artefact 000000000000"),
+        ({"format": "another"}, "holds no stream memory"),
+        ({"sha256": "0" * 64}, "its numbers are not those of its SHA-256"),
+    ):
+        facts = facts | {"sha256": hashlib.sha256(data).hexdigest()} | change
+        text = json.dumps({"__metadata__": facts, **header}).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+        if sentence is None:
+            assert same(load_memory(path, session), memory)
+        else:
+            with pytest.raises(UserError, match=sentence):
+                load_memory(path, session)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"shape": [1 << 40, 1 << 40]},
+        {"shape": [-1]},
+        {"shape": "2"},
+        {"dtype": "BF16"},
+        {"dtype": ["I64"]},
+        {"data_offsets": [-8, 8]},
+        {"data_offsets": [0, 1 << 70]},
+        {"more": 1},
+    ],
+)
+def test_a_header_that_says_something_impossible_is_refused(
+    entry: dict[str, Any], sessions: dict[str, Session], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    save_memory(feed(sessions["ring"], tokens), tmp_path / "stream")
+    content = (tmp_path / "stream").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["positions"] |= entry
+    text = json.dumps(header).encode()
+    (tmp_path / "stream").write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+    with pytest.raises(ArtefactError, match="stream is not a readable file of tensors"):
+        load_memory(tmp_path / "stream", sessions["ring"])
 
 
 @pytest.mark.parametrize("layout", ["fortran", "big-endian"])

@@ -1,0 +1,102 @@
+"""Arrays in one file that any language can read: the layout of safetensors, with a SHA-256 of the numbers.
+
+Eight bytes, little-endian, say how long the header is. The header is a JSON object: for each array its
+`dtype`, `shape` and `data_offsets`, and under `__metadata__` texts by name. The numbers follow,
+little-endian, without a gap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from runtimes.base.errors import ArtefactError, first_line
+from runtimes.base.files import open_file, read_bytes
+
+DTYPES = {"I64": "<i8", "F32": "<f4", "F16": "<f2"}
+NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+METADATA, SHA256 = "__metadata__", "sha256"
+LENGTH_BYTES, MAX_HEADER = 8, 1 << 26  # bytes
+FIELDS = {"dtype", "shape", "data_offsets"}
+
+
+def write_tensors(stream: BinaryIO, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    """Writes arrays of int64, float32 or float16, and texts, to a file that is open for writing."""
+    digest, header, at = hashlib.sha256(), dict[str, Any](), 0
+    stored = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    stored = {name: array.astype(array.dtype.newbyteorder("<"), copy=False) for name, array in stored.items()}
+    for name, array in stored.items():
+        header[name] = {
+            "dtype": NAMES[array.dtype],
+            "shape": array.shape,
+            "data_offsets": [at, at + array.nbytes],
+        }
+        digest.update(memoryview(array).cast("B") if array.size else b"")
+        at += array.nbytes
+    text = json.dumps({METADATA: {**metadata, SHA256: digest.hexdigest()}, **header}).encode()
+    text += b" " * (-len(text) % LENGTH_BYTES)  # so that the numbers begin at a multiple of 8 bytes
+    stream.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
+    for array in stored.values():
+        stream.write(memoryview(array).cast("B") if array.size else b"")
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The texts in a file that `write_tensors` wrote; raises ArtefactError or OSError for any other."""
+    with open_file(path) as stream:
+        length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+        return _parse(path, stream.read(min(length, MAX_HEADER + 1)), length)[1]
+
+
+def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The arrays and the texts in a file that `write_tensors` wrote, or another program in the same layout.
+
+    Raises ArtefactError for anything else, and where the numbers are not those of the SHA-256.
+    """
+    content = read_bytes(path)
+    length = int.from_bytes(content[:LENGTH_BYTES], "little")
+    header, metadata = _parse(path, content[LENGTH_BYTES : LENGTH_BYTES + length], length)
+    data = memoryview(content)[LENGTH_BYTES + length :]
+    arrays, at = {}, 0
+    for name, facts in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        dtype, shape = np.dtype(DTYPES[facts["dtype"]]), facts["shape"]
+        end = at + math.prod(shape) * dtype.itemsize
+        if facts["data_offsets"] != [at, end] or end > len(data):
+            raise _damaged(path, f"its header puts {name!a:.60} where no such array lies")
+        arrays[name] = np.frombuffer(data[at:end], dtype).reshape(shape)
+        at = end
+    if at != len(data) or hashlib.sha256(data).hexdigest() != metadata.get(SHA256):
+        raise _damaged(path, "its numbers are not those of its SHA-256")
+    return arrays, metadata
+
+
+def _parse(path: Path, text: bytes, length: int) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The entries and the texts of a header; the types of all values are checked."""
+    if not 2 <= length <= MAX_HEADER or len(text) != length:
+        raise _damaged(path, f"its header has {len(text)} bytes for {length}")
+    try:
+        header = json.loads(text.decode("utf-8"))
+        metadata = header.pop(METADATA)
+        entries = all(_is_entry(facts) for facts in header.values())
+        if not entries or not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("an entry is no array of int64, float32 or float16")
+    except (ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
+        raise _damaged(path, first_line(error)) from error
+    return header, metadata
+
+
+def _is_entry(facts: Any) -> bool:
+    if not isinstance(facts, dict) or facts.keys() != FIELDS or facts["dtype"] not in DTYPES:
+        return False
+    numbers = facts["shape"], facts["data_offsets"]
+    lists = all(isinstance(x, list) and all(type(n) is int and n >= 0 for n in x) for x in numbers)
+    return lists and len(facts["shape"]) <= 8 and len(facts["data_offsets"]) == 2
+
+
+def _damaged(path: Path, what: str) -> ArtefactError:
+    return ArtefactError(f"{path} is not a readable file of tensors ({what}); copy or make it again.")
