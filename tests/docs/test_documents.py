@@ -7,7 +7,6 @@ block is marked that does not run.
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import os
 import re
@@ -19,13 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from runtimes.base.sealed import FileFacts
-from runtimes.contract.model_facts import ModelFacts
-from runtimes.contract.precision import Measured
-from runtimes.contract.reference import Reference
-from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import Spec
-from runtimes.contract.tensors import StateFacts
 from tests.docs.pages import PAGES, ROOT, Block, blocks, difference
 
 TUTORIAL = "docs/tutorial.md"
@@ -162,10 +154,3 @@ def test_every_example_is_run_by_a_page() -> None:
     examples = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").glob("*.py"))
     assert len(examples) >= 4
     assert [name for name in examples if not any(name in command for command in commands)] == []
-
-
-@pytest.mark.parametrize("record", [Spec, ModelFacts, MemoryRule, StateFacts, FileFacts, Measured, Reference])
-def test_the_format_page_names_every_field(record: type) -> None:
-    text = (ROOT / "docs/reference/format.md").read_text(encoding="utf-8")
-    words = {word for quoted in re.findall(r"`([^`\n]+)`", text) for word in re.findall(r"\w+", quoted)}
-    assert [field.name for field in dataclasses.fields(record) if field.name not in words] == []
