@@ -64,6 +64,11 @@ export interface Model {
    */
   score(prompt: Prompt, options?: ScoreOptions): Promise<Scores>;
   /**
+   * Takes back the last tokens of a stream, up to as many as a segment has. Only a ring can do that. What would come
+   * next is known again when a token was fed.
+   */
+  rewind(memory: Memory, count: number): Promise<void>;
+  /**
    * Continues a text token by token. Afterwards, however it ended, the memory has seen the prompt and all tokens
    * that were yielded. An aborted signal raises an XLExportError with the name `AbortError`.
    *

@@ -85,6 +85,28 @@ export class Model {
   }
 
   /**
+   * Takes back the last tokens that a stream has seen. A ring still holds what came before as many tokens as a
+   * segment has: the slots that they were written to were already too far away to be visible.
+   * @param {Memory} memory @param {number} count
+   */
+  async rewind(memory, count) {
+    const { form, rule, target } = this.spec;
+    refuseForeign(memory, this.engine, this.identity);
+    refuseSeveral(memory);
+    if (form !== "ring" || target === "tensorrt") {
+      throw new XLExportError(`memory of the form ${form} cannot be taken back; feed the text again from its beginning.`);
+    }
+    const most = Math.min(rule.segment, memory.position);
+    if (!Number.isInteger(count) || count < 0 || count > most) {
+      throw new XLExportError(`${shown(count)} tokens cannot be taken back; expected 0 to ${most}.`);
+    }
+    await memory.inUse(async () => {
+      memory.positions[0] -= BigInt(count);
+      if (count) [memory.last, memory.tail] = [null, memory.tail.slice(0, -count)];
+    });
+  }
+
+  /**
    * Continues a text token by token.
    * @param {Prompt} prompt @param {import("../index.js").GenerateOptions} [options]
    * @returns {AsyncGenerator<import("../index.js").Piece, void, void>}
