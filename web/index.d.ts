@@ -136,6 +136,11 @@ export interface GenerateOptions {
   /** False leaves the text of all pieces empty. */
   text?: boolean;
   signal?: AbortSignal;
+  /**
+   * With a worker: pieces come together that take so many milliseconds, 16 by default. Who leaves the loop by `break`
+   * has then a memory that has seen up to so many more tokens; with 0 it has seen none more.
+   */
+  batchMilliseconds?: number;
 }
 
 /** One generated token. */

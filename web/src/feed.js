@@ -28,10 +28,11 @@ export async function feed(stepper, tokens, memory, { signal, targets, each } = 
     const segment = { rows: [row], batch: 1, length: row.length };
     const began = performance.now();
     const wanted = targets ? [targets.slice(at, at + row.length)] : null;
-    const answers = await stepper.advance(segment, memory, ends ? "last" : "none", wanted);
-    if (ends) memory.last = stepper.lastLogits(answers.logits, segment);
-    memory.saw(row);
-    each?.(answers, at, row.length);
+    await stepper.advance(segment, memory, ends ? "last" : "none", wanted, (answers) => {
+      if (ends) memory.last = stepper.lastLogits(answers.logits, segment);
+      memory.saw(row);
+      each?.(answers, at, row.length);
+    });
     at += row.length;
     if (mask === "same-length") length = nextLength(length, performance.now() - began, longest);
     await pause();

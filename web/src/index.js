@@ -3,6 +3,7 @@
  * `xl-export export` has written; see README.md.
  */
 import { openHere } from "./open.js";
+import { openInWorker } from "./worker/client.js";
 
 export { XLExportError } from "./errors.js";
 export { decode } from "./vocabulary/base.js";
@@ -10,7 +11,8 @@ export { decode } from "./vocabulary/base.js";
 /**
  * @param {Parameters<typeof import("../index.js").open>[0]} address
  * @param {import("../index.js").OpenOptions} [options]
+ * @returns {Promise<import("../index.js").Model>}
  */
 export async function open(address, options = {}) {
-  return openHere(address, options);
+  return options.worker ? openInWorker(address, options) : openHere(address, options);
 }

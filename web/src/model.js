@@ -18,12 +18,13 @@ import { checkedIds } from "./vocabulary/base.js";
  *   spec: import("../index.js").Spec, identity: string, vocabulary: import("../index.js").Vocabulary,
  *   engine: import("./engine/session.js").Engine, facts: import("../index.js").Facts,
  *   reference: () => Promise<import("./reference.js").Reference>,
+ *   vocabularyFiles: Record<string, Uint8Array>,
  * }} Parts of a model
  */
 
 export class Model {
   /** @param {Parts} parts */
-  constructor({ spec, identity, vocabulary, engine, facts, reference }) {
+  constructor({ spec, identity, vocabulary, engine, facts, reference, vocabularyFiles }) {
     if (vocabulary.size !== spec.model.vocab_size) {
       throw new XLExportError(
         `vocab.json has ${vocabulary.size} symbols and the model ${spec.model.vocab_size}; export it again.`,
@@ -36,6 +37,8 @@ export class Model {
     this.engine = engine;
     this.stepper = new Stepper(engine, spec, selective(spec));
     this.reference = reference;
+    /** The files of the vocabulary, from which the page of a worker makes its own. */
+    this.vocabularyFiles = vocabularyFiles;
     this.closed = false;
   }
 
@@ -171,6 +174,7 @@ export class Model {
   async close() {
     if (this.closed) return;
     this.closed = true;
+    await this.stepper.queue;
     await this.engine.close();
   }
 
@@ -184,13 +188,14 @@ export class Model {
   async #segment(tokens, memory, which) {
     return this.#with(memory, async (used) => {
       const segment = checkedSegment(tokens, this.spec, used);
-      const { logits } = await this.stepper.advance(segment, used, which);
       const size = this.spec.model.vocab_size;
-      const last = this.stepper.lastLogits(logits, segment);
-      used.last = last;
-      used.saw(segment.rows[0]);
-      if (which === "last") return { data: last.slice(), shape: [segment.batch, size] };
-      return { data: logits.slice(), shape: [segment.batch, segment.length, size] };
+      return this.stepper.advance(segment, used, which, null, ({ logits }) => {
+        const last = this.stepper.lastLogits(logits, segment);
+        used.last = last;
+        used.saw(segment.rows[0]);
+        if (which === "last") return { data: last.slice(), shape: [segment.batch, size] };
+        return { data: new Float32Array(logits), shape: [segment.batch, segment.length, size] };
+      });
     });
   }
 

@@ -50,7 +50,10 @@ export async function openHere(address, options = {}) {
     ? Promise.resolve(null)
     : loadRuntime("wasm", { vendor, threads, onBytes: counter.of("ONNX Runtime"), signal });
   const contents = Promise.all(needed.map(async (name) => /** @type {[string, Uint8Array]} */ ([name, await read(name)])));
-  const symbols = readVocabulary(read, (name) => loadLibrary(name, vendor));
+  /** @type {Record<string, Uint8Array>} */
+  const vocabularyFiles = {};
+  const readKept = async (/** @type {string} */ name) => (vocabularyFiles[name] = await read(name));
+  const symbols = readVocabulary(readKept, (name) => loadLibrary(name, vendor));
   const [runtime, entries, vocabulary, answers] = await Promise.all([loading, contents, symbols, reference()]);
   const files = Object.fromEntries(entries);
   const opened = chosen.native
@@ -64,6 +67,7 @@ export async function openHere(address, options = {}) {
       vocabulary,
       engine,
       reference,
+      vocabularyFiles,
       facts: {
         device: opened.device,
         deviceReason: chosen.reason,

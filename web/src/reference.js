@@ -128,28 +128,39 @@ export async function replay(stepper, reference, memory, { signal, pause } = {})
     const targets = tokens.map((row) => row.slice(at + 1, at + length + 1));
     const ends = at + length === fed;
     const segment = { rows, batch: rows.length, length };
-    const answers = await stepper.advance(segment, memory, ends ? "last" : "none", targets);
     const found = new Float64Array(rows.length * length + (ends ? last.length : 0));
-    for (let b = 0; b < rows.length; b++) {
-      for (let t = 0; t < length; t++) {
-        const i = b * length + t;
-        const mine = answers.logProbs
-          ? answers.logProbs[i]
-          : answers.logits[i * size + targets[b][t]] - logSumExp(answers.logits, i * size, size);
-        found[i] = Math.abs(mine - logProbs[b * fed + at + t]);
-      }
-    }
-    if (ends) {
-      const logits = stepper.lastLogits(answers.logits, segment);
-      for (let b = 0; b < rows.length; b++) {
-        const sum = logSumExp(logits, b * size, size);
-        for (let v = 0; v < size; v++) {
-          found[rows.length * length + b * size + v] = Math.abs(logits[b * size + v] - sum - last[b * size + v]);
-        }
-      }
-    }
+    await stepper.advance(segment, memory, ends ? "last" : "none", targets, (answers) => {
+      compareTokens(found, answers, targets, size, (b, t) => logProbs[b * fed + at + t]);
+      if (ends) compareLast(found.subarray(rows.length * length), stepper.lastLogits(answers.logits, segment), last, size);
+    });
     differences.push(found);
     at += length;
   }
   return differences;
+}
+
+/**
+ * The differences of the log-probabilities of some targets [B, T].
+ * @param {Float64Array} found is filled @param {import("./engine/session.js").Answers} answers
+ * @param {number[][]} targets @param {number} size V @param {(b: number, t: number) => number} right
+ */
+function compareTokens(found, { logits, logProbs }, targets, size, right) {
+  targets.forEach((row, b) =>
+    row.forEach((target, t) => {
+      const i = b * row.length + t;
+      const mine = logProbs ? logProbs[i] : logits[i * size + target] - logSumExp(logits, i * size, size);
+      found[i] = Math.abs(mine - right(b, t));
+    }),
+  );
+}
+
+/**
+ * The differences of all log-probabilities [B, V] after the last token.
+ * @param {Float64Array} found is filled @param {Float32Array} logits @param {Float32Array} last @param {number} size V
+ */
+function compareLast(found, logits, last, size) {
+  for (let from = 0; from < last.length; from += size) {
+    const sum = logSumExp(logits, from, size);
+    for (let i = from; i < from + size; i++) found[i] = Math.abs(logits[i] - sum - last[i]);
+  }
 }

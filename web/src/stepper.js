@@ -5,6 +5,7 @@ import { checkedIds } from "./vocabulary/base.js";
 /**
  * @typedef {import("./memory.js").Memory} Memory
  * @typedef {import("./engine/session.js").Engine} Engine
+ * @typedef {import("./engine/session.js").Answers} Answers
  * @typedef {"all" | "last" | "none"} Which positions of a segment whose logits are wanted
  * @typedef {{rows: number[][], batch: number, length: number}} Segment
  */
@@ -64,15 +65,27 @@ export class Stepper {
     this.engine = engine;
     this.spec = spec;
     this.chosen = chosen;
+    /** @type {Promise<unknown>} The steps that wait: an engine computes one at a time. */
+    this.queue = Promise.resolve();
   }
 
   /**
    * Feeds one segment and advances the memory. The logits are [batch · length · V] for a vocabulary of moderate
-   * size, and otherwise those of the wanted positions. They hold until the next step.
+   * size, and otherwise those of the wanted positions.
+   * @template T
    * @param {Segment} segment @param {Memory} memory @param {Which} which
-   * @param {number[][] | null} [targets]
+   * @param {number[][] | null} targets
+   * @param {(answers: Answers) => T} use takes what it wants of the answers, which hold until it returns
+   * @returns {Promise<T>}
    */
-  async advance({ rows, batch, length }, memory, which, targets = null) {
+  async advance(segment, memory, which, targets, use) {
+    const turn = this.queue.then(async () => use(await this.#run(segment, memory, which, targets)));
+    this.queue = turn.catch(() => {});
+    return turn;
+  }
+
+  /** @param {Segment} segment @param {Memory} memory @param {Which} which @param {number[][] | null} targets */
+  async #run({ rows, batch, length }, memory, which, targets) {
     const tokens = new BigInt64Array(batch * length);
     const positions = new BigInt64Array(batch * length);
     for (let b = 0; b < batch; b++) {

@@ -5,7 +5,7 @@
  * model.
  */
 import { XLExportError, firstLine } from "../errors.js";
-import { inNode, sourceOf } from "../files/source.js";
+import { absoluteAddress, inNode, sourceOf } from "../files/source.js";
 import { captured, stands } from "./capture.js";
 
 /** The release of onnxruntime-web whose inner functions `heap.js` knows. */
@@ -124,8 +124,7 @@ async function places(kind, vendor) {
     if (kind === "tokenizers") return [resolve("@huggingface/tokenizers")];
     return ["onnxruntime-web", ...FILES.wasm.slice(1).map((name) => resolve(`onnxruntime-web/${name}`))];
   }
-  const base = new URL(vendor ?? "../../vendor/", import.meta.url);
-  if (!base.pathname.endsWith("/")) base.pathname += "/";
+  const base = vendor === undefined ? new URL("../../vendor/", import.meta.url) : absoluteAddress(vendor);
   return FILES[kind].map((name) => new URL(name, base).href);
 }
 

@@ -36,6 +36,14 @@ export function sourceOf(given) {
 }
 
 /**
+ * An address that means the same in a worker, which has another base address than its page.
+ * @param {string | URL} given
+ */
+export function absoluteAddress(given) {
+  return absolute(given)?.href ?? String(given);
+}
+
+/**
  * The URL of a folder, with a slash at its end; null for the path of a folder.
  * @param {URL | string} given
  */

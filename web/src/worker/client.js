@@ -1,0 +1,210 @@
+/** The page's side of a model that runs in a worker: the same methods, each of them a question to the worker. */
+import { loadLibrary } from "../engine/runtime.js";
+import { XLExportError, shown } from "../errors.js";
+import { absoluteAddress, inNode } from "../files/source.js";
+import { readVocabulary } from "../vocabulary/index.js";
+import { Asker, unpacked } from "./channel.js";
+
+/**
+ * @typedef {import("../../index.js").OpenOptions} OpenOptions
+ * @typedef {import("../../index.js").Vocabulary} Vocabulary
+ * @typedef {import("../../index.js").Piece} Piece
+ */
+
+const BATCH = 16; // milliseconds of work whose pieces come in one message
+
+/**
+ * A model that runs in a worker of its own.
+ * @param {any} address @param {OpenOptions} options @returns {Promise<WorkerModel>}
+ */
+export async function openInWorker(address, { signal, onProgress, worker: _, ...options }) {
+  const vendor = options.vendor === undefined ? undefined : absoluteAddress(options.vendor);
+  const { port, end } = await startWorker();
+  const asker = new Asker(port);
+  port.hear((/** @type {any} */ message) => asker.receive(message));
+  port.fail((/** @type {string} */ why) =>
+    asker.end(new XLExportError(`the worker of the model ended (${why}); open the model again.`)),
+  );
+  try {
+    const isAddress = typeof address === "string" || address instanceof URL;
+    const given = { address: isAddress ? absoluteAddress(address) : address, options: { ...options, vendor } };
+    const told = await asker.ask("open", given, { signal, hear: onProgress });
+    const read = async (/** @type {string} */ name) => told.vocabularyFiles[name];
+    const vocabulary = await readVocabulary(read, (name) => loadLibrary(name, vendor));
+    return new WorkerModel(asker, end, told, vocabulary);
+  } catch (error) {
+    await end();
+    throw error;
+  }
+}
+
+/** A worker of the platform, with one interface for browsers and Node. */
+async function startWorker() {
+  const place = new URL("./worker.js", import.meta.url);
+  /** @type {(why: string) => void} */
+  let failed = () => {};
+  if (inNode()) {
+    const { Worker: Thread } = await import("node:worker_threads");
+    const thread = new Thread(place);
+    thread.on("error", (error) => failed(error.message));
+    thread.on("exit", (code) => failed(`code ${code}`));
+    const port = {
+      postMessage: (/** @type {any} */ message) => thread.postMessage(message),
+      hear: (/** @type {(message: any) => void} */ listener) => void thread.on("message", listener),
+      fail: (/** @type {(why: string) => void} */ listener) => void (failed = listener),
+    };
+    return { port, end: async () => void (await thread.terminate()) };
+  }
+  const worker = new Worker(place, { type: "module", name: "xl-export" });
+  worker.onerror = (event) => failed(event.message ?? "it could not be started");
+  const port = {
+    postMessage: (/** @type {any} */ message) => worker.postMessage(message),
+    hear: (/** @type {(message: any) => void} */ listener) => void (worker.onmessage = ({ data }) => listener(data)),
+    fail: (/** @type {(why: string) => void} */ listener) => void (failed = listener),
+  };
+  return { port, end: async () => worker.terminate() };
+}
+
+/** The handle of a memory that lies in the worker. */
+class WorkerMemory {
+  /** @param {Asker} asker @param {{id: number, positions: BigInt64Array}} told */
+  constructor(asker, { id, positions }) {
+    this.asker = asker;
+    this.id = id;
+    this.positions = positions;
+    forgotten.register(this, { asker, id }, this);
+  }
+
+  get batch() {
+    return this.positions.length;
+  }
+
+  get position() {
+    return Number(this.positions[0]);
+  }
+
+  async copy() {
+    return new WorkerMemory(this.asker, await this.asker.ask("copy", { memory: this.id }));
+  }
+
+  /** @param {number} [row] */
+  async restart(row) {
+    const { positions } = await this.asker.ask("restart", { memory: this.id, row });
+    this.positions = positions;
+  }
+
+  async dispose() {
+    forgotten.unregister(this);
+    await this.asker.ask("dispose", { memory: this.id });
+  }
+}
+
+/** Disposes of a memory whose handle nobody holds any longer. */
+const forgotten = new FinalizationRegistry((/** @type {{asker: Asker, id: number}} */ { asker, id }) => {
+  asker.ask("dispose", { memory: id }).catch(() => {});
+});
+
+export class WorkerModel {
+  /**
+   * @param {Asker} asker @param {() => Promise<void>} end
+   * @param {{spec: any, identity: string, facts: import("../../index.js").Facts}} told @param {Vocabulary} vocabulary
+   */
+  constructor(asker, end, { spec, identity, facts }, vocabulary) {
+    this.asker = asker;
+    this.end = end;
+    this.spec = spec;
+    this.identity = identity;
+    this.facts = facts;
+    this.vocabulary = vocabulary;
+  }
+
+  /** @param {number} [batch] */
+  async start(batch) {
+    return new WorkerMemory(this.asker, await this.asker.ask("start", { batch }));
+  }
+
+  /** @param {any} tokens @param {any} memory */
+  async step(tokens, memory) {
+    return this.#over("step", { tokens }, memory);
+  }
+
+  /** @param {any} tokens @param {any} memory */
+  async predict(tokens, memory) {
+    return this.#over("predict", { tokens }, memory);
+  }
+
+  /** @param {any} prompt @param {any} memory @param {{signal?: AbortSignal}} [options] */
+  async feed(prompt, memory, { signal } = {}) {
+    await this.#over("feed", { prompt }, memory, { signal });
+  }
+
+  /** @param {any} prompt @param {import("../../index.js").ScoreOptions} [options] */
+  async score(prompt, { memory, unit, signal, onProgress } = {}) {
+    const hear = (/** @type {any} */ { fed, total }) => onProgress?.(fed, total);
+    return this.#over("score", { prompt, unit }, memory, { signal, hear }, true);
+  }
+
+  /**
+   * @param {any} prompt @param {import("../../index.js").GenerateOptions} [given]
+   * @returns {AsyncGenerator<Piece, void, void>}
+   */
+  async *generate(prompt, { memory, signal, batchMilliseconds = BATCH, ...options } = {}) {
+    const handle = memory === undefined ? undefined : ofMemory(memory, this.asker);
+    const text = await this.asker.ask("generate", { prompt, options, memory: handle?.id }, { signal });
+    try {
+      // The first piece comes as soon as it is there; later ones come together.
+      for (let milliseconds = 0; ; milliseconds = batchMilliseconds) {
+        const told = await this.asker.ask("next", { text, milliseconds }, { signal });
+        if (told.positions && handle) handle.positions = told.positions;
+        for (const piece of told.pieces) yield piece;
+        if (told.error) throw unpacked(told.error);
+        if (told.done) return;
+      }
+    } finally {
+      const { positions } = await this.asker.ask("end", { text });
+      if (positions && handle) handle.positions = positions;
+    }
+  }
+
+  /** @param {any} memory @returns {Promise<Uint8Array>} */
+  async saveMemory(memory) {
+    return this.#over("saveMemory", {}, memory);
+  }
+
+  /** @param {Uint8Array | ArrayBuffer} file */
+  async loadMemory(file) {
+    return new WorkerMemory(this.asker, await this.asker.ask("loadMemory", { file }));
+  }
+
+  /** @param {{signal?: AbortSignal}} [options] */
+  async check({ signal } = {}) {
+    return this.asker.ask("check", {}, { signal });
+  }
+
+  async close() {
+    if (this.asker.ended) return;
+    await this.asker.ask("close", {});
+    this.asker.end(new XLExportError("the model was closed; open it again."));
+    await this.end();
+  }
+
+  /**
+   * @param {string} method @param {object} given @param {unknown} memory
+   * @param {{signal?: AbortSignal, hear?: (event: any) => void}} [options] @param {boolean} [optional]
+   */
+  async #over(method, given, memory, options = {}, optional = false) {
+    const handle = optional && memory === undefined ? undefined : ofMemory(memory, this.asker);
+    const { value, positions } = await this.asker.ask(method, { ...given, memory: handle?.id }, options);
+    if (handle && positions) handle.positions = positions;
+    return value;
+  }
+}
+
+/** @param {unknown} memory @param {Asker} asker */
+function ofMemory(memory, asker) {
+  if (!(memory instanceof WorkerMemory)) {
+    throw new XLExportError(`the memory is ${shown(memory)}; use one from start() or loadMemory().`);
+  }
+  if (memory.asker !== asker) throw new XLExportError("the memory belongs to another model; use one from this model's start().");
+  return memory;
+}
