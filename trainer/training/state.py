@@ -127,7 +127,7 @@ class Training:
                 shard(Objective(average.module), average.module, device)
         if config.compile:
             _refuse_without_compiler(device)
-            # An adaptive softmax looks for the tokens of each cluster, whose number is known only in the step.
+            # An adaptive softmax looks for the tokens of each cluster; their number is known in the step.
             torch._dynamo.config.capture_dynamic_output_shape_ops = True
             objective.compile()
         optimizer = make_optimizer(config, model)
