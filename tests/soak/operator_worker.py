@@ -18,8 +18,11 @@ from onnx import TensorProto, helper
 from runtimes.base.startup import load_onnxruntime
 
 DOMAIN = "xl_export"
-NAMES = ("query", "context", "keys", "values", "table", "positions", "u", "v", "bias")
-OPTIONAL = ("keys", "values", "table", "u", "v", "bias")
+FIRST = ("query", "context", "keys", "values", "table", "positions", "u", "v", "bias")  # of older graphs
+INITIAL, PERSISTENT = ("initial_key", "initial_value"), ("persistent_keys", "persistent_values")
+SCALES = ("table_scales", "key_scales", "value_scales")  # of tensors of bytes
+NAMES = (*FIRST, *INITIAL, "gate", SCALES[0], *PERSISTENT, *SCALES[1:])
+OPTIONAL = tuple(name for name in NAMES if name not in ("query", "context", "positions"))
 LARGEST = 1 << 24  # that the operator takes, of any dimension
 ODD = (-1, 0, 1, 7, LARGEST, LARGEST + 1, (1 << 63) - 1, -(1 << 63))
 TYPES: dict[type, int] = {
@@ -29,6 +32,7 @@ TYPES: dict[type, int] = {
     np.float64: TensorProto.DOUBLE,
     np.int32: TensorProto.INT32,
     np.uint8: TensorProto.UINT8,
+    np.int8: TensorProto.INT8,
 }
 MOST_BYTES = 1 << 28  # of one input; zeros that nobody writes take no memory
 
@@ -40,7 +44,7 @@ class Case:
         self.chance = chance
         pick = chance.randint
         batch, heads, width, length = pick(1, 3), pick(1, 3), pick(1, 40), pick(1, 20)
-        mem_len, rows = pick(0, 40), pick(1, 30)
+        mem_len, rows, vectors = pick(0, 40), pick(1, 30), pick(1, 150)
         slots, pitch = mem_len + length + pick(0, 1) * pick(0, 9), 3 * heads * width + 3
         self.halves = chance.random() < 0.3
         self.name = chance.choice(("Ring", "")) + "RelativeAttention" + ("OverHalves" if self.halves else "")
@@ -54,14 +58,27 @@ class Case:
             "u": [heads, 1, width],
             "v": [heads, 1, width],
             "bias": [heads, 1, rows],
+            "initial_key": [heads, 1, width],
+            "initial_value": [heads, 1, width],
+            "gate": [heads, 1, rows],
+            "table_scales": [heads, 1, rows],
+            "persistent_keys": [heads, width, vectors],
+            "persistent_values": [heads, vectors, width],
+            "key_scales": [heads, 1, vectors],
+            "value_scales": [heads, vectors, 1],
         }
         self.types: dict[str, type] = dict.fromkeys(NAMES, np.float32) | {"positions": np.int64}
         if self.halves:
             self.types |= {"keys": np.float16, "values": np.float16}
-        self.types["table"] = chance.choice((np.float32, np.float16))
-        self.left_out = {name for name in ("u", "v", "bias") if chance.random() < 0.5}
+        self.left_out = {name for name in ("u", "v", "bias", "gate") if chance.random() < 0.5}
+        self.left_out |= {*INITIAL} if chance.random() < 0.6 else set()
+        self.left_out |= {*PERSISTENT} if chance.random() < 0.6 else set()
         if not self.halves and chance.random() < 0.15:
-            self.left_out |= {"keys", "values"}
+            self.left_out |= {"keys", "values", *INITIAL}
+        for name, scales in zip(("table", *PERSISTENT), SCALES, strict=True):
+            self.types[name] = chance.choice((np.float32, np.float16, np.int8))
+            if name in self.left_out or self.types[name] is not np.int8:
+                self.left_out.add(scales)
         self.attributes: dict[str, Any] = {
             "heads": heads,
             "head_dim": width,
@@ -71,6 +88,7 @@ class Case:
             "query_at": pick(0, 3),
             "key_at": pick(0, 3),
             "value_at": pick(0, 2) * heads * width,
+            "epsilon": chance.choice((1e-8, 0.5)),
         }
         self.outputs = chance.choice((3, 3, 3, 3, 1, 2))
         self.in_place = chance.random() < 0.5
@@ -114,6 +132,8 @@ class Case:
     def model(self) -> bytes:
         given = [name for name in NAMES if name not in self.left_out]
         inputs = [name if name in given else "" for name in NAMES]
+        while not inputs[-1]:  # as an older graph, which gives none of the later inputs
+            inputs.pop()
         outputs = ["answers", "new_keys", "new_values"][: self.outputs]
         stored = TensorProto.FLOAT16 if self.halves else TensorProto.FLOAT
         graph = helper.make_graph(
