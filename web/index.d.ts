@@ -64,8 +64,8 @@ export interface Model {
    */
   score(prompt: Prompt, options?: ScoreOptions): Promise<Scores>;
   /**
-   * Takes back the last tokens of a stream, up to as many as a segment has. Only a ring can do that. What would come
-   * next is known again when a token was fed.
+   * Takes back the last tokens of a stream, up to as many as a segment has, counted from the furthest position that it
+   * has come to. Only a ring can do that. What would come next is known again when a token was fed.
    */
   rewind(memory: Memory, count: number): Promise<void>;
   /**
@@ -75,7 +75,7 @@ export interface Model {
    * The draws are those of Python's `xl-export generate` with the same seed: `numpy.random.default_rng([seed, 0])`.
    */
   generate(prompt: Prompt, options?: GenerateOptions): AsyncGenerator<Piece, void, void>;
-  /** The file of some streams, which Python's `load_memory` reads too. */
+  /** The file of some streams (docs/reference/format.md), which Python's `load_memory` reads too. */
   saveMemory(memory: Memory): Promise<Uint8Array>;
   /** The streams in a file that this or Python's `save_memory` wrote. */
   loadMemory(file: Uint8Array | ArrayBuffer): Promise<Memory>;

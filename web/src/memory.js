@@ -28,6 +28,8 @@ export class Memory {
     /** Whether the tensors may hold values that are not finite. */
     this.unsure = false;
     this.busy = false;
+    /** The largest position that the first stream has come to; see `Model.rewind`. */
+    this.furthest = positions[0];
     /** @type {number[]} The latest tokens of the first stream. */
     this.tail = [];
     forgotten.register(this, { engine, state }, this);
@@ -49,6 +51,7 @@ export class Memory {
       copy.last = this.last?.slice() ?? null;
       copy.unsure = this.unsure;
       copy.tail = [...this.tail];
+      copy.furthest = this.furthest;
       return copy;
     });
   }
@@ -59,13 +62,14 @@ export class Memory {
       throw new XLExportError(`row ${shown(row)} is not there; expected 0 to ${this.batch - 1}.`);
     }
     this.positions[row] = 0n;
-    if (row === 0) this.tail = [];
+    if (row === 0) [this.tail, this.furthest] = [[], 0n];
     if (this.last) this.last.fill(NaN, (row * this.last.length) / this.batch, ((row + 1) * this.last.length) / this.batch);
   }
 
   /** Notes the latest tokens of the first stream. @param {number[]} tokens */
   saw(tokens) {
     this.tail = [...this.tail, ...tokens].slice(-TAIL);
+    if (this.positions[0] > this.furthest) this.furthest = this.positions[0];
   }
 
   /** Frees the buffers. The memory cannot be used afterwards. */

@@ -5,6 +5,7 @@ import { checkedOptions, pieces } from "./generate.js";
 import { newMemory, refuseForeign } from "./memory.js";
 import { pauses } from "./pause.js";
 import { limits, replay } from "./reference.js";
+import { plain } from "./files/source.js";
 import { loadMemory, saveMemory } from "./saved.js";
 import { surprisals, unitFactor } from "./score.js";
 import { Stepper, checkedSegment } from "./stepper.js";
@@ -99,7 +100,9 @@ export class Model {
     if (form !== "ring" || target === "tensorrt") {
       throw new XLExportError(`memory of the form ${form} cannot be taken back; feed the text again from its beginning.`);
     }
-    const most = Math.min(rule.segment, memory.position);
+    // What lies beyond a segment behind the furthest position was written over.
+    const written = Number(memory.furthest - memory.positions[0]);
+    const most = Math.max(0, Math.min(rule.segment - written, memory.position));
     if (!Number.isInteger(count) || count < 0 || count > most) {
       throw new XLExportError(`${shown(count)} tokens cannot be taken back; expected 0 to ${most}.`);
     }
@@ -149,7 +152,7 @@ export class Model {
     this.#refuseClosed();
     const bytes = file instanceof ArrayBuffer ? new Uint8Array(file) : file;
     if (!(bytes instanceof Uint8Array)) throw new XLExportError(`the saved stream is ${shown(file)}; give the bytes of its file.`);
-    return loadMemory(bytes, this.engine, this.spec, this.identity);
+    return loadMemory(plain(bytes), this.engine, this.spec, this.identity);
   }
 
   /**

@@ -1,13 +1,23 @@
-/** Saved streams: the `.npz` file that Python's `save_memory` writes and `load_memory` reads. */
+/** Saved streams: the file that Python's `save_memory` writes and `load_memory` reads (docs/reference/format.md). */
 import { XLExportError } from "./errors.js";
-import { readNpz, textOf, writeNpz } from "./files/npz.js";
-import { Memory, newMemory } from "./memory.js";
+import { readNpz, textOf } from "./files/npz.js";
+import { readTensors, writeTensors } from "./files/safetensors.js";
+import { newMemory } from "./memory.js";
 import { stateShape } from "./spec.js";
 
-const DTYPES = { float32: "<f4", float16: "<f2" };
+const FORMAT = "xl-export stream 1";
+const TYPES = { float32: "F32", float16: "F16" };
+/** Types of NumPy's older form. */
+const NUMPY = /** @type {Record<string, string>} */ ({ "<f4": "F32", "<f2": "F16", "<i8": "I64" });
 const MOST_POSITION = 1n << 62n;
+const WHERE = "the saved stream";
 
-/** @typedef {import("./engine/session.js").Engine} Engine @typedef {import("../index.js").Spec} Spec */
+/**
+ * @typedef {import("./engine/session.js").Engine} Engine
+ * @typedef {import("./memory.js").Memory} Memory
+ * @typedef {import("../index.js").Spec} Spec
+ * @typedef {import("./files/safetensors.js").StoredArray} StoredArray
+ */
 
 /**
  * The file of some streams.
@@ -15,24 +25,18 @@ const MOST_POSITION = 1n << 62n;
  */
 export async function saveMemory(memory, spec) {
   return memory.inUse(async () => {
-    const points = Uint32Array.from(memory.owner, (character) => Number(character.codePointAt(0)));
     const positions = new Uint8Array(memory.positions.slice().buffer);
-    /** @type {Map<string, import("./files/npz.js").NpyArray>} */
-    const arrays = new Map([
-      ["owner", { dtype: `<U${points.length}`, shape: [], data: new Uint8Array(points.buffer) }],
-      ["positions", { dtype: "<i8", shape: [memory.batch], data: positions }],
-    ]);
+    /** @type {Map<string, StoredArray>} */
+    const arrays = new Map([["positions", { dtype: "I64", shape: [memory.batch], data: positions }]]);
     const tensors = await memory.engine.read(memory.state);
     spec.state.forEach((state, i) => {
       const bad = clearUnfinite(tensors[i], state.dtype, memory.positions);
       if (bad >= 0) {
-        throw new XLExportError(
-          `row ${bad} of the memory holds values that are not finite; restart it before saving.`,
-        );
+        throw new XLExportError(`row ${bad} of the memory holds values that are not finite; restart it before saving.`);
       }
-      arrays.set(`tensor/${state.past}`, { dtype: DTYPES[state.dtype], shape: stateShape(state, memory.batch), data: tensors[i] });
+      arrays.set(state.past, { dtype: TYPES[state.dtype], shape: stateShape(state, memory.batch), data: tensors[i] });
     });
-    return writeNpz(arrays);
+    return writeTensors({ arrays, metadata: { format: FORMAT, owner: memory.owner } });
   });
 }
 
@@ -42,38 +46,63 @@ export async function saveMemory(memory, spec) {
  * @returns {Promise<Memory>}
  */
 export async function loadMemory(bytes, engine, spec, identity) {
-  const where = "the saved stream";
-  const arrays = await readNpz(bytes, where);
-  const damaged = (/** @type {string} */ why) => new XLExportError(`${where} is damaged: ${why}; start a new one.`);
-  const [owner, positions] = [arrays.get("owner"), arrays.get("positions")];
-  if (!owner || !positions) throw new XLExportError(`${where} holds no stream memory; expected a file written by saveMemory or Python's save_memory.`);
-  let name;
-  try {
-    name = textOf(owner);
-  } catch {
-    throw damaged("its owner is no text");
-  }
-  if (name !== identity) {
+  const { arrays, owner } = await (isZip(bytes) ? fromNpz(bytes) : fromTensors(bytes));
+  const damaged = (/** @type {string} */ why) => new XLExportError(`${WHERE} is damaged: ${why}; start a new one.`);
+  if (owner !== identity) {
     throw new XLExportError(
-      `${where} belongs to artefact ${name.slice(0, 12)}, and this one is ${identity.slice(0, 12)}; open the artefact ` +
+      `${WHERE} belongs to artefact ${owner.slice(0, 12)}, and this one is ${identity.slice(0, 12)}; open the artefact ` +
         "that the stream was started on, or start a new stream.",
     );
   }
-  if (positions.dtype !== "<i8" || positions.shape.length !== 1 || !positions.shape[0]) throw damaged("its positions do not fit");
+  const positions = arrays.get("positions");
+  if (positions?.dtype !== "I64" || positions.shape.length !== 1 || !positions.shape[0]) {
+    throw damaged("its positions do not fit");
+  }
   const found = new BigInt64Array(positions.data.buffer, positions.data.byteOffset, positions.shape[0]);
-  if (found.some((position) => position > MOST_POSITION || position < -MOST_POSITION)) throw damaged("its positions are too large");
-  if (arrays.size !== spec.state.length + 2) throw damaged("its arrays are not those of this model");
+  if (found.some((position) => position > MOST_POSITION || position < -MOST_POSITION)) {
+    throw damaged("its positions are too large");
+  }
+  if (arrays.size !== spec.state.length + 1) throw damaged("its arrays are not those of this model");
   const tensors = spec.state.map((state) => {
-    const array = arrays.get(`tensor/${state.past}`);
+    const array = arrays.get(state.past);
     const shape = stateShape(state, found.length).join();
-    if (!array || array.dtype !== DTYPES[state.dtype] || array.shape.join() !== shape) throw damaged(`${state.past} does not fit`);
+    if (array?.dtype !== TYPES[state.dtype] || array.shape.join() !== shape) throw damaged(`${state.past} does not fit`);
     if (!finite(array.data, state.dtype)) throw damaged("it holds values that are not finite");
     return array.data;
   });
   const memory = newMemory(engine, identity, found.length);
   await engine.write(memory.state, tensors);
   memory.positions.set(found);
+  memory.furthest = found[0] + BigInt(spec.rule.segment); // as far as it may have come before it was taken back
   return memory;
+}
+
+/** @param {Uint8Array} bytes */
+function isZip(bytes) {
+  return [0x50, 0x4b, 3, 4].every((byte, i) => bytes[i] === byte);
+}
+
+/** @param {Uint8Array} bytes */
+async function fromTensors(bytes) {
+  const { arrays, metadata } = await readTensors(bytes, WHERE);
+  if (metadata.format !== FORMAT || metadata.owner === undefined) throw noStream();
+  return { arrays, owner: metadata.owner };
+}
+
+/** @param {Uint8Array} bytes */
+async function fromNpz(bytes) {
+  const stored = await readNpz(bytes, WHERE);
+  const owner = stored.get("owner");
+  stored.delete("owner");
+  if (!owner) throw noStream();
+  const arrays = new Map(
+    [...stored].map(([name, array]) => [name.replace(/^tensor\//, ""), { ...array, dtype: NUMPY[array.dtype] ?? "" }]),
+  );
+  return { arrays, owner: textOf(owner) };
+}
+
+function noStream() {
+  return new XLExportError(`${WHERE} holds no memory; expected a file that saveMemory or Python's save_memory wrote.`);
 }
 
 /** @param {Uint8Array} bytes @param {"float32" | "float16"} dtype */

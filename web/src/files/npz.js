@@ -1,6 +1,6 @@
 /**
- * NumPy's `.npz` files: zip archives of arrays. Saved streams have this format, and the references of artefacts
- * from before `reference.json`.
+ * Reads NumPy's `.npz` files, zip archives of arrays: older saved streams, and the references of artefacts from
+ * before `reference.json`.
  */
 import { XLExportError, firstLine } from "../errors.js";
 
@@ -105,60 +105,9 @@ function readNpy(data) {
 
 /** The text in an array of one string. @param {NpyArray} array */
 export function textOf({ dtype, shape, data }) {
-  if (!dtype.startsWith("<U") || shape.length) throw new Error("it is no text");
+  if (!dtype.startsWith("<U") || shape.length) return "";
   const points = new Uint32Array(data.buffer, data.byteOffset, data.length / 4);
   return String.fromCodePoint(...Array.from(points).filter((point) => point !== 0 && point <= 0x10ffff));
-}
-
-/**
- * An `.npz` file of these arrays, not compressed, as `numpy.savez` writes it.
- * @param {Map<string, NpyArray>} arrays
- */
-export function writeNpz(arrays) {
-  /** @type {Uint8Array[]} */
-  const parts = [];
-  /** @type {Uint8Array[]} */
-  const list = [];
-  let at = 0;
-  for (const [key, array] of arrays) {
-    const name = new TextEncoder().encode(`${key}.npy`);
-    const content = npy(array);
-    // Version 2.0, no flags, stored, 1 January 1980.
-    const facts = [[2, 20], [2, 0], [2, 0], [2, 0], [2, 0x21], [4, crc32(content)], [4, content.length], [4, content.length], [2, name.length], [2, 0]];
-    const local = fields([[4, LOCAL], ...facts]);
-    list.push(fields([[4, CENTRAL], [2, 20], ...facts, [2, 0], [2, 0], [2, 0], [4, 0], [4, at]]), name);
-    parts.push(local, name, content);
-    at += local.length + name.length + content.length;
-  }
-  const size = list.reduce((sum, part) => sum + part.length, 0);
-  if (at + size >= 2 ** 32) throw new XLExportError("the streams are larger than 4 GiB; save fewer of them in one file.");
-  const end = fields([[4, END], [2, 0], [2, 0], [2, arrays.size], [2, arrays.size], [4, size], [4, at], [2, 0]]);
-  return joined([...parts, ...list, end]);
-}
-
-/** @param {NpyArray} array */
-function npy({ dtype, shape, data }) {
-  const sizes = shape.length === 1 ? `${shape[0]},` : shape.join(", ");
-  const text = `{'descr': '${dtype}', 'fortran_order': False, 'shape': (${sizes}), }`;
-  const length = Math.ceil((10 + text.length + 1) / 64) * 64 - 10;
-  const head = new TextEncoder().encode(`${text.padEnd(length - 1)}\n`);
-  return joined([Uint8Array.of(0x93, 0x4e, 0x55, 0x4d, 0x50, 0x59, 1, 0), fields([[2, length]]), head, data]);
-}
-
-/** Unsigned little-endian integers in a row. @param {number[][]} values pairs of a number of bytes and a value */
-function fields(values) {
-  return Uint8Array.from(values.flatMap(([bytes, value]) => Array.from({ length: bytes }, (_, i) => (value >>> (8 * i)) & 255)));
-}
-
-/** @param {Uint8Array[]} parts */
-function joined(parts) {
-  const whole = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
-  let at = 0;
-  for (const part of parts) {
-    whole.set(part, at);
-    at += part.length;
-  }
-  return whole;
 }
 
 const TABLE = Uint32Array.from({ length: 256 }, (_, n) => {

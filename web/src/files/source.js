@@ -167,7 +167,15 @@ function inMemory(files) {
         throw new XLExportError(`${file} is not among the given files; give all files of the artefact.`);
       }
       onBytes?.(bytes.length);
-      return bytes;
+      return plain(bytes);
     },
   };
+}
+
+/**
+ * The same bytes as a plain array: a Buffer of Node has other ideas of `slice`.
+ * @param {Uint8Array} bytes
+ */
+export function plain(bytes) {
+  return new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength);
 }

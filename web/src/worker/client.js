@@ -166,6 +166,11 @@ export class WorkerModel {
     }
   }
 
+  /** @param {any} memory @param {number} count */
+  async rewind(memory, count) {
+    await this.#over("rewind", { count }, memory);
+  }
+
   /** @param {any} memory @returns {Promise<Uint8Array>} */
   async saveMemory(memory) {
     return this.#over("saveMemory", {}, memory);

@@ -52,6 +52,7 @@ const methods = {
   loadMemory: async ({ file }) => kept(await model.loadMemory(file)),
   saveMemory: ({ memory }) => over(memory, (used) => model.saveMemory(used)),
   copy: async ({ memory }) => kept(await /** @type {Memory} */ (memoryOf(memory)).copy()),
+  rewind: ({ memory, count }) => over(memory, (used) => model.rewind(used, count)),
   restart: ({ memory, row }) => over(memory, (used) => used.restart(row)),
   async dispose({ memory }) {
     await memoryOf(memory)?.dispose();
