@@ -37,6 +37,12 @@ def rounded(model: LanguageModel, precision: Precision, spec: Spec) -> LanguageM
             turned = np.empty_like(matrix)
             turned[order] = in_blocks(matrix[order], BITS[precision])
             array = np.moveaxis(turned, 0, axis)
+        elif (
+            precision == "int8-stored"
+            and (axis := _summed_over(name)) is not None
+            and array.shape[axis] >= BLOCK
+        ):
+            array = in_columns(array, axis)
         elif precision != "fp32" and array.size >= SMALL and "positions.project" not in name:
             scale = np.float32(
                 spec.model.head_dim**-0.5 if name.endswith(".query.weight") else 1
@@ -57,6 +63,13 @@ def in_blocks(matrix: np.ndarray, bits: int) -> np.ndarray:
         scale = (high - low) / (2**bits - 1)
         zero = np.round(-low / scale)
         rounded[at : at + BLOCK] = (np.clip(np.round(block / scale) + zero, 0, 2**bits - 1) - zero) * scale
+    return rounded
+
+
+def in_columns(matrix: np.ndarray, axis: int = 0) -> np.ndarray:
+    """A matrix whose columns, or rows with axis 1, are rounded to 255 values around zero."""
+    step = np.abs(matrix).max(axis=axis, keepdims=True) / np.float32(127)
+    rounded: np.ndarray = np.round(matrix / step) * step
     return rounded
 
 

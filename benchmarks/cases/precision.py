@@ -31,6 +31,7 @@ from xl_export import export
 PRECISIONS: tuple[tuple[Precision, MemoryPrecision], ...] = (
     ("fp32", "fp32"),
     ("fp16", "fp32"),
+    ("int8-stored", "fp32"),
     ("int8", "fp32"),
     ("int4", "fp32"),
     ("fp32", "fp16"),
@@ -38,7 +39,7 @@ PRECISIONS: tuple[tuple[Precision, MemoryPrecision], ...] = (
     ("int4", "fp16"),
 )
 HEADER = (
-    "weights  memory  operators  ms per token  at least  times faster  MB on disk  MB per stream  "
+    "weights      memory  operators  ms per token  at least  times faster  MB on disk  MB per stream  "
     "bits/token    lost     KL, nats  same likeliest token"
 )
 
@@ -176,7 +177,7 @@ def table(rows: Sequence[Row], limits: Limits) -> list[str]:
             judged = verdict(row.precision, m)
             quality += "" if judged.startswith("within") else f"  {judged}"
         lines.append(
-            f"{row.precision:7}  {row.memory_precision:6}  {row.operators:9}  {row.token.median:<12.3g}  "
+            f"{row.precision:11}  {row.memory_precision:6}  {row.operators:9}  {row.token.median:<12.3g}  "
             f"{limits.read_milliseconds(row.read_bytes):<8.3g}  {row.speed_up:<12.2f}  "
             f"{row.num_bytes / 1e6:<10.4g}  {row.bytes_per_stream / 1e6:<13.4g}  {quality}"
         )

@@ -115,7 +115,7 @@ CASES = {
         ),
         Case(
             name="precision",
-            summary="one token with weights in fp32, fp16, int8 and int4, and with memory in fp16",
+            summary="one token with weights in each precision, and with memory in fp16",
             keys=("precision", "memory_precision", "mem_len", "operators"),
             takes=(*STEP_OPTIONS, "trained"),
         ),

@@ -97,6 +97,11 @@ def precisions_for(
         if precision == "fp8":
             raise ConfigError("--precision fp8 is for engines; give --target tensorrt too, or leave it out.")
         return precision or "fp32", memory_precision or "fp32"
+    if precision == "int8-stored":
+        raise ConfigError(
+            "--precision int8-stored is widened when ONNX Runtime loads the graph, and TensorRT keeps "
+            "weights as they are stored; give --precision int8, or leave out --target tensorrt."
+        )
     if memory_precision is not None:
         raise ConfigError(
             f"--memory-precision is {memory_precision}, and --target tensorrt writes memory in fp16, or in "

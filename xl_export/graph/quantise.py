@@ -3,13 +3,15 @@
 | preset | weights | products |
 |---|---|---|
 | fp16 | half precision; they are widened when the graph is loaded | fp32: a smaller file, the same time |
+| int8-stored | bytes with a scale for each column, widened when the graph is loaded | fp32: the same |
 | int8 | blocks of 32 along the sum, each with a scale and a zero point | int8 activations (`MatMulNBits`) |
 | int4 | the same with 4 bits | the same |
 
 ONNX Runtime's own quantiser quantises the tables of the vocabulary, and the matrices that activations are
-multiplied by. Position tables and persistent vectors are in int8 with both presets, with a scale for each
-distance or vector of a head: the fused operator multiplies by the bytes, and other graphs widen them when
-they are loaded. All other constants (norms, biases) are stored in half precision.
+multiplied by, for int8 and int4. Position tables and persistent vectors are in int8 with these presets and
+with int8-stored, with a scale for each distance or vector of a head: the fused operator multiplies by the
+bytes, and other graphs widen them when they are loaded. All other constants (norms, biases) are stored in
+half precision.
 """
 
 from __future__ import annotations
@@ -31,13 +33,17 @@ LEVEL = 4  # activations in int8; level 0 multiplies in fp32 and is a hundred ti
 BITS: dict[Precision, int] = {"int8": 8, "int4": 4}
 SMALL = 1024  # values; constants with fewer are not changed
 MICROSOFT = "com.microsoft"
-SCALES = ".table_scales"  # the end of the names of tables' scales, which may be too small for half precision
+# The ends of the names of scales that stay in float32: they may be too small for half precision.
+SCALES, COLUMN_SCALES = ".table_scales", ".column_scales"
 
 
 def lowered(model: ir.Model, precision: Precision) -> ir.Model:
     """Returns the fp32 step graph with its weights in a preset's precision; `model` itself is changed."""
     if precision in BITS:
         quantise(model, BITS[precision])
+        store_tables_in_bytes(model)
+    elif precision == "int8-stored":
+        store_matrices_in_bytes(model)
         store_tables_in_bytes(model)
     if precision != "fp32":
         halve(model)
@@ -53,7 +59,7 @@ def halve(model: ir.Model) -> None:
     graph = model.graph
     for name, value in list(graph.initializers.items()):
         array = _floats(value)
-        if array is None or array.size < SMALL or name.endswith(SCALES):
+        if array is None or array.size < SMALL or name.endswith((SCALES, COLUMN_SCALES)):
             continue
         stored = _constant(graph, f"{name}.fp16", _half(array))
         for node, index in value.uses():
@@ -81,11 +87,36 @@ def quantise(model: ir.Model, bits: int) -> None:
             new = _gathered(graph, node, table, bits)
         else:
             continue
-        for made in new[:-1]:
-            made.outputs[0].name = f"{node.outputs[0].name}.{made.op_type}"
-        new[-1].outputs[0].name = node.outputs[0].name
-        ir.convenience.replace_nodes_and_values(graph, node, [node], new, node.outputs, new[-1].outputs)
+        _replace(graph, node, new)
     remove_unused_nodes(model)  # transposes and constants that nothing reads any more
+
+
+def store_matrices_in_bytes(model: ir.Model) -> None:
+    """Stores the matrices of products and the vocabulary's tables in int8, each column with a float32 scale.
+
+    A Cast follows each matrix, which ONNX Runtime computes once, when it loads the graph. The scales multiply
+    what the products give. Scaled matrices would be computed when the graph is loaded too, but ONNX Runtime
+    keeps what all steps of such a computation give until the last of them, so loading would take twice the
+    bytes. `model` itself is changed.
+    """
+    graph = model.graph
+    for node in list(graph):
+        if (product := _product(node)) is not None:
+            new = _scaled_product(graph, node, product)
+        elif (table := _embedding(node)) is not None:
+            new = _scaled_rows(graph, node, table)
+        else:
+            continue
+        _replace(graph, node, new)
+    remove_unused_nodes(model)
+
+
+def _replace(graph: ir.Graph, node: ir.Node, new: list[ir.Node]) -> None:
+    """Puts nodes in the place of one; the output of the last of them takes the name of its output."""
+    for at, made in enumerate(new[:-1]):
+        made.outputs[0].name = f"{node.outputs[0].name}.{made.op_type}.{at}"
+    new[-1].outputs[0].name = node.outputs[0].name
+    ir.convenience.replace_nodes_and_values(graph, node, [node], new, node.outputs, new[-1].outputs)
 
 
 def store_tables_in_bytes(model: ir.Model) -> None:
@@ -152,10 +183,14 @@ def _quantiser(bits: int) -> Any:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A constant W [K, N] of a product x·W, and the name that it is stored under."""
+    """A constant W [K, N] of a product x·W, and the name that it is stored under.
+
+    turned: whether the graph has it as [N, K].
+    """
 
     name: str
     array: np.ndarray
+    turned: bool
 
     def stored(self, graph: ir.Graph, bits: int) -> list[ir.Value]:
         """Returns the parts of the matrix as constants of the graph.
@@ -167,6 +202,15 @@ class _Matrix:
             for name, part in zip(kinds, quantised(self.array, bits), strict=True):
                 _constant(graph, name, part)
         return [graph.initializers[name] for name in kinds]
+
+    def in_bytes(self, graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
+        """Returns the matrix as int8 in the graph's layout, and its scales [N], stored once."""
+        name, scales = f"{self.name}.int8", f"{self.name}{COLUMN_SCALES}"
+        if name not in graph.initializers:
+            bytes_, factors = in_bytes(self.array, 0)
+            _constant(graph, name, np.ascontiguousarray(bytes_.T if self.turned else bytes_))
+            _constant(graph, scales, factors[0])
+        return graph.initializers[name], graph.initializers[scales]
 
 
 def _product(node: ir.Node) -> _Matrix | None:
@@ -206,7 +250,11 @@ def _matrix(value: ir.Value | None, *, turned: bool) -> _Matrix | None:
     array = _floats(value)
     if value is None or array is None or array.ndim != 2:
         return None
-    return _Matrix(str(value.name), array.T) if turned else _Matrix(f"{value.name}.columns", array)
+    return (
+        _Matrix(str(value.name), array.T, turned)
+        if turned
+        else _Matrix(f"{value.name}.columns", array, turned)
+    )
 
 
 def _multiplied(graph: ir.Graph, node: ir.Node, matrix: _Matrix, bits: int) -> list[ir.Node]:
@@ -218,6 +266,34 @@ def _multiplied(graph: ir.Graph, node: ir.Node, matrix: _Matrix, bits: int) -> l
     if len(node.inputs) > 2 and node.inputs[2] is not None:
         made.append(ir.node("Add", [made[0].outputs[0], node.inputs[2]]))
     return made
+
+
+def _scaled_product(graph: ir.Graph, node: ir.Node, matrix: _Matrix) -> list[ir.Node]:
+    """The same product with a matrix of bytes, its columns scaled after it.
+
+    What is turned is turned before the Cast: ONNX Runtime then keeps no second matrix in float32.
+    """
+    values, scales = matrix.in_bytes(graph)
+    turn = (
+        [ir.node("Transpose", [values], {"perm": [1, 0]})] if matrix.turned and node.op_type != "Gemm" else []
+    )
+    wide = ir.node("Cast", [turn[0].outputs[0] if turn else values], {"to": int(ir.DataType.FLOAT)})
+    attributes = {"transB": int(matrix.turned)} if node.op_type == "Gemm" else {}
+    product = ir.node(node.op_type, [node.inputs[0], wide.outputs[0]], attributes)
+    made = [*turn, wide, product, ir.node("Mul", [product.outputs[0], scales])]
+    if len(node.inputs) > 2 and node.inputs[2] is not None:
+        made.append(ir.node("Add", [made[-1].outputs[0], node.inputs[2]]))
+    return made
+
+
+def _scaled_rows(graph: ir.Graph, node: ir.Node, table: _Matrix) -> list[ir.Node]:
+    """The same look-up in a table of bytes; the rows that it finds are widened and scaled."""
+    values, scales = table.in_bytes(graph)
+    last = graph.initializers.get("last_axis") or _constant(graph, "last_axis", np.array([-1]))
+    rows, factors = (ir.node("Gather", [x, node.inputs[1]], {"axis": 0}) for x in (values, scales))
+    wide = ir.node("Cast", [rows.outputs[0]], {"to": int(ir.DataType.FLOAT)})
+    column = ir.node("Unsqueeze", [factors.outputs[0], last])
+    return [rows, factors, wide, column, ir.node("Mul", [wide.outputs[0], column.outputs[0]])]
 
 
 def _gathered(graph: ir.Graph, node: ir.Node, table: _Matrix, bits: int) -> list[ir.Node]:

@@ -108,7 +108,7 @@ def test_a_model_that_is_not_finite_takes_no_lengths_and_says_why(
     session.predict(np.zeros((2, 3), np.int64), session.start(2), lengths=np.array([3, 1]))
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
+@pytest.mark.parametrize("precision", ["fp16", "int8-stored", "int8", "int4"])
 def test_weights_of_few_bits_take_lengths(precision: str, make_run: Make, tmp_path: Path) -> None:
     """They are tried as all graphs are, and what rounding changes must not count as seeing the end."""
     run = make_run(d_model=48, heads=2, head_dim=20, d_ff=64)

@@ -21,7 +21,7 @@ from runtimes.contract.reference import Reference
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, load_spec
 from runtimes.sessions.onnx_runtime import OrtSession
-from tests.rounding import in_blocks
+from tests.rounding import in_blocks, in_columns
 from tests.streams import feed, rows
 from trainer.model.config import VocabularyConfig
 from trainer.run.checkpoint import load_run
@@ -45,9 +45,9 @@ CUT = [8, 1, 7, 8, 8, 3, 8, 5]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [8, 4, "stored"])
 def test_a_quantised_graph_is_the_fp32_graph_over_rounded_weights(
-    kind: str, bits: int, calm_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+    kind: str, bits: int | str, calm_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
     run = load_run(calm_run(kind))
     spec = make_spec(run, run.config.evaluation, "ring", "onnxruntime", "fp32", "fp32")
@@ -55,19 +55,20 @@ def test_a_quantised_graph_is_the_fp32_graph_over_rounded_weights(
     for name in ("fp32", "rounded", "quantised"):
         model = step_graph(spec, run.config.model, finite_weights(run))
         if name == "quantised":
-            presets.quantise(model, bits)
-            stored = set(model.graph.initializers)
+            stored = _lowered(model, bits)
         elif name == "rounded":
-            quantised = step_graph(spec, run.config.model, finite_weights(run))
-            presets.quantise(quantised, bits)
-            stored = set(quantised.graph.initializers)
+            stored = _lowered(step_graph(spec, run.config.model, finite_weights(run)), bits)
             _round(model, stored, bits)
         (tmp_path / name).mkdir()
         save_model(model, tmp_path / name)
         session = OrtSession(spec, run.vocab, tmp_path / name / GRAPH)
         answers.append(feed(session, rows(tokens, 2, sum(CUT)), CUT)[0])
     exact, rounded, quantised_ = answers
-    assert any(name.endswith(".values") for name in stored)
+    assert any(name.endswith((".values", ".int8")) for name in stored)
+    if bits == "stored":  # the very same numbers, multiplied in another order
+        assert np.abs(quantised_ - rounded).max() < 2e-5
+        assert np.abs(rounded - exact).max() > 1e-3
+        return
     assert (
         np.abs(quantised_ - rounded).max() < 0.1 * np.abs(exact).mean()
     )  # activations are rounded to int8 besides
@@ -76,13 +77,23 @@ def test_a_quantised_graph_is_the_fp32_graph_over_rounded_weights(
         assert np.abs(rounded - exact).mean() > 3 * np.abs(quantised_ - rounded).mean()
 
 
-def _round(model: ir.Model, stored: set[str], bits: int) -> None:
-    """Puts each constant that is stored in blocks at the values that these stand for."""
+def _lowered(model: ir.Model, bits: int | str) -> set[str]:
+    """Lowers the matrices of a graph, and returns the names of its constants."""
+    if isinstance(bits, int):
+        presets.quantise(model, bits)
+    else:
+        presets.store_matrices_in_bytes(model)
+    return set(model.graph.initializers)
+
+
+def _round(model: ir.Model, stored: set[str], bits: int | str) -> None:
+    """Puts each constant that is stored in fewer bits at the values that these stand for."""
     for name, value in model.graph.initializers.items():
-        turned = f"{name}.values" in stored
-        if turned or f"{name}.columns.values" in stored:
+        turned = bool({f"{name}.values", f"{name}.int8"} & stored)
+        if turned or {f"{name}.columns.values", f"{name}.columns.int8"} & stored:
             array = value.const_value.numpy()  # type: ignore[union-attr]
-            matrix = in_blocks(array.T if turned else array, bits)
+            matrix = array.T if turned else array
+            matrix = in_blocks(matrix, bits) if isinstance(bits, int) else in_columns(matrix)
             value.const_value = ir.tensor(np.ascontiguousarray(matrix.T if turned else matrix), name=name)
 
 
@@ -104,7 +115,7 @@ def test_the_parts_of_a_matrix_stand_for_its_naive_rounding(bits: int) -> None:
     assert np.abs(found.reshape(6, 96)[:, :80].T - matrix).max() < 0.51 * step
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
+@pytest.mark.parametrize("precision", ["fp16", "int8-stored", "int8", "int4"])
 @pytest.mark.parametrize("kind", ["adaptive-softmax", "adaptive-softmax-wide-first"])
 def test_large_vocabularies_score_and_predict_alike(
     kind: str, precision: Precision, calm_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
