@@ -1,0 +1,286 @@
+// A strict reader of JSON that keeps the text of numbers, and the canonical text from which an artefact's
+// identity is computed. No number is ever printed again, so the identity does not depend on how a language
+// writes a fraction.
+#ifndef XL_EXPORT_JSON_HPP
+#define XL_EXPORT_JSON_HPP
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "error.hpp"
+#include "utf8.hpp"
+
+namespace xl_export::detail::json {
+
+enum class Kind { null, boolean, number, string, list, object };
+
+// One value. Every accessor throws an Error where the value is of another kind; the message is half a
+// sentence, to which the caller adds the file.
+class Value {
+ public:
+  Kind kind = Kind::null;
+  std::string text;  // of a string, in UTF-8; of a number, as it is written; "true" or "false"
+  std::vector<std::string> keys;  // of an object, in the order of the file
+  std::vector<Value> items;       // of a list, or the values of an object
+
+  bool is(Kind wanted) const { return kind == wanted; }
+
+  // The value of a key; null where the object lacks it.
+  const Value* find(std::string_view key) const {
+    if (kind != Kind::object) throw wrong("an object was expected where " + shown_kind() + " stands");
+    const auto found = std::find(keys.begin(), keys.end(), key);
+    return found == keys.end() ? nullptr : &items[static_cast<std::size_t>(found - keys.begin())];
+  }
+
+  const Value& at(std::string_view key) const {
+    if (const Value* found = find(key)) return *found;
+    throw wrong("it has no \"" + std::string(key) + "\"");
+  }
+
+  const std::string& string() const {
+    if (kind != Kind::string) throw wrong("a string was expected where " + shown_kind() + " stands");
+    return text;
+  }
+
+  const std::vector<Value>& list() const {
+    if (kind != Kind::list) throw wrong("a list was expected where " + shown_kind() + " stands");
+    return items;
+  }
+
+  bool boolean() const {
+    if (kind != Kind::boolean) throw wrong("true or false was expected where " + shown_kind() + " stands");
+    return text == "true";
+  }
+
+  std::int64_t integer(std::int64_t least, std::int64_t most) const {
+    std::int64_t value = 0;
+    const char* end = text.data() + text.size();
+    const auto parsed = std::from_chars(text.data(), end, value);
+    if (kind != Kind::number || parsed.ec != std::errc() || parsed.ptr != end || value < least || value > most)
+      throw wrong("an integer from " + std::to_string(least) + " to " + std::to_string(most) +
+                  " was expected where " + shown_kind() + " stands");
+    return value;
+  }
+
+  static Error wrong(const std::string& what) { return Error(Fault::artefact, what); }
+
+ private:
+  std::string shown_kind() const {
+    static constexpr const char* names[] = {"null", "", "", "a string", "a list", "an object"};
+    return kind == Kind::boolean || kind == Kind::number ? shown(text, 40)
+                                                         : names[static_cast<std::size_t>(kind)];
+  }
+};
+
+class Parser {
+ public:
+  explicit Parser(std::string_view text) : text_(text) {}
+
+  Value parse() {
+    Value value = parse_value(0);
+    skip_blanks();
+    if (at_ != text_.size()) throw damaged();
+    return value;
+  }
+
+ private:
+  static constexpr int deepest = 64;
+
+  Error damaged() const { return Value::wrong("it is no JSON from byte " + std::to_string(at_) + " on"); }
+
+  char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
+
+  void skip_blanks() {
+    while (at_ < text_.size() && (peek() == ' ' || peek() == '\n' || peek() == '\r' || peek() == '\t')) ++at_;
+  }
+
+  bool take(std::string_view word) {
+    if (text_.substr(at_, word.size()) != word) return false;
+    at_ += word.size();
+    return true;
+  }
+
+  Value parse_value(int depth) {
+    if (depth > deepest) throw Value::wrong("its values are nested too deeply");
+    skip_blanks();
+    Value value;
+    if (peek() == '{') {
+      parse_object(value, depth);
+    } else if (peek() == '[') {
+      parse_list(value, depth);
+    } else if (peek() == '"') {
+      value.kind = Kind::string;
+      value.text = parse_string();
+    } else if (take("true")) {
+      value.kind = Kind::boolean, value.text = "true";
+    } else if (take("false")) {
+      value.kind = Kind::boolean, value.text = "false";
+    } else if (!take("null")) {
+      value.kind = Kind::number;
+      value.text = parse_number();
+    }
+    return value;
+  }
+
+  void parse_list(Value& value, int depth) {
+    value.kind = Kind::list;
+    ++at_, skip_blanks();
+    if (take("]")) return;
+    do {
+      value.items.push_back(parse_value(depth + 1));
+      skip_blanks();
+    } while (take(","));
+    if (!take("]")) throw damaged();
+  }
+
+  void parse_object(Value& value, int depth) {
+    value.kind = Kind::object;
+    ++at_, skip_blanks();
+    if (take("}")) return;
+    do {
+      skip_blanks();
+      if (peek() != '"') throw damaged();
+      value.keys.push_back(parse_string());
+      skip_blanks();
+      if (!take(":")) throw damaged();
+      value.items.push_back(parse_value(depth + 1));
+      skip_blanks();
+    } while (take(","));
+    if (!take("}")) throw damaged();
+    // Readers differ in which of two equal keys they take, so a file with both has no one meaning.
+    std::vector<std::string_view> sorted(value.keys.begin(), value.keys.end());
+    std::sort(sorted.begin(), sorted.end());
+    if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
+      throw Value::wrong("it has a key twice");
+  }
+
+  std::string parse_number() {
+    const std::size_t from = at_;
+    const auto digits = [&] {
+      const std::size_t first = at_;
+      while (peek() >= '0' && peek() <= '9') ++at_;
+      return at_ - first;
+    };
+    take("-");
+    const bool zero = peek() == '0';
+    const std::size_t whole = digits();
+    if (whole == 0 || (zero && whole > 1)) throw damaged();
+    if (take(".") && digits() == 0) throw damaged();
+    if (take("e") || take("E")) {
+      if (!take("+")) take("-");
+      if (digits() == 0) throw damaged();
+    }
+    return std::string(text_.substr(from, at_ - from));
+  }
+
+  char32_t parse_hexadecimal() {
+    unsigned value = 0;
+    const std::string_view digits = text_.substr(at_, 4);
+    const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+    if (digits.size() != 4 || parsed.ec != std::errc() || parsed.ptr != digits.data() + 4) throw damaged();
+    at_ += 4;
+    return value;
+  }
+
+  std::string parse_string() {
+    std::string out;
+    ++at_;
+    while (!take("\"")) {
+      if (at_ >= text_.size() || static_cast<unsigned char>(peek()) < 0x20) throw damaged();
+      if (!take("\\")) {
+        const Character found = first_character(text_.substr(at_));
+        if (!found.valid) throw damaged();
+        out += text_.substr(at_, found.length);
+        at_ += found.length;
+        continue;
+      }
+      static constexpr std::string_view escapes = "\"\\/bfnrt", meant = "\"\\/\b\f\n\r\t";
+      if (take("u")) {
+        char32_t code = parse_hexadecimal();
+        if (code >= 0xd800 && code < 0xdc00 && take("\\u")) {
+          const char32_t low = parse_hexadecimal();
+          if (low < 0xdc00 || low > 0xdfff) throw damaged();
+          code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
+        }
+        if (code >= 0xd800 && code <= 0xdfff) throw Value::wrong("it has half of a surrogate pair");
+        append_utf8(out, code);
+      } else {
+        const std::size_t which = escapes.find(peek());
+        if (at_ >= text_.size() || which == std::string_view::npos) throw damaged();
+        out += meant[which];
+        ++at_;
+      }
+    }
+    return out;
+  }
+
+  std::string_view text_;
+  std::size_t at_ = 0;
+};
+
+inline Value parse(std::string_view text) { return Parser(text).parse(); }
+
+inline void append_string(std::string& out, std::string_view text) {
+  static constexpr std::string_view meant = "\"\\\b\f\n\r\t", escapes = "\"\\bfnrt";
+  const auto unit = [&](char32_t value) {
+    out += "\\u";
+    for (int digit = 12; digit >= 0; digit -= 4) out += "0123456789abcdef"[value >> digit & 15];
+  };
+  out += '"';
+  for (std::size_t at = 0; at < text.size();) {
+    const Character found = first_character(text.substr(at));
+    const std::size_t which = meant.find(text[at]);
+    at += found.length;
+    if (which != std::string_view::npos) {
+      out += '\\', out += escapes[which];
+    } else if (found.code >= 0x20 && found.code < 0x7f) {
+      out += static_cast<char>(found.code);
+    } else if (found.code < 0x10000) {
+      unit(found.code);
+    } else {
+      unit(0xd800 + ((found.code - 0x10000) >> 10)), unit(0xdc00 + ((found.code - 0x10000) & 0x3ff));
+    }
+  }
+  out += '"';
+}
+
+// What Python's json.dumps(value, sort_keys=True) writes. omitted: a key of the value that is left out.
+inline void append_canonical(std::string& out, const Value& value, std::string_view omitted = {}) {
+  if (value.kind == Kind::list) {
+    out += '[';
+    for (std::size_t index = 0; index < value.items.size(); ++index) {
+      if (index) out += ", ";
+      append_canonical(out, value.items[index]);
+    }
+    out += ']';
+  } else if (value.kind == Kind::object) {
+    std::vector<std::size_t> order(value.keys.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    // Bytes of UTF-8 sort as the characters do.
+    std::sort(order.begin(), order.end(), [&](auto a, auto b) { return value.keys[a] < value.keys[b]; });
+    out += '{';
+    bool first = true;
+    for (const std::size_t index : order) {
+      if (!omitted.empty() && value.keys[index] == omitted) continue;
+      if (!first) out += ", ";
+      first = false;
+      append_string(out, value.keys[index]);
+      out += ": ";
+      append_canonical(out, value.items[index]);
+    }
+    out += '}';
+  } else if (value.kind == Kind::string) {
+    append_string(out, value.text);
+  } else {
+    out += value.kind == Kind::null ? "null" : value.text;
+  }
+}
+
+}  // namespace xl_export::detail::json
+
+#endif

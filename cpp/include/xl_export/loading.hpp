@@ -1,0 +1,191 @@
+// Loads the graph of an artefact into ONNX Runtime, from the very bytes that were verified.
+#ifndef XL_EXPORT_LOADING_HPP
+#define XL_EXPORT_LOADING_HPP
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "onnx_file.hpp"
+#include "ort.hpp"
+#include "spec.hpp"
+#include "vocabularies.hpp"
+
+namespace xl_export {
+
+enum class Provider { cpu, cuda };
+
+// How an artefact is opened.
+struct Options {
+  int threads = 0;  // of one step; 0 leaves the number to ONNX Runtime
+  // CUDA needs ONNX Runtime's library for GPUs. The memory stays on the host there and is copied in each step.
+  Provider provider = Provider::cpu;
+  int device = 0;  // the number of the GPU
+  // The library of the fused operator, as `xl-export fused-kernel` prints its path; empty for the standard
+  // operators. Loading a library executes it, so name only a file that nobody else may write.
+  std::filesystem::path fused_library;
+};
+
+namespace detail {
+
+struct Loaded {
+  Spec spec;
+  std::unique_ptr<Vocabulary> vocabulary;
+  bool fused = false;
+  ort::Owned<OrtSession> session;
+  std::vector<ort::Signature> inputs, outputs;  // in the order in which a step gives them
+};
+
+// The bytes of this machine's memory, so that an absurd size becomes a sentence.
+inline double machine_bytes() {
+  const long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGE_SIZE);
+  return pages > 0 && size > 0 ? static_cast<double>(pages) * static_cast<double>(size) : 1e15;
+}
+
+// The inputs and outputs of the graph, as they follow from the spec.
+inline void add_signatures(Loaded& loaded) {
+  const Spec& spec = loaded.spec;
+  constexpr auto integers = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64, floats = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  loaded.inputs = {{"input_ids", integers, {-1, -1}}, {"position_ids", integers, {-1, -1}}};
+  if (spec.selective) {
+    loaded.inputs.push_back({"targets", integers, {-1, -1}});
+    loaded.inputs.push_back({"logit_rows", integers, {-1}});
+    loaded.outputs = {{"logits", floats, {-1, spec.vocabulary}}, {"log_probs", floats, {-1, -1}}};
+  } else {
+    loaded.outputs = {{"logits", floats, {-1, -1, spec.vocabulary}}};
+  }
+  for (const State& state : spec.state) {
+    std::vector<std::int64_t> sizes = state.sizes;
+    sizes.insert(sizes.begin(), -1);
+    const auto type = state.dtype == ElementType::float16 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 : floats;
+    loaded.inputs.push_back({state.past, type, sizes});
+    loaded.outputs.push_back({state.present, type, sizes});
+  }
+}
+
+// Throws unless the graph has exactly the tensors of the spec, by which buffers are sized.
+inline void verify_signatures(const Loaded& loaded, const std::filesystem::path& graph) {
+  for (const bool input : {true, false}) {
+    const auto& promised = input ? loaded.inputs : loaded.outputs;
+    std::size_t count = 0;
+    ort::check(input ? ort::api().SessionGetInputCount(loaded.session.get(), &count)
+                     : ort::api().SessionGetOutputCount(loaded.session.get(), &count));
+    bool same = count == promised.size();
+    for (std::size_t index = 0; same && index < count; ++index)
+      same = ort::signature(loaded.session.get(), index, input) == promised[index];
+    if (!same)
+      throw Error(Fault::artefact, graph.string() + " has other " + (input ? "inputs" : "outputs") +
+                                       " than spec.json promises; export the artefact again.");
+  }
+}
+
+inline void refuse_unserved(const Spec& spec, const std::filesystem::path& folder) {
+  if (spec.target == "tensorrt")
+    throw Error(Fault::artefact, folder.string() + " was exported for TensorRT; export it without --target "
+                                                   "tensorrt for ONNX Runtime.");
+  const std::string version = ort::version();
+  const long major = std::strtol(version.c_str(), nullptr, 10);
+  const std::size_t dot = version.find('.');
+  const long minor = dot == std::string::npos ? 0 : std::strtol(version.c_str() + dot + 1, nullptr, 10);
+  const long oldest = spec.form == "ring" ? 25 : 23;
+  if (major == 1 && minor < oldest)
+    throw Error(Fault::option, spec.form + " memory needs ONNX Runtime 1." + std::to_string(oldest) +
+                                   " or newer, and this is " + version +
+                                   "; link a newer one, or export with --memory shift.");
+}
+
+inline void add_provider(OrtSessionOptions* settings, const Options& options) {
+  if (options.provider == Provider::cpu) return;
+  const auto cuda = ort::made<OrtCUDAProviderOptionsV2>(ort::api().CreateCUDAProviderOptions);
+  const std::string device = std::to_string(options.device);
+  // TF32 rounds the factors of products to 10 bits, which the reference answers do not allow.
+  const char* keys[] = {"device_id", "use_tf32"};
+  const char* values[] = {device.c_str(), "0"};
+  ort::check(ort::api().UpdateCUDAProviderOptions(cuda.get(), keys, values, 2));
+  ort::check(ort::api().SessionOptionsAppendExecutionProvider_CUDA_V2(settings, cuda.get()));
+}
+
+inline ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weights, const Options& options,
+                                           const std::filesystem::path& folder) {
+  const OrtEnv* environment = ort::environment();
+  const auto settings = ort::made<OrtSessionOptions>(ort::api().CreateSessionOptions);
+  ort::check(ort::api().SetSessionLogSeverityLevel(settings.get(), ORT_LOGGING_LEVEL_FATAL));
+  ort::check(ort::api().SetIntraOpNumThreads(settings.get(), options.threads));
+  if (!options.fused_library.empty()) {
+    try {
+      ort::check(ort::api().RegisterCustomOpsLibrary_V2(settings.get(), options.fused_library.c_str()));
+    } catch (const ort::Failure& failure) {
+      throw Error(Fault::option, "the fused operator " + options.fused_library.string() +
+                                     " could not be loaded (" + failure.what() +
+                                     "); leave it out, or build it again with `xl-export fused-kernel`.");
+    }
+  }
+  try {
+    add_provider(settings.get(), options);
+  } catch (const ort::Failure& failure) {
+    throw Error(Fault::option, std::string("CUDA cannot be used (") + failure.what() +
+                                   "); link ONNX Runtime's library for GPUs, or use the CPU.");
+  }
+  if (weights) {
+    const char* name = "weights.bin";
+    // ONNX Runtime copies what it needs and changes nothing, although its interface asks for plain pointers.
+    auto* content = const_cast<char*>(reinterpret_cast<const char*>(weights->data()));
+    const std::size_t size = weights->size();
+    ort::check(ort::api().AddExternalInitializersFromFilesInMemory(settings.get(), &name, &content, &size, 1));
+  }
+  // Where it would look for other tensors. `OnnxFile` has made sure that there are none.
+  ort::check(ort::api().AddSessionConfigEntry(
+      settings.get(), "session.model_external_initializers_file_folder_path", folder.string().c_str()));
+  return ort::made<OrtSession>(ort::api().CreateSessionFromArray, environment,
+                               static_cast<const void*>(graph.data()), graph.size(), settings.get());
+}
+
+inline Loaded load(const std::filesystem::path& folder, const Options& options) {
+  Loaded loaded;
+  loaded.spec = read_spec(folder);
+  const Spec& spec = loaded.spec;
+  refuse_unserved(spec, folder);
+  loaded.fused = !options.fused_library.empty();
+  if (loaded.fused && !spec.has("fused.onnx"))
+    throw Error(Fault::option, folder.string() + " has no graph for the fused operator, which does not serve its "
+                                                 "model; leave fused_library out.");
+  if (options.threads < 0 || options.threads > 4096)
+    throw Error(Fault::option, "threads is " + std::to_string(options.threads) + "; expected 0 to 4096.");
+  const std::string graph_name = loaded.fused ? "fused.onnx" : "step.onnx";
+  std::map<std::string, Bytes> contents;
+  for (const auto& [name, facts] : spec.files) {
+    Bytes content = read_verified(folder / name, facts);
+    if (name == graph_name || name == "weights.bin" || name == "vocab.json" || name == "tokenizer.json")
+      contents[name] = std::move(content);
+  }
+  loaded.vocabulary = load_vocabulary(folder, contents);
+  if (static_cast<std::int64_t>(loaded.vocabulary->size()) != spec.vocabulary)
+    throw Error(Fault::artefact, (folder / "vocab.json").string() + " has " +
+                                     std::to_string(loaded.vocabulary->size()) + " symbols and the model " +
+                                     std::to_string(spec.vocabulary) + "; export the artefact again.");
+  const std::filesystem::path graph = folder / graph_name;
+  const bool outside = spec.has("weights.bin");
+  OnnxFile::verify(as_text(contents[graph_name]), graph.string(), outside ? "weights.bin" : "");
+  add_signatures(loaded);
+  try {
+    loaded.session =
+        make_session(contents[graph_name], outside ? &contents["weights.bin"] : nullptr, options, folder);
+    verify_signatures(loaded, graph);
+  } catch (const ort::Failure& failure) {
+    throw Error(Fault::artefact, graph.string() + " could not be loaded by ONNX Runtime " + ort::version() +
+                                     " (" + failure.what() + "); export the artefact again.");
+  }
+  return loaded;
+}
+
+}  // namespace detail
+}  // namespace xl_export
+
+#endif

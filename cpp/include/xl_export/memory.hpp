@@ -1,0 +1,138 @@
+// The memory of B streams, which the caller owns and a session reads and updates.
+#ifndef XL_EXPORT_MEMORY_HPP
+#define XL_EXPORT_MEMORY_HPP
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ort.hpp"
+#include "spec.hpp"
+
+namespace xl_export {
+
+namespace detail {
+
+// Whether all numbers of a tensor are finite: no exponent has all its bits set.
+inline bool is_finite(const std::uint8_t* data, std::size_t num_bytes, ElementType type) {
+  const auto all = [&](auto mask) {
+    decltype(mask) bits;
+    for (std::size_t at = 0; at + sizeof bits <= num_bytes; at += sizeof bits) {
+      std::memcpy(&bits, data + at, sizeof bits);
+      if ((bits & mask) == mask) return false;
+    }
+    return true;
+  };
+  return type == ElementType::float16 ? all(std::uint16_t{0x7c00}) : all(std::uint32_t{0x7f800000});
+}
+
+inline ONNXTensorElementDataType onnx_type(ElementType type) {
+  return type == ElementType::float16 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16
+                                      : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+}
+
+}  // namespace detail
+
+// The state of B independent streams. One thread at a time may use a memory; a session may serve many.
+class Session;
+
+class Memory {
+ public:
+  Memory(Memory&&) = default;
+  Memory& operator=(Memory&&) = default;
+
+  // The position of each row's next token. Setting one to 0 starts a new text in that row: nothing has to be
+  // cleared, and no row sees the past of another. A position of -n makes the next n tokens of a row padding.
+  std::vector<std::int64_t> positions;
+
+  std::int64_t batch() const { return batch_; }
+  const std::string& owner() const { return owner_; }  // the identity of the artefact
+
+  // An independent fork of all streams.
+  Memory copy() const {
+    Memory fork(state_, batch_, owner_, in_place_);
+    fork.positions = positions;
+    fork.unsure_ = unsure_;
+    for (std::size_t index = 0; index < state_.size(); ++index) fork.now_[index].bytes = now_[index].bytes;
+    fork.bind();
+    return fork;
+  }
+
+ private:
+  friend class Session;
+  friend Memory load(const Session&, const std::filesystem::path&);
+  friend void save(const Memory&, const std::filesystem::path&);
+
+  struct Tensor {
+    detail::Bytes bytes;
+    detail::ort::Value value;  // over these bytes
+  };
+
+  Memory(std::vector<State> state, std::int64_t batch, std::string owner, bool in_place)
+      : positions(static_cast<std::size_t>(batch)),
+        state_(std::move(state)),
+        batch_(batch),
+        owner_(std::move(owner)),
+        in_place_(in_place),
+        now_(state_.size()),
+        next_(in_place ? 0 : state_.size()) {
+    for (auto* side : {&now_, &next_})
+      for (std::size_t index = 0; index < side->size(); ++index)
+        // A tensor of length 0 has bytes too: ONNX Runtime wants an address.
+        (*side)[index].bytes.resize(std::max<std::size_t>(1, num_bytes(index)));
+    bind();
+  }
+
+  std::size_t num_bytes(std::size_t index) const {
+    return static_cast<std::size_t>(batch_) * state_[index].row_bytes();
+  }
+
+  // Makes the tensors of ONNX Runtime over the bytes, where they are now.
+  void bind() {
+    for (auto* side : {&now_, &next_})
+      for (std::size_t index = 0; index < side->size(); ++index) {
+        std::vector<std::int64_t> shape = state_[index].sizes;
+        shape.insert(shape.begin(), batch_);
+        Tensor& tensor = (*side)[index];
+        tensor.value = detail::ort::tensor(tensor.bytes.data(), num_bytes(index), shape,
+                                           detail::onnx_type(state_[index].dtype));
+      }
+  }
+
+  // What the mask hides counts with weight 0, and 0 times NaN is NaN: a text that overflowed could spoil the
+  // next one in its row. So rows that start again are cleared, where they may hold what is not finite.
+  void clear_restarted_rows() {
+    if (!unsure_ || std::none_of(positions.begin(), positions.end(), [](auto at) { return at <= 0; })) return;
+    unsure_ = false;
+    for (std::size_t index = 0; index < state_.size(); ++index) {
+      const std::size_t row = state_[index].row_bytes();
+      for (std::size_t number = 0; number < positions.size(); ++number) {
+        std::uint8_t* data = now_[index].bytes.data() + number * row;
+        if (positions[number] <= 0) std::memset(data, 0, row);
+        unsure_ = unsure_ || !detail::is_finite(data, row, state_[index].dtype);
+      }
+    }
+  }
+
+  // The ring is written in place. The other forms are read from one set and written to another, and the two
+  // change places after each step.
+  void advance() {
+    if (!in_place_) std::swap(now_, next_);
+  }
+  std::vector<Tensor>& present() { return in_place_ ? now_ : next_; }
+
+  std::vector<State> state_;
+  std::int64_t batch_ = 0;
+  std::string owner_;
+  bool in_place_ = false;
+  bool unsure_ = false;  // whether the tensors may hold values that are not finite
+  std::vector<Tensor> now_, next_;
+};
+
+}  // namespace xl_export
+
+#endif

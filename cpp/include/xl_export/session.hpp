@@ -1,0 +1,243 @@
+// An artefact on ONNX Runtime: streams are started, and advance segment by segment.
+#ifndef XL_EXPORT_SESSION_HPP
+#define XL_EXPORT_SESSION_HPP
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "loading.hpp"
+#include "memory.hpp"
+#include "ort.hpp"
+#include "spec.hpp"
+#include "vocabulary.hpp"
+
+namespace xl_export {
+
+// log of the sum of exponentials of some logits; NaN where one is.
+inline double log_sum_exp(View<float> logits) {
+  const double top = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(logit - top);
+  return top + std::log(sum);
+}
+
+// A model that advances B streams. Several threads may use one session, each with memory of its own.
+class Session {
+ public:
+  // Verifies the digest and every hash of the artefact in a folder, then loads it. Throws Error.
+  static Session open(const std::filesystem::path& folder, const Options& options = {}) {
+    return Session(folder, detail::load(folder, options));
+  }
+
+  const Spec& spec() const { return parts_.spec; }
+  const Vocabulary& vocabulary() const { return *parts_.vocabulary; }
+  const std::filesystem::path& folder() const { return folder_; }
+  // "standard" or "fused": whose operators compute a step.
+  const char* kernel() const { return parts_.fused ? "fused" : "standard"; }
+
+  // The memory of new streams, all at position 0.
+  Memory start(std::int64_t batch = 1) const {
+    constexpr std::int64_t most = 1 << 16;
+    if (batch < 1 || batch > most)
+      throw Error(Fault::stream, "batch is " + std::to_string(batch) + "; expected 1 to 65536 rows.");
+    const double bytes = static_cast<double>(batch) * static_cast<double>(spec().row_bytes());
+    if (bytes > detail::machine_bytes())
+      throw Error(Fault::stream, "the memory of " + std::to_string(batch) +
+                                     " streams is larger than that of this machine; use a smaller batch.");
+    try {
+      return Memory(spec().state, batch, spec().identity, spec().in_place());
+    } catch (const std::bad_alloc&) {
+      throw Error(Fault::stream, "the memory of " + std::to_string(batch) +
+                                     " streams cannot be had; use a smaller batch.");
+    }
+  }
+
+  // Each of the three functions below feeds one segment, tokens [B, T] row by row, and updates the memory.
+  // For tokens or a memory that do not fit they throw and leave the memory as it was.
+
+  // Logits [B, T, V] of the token after each token.
+  std::vector<float> step(View<std::int64_t> tokens, Memory& memory) const {
+    return advance(tokens, {}, memory, Wanted::all).logits;
+  }
+
+  // Logits [B, V] of the token after the last token of each row.
+  std::vector<float> predict(View<std::int64_t> tokens, Memory& memory) const {
+    std::vector<float> logits = advance(tokens, {}, memory, Wanted::last).logits;
+    if (spec().selective) return logits;
+    const auto batch = static_cast<std::size_t>(memory.batch()), length = tokens.size() / batch;
+    const auto size = static_cast<std::size_t>(spec().vocabulary);
+    for (std::size_t row = 0; row < batch && length > 1; ++row)
+      std::copy_n(logits.begin() + static_cast<std::ptrdiff_t>(((row + 1) * length - 1) * size), size,
+                  logits.begin() + static_cast<std::ptrdiff_t>(row * size));
+    logits.resize(batch * size);
+    return logits;
+  }
+
+  // log p(target) [B, T] in nats, of the token after each token; 0 where a target is -1, not wanted.
+  std::vector<float> score(View<std::int64_t> tokens, View<std::int64_t> targets, Memory& memory) const {
+    if (targets.size() != tokens.size())
+      throw Error(Fault::stream, std::to_string(targets.size()) + " targets were given for " +
+                                     std::to_string(tokens.size()) + " tokens; give one for each, or -1.");
+    for (const std::int64_t target : targets)
+      if (target < -1 || target >= spec().vocabulary)
+        throw Error(Fault::stream, "target " + std::to_string(target) + " is outside the vocabulary; expected "
+                                   "-1 (not wanted) to " + std::to_string(spec().vocabulary - 1) + ".");
+    if (spec().selective) return advance(tokens, targets, memory, Wanted::none).log_probs;
+    const std::vector<float> logits = advance(tokens, {}, memory, Wanted::all).logits;
+    const auto size = static_cast<std::size_t>(spec().vocabulary);
+    std::vector<float> log_probs(tokens.size());
+    for (std::size_t at = 0; at < tokens.size(); ++at)
+      if (targets[at] >= 0) {
+        const View<float> row(logits.data() + at * size, size);
+        log_probs[at] = static_cast<float>(row[static_cast<std::size_t>(targets[at])] - log_sum_exp(row));
+      }
+    return log_probs;
+  }
+
+  // Logits [V] after any number of tokens of one stream, fed in segments.
+  std::vector<float> feed(View<std::int64_t> tokens, Memory& memory) const {
+    if (memory.batch() != 1 || tokens.empty())
+      throw Error(Fault::stream, "a text is fed to one stream and has at least one token; use step() for a "
+                                 "batch.");
+    const auto segment = static_cast<std::size_t>(spec().segment);
+    std::vector<float> logits;
+    for (std::size_t at = 0; at < tokens.size(); at += segment)
+      logits = predict(tokens.part(at, std::min(segment, tokens.size() - at)), memory);
+    return logits;
+  }
+
+ private:
+
+  enum class Wanted { all, last, none };  // positions whose distributions a selective graph computes
+  struct Answers {
+    std::vector<float> logits, log_probs;
+  };
+
+  Session(std::filesystem::path folder, detail::Loaded parts)
+      : folder_(std::move(folder)), parts_(std::move(parts)) {
+    for (const auto& input : parts_.inputs) input_names_.push_back(input.name.c_str());
+    for (const auto& output : parts_.outputs) output_names_.push_back(output.name.c_str());
+  }
+
+  // The number of tokens of each row; throws where tokens and memory do not fit this session.
+  std::size_t checked(View<std::int64_t> tokens, const Memory& memory) const {
+    if (memory.owner() != spec().identity)
+      throw Error(Fault::stream, "the memory belongs to artefact " + memory.owner().substr(0, 12) +
+                                     " and this session runs " + spec().identity.substr(0, 12) +
+                                     "; use memory that this session's start() returned.");
+    const auto batch = static_cast<std::size_t>(memory.batch());
+    constexpr std::int64_t furthest = std::int64_t{1} << 62;
+    if (memory.positions.size() != batch)
+      throw Error(Fault::stream, "the memory has " + std::to_string(memory.positions.size()) +
+                                     " positions for " + std::to_string(batch) + " streams; give one to each.");
+    for (const std::int64_t at : memory.positions)
+      if (at > furthest || at < -furthest)
+        throw Error(Fault::stream, "a position of the memory is beyond 2^62; set it to 0 to start a new text.");
+    if (tokens.size() % batch)
+      throw Error(Fault::stream, std::to_string(tokens.size()) + " tokens were given for " +
+                                     std::to_string(batch) + " streams; give each as many.");
+    const std::size_t length = tokens.size() / batch;
+    if (length < 1 || length > static_cast<std::size_t>(spec().segment))
+      throw Error(Fault::stream, "the segment has " + std::to_string(length) +
+                                     " tokens; this artefact takes 1 to " + std::to_string(spec().segment) +
+                                     ": feed them in several pieces, or export it with a larger --segment.");
+    for (const std::int64_t token : tokens)
+      if (token < 0 || token >= spec().vocabulary)
+        throw Error(Fault::stream, "token " + std::to_string(token) + " is outside the vocabulary; expected 0 "
+                                   "to " + std::to_string(spec().vocabulary - 1) + ".");
+    return length;
+  }
+
+  Answers advance(View<std::int64_t> tokens, View<std::int64_t> targets, Memory& memory, Wanted wanted) const {
+    const std::size_t length = checked(tokens, memory), batch = tokens.size() / length;
+    memory.clear_restarted_rows();
+    std::vector<std::int64_t> ids(tokens.begin(), tokens.end()), places(tokens.size()), rows;
+    for (std::size_t at = 0; at < places.size(); ++at)
+      places[at] = memory.positions[at / length] + static_cast<std::int64_t>(at % length);
+    for (std::size_t at = 0; at < ids.size(); ++at)
+      if (wanted == Wanted::all || (wanted == Wanted::last && (at + 1) % length == 0))
+        rows.push_back(static_cast<std::int64_t>(at));
+    const std::size_t distributions = spec().selective ? rows.size() : tokens.size();
+    std::vector<std::int64_t> asked(targets.begin(), targets.end());
+    asked.resize(tokens.size(), -1);
+    rows.reserve(1);  // an address, also where nothing is asked for
+    Answers answers;
+    answers.logits.reserve(1);
+    answers.logits.resize(distributions * static_cast<std::size_t>(spec().vocabulary));
+    if (spec().selective) answers.log_probs.resize(tokens.size());
+    const auto B = static_cast<std::int64_t>(batch), T = static_cast<std::int64_t>(length);
+    try {
+      run(memory, ids, places, asked, rows, answers, B, T);
+    } catch (const detail::ort::Failure& failure) {
+      throw Error(Fault::artefact, "ONNX Runtime " + detail::ort::version() + " could not run the step (" +
+                                       failure.what() + "); export the artefact again.");
+    }
+    memory.advance();
+    for (std::int64_t& position : memory.positions) position += T;
+    memory.unsure_ = memory.unsure_ || !ends_finite(answers, asked, wanted, length);
+    return answers;
+  }
+
+  void run(Memory& memory, std::vector<std::int64_t>& ids, std::vector<std::int64_t>& places,
+           std::vector<std::int64_t>& asked, std::vector<std::int64_t>& rows, Answers& answers, std::int64_t B,
+           std::int64_t T) const {
+    using detail::ort::tensor;
+    const auto count = static_cast<std::int64_t>(rows.size());
+    std::vector<detail::ort::Value> own;  // of this step; those of the memory stay from step to step
+    own.push_back(tensor(ids, {B, T}));
+    own.push_back(tensor(places, {B, T}));
+    if (spec().selective) {
+      own.push_back(tensor(asked, {B, T}));
+      own.push_back(tensor(rows, {count}));
+    }
+    std::vector<const OrtValue*> inputs;
+    for (const auto& value : own) inputs.push_back(value.get());
+    for (const auto& state : memory.now_) inputs.push_back(state.value.get());
+    std::vector<OrtValue*> outputs;
+    own.push_back(spec().selective ? tensor(answers.logits, {count, spec().vocabulary})
+                                   : tensor(answers.logits, {B, T, spec().vocabulary}));
+    outputs.push_back(own.back().get());
+    if (spec().selective) {
+      own.push_back(tensor(answers.log_probs, {B, T}));
+      outputs.push_back(own.back().get());
+    }
+    for (const auto& state : memory.present()) outputs.push_back(state.value.get());
+    detail::ort::check(detail::ort::api().Run(parts_.session.get(), nullptr, input_names_.data(), inputs.data(),
+                                              inputs.size(), output_names_.data(), outputs.size(),
+                                              outputs.data()));
+  }
+
+  // Whether the last answer of every row is finite. A value that is not finite and visible makes every later
+  // answer of its row not a number, so it is enough to look at the last one.
+  bool ends_finite(const Answers& answers, const std::vector<std::int64_t>& asked, Wanted wanted,
+                   std::size_t length) const {
+    const auto size = static_cast<std::size_t>(spec().vocabulary);
+    for (std::size_t row = 1; row <= asked.size() / length; ++row) {
+      const std::size_t last = row * length - 1;
+      if (spec().selective && wanted == Wanted::none) {
+        if (asked[last] < 0 || !std::isfinite(answers.log_probs[last])) return false;
+        continue;
+      }
+      const std::size_t at = spec().selective && wanted == Wanted::last ? row - 1 : last;
+      float sum = 0;
+      for (std::size_t token = 0; token < size; ++token) sum += answers.logits[at * size + token];
+      if (!std::isfinite(sum)) return false;
+    }
+    return true;
+  }
+
+  std::filesystem::path folder_;
+  detail::Loaded parts_;
+  std::vector<const char*> input_names_, output_names_;
+};
+
+}  // namespace xl_export
+
+#endif

@@ -1,0 +1,169 @@
+// `spec.json`: what a runtime must know about an artefact, and the proof that the artefact is intact. Every
+// field is described in docs/reference/format.md.
+#ifndef XL_EXPORT_SPEC_HPP
+#define XL_EXPORT_SPEC_HPP
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "file.hpp"
+#include "json.hpp"
+
+namespace xl_export {
+
+enum class ElementType { float32, float16 };
+
+// One memory tensor: the graph reads `past` and returns `present`, of the same type and shape.
+struct State {
+  std::string past, present;
+  ElementType dtype = ElementType::float32;
+  std::vector<std::int64_t> sizes;  // of one row; the axis of the batch comes before them
+
+  std::size_t row_bytes() const {
+    std::size_t bytes = dtype == ElementType::float16 ? 2 : 4;
+    for (const std::int64_t size : sizes) bytes *= static_cast<std::size_t>(size);
+    return bytes;
+  }
+};
+
+// The contract of one artefact, as far as a loop needs it.
+struct Spec {
+  std::string identity;  // the digest, by which saved streams name the artefact
+  std::string form;      // of the memory: ring, shift, hidden or own
+  std::string precision, memory_precision, target;
+  std::int64_t vocabulary = 0;  // V, the number of tokens
+  std::int64_t segment = 0;     // the most tokens of one step
+  std::int64_t memory = 0;      // the tokens that are remembered
+  bool selective = false;       // the graph computes only the distributions that are asked for
+  std::vector<State> state;
+  std::map<std::string, detail::FileFacts> files;
+
+  bool has(const std::string& file) const { return files.count(file) != 0; }
+
+  // One buffer may be read and written by the same step: the ring's only reader writes in place.
+  bool in_place() const { return form == "ring" && target == "onnxruntime"; }
+
+  std::size_t row_bytes() const {
+    std::size_t bytes = 0;
+    for (const State& tensor : state) bytes += tensor.row_bytes();
+    return bytes;
+  }
+};
+
+namespace detail {
+
+constexpr std::int64_t max_size = 1 << 24;       // of any one dimension
+constexpr std::int64_t selective_from = 8192;    // tokens of a vocabulary
+constexpr std::uint64_t max_spec_bytes = 1 << 26;
+
+inline bool is_plain_name(const std::string& name) {
+  const auto word = [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+  };
+  if (name.empty() || name.size() > 100 || !word(name[0])) return false;
+  return std::all_of(name.begin(), name.end(), [&](char c) { return word(c) || c == '.' || c == '-'; });
+}
+
+inline State parse_state(const json::Value& entry) {
+  State state;
+  state.past = entry.at("past").string();
+  state.present = entry.at("present").string();
+  const std::string& dtype = entry.at("dtype").string();
+  if (dtype != "float32" && dtype != "float16")
+    throw json::Value::wrong("a memory tensor is of type " + shown(dtype));
+  state.dtype = dtype == "float16" ? ElementType::float16 : ElementType::float32;
+  const auto& shape = entry.at("shape").list();
+  if (shape.empty() || shape.size() > 9 || shape[0].string() != "batch")
+    throw json::Value::wrong("the shape of a memory tensor does not begin with its batch");
+  for (std::size_t axis = 1; axis < shape.size(); ++axis) {
+    json::Value number = shape[axis];  // sizes are written as strings of digits
+    if (number.string().empty() || number.text.find_first_not_of("0123456789") != std::string::npos)
+      throw json::Value::wrong("a size of a memory tensor is " + shown(number.text, 40));
+    number.kind = json::Kind::number;
+    state.sizes.push_back(number.integer(0, max_size));
+  }
+  // One row of one tensor stays below 2^40 bytes, so no product of sizes overflows.
+  double bytes = 4;
+  for (const std::int64_t size : state.sizes) bytes *= static_cast<double>(size);
+  if (bytes > 1e12) throw json::Value::wrong("a memory tensor has more than 10^12 bytes");
+  return state;
+}
+
+inline std::string text_or(const json::Value& object, const char* key, const char* absent) {
+  const json::Value* found = object.find(key);
+  return found ? found->string() : absent;
+}
+
+inline Spec parse_fields(const json::Value& document) {
+  constexpr std::int64_t newest_schema = 1;
+  const std::int64_t schema = document.at("schema").integer(1, INT64_MAX);
+  if (schema > newest_schema)
+    throw json::Value::wrong("its schema is " + std::to_string(schema) + " and this program reads up to 1");
+  Spec spec;
+  const json::Value& model = document.at("model");
+  const json::Value& rule = document.at("rule");
+  spec.vocabulary = model.at("vocab_size").integer(1, max_size);
+  spec.selective = !model.at("cutoffs").list().empty() || spec.vocabulary > selective_from;
+  spec.segment = rule.at("segment").integer(1, max_size);
+  spec.memory = rule.at("mem_len").integer(0, max_size);
+  spec.form = document.at("form").string();
+  spec.precision = document.at("precision").string();
+  spec.memory_precision = text_or(document, "memory_precision", "fp32");
+  spec.target = text_or(document, "target", "onnxruntime");
+  std::set<std::string> names;
+  for (const json::Value& entry : document.at("state").list()) {
+    spec.state.push_back(parse_state(entry));
+    if (!names.insert(spec.state.back().past).second || !names.insert(spec.state.back().present).second)
+      throw json::Value::wrong("two memory tensors have one name");
+  }
+  const json::Value& files = document.at("files");
+  for (const std::string& name : files.keys) {
+    if (!is_plain_name(name)) throw json::Value::wrong("it lists a file outside its folder");
+    const json::Value& facts = files.at(name);
+    spec.files[name] = {facts.at("sha256").string(),
+                        static_cast<std::uint64_t>(facts.at("num_bytes").integer(0, INT64_MAX))};
+  }
+  for (const char* name : {"step.onnx", "vocab.json"})
+    if (!spec.has(name)) throw json::Value::wrong(std::string("it does not list ") + name);
+  return spec;
+}
+
+// Runs what reads a JSON file, and makes the half sentences of its errors whole.
+template <class Read>
+auto naming(const std::filesystem::path& path, Read read) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    throw Error(Fault::artefact, path.string() + " is damaged or of another version: " + error.what() +
+                                     "; export the artefact again.");
+  }
+}
+
+// The spec of an artefact folder, its digest verified; the files that it lists are not.
+inline Spec read_spec(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "spec.json";
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error))
+    throw Error(Fault::artefact, folder.string() + " is not an artefact: it has no spec.json; make one with "
+                                                   "`xl-export export RUN --out ARTEFACT`.");
+  const Bytes bytes = read_file(path, max_spec_bytes);
+  return naming(path, [&] {
+    const json::Value document = json::parse(as_text(bytes));
+    Spec spec = parse_fields(document);
+    spec.identity = document.at("digest").string();
+    std::string canonical;
+    json::append_canonical(canonical, document, "digest");
+    if (sha256(canonical.data(), canonical.size()) != spec.identity)
+      throw json::Value::wrong("it was altered: its digest does not match its content");
+    return spec;
+  });
+}
+
+}  // namespace detail
+}  // namespace xl_export
+
+#endif

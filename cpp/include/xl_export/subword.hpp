@@ -1,0 +1,314 @@
+// Subwords of a `tokenizer.json` of the library `tokenizers`: byte pair encoding over bytes (as of GPT-2), and
+// over characters with words that begin with "▁", as `xl-export data --tokenizer` learns them. Every other kind
+// takes ids alone, and says so.
+#ifndef XL_EXPORT_SUBWORD_HPP
+#define XL_EXPORT_SUBWORD_HPP
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "bpe.hpp"
+#include "file.hpp"
+#include "unicode_classes.hpp"
+#include "vocabulary.hpp"
+
+namespace xl_export::detail {
+
+// The characters of a class that is written down as lengths of runs, outside and inside by turns.
+class CharacterClass {
+ public:
+  template <std::size_t size>
+  explicit CharacterClass(const std::uint32_t (&runs)[size]) : edges_(size) {
+    std::partial_sum(std::begin(runs), std::end(runs), edges_.begin());
+  }
+
+  bool has(char32_t code) const {
+    const auto found = std::upper_bound(edges_.begin(), edges_.end(), code);
+    return found != edges_.end() && (found - edges_.begin()) % 2 == 1;
+  }
+
+ private:
+  std::vector<std::uint32_t> edges_;  // where the runs end
+};
+
+inline bool is_letter(char32_t code) {
+  static const CharacterClass letters(letter_runs);
+  return letters.has(code);
+}
+inline bool is_number(char32_t code) {
+  static const CharacterClass numbers(number_runs);
+  return numbers.has(code);
+}
+// White space in regular expressions of the library; Python's has four control characters more.
+inline bool is_blank(char32_t code) { return is_space(code) && !(code >= 0x1c && code <= 0x1f); }
+
+// The end of the word that begins at a character, by GPT-2's expression:
+// 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+inline std::size_t word_end(const std::vector<char32_t>& text, std::size_t at) {
+  const auto is = [&](std::size_t index, char32_t code) { return index < text.size() && text[index] == code; };
+  if (is(at, '\'')) {
+    for (const char32_t letter : {U's', U't', U'm', U'd'})
+      if (is(at + 1, letter)) return at + 2;
+    if ((is(at + 1, 'r') || is(at + 1, 'v')) && is(at + 2, 'e')) return at + 3;
+    if (is(at + 1, 'l') && is(at + 2, 'l')) return at + 3;
+  }
+  const auto run = [&](std::size_t from, auto member) {
+    while (from < text.size() && member(text[from])) ++from;
+    return from;
+  };
+  const std::size_t first = is(at, ' ') ? at + 1 : at;
+  const auto other = [](char32_t code) { return !is_blank(code) && !is_letter(code) && !is_number(code); };
+  for (const std::size_t end : {run(first, is_letter), run(first, is_number), run(first, other)})
+    if (end > first) return end;
+  const std::size_t end = run(at, is_blank);
+  // The last blank of a run belongs to the word that follows.
+  return end < text.size() && end - at > 1 ? end - 1 : end;
+}
+
+// What byte-level vocabularies write for each byte: printable bytes stand for themselves, others for
+// characters from U+0100 on.
+inline const std::array<char32_t, 256>& byte_characters() {
+  static const std::array<char32_t, 256> table = [] {
+    std::array<char32_t, 256> made{};
+    char32_t next = 256;
+    for (char32_t byte = 0; byte < 256; ++byte) {
+      const bool printable = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte != 0xad);
+      made[byte] = printable ? byte : next++;
+    }
+    return made;
+  }();
+  return table;
+}
+
+class SubwordVocabulary final : public Vocabulary {
+ public:
+  // tokenizer: the content of tokenizer.json; null where the library is another.
+  SubwordVocabulary(const json::Value& document, const Bytes* tokenizer)
+      : size_(static_cast<std::size_t>(document.at("size").integer(1, most_tokens))) {
+    special_ = read_special(document, static_cast<std::int64_t>(size_));
+    if (!tokenizer) {
+      unserved_ = document.at("library").string() + " is not built in";
+      return;
+    }
+    const json::Value file = json::parse(as_text(*tokenizer));
+    unserved_ = read_kind(file);
+    if (!unserved_.empty()) return;
+    pairs_.emplace(file.at("model"), texts_);
+    for (const json::Value& token : file.at("added_tokens").list()) {
+      const std::string& content = token.at("content").string();
+      const std::int64_t id = token.at("id").integer(0, most_tokens);
+      for (const char* option : {"single_word", "lstrip", "rstrip", "normalized"})
+        if (token.at(option).boolean()) unserved_ = "its added token " + shown(content) + " is " + option;
+      if (content.empty()) throw json::Value::wrong("it has an added token without text");
+      added_.emplace_back(content, id);
+      texts_[id] = content;
+    }
+    // Of two tokens that begin at one place the longer is taken.
+    std::sort(added_.begin(), added_.end(),
+              [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
+  }
+
+  std::string_view kind() const override { return "subword"; }
+  std::size_t size() const override { return size_; }
+
+  std::vector<std::int64_t> encode(std::string_view text) const override {
+    refuse_unserved();
+    std::vector<std::int64_t> tokens;
+    for (const std::string_view piece : pieces(text)) encode_piece(piece, tokens);
+    for (const std::int64_t token : tokens)
+      if (static_cast<std::size_t>(token) >= size_)
+        throw Error(Fault::text, "the text has the token " + std::to_string(token) + ", and the model has " +
+                                     std::to_string(size_) + " tokens; its tokenizer.json is of another model.");
+    return tokens;
+  }
+
+  std::unique_ptr<Decoder> decoder() const override {
+    refuse_unserved();
+    return make_decoder([this, shown = Ids(), waiting = Ids()](std::size_t token) mutable {
+      // What a token adds depends on the tokens before it; the first bytes of a character wait for the others.
+      constexpr std::size_t longest_character = 8;
+      waiting.push_back(static_cast<std::int64_t>(token));
+      Ids both = shown;
+      both.insert(both.end(), waiting.begin(), waiting.end());
+      const std::string before = whole_text(shown), after = whole_text(both), unfinished = "\xef\xbf\xbd";
+      const bool ends = after.size() >= unfinished.size() &&
+                        after.compare(after.size() - unfinished.size(), unfinished.size(), unfinished) == 0;
+      if (ends && waiting.size() < longest_character) return std::string();
+      std::size_t kept = common(before, after);
+      shown = std::move(waiting);
+      waiting.clear();
+      return after.substr(kept);
+    });
+  }
+
+ private:
+  using Ids = std::vector<std::int64_t>;
+
+  void refuse_unserved() const {
+    if (!unserved_.empty())
+      throw Error(Fault::text, "the vocabulary of subwords is of a kind that this program does not compute (" +
+                                   unserved_ + "); give ids, which the library of the vocabulary makes.");
+  }
+
+  static bool is_type(const json::Value* part, std::string_view type) {
+    return part && part->is(json::Kind::object) && part->at("type").string() == type;
+  }
+  static bool absent(const json::Value& object, const char* name) {
+    const json::Value* found = object.find(name);
+    return !found || found->is(json::Kind::null) || (found->is(json::Kind::boolean) && !found->boolean()) ||
+           (found->is(json::Kind::string) && found->text.empty());
+  }
+
+  // Sets which of the two kinds a file is; returns why it is neither, or nothing.
+  std::string read_kind(const json::Value& file) {
+    const json::Value& model = file.at("model");
+    if (!is_type(&model, "BPE")) return "its model is not BPE";
+    for (const char* option : {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
+                               "byte_fallback", "ignore_merges"})
+      if (!absent(model, option)) return std::string("its BPE has ") + option;
+    if (!absent(file, "normalizer")) return "it has a normalizer";
+    const json::Value *before = file.find("pre_tokenizer"), *after = file.find("decoder");
+    if (is_type(before, "ByteLevel") && is_type(after, "ByteLevel")) {
+      byte_level_ = true;
+      const json::Value* expression = before->find("use_regex");
+      if (!absent(*before, "add_prefix_space")) return "it puts a blank in front of a text";
+      return expression && !expression->boolean() ? "it does not split words" : "";
+    }
+    if (!is_type(before, "Sequence") || !is_type(after, "Metaspace")) return "it splits words in another way";
+    const auto& steps = before->at("pretokenizers").list();
+    if (steps.size() != 2 || !is_type(&steps[0], "Split") || !is_type(&steps[1], "Metaspace"))
+      return "it splits words in another way";
+    const json::Value* newline = steps[0].at("pattern").find("String");
+    const bool lines = newline && newline->string() == "\n" && steps[0].at("behavior").string() == "Isolated" &&
+                       absent(steps[0], "invert");
+    for (const json::Value* words : {&steps[1], after})
+      if (words->at("replacement").string() != "\xe2\x96\x81" || words->at("prepend_scheme").string() != "never" ||
+          absent(*words, "split"))
+        return "it splits words in another way";
+    return lines ? "" : "it splits lines in another way";
+  }
+
+  // A long text in pieces, at the places where the Python package cuts it: at the end of a line with no blank
+  // behind it, or in front of a blank, or anywhere.
+  static std::vector<std::string_view> pieces(std::string_view text) {
+    constexpr std::size_t longest = 1 << 18;  // characters
+    std::vector<std::string_view> parts;
+    const std::vector<char32_t> codes = characters(text);
+    std::size_t at = 0, byte = 0;
+    while (codes.size() - at > longest) {
+      std::size_t line = 0, blank = 0;
+      for (std::size_t index = at + 1; index < at + longest; ++index) {
+        if (codes[index] == '\n' && index + 1 < at + longest && !is_space(codes[index + 1])) line = index + 1;
+        if (codes[index] == ' ') blank = index;
+      }
+      const std::size_t end = line ? line : blank ? blank : at + longest;
+      std::size_t length = 0;
+      for (; at < end; ++at) length += first_character(text.substr(byte + length)).length;
+      parts.push_back(text.substr(byte, length));
+      byte += length;
+    }
+    parts.push_back(text.substr(byte));
+    return parts;
+  }
+
+  // Text that looks like an added token becomes that token; what is between is encoded.
+  void encode_piece(std::string_view text, Ids& tokens) const {
+    std::size_t from = 0;
+    for (std::size_t at = 0; at < text.size();) {
+      const auto found = std::find_if(added_.begin(), added_.end(), [&](const auto& token) {
+        return text.compare(at, token.first.size(), token.first) == 0;
+      });
+      if (found == added_.end()) {
+        ++at;
+        continue;
+      }
+      encode_plain(text.substr(from, at - from), tokens);
+      tokens.push_back(found->second);
+      from = at += found->first.size();
+    }
+    encode_plain(text.substr(from), tokens);
+  }
+
+  void encode_plain(std::string_view text, Ids& tokens) const {
+    const std::vector<char32_t> codes = characters(text);
+    std::string word;
+    if (byte_level_) {
+      for (std::size_t at = 0, end = 0; at < codes.size(); at = end) {
+        end = word_end(codes, at);
+        std::string bytes;
+        for (std::size_t index = at; index < end; ++index) append_utf8(bytes, codes[index]);
+        word.clear();
+        for (const char byte : bytes) append_utf8(word, byte_characters()[static_cast<unsigned char>(byte)]);
+        pairs_->encode(word, tokens);
+      }
+      return;
+    }
+    const auto finish = [&] {
+      if (!word.empty()) pairs_->encode(word, tokens);
+      word.clear();
+    };
+    constexpr char32_t blank = 0x2581;  // "▁", which stands for a blank and begins a word
+    for (const char32_t code : codes) {
+      if (code == '\n' || code == ' ' || code == blank) finish();
+      append_utf8(word, code == ' ' ? blank : code);
+      if (code == '\n') finish();
+    }
+    finish();
+  }
+
+  // The text of tokens as the library decodes them.
+  std::string whole_text(const Ids& tokens) const {
+    std::string text;
+    for (const std::int64_t token : tokens) {
+      const auto found = texts_.find(token);
+      if (found == texts_.end()) continue;
+      std::string bytes;
+      for (std::size_t at = 0; at < found->second.size();) {
+        const Character next = first_character(std::string_view(found->second).substr(at));
+        at += next.length;
+        if (!byte_level_) {
+          append_utf8(bytes, next.code == 0x2581 ? U' ' : next.code);
+          continue;
+        }
+        const auto& table = byte_characters();
+        const auto byte = std::find(table.begin(), table.end(), next.code);
+        if (byte == table.end()) {  // an added token, which stands for itself
+          bytes = found->second;
+          break;
+        }
+        bytes += static_cast<char>(byte - table.begin());
+      }
+      text += bytes;
+    }
+    return Utf8Decoder().add(text, true);
+  }
+
+  // How many bytes two texts have in common at their beginning, in whole characters.
+  static std::size_t common(const std::string& before, const std::string& after) {
+    const auto length = static_cast<std::size_t>(
+        std::mismatch(before.begin(), before.end(), after.begin(), after.end()).first - before.begin());
+    std::size_t whole = length;
+    while (whole > 0 && whole < after.size() && (static_cast<unsigned char>(after[whole]) & 0xc0) == 0x80) --whole;
+    return whole;
+  }
+
+  std::size_t size_;
+  std::string unserved_;  // why no text is encoded here; empty where it is
+  bool byte_level_ = false;
+  std::optional<BytePairs> pairs_;
+  std::vector<std::pair<std::string, std::int64_t>> added_;
+  std::unordered_map<std::int64_t, std::string> texts_;
+};
+
+}  // namespace xl_export::detail
+
+#endif
