@@ -14,10 +14,12 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "bpe.hpp"
 #include "file.hpp"
+#include "tokenizer_json.hpp"
 #include "unicode_classes.hpp"
 #include "vocabulary.hpp"
 
@@ -100,18 +102,13 @@ class SubwordVocabulary final : public Vocabulary {
       return;
     }
     const json::Value file = json::parse(as_text(*tokenizer));
-    unserved_ = read_kind(file);
+    const SubwordKind kind = subword_kind(file);
+    unserved_ = kind.unserved;
     if (!unserved_.empty()) return;
-    pairs_.emplace(file.at("model"), texts_);
-    for (const json::Value& token : file.at("added_tokens").list()) {
-      const std::string& content = token.at("content").string();
-      const std::int64_t id = token.at("id").integer(0, most_tokens);
-      for (const char* option : {"single_word", "lstrip", "rstrip", "normalized"})
-        if (token.at(option).boolean()) unserved_ = "its added token " + shown(content) + " is " + option;
-      if (content.empty()) throw json::Value::wrong("it has an added token without text");
-      added_.emplace_back(content, id);
-      texts_[id] = content;
-    }
+    byte_level_ = kind.byte_level;
+    pairs_.emplace(*kind.model, texts_);
+    added_ = added_tokens(file);
+    for (const auto& [content, id] : added_) texts_[id] = content;
     // Of two tokens that begin at one place the longer is taken.
     std::sort(added_.begin(), added_.end(),
               [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
@@ -157,44 +154,6 @@ class SubwordVocabulary final : public Vocabulary {
     if (!unserved_.empty())
       throw Error(Fault::text, "the vocabulary of subwords is of a kind that this program does not compute (" +
                                    unserved_ + "); give ids, which the library of the vocabulary makes.");
-  }
-
-  static bool is_type(const json::Value* part, std::string_view type) {
-    return part && part->is(json::Kind::object) && part->at("type").string() == type;
-  }
-  static bool absent(const json::Value& object, const char* name) {
-    const json::Value* found = object.find(name);
-    return !found || found->is(json::Kind::null) || (found->is(json::Kind::boolean) && !found->boolean()) ||
-           (found->is(json::Kind::string) && found->text.empty());
-  }
-
-  // Sets which of the two kinds a file is; returns why it is neither, or nothing.
-  std::string read_kind(const json::Value& file) {
-    const json::Value& model = file.at("model");
-    if (!is_type(&model, "BPE")) return "its model is not BPE";
-    for (const char* option : {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
-                               "byte_fallback", "ignore_merges"})
-      if (!absent(model, option)) return std::string("its BPE has ") + option;
-    if (!absent(file, "normalizer")) return "it has a normalizer";
-    const json::Value *before = file.find("pre_tokenizer"), *after = file.find("decoder");
-    if (is_type(before, "ByteLevel") && is_type(after, "ByteLevel")) {
-      byte_level_ = true;
-      const json::Value* expression = before->find("use_regex");
-      if (!absent(*before, "add_prefix_space")) return "it puts a blank in front of a text";
-      return expression && !expression->boolean() ? "it does not split words" : "";
-    }
-    if (!is_type(before, "Sequence") || !is_type(after, "Metaspace")) return "it splits words in another way";
-    const auto& steps = before->at("pretokenizers").list();
-    if (steps.size() != 2 || !is_type(&steps[0], "Split") || !is_type(&steps[1], "Metaspace"))
-      return "it splits words in another way";
-    const json::Value* newline = steps[0].at("pattern").find("String");
-    const bool lines = newline && newline->string() == "\n" && steps[0].at("behavior").string() == "Isolated" &&
-                       absent(steps[0], "invert");
-    for (const json::Value* words : {&steps[1], after})
-      if (words->at("replacement").string() != "\xe2\x96\x81" || words->at("prepend_scheme").string() != "never" ||
-          absent(*words, "split"))
-        return "it splits words in another way";
-    return lines ? "" : "it splits lines in another way";
   }
 
   // A long text in pieces, at the places where the Python package cuts it: at the end of a line with no blank

@@ -1,0 +1,48 @@
+//! Continues a text: `stream ARTEFACT PROMPT [TOKENS [TEMPERATURE]]`. It says first how far this machine is from
+//! the reference.
+
+mod xl_export;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use xl_export::{GenerateOptions, Session};
+
+fn run(arguments: &[String]) -> Result<(), String> {
+    let [folder, prompt, ..] = arguments else {
+        return Err("usage: stream ARTEFACT PROMPT [TOKENS [TEMPERATURE]]".to_string());
+    };
+    let mut options = GenerateOptions::default();
+    if let Some(tokens) = arguments.get(2) {
+        options.max_tokens = tokens.parse().map_err(|_| format!("TOKENS is {tokens}; expected a number."))?;
+    }
+    if let Some(heat) = arguments.get(3) {
+        options.temperature = heat.parse().map_err(|_| format!("TEMPERATURE is {heat}; expected a number."))?;
+    }
+    let session = Session::open(folder, 1)?;
+    match session.check() {
+        Ok((difference, passed)) => {
+            eprintln!("at most {difference:.1e} nats from the reference: {}", if passed { "passed" } else { "FAILED" });
+        }
+        Err(sentence) => eprintln!("not checked: {sentence}"),
+    }
+    let mut memory = session.start()?;
+    print!("{prompt}");
+    memory.generate(&session.encode(prompt)?, &options, |_, text| {
+        print!("{text}");
+        std::io::stdout().flush().is_ok()
+    })?;
+    println!();
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(sentence) => {
+            eprintln!("{sentence}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,35 @@
+// Continues a text, and prints it as it grows:
+//
+//   stream ARTEFACT "Once upon a time" [TOKENS [TEMPERATURE [SEED]]]
+#include <cstdlib>
+#include <exception>
+#include <iostream>
+#include <string>
+
+#include "xl_export.hpp"
+
+int main(int count, char** arguments) {
+  if (count < 3) {
+    std::cerr << "usage: stream ARTEFACT PROMPT [TOKENS [TEMPERATURE [SEED]]]\n";
+    return 2;
+  }
+  try {
+    const auto session = xl_export::Session::open(arguments[1]);
+    xl_export::GenerateOptions options;
+    options.sampler = {0.8, 40, 1.0};
+    if (count > 3) options.max_tokens = std::atoll(arguments[3]);
+    if (count > 4) options.sampler.temperature = std::atof(arguments[4]);
+    if (count > 5) options.seed = std::strtoull(arguments[5], nullptr, 10);
+    auto memory = session.start();
+    std::cout << arguments[2] << std::flush;
+    xl_export::generate(session, memory, session.vocabulary().encode(arguments[2]), options,
+                        [](const xl_export::Piece& piece) {
+                          std::cout << piece.text << std::flush;
+                          return true;
+                        });
+    std::cout << '\n';
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << '\n';
+    return 2;
+  }
+}

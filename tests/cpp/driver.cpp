@@ -1,0 +1,179 @@
+// Answers questions about artefacts, one line of JSON each: what the tests of the C++ library run.
+#include <cstdio>
+#include <iostream>
+#include <map>
+#include <sstream>
+#include <string>
+
+#include "xl_export.hpp"
+
+namespace {
+
+using xl_export::detail::json::Value;
+
+class Driver {
+ public:
+  // The answer to a question, as JSON.
+  std::string answer(const std::string& line) {
+    std::string text;
+    try {
+      question_ = xl_export::detail::json::parse(line);
+      return answer_verb(question_.at("do").string());
+    } catch (const xl_export::Error& error) {
+      xl_export::detail::json::append_string(text, error.what());
+      return "{\"error\": " + text + "}";
+    }
+  }
+
+ private:
+  std::string answer_verb(const std::string& verb) {
+    if (verb == "forget") return sessions_.clear(), "{}";
+    const xl_export::Session& session = open();
+    if (verb == "open") return "{\"kernel\": \"" + std::string(session.kernel()) + "\"}";
+    if (verb == "check") return check(session);
+    if (verb == "encode")
+      return "{\"ids\": " + listed(session.vocabulary().encode(question_.at("text").string())) + "}";
+    if (verb == "decode") {
+      const auto decoder = session.vocabulary().decoder();
+      std::string pieces;
+      for (const std::int64_t token : ids("ids")) append(pieces, decoder->add(token));
+      return "{\"pieces\": [" + pieces + "]}";
+    }
+    if (verb == "generate") return generate(session);
+    if (verb == "steps") return steps(session);
+    if (verb == "draws") return draws();
+    return "{\"error\": \"unknown\"}";
+  }
+
+  // Sessions stay open from one question to the next.
+  const xl_export::Session& open() {
+    const Value* fused = question_.find("fused");
+    const std::string folder = question_.at("folder").string(), library = fused ? fused->string() : "";
+    const auto found = sessions_.find(folder + "|" + library);
+    if (found != sessions_.end()) return found->second;
+    xl_export::Options options;
+    options.threads = 1;
+    options.fused_library = library;
+    return sessions_.emplace(folder + "|" + library, xl_export::Session::open(folder, options)).first->second;
+  }
+
+  std::string check(const xl_export::Session& session) {
+    const xl_export::Report report = xl_export::check(session);
+    std::ostringstream out;
+    out << "{\"passed\": " << (report.passed() ? "true" : "false") << ", \"tokens\": " << report.tokens
+        << ", \"tolerance\": " << report.tolerance << ", \"mean_tolerance\": " << report.mean_tolerance;
+    if (report.max_difference == report.max_difference)
+      out << ", \"max_difference\": " << report.max_difference;
+    out << "}";
+    return out.str();
+  }
+
+  std::string generate(const xl_export::Session& session) {
+    xl_export::GenerateOptions options;
+    options.max_tokens = question_.at("tokens").integer(-9, 1 << 20);
+    const auto number = [&](const char* name, double absent) {
+      const Value* found = question_.find(name);
+      return found ? std::stod(found->text) : absent;
+    };
+    options.sampler = {number("temperature", 1), static_cast<std::int64_t>(number("top_k", 0)), number("top_p", 1)};
+    if (const Value* seed = question_.find("seed")) options.seed = std::stoull(seed->text);
+    if (const Value* stop = question_.find("stop"))
+      for (const Value& text : stop->list()) options.stop.push_back(text.string());
+    xl_export::Memory memory = started(session);
+    std::vector<std::int64_t> drawn;
+    std::string pieces;
+    int ended = 0;
+    const auto keep = [&](const xl_export::Piece& piece) {
+      drawn.push_back(piece.token);
+      append(pieces, piece.text);
+      ended = static_cast<int>(piece.ended);
+      return true;
+    };
+    const auto prompt =
+        question_.find("ids") ? ids("ids") : session.vocabulary().encode(question_.at("prompt").string());
+    xl_export::generate(session, memory, prompt, options, keep);
+    finish(memory);
+    return "{\"ids\": " + listed(drawn) + ", \"pieces\": [" + pieces + "], \"ended\": " + std::to_string(ended) + "}";
+  }
+
+  // log p of every token after the first of each row, fed in segments of some lengths, and the last logits.
+  std::string steps(const xl_export::Session& session) {
+    xl_export::Memory memory = started(session);
+    const auto batch = static_cast<std::size_t>(memory.batch());
+    const std::vector<std::int64_t> tokens = ids("ids"), lengths = ids("lengths");  // [B, N + 1]
+    const std::size_t width = tokens.size() / batch;
+    if (question_.find("positions")) memory.positions = ids("positions");
+    std::vector<float> all, last;
+    std::size_t at = 0;
+    for (const std::int64_t length : lengths) {
+      std::vector<std::int64_t> fed, targets;
+      for (std::size_t row = 0; row < batch; ++row)
+        for (std::size_t index = at; index < at + static_cast<std::size_t>(length); ++index) {
+          fed.push_back(tokens.at(row * width + index));
+          targets.push_back(tokens.at(row * width + index + 1));
+        }
+      xl_export::Memory fork = memory.copy();
+      last = session.predict(fed, fork);
+      const std::vector<float> whole = session.step(fed, fork = memory.copy());
+      if (!std::equal(last.end() - session.spec().vocabulary, last.end(), whole.end() - session.spec().vocabulary))
+        return "{\"error\": \"step and predict differ\"}";
+      const std::vector<float> scores = session.score(fed, targets, memory);
+      all.insert(all.end(), scores.begin(), scores.end());
+      at += static_cast<std::size_t>(length);
+    }
+    finish(memory);
+    return "{\"scores\": " + listed(all) + ", \"last\": " + listed(last) +
+           ", \"positions\": " + listed(memory.positions) + "}";
+  }
+
+  std::string draws() {
+    xl_export::Random random(std::stoull(question_.at("seed").text), std::stoull(question_.at("row").text));
+    std::string numbers;
+    char text[40];
+    for (int count = 0; count < 8; ++count) {
+      std::snprintf(text, sizeof text, "%s%.17g", count ? ", " : "", random.next());
+      numbers += text;
+    }
+    return "{\"draws\": [" + numbers + "]}";
+  }
+
+  xl_export::Memory started(const xl_export::Session& session) {
+    if (const Value* path = question_.find("load")) return xl_export::load(session, path->string());
+    const Value* batch = question_.find("batch");
+    return session.start(batch ? batch->integer(INT64_MIN, INT64_MAX) : 1);
+  }
+
+  void finish(const xl_export::Memory& memory) {
+    if (const Value* path = question_.find("save")) xl_export::save(memory, path->string());
+  }
+
+  std::vector<std::int64_t> ids(const char* name) {
+    std::vector<std::int64_t> numbers;
+    for (const Value& number : question_.at(name).list())
+      numbers.push_back(number.integer(INT64_MIN, INT64_MAX));
+    return numbers;
+  }
+
+  static void append(std::string& list, const std::string& text) {
+    if (!list.empty()) list += ", ";
+    xl_export::detail::json::append_string(list, text);
+  }
+
+  template <class Number>
+  static std::string listed(const std::vector<Number>& numbers) {
+    std::ostringstream out;
+    out.precision(9);
+    for (std::size_t index = 0; index < numbers.size(); ++index) out << (index ? ", " : "") << numbers[index];
+    return "[" + out.str() + "]";
+  }
+
+  Value question_;
+  std::map<std::string, xl_export::Session> sessions_;
+};
+
+}  // namespace
+
+int main() {
+  Driver driver;
+  for (std::string line; std::getline(std::cin, line);) std::cout << driver.answer(line) << std::endl;
+}
