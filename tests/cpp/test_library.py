@@ -1,0 +1,118 @@
+"""The C++ library computes what the Python package computes, and refuses what it refuses."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtimes import open_session
+from runtimes.contract.memory import save_memory
+from runtimes.tasks.generate import generate
+from tests.architectures import ARCHITECTURES
+from tests.cpp.comparison import compare
+from tests.cpp.program import Driver
+from xl_export.artefact.export import export
+
+
+@pytest.mark.parametrize("form", ["ring", "shift", "hidden"])
+def test_each_form_gives_python_s_answers(
+    form: str, driver: Driver, artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    compare(driver, artefacts[form], tmp_path)
+
+
+@pytest.mark.parametrize("name", ["adaptive-softmax", "all-attention-groups"])
+def test_large_vocabularies_and_learned_spans_too(
+    name: str, driver: Driver, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    compare(driver, export(make_run(**ARCHITECTURES[name]), tmp_path / "artefact"), tmp_path)
+
+
+def test_what_does_not_fit_is_refused_in_one_sentence(
+    driver: Driver, artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    ring, tokens = artefacts["ring"], list(range(10))
+    assert "the segment has 9 tokens" in driver.refusal("steps", ring, ids=tokens, lengths=[9])
+    assert "the segment has 0 tokens" in driver.refusal("steps", ring, ids=tokens, lengths=[0])
+    assert "token -1 is outside" in driver.refusal("steps", ring, ids=[-1, 0], lengths=[1])
+    assert "target 1000 is outside" in driver.refusal("steps", ring, ids=[0, 1000], lengths=[1])
+    assert "batch is 0" in driver.refusal("steps", ring, batch=0, ids=[], lengths=[])
+    assert "batch is 65537" in driver.refusal("steps", ring, batch=65537, ids=[], lengths=[])
+    assert "2^62" in driver.refusal("steps", ring, ids=tokens, lengths=[1], positions=[(1 << 62) + 1])
+    assert "positions for 1 streams" in driver.refusal("steps", ring, ids=tokens, lengths=[1], positions=[])
+    assert "is not among the" in driver.refusal("generate", ring, prompt="The ☃", tokens=1)
+    assert "has no tokens" in driver.refusal("generate", ring, prompt="", tokens=1)
+    assert "max_tokens is 0" in driver.refusal("generate", ring, prompt="T", tokens=0)
+    assert "temperature is -1" in driver.refusal("generate", ring, prompt="T", tokens=1, temperature=-1)
+    assert "top_p is 0" in driver.refusal("generate", ring, prompt="T", tokens=1, top_p=0)
+    assert "a stop string is empty" in driver.refusal("generate", ring, prompt="T", tokens=1, stop=[""])
+    assert "is not an artefact" in driver.refusal("open", tmp_path)
+    assert "could not be loaded" in driver.refusal("open", ring, fused=str(ring / "weights.bin"))
+    no_graph = driver.refusal("open", artefacts["hidden"], fused="/nowhere.so")
+    assert "has no graph for the fused operator" in no_graph
+
+
+def test_a_damaged_folder_is_refused_in_one_sentence(
+    driver: Driver, artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    for number, (name, change, words) in enumerate(
+        (
+            ("weights.bin", lambda data: data[:-1] + bytes([data[-1] ^ 1]), "was altered"),
+            ("step.onnx", lambda data: data[:-1], "bytes, expected"),
+            ("spec.json", lambda data: data.replace(b'"segment": 8', b'"segment": 9'), "digest does not match"),
+            ("spec.json", lambda data: data[:-2], "no JSON from byte"),
+            ("vocab.json", None, "is missing"),
+        )
+    ):
+        folder = Path(shutil.copytree(artefacts["shift"], tmp_path / str(number)))
+        if change is None:
+            (folder / name).unlink()
+        else:
+            (folder / name).write_bytes(change((folder / name).read_bytes()))
+        assert words in driver.refusal("open", folder), name
+
+
+def test_a_damaged_or_foreign_stream_is_refused_in_one_sentence(
+    driver: Driver, artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    session, path = open_session(artefacts["ring"]), tmp_path / "stream.npz"
+    memory = session.start(1)
+    save_memory(memory, path)
+    whole = path.read_bytes()
+    question = {"ids": [0, 1], "lengths": [1], "load": str(path)}
+    assert "scores" in driver.ask("steps", artefacts["ring"], **question)
+    assert "holds the memory of artefact" in driver.refusal("steps", artefacts["shift"], **question)
+    draw = np.random.default_rng(0)
+    for at in [*range(0, len(whole), 997), *draw.integers(0, len(whole), 40)]:
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        answer = driver.ask("steps", artefacts["ring"], **question)
+        assert "scores" in answer or "continued" in answer["error"] or "holds the memory" in answer["error"]
+        path.write_bytes(whole[:at])
+        assert "continued" in driver.refusal("steps", artefacts["ring"], **question)
+    name = next(iter(memory.tensors))
+    memory.tensors[name][:] = np.nan  # as of a text that overflowed, in a row that starts again
+    save_memory(memory, path)
+    assert "scores" in driver.ask("steps", artefacts["ring"], **question)
+    np.savez(path, owner=session.identity, positions=memory.positions, **{f"tensor/{name}": np.zeros(3)})
+    assert "other arrays" in driver.refusal("steps", artefacts["ring"], **question)
+
+
+def test_stop_strings_end_a_text_as_in_python(driver: Driver, artefacts: dict[str, Path], text: str) -> None:
+    session = open_session(artefacts["ring"])
+    whole = "".join(piece.text for piece in generate(session, text[:20], max_tokens=60, seed=9))
+    reasons = {None: 0, "end": 1, "stop": 2, "length": 3}
+    for stop in ([whole[30:33]], [whole[12:14], whole[10:15] + "\n"], ["no such text"]):
+        pieces = list(generate(session, text[:20], max_tokens=60, seed=9, stop=stop))
+        found = driver.ask("generate", artefacts["ring"], prompt=text[:20], tokens=60, seed=9, stop=stop)
+        assert found["pieces"] == [piece.text for piece in pieces]
+        assert found["ended"] == reasons[pieces[-1].ended]
+
+
+def test_random_numbers_are_numpy_s(driver: Driver, artefacts: dict[str, Path]) -> None:
+    for seed, row in ((0, 0), (1, 0), ((1 << 63) + 5, (1 << 33) + 1)):
+        draws = driver.ask("draws", artefacts["ring"], seed=seed, row=row)["draws"]
+        assert draws == np.random.default_rng([seed, row]).random(8).tolist()
