@@ -46,8 +46,9 @@ Result guarded(Result failed, Work work) noexcept {
 
 void require(bool given) {
   if (!given)
-    throw xl_export::Error(xl_export::Fault::option, "a pointer is null or a number of elements is negative; "
-                                                     "give what xl_export_c.h asks for.");
+    throw xl_export::Error(xl_export::Fault::option,
+                           "a pointer is null or a number of elements is negative; "
+                           "give what xl_export_c.h asks for.");
 }
 
 Tokens view(const std::int64_t* numbers, std::int64_t count) {
@@ -72,7 +73,9 @@ std::int64_t written(const Range& range, Element* out, std::int64_t capacity) {
 
 }  // namespace
 
-const char* xl_last_error(void) { return last_error().c_str(); }
+const char* xl_last_error(void) {
+  return last_error().c_str();
+}
 
 xl_session* xl_open(const char* folder, std::int32_t threads, const char* fused_library) {
   return guarded<xl_session*>(nullptr, [&] {
@@ -84,13 +87,17 @@ xl_session* xl_open(const char* folder, std::int32_t threads, const char* fused_
   });
 }
 
-void xl_close(xl_session* session) { delete session; }
+void xl_close(xl_session* session) {
+  delete session;
+}
 
 std::int64_t xl_vocabulary_size(const xl_session* session) {
   return session ? session->session.spec().vocabulary : -1;
 }
 
-std::int64_t xl_segment(const xl_session* session) { return session ? session->session.spec().segment : -1; }
+std::int64_t xl_segment(const xl_session* session) {
+  return session ? session->session.spec().segment : -1;
+}
 
 std::int32_t xl_check(const xl_session* session, double* max_difference) {
   return guarded<std::int32_t>(-1, [&] {
@@ -101,8 +108,8 @@ std::int32_t xl_check(const xl_session* session, double* max_difference) {
   });
 }
 
-std::int64_t xl_encode(const xl_session* session, const char* text, std::int64_t num_bytes, std::int64_t* tokens,
-                       std::int64_t capacity) {
+std::int64_t xl_encode(const xl_session* session, const char* text, std::int64_t num_bytes,
+                       std::int64_t* tokens, std::int64_t capacity) {
   return guarded<std::int64_t>(-1, [&] {
     require(session && num_bytes >= 0 && (text || num_bytes == 0));
     const std::string_view given(text ? text : "", static_cast<std::size_t>(num_bytes));
@@ -133,9 +140,13 @@ xl_memory* xl_copy(const xl_memory* memory) {
   });
 }
 
-void xl_free(xl_memory* memory) { delete memory; }
+void xl_free(xl_memory* memory) {
+  delete memory;
+}
 
-std::int64_t* xl_positions(xl_memory* memory) { return memory ? memory->memory.positions.data() : nullptr; }
+std::int64_t* xl_positions(xl_memory* memory) {
+  return memory ? memory->memory.positions.data() : nullptr;
+}
 
 std::int32_t xl_step(const xl_session* session, xl_memory* memory, const std::int64_t* tokens,
                      std::int64_t length, float* logits) {
@@ -161,8 +172,8 @@ std::int32_t xl_score(const xl_session* session, xl_memory* memory, const std::i
                       const std::int64_t* targets, std::int64_t length, float* log_probs) {
   return guarded<std::int32_t>(-1, [&] {
     require(session && log_probs);
-    const auto answers = session->session.score(rows(memory, tokens, length), rows(memory, targets, length),
-                                                memory->memory);
+    const auto answers =
+        session->session.score(rows(memory, tokens, length), rows(memory, targets, length), memory->memory);
     std::copy(answers.begin(), answers.end(), log_probs);
     return 0;
   });
@@ -177,10 +188,9 @@ std::int32_t xl_generate(const xl_session* session, xl_memory* memory, const std
     chosen.sampler = {options->temperature, options->top_k, options->top_p};
     chosen.seed = options->seed;
     if (options->stop) chosen.stop.emplace_back(options->stop);
-    xl_export::generate(session->session, memory->memory, view(prompt, count), chosen,
-                        [&](const xl_export::Piece& piece) {
-                          return each(own, piece.token, piece.text.c_str()) != 0;
-                        });
+    xl_export::generate(
+        session->session, memory->memory, view(prompt, count), chosen,
+        [&](const xl_export::Piece& piece) { return each(own, piece.token, piece.text.c_str()) != 0; });
     return 0;
   });
 }

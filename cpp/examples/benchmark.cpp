@@ -36,7 +36,8 @@ int main(int count, char** arguments) {
     auto memory = session.start();
     const xl_export::Spec& spec = session.spec();
     std::vector<std::int64_t> before;
-    for (std::int64_t at = 0; at < std::max(spec.memory, spec.segment); ++at) before.push_back(at % spec.vocabulary);
+    for (std::int64_t at = 0; at < std::max(spec.memory, spec.segment); ++at)
+      before.push_back(at % spec.vocabulary);
     session.feed(before, memory);
     std::vector<double> times;
     for (long at = 0; at < tokens; ++at) {
@@ -47,10 +48,11 @@ int main(int count, char** arguments) {
       times.push_back(took.count());
     }
     const std::vector<double> late(times.end() - std::max(1L, tokens / 10), times.end());
-    std::printf("{\"engine\": \"cpp\", \"kernel\": \"%s\", \"form\": \"%s\", \"precision\": \"%s\", "
-                "\"threads\": %d, \"tokens\": %ld, \"ms_per_token\": %.5g, \"late_ms_per_token\": %.5g}\n",
-                session.kernel(), spec.form.c_str(), spec.precision.c_str(), options.threads, tokens,
-                median(times), median(late));
+    std::printf(
+        "{\"engine\": \"cpp\", \"kernel\": \"%s\", \"form\": \"%s\", \"precision\": \"%s\", "
+        "\"threads\": %d, \"tokens\": %ld, \"ms_per_token\": %.5g, \"late_ms_per_token\": %.5g}\n",
+        session.kernel(), spec.form.c_str(), spec.precision.c_str(), options.threads, tokens, median(times),
+        median(late));
   } catch (const std::exception& error) {
     std::cerr << error.what() << '\n';
     return 2;

@@ -1,9 +1,9 @@
-"""Writes `include/xl_export/unicode_classes.hpp`: which characters the library `tokenizers` takes for letters
-and for numbers.
+"""Writes `include/xl_export/text/unicode_classes.hpp`: which characters the library `tokenizers` takes for
+letters and for numbers.
 
     python cpp/tools/unicode_classes.py
 
-The library is asked about every character, because its tables may be of another Unicode version than Python's.
+The library is asked about every character: its tables may be of another Unicode version than Python's.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 from tokenizers import Regex, pre_tokenizers
 
-TARGET = Path(__file__).parents[1] / "include" / "xl_export" / "unicode_classes.hpp"
+TARGET = Path(__file__).parents[1] / "include" / "xl_export" / "text" / "unicode_classes.hpp"
 CHARACTERS = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
 HEAD = """\
-// Written by cpp/tools/unicode_classes.py: the characters that the library `tokenizers` takes for letters and for
-// numbers. Each table counts the characters from U+0000 on: so many are outside, then so many inside, and so on.
+// Written by cpp/tools/unicode_classes.py: the characters that the library `tokenizers` takes for letters and
+// for numbers. Each table counts the characters from U+0000 on: so many outside, so many inside, and so on.
 #ifndef XL_EXPORT_UNICODE_CLASSES_HPP
 #define XL_EXPORT_UNICODE_CLASSES_HPP
 

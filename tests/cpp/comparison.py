@@ -56,12 +56,12 @@ def _compare_tokens(driver: Driver, session: Session, folder: Path, more: dict[s
 def _compare_steps(
     driver: Driver, session: Session, folder: Path, scratch: Path, more: dict[str, Any], nats: float
 ) -> None:
-    """Scores of two rows, one of which is padded on the left; then each side continues the other's streams."""
+    """Scores of two rows, one padded on the left; then each side continues the other's streams."""
     segment = session.rule.segment
     lengths = [1, segment, max(1, segment - 3), segment, 1]
     draw = np.random.default_rng(3)
     tokens = draw.integers(0, session.vocab.size, (2, sum(lengths) + 1))
-    mine, theirs = scratch / "python.npz", scratch / "cpp.npz"
+    mine, theirs = scratch / "python.stream", scratch / "cpp.stream"
 
     def python(memory: Any) -> np.ndarray:
         scores, at = [], 0

@@ -28,6 +28,7 @@ class Driver {
  private:
   std::string answer_verb(const std::string& verb) {
     if (verb == "forget") return sessions_.clear(), "{}";
+    if (verb == "digest") return digest();
     const xl_export::Session& session = open();
     if (verb == "open") return "{\"kernel\": \"" + std::string(session.kernel()) + "\"}";
     if (verb == "check") return check(session);
@@ -75,8 +76,10 @@ class Driver {
       const Value* found = question_.find(name);
       return found ? std::stod(found->text) : absent;
     };
-    options.sampler = {number("temperature", 1), static_cast<std::int64_t>(number("top_k", 0)), number("top_p", 1)};
+    options.sampler = {number("temperature", 1), static_cast<std::int64_t>(number("top_k", 0)),
+                       number("top_p", 1)};
     if (const Value* seed = question_.find("seed")) options.seed = std::stoull(seed->text);
+    if (const Value* text = question_.find("text")) options.text = text->boolean();
     if (const Value* stop = question_.find("stop"))
       for (const Value& text : stop->list()) options.stop.push_back(text.string());
     xl_export::Memory memory = started(session);
@@ -93,7 +96,8 @@ class Driver {
         question_.find("ids") ? ids("ids") : session.vocabulary().encode(question_.at("prompt").string());
     xl_export::generate(session, memory, prompt, options, keep);
     finish(memory);
-    return "{\"ids\": " + listed(drawn) + ", \"pieces\": [" + pieces + "], \"ended\": " + std::to_string(ended) + "}";
+    return "{\"ids\": " + listed(drawn) + ", \"pieces\": [" + pieces +
+           "], \"ended\": " + std::to_string(ended) + "}";
   }
 
   // log p of every token after the first of each row, fed in segments of some lengths, and the last logits.
@@ -115,7 +119,8 @@ class Driver {
       xl_export::Memory fork = memory.copy();
       last = session.predict(fed, fork);
       const std::vector<float> whole = session.step(fed, fork = memory.copy());
-      if (!std::equal(last.end() - session.spec().vocabulary, last.end(), whole.end() - session.spec().vocabulary))
+      if (!std::equal(last.end() - session.spec().vocabulary, last.end(),
+                      whole.end() - session.spec().vocabulary))
         return "{\"error\": \"step and predict differ\"}";
       const std::vector<float> scores = session.score(fed, targets, memory);
       all.insert(all.end(), scores.begin(), scores.end());
@@ -124,6 +129,14 @@ class Driver {
     finish(memory);
     return "{\"scores\": " + listed(all) + ", \"last\": " + listed(last) +
            ", \"positions\": " + listed(memory.positions) + "}";
+  }
+
+  // The digest of a JSON document that is given as a text.
+  std::string digest() {
+    const Value document = xl_export::detail::json::parse(question_.at("text").string());
+    std::string canonical;
+    xl_export::detail::json::append_canonical(canonical, document, "digest");
+    return "{\"digest\": \"" + xl_export::detail::sha256(canonical.data(), canonical.size()) + "\"}";
   }
 
   std::string draws() {

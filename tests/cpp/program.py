@@ -1,4 +1,4 @@
-"""Compiles programs against the headers in cpp/ and the ONNX Runtime of the Python wheel, and talks to one."""
+"""Compiles programs against the headers in cpp/ and the library in ONNX Runtime's wheel, and talks to one."""
 
 from __future__ import annotations
 

@@ -56,8 +56,9 @@ inline Reference read_reference(const Session& session) {
   const Spec& spec = session.spec();
   const std::filesystem::path path = session.folder() / "reference.json";
   if (!spec.has("reference.json") || !spec.has("reference.bin"))
-    throw Error(Fault::artefact, session.folder().string() + " has no reference.json, which artefacts of older "
-                                 "releases lack; check it with `xl-export check`, or export it again.");
+    throw Error(Fault::artefact, session.folder().string() +
+                                     " has no reference.json, which artefacts of older "
+                                     "releases lack; check it with `xl-export check`, or export it again.");
   const Bytes text = read_verified(path, spec.files.at("reference.json"));
   const Bytes answers = read_verified(session.folder() / "reference.bin", spec.files.at("reference.bin"));
   return naming(path, [&] {
@@ -67,7 +68,8 @@ inline Reference read_reference(const Session& session) {
       reference.tokens.emplace_back();
       for (const json::Value& token : row.list())
         reference.tokens.back().push_back(token.integer(0, spec.vocabulary - 1));
-      if (reference.tokens.back().size() != reference.tokens.front().size() || reference.tokens.back().size() < 2)
+      if (reference.tokens.back().size() != reference.tokens.front().size() ||
+          reference.tokens.back().size() < 2)
         throw json::Value::wrong("its rows of tokens have not one length");
     }
     reference.batch = reference.tokens.size();

@@ -36,8 +36,9 @@ inline std::uint64_t size_of_file(const std::filesystem::path& path) {
 inline Bytes read_file(const std::filesystem::path& path, std::uint64_t most = UINT64_MAX) {
   const std::uint64_t size = size_of_file(path);
   if (size > most)
-    throw Error(Fault::artefact, path.string() + " has " + std::to_string(size) + " bytes, expected at most " +
-                                     std::to_string(most) + "; copy or make it again.");
+    throw Error(Fault::artefact, path.string() + " has " + std::to_string(size) +
+                                     " bytes, expected at most " + std::to_string(most) +
+                                     "; copy or make it again.");
   Bytes bytes(static_cast<std::size_t>(size));
   std::ifstream stream(path, std::ios::binary);
   stream.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
@@ -58,18 +59,21 @@ inline Bytes read_verified(const std::filesystem::path& path, const FileFacts& f
   const std::uint64_t size = size_of_file(path);
   if (size != facts.num_bytes)
     throw Error(Fault::artefact, path.string() + " has " + std::to_string(size) + " bytes, expected " +
-                                     std::to_string(facts.num_bytes) + "; copy it again, or export it again.");
+                                     std::to_string(facts.num_bytes) +
+                                     "; copy it again, or export it again.");
   Bytes bytes = read_file(path);
   if (sha256(bytes.data(), bytes.size()) != facts.sha256)
-    throw Error(Fault::artefact, path.string() + " was altered: its SHA-256 is not the one in spec.json; copy "
-                                                 "it again, or export it again.");
+    throw Error(Fault::artefact, path.string() +
+                                     " was altered: its SHA-256 is not the one in spec.json; copy "
+                                     "it again, or export it again.");
   return bytes;
 }
 
 // Writes a file under another name first, so that a full disk or a crash leaves no half of it.
 inline void write_file(const std::filesystem::path& path, const Bytes& bytes) {
   const auto failed = [&] {
-    return Error(Fault::option, path.string() + " could not be written; name a folder that exists and has room.");
+    return Error(Fault::option,
+                 path.string() + " could not be written; name a folder that exists and has room.");
   };
   std::filesystem::path temporary = path;
   temporary += ".partial";

@@ -91,25 +91,30 @@ inline void generate(const Session& session, Memory& memory, View<std::int64_t> 
                      const GenerateOptions& options, const std::function<bool(const Piece&)>& each) {
   options.sampler.verify();
   if (options.max_tokens < 1)
-    throw Error(Fault::option, "max_tokens is " + std::to_string(options.max_tokens) + "; expected at least 1.");
+    throw Error(Fault::option,
+                "max_tokens is " + std::to_string(options.max_tokens) + "; expected at least 1.");
   if (prompt.empty()) throw Error(Fault::text, "the prompt has no tokens; give at least one.");
   for (const std::int64_t token : prompt)  // before anything is fed, and so before the memory changes
     if (token < 0 || token >= session.spec().vocabulary)
       throw Error(Fault::text, "the prompt has the token " + std::to_string(token) +
                                    ", outside the vocabulary of this model (0 to " +
-                                   std::to_string(session.spec().vocabulary - 1) + "); give ids of this model.");
+                                   std::to_string(session.spec().vocabulary - 1) +
+                                   "); give ids of this model.");
   const bool ids = session.vocabulary().kind() == "ids";  // a stop string is whole tokens there
   std::vector<std::string> stop = options.stop;
   for (std::string& text : stop) {
     if (ids) text = detail::without_blanks(text);
-    if (text.empty()) throw Error(Fault::option, "a stop string is empty; give at least one character, or none.");
+    if (text.empty())
+      throw Error(Fault::option, "a stop string is empty; give at least one character, or none.");
   }
   if (!stop.empty() && !options.text)
-    throw Error(Fault::option, "stop strings are searched in the text, which was not asked for; leave one of "
-                               "them out.");
+    throw Error(Fault::option,
+                "stop strings are searched in the text, which was not asked for; leave one of "
+                "them out.");
   auto decoder = options.text ? session.vocabulary().decoder() : nullptr;
   if (decoder)
-    for (const std::int64_t token : prompt) decoder->add(token);  // so that a word after it begins with a blank
+    for (const std::int64_t token : prompt)
+      decoder->add(token);  // so that a word after it begins with a blank
   detail::GrowingText text(std::move(decoder), stop, ids ? " " : "");
   Random random(options.seed);
   std::vector<float> logits = session.feed(prompt, memory);

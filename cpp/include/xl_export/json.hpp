@@ -24,7 +24,7 @@ enum class Kind { null, boolean, number, string, list, object };
 class Value {
  public:
   Kind kind = Kind::null;
-  std::string text;  // of a string, in UTF-8; of a number, as it is written; "true" or "false"
+  std::string text;               // of a string, in UTF-8; of a number, as it is written; "true" or "false"
   std::vector<std::string> keys;  // of an object, in the order of the file
   std::vector<Value> items;       // of a list, or the values of an object
 
@@ -61,7 +61,8 @@ class Value {
     std::int64_t value = 0;
     const char* end = text.data() + text.size();
     const auto parsed = std::from_chars(text.data(), end, value);
-    if (kind != Kind::number || parsed.ec != std::errc() || parsed.ptr != end || value < least || value > most)
+    if (kind != Kind::number || parsed.ec != std::errc() || parsed.ptr != end || value < least ||
+        value > most)
       throw wrong("an integer from " + std::to_string(least) + " to " + std::to_string(most) +
                   " was expected where " + shown_kind() + " stands");
     return value;
@@ -223,7 +224,9 @@ class Parser {
   std::size_t at_ = 0;
 };
 
-inline Value parse(std::string_view text) { return Parser(text).parse(); }
+inline Value parse(std::string_view text) {
+  return Parser(text).parse();
+}
 
 inline void append_string(std::string& out, std::string_view text) {
   static constexpr std::string_view meant = "\"\\\b\f\n\r\t", escapes = "\"\\bfnrt";

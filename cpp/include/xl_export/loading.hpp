@@ -16,7 +16,7 @@
 #include "onnx_file.hpp"
 #include "ort.hpp"
 #include "spec.hpp"
-#include "vocabularies.hpp"
+#include "text/vocabularies.hpp"
 
 namespace xl_export {
 
@@ -25,7 +25,8 @@ enum class Provider { cpu, cuda };
 // How an artefact is opened.
 struct Options {
   int threads = 0;  // of one step; 0 leaves the number to ONNX Runtime
-  // CUDA needs ONNX Runtime's library for GPUs. The memory stays on the host there and is copied in each step.
+  // CUDA needs ONNX Runtime's library for GPUs. The memory stays on the host there and is copied in each
+  // step.
   Provider provider = Provider::cpu;
   int device = 0;  // the number of the GPU
   // The library of the fused operator, as `xl-export fused-kernel` prints its path; empty for the standard
@@ -88,8 +89,9 @@ inline void verify_signatures(const Loaded& loaded, const std::filesystem::path&
 
 inline void refuse_unserved(const Spec& spec, const std::filesystem::path& folder) {
   if (spec.target == "tensorrt")
-    throw Error(Fault::artefact, folder.string() + " was exported for TensorRT; export it without --target "
-                                                   "tensorrt for ONNX Runtime.");
+    throw Error(Fault::artefact, folder.string() +
+                                     " was exported for TensorRT; export it without --target "
+                                     "tensorrt for ONNX Runtime.");
   const std::string version = ort::version();
   const long major = std::strtol(version.c_str(), nullptr, 10);
   const std::size_t dot = version.find('.');
@@ -138,7 +140,8 @@ inline ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weig
     // ONNX Runtime copies what it needs and changes nothing, although its interface asks for plain pointers.
     auto* content = const_cast<char*>(reinterpret_cast<const char*>(weights->data()));
     const std::size_t size = weights->size();
-    ort::check(ort::api().AddExternalInitializersFromFilesInMemory(settings.get(), &name, &content, &size, 1));
+    ort::check(
+        ort::api().AddExternalInitializersFromFilesInMemory(settings.get(), &name, &content, &size, 1));
   }
   // Where it would look for other tensors. `OnnxFile` has made sure that there are none.
   ort::check(ort::api().AddSessionConfigEntry(
@@ -154,8 +157,9 @@ inline Loaded load(const std::filesystem::path& folder, const Options& options) 
   refuse_unserved(spec, folder);
   loaded.fused = !options.fused_library.empty();
   if (loaded.fused && !spec.has("fused.onnx"))
-    throw Error(Fault::option, folder.string() + " has no graph for the fused operator, which does not serve its "
-                                                 "model; leave fused_library out.");
+    throw Error(Fault::option, folder.string() +
+                                   " has no graph for the fused operator, which does not serve its "
+                                   "model; leave fused_library out.");
   if (options.threads < 0 || options.threads > 4096)
     throw Error(Fault::option, "threads is " + std::to_string(options.threads) + "; expected 0 to 4096.");
   const std::string graph_name = loaded.fused ? "fused.onnx" : "step.onnx";

@@ -1,6 +1,6 @@
-// Looks into an ONNX file before ONNX Runtime gets it: which files it refers to, whether it can loop for ever,
-// and whether it holds compiled code. Only the few fields that answer these questions are read (onnx.proto:
-// ModelProto, GraphProto, NodeProto, TensorProto).
+// Looks into an ONNX file before ONNX Runtime gets it: which files it refers to, whether it can loop for
+// ever, and whether it holds compiled code. Only the few fields that answer these questions are read
+// (onnx.proto: ModelProto, GraphProto, NodeProto, TensorProto).
 #ifndef XL_EXPORT_ONNX_FILE_HPP
 #define XL_EXPORT_ONNX_FILE_HPP
 
@@ -49,11 +49,20 @@ class OnnxFile {
       if (tag >> 32) throw damaged();  // other readers drop these bits, and would see another field
       std::uint64_t length = 0;
       switch (tag & 7) {
-        case 0: varint(data, at); continue;
-        case 1: length = 8; break;
-        case 2: length = varint(data, at); break;
-        case 5: length = 4; break;
-        default: throw damaged();
+        case 0:
+          varint(data, at);
+          continue;
+        case 1:
+          length = 8;
+          break;
+        case 2:
+          length = varint(data, at);
+          break;
+        case 5:
+          length = 4;
+          break;
+        default:
+          throw damaged();
       }
       if (length > data.size() - at) throw damaged();
       if ((tag & 7) == 2) visit(tag >> 3, data.substr(at, length));
@@ -76,7 +85,8 @@ class OnnxFile {
     if (depth > deepest) throw damaged();
     fields(data, [&](std::uint64_t number, std::string_view content) {
       if (number == 1) read_node(content, depth);
-      // Initializers of the graph itself are the only tensors that ONNX Runtime takes from the verified bytes.
+      // Initializers of the graph itself are the only tensors that ONNX Runtime takes from the verified
+      // bytes.
       if (number == 5) read_tensor(content, depth == 0);
       if (number == 15) read_sparse(content);
     });
@@ -87,7 +97,8 @@ class OnnxFile {
       if (number == 5) read_attribute(content, depth);
       if (number != 4) return;  // the operator
       if (content == "Loop" || content == "Scan" || content == "SequenceMap")
-        throw refused("has a " + std::string(content) + " operator, which may never end, and no step needs one");
+        throw refused("has a " + std::string(content) +
+                      " operator, which may never end, and no step needs one");
       if (content == "EPContext")
         throw refused("has an EPContext operator, which holds compiled code, and no artefact has one");
     });

@@ -20,14 +20,17 @@ class Failure : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-inline std::string version() { return OrtGetApiBase()->GetVersionString(); }
+inline std::string version() {
+  return OrtGetApiBase()->GetVersionString();
+}
 
 // The functions of the interface of version `ORT_API_VERSION`, which every newer library offers too.
 inline const OrtApi& api() {
   static const OrtApi* const found = OrtGetApiBase()->GetApi(ORT_API_VERSION);
   if (!found)
-    throw Error(Fault::option, "ONNX Runtime " + version() + " is too old; link 1.21 or newer, and 1.25 or newer "
-                               "for ring memory.");
+    throw Error(Fault::option, "ONNX Runtime " + version() +
+                                   " is too old; link 1.21 or newer, and 1.25 or newer "
+                                   "for ring memory.");
   return *found;
 }
 
@@ -114,8 +117,8 @@ inline Signature signature(const OrtSession* session, std::size_t index, bool in
   Signature found;
   found.name = name;
   check(api().AllocatorFree(allocator, name));
-  const auto type = made<OrtTypeInfo>(
-      input ? api().SessionGetInputTypeInfo : api().SessionGetOutputTypeInfo, session, index);
+  const auto type = made<OrtTypeInfo>(input ? api().SessionGetInputTypeInfo : api().SessionGetOutputTypeInfo,
+                                      session, index);
   const OrtTensorTypeAndShapeInfo* info = nullptr;
   check(api().CastTypeInfoToTensorInfo(type.get(), &info));
   if (!info) return found;  // a sequence or a map, which no tensor of a spec is like

@@ -1,6 +1,6 @@
-// Draws the next token from logits: greedily, or with temperature, top-k and top-p. The random numbers are those
-// of NumPy's default_rng([seed, row]), so the same seed draws the same tokens as the Python package from the
-// same logits.
+// Draws the next token from logits: greedily, or with temperature, top-k and top-p. The random numbers are
+// those of NumPy's default_rng([seed, row]), so the same seed draws the same tokens as the Python package
+// from the same logits.
 #ifndef XL_EXPORT_SAMPLER_HPP
 #define XL_EXPORT_SAMPLER_HPP
 
@@ -105,7 +105,8 @@ struct Sampler {
       throw Error(Fault::option, "temperature is " + std::to_string(temperature) +
                                      "; expected 0 (the likeliest token) or a positive number.");
     if (top_k < 0)
-      throw Error(Fault::option, "top_k is " + std::to_string(top_k) + "; expected at least 1, or 0 for all.");
+      throw Error(Fault::option,
+                  "top_k is " + std::to_string(top_k) + "; expected at least 1, or 0 for all.");
     if (!(top_p > 0 && top_p <= 1))
       throw Error(Fault::option, "top_p is " + std::to_string(top_p) + "; expected above 0 and at most 1.");
   }
@@ -115,8 +116,9 @@ struct Sampler {
     const auto likeliest = std::max_element(logits.begin(), logits.end());
     const bool any_nan = std::any_of(logits.begin(), logits.end(), [](float x) { return std::isnan(x); });
     if (logits.empty() || any_nan || !std::isfinite(*likeliest))
-      throw Error(Fault::artefact, "the model's logits are not finite, so no token can be drawn; its weights "
-                                   "are damaged or diverged.");
+      throw Error(Fault::artefact,
+                  "the model's logits are not finite, so no token can be drawn; its weights "
+                  "are damaged or diverged.");
     if (temperature == 0) return likeliest - logits.begin();
     const std::size_t size = logits.size();
     std::vector<double> weights(size);

@@ -16,7 +16,7 @@
 #include "memory.hpp"
 #include "ort.hpp"
 #include "spec.hpp"
-#include "vocabulary.hpp"
+#include "text/vocabulary.hpp"
 
 namespace xl_export {
 
@@ -54,8 +54,8 @@ class Session {
     try {
       return Memory(spec().state, batch, spec().identity, spec().in_place());
     } catch (const std::bad_alloc&) {
-      throw Error(Fault::stream, "the memory of " + std::to_string(batch) +
-                                     " streams cannot be had; use a smaller batch.");
+      throw Error(Fault::stream,
+                  "the memory of " + std::to_string(batch) + " streams cannot be had; use a smaller batch.");
     }
   }
 
@@ -87,8 +87,10 @@ class Session {
                                      std::to_string(tokens.size()) + " tokens; give one for each, or -1.");
     for (const std::int64_t target : targets)
       if (target < -1 || target >= spec().vocabulary)
-        throw Error(Fault::stream, "target " + std::to_string(target) + " is outside the vocabulary; expected "
-                                   "-1 (not wanted) to " + std::to_string(spec().vocabulary - 1) + ".");
+        throw Error(Fault::stream, "target " + std::to_string(target) +
+                                       " is outside the vocabulary; expected "
+                                       "-1 (not wanted) to " +
+                                       std::to_string(spec().vocabulary - 1) + ".");
     if (spec().selective) return advance(tokens, targets, memory, Wanted::none).log_probs;
     const std::vector<float> logits = advance(tokens, {}, memory, Wanted::all).logits;
     const auto size = static_cast<std::size_t>(spec().vocabulary);
@@ -104,8 +106,9 @@ class Session {
   // Logits [V] after any number of tokens of one stream, fed in segments.
   std::vector<float> feed(View<std::int64_t> tokens, Memory& memory) const {
     if (memory.batch() != 1 || tokens.empty())
-      throw Error(Fault::stream, "a text is fed to one stream and has at least one token; use step() for a "
-                                 "batch.");
+      throw Error(Fault::stream,
+                  "a text is fed to one stream and has at least one token; use step() for a "
+                  "batch.");
     const auto segment = static_cast<std::size_t>(spec().segment);
     std::vector<float> logits;
     for (std::size_t at = 0; at < tokens.size(); at += segment)
@@ -114,7 +117,6 @@ class Session {
   }
 
  private:
-
   enum class Wanted { all, last, none };  // positions whose distributions a selective graph computes
   struct Answers {
     std::vector<float> logits, log_probs;
@@ -136,10 +138,12 @@ class Session {
     constexpr std::int64_t furthest = std::int64_t{1} << 62;
     if (memory.positions.size() != batch)
       throw Error(Fault::stream, "the memory has " + std::to_string(memory.positions.size()) +
-                                     " positions for " + std::to_string(batch) + " streams; give one to each.");
+                                     " positions for " + std::to_string(batch) +
+                                     " streams; give one to each.");
     for (const std::int64_t at : memory.positions)
       if (at > furthest || at < -furthest)
-        throw Error(Fault::stream, "a position of the memory is beyond 2^62; set it to 0 to start a new text.");
+        throw Error(Fault::stream,
+                    "a position of the memory is beyond 2^62; set it to 0 to start a new text.");
     if (tokens.size() % batch)
       throw Error(Fault::stream, std::to_string(tokens.size()) + " tokens were given for " +
                                      std::to_string(batch) + " streams; give each as many.");
@@ -150,12 +154,15 @@ class Session {
                                      ": feed them in several pieces, or export it with a larger --segment.");
     for (const std::int64_t token : tokens)
       if (token < 0 || token >= spec().vocabulary)
-        throw Error(Fault::stream, "token " + std::to_string(token) + " is outside the vocabulary; expected 0 "
-                                   "to " + std::to_string(spec().vocabulary - 1) + ".");
+        throw Error(Fault::stream, "token " + std::to_string(token) +
+                                       " is outside the vocabulary; expected 0 "
+                                       "to " +
+                                       std::to_string(spec().vocabulary - 1) + ".");
     return length;
   }
 
-  Answers advance(View<std::int64_t> tokens, View<std::int64_t> targets, Memory& memory, Wanted wanted) const {
+  Answers advance(View<std::int64_t> tokens, View<std::int64_t> targets, Memory& memory,
+                  Wanted wanted) const {
     const std::size_t length = checked(tokens, memory), batch = tokens.size() / length;
     memory.clear_restarted_rows();
     std::vector<std::int64_t> ids(tokens.begin(), tokens.end()), places(tokens.size()), rows;
@@ -186,8 +193,8 @@ class Session {
   }
 
   void run(Memory& memory, std::vector<std::int64_t>& ids, std::vector<std::int64_t>& places,
-           std::vector<std::int64_t>& asked, std::vector<std::int64_t>& rows, Answers& answers, std::int64_t B,
-           std::int64_t T) const {
+           std::vector<std::int64_t>& asked, std::vector<std::int64_t>& rows, Answers& answers,
+           std::int64_t B, std::int64_t T) const {
     using detail::ort::tensor;
     const auto count = static_cast<std::int64_t>(rows.size());
     std::vector<detail::ort::Value> own;  // of this step; those of the memory stay from step to step
@@ -209,9 +216,9 @@ class Session {
       outputs.push_back(own.back().get());
     }
     for (const auto& state : memory.present()) outputs.push_back(state.value.get());
-    detail::ort::check(detail::ort::api().Run(parts_.session.get(), nullptr, input_names_.data(), inputs.data(),
-                                              inputs.size(), output_names_.data(), outputs.size(),
-                                              outputs.data()));
+    detail::ort::check(detail::ort::api().Run(parts_.session.get(), nullptr, input_names_.data(),
+                                              inputs.data(), inputs.size(), output_names_.data(),
+                                              outputs.size(), outputs.data()));
   }
 
   // Whether the last answer of every row is finite. A value that is not finite and visible makes every later

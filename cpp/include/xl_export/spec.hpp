@@ -56,8 +56,8 @@ struct Spec {
 
 namespace detail {
 
-constexpr std::int64_t max_size = 1 << 24;       // of any one dimension
-constexpr std::int64_t selective_from = 8192;    // tokens of a vocabulary
+constexpr std::int64_t max_size = 1 << 24;     // of any one dimension
+constexpr std::int64_t selective_from = 8192;  // tokens of a vocabulary
 constexpr std::uint64_t max_spec_bytes = 1 << 26;
 
 inline bool is_plain_name(const std::string& name) {
@@ -148,8 +148,9 @@ inline Spec read_spec(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / "spec.json";
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error))
-    throw Error(Fault::artefact, folder.string() + " is not an artefact: it has no spec.json; make one with "
-                                                   "`xl-export export RUN --out ARTEFACT`.");
+    throw Error(Fault::artefact, folder.string() +
+                                     " is not an artefact: it has no spec.json; make one with "
+                                     "`xl-export export RUN --out ARTEFACT`.");
   const Bytes bytes = read_file(path, max_spec_bytes);
   return naming(path, [&] {
     const json::Value document = json::parse(as_text(bytes));

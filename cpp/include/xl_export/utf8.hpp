@@ -71,9 +71,10 @@ inline std::vector<char32_t> characters(std::string_view text) {
   for (std::size_t at = 0; at < text.size();) {
     const Character found = first_character(text.substr(at));
     if (!found.valid)
-      throw Error(Fault::text, "byte " + std::to_string(at) +
-                                   " of the text is not UTF-8; convert the text to UTF-8, or use a model with "
-                                   "a byte vocabulary, which takes any bytes.");
+      throw Error(Fault::text,
+                  "byte " + std::to_string(at) +
+                      " of the text is not UTF-8; convert the text to UTF-8, or use a model with "
+                      "a byte vocabulary, which takes any bytes.");
     codes.push_back(found.code);
     at += found.length;
   }

@@ -17,12 +17,16 @@ fn run(arguments: &[String]) -> Result<(), String> {
         options.max_tokens = tokens.parse().map_err(|_| format!("TOKENS is {tokens}; expected a number."))?;
     }
     if let Some(heat) = arguments.get(3) {
-        options.temperature = heat.parse().map_err(|_| format!("TEMPERATURE is {heat}; expected a number."))?;
+        options.temperature =
+            heat.parse().map_err(|_| format!("TEMPERATURE is {heat}; expected a number."))?;
     }
     let session = Session::open(folder, 1)?;
     match session.check() {
         Ok((difference, passed)) => {
-            eprintln!("at most {difference:.1e} nats from the reference: {}", if passed { "passed" } else { "FAILED" });
+            eprintln!(
+                "at most {difference:.1e} nats from the reference: {}",
+                if passed { "passed" } else { "FAILED" }
+            );
         }
         Err(sentence) => eprintln!("not checked: {sentence}"),
     }

@@ -36,7 +36,13 @@ extern "C" {
     fn xl_open(folder: *const c_char, threads: i32, fused_library: *const c_char) -> *mut RawSession;
     fn xl_close(session: *mut RawSession);
     fn xl_check(session: *const RawSession, max_difference: *mut f64) -> i32;
-    fn xl_encode(session: *const RawSession, text: *const c_char, num_bytes: i64, tokens: *mut i64, capacity: i64) -> i64;
+    fn xl_encode(
+        session: *const RawSession,
+        text: *const c_char,
+        num_bytes: i64,
+        tokens: *mut i64,
+        capacity: i64,
+    ) -> i64;
     fn xl_start(session: *const RawSession, batch: i64) -> *mut RawMemory;
     fn xl_free(memory: *mut RawMemory);
     fn xl_generate(
@@ -62,9 +68,14 @@ pub struct Memory<'a>(*mut RawMemory, &'a Session);
 
 impl Session {
     pub fn open(folder: &str, threads: i32) -> Result<Self, String> {
-        let folder = CString::new(folder).map_err(|_| "the folder's name has a NUL; give another.".to_string())?;
+        let folder =
+            CString::new(folder).map_err(|_| "the folder's name has a NUL; give another.".to_string())?;
         let raw = unsafe { xl_open(folder.as_ptr(), threads, std::ptr::null()) };
-        if raw.is_null() { Err(last_error()) } else { Ok(Self(raw)) }
+        if raw.is_null() {
+            Err(last_error())
+        } else {
+            Ok(Self(raw))
+        }
     }
 
     /// The largest difference from the reference in nats, and whether the check passed.
@@ -96,27 +107,43 @@ impl Session {
 
     pub fn start(&self) -> Result<Memory<'_>, String> {
         let raw = unsafe { xl_start(self.0, 1) };
-        if raw.is_null() { Err(last_error()) } else { Ok(Memory(raw, self)) }
+        if raw.is_null() {
+            Err(last_error())
+        } else {
+            Ok(Memory(raw, self))
+        }
     }
 }
 
 impl Memory<'_> {
     /// Continues the stream after a prompt; `each` gets every token and its text, and returns false to stop.
-    pub fn generate<F>(&mut self, prompt: &[i64], options: &GenerateOptions, mut each: F) -> Result<(), String>
+    pub fn generate<F>(
+        &mut self,
+        prompt: &[i64],
+        options: &GenerateOptions,
+        mut each: F,
+    ) -> Result<(), String>
     where
         F: FnMut(i64, &str) -> bool,
     {
-        extern "C" fn forward<F: FnMut(i64, &str) -> bool>(own: *mut c_void, token: i64, text: *const c_char) -> i32 {
+        extern "C" fn forward<F: FnMut(i64, &str) -> bool>(
+            own: *mut c_void,
+            token: i64,
+            text: *const c_char,
+        ) -> i32 {
             let each = unsafe { &mut *own.cast::<F>() };
             let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
             i32::from(each(token, &text))
         }
         let own: *mut c_void = std::ptr::addr_of_mut!(each).cast();
         let count = prompt.len() as i64;
-        let ended = unsafe {
-            xl_generate(self.1 .0, self.0, prompt.as_ptr(), count, options, forward::<F>, own)
-        };
-        if ended < 0 { Err(last_error()) } else { Ok(()) }
+        let ended =
+            unsafe { xl_generate(self.1 .0, self.0, prompt.as_ptr(), count, options, forward::<F>, own) };
+        if ended < 0 {
+            Err(last_error())
+        } else {
+            Ok(())
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-// Written by cpp/tools/unicode_classes.py: the characters that the library `tokenizers` takes for letters and for
-// numbers. Each table counts the characters from U+0000 on: so many are outside, then so many inside, and so on.
+// Written by cpp/tools/unicode_classes.py: the characters that the library `tokenizers` takes for letters and
+// for numbers. Each table counts the characters from U+0000 on: so many outside, so many inside, and so on.
 #ifndef XL_EXPORT_UNICODE_CLASSES_HPP
 #define XL_EXPORT_UNICODE_CLASSES_HPP
 

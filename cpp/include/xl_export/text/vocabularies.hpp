@@ -7,8 +7,8 @@
 #include <memory>
 #include <string>
 
-#include "file.hpp"
-#include "spec.hpp"
+#include "../file.hpp"
+#include "../spec.hpp"
 #include "subword.hpp"
 #include "symbols.hpp"
 

@@ -8,8 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "json.hpp"
-#include "utf8.hpp"
+#include "../json.hpp"
+#include "../utf8.hpp"
 
 namespace xl_export::detail {
 

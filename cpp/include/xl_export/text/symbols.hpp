@@ -65,7 +65,8 @@ class ByteVocabulary final : public Vocabulary {
       const std::int64_t id = ids_[byte];
       if (id == unknown_byte)
         throw Error(Fault::text, "the text has the byte " + std::to_string(byte) + " at byte " +
-                                     std::to_string(at) + ", which is not among the " + std::to_string(size()) +
+                                     std::to_string(at) + ", which is not among the " +
+                                     std::to_string(size()) +
                                      " bytes that this model was trained on; remove it from the text.");
       if (id != skipped_byte) tokens.push_back(id);
     }
@@ -104,10 +105,11 @@ class CharVocabulary final : public Vocabulary {
       append_utf8(symbol, code);
       const std::int64_t id = symbols_.id(symbol);
       if (id < 0)
-        throw Error(Fault::text, "'" + shown(symbol) + "', character " + std::to_string(tokens.size()) +
-                                     " of the text, is not among the " + std::to_string(size()) +
-                                     " characters that this model was trained on; remove it from the text, or "
-                                     "train on text that has it.");
+        throw Error(Fault::text,
+                    "'" + shown(symbol) + "', character " + std::to_string(tokens.size()) +
+                        " of the text, is not among the " + std::to_string(size()) +
+                        " characters that this model was trained on; remove it from the text, or "
+                        "train on text that has it.");
       tokens.push_back(id);
     }
     return tokens;
@@ -139,6 +141,7 @@ class WordVocabulary final : public Vocabulary {
   std::size_t size() const override { return symbols_.size(); }
 
   std::vector<std::int64_t> encode(std::string_view text) const override {
+    refuse_nul(text);
     std::vector<std::int64_t> tokens;
     const std::string lowered = lower_case_ ? lower(text) : std::string();
     if (lower_case_) text = lowered;
@@ -147,7 +150,8 @@ class WordVocabulary final : public Vocabulary {
       if (id < 0)
         throw Error(Fault::text, "'" + shown(word) + "', word " + std::to_string(tokens.size()) +
                                      " of the text, is not among the " + std::to_string(size()) +
-                                     " words of this model, which has no " + unknown_ + "; remove it from the "
+                                     " words of this model, which has no " + unknown_ +
+                                     "; remove it from the "
                                      "text.");
       tokens.push_back(id);
     };
@@ -193,8 +197,9 @@ class WordVocabulary final : public Vocabulary {
     std::string lowered(text);
     for (char& byte : lowered) {
       if (static_cast<unsigned char>(byte) >= 0x80)
-        throw Error(Fault::text, "this model lower-cases its texts, and this program lower-cases ASCII only; "
-                                 "give ids, or a text in ASCII.");
+        throw Error(Fault::text,
+                    "this model lower-cases its texts, and this program lower-cases ASCII only; "
+                    "give ids, or a text in ASCII.");
       if (byte >= 'A' && byte <= 'Z') byte = static_cast<char>(byte - 'A' + 'a');
     }
     return lowered;

@@ -1,6 +1,6 @@
-// Subwords of a `tokenizer.json` of the library `tokenizers`: byte pair encoding over bytes (as of GPT-2), and
-// over characters with words that begin with "▁", as `xl-export data --tokenizer` learns them. Every other kind
-// takes ids alone, and says so.
+// Subwords of a `tokenizer.json` of the library `tokenizers`: byte pair encoding over bytes (as of GPT-2),
+// and over characters with words that begin with "▁", as `xl-export data --tokenizer` learns them. Every
+// other kind takes ids alone, and says so.
 #ifndef XL_EXPORT_SUBWORD_HPP
 #define XL_EXPORT_SUBWORD_HPP
 
@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "bpe.hpp"
-#include "file.hpp"
+#include "../file.hpp"
 #include "tokenizer_json.hpp"
 #include "unicode_classes.hpp"
 #include "vocabulary.hpp"
@@ -51,12 +51,16 @@ inline bool is_number(char32_t code) {
   return numbers.has(code);
 }
 // White space in regular expressions of the library; Python's has four control characters more.
-inline bool is_blank(char32_t code) { return is_space(code) && !(code >= 0x1c && code <= 0x1f); }
+inline bool is_blank(char32_t code) {
+  return is_space(code) && !(code >= 0x1c && code <= 0x1f);
+}
 
 // The end of the word that begins at a character, by GPT-2's expression:
 // 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 inline std::size_t word_end(const std::vector<char32_t>& text, std::size_t at) {
-  const auto is = [&](std::size_t index, char32_t code) { return index < text.size() && text[index] == code; };
+  const auto is = [&](std::size_t index, char32_t code) {
+    return index < text.size() && text[index] == code;
+  };
   if (is(at, '\'')) {
     for (const char32_t letter : {U's', U't', U'm', U'd'})
       if (is(at + 1, letter)) return at + 2;
@@ -119,19 +123,22 @@ class SubwordVocabulary final : public Vocabulary {
 
   std::vector<std::int64_t> encode(std::string_view text) const override {
     refuse_unserved();
+    refuse_nul(text);
     std::vector<std::int64_t> tokens;
     for (const std::string_view piece : pieces(text)) encode_piece(piece, tokens);
     for (const std::int64_t token : tokens)
       if (static_cast<std::size_t>(token) >= size_)
         throw Error(Fault::text, "the text has the token " + std::to_string(token) + ", and the model has " +
-                                     std::to_string(size_) + " tokens; its tokenizer.json is of another model.");
+                                     std::to_string(size_) +
+                                     " tokens; its tokenizer.json is of another model.");
     return tokens;
   }
 
   std::unique_ptr<Decoder> decoder() const override {
     refuse_unserved();
     return make_decoder([this, shown = Ids(), waiting = Ids()](std::size_t token) mutable {
-      // What a token adds depends on the tokens before it; the first bytes of a character wait for the others.
+      // What a token adds depends on the tokens before it; the first bytes of a character wait for the
+      // others.
       constexpr std::size_t longest_character = 8;
       waiting.push_back(static_cast<std::int64_t>(token));
       Ids both = shown;
@@ -152,8 +159,9 @@ class SubwordVocabulary final : public Vocabulary {
 
   void refuse_unserved() const {
     if (!unserved_.empty())
-      throw Error(Fault::text, "the vocabulary of subwords is of a kind that this program does not compute (" +
-                                   unserved_ + "); give ids, which the library of the vocabulary makes.");
+      throw Error(Fault::text,
+                  "the vocabulary of subwords is of a kind that this program does not compute (" + unserved_ +
+                      "); give ids, which the library of the vocabulary makes.");
   }
 
   // A long text in pieces, at the places where the Python package cuts it: at the end of a line with no blank
@@ -256,7 +264,8 @@ class SubwordVocabulary final : public Vocabulary {
     const auto length = static_cast<std::size_t>(
         std::mismatch(before.begin(), before.end(), after.begin(), after.end()).first - before.begin());
     std::size_t whole = length;
-    while (whole > 0 && whole < after.size() && (static_cast<unsigned char>(after[whole]) & 0xc0) == 0x80) --whole;
+    while (whole > 0 && whole < after.size() && (static_cast<unsigned char>(after[whole]) & 0xc0) == 0x80)
+      --whole;
     return whole;
   }
 

@@ -1,5 +1,5 @@
-// What a `tokenizer.json` of the library `tokenizers` says about itself: which of the two kinds of subwords that
-// this library computes it is, or why it is neither. The fields are those of that library.
+// What a `tokenizer.json` of the library `tokenizers` says about itself: which of the two kinds of subwords
+// that this library computes it is, or why it is neither. The fields are those of that library.
 #ifndef XL_EXPORT_TOKENIZER_JSON_HPP
 #define XL_EXPORT_TOKENIZER_JSON_HPP
 
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "json.hpp"
+#include "../json.hpp"
 
 namespace xl_export::detail {
 
@@ -59,8 +59,8 @@ inline SubwordKind subword_kind(const json::Value& file) {
       !is_off(steps[0], "invert"))
     return unserved("it splits lines in another way");
   for (const json::Value* words : {&steps[1], after})
-    if (words->at("replacement").string() != "\xe2\x96\x81" || words->at("prepend_scheme").string() != "never" ||
-        is_off(*words, "split"))
+    if (words->at("replacement").string() != "\xe2\x96\x81" ||
+        words->at("prepend_scheme").string() != "never" || is_off(*words, "split"))
       return unserved(other);
   return {&model, false, ""};
 }

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "json.hpp"
+#include "../json.hpp"
 
 namespace xl_export {
 
@@ -49,7 +49,8 @@ class Vocabulary {
     std::string text;
     for (const std::int64_t token : tokens) {
       if (token < 0 || static_cast<std::size_t>(token) >= size())
-        throw Error(Fault::text, "token " + std::to_string(token) + " is outside the vocabulary; expected 0 to " +
+        throw Error(Fault::text, "token " + std::to_string(token) +
+                                     " is outside the vocabulary; expected 0 to " +
                                      std::to_string(size() - 1) + ".");
       text += one_by_one->add(token);
     }
@@ -88,6 +89,7 @@ inline SpecialTokens read_special(const json::Value& document, std::int64_t size
   read("beginning", special.beginning);
   read("unknown", special.unknown);
   read("padding", special.padding);
+  read("end_of_line", special.end_of_line);
   return special;
 }
 
@@ -102,6 +104,15 @@ inline std::vector<std::string> split_words(std::string_view text) {
     inside = !space;
   }
   return words;
+}
+
+// A text with a NUL is a file that is no text, which would be read as unknown words.
+inline void refuse_nul(std::string_view text) {
+  const std::size_t at = text.find('\0');
+  if (at != std::string_view::npos)
+    throw Error(Fault::text, "byte " + std::to_string(at) +
+                                 " of the text is NUL, so it is no text; give a text, or "
+                                 "use a model with a byte vocabulary.");
 }
 
 // A decoder that is a function.

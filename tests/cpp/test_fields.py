@@ -1,0 +1,38 @@
+"""Readers in other languages read no field of an artefact that the page on the format does not name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cpp.program import CPP, ROOT
+
+PAGE = (ROOT / "docs" / "reference" / "format.md").read_text(encoding="utf-8")
+NAMED = set(re.findall(r"`([A-Za-z_][\w.]*)`", PAGE))
+# A file of the library `tokenizers`, whose fields are not this project's to specify.
+OF_OTHERS = {"tokenizer_json.hpp", "bpe.hpp"}
+# A string that a reader of JSON is asked for: a key of a call, or the second argument of a helper.
+CPP_FIELD = re.compile(r'(?:\.at|\.find|\bread|\btext_or|\bmark)\((?:document, )?"([^"]+)"')
+WEB_FIELD = re.compile(r"\b(?:spec\.model|spec\.rule|spec|facts)\.(?!js)([a-z][a-z0-9_]*)\b")
+
+
+def fields(path: Path, expression: re.Pattern[str]) -> set[str]:
+    return set(expression.findall(path.read_text(encoding="utf-8")))
+
+
+def test_cpp_reads_only_what_the_page_names() -> None:
+    files = [path for path in (CPP / "include").rglob("*.hpp") if path.name not in OF_OTHERS]
+    read = {name: path.name for path in files for name in fields(path, CPP_FIELD)}
+    assert {"digest", "sha256", "vocab_size", "cutoffs", "segments", "lower_case", "owner"} <= set(read)
+    assert {name: file for name, file in read.items() if name not in NAMED} == {}
+
+
+def test_the_web_module_reads_only_what_the_page_names() -> None:
+    files = [path for path in (ROOT / "web" / "src").rglob("*.js") if "node_modules" not in path.parts]
+    if not files:
+        pytest.skip("there is no module in web/src")
+    read = {name: path.name for path in files for name in fields(path, WEB_FIELD)}
+    assert {"vocab_size", "segment", "schema"} <= set(read)
+    assert {name: file for name, file in read.items() if name not in NAMED} == {}
