@@ -92,7 +92,7 @@ def test_a_damaged_or_foreign_stream_is_refused_in_one_sentence(
     assert "scores" in driver.ask("steps", artefacts["ring"], **question)
     assert "holds the memory of artefact" in driver.refusal("steps", artefacts["shift"], **question)
     header = int.from_bytes(whole[:8], "little")
-    places = [*range(8), *range(8, 8 + header, 3), *range(8 + header, len(whole), 4999)]
+    places = [*range(8), *range(8, 8 + header, 11), *range(8 + header, len(whole), 9973)]
     for at in places:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
         answer = driver.ask("steps", artefacts["ring"], **question)
