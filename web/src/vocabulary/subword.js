@@ -7,6 +7,7 @@ import { XLExportError, firstLine, shown } from "../errors.js";
 import { parseJson } from "../files/json.js";
 import { sha256 } from "../files/sha256.js";
 import { asText, broken, specialTokens } from "./base.js";
+import { mend, refuseUnknownParts } from "./library.js";
 
 /** @typedef {import("../../index.js").Vocabulary} Vocabulary */
 
@@ -34,8 +35,13 @@ export async function subwordVocabulary(data, where, read, load) {
     throw new XLExportError(`${FILE} was altered: its SHA-256 is not the one in ${where}; copy it again.`);
   }
   const content = parseJson(bytes, FILE);
+  refuseUnknownParts(content, FILE);
   const { Tokenizer } = await load("tokenizers");
-  const library = refused("tokenizer.json", () => new Tokenizer({ ...content, truncation: null, padding: null }, {}));
+  const library = refused(FILE, () => {
+    const made = new Tokenizer({ ...content, truncation: null, padding: null }, {});
+    mend(made);
+    return made;
+  });
   const decoded = (/** @type {number[]} */ ids) =>
     ids.length ? library.decode(ids, { skip_special_tokens: false, clean_up_tokenization_spaces: false }) : "";
   return {
