@@ -1,0 +1,83 @@
+"""The ES module in web/ computes in Node what Python computes, and refuses what Python refuses.
+
+The answers come from Python; the tests are those of web/test/, which Node runs.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtimes.contract.checks import load_memory
+from runtimes.sessions.onnx_runtime import OrtSession
+from tests.web import cases
+from tests.web.npm import copied_module, node, packages, run_node
+
+PROMPT = " and"  # of version 0.1's expected answers
+OLD = Path(__file__).resolve().parents[1] / "data" / "version-0.1"
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    node(), packages()
+    return copied_module(tmp_path_factory.mktemp("module") / "web")
+
+
+@pytest.fixture(scope="module")
+def given(
+    module: Path, artefacts: dict[str, Path], make_run: Callable[..., Path], text: str, tmp_path_factory: Any
+) -> dict[str, Any]:
+    """What the tests in Node are given: artefacts, and Python's answers."""
+    scratch = tmp_path_factory.mktemp("scratch")
+    folders = artefacts | cases.artefacts_of_kinds(make_run, scratch)
+    expected = json.loads((OLD / "expected.json").read_text())
+    return {
+        "scratch": str(scratch),
+        "chunks": cases.long_text(),
+        "cases": [cases.model_case(name, folder, scratch) for name, folder in folders.items()],
+        "vocabularies": [
+            cases.vocabulary_case(name, vocab, scratch / f"vocabulary-{name}")
+            for name, vocab in cases.vocabularies(text).items()
+        ],
+        "old": [
+            {
+                "name": name,
+                "folder": str(OLD / name),
+                "prompt": PROMPT,
+                "continued": expected[name]["continued"].removeprefix(PROMPT).removesuffix("\n"),
+                "stream": str(OLD / f"{name}-stream.npz"),
+            }
+            for name in ("ring", "hidden", "span")
+        ],
+    }
+
+
+def run_tests(module: Path, given: dict[str, Any], *names: str, **environment: str) -> str:
+    path = Path(given["scratch"]) / "cases.json"
+    path.write_text(json.dumps(given))
+    return run_node("test/all.js", *names, cwd=module, XL_EXPORT_CASES=str(path), **environment)
+
+
+def test_the_module_computes_what_python_computes(module: Path, given: dict[str, Any]) -> None:
+    printed = run_tests(module, given)
+    for case in given["cases"]:
+        assert f"{case['name']} on wasm gives Python's answers" in printed
+        session = OrtSession.open(Path(case["folder"]), threads=1, kernel="standard")
+        streams = list(Path(given["scratch"]).glob(f"{case['name']}-*.stream"))
+        assert streams
+        for stream in streams:  # which the module has written
+            memory = load_memory(stream, session)
+            assert memory.positions.tolist() == [len(case["prompt"])]
+            logits, _ = session.predict(np.array([case["next"]]), memory)
+            assert np.abs(logits[0] - case["logits"]).max() < 1e-3
+
+
+@pytest.mark.slow
+def test_the_types_are_those_of_the_code(module: Path) -> None:
+    run_node(packages() / "typescript" / "bin" / "tsc", "-p", module, cwd=module)

@@ -1,0 +1,49 @@
+/** What the tests share: the artefacts and right answers that Python has written, and which devices run here. */
+import { readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+
+const path = process.env.XL_EXPORT_CASES;
+if (!path) throw new Error("XL_EXPORT_CASES names no file; the tests are started by tests/web/test_module.py");
+
+/**
+ * @type {{
+ *   scratch: string, chunks: string[],
+ *   cases: {name: string, folder: string, prompt: number[], greedy: number[], pieces: string[], draw: object,
+ *     drawn: number[], scored: number[], nats: number[], stream: string, next: number[], logits: number[]}[],
+ *   vocabularies: {name: string, folder: string, texts: {text: string, ids: number[] | null}[],
+ *     decoded: {ids: number[], pieces: string[]}[]}[],
+ *   old: {name: string, folder: string, prompt: string, continued: string, stream: string}[],
+ * }}
+ */
+export const given = JSON.parse(readFileSync(path, "utf-8"));
+
+/** The devices of Node: WebAssembly, and the native package where npm has installed it. */
+export const devices = ["wasm"];
+try {
+  createRequire(import.meta.url).resolve("onnxruntime-node");
+  devices.push("native");
+} catch {
+  console.log("onnxruntime-node is not installed: its tests are left out");
+}
+
+/** All items of an async iterator. @template T @param {AsyncIterable<T>} items */
+export async function all(items) {
+  const found = [];
+  for await (const item of items) found.push(item);
+  return found;
+}
+
+/** The largest difference of two lists of numbers of equal length. @param {ArrayLike<number>} a @param {ArrayLike<number>} b */
+export function furthest(a, b) {
+  if (a.length !== b.length) throw new Error(`${a.length} numbers and ${b.length}`);
+  let worst = 0;
+  for (let i = 0; i < a.length; i++) worst = Math.max(worst, Math.abs(a[i] - b[i]));
+  return worst;
+}
+
+/** A case by its name. @param {string} name */
+export function caseOf(name) {
+  const found = given.cases.find((each) => each.name === name);
+  if (!found) throw new Error(`no case is named ${name}`);
+  return found;
+}

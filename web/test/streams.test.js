@@ -1,0 +1,132 @@
+/** Streams: rows, forks, taking back, stopping, and what is refused. In this thread and in a worker. */
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { XLExportError, open } from "../src/index.js";
+import { Random } from "../src/text/random.js";
+import { Sampler } from "../src/text/sampler.js";
+import { all, caseOf, devices, furthest } from "./setup.js";
+
+const ring = caseOf("ring");
+
+for (const options of [{ device: "wasm" }, { device: devices.at(-1), worker: true }]) {
+  const where = options.worker ? "in a worker" : "in this thread";
+
+  test(`rows, forks and restarts ${where}`, async () => {
+    const model = await open(ring.folder, /** @type {any} */ (options));
+    const [a, b] = [ring.scored.slice(0, 8), ring.scored.slice(8, 16)];
+    const [one, two] = [await model.start(), await model.start(2)];
+    await model.step(b, one);
+    await model.step([a, b], two);
+    await two.restart(0);
+    assert.deepEqual([...two.positions], [0n, 8n]);
+    const fork = await two.copy();
+    const rows = await model.step([b, a], two);
+    assert.deepEqual(rows.shape, [2, 8, model.spec.model.vocab_size]);
+    const [fresh, single] = [await model.start(), await model.step(a, one)];
+    const alone = await model.step(b, fresh);
+    assert.ok(furthest(rows.data, [...alone.data, ...single.data]) < 1e-4);
+    assert.ok(furthest((await model.step([b, a], fork)).data, rows.data) === 0);
+    await fork.dispose();
+    await assert.rejects(fork.copy(), /was disposed of/);
+    await model.close();
+    await assert.rejects(model.start(), /was closed/);
+  });
+
+  test(`a text that was stopped, left or edited goes on ${where}`, async () => {
+    const model = await open(ring.folder, /** @type {any} */ (options));
+    const memory = await model.start();
+    const controller = new AbortController();
+    /** @type {number[]} */
+    const seen = [...ring.prompt];
+    await assert.rejects(
+      async () => {
+        for await (const piece of model.generate(ring.prompt, { memory, maxTokens: Infinity, signal: controller.signal })) {
+          seen.push(piece.token);
+          if (seen.length === ring.prompt.length + 5) controller.abort();
+        }
+      },
+      { name: "AbortError" },
+    );
+    assert.equal(memory.position, seen.length);
+    for await (const piece of model.generate([], { memory, maxTokens: 9, batchMilliseconds: 0, seed: 4 })) {
+      seen.push(piece.token);
+      if (piece.position === seen.length + 1) break;
+      if (seen.length % 4 === 0) break;
+    }
+    assert.equal(memory.position, seen.length);
+    const expected = await model.start();
+    await model.feed(seen, expected);
+    const [mine, right] = [await model.predict([3], memory), await model.predict([3], expected)];
+    assert.ok(furthest(mine.data, right.data) < 1e-4);
+    await model.feed(ring.prompt.slice(0, 5), memory);
+    await model.rewind(memory, 5);
+    assert.ok(furthest((await model.predict([5], memory)).data, (await model.predict([5], expected)).data) < 1e-4);
+    await assert.rejects(model.rewind(memory, 8), /8 tokens cannot be taken back; expected 0 to 4/);
+    await model.close();
+  });
+
+  test(`mistakes are refused in one sentence ${where}`, async () => {
+    const model = await open(ring.folder, /** @type {any} */ (options));
+    const memory = await model.start();
+    const size = model.spec.model.vocab_size;
+    for (const [work, words] of /** @type {[() => Promise<any>, RegExp][]} */ ([
+      [() => model.step([size], memory), /is no token of this model/],
+      [() => model.step([-1], memory), /is no token of this model/],
+      [() => model.step([1.5], memory), /is no token of this model/],
+      [() => model.step([], memory), /the segment has 0 tokens; this artefact takes 1 to 8/],
+      [() => model.step(new Array(9).fill(1), memory), /the segment has 9 tokens/],
+      [() => model.step([[1], [2]], memory), /2 rows and the memory holds 1 streams/],
+      [() => model.step([[1, 2], [2]], memory), /different lengths/],
+      [() => model.step([1], /** @type {any} */ ({})), /use one from start/],
+      [() => model.start(0), /batch is 0/],
+      [() => model.score("☃", { memory }), /is not among the \d+ characters/],
+      [() => model.score([1], { unit: /** @type {any} */ ("dits") }), /expected "bits" or "nats"/],
+      [() => all(model.generate("")), /encodes to no tokens/],
+      [() => all(model.generate([1], { maxTokens: 0 })), /maxTokens is 0/],
+      [() => all(model.generate([1], { temperature: -1 })), /temperature is -1/],
+      [() => all(model.generate([1], { topK: 0 })), /topK is 0/],
+      [() => all(model.generate([1], { topP: 0 })), /topP is 0/],
+      [() => all(model.generate([1], { seed: -1 })), /seed is -1/],
+      [() => all(model.generate([1], { stop: [""] })), /a stop string is empty/],
+      [() => all(model.generate([1], { stop: "a", text: false })), /leave one of them out/],
+    ])) {
+      await assert.rejects(work, (error) => error instanceof XLExportError && words.test(error.message), String(words));
+    }
+    assert.equal(memory.position, 0);
+    await model.close();
+  });
+}
+
+test("a stop string ends a text and is not part of it", async () => {
+  const model = await open(ring.folder, { device: "wasm" });
+  const text = (/** @type {any[]} */ pieces) => pieces.map((piece) => piece.text).join("");
+  const whole = text(await all(model.generate(ring.prompt, { maxTokens: 60, seed: 9 })));
+  for (const stop of [[whole.slice(30, 33)], [whole.slice(12, 14), `${whole.slice(10, 15)}#`]]) {
+    const pieces = await all(model.generate(ring.prompt, { maxTokens: 60, seed: 9, stop }));
+    const at = Math.min(...stop.map((each) => whole.indexOf(each)).filter((found) => found >= 0));
+    assert.equal(text(pieces), whole.slice(0, at));
+    assert.equal(pieces.at(-1)?.ended, "stop");
+  }
+  await model.close();
+});
+
+test("two streams of one model may be used at once, and one stream may not", async () => {
+  const model = await open(ring.folder, { device: "wasm" });
+  const [a, b] = await Promise.all([model.score(ring.scored), model.score(ring.scored)]);
+  assert.deepEqual(a.surprisals, b.surprisals);
+  const memory = await model.start();
+  const both = await Promise.allSettled([model.feed(ring.prompt, memory), model.feed(ring.prompt, memory)]);
+  assert.deepEqual(both.map(({ status }) => status).sort(), ["fulfilled", "rejected"]);
+  assert.equal(memory.position, ring.prompt.length);
+  await model.close();
+});
+
+test("of equal logits the smaller id is drawn, and logits without a finite maximum are refused", () => {
+  const random = new Random(0, 0);
+  assert.equal(new Sampler({ temperature: 0 }).draw(Float32Array.of(1, 3, 3), random), 1);
+  const draws = Array.from({ length: 50 }, () => new Sampler({ topK: 2 }).draw(Float32Array.of(0, 0, 0, -1), random));
+  assert.deepEqual([...new Set(draws)].sort(), [0, 1]);
+  assert.equal(new Sampler({ topP: 1e-9 }).draw(Float32Array.of(0, 5, 1), random), 1);
+  assert.throws(() => new Sampler({}).draw(Float32Array.of(0, NaN), random), XLExportError);
+  assert.throws(() => new Sampler({}).draw(Float32Array.of(-Infinity, -Infinity), random), XLExportError);
+});
