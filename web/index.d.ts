@@ -242,6 +242,7 @@ export interface Spec {
   form: "ring" | "shift" | "hidden" | "own";
   precision: string;
   memory_precision?: string;
+  answers?: string;
   target?: string;
   opset: number;
   concern?: string;

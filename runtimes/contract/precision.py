@@ -17,11 +17,11 @@ MAX_FIGURE = 1e15  # of anything measured
 QUANTISED: tuple[Precision, ...] = ("int8-stored", "int8", "int4", "fp8")
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 # The largest difference in log-probability, in nats, that `check` lets pass. With fp32 and fp16 it is the
-# difference from PyTorch, with int8 and int4 that from the machine that exported. Of 620 tokens drawn at
-# random, a sound fp16 model has one that differs by 0.02, and 0.001 in the mean. With int8 and int4 the
-# activations are rounded to int8 too, so another order of additions (another processor, the fused operator)
-# moves some of them by a whole step: 0.054 at most and 0.004 in the mean were measured. A wrong scale moves
-# the mean, which has a tolerance of its own. With int8-stored all sums are in fp32, as with fp32 itself.
+# difference from PyTorch. Of 620 tokens drawn at random, a sound fp16 model has one that differs by 0.02, and
+# 0.001 in the mean. With quantised weights it is the difference from the same weights in fp32. int8-stored
+# adds in fp32, as fp32 itself does. With int8 and int4 activations are rounded to int8 too: trained models
+# differed by 0.18 at most and 0.024 in the mean, on tokens drawn at random. A wrong scale moves the mean,
+# which has a tolerance of its own.
 TOLERANCES: dict[Precision, float] = {
     "fp32": 1e-4,
     "fp16": 5e-2,
@@ -34,10 +34,13 @@ MEAN_TOLERANCES: dict[Precision, float] = {
     "fp32": 1e-4,
     "fp16": 1e-2,
     "int8-stored": 1e-4,
-    "int8": 2e-2,
-    "int4": 2e-2,
-    "fp8": 2e-2,
+    "int8": 5e-2,
+    "int4": 5e-2,
+    "fp8": 5e-2,
 }
+# Of older artefacts, whose reference holds answers of the machine that exported. Another machine rounds some
+# activations otherwise: 0.004 in the mean was measured.
+OLDER_MEAN_TOLERANCES = MEAN_TOLERANCES | {"int8": 2e-2, "int4": 2e-2, "fp8": 2e-2}
 # The largest number of bits per token that a preset may lose against fp32.
 LIMITS: dict[Precision, float] = {
     "fp32": 0.0,

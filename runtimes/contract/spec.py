@@ -28,6 +28,7 @@ from runtimes.base.sealed import (
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.precision import (
     MEAN_TOLERANCES,
+    OLDER_MEAN_TOLERANCES,
     TOLERANCES,
     Float,
     Measured,
@@ -62,6 +63,9 @@ POSITION_BYTES = 8  # of the position of one row
 Target = Literal["onnxruntime", "tensorrt"]
 # What wrote the graph: this project node by node, or PyTorch by tracing a module.
 Exporter = Literal["graph", "trace"]
+# Whose answers the reference holds. `exported`: PyTorch's, and with quantised weights those of the graph on
+# the machine that exported, as in older artefacts. `stored-weights`: those of the stored weights in fp32.
+Answers = Literal["exported", "stored-weights"]
 # Fields that were added to schema 1, with the value that means the same as their absence. A spec writes such
 # a field only where it has another value, so that an artefact from before the field loads and keeps its
 # identity.
@@ -74,6 +78,7 @@ ADDED_FIELDS: dict[str, Any] = {
     "concern": None,
     "inputs": (),
     "outputs": (),
+    "answers": "exported",
 }
 
 
@@ -90,7 +95,8 @@ class Spec:
     one sentence on why the model may be of no use, as a run that was never validated; None for no concern.
     producer: the version of each package that took part. source: the hash of the trained model. inputs,
     outputs: the tensors of the graph, listed for readers in any language; empty in older artefacts, where
-    they follow from the other fields all the same (`graph_inputs`, `graph_outputs`).
+    they follow from the other fields all the same (`graph_inputs`, `graph_outputs`). answers: whose answers
+    the reference holds.
     """
 
     schema: int = SCHEMA
@@ -110,6 +116,7 @@ class Spec:
     concern: str | None = None
     inputs: tuple[ListedTensor, ...] = ()
     outputs: tuple[ListedTensor, ...] = ()
+    answers: Answers = "exported"
     files: dict[str, FileFacts] = field(default_factory=dict)
 
     @property
@@ -146,7 +153,8 @@ class Spec:
 
         It is tighter where `tolerance` leaves room for single values.
         """
-        return max(MEAN_TOLERANCES[precision] for precision in (self.precision, self.memory_precision))
+        limits = OLDER_MEAN_TOLERANCES if self.answers == "exported" else MEAN_TOLERANCES
+        return max(limits[precision] for precision in (self.precision, self.memory_precision))
 
     @property
     def identity(self) -> str:

@@ -20,6 +20,7 @@ from runtimes.contract.device import Device
 from runtimes.contract.precision import QUANTISED, unmeasured
 from runtimes.contract.reference import Reference, load_reference, replay
 from runtimes.contract.session import Session
+from runtimes.contract.spec import Spec
 from runtimes.sessions.open import open_session
 
 LONGEST = 1 << 30  # a segment as long as a step may have
@@ -35,9 +36,10 @@ class CheckReport:
     Differences are in log-probability (nats).
 
     against: whose answers they were compared with. These are PyTorch's, or with quantised weights those of
-    the machine that exported. The mean difference has a tolerance of its own. computed_by, kernel: what
-    computed here, as `Session` has it. note: what a passed check does not say. paths: how many ways of
-    computing a step were compared. missing: those that were not.
+    the same weights in fp32, or in older artefacts those of the machine that exported. The mean difference
+    has a tolerance of its own. computed_by, kernel: what computed here, as `Session` has it. note: what a
+    passed check does not say. paths: how many ways of computing a step were compared. missing: those that
+    were not.
     """
 
     passed: bool
@@ -105,13 +107,20 @@ def check(artefact: Path | str, *, threads: int | None = None, device: Device | 
         mean_tolerance=spec.mean_tolerance,
         tokens=reference.log_probs.size,
         seconds=seconds,
-        against="the exporting machine" if quantised else "PyTorch",
+        against=_against(spec),
         computed_by=session.computed_by,
         kernel=session.kernel,
         note=unmeasured(spec.precision) if quantised and spec.measured is None else None,
         paths=len(session.paths.possible) - len(missing) if session.paths else 1,
         missing=missing,
     )
+
+
+def _against(spec: Spec) -> str:
+    """Whose answers the reference of an artefact holds, in words."""
+    if spec.answers == "stored-weights":
+        return "the stored weights in fp32"
+    return "the exporting machine" if spec.precision in QUANTISED else "PyTorch"
 
 
 def _replays(session: Session, reference: Reference) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -69,7 +69,7 @@ def test_the_page_names_added_fields_and_the_options_of_words() -> None:
 def test_the_tolerances_are_those_of_check() -> None:
     stated = {
         precision: (float(cells[1]), float(cells[2]))
-        for cells in table("machine. The limits are constants of this page")
+        for cells in table("this page, so no file can loosen them")
         for precision in QUOTED.findall(cells[0])
     }
     assert stated == {name: (TOLERANCES[name], MEAN_TOLERANCES[name]) for name in TOLERANCES}

@@ -10,7 +10,6 @@ from tqdm import tqdm
 
 from runtimes.base.errors import ArtefactError, DivergedError
 from runtimes.base.logits import log_sum_exp
-from runtimes.contract.precision import QUANTISED
 from runtimes.contract.reference import Reference, replay
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
@@ -80,29 +79,40 @@ def validate(exported: Session, torch: Session, *, tolerance: float, seed: int =
     )
 
 
-def check_again(lowered: OrtSession, reference: Reference) -> Reference:
-    """Returns the reference of the same model in a lower precision.
+def check_quantised(lowered: OrtSession, stored: OrtSession, reference: Reference) -> Reference:
+    """Returns the answers of a model's quantised weights in fp32, with which every engine is compared.
 
-    It is the reference of PyTorch, or the graph's own answers where weights are quantised. Raises
-    ArtefactError when answers are not finite, or differ from PyTorch's by more than the tolerance of the
-    precision. Quantised answers have no such tolerance, and are refused where they are another model's.
+    stored: a graph in fp32 over the weights that `lowered` stores. reference: PyTorch's answers. What
+    quantised weights lose has no tolerance, and neither has the rounding of activations here: `check` judges
+    it. Answers of either graph that are not finite, or another model's, are refused with ArtefactError.
     """
-    shown = _shown(reference.segments.tolist(), f"answers in {lowered.spec.precision}")
-    log_probs, last = replay(lowered, reference.tokens, shown, reference.restarts)
-    if lowered.spec.precision in QUANTISED:
+    name, both = lowered.spec.precision, []
+    for session, what in ((stored, "answers of the stored weights"), (lowered, f"answers in {name}")):
+        shown = _shown(reference.segments.tolist(), what)
+        log_probs, last = replay(session, reference.tokens, shown, reference.restarts)
         worst = np.array([np.abs(log_probs).max(), np.abs(last).max()])
         if not np.isfinite(worst).all():
             raise ArtefactError(
-                f"in {lowered.spec.precision} the graph gives probabilities that are not finite; give a "
-                "--precision with more bits."
+                f"in {name} the graph gives probabilities that are not finite; give a --precision with more "
+                "bits."
             )
         apart = float(np.abs(log_probs - reference.log_probs).mean())
         if apart > max(ANOTHER_MODEL, float(reference.log_probs.std()) / 2):
             raise ArtefactError(
-                f"in {lowered.spec.precision} the log-probabilities differ from PyTorch's by {apart:.3g} "
-                "nats in the mean, as those of another model would; give a --precision with more bits."
+                f"in {name} the log-probabilities differ from PyTorch's by {apart:.3g} nats in the mean, as "
+                "those of another model would; give a --precision with more bits."
             )
-        return dataclasses.replace(reference, log_probs=log_probs.astype(np.float32), last=last)
+        both.append(dataclasses.replace(reference, log_probs=log_probs.astype(np.float32), last=last))
+    return both[0]
+
+
+def check_again(lowered: OrtSession, reference: Reference) -> None:
+    """Compares a graph of a lower precision with PyTorch's answers.
+
+    Raises ArtefactError when answers are not finite, or differ by more than the tolerance of the precision.
+    """
+    shown = _shown(reference.segments.tolist(), f"answers in {lowered.spec.precision}")
+    log_probs, last = replay(lowered, reference.tokens, shown, reference.restarts)
     for mine, theirs in ((log_probs, reference.log_probs), (last, reference.last)):
         _compare(
             mine,
@@ -117,7 +127,6 @@ def check_again(lowered: OrtSession, reference: Reference) -> Reference:
             f"the mean, more than {lowered.spec.mean_tolerance:g}; nothing was written: export in fp32, or "
             "report this difference."
         )
-    return reference
 
 
 def chained_segments(rule: MemoryRule) -> np.ndarray:

@@ -61,7 +61,7 @@ def halve(model: ir.Model) -> None:
         array = _floats(value)
         if array is None or array.size < SMALL or name.endswith((SCALES, COLUMN_SCALES)):
             continue
-        stored = _constant(graph, f"{name}.fp16", _half(array))
+        stored = constant(graph, f"{name}.fp16", _half(array))
         for node, index in value.uses():
             if _is_fused(node) and index in SCALES_OF:
                 node.replace_input_with(index, stored)
@@ -81,9 +81,9 @@ def quantise(model: ir.Model, bits: int) -> None:
     graph = model.graph
     model.opset_imports[MICROSOFT] = 1
     for node in list(graph):
-        if (product := _product(node)) is not None:
+        if (product := product_of(node)) is not None:
             new = _multiplied(graph, node, product, bits)
-        elif (table := _embedding(node)) is not None:
+        elif (table := embedding_of(node)) is not None:
             new = _gathered(graph, node, table, bits)
         else:
             continue
@@ -101,9 +101,9 @@ def store_matrices_in_bytes(model: ir.Model) -> None:
     """
     graph = model.graph
     for node in list(graph):
-        if (product := _product(node)) is not None:
+        if (product := product_of(node)) is not None:
             new = _scaled_product(graph, node, product)
-        elif (table := _embedding(node)) is not None:
+        elif (table := embedding_of(node)) is not None:
             new = _scaled_rows(graph, node, table)
         else:
             continue
@@ -132,7 +132,7 @@ def store_tables_in_bytes(model: ir.Model) -> None:
         if array is None or axis is None or array.size < SMALL:
             continue
         bytes_, scales = in_bytes(array, axis)
-        stored, factors = _constant(graph, f"{name}.int8", bytes_), _constant(graph, name + SCALES, scales)
+        stored, factors = constant(graph, f"{name}.int8", bytes_), constant(graph, name + SCALES, scales)
         for node, index in value.uses():
             if _is_fused(node) and index in SCALES_OF:
                 node.resize_inputs(max(len(node.inputs), SCALES_OF[index] + 1))
@@ -182,15 +182,20 @@ def _quantiser(bits: int) -> Any:
 
 
 @dataclass(frozen=True)
-class _Matrix:
-    """A constant W [K, N] of a product x·W, and the name that it is stored under.
+class Matrix:
+    """A constant W [K, N] of a product x·W.
 
-    turned: whether the graph has it as [N, K].
+    source: its name. turned: whether the graph has it as [N, K].
     """
 
-    name: str
+    source: str
     array: np.ndarray
     turned: bool
+
+    @property
+    def name(self) -> str:
+        """The beginning of the names of its parts: both layouts of one constant may be quantised."""
+        return self.source if self.turned else f"{self.source}.columns"
 
     def stored(self, graph: ir.Graph, bits: int) -> list[ir.Value]:
         """Returns the parts of the matrix as constants of the graph.
@@ -200,7 +205,7 @@ class _Matrix:
         kinds = [f"{self.name}.{kind}" for kind in ("values", "scales", "zero_points")]
         if kinds[0] not in graph.initializers:
             for name, part in zip(kinds, quantised(self.array, bits), strict=True):
-                _constant(graph, name, part)
+                constant(graph, name, part)
         return [graph.initializers[name] for name in kinds]
 
     def in_bytes(self, graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
@@ -208,24 +213,29 @@ class _Matrix:
         name, scales = f"{self.name}.int8", f"{self.name}{COLUMN_SCALES}"
         if name not in graph.initializers:
             bytes_, factors = in_bytes(self.array, 0)
-            _constant(graph, name, np.ascontiguousarray(bytes_.T if self.turned else bytes_))
-            _constant(graph, scales, factors[0])
+            constant(graph, name, np.ascontiguousarray(bytes_.T if self.turned else bytes_))
+            constant(graph, scales, factors[0])
         return graph.initializers[name], graph.initializers[scales]
 
 
-def _product(node: ir.Node) -> _Matrix | None:
+def product_of(node: ir.Node) -> Matrix | None:
     """Returns the matrix of a product that is quantised; None for every other node.
 
     A matrix of fewer than `BLOCK` rows is left as it is: a scale for each column would not save anything.
     """
+    matrix = matrix_of(node)
+    return matrix if matrix is not None and matrix.array.shape[0] >= BLOCK else None
+
+
+def matrix_of(node: ir.Node) -> Matrix | None:
+    """Returns the matrix of a product; None for every other node."""
     if node.op_type not in ("MatMul", "Gemm") or not _is_plain(node):
         return None
     value, turned = node.inputs[1], bool(node.attributes.get_int("transB", 0))
     behind = None if value is None else value.producer()
     if behind is not None and behind.op_type == "Transpose":
         value, turned = behind.inputs[0], not turned
-    matrix = _matrix(value, turned=turned)
-    return matrix if matrix is not None and matrix.array.shape[0] >= BLOCK else None
+    return _matrix(value, turned=turned)
 
 
 def _is_plain(node: ir.Node) -> bool:
@@ -235,7 +245,7 @@ def _is_plain(node: ir.Node) -> bool:
     return scales == [1.0, 1.0] and not attributes.get_int("transA", 0)
 
 
-def _embedding(node: ir.Node) -> _Matrix | None:
+def embedding_of(node: ir.Node) -> Matrix | None:
     """Returns the table [V, D] of a look-up in the vocabulary, transposed as in the output layer."""
     by_row = node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 0
     table = _matrix(node.inputs[0], turned=True) if by_row else None
@@ -246,18 +256,14 @@ def _embedding(node: ir.Node) -> _Matrix | None:
     )
 
 
-def _matrix(value: ir.Value | None, *, turned: bool) -> _Matrix | None:
+def _matrix(value: ir.Value | None, *, turned: bool) -> Matrix | None:
     array = _floats(value)
     if value is None or array is None or array.ndim != 2:
         return None
-    return (
-        _Matrix(str(value.name), array.T, turned)
-        if turned
-        else _Matrix(f"{value.name}.columns", array, turned)
-    )
+    return Matrix(str(value.name), array.T if turned else array, turned)
 
 
-def _multiplied(graph: ir.Graph, node: ir.Node, matrix: _Matrix, bits: int) -> list[ir.Node]:
+def _multiplied(graph: ir.Graph, node: ir.Node, matrix: Matrix, bits: int) -> list[ir.Node]:
     K, N = matrix.array.shape
     attributes = {"K": K, "N": N, "bits": bits, "block_size": BLOCK, "accuracy_level": LEVEL}
     made = [
@@ -268,7 +274,7 @@ def _multiplied(graph: ir.Graph, node: ir.Node, matrix: _Matrix, bits: int) -> l
     return made
 
 
-def _scaled_product(graph: ir.Graph, node: ir.Node, matrix: _Matrix) -> list[ir.Node]:
+def _scaled_product(graph: ir.Graph, node: ir.Node, matrix: Matrix) -> list[ir.Node]:
     """The same product with a matrix of bytes, its columns scaled after it.
 
     What is turned is turned before the Cast: ONNX Runtime then keeps no second matrix in float32.
@@ -286,28 +292,28 @@ def _scaled_product(graph: ir.Graph, node: ir.Node, matrix: _Matrix) -> list[ir.
     return made
 
 
-def _scaled_rows(graph: ir.Graph, node: ir.Node, table: _Matrix) -> list[ir.Node]:
+def _scaled_rows(graph: ir.Graph, node: ir.Node, table: Matrix) -> list[ir.Node]:
     """The same look-up in a table of bytes; the rows that it finds are widened and scaled."""
     values, scales = table.in_bytes(graph)
-    last = graph.initializers.get("last_axis") or _constant(graph, "last_axis", np.array([-1]))
+    last = graph.initializers.get("last_axis") or constant(graph, "last_axis", np.array([-1]))
     rows, factors = (ir.node("Gather", [x, node.inputs[1]], {"axis": 0}) for x in (values, scales))
     wide = ir.node("Cast", [rows.outputs[0]], {"to": int(ir.DataType.FLOAT)})
     column = ir.node("Unsqueeze", [factors.outputs[0], last])
     return [rows, factors, wide, column, ir.node("Mul", [wide.outputs[0], column.outputs[0]])]
 
 
-def _gathered(graph: ir.Graph, node: ir.Node, table: _Matrix, bits: int) -> list[ir.Node]:
+def _gathered(graph: ir.Graph, node: ir.Node, table: Matrix, bits: int) -> list[ir.Node]:
     values, scales, zero_points = table.stored(graph, bits)
     width, rows = table.array.shape
     blocks = -(-width // BLOCK)
-    flat = _constant(graph, f"{table.name}.flat", np.array([rows, blocks * BLOCK * bits // 8]))
+    flat = constant(graph, f"{table.name}.flat", np.array([rows, blocks * BLOCK * bits // 8]))
     made = [ir.node("Reshape", [values, flat])]
     attributes = {"bits": bits, "block_size": BLOCK, "gather_axis": 0, "quantize_axis": 1}
     inputs = [made[0].outputs[0], node.inputs[1], scales, zero_points]
     made.append(ir.node("GatherBlockQuantized", inputs, attributes, domain=MICROSOFT))
     if width != blocks * BLOCK:
         bounds = [
-            _constant(graph, f"{table.name}.{key}", np.array([x]))
+            constant(graph, f"{table.name}.{key}", np.array([x]))
             for key, x in (("from", 0), ("to", width), ("axis", -1))
         ]
         made.append(ir.node("Slice", [made[1].outputs[0], *bounds]))
@@ -330,7 +336,7 @@ def _half(array: np.ndarray) -> np.ndarray:
     return np.where(np.isinf(array), array, np.clip(array, -most, most)).astype(np.float16)
 
 
-def _constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+def constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
     value = ir.val(name, const_value=ir.tensor(array, name=name))
     graph.register_initializer(value)
     return value

@@ -34,7 +34,7 @@ struct State {
 struct Spec {
   std::string identity;  // the digest, by which saved streams name the artefact
   std::string form;      // of the memory: ring, shift, hidden or own
-  std::string precision, memory_precision, target;
+  std::string precision, memory_precision, target, answers;
   std::int64_t vocabulary = 0;  // V, the number of tokens
   std::int64_t segment = 0;     // the most tokens of one step
   std::int64_t memory = 0;      // the tokens that are remembered
@@ -113,6 +113,7 @@ inline Spec parse_fields(const json::Value& document) {
   spec.form = document.at("form").string();
   spec.precision = document.at("precision").string();
   spec.memory_precision = text_or(document, "memory_precision", "fp32");
+  spec.answers = text_or(document, "answers", "exported");
   spec.target = text_or(document, "target", "onnxruntime");
   std::set<std::string> names;
   for (const json::Value& entry : document.at("state").list()) {

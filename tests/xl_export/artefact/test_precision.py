@@ -39,7 +39,7 @@ def test_an_export_measures_itself(
     folder = export(run, tmp_path / precision, memory=form, precision=precision)
     spec, report = load_spec(folder), check(folder)
     assert report.passed
-    assert report.against == ("PyTorch" if precision == "fp16" else "the exporting machine")
+    assert report.against == ("PyTorch" if precision == "fp16" else "the stored weights in fp32")
     assert load_spec(whole).measured is None
     measured = spec.measured
     assert measured is not None
@@ -87,7 +87,7 @@ def test_the_fused_kernel_passes_the_check_of_quantised_weights(
     run, folders = calm_run("transformer-xl"), []
     for precision in ("int8-stored", "int8", "int4"):
         folders.append(export(run, tmp_path / precision, precision=precision))
-        assert check(folders[-1]).max_difference < 1e-5  # the very same operators
+        assert check(folders[-1]).passed
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     fused_cpu.build()
     for folder in folders:
@@ -193,7 +193,7 @@ def test_the_command_says_what_was_measured_and_info_repeats_it(
     assert "held-out tokens" in result.output
     info = CliRunner().invoke(main, ["info", str(out)])
     assert f"ring in fp16, {gained} in fp32\n" in info.output
-    assert "check within 0.5 nats and 0.02 in the mean" in info.output
+    assert "check within 0.5 nats and 0.05 in the mean" in info.output
     assert "int8 with fp16 memory: " in info.output
     assert f"; {gained}; " in info.output
     (run / "test.txt").unlink()

@@ -29,6 +29,7 @@ from xl_export.artefact import validate
 from xl_export.artefact.export import export, finite_weights, make_spec
 from xl_export.graph import quantise as presets
 from xl_export.graph.ops import save_model
+from xl_export.graph.rounded import put_at_stored_values
 from xl_export.graph.step import step_graph
 
 FORMS = ("ring", "shift", "hidden")
@@ -52,18 +53,23 @@ def test_a_quantised_graph_is_the_fp32_graph_over_rounded_weights(
     run = load_run(calm_run(kind))
     spec = make_spec(run, run.config.evaluation, "ring", "onnxruntime", "fp32", "fp32")
     answers = []
-    for name in ("fp32", "rounded", "quantised"):
+    for name in ("fp32", "rounded", "reference", "quantised"):
         model = step_graph(spec, run.config.model, finite_weights(run))
         if name == "quantised":
             stored = _lowered(model, bits)
         elif name == "rounded":
             stored = _lowered(step_graph(spec, run.config.model, finite_weights(run)), bits)
             _round(model, stored, bits)
+        elif name == "reference":  # what an export takes for its reference answers
+            lowered = step_graph(spec, run.config.model, finite_weights(run))
+            _lowered(lowered, bits)
+            put_at_stored_values(model, lowered)
         (tmp_path / name).mkdir()
         save_model(model, tmp_path / name)
         session = OrtSession(spec, run.vocab, tmp_path / name / GRAPH)
         answers.append(feed(session, rows(tokens, 2, sum(CUT)), CUT)[0])
-    exact, rounded, quantised_ = answers
+    exact, rounded, reference, quantised_ = answers
+    assert np.abs(reference - rounded).max() < 2e-5
     assert any(name.endswith((".values", ".int8")) for name in stored)
     if bits == "stored":  # the very same numbers, multiplied in another order
         assert np.abs(quantised_ - rounded).max() < 2e-5
@@ -200,13 +206,17 @@ def test_quantised_answers_of_another_model_are_refused() -> None:
         log_probs=log_probs,
         last=log_probs[:, :3],
     )
-    session = SimpleNamespace(spec=SimpleNamespace(precision="int8"))
+    session: Any = SimpleNamespace(spec=SimpleNamespace(precision="int8"))
     with pytest.MonkeyPatch.context() as patch:
-        answers = [log_probs + 0.1, log_probs[:, ::-1]]
-        patch.setattr(validate, "replay", lambda *_: (answers.pop(0), reference.last))
-        assert (validate.check_again(session, reference).log_probs == log_probs + 0.1).all()  # type: ignore[arg-type]
-        with pytest.raises(ArtefactError, match="as those of another model would"):
-            validate.check_again(session, reference)  # type: ignore[arg-type]
+        for of_stored, of_lowered in ((0.1, -0.1), (0.1, None), (None, 0.1)):
+            answers = [log_probs[:, ::-1] if x is None else log_probs + x for x in (of_stored, of_lowered)]
+            patch.setattr(validate, "replay", lambda *_, left=answers: (left.pop(0), reference.last))
+            if of_stored and of_lowered:
+                found = validate.check_quantised(session, session, reference)
+                assert (found.log_probs == log_probs + of_stored).all()
+            else:
+                with pytest.raises(ArtefactError, match="as those of another model would"):
+                    validate.check_quantised(session, session, reference)
 
 
 def test_values_beyond_the_range_of_half_precision_are_kept_as_far_as_it_goes() -> None:
