@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from runtimes.base.sealed import FileFacts, identity_of
@@ -149,3 +150,22 @@ def test_every_artefact_has_the_digest_that_the_page_describes(artefacts: dict[s
     for folder in folders:
         text, digest = canonical((folder / "spec.json").read_text(encoding="utf-8"))
         assert hashlib.sha256(text.encode("ascii")).hexdigest() == digest, folder
+
+
+def test_the_graphs_say_what_spec_json_says(artefacts: dict[str, Path]) -> None:
+    """Read by the package onnx; the keys are those of the page, and the values those of the folder."""
+    keys = {key for cells in table("**Facts in the graph.**") for key in QUOTED.findall(cells[0])}
+    for folder in artefacts.values():
+        spec = json.loads((folder / "spec.json").read_text())
+        spec = {key: default for key, default in ADDED_FIELDS.items() if key != "measured"} | spec
+        vocabulary = json.loads((folder / "vocab.json").read_text())["kind"]
+        for name in sorted({"step.onnx", "fused.onnx"} & set(spec["files"])):
+            stated = {
+                entry.key: entry.value
+                for entry in onnx.load(folder / name, load_external_data=False).metadata_props
+            }
+            assert set(stated) == keys
+            assert stated.pop("xl_export.vocabulary") == vocabulary
+            for key, value in stated.items():
+                field = spec[key.removeprefix("xl_export.")]
+                assert (value if isinstance(field, str) else json.loads(value)) == field

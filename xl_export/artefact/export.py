@@ -23,6 +23,7 @@ from runtimes.sessions.onnx_runtime import OrtSession
 from trainer.model.config import ModelConfig
 from trainer.run.checkpoint import Run, load_run
 from trainer.run.history import concern_about
+from xl_export.artefact.facts import stamp
 from xl_export.artefact.quality import held_out
 from xl_export.artefact.write import (
     Exportable,
@@ -186,10 +187,10 @@ def write_graphs(spec: Spec, run: Run, folder: Path, attention: Attention) -> Or
         graph = tensorrt_graph(spec, run.config.model, weights, attention=attention)
     else:
         graph = lowered(step_graph(spec, run.config.model, weights), spec.precision)
-    save_model(graph, folder)
+    save_model(stamp(graph, spec, run.vocab), folder)
     if fused_cpu.takes(spec):
         graph = lowered(fused_cpu.fused_step_graph(spec, run.config.model, weights), spec.precision)
-        save_graph(graph, folder / FUSED, weights_of=folder / GRAPH)
+        save_graph(stamp(graph, spec, run.vocab), folder / FUSED, weights_of=folder / GRAPH)
     return OrtSession(spec, run.vocab, folder / GRAPH)
 
 

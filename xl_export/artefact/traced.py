@@ -20,6 +20,7 @@ from runtimes.contract.tokens import read_tokens
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.onnx_runtime import OrtSession
 from trainer.run.checkpoint import Run
+from xl_export.artefact.facts import stamp
 from xl_export.artefact.quality import TOKENS
 from xl_export.artefact.write import (
     finite_arrays,
@@ -196,5 +197,5 @@ def _write(graph: ir.Model, spec: Spec, vocab: Vocab, folder: Path) -> OrtSessio
         )
     else:
         graph = lowered(graph, spec.precision)
-    save_model(graph, folder)
+    save_model(stamp(graph, spec, vocab), folder)
     return OrtSession(spec, vocab, folder / GRAPH)
