@@ -53,6 +53,8 @@ SCHEMA = 1
 SPEC, GRAPH, WEIGHTS = "spec.json", "step.onnx", "weights.bin"
 REFERENCE, ANSWERS = "reference.json", "reference.bin"
 OLD_REFERENCE = "reference.npz"  # the one file of both in artefacts without `inputs` and `outputs`
+# The graph of an artefact for mobile, in ONNX Runtime's own format, and the operators that it needs there.
+ORT_GRAPH, OPERATORS = "step.ort", "required_operators.config"
 # The same step for the fused operator, over the same weights; absent where the operator does not serve the
 # model.
 FUSED = "fused.onnx"
@@ -66,6 +68,14 @@ Exporter = Literal["graph", "trace"]
 # Whose answers the reference holds. `exported`: PyTorch's, and with quantised weights those of the graph on
 # the machine that exported, as in older artefacts. `stored-weights`: those of the stored weights in fp32.
 Answers = Literal["exported", "stored-weights"]
+# Where the graph and its weights lie: in `step.onnx` beside `weights.bin`, in `step.onnx` alone, or in
+# `step.ort`.
+Storage = Literal["external", "single-file", "ort"]
+GRAPH_FILES: dict[Storage, tuple[str, ...]] = {
+    "external": (GRAPH, WEIGHTS),
+    "single-file": (GRAPH,),
+    "ort": (ORT_GRAPH,),
+}
 # Fields that were added to schema 1, with the value that means the same as their absence. A spec writes such
 # a field only where it has another value, so that an artefact from before the field loads and keeps its
 # identity.
@@ -79,6 +89,7 @@ ADDED_FIELDS: dict[str, Any] = {
     "inputs": (),
     "outputs": (),
     "answers": "exported",
+    "storage": "external",
 }
 
 
@@ -96,7 +107,7 @@ class Spec:
     producer: the version of each package that took part. source: the hash of the trained model. inputs,
     outputs: the tensors of the graph, listed for readers in any language; empty in older artefacts, where
     they follow from the other fields all the same (`graph_inputs`, `graph_outputs`). answers: whose answers
-    the reference holds.
+    the reference holds. storage: in which files the graph and its weights are.
     """
 
     schema: int = SCHEMA
@@ -117,6 +128,7 @@ class Spec:
     inputs: tuple[ListedTensor, ...] = ()
     outputs: tuple[ListedTensor, ...] = ()
     answers: Answers = "exported"
+    storage: Storage = "external"
     files: dict[str, FileFacts] = field(default_factory=dict)
 
     @property
@@ -187,6 +199,11 @@ class Spec:
         return inputs, outputs
 
     @property
+    def graph_file(self) -> str:
+        """The name of the file with the graph of standard operators."""
+        return GRAPH_FILES[self.storage][0]
+
+    @property
     def reference_files(self) -> tuple[str, ...]:
         """The names of the files with the reference's tokens and answers."""
         return (OLD_REFERENCE,) if OLD_REFERENCE in self.files else (REFERENCE, ANSWERS)
@@ -245,6 +262,18 @@ class Spec:
         tokens.
         """
         return bytes_saved(self.model, self.rule, self.form, self.state_dtype)
+
+
+def refuse_ort_format(spec: Spec, folder: Path, *, what: str) -> None:
+    """Raises ConfigError for an artefact whose graph is only in ONNX Runtime's own format.
+
+    what: what needs the graph as an ONNX file, in words.
+    """
+    if spec.storage == "ort":
+        raise ConfigError(
+            f"{folder} has its graph in {ORT_GRAPH}, and {what} needs {GRAPH}; export the run again without "
+            "--ort."
+        )
 
 
 def save_spec(folder: Path, spec: Spec) -> None:
@@ -313,9 +342,14 @@ def parse_spec(data: Any, *, where: str) -> Spec:
             f"{where} has memory of the form own, and the written graphs have none; export the "
             "artefact again."
         )
-    for name in (GRAPH, WEIGHTS, VOCAB, *spec.reference_files):
+    for name in (*GRAPH_FILES[spec.storage], VOCAB, *spec.reference_files):
         if name not in spec.files:
             raise ArtefactError(f"{where} does not list {name}; export the artefact again.")
+    if spec.storage != "external" and {FUSED, WEIGHTS} & set(spec.files):
+        raise ArtefactError(
+            f"{where} contradicts itself: its weights are in {spec.graph_file}, and it lists others; export "
+            "the artefact again."
+        )
     if not all(FILE_NAME.fullmatch(name) for name in spec.files):
         raise ArtefactError(f"{where} lists a file outside its folder; export the artefact again.")
     return spec

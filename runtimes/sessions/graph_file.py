@@ -76,6 +76,20 @@ def refuse_foreign_graph(
         )
 
 
+def refuse_foreign_ort_graph(data: bytes | bytearray, *, name: str) -> None:
+    """Raises ArtefactError where a graph in ONNX Runtime's own format has a loop or compiled code.
+
+    The format is a flatbuffer, in which the name of an operator stands with its length before it and a zero
+    behind it, so its bytes tell. Such a file names no other files.
+    """
+    for operator in sorted((*LOOPS, COMPILED)):
+        if len(operator).to_bytes(4, "little") + operator + b"\0" in data:
+            raise ArtefactError(
+                f"{name} has an operator {operator.decode()}, which no artefact has; export the artefact "
+                "again."
+            )
+
+
 def _read_model(data: memoryview, inside: _Inside) -> None:
     for number, value in _fields(data):
         if number == MODEL["graph"]:

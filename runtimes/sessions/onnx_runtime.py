@@ -14,13 +14,22 @@ from runtimes.base.files import read_bytes
 from runtimes.base.machine import available_cpus
 from runtimes.base.startup import FATAL, load_onnxruntime
 from runtimes.contract.memory import Memory
-from runtimes.contract.spec import FUSED, GRAPH, VOCAB, WEIGHTS, Spec, load_spec, open_artefact
+from runtimes.contract.spec import (
+    FUSED,
+    GRAPH,
+    ORT_GRAPH,
+    VOCAB,
+    WEIGHTS,
+    Spec,
+    load_spec,
+    open_artefact,
+)
 from runtimes.contract.tensors import AnyForm
 from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, load_vocab
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.description import describe_spec
 from runtimes.sessions.graph import GraphSession
-from runtimes.sessions.graph_file import refuse_foreign_graph
+from runtimes.sessions.graph_file import refuse_foreign_graph, refuse_foreign_ort_graph
 
 Kernel = Literal["standard", "fused"]
 KernelChoice = Kernel | Literal["auto"]
@@ -30,6 +39,7 @@ COMPUTED_BY: dict[Kernel, str] = {
 }
 ON_THE_CPU: dict[str, Any] = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}
 FROM_MEMORY = "add_external_initializers_from_files_in_memory"
+FORMAT = "session.load_model_format"
 # ONNX Runtime's name of the folder in which it looks for tensors outside of a graph that is given as bytes.
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 # The first release of ONNX Runtime that runs each form of memory.
@@ -62,7 +72,8 @@ class OrtSession(GraphSession):
         self._kernel: Kernel = "fused" if library else "standard"
         self._ort = import_onnxruntime(spec.form)
         if contents is None:
-            contents = {name: read_bytes(graph.with_name(name)) for name in (graph.name, WEIGHTS)}
+            names = (graph.name, WEIGHTS) if spec.storage == "external" else (graph.name,)
+            contents = {name: read_bytes(graph.with_name(name)) for name in names}
         self._session = self._load(graph, contents, threads, library)
 
     @property
@@ -111,7 +122,7 @@ class OrtSession(GraphSession):
     ) -> OrtSession:
         """The same for an artefact that was read already, by `read_artefact`."""
         library = chosen_library(spec, kernel)
-        graph = folder / (FUSED if library else GRAPH)
+        graph = folder / (FUSED if library else spec.graph_file)
         vocab = load_vocab(folder / VOCAB, contents[VOCAB], contents)
         return cls(spec, vocab, graph, threads=threads, library=library, contents=contents)
 
@@ -217,7 +228,7 @@ class _Binding:
 
 def read_artefact(folder: Path) -> tuple[Spec, dict[str, bytearray]]:
     """The spec of an artefact folder, every hash verified, and the content of what a session loads."""
-    return open_artefact(folder, wanted=(GRAPH, FUSED, WEIGHTS, *VOCAB_FILES))
+    return open_artefact(folder, wanted=(GRAPH, ORT_GRAPH, FUSED, WEIGHTS, *VOCAB_FILES))
 
 
 def load_graph(
@@ -235,7 +246,14 @@ def load_graph(
     options, providers: of the session; `options` is changed. compiled: see `refuse_foreign_graph`. Raises
     ArtefactError for a graph that is not the spec's, and whatever ONNX Runtime raises.
     """
-    refuse_foreign_graph(contents[graph.name], name=str(graph), files=[WEIGHTS], compiled=compiled)
+    external = spec.storage == "external"
+    if spec.storage == "ort":
+        refuse_foreign_ort_graph(contents[graph.name], name=str(graph))
+    else:
+        files = [WEIGHTS] if external else []
+        refuse_foreign_graph(contents[graph.name], name=str(graph), files=files, compiled=compiled)
+    # Otherwise ONNX Runtime would tell the format from the first bytes.
+    options.add_session_config_entry(FORMAT, "ORT" if spec.storage == "ort" else "ONNX")
     options.log_severity_level = FATAL  # errors are raised; device discovery warns where there is no GPU
     if spec.target == "tensorrt":
         # Engines multiply by dequantised weights as they are; ONNX Runtime would round activations too.
@@ -243,8 +261,9 @@ def load_graph(
     if not hasattr(options, FROM_MEMORY):  # 1.23, the newest for Python 3.10: it maps the file itself
         session = ort.InferenceSession(str(graph), options, **providers)
     else:
-        weights = contents[WEIGHTS]
-        getattr(options, FROM_MEMORY)([WEIGHTS], [weights], [len(weights)])
+        if external:
+            weights = contents[WEIGHTS]
+            getattr(options, FROM_MEMORY)([WEIGHTS], [weights], [len(weights)])
         # A tensor that ONNX Runtime does not take from these bytes, as in a branch, is looked for in a
         # folder: an empty one, so that no file of the working folder is ever read.
         with tempfile.TemporaryDirectory() as nothing:

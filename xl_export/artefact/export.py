@@ -17,13 +17,14 @@ from runtimes.contract.engine import Attention
 from runtimes.contract.precision import MemoryPrecision, Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
-from runtimes.contract.spec import FUSED, GRAPH, SPEC, Exporter, Spec, Target
+from runtimes.contract.spec import FUSED, GRAPH, SPEC, Exporter, Spec, Storage, Target
 from runtimes.contract.tensors import Form
 from runtimes.sessions.onnx_runtime import OrtSession
 from trainer.model.config import ModelConfig
 from trainer.run.checkpoint import Run, load_run
 from trainer.run.history import concern_about
 from xl_export.artefact.facts import stamp
+from xl_export.artefact.pack import refuse_other_storage
 from xl_export.artefact.quality import held_out
 from xl_export.artefact.write import (
     Exportable,
@@ -54,6 +55,7 @@ def export(
     precision: Precision | None = None,
     memory_precision: MemoryPrecision | None = None,
     text: Path | None = None,
+    storage: Storage = "external",
     force: bool = False,
 ) -> Path:
     """Writes the artefact of a run to the folder `out`, and returns that folder.
@@ -70,6 +72,8 @@ def export(
       plugin computes.
     - precision: of the weights (`xl_export/graph/quantise.py`). None is fp32, or fp16 with target `tensorrt`.
     - memory_precision: of the memory tensors. None is fp32. It must be None with target `tensorrt`.
+    - storage: `external` writes the weights beside the graph, `single-file` into it, and `ort` writes both in
+      ONNX Runtime's own format, for mobile (`xl_export/artefact/pack.py`).
     - text: a held-out text on which a lower precision is measured. None is the test text that the run kept.
 
     The graph is compared with PyTorch before the folder appears, and PyTorch's answers become
@@ -86,13 +90,14 @@ def export(
         raise ConfigError(f"exporter is {exporter!r:.20}; expected one of {', '.join(get_args(Exporter))}.")
     precision, memory_precision = precisions_for(target, precision, memory_precision)
     trained = load_run(run)
+    refuse_other_storage(storage, target, trained.model.facts().parameters, precision)
     chosen = rule or trained.config.evaluation
     reason = None
     if target == "tensorrt":
         reason = needs_shift(chosen, trained.config.model, exporter)
     form = form_for(target, memory, needs_shift=reason)
     spec = make_spec(trained, chosen, form, target, precision, memory_precision)
-    spec = dataclasses.replace(spec, concern=concern_about(run))
+    spec = dataclasses.replace(spec, concern=concern_about(run), storage=storage)
     model: Exportable = WrittenRun(trained, attention)
     if exporter == "trace":
         from xl_export.artefact.traced import TracedRun  # torch.export is slow to import

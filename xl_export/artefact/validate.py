@@ -13,6 +13,7 @@ from runtimes.base.logits import log_sum_exp
 from runtimes.contract.reference import Reference, replay
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
+from runtimes.contract.spec import Spec
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.sessions.segment_end import sees_segment_end
 
@@ -126,6 +127,26 @@ def check_again(lowered: OrtSession, reference: Reference) -> None:
             f"in {lowered.spec.precision} the log-probabilities differ from PyTorch's by {apart:.3g} nats in "
             f"the mean, more than {lowered.spec.mean_tolerance:g}; nothing was written: export in fp32, or "
             "report this difference."
+        )
+
+
+def confirm(session: Session, reference: Reference, spec: Spec) -> None:
+    """Raises ArtefactError where a session does not give a reference's answers, as `check` would find."""
+    answers = replay(
+        session, reference.tokens, _shown(reference.segments.tolist(), "answers"), reference.restarts
+    )
+    differences = np.concatenate(
+        [
+            np.abs(mine - theirs).ravel()
+            for mine, theirs in zip(answers, (reference.log_probs, reference.last), strict=True)
+        ]
+    )
+    worst, mean = float(differences.max()), float(differences.mean())
+    if not (worst <= spec.tolerance and mean <= spec.mean_tolerance):
+        raise ArtefactError(
+            f"as {spec.graph_file} the graph differs from its reference by {worst:.3g} nats and {mean:.3g} "
+            f"in the mean, more than {spec.tolerance:g} or {spec.mean_tolerance:g}; nothing was written: "
+            "export without --ort and --single-file, or report this difference."
         )
 
 

@@ -32,6 +32,7 @@ from runtimes.contract.vocabulary import Vocab, save_vocab
 from runtimes.sessions.onnx_runtime import OrtSession
 from trainer.run.checkpoint import Run
 from trainer.run.session import ProjectedTorchSession
+from xl_export.artefact.pack import pack
 from xl_export.artefact.quality import measure
 from xl_export.artefact.validate import ROWS, check_again, check_quantised, validate
 from xl_export.graph import genai
@@ -157,12 +158,15 @@ def write_artefact(
     tokens: those on which a lower precision is measured; None measures nothing. sources: files and folders
     that must not be replaced. Raises UserError where the graphs do not compute what PyTorch computes.
     """
+    storage, spec = spec.storage, dataclasses.replace(spec, storage="external")
     with atomic_folder(out, force=force, marker=SPEC, sources=sources) as folder:
         if spec.lossy:
             reference, measured = write_lowered(model, spec, folder, tokens)
             spec = dataclasses.replace(spec, measured=measured)
         else:
             reference = compare(model, model.write_graphs(spec, folder))
+        if storage != "external":
+            spec = pack(dataclasses.replace(spec, storage=storage), model.vocab, folder, reference)
         save_reference(folder, reference)
         save_vocab(folder, model.vocab)
         if genai.takes(spec):

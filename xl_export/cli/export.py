@@ -12,7 +12,7 @@ from runtimes.base.errors import UserError, needs
 from runtimes.contract.engine import Attention
 from runtimes.contract.precision import QUANTISED, MemoryPrecision, Precision, per_stream, sentence
 from runtimes.contract.rule import InitialMemory, Mask
-from runtimes.contract.spec import Exporter, Target, load_spec
+from runtimes.contract.spec import Exporter, Storage, Target, load_spec
 from runtimes.contract.tensors import Form
 from runtimes.tasks.check import check
 from xl_export.cli.options import PACKAGES, force_option, out_option, triton_option
@@ -105,6 +105,18 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
     type=click.Path(path_type=Path),
     help="A held-out text on which a reduced precision is measured. The default is the run's own test text.",
 )
+@click.option(
+    "--single-file",
+    is_flag=True,
+    help="Write the weights into step.onnx, so that the model is one file, for browsers and apps. It holds "
+    "at most 2 GB, and no graph for the fused CPU operator is written.",
+)
+@click.option(
+    "--ort",
+    is_flag=True,
+    help="Write the graph and its weights as step.ort, in ONNX Runtime's own format for mobile, and the "
+    "operators that it needs as required_operators.config.",
+)
 @triton_option
 @force_option
 def export_command(
@@ -118,6 +130,8 @@ def export_command(
     precision: Precision | None,
     memory_precision: MemoryPrecision | None,
     text: Path | None,
+    single_file: bool,
+    ort: bool,
     triton: Path | None,
     force: bool,
     **changes: Any,
@@ -140,6 +154,11 @@ def export_command(
             "--attention-as is for a graph that is written, and --exporter trace takes PyTorch's own "
             "attention; leave one of them out."
         )
+    if single_file and ort:
+        raise UserError("--ort writes one file already, step.ort; leave out --single-file.")
+    if ort and triton:
+        raise UserError("--triton needs the graph as step.onnx; leave out --ort.")
+    storage: Storage = "single-file" if single_file else "ort" if ort else "external"
     overrides = {key: value for key, value in changes.items() if value is not None}
     if overrides.get("clamp_len") == 0:
         overrides["clamp_len"] = None
@@ -157,6 +176,7 @@ def export_command(
         precision=precision,
         memory_precision=memory_precision,
         text=text,
+        storage=storage,
         force=force,
     )
     report, spec = check(out, device="cpu"), load_spec(out)

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from runtimes.base.errors import ArtefactError, ConfigError, first_line
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.engine import NAMES
-from runtimes.contract.spec import GRAPH, SPEC, Spec, load_spec
+from runtimes.contract.spec import GRAPH, SPEC, Spec, load_spec, refuse_ort_format
 from runtimes.contract.vocabulary import VOCAB_FILES
 from xl_export.deployment.server_config import CONFIG, server_config
 from xl_export.deployment.server_graph import SequenceGraph, sequence_graph
@@ -111,6 +111,7 @@ def refuse_engine(options: BuildOptions) -> None:
 
 def read_sequence_graph(artefact: Path, spec: Spec) -> SequenceGraph:
     """The step graph of an artefact as a graph for the server; its weights are read when it is saved."""
+    refuse_ort_format(spec, artefact, what="Triton Inference Server")
     try:
         model = ir.load(artefact / GRAPH)
     except Exception as error:  # protobuf and onnx_ir raise classes of their own for a damaged file

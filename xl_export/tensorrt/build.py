@@ -18,7 +18,7 @@ from runtimes.base.sealed import file_facts
 from runtimes.contract.engine import BUILD, NAMES, PLAN, EngineFacts, Gpu, Profile, save_engine, side_files
 from runtimes.contract.precision import QUANTISED
 from runtimes.contract.reference import load_reference
-from runtimes.contract.spec import Spec, load_spec
+from runtimes.contract.spec import Spec, load_spec, refuse_ort_format
 from runtimes.contract.tensors import TensorFacts
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
@@ -118,6 +118,7 @@ def start_tensorrt(spec: Spec, options: BuildOptions) -> tuple[Any, Any, Gpu | N
 
 def refuse_artefact(spec: Spec, artefact: Path) -> None:
     """Raises ConfigError for an artefact whose graph has operators that TensorRT does not have."""
+    refuse_ort_format(spec, artefact, what="TensorRT")
     reason = None
     if spec.form == "ring" and not spec.linear_ring:
         reason = "a ring that is written across its end, and TensorRT has no circular TensorScatter"

@@ -19,7 +19,7 @@ from runtimes.base.errors import ArtefactError, StreamError, first_line
 from runtimes.contract.device import Device
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Paths
-from runtimes.contract.spec import GRAPH, VOCAB, Spec
+from runtimes.contract.spec import GRAPH, VOCAB, Spec, refuse_ort_format
 from runtimes.contract.vocabulary import Vocab, load_vocab
 from runtimes.sessions.graph import GraphSession, Positions
 from runtimes.sessions.onnx_runtime import import_onnxruntime
@@ -108,6 +108,7 @@ class OrtGpuSession(GraphSession):
         Raises MissingPackageError where the provider of the device is not installed or cannot start here, and
         ArtefactError where the graph cannot be loaded, or a node would run elsewhere.
         """
+        refuse_ort_format(spec, folder, what=f"the device {device}")
         vocab = load_vocab(folder / VOCAB, contents[VOCAB], contents)
         return cls(spec, vocab, folder / GRAPH, contents, device=device, threads=threads)
 

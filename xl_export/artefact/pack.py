@@ -1,0 +1,122 @@
+"""Puts the weights of a written artefact into its graph: one ONNX file, or one file of ONNX Runtime's format.
+
+The graph is written and compared with PyTorch as always, in `step.onnx` and `weights.bin`. Then it is packed,
+and the packed file is replayed against the same reference before the folder appears.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import logging
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import onnx_ir as ir
+
+from runtimes.base.errors import ArtefactError, ConfigError, first_line
+from runtimes.base.files import atomic_file
+from runtimes.contract.precision import Precision
+from runtimes.contract.reference import Reference
+from runtimes.contract.spec import FUSED, GRAPH, OPERATORS, ORT_GRAPH, WEIGHTS, Spec, Storage, Target
+from runtimes.contract.vocabulary import Vocab
+from runtimes.sessions.onnx_runtime import OrtSession
+from xl_export.artefact.validate import confirm
+
+# Protobuf and flatbuffers count bytes with 31 bits; the rest is for what the weights are wrapped in.
+LARGEST = (1 << 31) - (1 << 24)
+LEAST_BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2}  # of a parameter
+
+
+def refuse_other_storage(storage: Storage, target: Target, parameters: int, precision: Precision) -> None:
+    """Raises ConfigError for a storage that there is not, that the target does not take, or that surely does
+    not hold so many parameters.
+    """
+    if storage not in get_args(Storage):
+        raise ConfigError(f"storage is {storage!r:.20}; expected one of {', '.join(get_args(Storage))}.")
+    if storage != "external" and target != "onnxruntime":
+        raise ConfigError(
+            f"--{storage} is for ONNX Runtime, and an engine holds its weights anyway; leave out it or "
+            f"--target {target}."
+        )
+    if storage != "external" and precision in LEAST_BYTES:
+        _refuse_size(LEAST_BYTES[precision] * parameters, storage)
+
+
+def _refuse_size(num_bytes: int, storage: Storage) -> None:
+    if num_bytes > LARGEST:
+        raise ConfigError(
+            f"graph and weights have {num_bytes:,} bytes, and one file with both has at most {LARGEST:,}; "
+            f"leave out --{storage}, or give a --precision with fewer bits."
+        )
+
+
+def pack(spec: Spec, vocab: Vocab, folder: Path, reference: Reference) -> Spec:
+    """Replaces `step.onnx` and `weights.bin` in a folder by the file of the spec's storage.
+
+    Returns the spec, in whose measurements the bytes are those of the new file. Raises ConfigError where the
+    weights are too large for it, and ArtefactError where its answers are others than the reference.
+    """
+    _refuse_size(sum((folder / name).stat().st_size for name in (GRAPH, WEIGHTS)), spec.storage)
+    if spec.storage == "ort":
+        _as_ort(folder)
+    else:
+        model = ir.external_data.load_to_model(ir.load(folder / GRAPH))
+        with atomic_file(folder / GRAPH) as temporary:
+            ir.save(model, temporary, format="protobuf")
+    for name in (WEIGHTS, FUSED):
+        (folder / name).unlink(missing_ok=True)
+    confirm(OrtSession(spec, vocab, folder / spec.graph_file), reference, spec)
+    if spec.measured is None:
+        return spec
+    num_bytes = (folder / spec.graph_file).stat().st_size
+    return dataclasses.replace(spec, measured=dataclasses.replace(spec.measured, num_bytes=num_bytes))
+
+
+def _as_ort(folder: Path) -> None:
+    """Writes `step.ort` and the list of its operators with ONNX Runtime's converter, and removes the graph.
+
+    The converter optimises the graph for any processor, so it leaves out what only this one could compute.
+    """
+    from onnxruntime.tools.convert_onnx_models_to_ort import (
+        OptimizationStyle,
+        convert_onnx_models_to_ort,
+    )
+
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        made = Path(name)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), _quiet():
+                convert_onnx_models_to_ort(
+                    folder / GRAPH, output_dir=made, optimization_styles=[OptimizationStyle.Fixed]
+                )
+        except Exception as error:  # ONNX Runtime raises bare classes of its own
+            raise ArtefactError(
+                f"ONNX Runtime could not write the graph in its own format ({first_line(error)}); export "
+                "without --ort, or with another onnxruntime."
+            ) from error
+        operators = made / f"{Path(GRAPH).stem}.{OPERATORS}"
+        lines = [line for line in operators.read_text().splitlines() if not line.startswith("#")]
+        (folder / OPERATORS).write_text("\n".join(line for line in lines if line) + "\n")
+        shutil.move(made / ORT_GRAPH, folder / ORT_GRAPH)
+    (folder / GRAPH).unlink()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """While the block runs, nothing is logged but warnings, and nothing said of files that stay open: the
+    converter leaves one.
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            yield
+    finally:
+        logging.disable(before)
