@@ -70,7 +70,7 @@ def test_the_page_names_added_fields_and_the_options_of_words() -> None:
 def test_the_tolerances_are_those_of_check() -> None:
     stated = {
         precision: (float(cells[1]), float(cells[2]))
-        for cells in table("this page, so no file can loosen them")
+        for cells in table("**The limits**")
         for precision in QUOTED.findall(cells[0])
     }
     assert stated == {name: (TOLERANCES[name], MEAN_TOLERANCES[name]) for name in TOLERANCES}

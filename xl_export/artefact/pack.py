@@ -44,6 +44,11 @@ def refuse_other_storage(storage: Storage, target: Target, parameters: int, prec
             f"--{storage} is for ONNX Runtime, and an engine holds its weights anyway; leave out it or "
             f"--target {target}."
         )
+    if storage == "ort" and precision == "int8-stored":
+        raise ConfigError(
+            "--ort writes int8-stored weights as fp32, because its converter computes what loading would; "
+            "give --precision int8, or leave out --ort."
+        )
     if storage != "external" and precision in LEAST_BYTES:
         _refuse_size(LEAST_BYTES[precision] * parameters, storage)
 
