@@ -1,7 +1,7 @@
 """Puts the weights of a written artefact into its graph: one ONNX file, or one file of ONNX Runtime's format.
 
 The graph is written and compared with PyTorch as always, in `step.onnx` and `weights.bin`. Then it is packed,
-and the packed file is replayed against the same reference before the folder appears.
+and the packed file is compared with what was packed, over the same reference, before the folder appears.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from runtimes.contract.reference import Reference
 from runtimes.contract.spec import FUSED, GRAPH, OPERATORS, ORT_GRAPH, WEIGHTS, Spec, Storage, Target
 from runtimes.contract.vocabulary import Vocab
 from runtimes.sessions.onnx_runtime import OrtSession
-from xl_export.artefact.validate import confirm
+from xl_export.artefact.validate import refuse_other_answers
 
 # Protobuf and flatbuffers count bytes with 31 bits; the rest is for what the weights are wrapped in.
 LARGEST = (1 << 31) - (1 << 24)
@@ -65,9 +65,10 @@ def pack(spec: Spec, vocab: Vocab, folder: Path, reference: Reference) -> Spec:
     """Replaces `step.onnx` and `weights.bin` in a folder by the file of the spec's storage.
 
     Returns the spec, in whose measurements the bytes are those of the new file. Raises ConfigError where the
-    weights are too large for it, and ArtefactError where its answers are others than the reference.
+    weights are too large for it, and ArtefactError where it gives other answers than what was packed.
     """
     _refuse_size(sum((folder / name).stat().st_size for name in (GRAPH, WEIGHTS)), spec.storage)
+    whole = OrtSession(dataclasses.replace(spec, storage="external"), vocab, folder / GRAPH)
     if spec.storage == "ort":
         _as_ort(folder)
     else:
@@ -76,7 +77,7 @@ def pack(spec: Spec, vocab: Vocab, folder: Path, reference: Reference) -> Spec:
             ir.save(model, temporary, format="protobuf")
     for name in (WEIGHTS, FUSED):
         (folder / name).unlink(missing_ok=True)
-    confirm(OrtSession(spec, vocab, folder / spec.graph_file), reference, spec)
+    refuse_other_answers(OrtSession(spec, vocab, folder / spec.graph_file), whole, reference)
     if spec.measured is None:
         return spec
     num_bytes = (folder / spec.graph_file).stat().st_size

@@ -13,7 +13,6 @@ from runtimes.base.logits import log_sum_exp
 from runtimes.contract.reference import Reference, replay
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
-from runtimes.contract.spec import Spec
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.sessions.segment_end import sees_segment_end
 
@@ -130,23 +129,21 @@ def check_again(lowered: OrtSession, reference: Reference) -> None:
         )
 
 
-def confirm(session: Session, reference: Reference, spec: Spec) -> None:
-    """Raises ArtefactError where a session does not give a reference's answers, as `check` would find."""
-    answers = replay(
-        session, reference.tokens, _shown(reference.segments.tolist(), "answers"), reference.restarts
-    )
-    differences = np.concatenate(
-        [
-            np.abs(mine - theirs).ravel()
-            for mine, theirs in zip(answers, (reference.log_probs, reference.last), strict=True)
-        ]
-    )
-    worst, mean = float(differences.max()), float(differences.mean())
+def refuse_other_answers(packed: OrtSession, whole: OrtSession, reference: Reference) -> None:
+    """Raises ArtefactError where a graph in another file does not give the answers that it gives as it was
+    written, within the tolerances of `check`.
+    """
+    answers = []
+    for session in (packed, whole):
+        shown = _shown(reference.segments.tolist(), f"answers of {session.spec.graph_file}")
+        answers.append(np.hstack(replay(session, reference.tokens, shown, reference.restarts)))
+    difference = np.abs(answers[0] - answers[1])
+    worst, mean, spec = float(difference.max()), float(difference.mean()), packed.spec
     if not (worst <= spec.tolerance and mean <= spec.mean_tolerance):
         raise ArtefactError(
-            f"as {spec.graph_file} the graph differs from its reference by {worst:.3g} nats and {mean:.3g} "
-            f"in the mean, more than {spec.tolerance:g} or {spec.mean_tolerance:g}; nothing was written: "
-            "export without --ort and --single-file, or report this difference."
+            f"with --{spec.storage} the graph differs from itself by {worst:.3g} nats and {mean:.3g} in the "
+            f"mean, more than {spec.tolerance:g} or {spec.mean_tolerance:g}; nothing was written: leave out "
+            f"--{spec.storage}, or report this difference."
         )
 
 
