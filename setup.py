@@ -1,4 +1,5 @@
-"""Compiles the fused operator into wheels. Everything else about the package is in pyproject.toml.
+"""Compiles the fused operator into wheels, and puts the page of `xl-export web` into them. Everything else
+about the package is in pyproject.toml.
 
 A wheel holds one library for each variant of its architecture, and their hashes; the choice among them is
 made on the device (`runtimes/sessions/fused_cpu/packaged.py`). They are plain libraries that ONNX Runtime
@@ -15,12 +16,14 @@ import hashlib
 import json
 import os
 import runpy
+import shutil
 import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 PACKAGE = "runtimes.sessions.fused_cpu"
 FOLDER = Path(*PACKAGE.split("."))
@@ -57,6 +60,19 @@ class BuildLibraries(build_ext):
         return str(Path(*fullname.split("."))) + ".so"
 
 
+class BuildPage(build_py):
+    """Copies the page and the module of `web/` to where `xl_export/web/files.py` looks in an installation."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:  # finds them in the checkout
+            return
+        for part in ("page", "src"):
+            target = Path(self.build_lib, "xl_export", "web", "files", part)
+            shutil.rmtree(target, ignore_errors=True)  # of an earlier build
+            shutil.copytree(Path("web", part), target)
+
+
 class AnyPython(bdist_wheel):
     """Names the wheel after its platform and no version of Python."""
 
@@ -76,5 +92,5 @@ setup(
         )
         for variant in KERNEL["VARIANTS"].get(MACHINE, ())
     ],
-    cmdclass={"build_ext": BuildLibraries, "bdist_wheel": AnyPython},
+    cmdclass={"build_ext": BuildLibraries, "build_py": BuildPage, "bdist_wheel": AnyPython},
 )

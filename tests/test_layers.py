@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("graph", "importers", "figures"),
         ("tracing",),
         ("artefact", "tensorrt"),
-        ("deployment",),
+        ("deployment", "web"),
         ("cli",),
     ),
 }

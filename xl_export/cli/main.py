@@ -20,14 +20,14 @@ from runtimes.cli.score import score_command
 from xl_export.cli.attention import attention_command, spans_command
 from xl_export.cli.build import build_command
 from xl_export.cli.demo import demo_command
+from xl_export.cli.deployment import polygraphy_command, refit_command
 from xl_export.cli.export import export_command
 from xl_export.cli.import_ import import_command
-from xl_export.cli.polygraphy import polygraphy_command
 from xl_export.cli.prepare import prepare_command
 from xl_export.cli.recl import recl_command
-from xl_export.cli.refit import refit_command
 from xl_export.cli.runs import runs_command
 from xl_export.cli.train import train_command
+from xl_export.cli.web import web_command
 
 COMMANDS = [
     train_command,
@@ -35,6 +35,7 @@ COMMANDS = [
     import_command,
     export_command,
     build_command,
+    web_command,
     demo_command,
     check_command,
     eval_command,

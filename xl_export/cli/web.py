@@ -1,0 +1,69 @@
+"""`xl-export web`: an artefact as a web page."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+
+from runtimes.base.errors import UserError, needs
+from xl_export.cli.options import force_option
+
+
+@click.command("web")
+@click.argument("artefacts", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="ARTEFACT...")
+@click.option("--out", type=click.Path(path_type=Path), help="The folder to write.")
+@click.option(
+    "--serve",
+    is_flag=True,
+    help="Serve the site to this machine until Ctrl-C, with the headers that a browser wants before it "
+    "computes with several threads. Without --out the folder is temporary.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="The port of --serve; 0 takes a free one.",
+)
+@click.option(
+    "--node-modules",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="FOLDER",
+    help="A folder of npm packages that holds onnxruntime-web, for machines without a network. By default "
+    "its files are downloaded from the npm registry once, verified, and kept in your cache.",
+)
+@force_option
+def web_command(
+    artefacts: tuple[Path, ...],
+    out: Path | None,
+    serve: bool,
+    port: int,
+    node_modules: Path | None,
+    force: bool,
+) -> None:
+    """Write a web page on which ARTEFACT writes text, or plays music.
+
+    The page is a folder of files. Any web server can serve it, and it asks no other server for anything. With
+    several artefacts the page has a list to choose from.
+    """
+    if out is None and not serve:
+        raise UserError("neither --out nor --serve was given; give --out FOLDER, --serve, or both.")
+    with needs("cpu", "onnxruntime"):
+        from xl_export.web.serve import serving
+        from xl_export.web.site import write_site
+    with tempfile.TemporaryDirectory(prefix="xl-export-") as scratch:
+        folder = out or Path(scratch) / "site"
+        site = write_site(artefacts, folder, node_modules=node_modules, force=force)
+        for warning in site.warnings:
+            click.echo(f"Warning: {warning}", err=True)
+        if out:
+            models = " and ".join(site.models)
+            click.echo(
+                f"{out} is a web page of {models}, {site.num_bytes / 1e6:.1f} MB; any web server serves it"
+            )
+        if serve:
+            with serving(folder, port=port) as server:
+                click.echo(f"http://127.0.0.1:{server.server_port}/ serves it until Ctrl-C")
+                server.serve_forever()

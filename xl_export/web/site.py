@@ -1,0 +1,177 @@
+"""Writes the site: the page, its module, onnxruntime-web and the files of one or several artefacts."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtimes.base.errors import ArtefactError, ConfigError, UserError
+from runtimes.base.files import read_bytes, sha256, write_json
+from runtimes.base.folders import atomic_folder, refuse_existing
+from runtimes.contract.engine import BUILD
+from runtimes.contract.spec import FUSED, SPEC, Spec, load_spec
+from runtimes.contract.vocabulary.subword import FILES
+from runtimes.sessions import fused_cpu
+from runtimes.tasks.check import check
+from xl_export.web.files import copy_page, web_files
+from xl_export.web.packages import (
+    ONNXRUNTIME_WEB,
+    SUBWORDS,
+    TOKENIZERS,
+    WASM,
+    WEBGPU,
+    copy_package,
+    licence_name,
+)
+
+SITE = "site.json"  # names the models for the page, and marks the folder as a site
+MODELS, VENDOR = "models", "vendor"  # the module looks for the packages of others in `vendor`
+# Files of an artefact that no browser reads: the fused operator is a native library, and genai has its own.
+NOT_COPIED = (FUSED, "genai_config.json", "tokenizer_config.json")
+MOST_BYTES = 1 << 31  # of weights in fp32: WebAssembly has 4 GiB of addresses, and loading takes them twice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What was written. models: their names. num_bytes: of all files. warnings: one sentence each."""
+
+    models: tuple[str, ...]
+    num_bytes: int
+    warnings: tuple[str, ...]
+
+
+def write_site(
+    artefacts: Sequence[Path], out: Path, *, node_modules: Path | None = None, force: bool = False
+) -> Site:
+    """Writes a static folder that any web server can serve; returns what it holds.
+
+    Every artefact is verified and checked on this machine before anything appears. node_modules:
+    a folder that holds the packages of `packages.py`; None takes them from this user's cache or the npm
+    registry. Raises UserError for a folder that is no artefact or that no browser can run, and where `out`
+    exists unless `force` is set.
+    """
+    sources = list(artefacts) if node_modules is None else [*artefacts, node_modules]
+    refuse_existing(out, force=force, marker=SITE, sources=sources)
+    web_files()  # before the checks, which take longer
+    names = _names(artefacts)
+    specs = [_servable(artefact) for artefact in artefacts]
+    for artefact in artefacts:
+        _refuse_failing(artefact)
+    with atomic_folder(out, force=force, marker=SITE, sources=sources) as folder:
+        copy_page(folder)
+        wanted = {**WASM, **(WEBGPU if any(str(spec.target) == "web" for spec in specs) else {})}
+        copy_package(ONNXRUNTIME_WEB, wanted, folder / VENDOR, node_modules=node_modules)
+        (folder / VENDOR / licence_name(ONNXRUNTIME_WEB)).write_bytes(_licence())
+        if any((artefact / FILES["tokenizers"]).is_file() for artefact in artefacts):
+            copy_package(TOKENIZERS, SUBWORDS, folder / VENDOR, node_modules=node_modules)
+        for name, artefact, spec in zip(names, artefacts, specs, strict=True):
+            _copy_artefact(artefact, spec, folder / MODELS / name)
+        write_json(
+            folder / SITE,
+            {
+                "onnxruntime_web": ONNXRUNTIME_WEB.version,
+                "models": [
+                    {
+                        "name": name,
+                        "path": f"{MODELS}/{name}",
+                        "num_bytes": _num_bytes(folder / MODELS / name),
+                    }
+                    for name in names
+                ],
+            },
+        )
+        num_bytes = _num_bytes(folder)
+    warnings = [
+        warning for path, spec in zip(artefacts, specs, strict=True) if (warning := _warning(path, spec))
+    ]
+    return Site(models=tuple(names), num_bytes=num_bytes, warnings=tuple(warnings))
+
+
+def _names(artefacts: Sequence[Path]) -> list[str]:
+    """The name of each model in the site: that of its folder."""
+    if not artefacts:
+        raise ConfigError("no artefact was given; give at least one.")
+    names = [path.resolve().name or "model" for path in artefacts]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ConfigError(
+            f"two artefacts are called {twice[0]}, and a model has the name of its folder in the site; "
+            "rename one of the folders."
+        )
+    return names
+
+
+def _servable(artefact: Path) -> Spec:
+    """The verified spec of an artefact that a browser can run; raises UserError for any other."""
+    if (artefact / BUILD).is_file():
+        raise ArtefactError(
+            f"{artefact} is an engine, which only a GPU of NVIDIA runs; give the artefact it was built from."
+        )
+    if (artefact / SITE).is_file():
+        raise ArtefactError(f"{artefact} is a site already; give the artefact, and the site as --out.")
+    spec = load_spec(artefact)
+    if spec.target == "tensorrt":
+        raise ArtefactError(
+            f"{artefact} has a graph for tensorrt, which no browser runs; export the run again without "
+            "--target tensorrt."
+        )
+    if spec.state_dtype != "float32":
+        raise ArtefactError(
+            f"{artefact} has memory in float16, which the page does not read; export the run again with "
+            "--memory-precision fp32."
+        )
+    if 4 * spec.model.parameters >= MOST_BYTES:
+        raise ArtefactError(
+            f"{artefact} has {spec.model.parameters:,} parameters, "
+            f"{4 * spec.model.parameters / 2**30:.1f} GiB in fp32; a browser holds models of less than "
+            f"{MOST_BYTES / 2**30:.0f} GiB: give a smaller model."
+        )
+    return spec
+
+
+def _refuse_failing(artefact: Path) -> None:
+    """Raises UserError where an artefact does not even compute its own answers on this machine."""
+    report = check(artefact, device="cpu")
+    if not report.passed:
+        raise UserError(
+            f"{artefact} fails its check on this machine, so no page is made of it: {report.sentence}; "
+            "`xl-export check` shows more."
+        )
+
+
+def _warning(artefact: Path, spec: Spec) -> str | None:
+    """What makes an artefact slow in a browser, as one sentence; None where nothing does."""
+    if spec.precision in ("int8", "int4"):
+        return (
+            f"{artefact} multiplies weights in {spec.precision}, which takes a browser 5 to 9 times as "
+            "long as fp32; export the run with --precision int8-stored, which is small and as fast as fp32."
+        )
+    if spec.form != "ring" and str(spec.target) != "web":
+        return (
+            f"{artefact} has memory of the form {spec.form}, which is copied in every step; export the run "
+            "with --memory ring."
+        )
+    return None
+
+
+def _copy_artefact(artefact: Path, spec: Spec, target: Path) -> None:
+    """Copies the files that a browser reads, verified again: the artefact may have changed since."""
+    target.mkdir(parents=True)
+    shutil.copyfile(artefact / SPEC, target / SPEC)
+    for name, facts in spec.files.items():
+        if name in NOT_COPIED:
+            continue
+        shutil.copyfile(artefact / name, target / name)
+        if sha256(target / name) != facts.sha256:
+            raise ArtefactError(f"{artefact / name} changed while it was copied; run the command again.")
+
+
+def _num_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _licence() -> bytes:
+    """The licence of ONNX Runtime, which its package in the npm registry lacks."""
+    return read_bytes(Path(fused_cpu.__file__).parent / "vendor" / "onnxruntime" / "LICENSE")
