@@ -206,7 +206,7 @@ export class Stream {
   async #goBack(count, last) {
     const { form, rule } = this.model.spec;
     if (form !== "ring" || count > rule.segment || count > this.position || !last.length) return false;
-    await this.memory.rewind(count);
+    await this.model.rewind(this.memory, count);
     await this.#feed(last);
     return true;
   }
