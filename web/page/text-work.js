@@ -178,9 +178,9 @@ export class TextWork {
       page.side.speed.cut();
       const text = this.area.value;
       const from = await stream.edit(text);
-      if (this.area.value !== text) return; // more was typed meanwhile
-      this.typing = false;
       view.show(stream, from);
+      if (this.area.value !== text) return void view.typed(commonLength(stream.text, this.area.value), stream);
+      this.typing = false;
       page.well();
       this.#show();
       this.#state(`position ${stream.position.toLocaleString("en")}`);
