@@ -26,6 +26,8 @@ export class Stream {
     this.bits = [];
     /** @type {number[]} Tokens before the text: they left the page, and the memory goes on from them. */
     this.earlier = [];
+    /** How many tokens came before these: they are known to the file alone that was loaded. */
+    this.base = 0;
     /** @type {Uint8Array | null} The file that the stream was loaded from. */
     this.file = null;
     /** How many of these tokens are in the memory of that file already. */
@@ -38,9 +40,9 @@ export class Stream {
     this.turn = Promise.resolve();
   }
 
-  /** The number of tokens that the memory has seen. */
+  /** The number of tokens that came before the next one. */
   get position() {
-    return this.memory.position;
+    return this.base + this.earlier.length + this.ids.length;
   }
 
   /**
@@ -105,7 +107,7 @@ export class Stream {
     this.#forget();
     this.text = "";
     this.earlier = [];
-    [this.file, this.inFile] = [null, 0];
+    [this.file, this.inFile, this.base] = [null, 0, 0];
   }
 
   /** Takes the first tokens off the text. The memory still knows them. @param {number} count */
@@ -127,12 +129,13 @@ export class Stream {
     this.#forget();
     this.earlier = [];
     this.file = file;
-    this.inFile = 0;
+    [this.inFile, this.base] = [0, memory.position];
     this.text = "";
     if (fits(note, memory.position, this.model.vocabulary.size)) {
       ({ text: this.text, ids: this.ids, ends: this.ends } = note);
       this.bits = note.bits.map((/** @type {number | null} */ bits) => bits ?? NaN);
       this.inFile = this.ids.length;
+      this.base -= this.ids.length;
       if (!(await this.#goBack(1, this.ids.slice(-1)))) this.foretold = false;
     } else this.foretold = false;
   }

@@ -64,6 +64,7 @@ export class TextWork {
   /** Stops, and waits until nothing is computed any more. */
   async stop() {
     this.running?.abort();
+    this.#button(false); // at once: at most the token that is being computed still comes
     await this.stream.turn;
   }
 
@@ -122,7 +123,6 @@ export class TextWork {
       for await (const piece of stream.generate({ ...options, seed, signal, maxTokens: Infinity })) {
         page.side.reach(stream.position);
         ended = piece.ended;
-        if (signal.aborted) break;
       }
     } catch (error) {
       if (/** @type {Error} */ (error).name !== "AbortError") throw error;
