@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtimes.base.errors import ArtefactError, ConfigError, UserError
-from runtimes.base.files import read_bytes, sha256, write_json
+from runtimes.base.files import read_bytes, read_json, sha256, write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.engine import BUILD
-from runtimes.contract.spec import FUSED, SPEC, Spec, load_spec
+from runtimes.contract.spec import FUSED, SPEC, VOCAB, Spec, load_spec
 from runtimes.contract.vocabulary.subword import FILES
 from runtimes.sessions import fused_cpu
 from runtimes.tasks.check import check
@@ -65,7 +65,7 @@ def write_site(
         wanted = {**WASM, **(WEBGPU if any(str(spec.target) == "web" for spec in specs) else {})}
         copy_package(ONNXRUNTIME_WEB, wanted, folder / VENDOR, node_modules=node_modules)
         (folder / VENDOR / licence_name(ONNXRUNTIME_WEB)).write_bytes(_licence())
-        if any((artefact / FILES["tokenizers"]).is_file() for artefact in artefacts):
+        if any(map(_subwords, artefacts)):
             copy_package(TOKENIZERS, SUBWORDS, folder / VENDOR, node_modules=node_modules)
         for name, artefact, spec in zip(names, artefacts, specs, strict=True):
             _copy_artefact(artefact, spec, folder / MODELS / name)
@@ -122,6 +122,12 @@ def _servable(artefact: Path) -> Spec:
             f"{artefact} has memory in float16, which the page does not read; export the run again with "
             "--memory-precision fp32."
         )
+    vocab = read_json(artefact / VOCAB)
+    if vocab["kind"] == "subword" and vocab["library"] != "tokenizers":
+        raise ArtefactError(
+            f"{artefact} has a vocabulary of the library {vocab['library']}, which the page does not read; "
+            "train or import the model with a tokenizer.json."
+        )
     if 4 * spec.model.parameters >= MOST_BYTES:
         raise ArtefactError(
             f"{artefact} has {spec.model.parameters:,} parameters, "
@@ -129,6 +135,11 @@ def _servable(artefact: Path) -> Spec:
             f"{MOST_BYTES / 2**30:.0f} GiB: give a smaller model."
         )
     return spec
+
+
+def _subwords(artefact: Path) -> bool:
+    """Whether the page encodes text by the library of subwords; otherwise a tokenizer.json is for genai."""
+    return bool(read_json(artefact / VOCAB)["kind"] == "subword")
 
 
 def _refuse_failing(artefact: Path) -> None:
@@ -161,7 +172,7 @@ def _copy_artefact(artefact: Path, spec: Spec, target: Path) -> None:
     target.mkdir(parents=True)
     shutil.copyfile(artefact / SPEC, target / SPEC)
     for name, facts in spec.files.items():
-        if name in NOT_COPIED:
+        if name in NOT_COPIED or (name == FILES["tokenizers"] and not _subwords(artefact)):
             continue
         shutil.copyfile(artefact / name, target / name)
         if sha256(target / name) != facts.sha256:

@@ -1,0 +1,276 @@
+"""The site that `xl-export web` writes: what it holds, what it refuses, and how it is served."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import io
+import json
+import re
+import shutil
+import tarfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimes.base.errors import UserError
+from runtimes.contract.vocabulary import save_vocab, vocab_from_file
+from tests.commands import refused, xl
+from tests.runtimes.contract.test_subword import trained
+from xl_export.artefact.export import export
+from xl_export.web import packages, site
+from xl_export.web.files import copy_page
+from xl_export.web.packages import Package, copy_package
+from xl_export.web.serve import ISOLATION, serving
+from xl_export.web.site import write_site
+
+CONTENT = {"dist/engine.mjs": b"export const engine = 1;\n", "dist/engine.wasm": b"\0asm and more"}
+WANTED = {path: hashlib.sha256(content).hexdigest() for path, content in CONTENT.items()}
+
+
+def archive() -> bytes:
+    """A package of the npm registry that holds CONTENT."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as members:
+        for path, content in CONTENT.items():
+            member = tarfile.TarInfo(f"package/{path}")
+            member.size = len(content)
+            members.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def published(content: bytes) -> Package:
+    integrity = base64.b64encode(hashlib.sha512(content).digest()).decode()
+    return Package(name="@some/engine", version="1.2.3", integrity=integrity, num_bytes=len(content))
+
+
+@pytest.fixture
+def node_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a tiny package in place of onnxruntime-web."""
+    for path, content in CONTENT.items():
+        file = tmp_path / "node_modules" / "onnxruntime-web" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    monkeypatch.setattr(site, "WASM", WANTED)
+    return tmp_path / "node_modules"
+
+
+@pytest.fixture
+def written(artefacts: dict[str, Path], node_modules: Path, tmp_path: Path) -> Path:
+    result = xl("web", artefacts["ring"], "--out", tmp_path / "site", "--node-modules", node_modules)
+    assert result.exit_code == 0, result.output
+    assert "is a web page of ring" in result.stdout
+    assert result.stderr == ""
+    return tmp_path / "site"
+
+
+def test_a_site_holds_what_the_page_reads_and_nothing_else(written: Path, artefacts: dict[str, Path]) -> None:
+    listed = json.loads((written / "site.json").read_text())
+    (model,) = listed["models"]
+    assert (model["name"], model["path"]) == ("ring", "models/ring")
+    copied = {path.name for path in (written / "models" / "ring").iterdir()}
+    others = {"fused.onnx", "genai_config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert copied == {path.name for path in artefacts["ring"].iterdir()} - others
+    for path in (written / "models" / "ring").iterdir():
+        assert path.read_bytes() == (artefacts["ring"] / path.name).read_bytes()
+    assert {path.name for path in (written / "vendor").iterdir()} == {
+        "engine.mjs",
+        "engine.wasm",
+        "LICENSE.onnxruntime-web",
+    }
+    assert (written / "index.html").is_file()
+
+
+def test_every_file_that_the_page_names_is_there(tmp_path: Path) -> None:
+    """Imports of modules and addresses in the page, all of them relative: no other server is named."""
+    copy_page(tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    named = [tmp_path / name for name in re.findall(r'(?:src|href)="([^"#]+)"', page)]
+    for script in tmp_path.rglob("*.js"):
+        text = script.read_text(encoding="utf-8")
+        named += [
+            script.parent / name for name in re.findall(r'^(?:import|export|\}).*?"(\.[^"]+)"', text, re.M)
+        ]
+        named += [script.parent / name for name in re.findall(r'new URL\("(\.[^"]+\.js)"', text)]
+    assert len(named) > 30
+    assert [str(path) for path in named if not path.is_file()] == []
+
+
+def test_a_site_is_replaced_only_by_force(
+    written: Path, artefacts: dict[str, Path], node_modules: Path
+) -> None:
+    options = ("--out", written, "--node-modules", node_modules)
+    refused(xl("web", artefacts["shift"], *options), "exists already", "--force")
+    result = xl("web", artefacts["shift"], *options, "--force")
+    assert result.exit_code == 0
+    assert "Warning: " in result.stderr
+    assert "--memory ring" in result.stderr
+    assert [path.name for path in (written / "models").iterdir()] == ["shift"]
+
+
+def test_what_no_browser_runs_is_refused(
+    run: Path, artefacts: dict[str, Path], node_modules: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    options = ("--out", out, "--node-modules", node_modules)
+    refused(xl("web", run, *options), "not an artefact", "xl-export export")
+    refused(xl("web", tmp_path / "absent", *options), "absent", "artefact")
+    refused(xl("web", artefacts["ring"], artefacts["ring"], *options), "two artefacts are called ring")
+    refused(xl("web", artefacts["ring"]), "--out", "--serve")
+    copied = shutil.copytree(artefacts["ring"], tmp_path / "damaged")
+    (copied / "weights.bin").write_bytes(bytes(len((copied / "weights.bin").read_bytes())))
+    refused(xl("web", copied, *options), "weights.bin")
+    export(run, tmp_path / "half", memory_precision="fp16")
+    refused(xl("web", tmp_path / "half", *options), "float16", "--memory-precision fp32")
+    export(run, tmp_path / "engine", target="tensorrt")
+    refused(xl("web", tmp_path / "engine", *options), "tensorrt", "--target")
+    assert not out.exists()
+
+
+def test_a_model_that_is_too_large_and_one_that_fails_its_check(
+    artefacts: dict[str, Path], node_modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--out", tmp_path / "out", "--node-modules", node_modules)
+    with monkeypatch.context() as patch:
+        patch.setattr(site, "MOST_BYTES", 1000)
+        refused(xl("web", artefacts["ring"], *options), "parameters", "smaller model")
+    checked = site.check
+    monkeypatch.setattr(site, "check", lambda *a, **k: dataclasses.replace(checked(*a, **k), passed=False))
+    refused(xl("web", artefacts["ring"], *options), "fails its check", "xl-export check")
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_that_are_slow_in_a_browser_are_named(run: Path, node_modules: Path, tmp_path: Path) -> None:
+    export(run, tmp_path / "artefact", precision="int8")
+    result = xl("web", tmp_path / "artefact", "--out", tmp_path / "out", "--node-modules", node_modules)
+    assert result.exit_code == 0, result.output
+    assert "int8-stored" in result.stderr
+
+
+def test_packages_come_from_the_registry_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    asked: list[str] = []
+
+    def answer(request: urllib.request.Request, timeout: float) -> io.BytesIO:
+        asked.append(request.full_url)
+        return io.BytesIO(archive())
+
+    monkeypatch.setattr(urllib.request, "urlopen", answer)
+    package = published(archive())
+    for number in range(2):
+        copy_package(package, WANTED, tmp_path / str(number))
+    assert asked == ["https://registry.npmjs.org/@some/engine/-/engine-1.2.3.tgz"]
+    assert (tmp_path / "1" / "engine.mjs").read_bytes() == CONTENT["dist/engine.mjs"]
+    kept = next((tmp_path / "cache").rglob("engine.mjs"))
+    kept.write_bytes(b"altered")
+    copy_package(package, WANTED, tmp_path / "2")
+    assert len(asked) == 2
+    assert kept.read_bytes() == CONTENT["dist/engine.mjs"]
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b"another archive", "SHA-512"),
+        (urllib.error.URLError(OSError(101, "Network is unreachable")), "Network"),
+    ],
+)
+def test_no_other_archive_is_taken(
+    answer: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def opened(*_: Any, **__: Any) -> io.BytesIO:
+        if isinstance(answer, Exception):
+            raise answer
+        return io.BytesIO(answer)
+
+    monkeypatch.setattr(urllib.request, "urlopen", opened)
+    with pytest.raises(UserError, match=says) as error:
+        copy_package(published(archive()), WANTED, tmp_path / "out")
+    assert "--node-modules" in str(error.value)
+    assert not list(tmp_path.rglob("engine.*"))
+
+
+def test_files_of_another_release_are_refused(node_modules: Path, tmp_path: Path) -> None:
+    package = dataclasses.replace(published(archive()), name="onnxruntime-web")
+    copy_package(package, WANTED, tmp_path / "good", node_modules=node_modules)
+    (node_modules / "onnxruntime-web" / "dist" / "engine.mjs").write_bytes(b"older")
+    with pytest.raises(UserError, match=r"is not that of onnxruntime-web@1\.2\.3"):
+        copy_package(package, WANTED, tmp_path / "bad", node_modules=node_modules)
+    with pytest.raises(UserError, match="npm install"):
+        copy_package(package, WANTED, tmp_path / "bad", node_modules=tmp_path)
+
+
+def test_the_pinned_releases_are_those_of_the_module() -> None:
+    module = json.loads((Path(__file__).parents[3] / "web" / "package.json").read_text())
+    for package in (packages.ONNXRUNTIME_WEB, packages.TOKENIZERS):
+        assert module["dependencies"][package.name] == package.version
+    source = (Path(__file__).parents[3] / "web" / "src" / "engine" / "runtime.js").read_text()
+    for path in (*packages.WASM, *packages.WEBGPU, *packages.SUBWORDS):
+        assert path == packages.LICENCE or f'"{Path(path).name}"' in source, path
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_a_site_is_served_to_this_machine(written: Path, isolated: bool) -> None:
+    with serving(written, port=0, isolated=isolated) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/"
+        try:
+            types = {
+                "": "text/html; charset=utf-8",
+                "page/main.js": "text/javascript; charset=utf-8",
+                "vendor/engine.mjs": "text/javascript; charset=utf-8",
+                "vendor/engine.wasm": "application/wasm",
+                "models/ring/weights.bin": "application/octet-stream",
+                "models/ring/spec.json": "application/json",
+            }
+            for name, kind in types.items():
+                with urllib.request.urlopen(address + name) as response:
+                    assert response.headers["Content-Type"] == kind
+                    found = {header: response.headers[header] for header in ISOLATION}
+                    assert found == (ISOLATION if isolated else dict.fromkeys(ISOLATION))
+            for hidden in ("models/", "../secret", "models/ring/absent"):
+                with pytest.raises(urllib.error.HTTPError, match="404"):
+                    urllib.request.urlopen(address + hidden)
+            with pytest.raises(UserError, match="--port"), serving(written, port=server.server_port):
+                raise AssertionError
+        finally:
+            server.shutdown()
+
+
+def test_an_artefact_that_changes_while_it_is_copied_is_refused(
+    artefacts: dict[str, Path], node_modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(artefacts["ring"], tmp_path / "artefact")
+
+    def alter(target: Path) -> None:
+        copy_page(target)
+        content = bytearray((folder / "weights.bin").read_bytes())
+        content[0] ^= 1
+        (folder / "weights.bin").write_bytes(content)
+
+    monkeypatch.setattr(site, "copy_page", alter)
+    with pytest.raises(UserError, match="changed while it was copied"):
+        write_site([folder], tmp_path / "out", node_modules=node_modules)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_vocabulary_that_no_browser_reads_is_refused(
+    make_run: Callable[..., Path], node_modules: Path, tmp_path: Path
+) -> None:
+    vocab = vocab_from_file(trained("sentencepiece", tmp_path))
+    run = make_run(vocab_size=vocab.size)
+    save_vocab(run, vocab)
+    export(run, tmp_path / "artefact")
+    options = ("--out", tmp_path / "out", "--node-modules", node_modules)
+    refused(xl("web", tmp_path / "artefact", *options), "sentencepiece", "tokenizer.json")
