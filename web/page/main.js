@@ -16,7 +16,8 @@ function fail(error) {
   const known = error instanceof XLExportError || error instanceof Refusal;
   const text = error instanceof Error ? error.message : String(error);
   const sentence = known ? text : `something failed that should not (${text}); reload the page.`;
-  part("error").textContent = sentence.charAt(0).toUpperCase() + sentence.slice(1);
+  // a sentence begins with a capital letter, but the name of a file stays as it is
+  part("error").textContent = /^[a-z]+ /.test(sentence) ? sentence[0].toUpperCase() + sentence.slice(1) : sentence;
   part("error").hidden = false;
   part("loading").hidden = true;
   if (!known) console.error(error);

@@ -1,0 +1,187 @@
+"""Pages in headless Chromium. Tests skip with the reason where browser, playwright or packages are missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimes.base.errors import UserError
+from xl_export.web.packages import ONNXRUNTIME_WEB, SUBWORDS, TOKENIZERS, WASM, WEBGPU
+from xl_export.web.packages import copy_package as copy_npm_package
+from xl_export.web.serve import serving
+from xl_export.web.site import write_site
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+# What a browser needs in a container, and that it asks nobody for anything by itself.
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--autoplay-policy=no-user-gesture-required",
+)
+SWIFTSHADER = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan")
+
+
+@pytest.fixture(scope="session")
+def node_modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packages of the npm registry: those of `web/node_modules`, or downloaded once into `build/`."""
+    folder = tmp_path_factory.mktemp("npm")
+    wanted = {ONNXRUNTIME_WEB: {**WASM, **WEBGPU}, TOKENIZERS: SUBWORDS}
+    installed = ROOT / "web" / "node_modules"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(ROOT / "build" / "cache"))
+        for package, files in wanted.items():
+            source = installed if (installed / package.name).is_dir() else None
+            try:
+                copy_npm_package(package, files, folder / package.name / "dist", node_modules=source)
+            except UserError as error:
+                pytest.skip(f"{package.release} is not here: {error}")
+            for path in files:  # one is the licence, beside `dist`
+                if "/" not in path:
+                    licence = next((folder / package.name / "dist").glob("LICENSE*"))
+                    licence.rename(folder / package.name / path)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def playwright() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+    with sync_api.sync_playwright() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def executable() -> str:
+    given = os.environ.get("CHROMIUM")
+    found = next(filter(None, [given, *map(shutil.which, NAMES)]), None)
+    if found is None:
+        pytest.skip("there is no Chromium; install Debian's package chromium, or name one in CHROMIUM")
+    return found
+
+
+class Page:
+    """A page of a site, with everything that must not happen to it: errors, and requests to other hosts."""
+
+    def __init__(self, context: Any, address: str) -> None:
+        self.address = address
+        self.errors: list[str] = []
+        self.foreign: list[str] = []
+        context.on("request", self._requested)
+        context.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
+        context.on("weberror", lambda error: self.errors.append(str(error.error)))
+        self.page = context.new_page()
+
+    def _requested(self, request: Any) -> None:
+        if not request.url.startswith((self.address, "blob:", "data:")):
+            self.foreign.append(request.url)
+
+    def do(self, expression: str, *given: Any) -> Any:
+        """The value of an expression of JavaScript; `given` is its argument where it is a function."""
+        return self.page.evaluate(expression, *given)
+
+    def until(self, expression: str, *, seconds: float = 60) -> None:
+        """Waits until an expression is true. The policy of the page forbids playwright's own way."""
+        end = time.monotonic() + seconds
+        while not self.do(expression):
+            if time.monotonic() > end:
+                raise TimeoutError(f"{expression} was not true in time; errors: {self.errors}")
+            time.sleep(0.01)
+
+    def ready(self) -> Page:
+        """Waits until a model is open, or an error stands there."""
+        self.until("Boolean(globalThis.page) || !document.getElementById('error').hidden")
+        return self
+
+    @property
+    def error(self) -> str | None:
+        return self.do(
+            "document.getElementById('error').hidden ? null : document.getElementById('error').textContent"
+        )
+
+    def text(self, identifier: str) -> str:
+        return str(self.do("(id) => document.getElementById(id).textContent", identifier))
+
+    def calm(self) -> None:
+        """Waits until nothing is computed."""
+        self.until("!page.work.typing && !page.work.running")
+        self.do("page.work.stream?.turn")
+
+    def write(self, text: str) -> None:
+        """Makes the text of the text area another one, as by pasting, and waits until it is computed."""
+        self.page.fill("#text", text)
+        self.calm()
+
+
+@pytest.fixture(scope="session")
+def browsers(playwright: Any, executable: str) -> Iterator[Callable[..., Any]]:
+    """`browsers(*flags)` → a browser, started once for each set of flags."""
+    started: dict[tuple[str, ...], Any] = {}
+
+    def browser(*flags: str) -> Any:
+        if flags not in started:
+            started[flags] = playwright.chromium.launch(executable_path=executable, args=[*FLAGS, *flags])
+        return started[flags]
+
+    yield browser
+    for each in started.values():
+        each.close()
+
+
+@pytest.fixture
+def open_page(browsers: Callable[..., Any]) -> Iterator[Callable[..., Page]]:
+    """`open_page(site, "?model=…")` → the page, ready. At the end there must have been no error in it.
+
+    isolated: whether the server sends the headers for threads. flags: of the browser. faulty: whether errors
+    are expected.
+    """
+    with ExitStack() as stack:
+        opened: list[tuple[Page, bool]] = []
+
+        def open_one(
+            site: Path,
+            query: str = "",
+            *,
+            isolated: bool = True,
+            flags: tuple[str, ...] = (),
+            faulty: bool = False,
+            **options: Any,
+        ) -> Page:
+            server = stack.enter_context(serving(site, port=0, isolated=isolated))
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            stack.callback(server.shutdown)
+            context = browsers(*flags).new_context(**options)
+            stack.callback(context.close)
+            page = Page(context, f"http://127.0.0.1:{server.server_port}/")
+            opened.append((page, faulty))
+            page.page.goto(page.address + query)
+            return page.ready()
+
+        yield open_one
+        for page, faulty in opened:
+            assert page.foreign == []
+            assert faulty or page.errors == []
+
+
+@pytest.fixture(scope="session")
+def make_site(node_modules: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`make_site(artefact, …)` → the folder of a site."""
+
+    def make(*artefacts: Path) -> Path:
+        folder = tmp_path_factory.mktemp("sites") / "site"
+        write_site(artefacts, folder, node_modules=node_modules)
+        return folder
+
+    return make

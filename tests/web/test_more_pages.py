@@ -1,0 +1,298 @@
+"""What takes a browser longer: vocabularies, forms, threads, saved streams, endurance, music, accessibility."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import runtimes
+from runtimes.contract.vocabulary import ByteVocab, Vocab, WordVocab, save_vocab, vocab_from_file
+from tests.runtimes.contract.test_subword import trained
+from tests.web.test_page import greedy, same_bits
+from xl_export.artefact.export import export
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+ROOT = Path(__file__).parents[2]
+TEXTS = {
+    "byte": "Ein süßes Fäßchen — naïve café, 日本 🎈",
+    "word": "the cat  sat\non the unseen mat",
+    "subword": "the cat sat on the mat, and the dog sat too.",
+    "ids": "c d e f",
+}
+
+
+def vocabulary(kind: str, folder: Path) -> Vocab:
+    if kind == "byte":
+        return ByteVocab()
+    if kind == "word":
+        return WordVocab(["<unk>", "<eos>", "the", "cat", "sat", "on", "mat"])
+    return vocab_from_file(trained("byte-level", folder))
+
+
+@pytest.fixture(scope="module")
+def of_kind(make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    def make(kind: str) -> Path:
+        folder = tmp_path_factory.mktemp(kind)
+        vocab = vocabulary(kind, folder)
+        run = make_run(vocab_size=vocab.size)
+        save_vocab(run, vocab)
+        return export(run, folder / kind)
+
+    return make
+
+
+def stop_at(page: Any, tokens: int) -> None:
+    page.page.click("#go")
+    page.until(f"page.work.stream.ids.length >= {tokens} || !page.work.running")
+    page.page.keyboard.press("Escape")
+    page.calm()
+
+
+@pytest.mark.parametrize("kind", ["byte", "word", "subword"])
+def test_every_vocabulary_as_in_python(
+    kind: str, of_kind: Callable[[str], Path], make_site: Callable[..., Path], open_page: Callable[..., Any]
+) -> None:
+    artefact = of_kind(kind)
+    page = open_page(make_site(artefact))
+    text = TEXTS[kind]
+    page.write(text)
+    ids = page.do("page.work.stream.ids")
+    assert ids == runtimes.open_session(artefact).vocab.encode(text).tolist()
+    same_bits(page, artefact)
+    assert page.do("page.work.stream.ends.at(-1)") == len(text.encode("utf-16-le")) // 2
+    page.do("document.getElementById('temperature').value = 0")
+    stop_at(page, len(ids) + 60)
+    expected = greedy(artefact, text, 50)
+    assert page.do("page.work.stream.ids")[len(ids) :][: len(expected)] == expected
+    same_bits(page, artefact)
+
+
+@pytest.mark.parametrize("form", ["ring", "shift", "hidden"])
+def test_a_text_that_is_edited_anywhere_has_the_surprisals_of_the_whole(
+    form: str, artefacts: dict[str, Path], make_site: Callable[..., Path], open_page: Callable[..., Any]
+) -> None:
+    page, draw = open_page(make_site(artefacts[form])), random.Random(0)
+    text = ""
+    for _ in range(25):
+        at = draw.choice([len(text), draw.randint(0, len(text)), max(0, len(text) - draw.randint(0, 6))])
+        until = min(len(text), at + draw.randint(0, 4))
+        text = (
+            text[:at]
+            + "".join(draw.choices(string.ascii_lowercase + " ", k=draw.randint(0, 9)))
+            + text[until:]
+        )
+        page.write(text)
+        assert page.do("page.work.stream.text") == text
+        assert page.do("page.work.stream.ids.length") == len(text)
+    same_bits(page, artefacts[form])
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_need_isolation(
+    threads: int,
+    isolated: bool,
+    artefacts: dict[str, Path],
+    make_site: Callable[..., Path],
+    open_page: Callable[..., Any],
+) -> None:
+    page = open_page(make_site(artefacts["ring"]), f"?threads={threads}", isolated=isolated)
+    assert page.do("crossOriginIsolated") is isolated
+    assert page.do("page.model.facts.threads") == (threads if isolated else 1)
+    report = page.do("page.model.check()")
+    assert report["passed"]
+    assert report["maxDifference"] <= 1e-4
+
+
+def test_a_stream_goes_from_page_to_python_and_back(
+    artefacts: dict[str, Path], make_site: Callable[..., Path], open_page: Callable[..., Any], tmp_path: Path
+) -> None:
+    artefact, site = artefacts["ring"], make_site(artefacts["ring"])
+    page = open_page(site)
+    page.write("A stream that goes on elsewhere")
+    page.do("document.getElementById('temperature').value = 0")
+    stop_at(page, 90)
+    ids = page.do("page.work.stream.ids")
+    with page.page.expect_download() as download:
+        page.page.click("#save")
+    file = tmp_path / "stream.npz"
+    download.value.save_as(file)
+
+    session = runtimes.open_session(artefact)
+    memory = runtimes.load_memory(file, session)
+    assert memory.positions.tolist() == [len(ids)]
+    alone = session.start(1)
+    for at in range(0, len(ids), 8):
+        _, alone = session.step(np.array([ids[at : at + 8]]), alone)
+    word = session.vocab.encode(" and")[None]
+    (ours, _), (theirs, _) = session.step(word, memory), session.step(word, alone)
+    assert np.abs(ours - theirs).max() < 1e-3
+
+    other = open_page(site)
+    other.page.set_input_files("#file", file)
+    other.until("page.work.stream.position > 0")
+    other.calm()
+    assert other.do("page.work.stream.ids") == ids
+    assert other.do("page.work.stream.text") == page.do("page.work.stream.text")
+    for each in (page, other):
+        each.do("document.getElementById('temperature').value = 0")
+        stop_at(each, len(ids) + 40)
+    assert (
+        other.do("page.work.stream.ids")[: len(ids) + 40] == page.do("page.work.stream.ids")[: len(ids) + 40]
+    )
+
+    session = runtimes.open_session(artefact)
+    memory = session.start(1)
+    session.step(session.vocab.encode("From Py")[None], memory)
+    runtimes.save_memory(memory, tmp_path / "python.npz")
+    other.page.set_input_files("#file", tmp_path / "python.npz")
+    other.until("page.work.stream.position === 7")
+    other.page.click("#go")
+    other.until("!document.getElementById('error').hidden")
+    assert "type something first" in other.error
+    other.write("thon")
+    assert other.do("page.work.stream.position") == 11
+    (tmp_path / "damaged.npz").write_bytes(file.read_bytes()[:-3000])
+    other.page.set_input_files("#file", tmp_path / "damaged.npz")
+    other.until("!document.getElementById('error').hidden")
+    assert other.do("page.work.stream.position") == 11
+
+
+def test_ten_thousand_tokens_and_a_hundred_restarts_in_flat_memory(
+    artefacts: dict[str, Path], make_site: Callable[..., Path], open_page: Callable[..., Any]
+) -> None:
+    page = open_page(make_site(artefacts["ring"]))
+    protocol = page.page.context.new_cdp_session(page.page)
+
+    def heap() -> float:
+        protocol.send("HeapProfiler.collectGarbage")
+        return float(page.do("performance.memory.usedJSHeapSize"))
+
+    page.write("Once")
+    stop_at(page, 2000)
+    before = heap()
+    page.page.click("#go")
+    page.until("page.work.stream.position >= 12000", seconds=300)
+    page.page.keyboard.press("Escape")
+    page.calm()
+    assert page.do("page.work.stream.ids.length") <= 5000
+    assert "earlier tokens are no longer shown" in page.text("earlier")
+    assert page.do("document.querySelectorAll('#colours span').length") <= 5000
+    assert page.do("document.getElementById('text').value === page.work.stream.text")
+    fixed = page.text("ours-value")
+    for _ in range(100):
+        page.page.click("#new")
+        page.until("page.work.stream.position === 0")
+        page.write("Once more")
+    assert page.text("ours-value") == fixed
+    assert heap() < before + 6e6
+    same_bits(page, artefacts["ring"])
+
+
+def test_music_is_read_as_in_python_and_played(
+    make_site: Callable[..., Path], open_page: Callable[..., Any]
+) -> None:
+    artefact = ROOT / "examples" / "music" / "chorales"
+    page = open_page(make_site(artefact), "?threads=1")
+    assert page.page.is_visible("#roll")
+    names = json.loads((artefact / "vocab.json").read_text())["names"]
+    draw = random.Random(0)
+    tokens = draw.choices(names, k=3000)
+    read = """async (tokens) => {
+      const { Reader, Performer } = await import("./page/scheme.js");
+      const [reader, performer] = [new Reader(), new Performer()];
+      const events = tokens.map((name) => reader.read(name)).filter(Boolean);
+      const slices = events.flatMap((event) => performer.play(event));
+      return { ignored: reader.ignored, slices };
+    }"""
+    found = page.do(read, tokens)
+    program = (
+        "import json, sys; from scheme import IDS, Reader; from perform import slices\n"
+        "reader = Reader(); names = json.load(sys.stdin)\n"
+        "events = [e for e in (reader.read(IDS[n]) for n in names) if e]\n"
+        "played = [[s.tick, s.ticks, s.pitches, sorted(s.begins), s.seconds] for s in slices(events, tempo=72)]\n"
+        "print(json.dumps([reader.ignored, played[:-1]]))"
+    )
+    told = subprocess.run(
+        ["python", "-c", program],
+        input=json.dumps(tokens),
+        cwd=artefact.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ignored, slices = json.loads(told.stdout)
+    assert found["ignored"] == ignored
+    mine = [[s["tick"], s["ticks"], s["pitches"], sorted(s["begins"])] for s in found["slices"]]
+    assert mine == [each[:4] for each in slices]
+    assert [s["seconds"] for s in found["slices"]] == pytest.approx([each[4] for each in slices])
+
+    page.page.click("#play")
+    page.until("page.work.roll.notes.length > 12 && page.work.organ.now > 0.5")
+    assert page.do("page.work.organ.sounding.size") > 0
+    pixels = """() => {
+      const { width, height } = document.getElementById("roll");
+      const data = document.getElementById("roll").getContext("2d").getImageData(0, 0, width, height).data;
+      return new Set(new Uint32Array(data.buffer)).size;
+    }"""
+    page.until(f"({pixels})() > 6")
+    page.page.keyboard.press("Escape")
+    page.until("page.work.organ.context.state === 'suspended'")
+    assert page.text("play") == "Play"
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 360, "height": 740}}], ids=str
+)
+def test_nothing_hides_from_assistive_technology(
+    options: dict[str, Any],
+    artefacts: dict[str, Path],
+    make_site: Callable[..., Path],
+    open_page: Callable[..., Any],
+) -> None:
+    axe = ROOT / "build" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
+    if not axe.is_file():
+        pytest.skip("npm install --prefix build/npm axe-core")
+    music = ROOT / "examples" / "music" / "chorales"
+    site = make_site(artefacts["ring"], music)
+    for query in ("?model=ring", "?model=chorales"):
+        page = open_page(site, query, bypass_csp=True, **options)
+        page.page.add_script_tag(path=str(axe))
+        result = page.do("axe.run()")
+        assert [(each["id"], each["nodes"][0]["html"]) for each in result["violations"]] == []
+        assert page.do("document.documentElement.scrollWidth <= innerWidth"), (
+            "nothing is wider than the screen"
+        )
+
+
+def test_the_keyboard_reaches_everything(
+    artefacts: dict[str, Path], make_site: Callable[..., Path], open_page: Callable[..., Any]
+) -> None:
+    page = open_page(make_site(artefacts["ring"]))
+    reached = set()
+    for _ in range(30):
+        page.page.keyboard.press("Tab")
+        reached.add(page.do("document.activeElement.id"))
+    assert reached >= {"check", "go", "new", "text", "temperature", "top-p", "top-k", "seed", "save", "load"}
+
+
+def test_an_old_browser_is_told(
+    artefacts: dict[str, Path], make_site: Callable[..., Path], browsers: Callable[..., Any]
+) -> None:
+    """The script for old browsers stands alone: it says its sentence where something is missing."""
+    site = make_site(artefacts["ring"])
+    page = browsers().new_page()
+    page.set_content("<p id='error' hidden></p><p id='loading'></p>")
+    page.evaluate("delete Array.prototype.toSorted")
+    page.add_script_tag(content=(site / "page" / "old.js").read_text())
+    assert "This browser has no" in page.inner_text("#error")
+    assert page.evaluate("tooOld")
+    page.close()

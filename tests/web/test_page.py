@@ -1,0 +1,137 @@
+"""The page in a browser: one model of characters goes through everything that a reader does."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import runtimes
+
+PROMPT = "The first thing that a man"
+
+
+@pytest.fixture(scope="module")
+def site(make_site: Callable[..., Path], artefacts: dict[str, Path]) -> Path:
+    return make_site(artefacts["ring"])
+
+
+def surprisals(artefact: Path, ids: list[int]) -> list[float]:
+    """Bits of each token but the first, computed by Python."""
+    session = runtimes.open_session(artefact, threads=1, device="cpu")
+    memory, bits = session.start(1), []
+    for at in range(0, len(ids), session.rule.segment):
+        logits, memory = session.step(np.array([ids[at : at + session.rule.segment]]), memory)
+        for row, token in zip(logits[0].astype(np.float64), ids[at + 1 :], strict=False):
+            top = row.max()
+            bits.append(float((top + np.log(np.exp(row - top).sum()) - row[token]) / math.log(2)))
+    return bits[: len(ids) - 1]
+
+
+def greedy(artefact: Path, prompt: Any, count: int) -> list[int]:
+    session = runtimes.open_session(artefact, threads=1, device="cpu")
+    pieces = runtimes.generate(
+        session, prompt, max_tokens=count, sampler=runtimes.Sampler(temperature=0), text=False
+    )
+    return [piece.token for piece in pieces]
+
+
+def same_bits(page: Any, artefact: Path) -> None:
+    """The surprisals of the page are those of Python, within a thousandth of a bit."""
+    ids, bits = page.do(
+        "[page.work.stream.ids, page.work.stream.bits.map((b) => Number.isNaN(b) ? null : b)]"
+    )
+    assert bits[0] is None
+    assert np.abs(np.array(bits[1:]) - surprisals(artefact, ids)).max() <= 1e-3
+
+
+def test_a_reader_types_and_the_model_goes_on(
+    site: Path, artefacts: dict[str, Path], open_page: Callable[..., Any]
+) -> None:
+    artefact = artefacts["ring"]
+    page = open_page(site, "?threads=2")
+    assert page.error is None
+    assert page.do("crossOriginIsolated")
+    assert page.do("page.model.facts.threads") == 2
+    assert page.do("page.model.facts.memory") == "in place"
+    page.page.click("#check")
+    page.until("document.getElementById('check-result').textContent.startsWith('Passed')")
+
+    page.write(PROMPT)
+    ids = page.do("page.work.stream.ids")
+    assert ids == runtimes.open_session(artefact).vocab.encode(PROMPT).tolist()
+    assert page.do("page.work.stream.fed") == len(PROMPT)
+    page.page.focus("#text")
+    page.page.keyboard.press("Control+End")
+    page.page.keyboard.type(" who")
+    page.until("page.work.stream.text.endsWith('who')")
+    page.calm()
+    assert page.do("page.work.stream.fed") == len(PROMPT) + 4, (
+        "typing at the end computes what was added alone"
+    )
+    same_bits(page, artefact)
+
+    page.do("document.getElementById('temperature').value = 0")
+    page.page.keyboard.press("Control+Enter")
+    page.until("page.work.stream.ids.length > 120")
+    page.page.keyboard.press("Escape")
+    page.calm()
+    ids = page.do("page.work.stream.ids")
+    assert ids[len(PROMPT) + 4 :][:50] == greedy(artefact, f"{PROMPT} who", 50)
+    same_bits(page, artefact)
+    assert page.do("document.getElementById('text').value === page.work.stream.text")
+    shown = page.do(
+        "[...document.querySelectorAll('#colours span')].map((span) => span.textContent).join('')"
+    )
+    assert shown == page.do("page.work.stream.text")
+    assert page.do("page.work.stream.memory.position") == len(ids) == page.do("page.work.stream.position")
+    assert f"At position {len(ids):,}" in page.text("memory-text")
+
+    before = page.do("page.work.stream.fed")
+    for _ in range(3):
+        page.page.keyboard.press("Control+End")
+        page.page.keyboard.press("Backspace")
+    page.page.keyboard.type("xyz")
+    page.until("page.work.stream.text.endsWith('xyz')")
+    page.calm()
+    assert page.do("page.work.stream.fed") - before <= 12, (
+        "a few letters are taken back, and nothing else is computed"
+    )
+    same_bits(page, artefact)
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "spec.json", "vocab.json"])
+def test_a_damaged_file_is_one_sentence(
+    site: Path, name: str, open_page: Callable[..., Any], tmp_path: Path
+) -> None:
+    damaged = shutil.copytree(site, tmp_path / "site")
+    file = damaged / "models" / "ring" / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    page = open_page(damaged, faulty=True)
+    assert page.error is not None
+    assert name in page.error
+    assert page.error.endswith(".")
+    assert "\n" not in page.error
+    assert not page.page.is_visible("#work")
+    assert not page.page.is_visible("#loading")
+
+
+def test_an_unknown_symbol_is_one_sentence(site: Path, open_page: Callable[..., Any]) -> None:
+    page = open_page(site)
+    page.write("The cat")
+    page.page.focus("#text")
+    page.page.keyboard.press("Control+End")
+    page.page.keyboard.insert_text("日")
+    page.until("!document.getElementById('error').hidden")
+    assert '"日", character 0' in page.error
+    page.page.keyboard.press("Backspace")
+    page.until("document.getElementById('error').hidden")
+    page.calm()
+    assert page.do("page.work.stream.text") == "The cat"
