@@ -1,4 +1,4 @@
-"""Pages in headless Chromium. Tests skip with the reason where browser, playwright or packages are missing."""
+"""Pages in headless Chromium. Tests skip, with the reason, where the browser or a package is missing."""
 
 from __future__ import annotations
 

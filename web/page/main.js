@@ -1,7 +1,7 @@
 /** The page of a site that `xl-export web` has written: it opens a model and gives it to text or to music. */
 import { XLExportError, open } from "../src/index.js";
 import { MusicWork } from "./music-work.js";
-import { withNote, withoutNote } from "./saved.js";
+import { noteOf, withNote } from "./saved.js";
 import { isMusic } from "./scheme.js";
 import { Side, part } from "./side.js";
 import { Refusal } from "./stream.js";
@@ -146,10 +146,10 @@ function checking(model, work) {
 function files(work, name) {
   const file = /** @type {HTMLInputElement} */ (part("file"));
   button("save", async () => {
-    const { archive, note } = await work.save();
+    const { file: stream, note } = await work.save();
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([/** @type {any} */ (withNote(archive, note))]));
-    link.download = `${name}-stream.npz`;
+    link.href = URL.createObjectURL(new Blob([/** @type {any} */ (withNote(stream, note))]));
+    link.download = `${name}.stream`;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
     say("The stream was saved.");
@@ -161,8 +161,8 @@ function files(work, name) {
     if (!given) return;
     try {
       if (given.size > MOST_FILE) throw new Refusal(`${given.name} is larger than any stream; choose a file that was saved here.`);
-      const { archive, note } = withoutNote(new Uint8Array(await given.arrayBuffer()));
-      await work.load(archive, note);
+      const stream = new Uint8Array(await given.arrayBuffer());
+      await work.load(stream, noteOf(stream));
     } catch (error) {
       fail(error);
     }

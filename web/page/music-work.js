@@ -73,13 +73,13 @@ export class MusicWork {
   /** The stream as a file. */
   async save() {
     await this.stop();
-    return { archive: await this.model.saveMemory(this.memory), note: { page: 1, seed: this.seed } };
+    return { file: await this.model.saveMemory(this.memory), note: { page: 1, seed: this.seed } };
   }
 
-  /** @param {Uint8Array} archive */
-  async load(archive) {
+  /** @param {Uint8Array} file */
+  async load(file) {
     await this.stop();
-    const memory = await this.model.loadMemory(archive);
+    const memory = await this.model.loadMemory(file);
     await this.memory.dispose();
     this.memory = memory;
     this.organ?.hush();

@@ -1,49 +1,51 @@
 /**
- * The file of a saved stream: what `saveMemory` gives, an `.npz`, which is a ZIP archive. The text on the page
- * travels in the archive's comment, which every other reader passes over.
+ * The file of a saved stream (docs/reference/format.md) with a note of the page among its metadata: the text.
+ * Every other reader passes over a name that it does not know.
  */
 
-const SIGNATURE = [0x50, 0x4b, 0x05, 0x06]; // of the record that ends a ZIP archive
-const RECORD = 22; // bytes of it, without its comment
-const MOST = 0xffff; // bytes of a comment
+const LENGTH = 8; // bytes of the number of bytes of the header
+const METADATA = "__metadata__";
+const NAME = "page";
+
+/** @typedef {{header: any, numbers: Uint8Array}} Parts of a file: its header as JSON, and the numbers of all tensors */
 
 /**
- * The archive with a note as its comment; without one where the note is too long.
- * @param {Uint8Array} archive without a comment @param {unknown} note
+ * The file with a note.
+ * @param {Uint8Array} file as `saveMemory` gives it @param {unknown} note
  */
-export function withNote(archive, note) {
-  const text = new TextEncoder().encode(JSON.stringify(note));
-  const at = archive.length - RECORD;
-  if (text.length > MOST || !endsAt(archive, at)) return archive;
-  const whole = new Uint8Array(archive.length + text.length);
-  whole.set(archive);
-  whole.set(text, archive.length);
-  new DataView(whole.buffer).setUint16(at + 20, text.length, true);
+export function withNote(file, note) {
+  const parts = read(file);
+  if (!parts) return file;
+  const { header, numbers } = parts;
+  header[METADATA] = { ...header[METADATA], [NAME]: JSON.stringify(note) };
+  const text = JSON.stringify(header);
+  const bytes = new TextEncoder().encode(text);
+  const head = new TextEncoder().encode(text + " ".repeat((8 - (bytes.length % 8)) % 8));
+  const whole = new Uint8Array(LENGTH + head.length + numbers.length);
+  new DataView(whole.buffer).setBigUint64(0, BigInt(head.length), true);
+  whole.set(head, LENGTH);
+  whole.set(numbers, LENGTH + head.length);
   return whole;
 }
 
-/**
- * The archive without its comment, and the note in the comment; null where there is none.
- * @param {Uint8Array} bytes @returns {{archive: Uint8Array, note: any}}
- */
-export function withoutNote(bytes) {
-  for (let at = bytes.length - RECORD; at >= Math.max(0, bytes.length - RECORD - MOST); at--) {
-    if (!endsAt(bytes, at)) continue;
-    const archive = bytes.slice(0, at + RECORD);
-    archive.fill(0, at + 20);
-    let note = null;
-    try {
-      note = JSON.parse(new TextDecoder().decode(bytes.subarray(at + RECORD)));
-    } catch {
-      // another program's comment, or none
-    }
-    return { archive, note };
+/** The note in a file; null where it has none. @param {Uint8Array} file */
+export function noteOf(file) {
+  try {
+    return JSON.parse(read(file)?.header[METADATA][NAME]);
+  } catch {
+    return null; // a file of another program, or no file of streams at all
   }
-  return { archive: bytes, note: null };
 }
 
-/** Whether the last record of an archive stands here. @param {Uint8Array} bytes @param {number} at */
-function endsAt(bytes, at) {
-  if (at < 0 || SIGNATURE.some((byte, i) => bytes[at + i] !== byte)) return false;
-  return at + RECORD + bytes[at + 20] + 256 * bytes[at + 21] === bytes.length;
+/** @param {Uint8Array} file @returns {Parts | null} */
+function read(file) {
+  if (file.length < LENGTH) return null;
+  const length = new DataView(file.buffer, file.byteOffset).getBigUint64(0, true);
+  if (length > BigInt(file.length - LENGTH)) return null;
+  const end = LENGTH + Number(length);
+  try {
+    return { header: JSON.parse(new TextDecoder().decode(file.subarray(LENGTH, end))), numbers: file.subarray(end) };
+  } catch {
+    return null;
+  }
 }

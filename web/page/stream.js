@@ -1,4 +1,5 @@
 /** A text and the model's memory of it: they change together, one after the other. Nothing here knows the page. */
+import { XLExportError } from "../src/index.js";
 import { endsOf, kept } from "./tokens.js";
 
 /**
@@ -207,9 +208,13 @@ export class Stream {
    * @param {number} count @param {number[]} last
    */
   async #goBack(count, last) {
-    const { form, rule } = this.model.spec;
-    if (form !== "ring" || count > rule.segment || count > this.position || !last.length) return false;
-    await this.model.rewind(this.memory, count);
+    if (!last.length || count > this.position) return false;
+    try {
+      await this.model.rewind(this.memory, count);
+    } catch (error) {
+      if (error instanceof XLExportError) return false; // too many for the ring, or no ring
+      throw error;
+    }
     await this.#feed(last);
     return true;
   }

@@ -89,16 +89,16 @@ export class TextWork {
     await this.stop();
     await this.#computeTyped();
     return this.stream.inTurn(async () => ({
-      archive: await this.model.saveMemory(this.stream.memory),
+      file: await this.model.saveMemory(this.stream.memory),
       note: this.stream.note(),
     }));
   }
 
-  /** @param {Uint8Array} archive @param {any} note */
-  async load(archive, note) {
+  /** @param {Uint8Array} file @param {any} note */
+  async load(file, note) {
     await this.stop();
     clearTimeout(this.timer);
-    await this.stream.inTurn(() => this.stream.load(archive, note));
+    await this.stream.inTurn(() => this.stream.load(file, note));
     this.typing = false;
     const { stream, page } = this;
     page.side.speed.cut();

@@ -65,7 +65,6 @@ const methods = {
     over(memory, (used) =>
       model.score(prompt, { memory: used, unit, signal, onProgress: (fed, total) => tell({ fed, total }) }),
     ),
-  rewind: ({ count, memory }) => over(memory, (used) => model.rewind(used, count)),
   check: (_, { signal }) => model.check({ signal }),
   async close() {
     for (const { controller } of texts.values()) controller.abort();
