@@ -13,13 +13,10 @@ from typing import Any
 
 import pytest
 
-from runtimes.base.errors import UserError
-from xl_export.web.packages import ONNXRUNTIME_WEB, SUBWORDS, TOKENIZERS, WASM, WEBGPU
-from xl_export.web.packages import copy_package as copy_npm_package
+from tests.web.npm import packages
 from xl_export.web.serve import serving
 from xl_export.web.site import write_site
 
-ROOT = Path(__file__).parents[2]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 # What a browser needs in a container, and that it asks nobody for anything by itself.
 FLAGS = (
@@ -36,24 +33,9 @@ SWIFTSHADER = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--
 
 
 @pytest.fixture(scope="session")
-def node_modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packages of the npm registry: those of `web/node_modules`, or downloaded once into `build/`."""
-    folder = tmp_path_factory.mktemp("npm")
-    wanted = {ONNXRUNTIME_WEB: {**WASM, **WEBGPU}, TOKENIZERS: SUBWORDS}
-    installed = ROOT / "web" / "node_modules"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(ROOT / "build" / "cache"))
-        for package, files in wanted.items():
-            source = installed if (installed / package.name).is_dir() else None
-            try:
-                copy_npm_package(package, files, folder / package.name / "dist", node_modules=source)
-            except UserError as error:
-                pytest.skip(f"{package.release} is not here: {error}")
-            for path in files:  # one is the licence, beside `dist`
-                if "/" not in path:
-                    licence = next((folder / package.name / "dist").glob("LICENSE*"))
-                    licence.rename(folder / package.name / path)
-    return folder
+def node_modules() -> Path:
+    """The packages of the npm registry that a site needs."""
+    return packages()
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ export async function saveMemory(memory, spec) {
       }
       arrays.set(state.past, { dtype: TYPES[state.dtype], shape: stateShape(state, memory.batch), data: tensors[i] });
     });
-    return writeTensors({ arrays, metadata: { format: FORMAT, owner: memory.owner } });
+    return writeTensors({ arrays, metadata: { format: FORMAT, owner: memory.owner, furthest: String(memory.furthest) } });
   });
 }
 
@@ -46,7 +46,7 @@ export async function saveMemory(memory, spec) {
  * @returns {Promise<Memory>}
  */
 export async function loadMemory(bytes, engine, spec, identity) {
-  const { arrays, owner } = await (isZip(bytes) ? fromNpz(bytes) : fromTensors(bytes));
+  const { arrays, owner, furthest } = await (isZip(bytes) ? fromNpz(bytes) : fromTensors(bytes));
   const damaged = (/** @type {string} */ why) => new XLExportError(`${WHERE} is damaged: ${why}; start a new one.`);
   if (owner !== identity) {
     throw new XLExportError(
@@ -73,7 +73,10 @@ export async function loadMemory(bytes, engine, spec, identity) {
   const memory = newMemory(engine, identity, found.length);
   await engine.write(memory.state, tensors);
   memory.positions.set(found);
-  memory.furthest = found[0] + BigInt(spec.rule.segment); // as far as it may have come before it was taken back
+  // How far it came before it was taken back: as far as can be, where the file does not tell.
+  const most = found[0] + BigInt(spec.rule.segment);
+  const told = /^\d{1,19}$/.test(furthest ?? "") ? BigInt(/** @type {string} */ (furthest)) : most;
+  memory.furthest = told < found[0] || told > most ? most : told;
   return memory;
 }
 
@@ -86,7 +89,7 @@ function isZip(bytes) {
 async function fromTensors(bytes) {
   const { arrays, metadata } = await readTensors(bytes, WHERE);
   if (metadata.format !== FORMAT || metadata.owner === undefined) throw noStream();
-  return { arrays, owner: metadata.owner };
+  return { arrays, owner: metadata.owner, furthest: metadata.furthest };
 }
 
 /** @param {Uint8Array} bytes */
@@ -98,7 +101,7 @@ async function fromNpz(bytes) {
   const arrays = new Map(
     [...stored].map(([name, array]) => [name.replace(/^tensor\//, ""), { ...array, dtype: NUMPY[array.dtype] ?? "" }]),
   );
-  return { arrays, owner: textOf(owner) };
+  return { arrays, owner: textOf(owner), furthest: undefined };
 }
 
 function noStream() {
