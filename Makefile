@@ -12,13 +12,17 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 DEMO_READY = $(VENV)/.ready-demo
 READY = $(VENV)/.ready
 
-.PHONY: demo test test-arm soak lint docs setup clean
+.PHONY: demo test test-slow test-arm soak lint docs setup clean
 
 demo: $(DEMO_READY)
 	$(BIN)/xl-export demo --out demo --force
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+# all combinations and long runs of which `make test` has a part
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow -n auto --maxprocesses 4 --dist loadfile
 
 # random schedules for an hour, or for `make soak SECONDS=60`; SEED=… repeats what a failed round printed
 SECONDS ?= 3600

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +14,11 @@ import pytest
 
 from runtimes.base.startup import prepare_libraries
 from runtimes.contract.rule import MemoryRule
+from tests.once import made_once
+
+# Tests start many processes: the first keeps the compiled modules for the others.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 prepare_libraries()  # before any test module imports ONNX Runtime: no test reports to its maker
 RULE = MemoryRule(mem_len=16, segment=8)
@@ -113,8 +121,31 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def fonts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One list of this machine's fonts for all processes: Matplotlib takes seconds to make it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MPLCONFIGDIR", str(made_once(tmp_path_factory, "matplotlib", lambda _: None)))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def no_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Whether the fused operator is built is up to the tests, not to the machine's cache."""
+    """Whether the fused operator is built is up to the tests, not to the machine's cache.
+
+    The compiler is busy with it for 20 seconds. So it runs once for all processes of a test run, and every
+    later build gets a copy of the library. Other compilers than g++ are started as they are.
+    """
+    from runtimes.sessions.fused_cpu import library
+
+    compile_really = library._compile
+
+    def compile_once(compiler: list[str], to: Path) -> None:
+        if compiler != ["g++"]:
+            return compile_really(compiler, to)
+        make = lambda folder: compile_really(compiler, folder / "fused.so")  # noqa: E731
+        shutil.copyfile(made_once(tmp_path_factory, "operator", make) / "fused.so", to)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(library, "_compile", compile_once)
         yield

@@ -35,10 +35,12 @@ from trainer.training.state import Training
 
 TERMS = [
     *(("Transformer-XL", term) for term in ("position", "u", "v")),
-    *(("without recurrence", term) for term in ("position", "u", "v")),
+    # the same attention as Transformer-XL's
+    *(pytest.param("without recurrence", term, marks=pytest.mark.slow) for term in ("position", "u", "v")),
     *(("Shaw positions", term) for term in ("position", "bias", "u")),
     ("all-attention", "position"),
-    *(("all-attention, adaptive span", term) for term in ("position", "gate")),
+    pytest.param("all-attention, adaptive span", "position", marks=pytest.mark.slow),
+    ("all-attention, adaptive span", "gate"),
 ]
 
 

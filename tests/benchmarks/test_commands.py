@@ -70,7 +70,11 @@ def test_steps_are_measured_with_either_operators(case, operators, tiny, tmp_pat
         assert rows[1]["num_bytes"] < rows[1]["batch"] * rows[0]["num_bytes"]
 
 
-@pytest.mark.parametrize("operators", ["standard", pytest.param("fused", marks=NEEDS_GCC)])
+# The standard operators run all presets in the test of a trained run below, too.
+@pytest.mark.parametrize(
+    "operators",
+    [pytest.param("standard", marks=pytest.mark.slow), pytest.param("fused", marks=NEEDS_GCC)],
+)
 def test_precision(operators, tiny, tmp_path):
     history = tmp_path / "history.jsonl"
     result = call(

@@ -7,7 +7,6 @@ block is marked that does not run.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import PAGES, ROOT, Block, blocks, difference
+from tests.once import made_once
 
 TUTORIAL = "docs/tutorial.md"
 RUNS = [
@@ -30,18 +30,13 @@ SKIPPED = [block for page in PAGES for block in blocks(page) if block.reason]
 @pytest.fixture(scope="session")
 def after_tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that the tutorial leaves, made once for all processes of the test run."""
-    shared = tmp_path_factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else None
-    folder = (shared or tmp_path_factory.mktemp("documents")) / "tutorial"
-    with open(folder.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "finished").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            (folder / "tests").symlink_to(ROOT / "tests")
-            (folder / "examples").symlink_to(ROOT / "examples")
-            run_page(TUTORIAL, folder)
-            (folder / "finished").touch()
-    return folder
+
+    def follow(folder: Path) -> None:
+        (folder / "tests").symlink_to(ROOT / "tests")
+        (folder / "examples").symlink_to(ROOT / "examples")
+        run_page(TUTORIAL, folder)
+
+    return made_once(tmp_path_factory, "tutorial", follow)
 
 
 # Their commands take half a minute and more each.
@@ -101,6 +96,7 @@ def make_environment(folder: Path) -> dict[str, str]:
         "PATH": f"{programs}:/usr/bin:/bin",
         "PYTHONPATH": str(ROOT),
         "XDG_CACHE_HOME": str(folder / ".cache"),
+        "MPLCONFIGDIR": os.environ["MPLCONFIGDIR"],
         "HOME": str(folder),
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "100",

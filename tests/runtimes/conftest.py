@@ -45,7 +45,7 @@ def python() -> Python:
     def start(code: str, *arguments: object, block: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         preamble = f"import sys\nfor name in {block!r}: sys.modules[name] = None\n"
         command = [sys.executable, "-W", "error", "-c", preamble + code, *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, capture_output=True, text=True, timeout=280)
 
     return start
 

@@ -34,7 +34,7 @@ def told(package: str, how: str, *arguments: object, folder: Path) -> str:
         env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
     )
     assert ended.returncode == 2, ended.stderr
     lines = ended.stderr.splitlines()

@@ -32,11 +32,11 @@ def edge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of commands of an environment in which `pip install '.[cpu]'` has run without a compiler."""
     base = tmp_path_factory.mktemp("edge")
     source = shutil.copytree(ROOT, base / "source", ignore=NOT_COPIED)
-    venv.create(base / "venv", with_pip=True)
+    venv.create(base / "venv")  # the pip of this environment installs into it
     commands = base / "venv" / "bin"
-    pip = [commands / "python", "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    pip = [sys.executable, "-m", "pip", "--python", commands / "python", "--disable-pip-version-check"]
     installed = subprocess.run(
-        [*pip, "-c", ROOT / "constraints.txt", f"{source}[cpu]"],
+        [*pip, "install", "--quiet", "-c", ROOT / "constraints.txt", f"{source}[cpu]"],
         capture_output=True,
         text=True,
         timeout=250,
@@ -49,7 +49,7 @@ def edge(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def call(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(argument) for argument in arguments], capture_output=True, text=True, timeout=60, cwd="/"
+        [str(argument) for argument in arguments], capture_output=True, text=True, timeout=200, cwd="/"
     )
 
 

@@ -255,7 +255,7 @@ def test_a_full_output_device_ends_in_one_sentence(
     options = {"eval": ["--text", text_file], "generate": ["--prompt", "a", "--tokens", "5"]}.get(command, [])
     with open("/dev/full", "w") as full:
         arguments = [Path(sys.executable).with_name("xl-export"), command, artefacts["ring"], *options]
-        ended = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
+        ended = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True, timeout=280)
     assert (
         ended.stderr
         == "Error: standard output cannot be used (No space left on device); give another place.\n"
@@ -274,7 +274,7 @@ def test_an_output_that_cannot_show_a_character_ends_in_one_sentence(artefacts: 
         "3",
     ]
     latin = {**os.environ, "PYTHONIOENCODING": "latin-1"}
-    ended = subprocess.run(arguments, capture_output=True, env=latin, timeout=100)
+    ended = subprocess.run(arguments, capture_output=True, env=latin, timeout=280)
     assert ended.returncode == 2
     message = ended.stderr.decode("latin-1")
     assert message.startswith("Error: standard output is latin-1")

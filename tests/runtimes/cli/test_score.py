@@ -311,5 +311,5 @@ def test_a_closed_pipe_ends_quietly_and_a_line_is_answered_at_once(artefacts: di
             process.stdin.close()
         except BrokenPipeError:
             pass
-        assert process.wait(timeout=60) == 1
+        assert process.wait(timeout=280) == 1
         assert process.stderr.read() == b""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,8 +26,16 @@ class Recorder(MetaPathFinder):
             print(name, os.environ.get("OMP_WAIT_POLICY"), os.environ.get("ORT_DISABLE_TELEMETRY"),
             file=sys.stderr)
 sys.meta_path.insert(0, Recorder())
+import json
+from pathlib import Path
 from xl_export.cli.main import main
-main(prog_name="xl-export")
+for arguments in json.loads(sys.argv[1]):  # one after the other, because PyTorch takes seconds to load
+    try:
+        main(arguments, prog_name="xl-export")
+    except SystemExit as ended:
+        assert not ended.code, (arguments, ended.code)
+    there = sorted(path.relative_to(Path.home()).as_posix() for path in Path.home().rglob("*"))
+    print("wrote", arguments[0], *there, file=sys.stderr)
 """
 
 
@@ -67,79 +77,45 @@ def test_a_command_of_version_0_1_is_not_suggested() -> None:
     assert "onnx" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "loaded"),
-    [
-        (("eval", "RUN", "--text", "text.txt"), "torch"),
-        (("generate", "RUN", "--prompt", "a", "--tokens", 2), "torch"),
-        (("attention", "RUN", "--text", "text.txt", "--out", "attention.png"), "torch"),
-        (("export", "RUN", "--out", "artefact"), "torch onnxruntime"),
-        (("check", "ARTEFACT"), "onnxruntime"),
-    ],
-    ids=str,
-)
-def test_the_environment_is_set_before_pytorch_and_onnx_runtime_load(
-    arguments: tuple[object, ...],
-    loaded: str,
-    run: Path,
-    artefacts: dict[str, Path],
-    text: str,
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "text.txt").write_text(text[:300], encoding="utf-8")
-    folders = {"RUN": run, "ARTEFACT": artefacts["ring"]}
-    ended = python("-c", RECORD, *(folders.get(str(name), name) for name in arguments), folder=tmp_path)
-    lines = [line.split() for line in ended.stderr.splitlines()]
-    recorded = {line[0]: line[1:] for line in reversed(lines) if line[0] in ("torch", "onnxruntime")}
-    assert set(loaded.split()) <= set(recorded), ended.stderr
-    assert all(variables == ["PASSIVE", "1"] for variables in recorded.values()), recorded
-
-
 def test_what_the_user_has_set_stays(artefacts: dict[str, Path], tmp_path: Path) -> None:
     choice = {"OMP_WAIT_POLICY": "ACTIVE", "ORT_DISABLE_TELEMETRY": "true"}
-    ended = python("-c", RECORD, "check", artefacts["ring"], folder=tmp_path, **choice)
-    assert ended.stderr.split() == ["onnxruntime", "ACTIVE", "true"]
+    command = json.dumps([["check", str(artefacts["ring"])]])
+    ended = python("-c", RECORD, command, folder=tmp_path, HOME=str(tmp_path / "home"), **choice)
+    assert ended.stderr.split() == ["onnxruntime", "ACTIVE", "true", "wrote", "check"]
 
 
-SLOW = pytest.mark.slow
-QUIET = [  # every command and function of ours that loads ONNX Runtime or PyTorch
-    ("-m", "xl_export", "check", "ARTEFACT"),
-    ("-m", "xl_export", "eval", "ARTEFACT", "--text", "text.txt"),
-    ("-m", "xl_export", "generate", "ARTEFACT", "--prompt", "a", "--tokens", 2),
-    ("-m", "xl_export", "info", "ARTEFACT"),
-    ("-m", "xl_export", "recl", "RUN", "--text", "text.txt", "--lengths", "4:8:4", "--positions", 5),
-    ("-m", "xl_export", "export", "RUN", "--out", "artefact", "--precision", "int8"),
-    ("-m", "xl_export", "eval", "RUN", "--text", "text.txt"),
-    ("-m", "xl_export", "import", "RUN", "--out", "imported"),
-    ("-m", "xl_export", "train", "tiny", "--out", "trained", "--text", "long.txt", "--steps", 1),
-    ("-m", "xl_export", "attention", "RUN", "--text", "text.txt", "--out", "attention.png"),
-    ("-m", "xl_export", "spans", "SPANS", "--out", "spans.png"),
-    ("-c", "import sys, runtimes; runtimes.open_session(sys.argv[1])", "ARTEFACT"),
-    ("-c", "import benchmarks.checked_sessions"),
+QUIET = [  # every command and function of ours that loads ONNX Runtime or PyTorch, and which of them it loads
+    ([["check", "ARTEFACT"]], "onnxruntime"),
+    ([["eval", "ARTEFACT", "--text", "text.txt"]], "onnxruntime"),
+    ([["generate", "ARTEFACT", "--prompt", "a", "--tokens", "2"]], "onnxruntime"),
+    ([["info", "ARTEFACT"]], ""),
+    ([["export", "RUN", "--out", "artefact", "--precision", "int8"]], "torch onnxruntime"),
+    (
+        [
+            ["recl", "RUN", "--text", "text.txt", "--lengths", "4:8:4", "--positions", "5"],
+            ["eval", "RUN", "--text", "text.txt"],
+            ["generate", "RUN", "--prompt", "a", "--tokens", "2"],
+            ["import", "RUN", "--out", "imported"],
+            ["train", "tiny", "--out", "trained", "--text", "long.txt", "--steps", "1"],
+            ["attention", "RUN", "--text", "text.txt", "--out", "attention.png"],
+            ["spans", "SPANS", "--out", "spans.png"],
+        ],
+        "torch",
+    ),
+    (["import sys, runtimes; runtimes.open_session(sys.argv[1])", "ARTEFACT"], ""),
+    (["import benchmarks.checked_sessions"], ""),
     pytest.param(
-        (
-            "-m",
-            "xl_export",
-            "build",
-            "ARTEFACT",
-            "--out",
-            "engine",
-            "--flavour",
-            "rtx",
-            "--compute-capability",
-            "8.6",
-        ),
-        marks=SLOW,
+        [["build", "ARTEFACT", "--out", "engine", "--flavour", "rtx", "--compute-capability", "8.6"]],
+        "",
+        marks=pytest.mark.slow,
     ),
 ]
-# Matplotlib keeps a list of the fonts of the machine, which these commands need to draw.
-DRAWING = ("attention", "spans")
-MATPLOTLIB = {"cache/matplotlib", ".config", ".config/matplotlib"}
 
 
-@pytest.mark.parametrize("arguments", QUIET, ids=str)
-def test_nothing_is_written_to_the_users_cache(
-    arguments: tuple[object, ...],
+@pytest.mark.parametrize(("calls", "loaded"), QUIET, ids=lambda given: str(given)[:60])
+def test_the_environment_is_set_before_libraries_load_and_nothing_is_written_to_the_users_cache(
+    calls: list[Any],
+    loaded: str,
     run: Path,
     make_run: Callable[..., Path],
     artefacts: dict[str, Path],
@@ -147,7 +123,7 @@ def test_nothing_is_written_to_the_users_cache(
     tmp_path: Path,
 ) -> None:
     """No library reports to its maker: the wheels of ONNX Runtime would write an identifier and events."""
-    if "build" in arguments:
+    if calls[0][0] == "build":
         pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed (Linux on x86-64)")
     home, work = tmp_path / "home", tmp_path / "work"
     (home / "cache").mkdir(parents=True)
@@ -155,14 +131,22 @@ def test_nothing_is_written_to_the_users_cache(
     (work / "text.txt").write_text(text[:300], encoding="utf-8")
     (work / "long.txt").write_text(text[:40_000], encoding="utf-8")
     folders = {"RUN": run, "ARTEFACT": artefacts["shift"]}
-    if "SPANS" in arguments:
+    if "SPANS" in calls[-1]:
         folders["SPANS"] = make_run(**ARCHITECTURES["adaptive-span-masked"])
+    commands = isinstance(calls[0], list)
+    filled = [[str(folders.get(word, word)) for word in call] for call in (calls if commands else [calls])]
+    words = (RECORD, json.dumps(filled)) if commands else filled[0]
     where = {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
-    ended = python(*(folders.get(str(name), name) for name in arguments), folder=work, **where)
+    ended = python("-c", *words, folder=work, **where)
     assert ended.returncode == 0, ended.stderr
-    allowed = {"cache"} | (MATPLOTLIB if set(DRAWING) & set(arguments) else set())
-    written = {path.relative_to(home).as_posix() for path in home.rglob("*")}
-    assert {name for name in written if not name.startswith("cache/matplotlib/fontlist")} <= allowed
+    assert {path.relative_to(home).as_posix() for path in home.rglob("*")} == {"cache"}, ended.stderr
+    lines = [line.split() for line in ended.stderr.splitlines()]
+    assert [line[1:] for line in lines if line[:1] == ["wrote"]] == [
+        [call[0], "cache"] for call in calls if commands
+    ]
+    recorded = {line[0]: line[1:] for line in reversed(lines) if line[:1] in (["torch"], ["onnxruntime"])}
+    assert set(loaded.split()) <= set(recorded), ended.stderr
+    assert all(variables == ["PASSIVE", "1"] for variables in recorded.values()), recorded
 
 
 @pytest.mark.parametrize(

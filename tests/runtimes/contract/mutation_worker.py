@@ -1,5 +1,6 @@
-"""Damages an artefact in many ways and checks each: `python mutation_worker.py ARTEFACT SCRATCH`, one JSON
-line each.
+"""Damages an artefact in many ways and checks each: `python mutation_worker.py ARTEFACT SCRATCH SEED EVERY`.
+
+It prints one JSON line for each damage that is tried, which is one of EVERY.
 
 It runs as a process of its own, so that a crash or a hang of ONNX Runtime is seen by the test that started
 it. Sealed damage has hashes and digest recomputed: it stands for a writer with a bug, and gets past the
@@ -14,6 +15,7 @@ import json
 import shutil
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,15 +121,21 @@ def outcome(folder: Path) -> str:
     return "passed" if report.passed else "failed"
 
 
-def run(artefact: Path, folder: Path, rng: np.random.Generator) -> None:
-    """Applies each damage to `folder`, a copy of the artefact, and undoes it; prints what came of it."""
+def run(artefact: Path, folder: Path, rng: np.random.Generator, every: int) -> None:
+    """Applies each damage, or one of `every`, to `folder`, a copy of the artefact, and undoes it.
+
+    It prints what came of it.
+    """
     shutil.copytree(artefact, folder)
     whole = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
     spec = json.loads(whole[SPEC])
+    turns = Counter[str]()
 
     def report(kind: str, what: str) -> None:
-        print(json.dumps({"begin": f"{kind} {what}"}), flush=True)
-        print(json.dumps({"kind": kind, "what": what, "outcome": outcome(folder)}), flush=True)
+        turns[kind] += 1
+        if turns[kind] % every == 0 or kind == "whole":
+            print(json.dumps({"begin": f"{kind} {what}"}), flush=True)
+            print(json.dumps({"kind": kind, "what": what, "outcome": outcome(folder)}), flush=True)
         for name, data in whole.items():
             if not (folder / name).exists() or (folder / name).read_bytes() != data:
                 (folder / name).write_bytes(data)
@@ -153,4 +161,4 @@ def run(artefact: Path, folder: Path, rng: np.random.Generator) -> None:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), Path(sys.argv[2]), np.random.default_rng(int(sys.argv[3])))
+    run(Path(sys.argv[1]), Path(sys.argv[2]), np.random.default_rng(int(sys.argv[3])), int(sys.argv[4]))

@@ -40,7 +40,7 @@ IN_PYTORCH = ["transformer-xl", "all-attention-groups", "adaptive-softmax", "ful
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in FROM_END])
 def test_any_schedule_gives_each_row_what_it_gets_alone(name: str, make_run: Make, tmp_path: Path) -> None:
     run = make_run(**EVERY[name])
-    check_schedules(open_session(export(run, tmp_path / "artefact")), open_session(run), 5)
+    check_schedules(open_session(export(run, tmp_path / "artefact")), open_session(run), 2)
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ def test_pytorch_gives_each_row_what_it_gets_alone(kind: str, name: str, make_ru
     session: Session = reference
     if kind == "projected":
         session = ProjectedTorchSession(reference.model, reference.vocab, reference.rule, identity="any")
-    check_schedules(session, reference, 3)
+    check_schedules(session, reference, 2)
 
 
 @pytest.mark.parametrize("name", FROM_END)

@@ -59,7 +59,15 @@ def test_under_the_full_mask_texts_and_contexts_are_cut_where_they_are_alone(
     same_as_alone(open_session(export(run, tmp_path / "ring")), texts)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+SOME = [
+    pytest.param(
+        name, marks=() if name in (*FEW, "transformer-xl", "all-attention-groups") else pytest.mark.slow
+    )
+    for name in ARCHITECTURES
+]
+
+
+@pytest.mark.parametrize("name", SOME)
 def test_every_architecture(name: str, make_run: Callable[..., Path]) -> None:
     same_as_alone(open_session(make_run(**ARCHITECTURES[name])), some_texts(1))
 

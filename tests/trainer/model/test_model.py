@@ -124,7 +124,7 @@ def cuts_of(length: int, longest: int) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(1, longest), max_size=length).map(fill)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     cuts=cuts_of(17, 6),
     pre_norm=st.booleans(),

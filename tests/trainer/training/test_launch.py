@@ -46,7 +46,7 @@ def started(*arguments: str | Path, folder: Path) -> subprocess.Popen[str]:
 def ended(*arguments: str | Path, folder: Path) -> tuple[int, str, str]:
     """Exit code and output."""
     process = started(*arguments, folder=folder)
-    output, errors = process.communicate(timeout=200)
+    output, errors = process.communicate(timeout=280)
     return process.returncode, output, errors
 
 
@@ -101,7 +101,7 @@ def test_a_signal_ends_all_processes_and_says_how_to_resume(
     ]
     assert len(children) == 2
     process.send_signal(number)
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=280)
     assert process.returncode == code, errors
     assert errors.strip() == (
         "stopped; the last checkpoint is kept: continue with `xl-export train --resume run`"
@@ -118,7 +118,7 @@ def test_a_process_that_is_killed_is_named(make_config: Make, tmp_path: Path) ->
     wait_until_trained(process, tmp_path / "run")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[-1]), signal.SIGKILL)
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=280)
     assert process.returncode == 2
     assert errors.startswith("Error: process ")
     assert " of 2 was ended by SIGKILL; the last checkpoint is kept" in errors

@@ -57,7 +57,7 @@ def launched(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
 def two(*arguments: str | Path) -> tuple[int, str, str]:
     """Exit code and output of two processes that train."""
     process = launched(*arguments)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=280)
     return process.returncode, output, errors
 
 
@@ -113,6 +113,7 @@ def children(process: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
+@pytest.mark.slow  # by default test_launch.py kills a process, and test_kill.py resumes what was killed
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in /proc")
 def test_a_killed_process_ends_the_run_with_a_sentence_and_the_checkpoint_resumes(
     make_config: Make, tmp_path: Path
@@ -125,7 +126,7 @@ def test_a_killed_process_ends_the_run_with_a_sentence_and_the_checkpoint_resume
     ):
         time.sleep(0.01)
     os.kill(children(process)[-1], signal.SIGKILL)
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=280)
     assert process.returncode != 0
     assert len(sentences(errors)) == 1, errors
     assert re.search(
@@ -137,6 +138,7 @@ def test_a_killed_process_ends_the_run_with_a_sentence_and_the_checkpoint_resume
     assert not list(run.glob(".*"))
 
 
+@pytest.mark.slow  # test_launch.py has the same mistake
 def test_a_mistake_is_one_sentence_of_the_first_process(make_config: Make, tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", to_json(make_config(lr=1e30, warmup_steps=0)))
     code, _, errors = two(tmp_path / "config.json", "--out", tmp_path / "run")
@@ -167,7 +169,7 @@ def test_processes_with_different_configurations_are_refused(make_config: Make, 
         ]
         environment = {**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank}
         processes.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
-    said = [process.communicate(timeout=100)[1] for process in processes]
+    said = [process.communicate(timeout=280)[1] for process in processes]
     assert all(process.returncode for process in processes)
     assert said[0].startswith("Error: the processes of this run have different configurations or texts")
     assert said[1] == ""
@@ -284,7 +286,7 @@ def sharded_run(make_config: Make, folder: Path, **recipe: Any) -> None:
     script = folder / "sharded.py"
     script.write_text(SHARDED)
     command = [*TORCHRUN[: TORCHRUN.index("xl_export") - 1], script, "train", "--resume", folder / "shared"]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=200)
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("half of every weight") == 2
     tensors = load_file(folder / "shared/training.safetensors")

@@ -129,8 +129,15 @@ def test_a_full_disk_leaves_nothing(run: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("nth", [1, 2, 3])
+# Each signal and each file by default; the other pairs are slow, each needs a process that imports PyTorch.
+KILLS = [
+    pytest.param(nth, how, marks=pytest.mark.slow if (nth - 1) != at else ())
+    for nth in (1, 2, 3)
+    for at, how in enumerate((signal.SIGTERM, signal.SIGHUP, signal.SIGKILL))
+]
+
+
+@pytest.mark.parametrize(("nth", "how"), KILLS)
 def test_a_kill_while_writing_leaves_no_artefact(
     nth: int, how: signal.Signals, run: Path, tmp_path: Path
 ) -> None:

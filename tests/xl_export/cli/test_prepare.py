@@ -221,7 +221,7 @@ def test_interrupted_it_leaves_nothing(sent: signal.Signals, code: int, tmp_path
     while not list(tmp_path.glob(".out.*")) and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(sent)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=280)
     assert process.returncode == code
     assert b"Traceback" not in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,9 +23,16 @@ T, M = 8, 16  # of the shared run
 CUTS = {"ones": [1] * 336, "sevens": [7] * 48, "whole": [T] * 42, "mixed": [T, 1, 7] * 21}
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("form", FORMS)
+# Each form with each cut and each batch with each cut by default; the other half of the cases is slow.
+HALVES = [
+    pytest.param(form, batch, cut, marks=pytest.mark.slow if (f + b + c) % 2 else ())
+    for f, form in enumerate(FORMS)
+    for b, batch in enumerate((1, 3))
+    for c, cut in enumerate(CUTS)
+]
+
+
+@pytest.mark.parametrize(("form", "batch", "cut"), HALVES)
 def test_log_probabilities_equal_pytorch_over_21_memory_lengths(
     form: str, batch: int, cut: str, run: Path, artefacts: dict[str, Path], tokens: np.ndarray
 ) -> None:
@@ -105,40 +113,63 @@ def test_every_option_of_model_and_rule_exports(
     assert np.isfinite(log_sum_exp(scores[1])).all()
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_architecture_exports(
-    name: str, form: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
-) -> None:
-    """Against the naive model in float64, one row beginning with padding, through many memory lengths."""
+CUT = [T, 1, 7, T, T, 3] * 2
+
+
+@pytest.fixture(scope="module")
+def naive(make_run: Callable[..., Path], tokens: np.ndarray) -> Callable[[str], tuple[Path, np.ndarray]]:
+    """`naive(architecture)`: a run, and its naive model's answers in float64 to two rows, cut by `CUT`."""
     import torch
 
     from trainer.model.naive import naive_attention
     from trainer.run.checkpoint import load_run
 
-    run = make_run(**ARCHITECTURES[name])
-    rule = ARCHITECTURES[name].get("rule", RULE)
+    @functools.cache
+    def answers(name: str) -> tuple[Path, np.ndarray]:
+        run = make_run(**ARCHITECTURES[name])
+        rule = ARCHITECTURES[name].get("rule", RULE)
+        model = load_run(run).model.double().eval()
+        stream = rows(tokens, 2, sum(CUT))
+        state, positions, at, truth = model.start(2, rule), torch.tensor([0, -9]), 0, []
+        with torch.no_grad():
+            for length in CUT:
+                piece = torch.from_numpy(stream[:, at : at + length])
+                logits, state = model(piece, state, positions, rule, attention=naive_attention)
+                truth.append(logits.log_softmax(-1).numpy())
+                positions, at = positions + length, at + length
+        return run, np.concatenate(truth, axis=1)
+
+    return answers
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_exports(
+    name: str,
+    form: str,
+    naive: Callable[[str], tuple[Path, np.ndarray]],
+    tokens: np.ndarray,
+    tmp_path: Path,
+) -> None:
+    """Against the naive model in float64, one row beginning with padding, through many memory lengths."""
+    run, expected = naive(name)
     session = open_session(export(run, tmp_path / "artefact", memory=form))  # type: ignore[arg-type]
-    cut = [T, 1, 7, T, T, 3] * 2
-    stream = rows(tokens, 2, sum(cut))
     memory = session.start(2)
     memory.positions[1] = -9
-    answer, _ = feed(session, stream, cut, memory)
-    model = load_run(run).model.double().eval()
-    state, positions, at, truth = model.start(2, rule), torch.tensor([0, -9]), 0, []
-    with torch.no_grad():
-        for length in cut:
-            piece = torch.from_numpy(stream[:, at : at + length])
-            logits, state = model(piece, state, positions, rule, attention=naive_attention)
-            truth.append(logits.log_softmax(-1).numpy())
-            positions, at = positions + length, at + length
-    expected = np.concatenate(truth, axis=1)
+    answer, _ = feed(session, rows(tokens, 2, sum(CUT)), CUT, memory)
     assert np.abs(answer[0] - expected[0]).max() < 1e-4
     assert np.abs(answer[1, 9:] - expected[1, 9:]).max() < 1e-4
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["adaptive-softmax", "all-attention", "head-split", "shaw"])
+# Each pair of architecture and form is above, over a shorter stream; here one form of each by default.
+LONG = [
+    pytest.param(name, form, marks=pytest.mark.slow if (n + f) % 3 else ())
+    for n, name in enumerate(("adaptive-softmax", "all-attention", "head-split", "shaw"))
+    for f, form in enumerate(FORMS)
+]
+
+
+@pytest.mark.parametrize(("name", "form"), LONG)
 def test_other_architectures_hold_over_21_memory_lengths(
     name: str, form: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:

@@ -67,7 +67,7 @@ def make_stubs(folder: Path) -> Path:
         source.write_text("".join(f"void *{function}(void) {{ return 0; }}\n" for function in functions))
         library = folder / f"lib{name}.so.11"
         command = ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", "-o", str(library), str(source)]
-        subprocess.run(command, check=True, timeout=60)
+        subprocess.run(command, check=True, timeout=280)
     return folder
 
 
