@@ -1,4 +1,4 @@
-"""What the site needs beyond its pages: the help texts of all commands, and links into the repository."""
+"""What the site needs beyond its pages: help texts of all commands, links into the repository, the demo."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ WIDTH = 78  # columns of a help text
 LINK = re.compile(
     r"\[([^\]]+)\]\(((?:\.\./)+(?:examples|tests|runtimes|trainer|xl_export|benchmarks|[A-Z]+\.md)[^)]*)\)"
 )
+DEMO = (TOP / "web" / "demo" / "tales", TOP / "web" / "demo" / "chorales")
 COMMANDS = re.compile(r"^<!-- commands: (?P<program>.+) (?P<module>\S+) -->$", re.MULTILINE)
 
 
@@ -44,3 +45,15 @@ def help_texts(group: click.Group, program: str) -> Iterator[str]:
         if command is not None and not command.hidden:
             inner = click.Context(command, parent=context, info_name=name, **settings)
             yield f"### {program} {name}\n\n```text\n{command.get_help(inner)}\n```"
+
+
+def on_post_build(*, config: Any, **_: Any) -> None:
+    """Writes the page of the trained models into the site, or says why it cannot be had."""
+    sys.path.insert(0, str(TOP))
+    from runtimes.base.errors import UserError
+    from xl_export.web.site import write_site
+
+    try:
+        write_site(DEMO, Path(config["site_dir"]) / "demo", force=True)
+    except UserError as error:
+        print(f"The site has no demo: {error}", file=sys.stderr)

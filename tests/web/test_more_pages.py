@@ -112,6 +112,16 @@ def test_threads_need_isolation(
     assert report["maxDifference"] <= 1e-4
 
 
+@pytest.mark.parametrize("precision", ["fp16", "int8-stored", "int8", "int4"])
+def test_every_precision_passes_its_check(
+    precision: Any, run: Path, make_site: Callable[..., Path], open_page: Callable[..., Any], tmp_path: Path
+) -> None:
+    page = open_page(make_site(export(run, tmp_path / "artefact", precision=precision)))
+    page.page.click("#check")
+    page.until("!document.getElementById('check').disabled")
+    assert page.text("check-result").startswith("Passed")
+
+
 def test_a_stream_goes_from_page_to_python_and_back(
     artefacts: dict[str, Path], make_site: Callable[..., Path], open_page: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.base.files import read_bytes, read_json, sha256, write_json
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.engine import BUILD
-from runtimes.contract.spec import FUSED, SPEC, VOCAB, Spec, load_spec
+from runtimes.contract.spec import FUSED, SPEC, VOCAB, Spec, load_spec, refuse_ort_format
 from runtimes.contract.vocabulary.subword import FILES
 from runtimes.sessions import fused_cpu
 from runtimes.tasks.check import check
@@ -112,6 +112,7 @@ def _servable(artefact: Path) -> Spec:
     if (artefact / SITE).is_file():
         raise ArtefactError(f"{artefact} is a site already; give the artefact, and the site as --out.")
     spec = load_spec(artefact)
+    refuse_ort_format(spec, artefact, what="the page")
     if spec.target == "tensorrt":
         raise ArtefactError(
             f"{artefact} has a graph for tensorrt, which no browser runs; export the run again without "
