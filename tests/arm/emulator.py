@@ -84,6 +84,27 @@ def prepare(folder: Path) -> Emulator:
     return Emulator(folder=folder, python=python)
 
 
+def prepare_programs(folder: Path, processor: str) -> tuple[tuple[str, ...], Path]:
+    """The command before a cross-compiled program, and ONNX Runtime's library that it is linked with.
+
+    The libraries of the system are those of the cross compiler, so no Python is needed. Raises MissingError.
+    """
+    if any(shutil.which(tool) is None for tool in TOOLS):
+        _install_tools()
+    root, wheels, site = (folder / name for name in ("programs", "program-wheels", "program-site"))
+    (root / "proc").mkdir(parents=True, exist_ok=True)
+    (root / "proc" / "cpuinfo").write_text(_cpuinfo(processor))  # see `Emulator.run`
+    if not (root / "lib").exists():
+        (root / "lib").symlink_to("/usr/aarch64-linux-gnu/lib")
+    if not any(site.glob("onnxruntime/capi/libonnxruntime.so.*")):
+        _download(wheels, f"{sys.version_info.major}.{sys.version_info.minor}", "onnxruntime")
+        for wheel in wheels.glob("*.whl"):
+            shutil.unpack_archive(wheel, site, "zip")
+        shutil.rmtree(wheels)
+    (library,) = site.glob("onnxruntime/capi/libonnxruntime.so.*")
+    return (TOOLS[0], "-cpu", processor, "-L", str(root), "-E", "LD_LIBRARY_PATH=/lib"), library
+
+
 def _install_tools() -> None:
     commands = (
         ("dpkg", "--add-architecture", "arm64"),
@@ -130,15 +151,20 @@ def _unpack_wheels(folder: Path, version: str) -> None:
     site, wheels = folder / "site", folder / "wheels"
     if (site / "complete").is_file():
         return
-    platforms = [word for name in PLATFORMS for word in ("--platform", name)]
-    command = ("pip", "download", "-q", "--no-deps", "--only-binary=:all:", *platforms)
-    options = ("--python-version", version, "-c", ROOT / "constraints.txt", "-d", wheels)
-    why = "the wheels for aarch64 could not be downloaded; is there a network?"
-    _call(sys.executable, "-m", *command, *options, *WHEELS, why=why)
+    _download(wheels, version, *WHEELS)
     for wheel in wheels.glob("*.whl"):
         shutil.unpack_archive(wheel, site, "zip")
     shutil.rmtree(wheels)
     (site / "complete").touch()
+
+
+def _download(wheels: Path, version: str, *names: str) -> None:
+    """The wheels of some packages for aarch64 and a version of Python."""
+    platforms = [word for name in PLATFORMS for word in ("--platform", name)]
+    command = ("pip", "download", "-q", "--no-deps", "--only-binary=:all:", *platforms)
+    options = ("--python-version", version, "-c", ROOT / "constraints.txt", "-d", wheels)
+    why = "the wheels for aarch64 could not be downloaded; is there a network?"
+    _call(sys.executable, "-m", *command, *options, *names, why=why)
 
 
 def _build_package(folder: Path) -> None:

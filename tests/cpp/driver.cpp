@@ -1,4 +1,5 @@
 // Answers questions about artefacts, one line of JSON each: what the tests of the C++ library run.
+#include <cmath>
 #include <cstdio>
 #include <iostream>
 #include <map>
@@ -109,7 +110,10 @@ class Driver {
     if (question_.find("positions")) memory.positions = ids("positions");
     std::vector<float> all, last;
     std::size_t at = 0;
-    for (const std::int64_t length : lengths) {
+    const std::int64_t restart = question_.find("restart") ? question_.at("restart").integer(0, 99) : -1;
+    for (std::size_t step = 0; step < lengths.size(); ++step) {
+      const std::int64_t length = lengths[step];
+      if (static_cast<std::int64_t>(step) == restart) memory.positions.assign(batch, 0);
       std::vector<std::int64_t> fed, targets;
       for (std::size_t row = 0; row < batch; ++row)
         for (std::size_t index = at; index < at + static_cast<std::size_t>(length); ++index) {
@@ -119,8 +123,9 @@ class Driver {
       xl_export::Memory fork = memory.copy();
       last = session.predict(fed, fork);
       const std::vector<float> whole = session.step(fed, fork = memory.copy());
-      if (!std::equal(last.end() - session.spec().vocabulary, last.end(),
-                      whole.end() - session.spec().vocabulary))
+      const auto size = session.spec().vocabulary;
+      const auto alike = [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); };
+      if (!std::equal(last.end() - size, last.end(), whole.end() - size, alike))
         return "{\"error\": \"step and predict differ\"}";
       const std::vector<float> scores = session.score(fed, targets, memory);
       all.insert(all.end(), scores.begin(), scores.end());
@@ -176,7 +181,13 @@ class Driver {
   static std::string listed(const std::vector<Number>& numbers) {
     std::ostringstream out;
     out.precision(9);
-    for (std::size_t index = 0; index < numbers.size(); ++index) out << (index ? ", " : "") << numbers[index];
+    for (std::size_t index = 0; index < numbers.size(); ++index) {
+      out << (index ? ", " : "");
+      if (std::isfinite(static_cast<double>(numbers[index])))
+        out << numbers[index];
+      else
+        out << "null";  // JSON has no other word for it
+    }
     return "[" + out.str() + "]";
   }
 

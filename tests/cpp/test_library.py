@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from runtimes import open_session
@@ -16,6 +17,7 @@ from runtimes.tasks.generate import generate
 from tests.architectures import ARCHITECTURES
 from tests.cpp.comparison import compare
 from tests.cpp.program import ROOT, Driver
+from tests.cpp.test_vocabularies import with_vocabulary
 from xl_export.artefact.export import export
 
 
@@ -107,6 +109,31 @@ def test_a_damaged_or_foreign_stream_is_refused_in_one_sentence(
     save_memory(session.start(1), tmp_path / "old.npz")
     older = driver.refusal("steps", artefacts["ring"], **question | {"load": str(tmp_path / "old.npz")})
     assert "older form .npz" in older
+
+
+def test_a_text_that_overflowed_does_not_spoil_the_next_one(
+    driver: Driver, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    sound = export(make_run(**ARCHITECTURES["adaptive-softmax-untied"]), tmp_path / "sound")
+    graph = onnx.load(sound / "step.onnx", load_external_data=False).graph
+    table = next(node.input[0] for node in graph.node if node.op_type == "Gather")
+    (place,) = (tensor.external_data for tensor in graph.initializer if tensor.name == table)
+    facts = {entry.key: entry.value for entry in place}
+    width = int(facts["length"]) // 30  # bytes of a row of the table's 30 tokens
+    weights = bytearray((sound / "weights.bin").read_bytes())
+    at = int(facts["offset"]) + 7 * width
+    weights[at : at + width] = np.full(width // 4, np.nan, "<f4").tobytes()
+    vocabulary = json.loads((sound / "vocab.json").read_text())
+    spoiled = with_vocabulary(sound, tmp_path / "spoiled", vocabulary, weights_bin=bytes(weights))
+    tokens = [7, 1, 2, 3, 4, 5, 6, 8, 9]
+    whole = driver.ask("steps", spoiled, ids=tokens, lengths=[4, 4], restart=1)
+    alone = driver.ask("steps", spoiled, ids=tokens[4:], lengths=[4])
+    assert whole["scores"][4:] == alone["scores"]
+    assert np.isfinite(alone["scores"]).all()
+    assert None in whole["scores"][:4]
+    kept = driver.refusal("steps", spoiled, ids=tokens, lengths=[4], save=str(tmp_path / "saved"))
+    assert "not finite" in kept
+    assert not (tmp_path / "saved").exists()
 
 
 def test_stop_strings_end_a_text_as_in_python(driver: Driver, artefacts: dict[str, Path], text: str) -> None:

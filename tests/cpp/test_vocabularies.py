@@ -24,7 +24,7 @@ def with_vocabulary(artefact: Path, folder: Path, vocabulary: dict[str, Any], **
     shutil.copytree(artefact, folder)
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
     for name, content in files.items():
-        (folder / name.replace("_json", ".json")).write_bytes(content)
+        (folder / name.replace("_", ".")).write_bytes(content)
     spec = json.loads((folder / "spec.json").read_text())
     del spec["digest"]
     for name in spec["files"]:

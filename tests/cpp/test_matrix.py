@@ -1,0 +1,67 @@
+"""Every architecture, form and precision in C++, with standard operators and with the fused one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from runtimes.contract.spec import FUSED, load_spec
+from runtimes.sessions import fused_cpu
+from tests.architectures import ARCHITECTURES
+from tests.cpp.comparison import compare
+from tests.cpp.program import Driver
+from xl_export.artefact.export import export
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+WIDE: dict[str, Any] = {"d_model": 64, "heads": 2, "head_dim": 32, "d_ff": 96}  # blocks of quantised weights
+NO_FEED_FORWARD = ARCHITECTURES["all-attention"] | WIDE | {"d_ff": 0}
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # a run's sizes, and the options of its export
+    **{name: (sizes, {}) for name, sizes in ARCHITECTURES.items()},
+    **{
+        f"{name} {form}": (ARCHITECTURES[name], {"memory": form})
+        for name in (
+            "transformer-xl",
+            "adaptive-softmax",
+            "adaptive-softmax-wide-first",
+            "all-attention-groups",
+        )
+        for form in ("shift", "hidden")
+    },
+    **{
+        f"{precision} {form}": (WIDE, {"precision": precision, "memory": form})
+        for precision in ("fp16", "int8", "int4", "int8-stored")
+        for form in ("ring", "shift", "hidden")
+    },
+    **{
+        f"memory of halves {form}": ({}, {"memory_precision": "fp16", "memory": form})
+        for form in ("ring", "shift")
+    },
+    "all-attention int8": (NO_FEED_FORWARD, {"precision": "int8"}),
+    "all-attention int4": (NO_FEED_FORWARD, {"precision": "int4"}),
+    "adaptive softmax int8": (ARCHITECTURES["adaptive-softmax"] | WIDE, {"precision": "int8"}),
+}
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    """The library of the fused operator."""
+    return fused_cpu.build()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_gives_python_s_answers(
+    name: str, driver: Driver, library: Path, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    sizes, options = MODELS[name]
+    run = make_run(**sizes)
+    if "d_model" in sizes:  # as small as trained weights, or the sums of a wider model lose too many digits
+        file = run / "model.safetensors"
+        save_file({key: 0.4 * tensor for key, tensor in load_file(file).items()}, file)
+    artefact = export(run, tmp_path / "artefact", **options)
+    compare(driver, artefact, tmp_path)
+    if FUSED in load_spec(artefact).files:
+        compare(driver, artefact, tmp_path, fused=library)
