@@ -13,6 +13,7 @@ import pytest
 
 from runtimes import open_session
 from runtimes.contract.memory import save_memory
+from runtimes.contract.spec import Storage
 from runtimes.tasks.generate import generate
 from tests.architectures import ARCHITECTURES
 from tests.cpp.comparison import compare
@@ -33,6 +34,20 @@ def test_large_vocabularies_and_learned_spans_too(
     name: str, driver: Driver, make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
     compare(driver, export(make_run(**ARCHITECTURES[name]), tmp_path / "artefact"), tmp_path)
+
+
+@pytest.mark.parametrize("storage", ["single-file", "ort"])
+def test_an_artefact_of_one_file(storage: Storage, driver: Driver, run: Path, tmp_path: Path) -> None:
+    folder = export(run, tmp_path / "artefact", memory="shift", storage=storage)
+    assert not (folder / "weights.bin").exists()
+    assert driver.ask("check", folder)["passed"]
+    loop = b"\x04\0\0\0Loop\0"
+    if storage == "ort":
+        content = (folder / "step.ort").read_bytes() + loop
+        spoiled = with_vocabulary(
+            folder, tmp_path / "b", json.loads((folder / "vocab.json").read_text()), step_ort=content
+        )
+        assert "has an operator Loop" in driver.refusal("open", spoiled)
 
 
 def test_what_does_not_fit_is_refused_in_one_sentence(

@@ -40,6 +40,10 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # a run's sizes, a
         f"memory of halves {form}": ({}, {"memory_precision": "fp16", "memory": form})
         for form in ("ring", "shift")
     },
+    **{
+        f"{storage} {form}": ({}, {"storage": storage, "memory": form})
+        for storage, form in (("ort", "shift"), ("ort", "ring"), ("single-file", "ring"))
+    },
     "all-attention int8": (NO_FEED_FORWARD, {"precision": "int8"}),
     "all-attention int4": (NO_FEED_FORWARD, {"precision": "int4"}),
     "adaptive softmax int8": (ARCHITECTURES["adaptive-softmax"] | WIDE, {"precision": "int8"}),

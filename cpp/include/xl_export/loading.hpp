@@ -115,7 +115,7 @@ inline void add_provider(OrtSessionOptions* settings, const Options& options) {
 }
 
 inline ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weights, const Options& options,
-                                           const std::filesystem::path& folder) {
+                                           const std::filesystem::path& folder, bool ort_format) {
   const OrtEnv* environment = ort::environment();
   const auto settings = ort::made<OrtSessionOptions>(ort::api().CreateSessionOptions);
   ort::check(ort::api().SetSessionLogSeverityLevel(settings.get(), ORT_LOGGING_LEVEL_FATAL));
@@ -135,6 +135,9 @@ inline ort::Owned<OrtSession> make_session(const Bytes& graph, const Bytes* weig
     throw Error(Fault::option, std::string("CUDA cannot be used (") + failure.what() +
                                    "); link ONNX Runtime's library for GPUs, or use the CPU.");
   }
+  // Otherwise ONNX Runtime would tell the format from the first bytes.
+  ort::check(ort::api().AddSessionConfigEntry(settings.get(), "session.load_model_format",
+                                              ort_format ? "ORT" : "ONNX"));
   if (weights) {
     const char* name = "weights.bin";
     // ONNX Runtime copies what it needs and changes nothing, although its interface asks for plain pointers.
@@ -162,7 +165,7 @@ inline Loaded load(const std::filesystem::path& folder, const Options& options) 
                                    "model; leave fused_library out.");
   if (options.threads < 0 || options.threads > 4096)
     throw Error(Fault::option, "threads is " + std::to_string(options.threads) + "; expected 0 to 4096.");
-  const std::string graph_name = loaded.fused ? "fused.onnx" : "step.onnx";
+  const std::string graph_name = loaded.fused ? "fused.onnx" : spec.graph_file();
   std::map<std::string, Bytes> contents;
   for (const auto& [name, facts] : spec.files) {
     Bytes content = read_verified(folder / name, facts);
@@ -175,12 +178,15 @@ inline Loaded load(const std::filesystem::path& folder, const Options& options) 
                                      std::to_string(loaded.vocabulary->size()) + " symbols and the model " +
                                      std::to_string(spec.vocabulary) + "; export the artefact again.");
   const std::filesystem::path graph = folder / graph_name;
-  const bool outside = spec.has("weights.bin");
-  OnnxFile::verify(as_text(contents[graph_name]), graph.string(), outside ? "weights.bin" : "");
+  const bool outside = spec.storage == "external", ort_format = spec.storage == "ort";
+  if (ort_format)
+    OnnxFile::verify_ort(as_text(contents[graph_name]), graph.string());
+  else
+    OnnxFile::verify(as_text(contents[graph_name]), graph.string(), outside ? "weights.bin" : "");
   add_signatures(loaded);
   try {
-    loaded.session =
-        make_session(contents[graph_name], outside ? &contents["weights.bin"] : nullptr, options, folder);
+    loaded.session = make_session(contents[graph_name], outside ? &contents["weights.bin"] : nullptr, options,
+                                  folder, ort_format);
     verify_signatures(loaded, graph);
   } catch (const ort::Failure& failure) {
     throw Error(Fault::artefact, graph.string() + " could not be loaded by ONNX Runtime " + ort::version() +

@@ -20,6 +20,16 @@ class OnnxFile {
     OnnxFile(name, weights).read_model(graph);
   }
 
+  // The same for a graph in ONNX Runtime's own format, which names no other files. It is a flatbuffer, in
+  // which the name of an operator stands with its length before it and a zero behind it.
+  static void verify_ort(std::string_view graph, const std::string& name) {
+    for (const std::string operation : {"Loop", "Scan", "SequenceMap", "EPContext"}) {
+      const std::string stored = std::string{static_cast<char>(operation.size()), 0, 0, 0} + operation + '\0';
+      if (graph.find(stored) != std::string_view::npos)
+        throw OnnxFile(name, "").refused("has an operator " + operation + ", which no artefact has");
+    }
+  }
+
  private:
   OnnxFile(const std::string& name, std::string_view weights) : name_(name), weights_(weights) {}
 

@@ -35,6 +35,7 @@ struct Spec {
   std::string identity;  // the digest, by which saved streams name the artefact
   std::string form;      // of the memory: ring, shift, hidden or own
   std::string precision, memory_precision, target, answers;
+  std::string storage;          // where graph and weights are: external, single-file or ort
   std::int64_t vocabulary = 0;  // V, the number of tokens
   std::int64_t segment = 0;     // the most tokens of one step
   std::int64_t memory = 0;      // the tokens that are remembered
@@ -43,6 +44,9 @@ struct Spec {
   std::map<std::string, detail::FileFacts> files;
 
   bool has(const std::string& file) const { return files.count(file) != 0; }
+
+  // The file with the graph of standard operators.
+  const char* graph_file() const { return storage == "ort" ? "step.ort" : "step.onnx"; }
 
   // One buffer may be read and written by the same step: the ring's only reader writes in place.
   bool in_place() const { return form == "ring" && target == "onnxruntime"; }
@@ -114,6 +118,9 @@ inline Spec parse_fields(const json::Value& document) {
   spec.precision = document.at("precision").string();
   spec.memory_precision = text_or(document, "memory_precision", "fp32");
   spec.answers = text_or(document, "answers", "exported");
+  spec.storage = text_or(document, "storage", "external");
+  if (spec.storage != "external" && spec.storage != "single-file" && spec.storage != "ort")
+    throw json::Value::wrong("its storage is " + shown(spec.storage));
   spec.target = text_or(document, "target", "onnxruntime");
   std::set<std::string> names;
   for (const json::Value& entry : document.at("state").list()) {
@@ -128,8 +135,10 @@ inline Spec parse_fields(const json::Value& document) {
     spec.files[name] = {facts.at("sha256").string(),
                         static_cast<std::uint64_t>(facts.at("num_bytes").integer(0, INT64_MAX))};
   }
-  for (const char* name : {"step.onnx", "vocab.json"})
-    if (!spec.has(name)) throw json::Value::wrong(std::string("it does not list ") + name);
+  std::set<std::string> needed = {spec.graph_file(), "vocab.json"};
+  if (spec.storage == "external") needed.insert("weights.bin");
+  for (const std::string& name : needed)
+    if (!spec.has(name)) throw json::Value::wrong("it does not list " + name);
   return spec;
 }
 
