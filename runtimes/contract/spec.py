@@ -62,7 +62,7 @@ FUSED = "fused.onnx"
 FILE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 EXPORT_AGAIN = "export the artefact again"  # what mends a file of an artefact
 POSITION_BYTES = 8  # of the position of one row
-Target = Literal["onnxruntime", "tensorrt"]
+Target = Literal["onnxruntime", "tensorrt", "web"]
 # What wrote the graph: this project node by node, or PyTorch by tracing a module.
 Exporter = Literal["graph", "trace"]
 # Whose answers the reference holds. `exported`: PyTorch's, and with quantised weights those of the graph on
@@ -145,6 +145,14 @@ class Spec:
         changes no score under the mask `same-length`.
         """
         return self.form == "ring" and self.target == "tensorrt"
+
+    @property
+    def in_place(self) -> bool:
+        """Whether past and present of the memory are one buffer.
+
+        A graph for WebGPU makes a ring anew in each step: there, no operator writes into its input.
+        """
+        return self.form == "ring" and self.target != "web"
 
     @property
     def lossy(self) -> bool:
@@ -242,10 +250,10 @@ class Spec:
     def running_bytes_per_stream(self) -> int:
         """The bytes that a session holds for one stream while it runs.
 
-        The ring is written in place. The other forms are read from one set of tensors and written to another,
-        so both count.
+        A ring is mostly written in place. Other memory is read from one set of tensors and written to a
+        second one, so both count.
         """
-        return self.bytes_per_stream + (0 if self.form == "ring" else row_bytes(self.state))
+        return self.bytes_per_stream + (0 if self.in_place else row_bytes(self.state))
 
     @property
     def fp32_bytes_per_stream(self) -> int:

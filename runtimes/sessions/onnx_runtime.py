@@ -184,14 +184,14 @@ class OrtSession(GraphSession):
 class _Binding:
     """An IO binding over the arrays of one memory, kept from step to step.
 
-    Past and present of the ring are one buffer, because its only reader, TensorScatter, writes in place. The
-    other forms are read from one set of buffers and written to a second set. The two sets change places after
+    Past and present of a ring are one buffer, because its only reader, TensorScatter, writes in place. Other
+    memory is read from one set of buffers and written to a second set. The two sets change places after
     each step.
     """
 
     def __init__(self, session: Any, ort: Any, spec: Spec, memory: Memory) -> None:
         self.session = session
-        self._in_place = spec.form == "ring"
+        self._in_place = spec.in_place
         # ONNX Runtime would copy an array that is not contiguous.
         self._arrays = {name: np.ascontiguousarray(array) for name, array in memory.tensors.items()}
         memory.tensors.update(self._arrays)

@@ -36,11 +36,11 @@ from xl_export.artefact.write import (
     spec_of,
     write_artefact,
 )
-from xl_export.graph import fused_cpu
+from xl_export.graph import fused_cpu, web
 from xl_export.graph.layers import Weights
 from xl_export.graph.ops import save_graph, save_model
 from xl_export.graph.quantise import lowered
-from xl_export.graph.step import OPSETS, step_graph
+from xl_export.graph.step import OPSETS, StepGraph
 
 
 def export(
@@ -66,8 +66,8 @@ def export(
       `needs_shift`).
     - rule: how much the artefact remembers, and which keys are visible. None is the run's own evaluation
       rule.
-    - target: `tensorrt` writes a graph in float16, from which TensorRT builds engines. ONNX Runtime runs it
-      too.
+    - target: `tensorrt` writes a graph in float16, from which TensorRT builds engines. `web` writes one for
+      onnxruntime-web's WebGPU provider. ONNX Runtime runs both too.
     - attention: in a graph for TensorRT, `native` uses standard operators, and `plugin` one node that a
       plugin computes.
     - precision: of the weights (`xl_export/graph/quantise.py`). None is fp32, or fp16 with target `tensorrt`.
@@ -93,6 +93,11 @@ def export(
     refuse_other_storage(storage, target, trained.model.facts().parameters, precision)
     chosen = rule or trained.config.evaluation
     reason = None
+    if target == "web" and exporter == "trace":
+        raise ConfigError(
+            "--target web writes the graph with operators of WebGPU, and --exporter trace takes PyTorch's "
+            "own; leave one of them out."
+        )
     if target == "tensorrt":
         reason = needs_shift(chosen, trained.config.model, exporter)
     form = form_for(target, memory, needs_shift=reason)
@@ -162,7 +167,7 @@ def make_spec(
         target,
         precision,
         memory_precision,
-        opset=OPSETS[form],
+        opset=web.OPSET if target == "web" else OPSETS[form],
         source=source,
     )
 
@@ -191,7 +196,8 @@ def write_graphs(spec: Spec, run: Run, folder: Path, attention: Attention) -> Or
 
         graph = tensorrt_graph(spec, run.config.model, weights, attention=attention)
     else:
-        graph = lowered(step_graph(spec, run.config.model, weights), spec.precision)
+        made = (web.WebStep if spec.target == "web" else StepGraph)(spec, run.config.model, weights)
+        graph = lowered(made.build(), spec.precision)
     save_model(stamp(graph, spec, run.vocab), folder)
     if fused_cpu.takes(spec):
         graph = lowered(fused_cpu.fused_step_graph(spec, run.config.model, weights), spec.precision)

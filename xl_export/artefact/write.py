@@ -184,8 +184,9 @@ def write_lowered(
     The same artefact is first written in fp32 to a temporary folder. That one is compared with PyTorch, and
     the lower precision is measured against it. Nothing is measured where there are no tokens.
     """
+    target = "onnxruntime" if spec.target == "tensorrt" else spec.target
     exact_spec = dataclasses.replace(
-        spec, target="onnxruntime", precision="fp32", memory_precision="fp32", answers="exported"
+        spec, target=target, precision="fp32", memory_precision="fp32", answers="exported"
     ).with_tensors()
     with tempfile.TemporaryDirectory() as name:
         exact = model.write_graphs(exact_spec, Path(name))

@@ -74,7 +74,8 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
     default="onnxruntime",
     show_default=True,
     help="What the graph is written for. A graph for tensorrt is in float16, and its ring is never written "
-    "across its end: sessions cut a segment there. ONNX Runtime runs it too.",
+    "across its end: sessions cut a segment there. A graph for web has operators that browsers compute on "
+    "the GPU (WebGPU). ONNX Runtime runs both too.",
 )
 @click.option(
     "--attention-as",

@@ -27,7 +27,7 @@ def takes(spec: Spec) -> bool:
     positions.
     """
     one_shape = len({state.shape for state in spec.state}) == 1
-    in_a_ring = spec.form == "ring" and not spec.linear_ring and spec.storage != "ort"
+    in_a_ring = spec.in_place and not spec.linear_ring and spec.storage != "ort"
     return in_a_ring and not spec.model.selective and one_shape and spec.state_dtype == "float32"
 
 

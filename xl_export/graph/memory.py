@@ -131,8 +131,7 @@ class MemoryLayers(Layers):
         past = self.inputs[f"past_key_values.{group.name}.{kind}"]
         new = self.to_memory(new)
         if self.spec.form == "ring":
-            mode = "linear" if self.spec.linear_ring else "circular"
-            kept = op.TensorScatter(past, new, mask.write_at, axis=2, mode=mode)
+            kept = self.write_ring(group, past, new)
             present.append(kept)
         else:
             kept = op.Concat(past, new, axis=2)
@@ -141,6 +140,11 @@ class MemoryLayers(Layers):
         if mask.before_start is not None:
             kept = op.Where(mask.before_start, op.constant(self.initial(group, kind)), kept)
         return kept
+
+    def write_ring(self, group: Group, past: ir.Value, new: ir.Value) -> ir.Value:
+        """The ring [B, h, S, K] after the step, with the segment's vectors [B, h, T, K] in their slots."""
+        mode = "linear" if self.spec.linear_ring else "circular"
+        return self.op.TensorScatter(past, new, self.mask_of(group).write_at, axis=2, mode=mode)
 
     def to_memory(self, x: ir.Value) -> ir.Value:
         """x in the type of the memory tensors."""

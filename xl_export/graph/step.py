@@ -51,7 +51,7 @@ class StepGraph(MemoryLayers):
         present: list[ir.Value] = []
         for layer, groups in enumerate(head_groups(self.spec.model, self.rule, self.spec.form)):
             x = self.block(layer, self.positioned(layer, x), self.named(layer, groups), present)
-        if self.spec.form == "ring":
+        if self.spec.in_place:
             # Past and present are bound to one buffer, which is right only where nothing else reads the past.
             assert all(len(self.inputs[state.past].uses()) == 1 for state in self.spec.state), (
                 "a ring tensor has two readers"
@@ -169,7 +169,7 @@ class StepGraph(MemoryLayers):
             shifted = query if v is None else op.Add(query, op.constant(v, name + "v"))
             scores = op.MatMul(shifted, op.constant(table, name + "position_table"))
         if bias is not None:
-            bias_values = op.constant(bias, name + "bias_table")
+            bias_values = self.bias_constant(group, bias)
             scores = bias_values if scores is None else op.Add(scores, bias_values)
         if scores is None:
             bias_BHTJ = mask.mask
@@ -198,7 +198,17 @@ class StepGraph(MemoryLayers):
             return context_and_persistent(
                 self, group.layer, group.heads, query, content, key, value, bias_BHTJ
             )
-        return op.Attention(content, key, value, bias_BHTJ, scale=1.0)
+        return self.attend(group, content, key, value, bias_BHTJ)
+
+    def bias_constant(self, group: Group, bias: np.ndarray) -> ir.Value:
+        """What is added to the scores by distance, as a constant of the graph."""
+        return self.op.constant(bias, f"blocks.{group.name}.bias_table")
+
+    def attend(
+        self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value, bias: ir.Value
+    ) -> ir.Value:
+        """Answers of queries [B, h, T, K] to keys and values of memory and segment; bias [B, h, T, J]."""
+        return self.op.Attention(query, key, value, bias, scale=1.0)
 
     @property
     def gated(self) -> bool:

@@ -67,7 +67,7 @@ class OrtGpuSession(GraphSession):
             threads=threads,
         )
         self._session = loader.load(contents)
-        self.in_place = spec.form == "ring"
+        self.in_place = spec.in_place
         # The output layer of a large vocabulary picks rows by their values (NonZero), which no capture takes;
         # a traced graph may do the same. Before release 1.31 a graph could not be given back.
         fixed = not spec.model.selective and spec.exporter == "graph"

@@ -1,0 +1,131 @@
+"""Graphs for WebGPU: what they compute, and the operators that they may have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from runtimes import open_session
+from runtimes.base.errors import ConfigError
+from runtimes.contract.spec import FUSED, GRAPH, load_spec
+from runtimes.contract.tensors import Form
+from runtimes.sessions.onnx_runtime import OrtSession
+from runtimes.tasks.check import check
+from tests.architectures import ARCHITECTURES
+from tests.streams import feed, rows
+from trainer.run.checkpoint import load_run
+from trainer.run.session import TorchSession
+from xl_export.artefact.export import export, make_spec, write_graphs
+
+CUT = [8, 1, 7, 8, 8, 3, 8, 5]
+PADDING = 9  # of the second row, before its text
+FORMS: tuple[Form, ...] = ("ring", "shift", "hidden")
+# Operators of ONNX Runtime's WebGPU provider, and those that only make shapes and rows of tables.
+ON_THE_GPU = {
+    *(
+        "Add",
+        "Cast",
+        "Concat",
+        "Div",
+        "Equal",
+        "Exp",
+        "Expand",
+        "Gather",
+        "GatherElements",
+        "Gemm",
+        "Greater",
+    ),
+    *(
+        "GreaterOrEqual",
+        "LayerNormalization",
+        "Less",
+        "LessOrEqual",
+        "MatMul",
+        "Max",
+        "Min",
+        "Mul",
+        "ReduceMax",
+    ),
+    *(
+        "ReduceSum",
+        "Relu",
+        "Reshape",
+        "Slice",
+        "Softmax",
+        "Split",
+        "Squeeze",
+        "Sub",
+        "Transpose",
+        "Unsqueeze",
+    ),
+    *("And", "Where", "Clip"),
+}
+OF_SHAPES = {"Shape", "Range", "Mod", "Gather", "LogSoftmax", "ReduceLogSumExp"}
+
+
+def _answers(session: Any, tokens: np.ndarray) -> np.ndarray:
+    """Log-probabilities [2, N, V] over chained segments, the second row behind padding, which is left out."""
+    memory = session.start(2)
+    memory.positions[1] = -PADDING
+    answer, _ = feed(session, rows(tokens, 2, sum(CUT)), CUT, memory)
+    answer[1, :PADDING] = 0
+    return answer
+
+
+@pytest.mark.parametrize(
+    "form", ["ring", *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])]
+)
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_a_graph_for_the_web_computes_what_the_model_does(
+    kind: str, form: Form, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    run = load_run(make_run(**ARCHITECTURES[kind]))
+    spec = make_spec(run, run.config.evaluation, form, "web", "fp32", "fp32")
+    session = write_graphs(spec, run, tmp_path, "plugin")
+    torch = TorchSession(run.model.eval(), run.vocab, spec.rule, identity="torch")
+    assert np.abs(_answers(session, tokens) - _answers(torch, tokens)).max() < 1e-4
+    model = onnx.load(tmp_path / GRAPH)
+    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 21)]
+    assert {node.op_type for node in model.graph.node} <= ON_THE_GPU | OF_SHAPES
+    for tensor in model.graph.initializer:
+        array = onnx.numpy_helper.to_array(tensor, str(tmp_path))
+        assert array.dtype.kind == "i" or np.isfinite(array).all(), tensor.name
+
+
+@pytest.mark.parametrize("precision", ["int8-stored", "fp16"])
+def test_an_artefact_for_the_web_is_checked_and_keeps_two_rings(
+    precision: Any, calm_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    """A ring of the other graphs is written in place; here past and present change places after each step."""
+    artefact = export(calm_run("all-attention-groups"), tmp_path / "web", target="web", precision=precision)
+    spec = load_spec(artefact)
+    assert (spec.target, spec.form, spec.in_place) == ("web", "ring", False)
+    assert spec.running_bytes_per_stream == 2 * spec.bytes_per_stream - 8
+    assert FUSED not in spec.files
+    assert "genai_config.json" not in spec.files
+    report = check(artefact)
+    assert report.passed, report.sentence
+    session = open_session(artefact)
+    assert isinstance(session, OrtSession)
+    memory = session.start(1)
+    session.step(tokens[None, :5], memory)
+    at = {name: array.ctypes.data for name, array in memory.tensors.items()}
+    before = {name: array.copy() for name, array in memory.tensors.items()}
+    copy = memory.copy()
+    lengths = [session.predict(tokens[None, 5:6], memory)[0], session.predict(tokens[None, 5:6], copy)[0]]
+    assert np.array_equal(*lengths)
+    for name, array in memory.tensors.items():
+        changed = (array != before[name]).any(axis=(0, 1, 3))
+        assert array.ctypes.data != at[name]
+        assert np.flatnonzero(changed).tolist() == [5]  # the slot of the token's position, and no other
+
+
+def test_a_traced_graph_is_none_for_the_web(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--target web writes .*; leave one of them out\.$"):
+        export(run, tmp_path / "artefact", target="web", exporter="trace")
+    assert not (tmp_path / "artefact").exists()

@@ -1,0 +1,135 @@
+"""The step graph for onnxruntime-web's WebGPU provider: operators of opset 21 that it computes on the GPU.
+
+| in the other graphs | here |
+|---|---|
+| TensorScatter | a product with one-hot rows, and Where: the new ring is another tensor |
+| Attention | MatMul, Add, Softmax, MatMul |
+| distances as integers | floats, which hold small integers exactly: WebGPU has no integers of 64 bits |
+| minus infinity | -1e30: shaders may assume that there are no infinities |
+| NonZero, ScatterElements | logits of all targets, as in graphs for engines |
+
+Positions stay integers of 64 bits until they are taken modulo the ring, or cut off at its size. ONNX Runtime
+runs the graph on its CPU provider too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.tensors import AnyForm
+from xl_export.graph.gated import LEAST_SCORE
+from xl_export.graph.head import selected_densely
+from xl_export.graph.memory import Group
+from xl_export.graph.ops import Ops
+from xl_export.graph.step import StepGraph
+from xl_export.graph.visibility import StepMask
+
+OPSET = 21
+LAST_AXIS = np.array([3])
+
+
+@dataclass(frozen=True)
+class WebMask(StepMask):
+    """The mask of a step in floats; `mask` has `LEAST_SCORE` where a query does not see a key.
+
+    one_hot: float [B, 1, S, T], 1 where a token is written to a slot. written: bool [B, 1, S, 1], whether a
+    slot is. sees: float [B, 1, T, 1], 1 where a query sees any key; None where all do.
+    """
+
+    one_hot: ir.Value | None = None
+    written: ir.Value | None = None
+    sees: ir.Value | None = None
+
+
+class WebStep(StepGraph):
+    """The step whose memory and attention are products; its tensors and their meaning are those of others."""
+
+    def mask_of(self, group: Group) -> WebMask:
+        if group.rule.mem_len not in self.masks:
+            rows = self.terms.rows(group.rule)
+            self.masks[group.rule.mem_len] = make_mask(self.op, self.inputs, group.rule, self.spec.form, rows)
+        mask = self.masks[group.rule.mem_len]
+        assert isinstance(mask, WebMask)
+        return mask
+
+    def selected(self, x: ir.Value) -> list[ir.Value]:
+        return list(selected_densely(self, self.config, x, self.inputs["targets"], self.inputs["logit_rows"]))
+
+    def write_ring(self, group: Group, past: ir.Value, new: ir.Value) -> ir.Value:
+        """The ring after the step: a slot keeps its vector, or takes that of the token written to it."""
+        op, mask = self.op, self.mask_of(group)
+        assert mask.one_hot is not None, "the mask of a ring says what is written where"
+        placed = op.MatMul(mask.one_hot, self.from_memory(new))
+        return op.Where(mask.written, self.to_memory(placed), past)
+
+    def bias_constant(self, group: Group, bias: np.ndarray) -> ir.Value:
+        return super().bias_constant(group, np.maximum(bias, LEAST_SCORE))
+
+    def attend(
+        self, group: Group, query: ir.Value, key: ir.Value, value: ir.Value, bias: ir.Value
+    ) -> ir.Value:
+        op, mask = self.op, self.mask_of(group)
+        scores = op.Add(op.MatMul(query, op.Transpose(key, perm=[0, 1, 3, 2])), bias)
+        answer = op.MatMul(op.Softmax(scores, axis=-1), value)
+        return answer if mask.sees is None else op.Mul(answer, mask.sees)
+
+
+def make_mask(op: Ops, inputs: Mapping[str, ir.Value], rule: MemoryRule, form: AnyForm, rows: int) -> WebMask:
+    """The mask of heads that remember `rule.mem_len` tokens, as `visibility.make_mask` returns it."""
+    first = op.Gather(inputs["position_ids"], op.constant(np.array(0)), axis=1)
+    length = op.Squeeze(op.Shape(inputs["input_ids"], start=1))
+    offset = op.Unsqueeze(_counted(op, length), op.constant(np.array([1])))  # [T, 1]
+    # No distance exceeds the slots, so a position beyond them says the same as their number.
+    clipped = op.Clip(inputs["position_ids"], op.constant(np.array(-1)), op.constant(np.array(rule.slots)))
+    position = _column(op, clipped)  # [B, 1, T, 1]
+    zero, one = (op.constant(np.float32(x)) for x in (0, 1))
+    one_hot = written = None
+    if form == "ring":
+        size, places = op.constant(np.float32(rule.slots)), np.arange(rule.slots, dtype=np.float32)
+        slot = _column(op, op.Mod(inputs["position_ids"], op.constant(np.array(rule.slots))))
+        difference = op.Sub(slot, op.constant(places))  # [B, 1, T, S]
+        distance = op.Where(op.Less(difference, zero), op.Add(difference, size), difference)
+        here = op.Equal(op.constant(places[:, None]), op.Transpose(slot, perm=[0, 1, 3, 2]))  # [B, 1, S, T]
+        one_hot = op.Where(here, one, zero)
+        written = op.Greater(op.ReduceMax(one_hot, op.constant(LAST_AXIS)), zero)
+    else:
+        memory = op.constant(np.array(rule.mem_len))
+        difference = op.Sub(
+            op.Add(offset, op.constant(np.float32(rule.mem_len))), _counted(op, op.Add(length, memory))
+        )
+        distance = op.Unsqueeze(difference, op.constant(np.array([0, 1])))
+    row = op.Clip(distance, zero, op.constant(np.float32(rows - 1)))
+    window = op.constant(np.float32(rule.mem_len))
+    if rule.mask == "full":
+        window = op.Add(window, offset)
+    visible = op.And(
+        op.GreaterOrEqual(distance, op.constant(np.float32(rule.nearest))), op.LessOrEqual(distance, window)
+    )
+    before_start = sees = None
+    if rule.initial_memory == "masked":
+        visible = op.And(visible, op.LessOrEqual(distance, op.Max(position, zero)))
+        if rule.nearest:
+            sees = op.ReduceMax(op.Where(visible, one, zero), op.constant(LAST_AXIS))
+    else:
+        last, end, axis = (op.constant(np.array([at])) for at in (-1, np.iinfo(np.int64).max, 2))
+        of_last = [op.Slice(x, last, end, axis) for x in (distance, position)]
+        before_start = op.Transpose(op.Greater(*of_last), perm=[0, 1, 3, 2])
+    mask = op.Where(visible, zero, op.constant(LEAST_SCORE))
+    return WebMask(
+        op, op.Shape(first), mask, row, before_start, None, one_hot=one_hot, written=written, sees=sees
+    )
+
+
+def _counted(op: Ops, count: ir.Value) -> ir.Value:
+    """0, 1, … as floats."""
+    return op.Cast(op.Range(op.constant(np.array(0)), count, op.constant(np.array(1))), to=ir.DataType.FLOAT)
+
+
+def _column(op: Ops, integers: ir.Value) -> ir.Value:
+    """Integers [B, T] as floats [B, 1, T, 1]."""
+    return op.Unsqueeze(op.Cast(integers, to=ir.DataType.FLOAT), op.constant(np.array([1, 3])))
