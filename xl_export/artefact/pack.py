@@ -41,8 +41,7 @@ def refuse_other_storage(storage: Storage, target: Target, parameters: int, prec
         raise ConfigError(f"storage is {storage!r:.20}; expected one of {', '.join(get_args(Storage))}.")
     if storage != "external" and target != "onnxruntime":
         raise ConfigError(
-            f"--{storage} is for ONNX Runtime, and an engine holds its weights anyway; leave out it or "
-            f"--target {target}."
+            f"--{storage} is for --target onnxruntime, and --target is {target}; leave out one of them."
         )
     if storage == "ort" and precision == "int8-stored":
         raise ConfigError(

@@ -34,10 +34,10 @@ from trainer.run.checkpoint import Run
 from trainer.run.session import ProjectedTorchSession
 from xl_export.artefact.pack import pack
 from xl_export.artefact.quality import measure
+from xl_export.artefact.stored_weights import put_at_stored_values
 from xl_export.artefact.validate import ROWS, check_again, check_quantised, validate
 from xl_export.graph import genai
 from xl_export.graph.ops import save_model
-from xl_export.graph.rounded import put_at_stored_values
 
 
 class Exportable(Protocol):

@@ -27,9 +27,9 @@ from trainer.model.config import VocabularyConfig
 from trainer.run.checkpoint import load_run
 from xl_export.artefact import validate
 from xl_export.artefact.export import export, finite_weights, make_spec
+from xl_export.artefact.stored_weights import put_at_stored_values
 from xl_export.graph import quantise as presets
 from xl_export.graph.ops import save_model
-from xl_export.graph.rounded import put_at_stored_values
 from xl_export.graph.step import step_graph
 
 FORMS = ("ring", "shift", "hidden")
