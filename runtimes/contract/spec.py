@@ -197,6 +197,10 @@ class Spec:
         inputs, outputs = spec._lists()
         return dataclasses.replace(spec, inputs=inputs, outputs=outputs)
 
+    def lists(self) -> tuple[tuple[ListedTensor, ...], tuple[ListedTensor, ...]]:
+        """The graph's inputs and outputs: as `spec.json` lists them, or in older artefacts as they follow."""
+        return (self.inputs, self.outputs) if self.inputs else self._lists()
+
     def _lists(self) -> tuple[tuple[ListedTensor, ...], tuple[ListedTensor, ...]]:
         """The graph's inputs and outputs as `spec.json` lists them."""
         selective = self.model.selective

@@ -24,7 +24,7 @@ from runtimes.contract.spec import (
     load_spec,
     open_artefact,
 )
-from runtimes.contract.tensors import AnyForm
+from runtimes.contract.tensors import LISTED_AXES, AnyForm
 from runtimes.contract.vocabulary import VOCAB_FILES, Vocab, load_vocab
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.description import describe_spec
@@ -312,13 +312,15 @@ def _verify_signature(session: Any, spec: Spec, graph: Path) -> None:
     sized.
     """
     kinds = {"tensor(int64)": "int64", "tensor(float)": "float32", "tensor(float16)": "float16"}
+    inputs, outputs = spec.lists()
     for what, promised, found in (
-        ("inputs", spec.graph_inputs, session.get_inputs()),
-        ("outputs", spec.graph_outputs, session.get_outputs()),
+        ("inputs", inputs, session.get_inputs()),
+        ("outputs", outputs, session.get_outputs()),
     ):
         expected = [(tensor.name, tensor.dtype, list(tensor.shape)) for tensor in promised]
         actual = [
-            (node.name, kinds.get(node.type, node.type), [str(size) for size in node.shape]) for node in found
+            (node.name, kinds.get(node.type, node.type), [LISTED_AXES.get(size, size) for size in node.shape])
+            for node in found
         ]
         for want, have in zip(expected, actual, strict=False):
             if want != have:

@@ -62,6 +62,11 @@ def test_a_graph_that_fails_only_when_it_runs(
             lambda model: model.opset_import[0].__setattr__("version", 99),
             "could not be loaded by ONNX Runtime",
         ),
+        (
+            lambda model: model.graph.input[0].type.tensor_type.shape.dim[0].__setattr__("dim_param", "rows"),
+            r"has inputs \('input_ids', 'int64', \['rows', 'tokens'\]\), and spec\.json promises "
+            r"\('input_ids', 'int64', \['batch', 'tokens'\]\)",
+        ),
         (lambda model: model.graph.output.pop(), r"has \d+ outputs, and spec\.json promises \d+"),
     ],
 )
