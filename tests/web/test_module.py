@@ -6,7 +6,6 @@ The answers come from Python; the tests are those of web/test/, which Node runs.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
