@@ -22,8 +22,10 @@ class BenchmarkConfig:
     batch sizes of batch. consecutive: timed tokens of latency. training_batch: rows of a training step.
     ring_claim: in memory-forms, `hidden` must take at least this many times as long as the ring.
     latency_claim: the slowest of the consecutive tokens must take at most this many medians. score_claim: in
-    score, a token of many short texts must take at most this many times as long as one of full segments. A
-    claim that is None is not made. texts: of score; alone: how many of them are also scored one by one.
+    score, a token of many short texts must take at most this many times as long as one of full segments.
+    web_claim: in web, memory in place in WebAssembly must take at most the first number of times as long as
+    C++, and copies at least the second number of times as long as in place. A claim that is None is not made.
+    texts: of score; alone: how many of them are also scored one by one.
     """
 
     name: str
@@ -39,6 +41,7 @@ class BenchmarkConfig:
     consecutive: int = 1000
     training_batch: int = 8
     score_claim: float | None = None
+    web_claim: tuple[float, float] | None = None
     texts: int = 1000
     alone: int = 60
 
@@ -54,6 +57,16 @@ CONFIGS = {
             mem_len=512,
             token_repeats=100,
             model=ModelConfig(layers=6, d_model=256, heads=4, head_dim=64, d_ff=1024, vocab_size=256),
+        ),
+        BenchmarkConfig(
+            name="medium",  # about 10 million parameters, as a page may load
+            segment=32,
+            attention_lengths=(512,),
+            repeats=24,
+            mem_len=512,
+            token_repeats=60,
+            model=ModelConfig(layers=6, d_model=384, heads=6, head_dim=64, d_ff=1536, vocab_size=256),
+            web_claim=(3.0, 1.5),
         ),
         BenchmarkConfig(
             name="enwik8-base",

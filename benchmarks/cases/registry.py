@@ -83,6 +83,14 @@ CASES = {
             plots=True,
         ),
         Case(
+            name="web",
+            summary="one token in WebAssembly, in place and with copies, against Node, Python and C++",
+            keys=("side", "mem_len"),
+            takes=("config", "repeats", "mem_len"),
+            claims=("web_claim",),
+            may_skip=True,
+        ),
+        Case(
             name="gpu",
             summary="one token and one segment on an NVIDIA GPU: ONNX Runtime against PyTorch (never run)",
             keys=("tokens", "mem_len"),
