@@ -68,9 +68,8 @@ class NodeSide:
         return found
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=60)
+        with self._process:  # which closes its streams and waits for it
+            pass
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None

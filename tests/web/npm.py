@@ -61,7 +61,7 @@ def packages() -> Path:
 def copied_module(folder: Path) -> Path:
     """The npm package's files in a folder of their own, with its packages beside them."""
     folder.mkdir(parents=True)
-    for name in ("src", "test"):
+    for name in ("src", "test", "bench"):
         shutil.copytree(WEB / name, folder / name)
     for name in ("package.json", "index.d.ts", "tsconfig.json", "README.md"):
         shutil.copy(WEB / name, folder / name)
@@ -73,7 +73,7 @@ def run_node(*arguments: str | Path, cwd: Path, timeout: float = 300, **environm
     """What a program in Node prints; it fails the test where the program fails."""
     ended = subprocess.run(
         # Code that WebAssembly's second compiler makes pays only in programs that run for long.
-        [node(), "--liftoff-only", *map(str, arguments)],
+        [node(), "--liftoff-only", "--expose-gc", *map(str, arguments)],
         cwd=cwd,
         env=os.environ | environment,
         capture_output=True,

@@ -6,6 +6,7 @@ The answers come from Python; the tests are those of web/test/, which Node runs.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,3 +81,35 @@ def test_the_module_computes_what_python_computes(module: Path, given: dict[str,
 @pytest.mark.slow
 def test_the_types_are_those_of_the_code(module: Path) -> None:
     run_node(packages() / "typescript" / "bin" / "tsc", "-p", module, cwd=module)
+
+
+def test_the_examples_of_the_readme_run(module: Path, artefacts: dict[str, Path], tmp_path: Path) -> None:
+    """Each block of the page, in a folder with an artefact, where npm has installed the package."""
+    blocks = re.findall(r"```js\n(.*?)```", (module / "README.md").read_text(), re.S)
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules" / "xl-export-web").symlink_to(module)
+    (tmp_path / "artefact").symlink_to(artefacts["ring"])
+    (tmp_path / "page.mjs").write_text("\n".join(f"{{\n{without_import(block)}}}" for block in blocks))
+    program = f'import {{ open }} from "xl-export-web";\n{(tmp_path / "page.mjs").read_text()}'
+    (tmp_path / "page.mjs").write_text(program)
+    first, second, third = run_node("page.mjs", cwd=tmp_path).splitlines()
+    assert first.startswith("The ")
+    assert first.endswith(" in place")
+    assert second == "4 13 true"
+    assert third == "AbortError 30"
+
+
+def without_import(block: str) -> str:
+    line = 'import { open } from "xl-export-web";\n'
+    assert block.startswith(line)
+    return block.removeprefix(line)
+
+
+@pytest.mark.slow
+def test_long_texts_take_no_more_memory(module: Path, given: dict[str, Any]) -> None:
+    assert "# fail 0" in run_tests(module, given, "long")
+
+
+@pytest.mark.slow
+def test_damaged_artefacts_end_in_sentences(module: Path, given: dict[str, Any]) -> None:
+    assert "# fail 0" in run_tests(module, given, "mutations")

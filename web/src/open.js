@@ -1,5 +1,6 @@
 /** Opens an artefact: reads and verifies its files, loads ONNX Runtime, and makes a model of both. */
-import { chooseEngine } from "./engine/self-check.js";
+import { GpuEngine, gpuOptions, missingGpu } from "./engine/gpu.js";
+import { chooseEngine, refuseDifferent } from "./engine/self-check.js";
 import { loadLibrary, loadRuntime } from "./engine/runtime.js";
 import { createSession } from "./engine/session.js";
 import { XLExportError, firstLine, shown } from "./errors.js";
@@ -44,11 +45,12 @@ export async function openHere(address, options = {}) {
   let known = null;
   const reference = () => (known ??= loadReference(spec, verifiedFiles(source, spec, { signal })));
   const chosen = await chooseDevice(device, spec);
-  if (!inNode()) counter.expect(RUNTIME_BYTES[chosen.device === "webgpu" ? "webgpu" : "wasm"]);
+  const kind = chosen.device === "webgpu" ? "webgpu" : "wasm";
+  if (!inNode()) counter.expect(RUNTIME_BYTES[kind]);
   // All downloads run at once; the first that fails is told, and the others end by themselves.
   const loading = chosen.native
     ? Promise.resolve(null)
-    : loadRuntime("wasm", { vendor, threads, onBytes: counter.of("ONNX Runtime"), signal });
+    : loadRuntime(kind, { vendor, threads, onBytes: counter.of("ONNX Runtime"), signal });
   const contents = Promise.all(needed.map(async (name) => /** @type {[string, Uint8Array]} */ ([name, await read(name)])));
   /** @type {Record<string, Uint8Array>} */
   const vocabularyFiles = {};
@@ -56,9 +58,7 @@ export async function openHere(address, options = {}) {
   const symbols = readVocabulary(readKept, (name) => loadLibrary(name, vendor));
   const [runtime, entries, vocabulary, answers] = await Promise.all([loading, contents, symbols, reference()]);
   const files = Object.fromEntries(entries);
-  const opened = chosen.native
-    ? await openNative(chosen.native, spec, files, answers, options)
-    : await openWasm(/** @type {import("./engine/runtime.js").Runtime} */ (runtime), spec, files, answers, options);
+  const opened = await openEngine(chosen, runtime, { spec, files, reference: answers }, options);
   const { engine } = opened;
   try {
     return new Model({
@@ -70,7 +70,7 @@ export async function openHere(address, options = {}) {
       vocabularyFiles,
       facts: {
         device: opened.device,
-        deviceReason: chosen.reason,
+        deviceReason: opened.deviceReason,
         memory: engine.memory,
         memoryReason: opened.reason,
         threads: opened.threads,
@@ -85,35 +85,73 @@ export async function openHere(address, options = {}) {
   }
 }
 
+/** @typedef {import("./engine/runtime.js").Runtime} Runtime */
+/** @typedef {{device: string, native: any, reason: string | null}} Chosen a device, and why it is not another */
+/** @typedef {{spec: import("../index.js").Spec, files: Record<string, Uint8Array>, reference: import("./reference.js").Reference}} Contents */
+
 /**
  * Where a model is computed, and why not where it was asked for.
- * @param {string} device @param {import("../index.js").Spec} _spec
+ * @param {string} device @param {import("../index.js").Spec} spec @returns {Promise<Chosen>}
  */
-async function chooseDevice(device, _spec) {
+async function chooseDevice(device, spec) {
+  const wasm = (/** @type {string | null} */ reason) => ({ device: "wasm", native: null, reason });
+  if (device === "native" && !inNode()) {
+    throw new XLExportError("device is native, which only Node has; use auto, wasm or webgpu.");
+  }
   if (inNode() && (device === "auto" || device === "native")) {
     try {
       const native = await import("onnxruntime-node");
       return { device: "native", native: native.default ?? native, reason: null };
     } catch (error) {
-      if (device === "native") {
-        throw new XLExportError(
-          `device is native, and onnxruntime-node could not be loaded (${firstLine(error)}); install it with npm, ` +
-            "or use wasm.",
-        );
-      }
+      if (device === "auto") return wasm(null);
+      throw new XLExportError(
+        `device is native, and onnxruntime-node could not be loaded (${firstLine(error)}); install it with npm, ` +
+          "or use wasm.",
+      );
     }
-  } else if (device === "native") {
-    throw new XLExportError("device is native, which only Node has; use auto, wasm or webgpu.");
   }
-  return { device: "wasm", native: null, reason: null };
+  if (device === "wasm" || (device === "auto" && spec.target !== "web")) return wasm(null);
+  if (spec.target !== "web") return wasm("the artefact was not exported with --target web");
+  const missing = await missingGpu();
+  return missing ? wasm(missing) : { device: "webgpu", native: null, reason: null };
 }
 
 /**
- * @param {import("./engine/runtime.js").Runtime} runtime @param {import("../index.js").Spec} spec
- * @param {Record<string, Uint8Array>} files @param {import("./reference.js").Reference} reference
+ * The engine of the chosen device. Where WebGPU fails, it is WebAssembly, and says so.
+ * @param {Chosen} chosen @param {Runtime | null} runtime @param {Contents} contents @param {OpenOptions} options
+ * @returns {Promise<Opened>}
+ */
+async function openEngine(chosen, runtime, contents, options) {
+  if (chosen.native) return { ...(await openNative(chosen.native, contents, options)), deviceReason: null };
+  const loaded = /** @type {Runtime} */ (runtime);
+  if (chosen.device !== "webgpu") return { ...(await openWasm(loaded, contents, options)), deviceReason: chosen.reason };
+  try {
+    return { ...(await openGpu(loaded, contents)), deviceReason: null };
+  } catch (error) {
+    const wasm = await openWasm(await loadRuntime("wasm", options), contents, options);
+    return { ...wasm, deviceReason: `WebGPU failed: ${firstLine(error)}` };
+  }
+}
+
+/** @param {Runtime} runtime @param {Contents} contents @returns {Promise<Omit<Opened, "deviceReason">>} */
+async function openGpu({ ort, version, note }, { spec, files, reference }) {
+  const session = await createSession(ort, spec, files, gpuOptions(spec));
+  const engine = new GpuEngine(ort, session, await ort.env.webgpu.device, spec); // there is none before a session
+  try {
+    await refuseDifferent(engine, spec, selective(spec), reference);
+  } catch (error) {
+    await engine.close();
+    throw error;
+  }
+  const computedBy = `ONNX Runtime ${version} on WebGPU`;
+  return { engine, reason: null, device: "webgpu", threads: 1, note, computedBy };
+}
+
+/**
+ * @param {Runtime} runtime @param {Contents} contents
  * @param {OpenOptions} options @returns {Promise<Omit<Opened, "deviceReason">>}
  */
-async function openWasm(runtime, spec, files, reference, { inPlace = true }) {
+async function openWasm(runtime, { spec, files, reference }, { inPlace = true }) {
   const { ort, version, threads, note } = runtime;
   const session = await createSession(ort, spec, files, { executionProviders: ["wasm"] });
   const { module } = runtime;
@@ -123,11 +161,10 @@ async function openWasm(runtime, spec, files, reference, { inPlace = true }) {
 }
 
 /**
- * @param {any} ort @param {import("../index.js").Spec} spec
- * @param {Record<string, Uint8Array>} files @param {import("./reference.js").Reference} reference
+ * @param {any} ort @param {Contents} contents
  * @param {OpenOptions} options @returns {Promise<Omit<Opened, "deviceReason">>}
  */
-async function openNative(ort, spec, files, reference, { threads = 1, inPlace = true }) {
+async function openNative(ort, { spec, files, reference }, { threads = 1, inPlace = true }) {
   const session = await createSession(ort, spec, files, { executionProviders: ["cpu"], intraOpNumThreads: threads });
   const { engine, reason } = await chooseEngine(ort, session, spec, selective(spec), reference, { native: true, inPlace });
   const computedBy = `ONNX Runtime ${ort.env.versions.node ?? ort.env.versions.common} of Node`;

@@ -137,6 +137,14 @@ function sizes(shape) {
 }
 
 /**
+ * Whether past and present of the memory are one buffer. A graph for WebGPU makes a ring anew in each step.
+ * @param {Spec} spec
+ */
+export function writesInPlace(spec) {
+  return spec.form === "ring" && spec.target !== "web";
+}
+
+/**
  * The shape of a memory tensor of some streams.
  * @param {{shape: string[]}} state @param {number} batch
  */

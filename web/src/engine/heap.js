@@ -7,7 +7,7 @@
  * ones do.
  */
 import { XLExportError, firstLine } from "../errors.js";
-import { stateShape } from "../spec.js";
+import { stateShape, writesInPlace } from "../spec.js";
 
 /**
  * @typedef {{
@@ -63,7 +63,7 @@ export class HeapEngine {
 
   /** @param {number} batch @returns {HeapState} */
   create(batch) {
-    const sets = this.spec.form === "ring" ? 1 : 2;
+    const sets = writesInPlace(this.spec) ? 1 : 2;
     /** @type {Slot[][]} */
     const made = [];
     try {
@@ -118,7 +118,7 @@ export class HeapEngine {
     const plan = this.#plan(step);
     const given = this.chosen ? [step.tokens, step.positions, step.targets, step.rows] : [step.tokens, step.positions];
     const past = state.sets[state.turn];
-    const next = this.spec.form === "ring" ? state.turn : 1 - state.turn;
+    const next = writesInPlace(this.spec) ? state.turn : 1 - state.turn;
     const present = state.sets[next];
     given.forEach((values, i) => {
       const bytes = /** @type {BigInt64Array} */ (values);

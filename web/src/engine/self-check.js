@@ -1,6 +1,6 @@
 /** Chooses how the memory is kept: in place where that is proved to compute the same, else by copies. */
 import { Memory } from "../memory.js";
-import { replay } from "../reference.js";
+import { limits, replay } from "../reference.js";
 import { Stepper } from "../stepper.js";
 import { firstLine } from "../errors.js";
 import { HeapEngine } from "./heap.js";
@@ -35,6 +35,17 @@ export async function chooseEngine(ort, session, spec, chosen, reference, { modu
 }
 
 /**
+ * Raises an error where an engine differs from the first answers of the reference by more than may pass.
+ * @param {Engine} engine @param {import("../../index.js").Spec} spec @param {boolean} chosen
+ * @param {import("../reference.js").Reference} reference
+ */
+export async function refuseDifferent(engine, spec, chosen, reference) {
+  const worst = Math.max(...(await answers(engine, spec, chosen, reference)));
+  const { most } = limits(spec);
+  if (!(worst <= most)) throw new Error(`its first answers differ from the reference by ${worst.toPrecision(2)} nats`);
+}
+
+/**
  * The differences from the reference in its first segments.
  * @param {Engine} engine @param {import("../../index.js").Spec} spec @param {boolean} chosen
  * @param {import("../reference.js").Reference} reference
@@ -51,7 +62,7 @@ async function answers(engine, spec, chosen, reference) {
 }
 
 /**
- * The first tokens of a reference. Its `last` is then of another token, which is the same for all engines.
+ * The first tokens of a reference. It has no `last`, which would be of another token.
  * @param {import("../reference.js").Reference} reference @param {number} most
  */
 function beginning(reference, most) {
@@ -66,5 +77,6 @@ function beginning(reference, most) {
     tokens: tokens.map((row) => row.slice(0, count + 1)),
     segments: kept,
     logProbs: Float32Array.from(answers),
+    last: new Float32Array(0),
   };
 }

@@ -5,7 +5,7 @@
  * not, silently (microsoft/onnxruntime 25786): there every step copies the memory in and out.
  */
 import { XLExportError, firstLine } from "../errors.js";
-import { stateShape } from "../spec.js";
+import { stateShape, writesInPlace } from "../spec.js";
 
 /** @typedef {import("./session.js").Step} Step */
 /** @typedef {{sets: any[][], turn: number, batch: number}} TensorState of some streams */
@@ -25,7 +25,7 @@ export class TensorEngine {
 
   /** @param {number} batch @returns {TensorState} */
   create(batch) {
-    const sets = this.writes && this.spec.form !== "ring" ? 2 : 1;
+    const sets = this.writes && !writesInPlace(this.spec) ? 2 : 1;
     const set = () =>
       this.spec.state.map((state) => {
         const shape = stateShape(state, batch);
@@ -77,7 +77,7 @@ export class TensorEngine {
       feeds.logit_rows = new Tensor("int64", rows, [rows.length]);
     }
     const past = state.sets[state.turn];
-    const next = this.writes && this.spec.form !== "ring" ? 1 - state.turn : state.turn;
+    const next = this.writes && !writesInPlace(this.spec) ? 1 - state.turn : state.turn;
     this.spec.state.forEach(({ past: name }, i) => (feeds[name] = past[i]));
     const options = { logSeverityLevel: 3 };
     /** @type {Record<string, any>} */

@@ -1,0 +1,61 @@
+"""`python -m benchmarks web` at a tiny size: every side is checked, then measured; the claim is judged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import web_sides
+from benchmarks.__main__ import main
+from benchmarks.cases import web
+from benchmarks.configs import BenchmarkConfig, load_config
+from benchmarks.measure import Limits, Timing
+from tests.benchmarks.conftest import tiny  # noqa: F401
+from tests.web.npm import copied_module, node, packages
+
+
+@pytest.mark.slow
+def test_every_side_is_checked_and_measured(
+    tiny: BenchmarkConfig,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node(), packages()
+    monkeypatch.setattr(web_sides, "WEB", copied_module(tmp_path / "web"))
+    monkeypatch.setattr(web, "REST", 0)
+    history = tmp_path / "history.jsonl"
+    arguments = ["web", "--config", "tiny", "--threads", "1", "--history", str(history)]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    rows = {row["side"]: row for row in json.loads(history.read_text())["rows"]}
+    assert {web.IN_PLACE, web.COPIES, web.PYTHON} <= rows.keys()
+    for side, row in rows.items():
+        assert row["difference"] < 1e-4
+        assert row["late"]["median"] > 0
+        assert (row["early"] is None) == (side == web.CPP)
+        assert (row["times_cpp"] is None) == (web.CPP not in rows)
+
+
+def test_the_claim_is_judged_by_the_ratios() -> None:
+    def row(side: str, milliseconds: float, times_cpp: float) -> web.Row:
+        timing = Timing(median=milliseconds, fastest=milliseconds, slowest=milliseconds, repeats=1)
+        return web.Row(side=side, mem_len=8, late=timing, early=timing, difference=0.0, times_cpp=times_cpp)
+
+    claim, limits = load_config("medium").web_claim, Limits(read_bytes=1e9, multiply_adds=1e9)
+    holds = web.table([row(web.IN_PLACE, 2, 2), row(web.COPIES, 4, 4)], limits, web_claim=claim)
+    fails = web.table([row(web.IN_PLACE, 4, 4), row(web.COPIES, 4, 4)], limits, web_claim=claim)
+    assert [line.endswith(": holds") for line in holds[-2:]] == [True, True]
+    assert [line.endswith("DOES NOT HOLD") for line in fails[-2:]] == [True, True]
+
+
+def test_a_machine_without_node_is_told_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(web_sides, "WEB", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert web.unavailable() == "node is not installed"
+    monkeypatch.undo()
+    monkeypatch.setattr(web_sides, "WEB", tmp_path)
+    node()
+    assert "run `npm ci --ignore-scripts` in" in str(web.unavailable())

@@ -1,0 +1,139 @@
+/**
+ * Runs a session over memory that stays in buffers of the GPU. The graph is one that was exported with
+ * `--target web`; every tensor has two buffers, which change places after each step.
+ */
+import { XLExportError, firstLine } from "../errors.js";
+import { stateShape } from "../spec.js";
+
+/** @typedef {import("./session.js").Step} Step */
+/** @typedef {{sets: any[][], turn: number, batch: number}} GpuState of some streams */
+
+const BYTES = { float32: 4, float16: 2 };
+/** `GPUBufferUsage` of the standard: STORAGE, COPY_SRC and COPY_DST; MAP_READ and COPY_DST. */
+const [MEMORY_USAGE, READ_USAGE] = [0x80 | 0x04 | 0x08, 0x01 | 0x08];
+const MAP_READ = 1;
+
+/** Why this place has no WebGPU; null where it has an adapter. @returns {Promise<string | null>} */
+export async function missingGpu() {
+  const gpu = /** @type {any} */ (globalThis.navigator)?.gpu;
+  if (!gpu) return "this browser has no WebGPU";
+  try {
+    return (await gpu.requestAdapter()) ? null : "WebGPU found no adapter";
+  } catch (error) {
+    return `WebGPU failed: ${firstLine(error)}`;
+  }
+}
+
+/** The options of a session whose memory stays on the GPU. @param {import("../../index.js").Spec} spec */
+export function gpuOptions(spec) {
+  const kept = spec.state.map(({ present }) => [present, "gpu-buffer"]);
+  return { executionProviders: ["webgpu"], preferredOutputLocation: Object.fromEntries(kept) };
+}
+
+export class GpuEngine {
+  /** @param {any} ort @param {any} session @param {any} device @param {import("../../index.js").Spec} spec */
+  constructor(ort, session, device, spec) {
+    this.ort = ort;
+    this.session = session;
+    this.device = device;
+    this.spec = spec;
+    this.memory = "GPU buffers";
+  }
+
+  /** @param {number} batch @returns {GpuState} */
+  create(batch) {
+    const set = () =>
+      this.spec.state.map(({ dtype, shape }) => {
+        const dims = stateShape({ shape }, batch);
+        const bytes = dims.reduce((a, b) => a * b, BYTES[dtype]);
+        // A new buffer holds zeros.
+        const buffer = this.device.createBuffer({ size: padded(bytes), usage: MEMORY_USAGE });
+        return { buffer, bytes, tensor: this.ort.Tensor.fromGpuBuffer(buffer, { dataType: dtype, dims }) };
+      });
+    return { sets: [set(), set()], turn: 0, batch };
+  }
+
+  /** @param {GpuState} state */
+  release(state) {
+    for (const set of state.sets) for (const { buffer } of set) buffer.destroy();
+    state.sets = [];
+  }
+
+  /** @param {GpuState} state @returns {Promise<Uint8Array[]>} */
+  async read(state) {
+    return Promise.all(state.sets[state.turn].map((slot) => this.#download(slot)));
+  }
+
+  /** @param {GpuState} state @param {Uint8Array[]} tensors */
+  async write(state, tensors) {
+    state.sets[state.turn].forEach(({ buffer, bytes }, i) => {
+      const whole = new Uint8Array(padded(bytes));
+      whole.set(tensors[i]);
+      this.device.queue.writeBuffer(buffer, 0, whole);
+    });
+  }
+
+  /** @param {GpuState} state */
+  async copy(state) {
+    const copy = this.create(state.batch);
+    const commands = this.device.createCommandEncoder();
+    state.sets[state.turn].forEach(({ buffer, bytes }, i) => {
+      commands.copyBufferToBuffer(buffer, 0, copy.sets[0][i].buffer, 0, padded(bytes));
+    });
+    this.device.queue.submit([commands.finish()]);
+    return copy;
+  }
+
+  /** @param {Step} step @param {GpuState} state */
+  async run({ tokens, positions, batch, length, targets, rows }, state) {
+    const { Tensor } = this.ort;
+    const next = 1 - state.turn;
+    /** @type {Record<string, any>} */
+    const feeds = {
+      input_ids: new Tensor("int64", tokens, [batch, length]),
+      position_ids: new Tensor("int64", positions, [batch, length]),
+    };
+    /** @type {Record<string, any>} */
+    const fetches = { logits: null };
+    if (targets && rows) {
+      feeds.targets = new Tensor("int64", targets, [batch, length]);
+      feeds.logit_rows = new Tensor("int64", rows, [rows.length]);
+      fetches.log_probs = null;
+    }
+    this.spec.state.forEach(({ past, present }, i) => {
+      feeds[past] = state.sets[state.turn][i].tensor;
+      fetches[present] = state.sets[next][i].tensor;
+    });
+    let answers;
+    try {
+      answers = await this.session.run(feeds, fetches, { logSeverityLevel: 3 });
+    } catch (error) {
+      throw new XLExportError(`ONNX Runtime could not run the step on the GPU (${firstLine(error)}); open with device wasm.`, {
+        cause: error,
+      });
+    }
+    state.turn = next;
+    return { logits: answers.logits.data, logProbs: answers.log_probs?.data ?? null };
+  }
+
+  async close() {
+    await this.session.release();
+  }
+
+  /** @param {{buffer: any, bytes: number}} slot */
+  async #download({ buffer, bytes }) {
+    const staging = this.device.createBuffer({ size: padded(bytes), usage: READ_USAGE });
+    const commands = this.device.createCommandEncoder();
+    commands.copyBufferToBuffer(buffer, 0, staging, 0, padded(bytes));
+    this.device.queue.submit([commands.finish()]);
+    await staging.mapAsync(MAP_READ);
+    const copy = new Uint8Array(staging.getMappedRange().slice(0, bytes));
+    staging.destroy();
+    return copy;
+  }
+}
+
+/** The size of a buffer that holds so many bytes. @param {number} bytes */
+function padded(bytes) {
+  return Math.max(16, Math.ceil(bytes / 16) * 16);
+}
