@@ -74,14 +74,14 @@ def test_a_reference_of_other_shapes_types_or_tokens_is_refused(
     [
         (lambda document: document.pop("last"), "the key 'last' is missing"),
         (lambda document: document.update(more=1), "unknown key 'more'"),
-        (lambda document: document["tokens"][0].__setitem__(3, 1.0), "expected a whole number, found the number 1.0"),
+        (lambda document: document["tokens"][0].__setitem__(3, 1.0), "whole number, found the number 1.0"),
         (
             lambda document: document["tokens"][0].__setitem__(3, float("nan")),
             "expected a whole number, found the number nan",
         ),
         (lambda document: document["tokens"][0].__setitem__(3, 1 << 70), "numbers beyond 64 bits"),
         (lambda document: document["tokens"][0].append(1), "rows of unequal length"),
-        (lambda document: document["restarts"][0].__setitem__(0, 1), "expected true or false, found the number 1"),
+        (lambda document: document["restarts"][0].__setitem__(0, 1), "true or false, found the number 1"),
         (lambda document: document["last"].update(dtype="float64"), "expected one of float32"),
         (
             lambda document: document["last"].update(file="weights.bin"),
