@@ -207,6 +207,7 @@ def test_any_reader_of_safetensors_reads_a_stream_and_any_writer_writes_one(
     [
         {"shape": [1 << 40, 1 << 40]},
         {"shape": [-1]},
+        {"shape": [-1, -2]},  # as many numbers as there are
         {"shape": "2"},
         {"dtype": "BF16"},
         {"dtype": ["I64"]},
