@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -19,6 +20,12 @@ from tests.once import made_once
 # Tests start many processes: the first keeps the compiled modules for the others.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+with contextlib.suppress(ImportError):  # the edge part of the suite runs without hypothesis
+    import hypothesis
+
+    hypothesis.settings.register_profile("busy", deadline=None)  # no example is too slow on a busy machine
+    hypothesis.settings.load_profile("busy")
 
 prepare_libraries()  # before any test module imports ONNX Runtime: no test reports to its maker
 RULE = MemoryRule(mem_len=16, segment=8)

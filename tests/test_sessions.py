@@ -17,30 +17,22 @@ from runtimes.sessions.open import describe
 from runtimes.tasks.describe import describe_lines
 from tests import fake_gpu, host_gpu
 from tests.architectures import ARCHITECTURES
+from tests.session_kinds import COMPUTED_BY, KINDS, OTHER_SESSIONS, OTHERS
 from tests.streams import feed, rows
 from trainer.run.checkpoint import load_run
 from xl_export.artefact.export import export
 from xl_export.artefact.write import reference_of
 
-# Every kind of session and what computes it. A new runtime adds a line here, and a folder of its kind to
-# `folders`.
-COMPUTED_BY = {
-    "torch": "PyTorch",
-    "ring": "ONNX Runtime, standard operators",
-    "shift": "ONNX Runtime, standard operators",
-    "hidden": "ONNX Runtime, standard operators",
-    "device": "ONNX Runtime, CUDA on cuda",  # over a stand-in for the GPU; its memory is a ring
-    "cut-ring": "ONNX Runtime, standard operators",  # for TensorRT: segments are cut at the ring's end
-    "engine": "TensorRT engine",  # over a stand-in for the GPU; its memory is shift
-    "ring-engine": "TensorRT engine",  # over the graph of cut-ring
-}
-KINDS = tuple(COMPUTED_BY)
-OTHER_KINDS = tuple(kind for kind in KINDS if kind not in ("cut-ring", "ring-engine"))  # of `OTHERS`
-# A model with a selective output layer, and one with persistent vectors, spans and groups of heads.
-OTHERS = ("adaptive-softmax", "all-attention-groups")
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Puts each test through every session; what is refused is so before the architecture matters."""
+    if "session" in metafunc.fixturenames:
+        marks = [pytest.mark.slow] if "refused" in metafunc.function.__name__ else []
+        others = [pytest.param(name, marks=marks) for name in OTHER_SESSIONS]
+        metafunc.parametrize("session", [*KINDS, "projected", *others], indirect=True)
 
 
-@pytest.fixture(params=[*KINDS, "projected", *(f"{name} {kind}" for name in OTHERS for kind in OTHER_KINDS)])
+@pytest.fixture
 def session(
     request: pytest.FixtureRequest, run: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> Session:
@@ -124,7 +116,7 @@ def test_the_bytes_of_a_step_hold_its_memory_and_its_logits(session: Session) ->
     assert two >= one + 4 * session.vocab.size
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *(f"{name} {kind}" for name in OTHERS for kind in OTHER_KINDS)])
+@pytest.mark.parametrize("kind", [*KINDS, *OTHER_SESSIONS])
 def test_a_folder_is_described_as_its_session_is(
     kind: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,8 +57,17 @@ def call(*arguments):
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-@pytest.mark.parametrize("operators", ["standard", pytest.param("fused", marks=NEEDS_GCC)])
-@pytest.mark.parametrize("case", ["decode", "segment", "batch"])
+@pytest.mark.parametrize(
+    ("case", "operators"),
+    [
+        ("decode", "standard"),
+        pytest.param("decode", "fused", marks=NEEDS_GCC),
+        pytest.param("segment", "standard", marks=pytest.mark.slow),
+        pytest.param("segment", "fused", marks=NEEDS_GCC),
+        ("batch", "standard"),
+        pytest.param("batch", "fused", marks=[NEEDS_GCC, pytest.mark.slow]),
+    ],
+)
 def test_steps_are_measured_with_either_operators(case, operators, tiny, tmp_path):
     history = tmp_path / "history.jsonl"
     result = call(case, "--config", "tiny", "--threads", 1, "--history", history, "--operators", operators)

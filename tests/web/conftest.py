@@ -74,7 +74,7 @@ class Page:
         """The value of an expression of JavaScript; `given` is its argument where it is a function."""
         return self.page.evaluate(expression, *given)
 
-    def until(self, expression: str, *, seconds: float = 60) -> None:
+    def until(self, expression: str, *, seconds: float = 200) -> None:
         """Waits until an expression is true. The policy of the page forbids playwright's own way."""
         end = time.monotonic() + seconds
         while not self.do(expression):

@@ -185,7 +185,9 @@ class LanguageModel(nn.Module):
                 and (config.objective.intermediate or layer == config.layers - 1)
             }
         )
-        self.reset_parameters()
+        # A model of shapes alone has no values. To draw them PyTorch would load its compiler, for two seconds.
+        if not any(parameter.is_meta for parameter in self.parameters()):
+            self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Gives every parameter its value for the start of training, as the public code does.

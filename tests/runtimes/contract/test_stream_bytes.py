@@ -52,9 +52,16 @@ def _bytes(*sets: dict[str, np.ndarray]) -> int:
     )
 
 
-@pytest.mark.parametrize("precision", get_args(MemoryPrecision))
-@pytest.mark.parametrize("form", get_args(Form))
-@pytest.mark.parametrize("kind", KINDS)
+# Each pair of two of the three by default; the other half of the cases is slow.
+CASES = [
+    pytest.param(kind, form, precision, marks=pytest.mark.slow if (k + f + p) % 2 else ())
+    for k, kind in enumerate(KINDS)
+    for f, form in enumerate(get_args(Form))
+    for p, precision in enumerate(get_args(MemoryPrecision))
+]
+
+
+@pytest.mark.parametrize(("kind", "form", "precision"), CASES)
 def test_info_says_the_bytes_that_a_session_holds(
     kind: str, form: Form, precision: MemoryPrecision, folders: Callable[..., Path], tokens: np.ndarray
 ) -> None:

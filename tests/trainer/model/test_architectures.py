@@ -97,6 +97,14 @@ def test_parameters_are_counted_without_building_the_model(name: str) -> None:
     assert count_parameters(model.config) == sum(p.numel() for p in model.parameters())
 
 
+def test_a_model_of_shapes_alone_draws_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing would load PyTorch's compiler, which takes seconds of every command that opens a run."""
+    monkeypatch.setattr(LanguageModel, "reset_parameters", lambda _: pytest.fail("values are drawn"))
+    assert count_parameters(ModelConfig(**SIZES, pre_norm=True, dropout=0.017)) > 0  # not in the cache yet
+    with torch.device("meta"):
+        LanguageModel(ModelConfig(**SIZES))
+
+
 def losses_of(name: str) -> list[float]:
     """Twenty steps of training a small float32 model of this kind on a stream that repeats itself."""
     options = dict(ARCHITECTURES[name])

@@ -129,7 +129,9 @@ def test_a_process_that_is_killed_is_named(make_config: Make, tmp_path: Path) ->
     ("change", "words"),
     [
         ({"lr": 1e30, "warmup_steps": 0}, "became nan at step 2"),  # found by the first process
-        ({"text": "none.txt"}, "none.txt could not be read"),  # found by every process
+        pytest.param(
+            {"text": "none.txt"}, "none.txt could not be read", marks=pytest.mark.slow
+        ),  # found by every process
     ],
 )
 def test_a_mistake_that_the_processes_find_is_one_sentence(

@@ -75,6 +75,7 @@ def longer(run: Path, steps: int) -> None:
     write_json(run / "config.json", json.loads((run / "config.json").read_text()) | {"steps": steps})
 
 
+@pytest.mark.slow  # by default test_launch.py compares whole runs, and sharded weights go to two and back
 def test_two_processes_reach_the_losses_of_one_and_go_on_where_it_stopped(
     make_config: Make, tmp_path: Path
 ) -> None:

@@ -50,7 +50,13 @@ BODIES_BUILT = (
     "all-attention-groups",
 )  # by default: building takes seconds each
 GRAPHS = [
-    pytest.param(name, attention, marks=() if name in BODIES_BUILT else pytest.mark.slow)
+    pytest.param(
+        name,
+        attention,
+        marks=()
+        if name in BODIES_BUILT and (name, attention) != ("transformer-xl", "plugin")
+        else pytest.mark.slow,
+    )
     for name in ARCHITECTURES
     for attention in ("native", "plugin")
 ]

@@ -157,6 +157,7 @@ def test_the_command_traces_a_ring_that_is_written_in_place(
     )
 
 
+@pytest.mark.slow  # tracing takes seconds; the test above traces a ring
 def test_rows_of_a_traced_ring_advance_together_where_positions_count_from_the_end(
     make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
