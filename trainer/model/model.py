@@ -185,7 +185,7 @@ class LanguageModel(nn.Module):
                 and (config.objective.intermediate or layer == config.layers - 1)
             }
         )
-        # A model of shapes alone has no values. To draw them PyTorch would load its compiler, for two seconds.
+        # A model of shapes alone has no values. To draw them PyTorch would load its compiler for seconds.
         if not any(parameter.is_meta for parameter in self.parameters()):
             self.reset_parameters()
 
