@@ -19,7 +19,8 @@ class DistanceTables:
     """One layer's `trainer.model.attention.Terms` in float32, with the span mask and its logarithm.
 
     position [R, H, K], bias, mask and log_mask [R, H]: row d is for distance d; longer distances use the last
-    row. u, v [H, K]. Each is None where the model has no such term. Nothing is divided by sqrt(K) yet.
+    row. u, v [H, K]. window: the longest distance in the softmax before the mask. Each is None where the
+    model has no such term. Nothing is divided by sqrt(K) yet.
     """
 
     position: np.ndarray | None
@@ -28,6 +29,7 @@ class DistanceTables:
     v: np.ndarray | None
     mask: np.ndarray | None
     log_mask: np.ndarray | None
+    window: int | None
 
     @property
     def one_for_all_heads(self) -> bool:
@@ -97,6 +99,7 @@ class ModelTerms:
                 v=_array(terms.v),
                 mask=_array(mask),
                 log_mask=None if mask is None else _array(mask.log()),
+                window=None if block.span is None else block.span.window(),
             )
 
 

@@ -26,10 +26,14 @@ def bias_table(
     """bias(d) / sqrt(K) + log m(d) of some heads, float32 [h, 1, rows]; None where the model has neither.
 
     masks: whether log m(d) is part of it. Where it is not, the graph multiplies by m(d) after the softmax.
+    The table is minus infinity beyond the window of that softmax: long segments see past it under `full`.
     """
     table = None if terms.bias is None else terms.bias / np.float32(head_dim**0.5)
     if terms.log_mask is not None and masks:
         table = terms.log_mask if table is None else table + terms.log_mask
+    elif terms.window is not None and terms.mask is not None and rows > terms.window + 1:
+        table = np.zeros_like(terms.mask) if table is None else table.copy()
+        table[terms.window + 1 :] = -np.inf
     return None if table is None else np.ascontiguousarray(table[:rows].T[list(heads), None])
 
 

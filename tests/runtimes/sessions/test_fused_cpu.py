@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -30,6 +31,7 @@ from tests.independent_texts import same_as_alone, some_texts
 from tests.live_rows import check_schedules
 from tests.runtimes.sessions.both_kernels import compare, compare_random_model
 from tests.streams import feed, rows
+from trainer.model.config import SpanConfig
 from xl_export.artefact.export import export
 
 
@@ -58,6 +60,13 @@ def test_it_serves_every_architecture(
         check_schedules(OrtSession.open(artefact, kernel="fused"), open_session(run), 2)
 
 
+# Spans of 6 and 26 tokens: the softmax ends at distance 64, which a segment of 100 tokens sees past.
+WINDOW: dict[str, Any] = {
+    "positions": "learned",
+    "context": 129,
+    "span": SpanConfig(maximum=128, ramp=4, epsilon=1e-2),
+    "shares": (0.05, 0.2),
+}
 SIZES = [
     ({"head_dim": 64}, MemoryRule(mem_len=300, segment=150)),  # several blocks of queries and of keys
     ({"head_dim": 41}, MemoryRule(mem_len=200, segment=130, mask="full")),
@@ -65,6 +74,7 @@ SIZES = [
     ({"head_dim": 128}, MemoryRule(mem_len=129, segment=128, include_self=False)),
     ({"head_dim": 80, "tie_biases": False}, MemoryRule(mem_len=0, segment=12)),
     ({"head_dim": 16, "heads": 3}, MemoryRule(mem_len=1, segment=1)),
+    (WINDOW, MemoryRule(mem_len=128, segment=100, mask="full")),
 ]
 
 
