@@ -44,6 +44,8 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # a run's sizes, a
         f"{storage} {form}": ({}, {"storage": storage, "memory": form})
         for storage, form in (("ort", "shift"), ("ort", "ring"), ("single-file", "ring"))
     },
+    "for the web": ({}, {"target": "web"}),
+    "adaptive softmax for the web": (ARCHITECTURES["adaptive-softmax"], {"target": "web"}),
     "all-attention int8": (NO_FEED_FORWARD, {"precision": "int8"}),
     "all-attention int4": (NO_FEED_FORWARD, {"precision": "int4"}),
     "adaptive softmax int8": (ARCHITECTURES["adaptive-softmax"] | WIDE, {"precision": "int8"}),
