@@ -7,7 +7,10 @@ export class XLExportError extends Error {}
  * The model at an address: a URL, in Node also the path of a folder, or the artefact's files by name. Every file
  * that is read is verified by its size and SHA-256.
  */
-export function open(address: string | URL | Record<string, Uint8Array | Blob>, options?: OpenOptions): Promise<Model>;
+export function open(
+  address: string | URL | Record<string, Uint8Array | Blob>,
+  options?: OpenOptions,
+): Promise<Model>;
 
 /** The text of a sequence of tokens. */
 export function decode(vocabulary: Vocabulary, tokens: Iterable<number>): string;

@@ -21,7 +21,7 @@ export async function feed(stepper, tokens, memory, { signal, targets, each } = 
   const { segment: longest, mask } = stepper.spec.rule;
   const pause = pauses();
   let length = mask === "same-length" ? Math.min(FIRST, longest) : longest;
-  for (let at = 0; at < tokens.length; ) {
+  for (let at = 0; at < tokens.length;) {
     refuseStopped(signal);
     const row = tokens.slice(at, at + length);
     const ends = at + row.length === tokens.length;

@@ -21,13 +21,16 @@ export function checkedOptions({ maxTokens = 256, seed = 0, stop = [], text = tr
   if (!(maxTokens === Infinity || Number.isInteger(maxTokens)) || maxTokens < 1) {
     throw new XLExportError(`maxTokens is ${shown(maxTokens)}; expected at least 1, or Infinity.`);
   }
-  if (!Number.isSafeInteger(seed) || seed < 0) throw new XLExportError(`seed is ${shown(seed)}; expected an integer, 0 or more.`);
+  if (!Number.isSafeInteger(seed) || seed < 0)
+    throw new XLExportError(`seed is ${shown(seed)}; expected an integer, 0 or more.`);
   const stops = typeof stop === "string" ? [stop] : [...stop];
   if (stops.some((each) => typeof each !== "string" || !(kind === "ids" ? each.trim() : each))) {
     throw new XLExportError("a stop string is empty; give at least one character, or no stop string.");
   }
   if (stops.length && !text) {
-    throw new XLExportError("stop strings are searched in the text, which was not asked for; leave one of them out.");
+    throw new XLExportError(
+      "stop strings are searched in the text, which was not asked for; leave one of them out.",
+    );
   }
   return { maxTokens, seed, stops, text, sampler: new Sampler(sampling), signal: sampling.signal };
 }
@@ -40,7 +43,13 @@ export function checkedOptions({ maxTokens = 256, seed = 0, stop = [], text = tr
  * @param {ReturnType<typeof checkedOptions>} options
  * @returns {AsyncGenerator<Piece, void, void>}
  */
-export async function* pieces(stepper, vocabulary, prompt, memory, { maxTokens, seed, stops, text, sampler, signal }) {
+export async function* pieces(
+  stepper,
+  vocabulary,
+  prompt,
+  memory,
+  { maxTokens, seed, stops, text, sampler, signal },
+) {
   const decoder = text ? vocabulary.decoder() : () => "";
   const end = vocabulary.special.end_of_document;
   for (const token of prompt.length ? prompt : memory.tail) decoder(token); // so that a word begins with its blank

@@ -47,7 +47,12 @@ export class Memory {
   /** An independent fork of all streams. @returns {Promise<Memory>} */
   async copy() {
     return this.inUse(async () => {
-      const copy = new Memory(this.engine, await this.engine.copy(this.state), this.owner, this.positions.slice());
+      const copy = new Memory(
+        this.engine,
+        await this.engine.copy(this.state),
+        this.owner,
+        this.positions.slice(),
+      );
       copy.last = this.last?.slice() ?? null;
       copy.unsure = this.unsure;
       copy.tail = [...this.tail];
@@ -63,7 +68,8 @@ export class Memory {
     }
     this.positions[row] = 0n;
     if (row === 0) [this.tail, this.furthest] = [[], 0n];
-    if (this.last) this.last.fill(NaN, (row * this.last.length) / this.batch, ((row + 1) * this.last.length) / this.batch);
+    if (this.last)
+      this.last.fill(NaN, (row * this.last.length) / this.batch, ((row + 1) * this.last.length) / this.batch);
   }
 
   /** Notes the latest tokens of the first stream. @param {number[]} tokens */

@@ -72,7 +72,9 @@ export class Model {
   async score(prompt, { memory, unit = "bits", signal, onProgress } = {}) {
     const factor = unitFactor(unit);
     const tokens = this.tokens(prompt);
-    const values = await this.#with(memory, (used) => surprisals(this.stepper, tokens, used, { signal, onProgress }));
+    const values = await this.#with(memory, (used) =>
+      surprisals(this.stepper, tokens, used, { signal, onProgress }),
+    );
     return { tokens, unit, surprisals: values.map((nats) => nats * factor) };
   }
 
@@ -98,7 +100,9 @@ export class Model {
     refuseForeign(memory, this.engine, this.identity);
     refuseSeveral(memory);
     if (form !== "ring" || target === "tensorrt") {
-      throw new XLExportError(`memory of the form ${form} cannot be taken back; feed the text again from its beginning.`);
+      throw new XLExportError(
+        `memory of the form ${form} cannot be taken back; feed the text again from its beginning.`,
+      );
     }
     // What lies beyond a segment behind the furthest position was written over.
     const written = Number(memory.furthest - memory.positions[0]);
@@ -122,7 +126,9 @@ export class Model {
     const memory = /** @type {Memory | undefined} */ (options.memory);
     const tokens = this.tokens(prompt);
     if (!tokens.length && !memory?.last) {
-      throw new XLExportError("the prompt encodes to no tokens; give at least one symbol, or a memory that has seen some.");
+      throw new XLExportError(
+        "the prompt encodes to no tokens; give at least one symbol, or a memory that has seen some.",
+      );
     }
     this.#refuseClosed();
     const used = memory ?? (await this.start());
@@ -151,7 +157,8 @@ export class Model {
   async loadMemory(file) {
     this.#refuseClosed();
     const bytes = file instanceof ArrayBuffer ? new Uint8Array(file) : file;
-    if (!(bytes instanceof Uint8Array)) throw new XLExportError(`the saved stream is ${shown(file)}; give the bytes of its file.`);
+    if (!(bytes instanceof Uint8Array))
+      throw new XLExportError(`the saved stream is ${shown(file)}; give the bytes of its file.`);
     return loadMemory(plain(bytes), this.engine, this.spec, this.identity);
   }
 
@@ -244,7 +251,8 @@ function report(found, tokens, seconds, limit, computedBy) {
     }
   }
   const mean = sum / count;
-  const means = limit.mean < limit.most ? `, ${mean.toExponential(2)} in the mean (tolerance ${limit.mean})` : "";
+  const means =
+    limit.mean < limit.most ? `, ${mean.toExponential(2)} in the mean (tolerance ${limit.mean})` : "";
   return {
     passed: worst <= limit.most && mean <= limit.mean,
     maxDifference: worst,

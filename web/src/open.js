@@ -30,7 +30,9 @@ const DEVICES = ["auto", "wasm", "webgpu", "native"];
 export async function openHere(address, options = {}) {
   const { device = "auto", threads = 1, onProgress, signal, vendor } = options;
   if (!DEVICES.includes(device)) {
-    throw new XLExportError(`device is ${shown(device)}; expected ${DEVICES.slice(0, -1).join(", ")} or native.`);
+    throw new XLExportError(
+      `device is ${shown(device)}; expected ${DEVICES.slice(0, -1).join(", ")} or native.`,
+    );
   }
   if (!Number.isInteger(threads) || threads < 1 || threads > 64) {
     throw new XLExportError(`threads is ${shown(threads)}; expected 1 to 64.`);
@@ -51,12 +53,19 @@ export async function openHere(address, options = {}) {
   const loading = chosen.native
     ? Promise.resolve(null)
     : loadRuntime(kind, { vendor, threads, onBytes: counter.of("ONNX Runtime"), signal });
-  const contents = Promise.all(needed.map(async (name) => /** @type {[string, Uint8Array]} */ ([name, await read(name)])));
+  const contents = Promise.all(
+    needed.map(async (name) => /** @type {[string, Uint8Array]} */ ([name, await read(name)])),
+  );
   /** @type {Record<string, Uint8Array>} */
   const vocabularyFiles = {};
   const readKept = async (/** @type {string} */ name) => (vocabularyFiles[name] = await read(name));
   const symbols = readVocabulary(readKept, (name) => loadLibrary(name, vendor));
-  const [runtime, entries, vocabulary, answers] = await Promise.all([loading, contents, symbols, reference()]);
+  const [runtime, entries, vocabulary, answers] = await Promise.all([
+    loading,
+    contents,
+    symbols,
+    reference(),
+  ]);
   const files = Object.fromEntries(entries);
   const opened = await openEngine(chosen, runtime, { spec, files, reference: answers }, options);
   const { engine } = opened;
@@ -124,7 +133,8 @@ async function chooseDevice(device, spec) {
 async function openEngine(chosen, runtime, contents, options) {
   if (chosen.native) return { ...(await openNative(chosen.native, contents, options)), deviceReason: null };
   const loaded = /** @type {Runtime} */ (runtime);
-  if (chosen.device !== "webgpu") return { ...(await openWasm(loaded, contents, options)), deviceReason: chosen.reason };
+  if (chosen.device !== "webgpu")
+    return { ...(await openWasm(loaded, contents, options)), deviceReason: chosen.reason };
   try {
     return { ...(await openGpu(loaded, contents)), deviceReason: null };
   } catch (error) {
@@ -155,7 +165,10 @@ async function openWasm(runtime, { spec, files, reference }, { inPlace = true })
   const { ort, version, threads, note } = runtime;
   const session = await createSession(ort, spec, files, { executionProviders: ["wasm"] });
   const { module } = runtime;
-  const { engine, reason } = await chooseEngine(ort, session, spec, selective(spec), reference, { module, inPlace });
+  const { engine, reason } = await chooseEngine(ort, session, spec, selective(spec), reference, {
+    module,
+    inPlace,
+  });
   const computedBy = `ONNX Runtime ${version} in WebAssembly`;
   return { engine, reason, device: "wasm", threads, note, computedBy };
 }
@@ -165,8 +178,14 @@ async function openWasm(runtime, { spec, files, reference }, { inPlace = true })
  * @param {OpenOptions} options @returns {Promise<Omit<Opened, "deviceReason">>}
  */
 async function openNative(ort, { spec, files, reference }, { threads = 1, inPlace = true }) {
-  const session = await createSession(ort, spec, files, { executionProviders: ["cpu"], intraOpNumThreads: threads });
-  const { engine, reason } = await chooseEngine(ort, session, spec, selective(spec), reference, { native: true, inPlace });
+  const session = await createSession(ort, spec, files, {
+    executionProviders: ["cpu"],
+    intraOpNumThreads: threads,
+  });
+  const { engine, reason } = await chooseEngine(ort, session, spec, selective(spec), reference, {
+    native: true,
+    inPlace,
+  });
   const computedBy = `ONNX Runtime ${ort.env.versions.node ?? ort.env.versions.common} of Node`;
   return { engine, reason, device: "native", threads, note: null, computedBy };
 }

@@ -41,7 +41,9 @@ export function limits(spec) {
  */
 export async function loadReference(spec, read) {
   const fail = (/** @type {string} */ why) =>
-    new XLExportError(`the reference of the artefact does not hold answers of this model (${why}); export it again.`);
+    new XLExportError(
+      `the reference of the artefact does not hold answers of this model (${why}); export it again.`,
+    );
   let found;
   if (Object.hasOwn(spec.files, JSON_FILE)) {
     found = await fromJson(parseJson(await read(JSON_FILE), JSON_FILE), read, fail);
@@ -54,12 +56,16 @@ export async function loadReference(spec, read) {
   const size = spec.model.vocab_size;
   const fed = segments.reduce((a, b) => a + b, 0);
   const token = (/** @type {number} */ id) => Number.isInteger(id) && id >= 0 && id < size;
-  if (!tokens.length || !tokens.every((row) => row.length === fed + 1 && row.every(token))) throw fail("its tokens");
-  if (!segments.every((n) => Number.isInteger(n) && n >= 1 && n <= spec.rule.segment)) throw fail("its segments");
-  if (restarts.length !== segments.length || restarts.some((row) => row.length !== tokens.length)) throw fail("its restarts");
+  if (!tokens.length || !tokens.every((row) => row.length === fed + 1 && row.every(token)))
+    throw fail("its tokens");
+  if (!segments.every((n) => Number.isInteger(n) && n >= 1 && n <= spec.rule.segment))
+    throw fail("its segments");
+  if (restarts.length !== segments.length || restarts.some((row) => row.length !== tokens.length))
+    throw fail("its restarts");
   if (logProbs.length !== tokens.length * fed || !fed) throw fail("its log-probabilities");
   if (last.length !== tokens.length * size) throw fail("its last answers");
-  if (![logProbs, last].every((answers) => answers.every(Number.isFinite))) throw fail("a number is not finite");
+  if (![logProbs, last].every((answers) => answers.every(Number.isFinite)))
+    throw fail("a number is not finite");
   return found;
 }
 
@@ -85,7 +91,13 @@ async function fromJson(data, read, fail) {
     }
     return littleEndian(bytes.subarray(offset, offset + 4 * count));
   };
-  return { tokens, segments, restarts, logProbs: await floats(data.log_probs), last: await floats(data.last) };
+  return {
+    tokens,
+    segments,
+    restarts,
+    logProbs: await floats(data.log_probs),
+    last: await floats(data.last),
+  };
 }
 
 /** @param {Uint8Array} bytes @param {(why: string) => Error} fail @returns {Promise<Reference>} */
@@ -96,7 +108,8 @@ async function fromNpz(bytes, fail) {
     if (!array || array.dtype !== dtype || array.shape.length !== rank) throw fail(`its ${name}`);
     return array;
   };
-  const integers = (/** @type {Uint8Array} */ data) => Array.from(new BigInt64Array(data.buffer, data.byteOffset, data.length / 8), Number);
+  const integers = (/** @type {Uint8Array} */ data) =>
+    Array.from(new BigInt64Array(data.buffer, data.byteOffset, data.length / 8), Number);
   const rows = (/** @type {any[]} */ values, /** @type {number[]} */ [count, width]) =>
     Array.from({ length: count }, (_, i) => values.slice(i * width, (i + 1) * width));
   const tokens = get("tokens", "<i8", 2);
@@ -138,7 +151,13 @@ export async function replay(stepper, reference, memory, { signal, pause } = {})
     const found = new Float64Array(rows.length * length + (ends ? last.length : 0));
     await stepper.advance(segment, memory, ends ? "last" : "none", targets, (answers) => {
       compareTokens(found, answers, targets, size, (b, t) => logProbs[b * fed + at + t]);
-      if (ends) compareLast(found.subarray(rows.length * length), stepper.lastLogits(answers.logits, segment), last, size);
+      if (ends)
+        compareLast(
+          found.subarray(rows.length * length),
+          stepper.lastLogits(answers.logits, segment),
+          last,
+          size,
+        );
     });
     differences.push(found);
     at += length;

@@ -32,11 +32,20 @@ export async function saveMemory(memory, spec) {
     spec.state.forEach((state, i) => {
       const bad = clearUnfinite(tensors[i], state.dtype, memory.positions);
       if (bad >= 0) {
-        throw new XLExportError(`row ${bad} of the memory holds values that are not finite; restart it before saving.`);
+        throw new XLExportError(
+          `row ${bad} of the memory holds values that are not finite; restart it before saving.`,
+        );
       }
-      arrays.set(state.past, { dtype: TYPES[state.dtype], shape: stateShape(state, memory.batch), data: tensors[i] });
+      arrays.set(state.past, {
+        dtype: TYPES[state.dtype],
+        shape: stateShape(state, memory.batch),
+        data: tensors[i],
+      });
     });
-    return writeTensors({ arrays, metadata: { format: FORMAT, owner: memory.owner, furthest: String(memory.furthest) } });
+    return writeTensors({
+      arrays,
+      metadata: { format: FORMAT, owner: memory.owner, furthest: String(memory.furthest) },
+    });
   });
 }
 
@@ -47,7 +56,8 @@ export async function saveMemory(memory, spec) {
  */
 export async function loadMemory(bytes, engine, spec, identity) {
   const { arrays, owner, furthest } = await (isZip(bytes) ? fromNpz(bytes) : fromTensors(bytes));
-  const damaged = (/** @type {string} */ why) => new XLExportError(`${WHERE} is damaged: ${why}; start a new one.`);
+  const damaged = (/** @type {string} */ why) =>
+    new XLExportError(`${WHERE} is damaged: ${why}; start a new one.`);
   if (owner !== identity) {
     throw new XLExportError(
       `${WHERE} belongs to artefact ${owner.slice(0, 12)}, and this one is ${identity.slice(0, 12)}; open the artefact ` +
@@ -66,7 +76,8 @@ export async function loadMemory(bytes, engine, spec, identity) {
   const tensors = spec.state.map((state) => {
     const array = arrays.get(state.past);
     const shape = stateShape(state, found.length).join();
-    if (array?.dtype !== TYPES[state.dtype] || array.shape.join() !== shape) throw damaged(`${state.past} does not fit`);
+    if (array?.dtype !== TYPES[state.dtype] || array.shape.join() !== shape)
+      throw damaged(`${state.past} does not fit`);
     if (!finite(array.data, state.dtype)) throw damaged("it holds values that are not finite");
     return array.data;
   });
@@ -99,19 +110,26 @@ async function fromNpz(bytes) {
   stored.delete("owner");
   if (!owner) throw noStream();
   const arrays = new Map(
-    [...stored].map(([name, array]) => [name.replace(/^tensor\//, ""), { ...array, dtype: NUMPY[array.dtype] ?? "" }]),
+    [...stored].map(([name, array]) => [
+      name.replace(/^tensor\//, ""),
+      { ...array, dtype: NUMPY[array.dtype] ?? "" },
+    ]),
   );
   return { arrays, owner: textOf(owner), furthest: undefined };
 }
 
 function noStream() {
-  return new XLExportError(`${WHERE} holds no memory; expected a file that saveMemory or Python's save_memory wrote.`);
+  return new XLExportError(
+    `${WHERE} holds no memory; expected a file that saveMemory or Python's save_memory wrote.`,
+  );
 }
 
 /** @param {Uint8Array} bytes @param {"float32" | "float16"} dtype */
 function finite(bytes, dtype) {
   if (dtype === "float16") {
-    return new Uint16Array(bytes.buffer, bytes.byteOffset, bytes.length / 2).every((x) => (x & 0x7c00) !== 0x7c00);
+    return new Uint16Array(bytes.buffer, bytes.byteOffset, bytes.length / 2).every(
+      (x) => (x & 0x7c00) !== 0x7c00,
+    );
   }
   return new Float32Array(bytes.buffer, bytes.byteOffset, bytes.length / 4).every(Number.isFinite);
 }

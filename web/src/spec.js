@@ -37,9 +37,7 @@ export async function readSpec(bytes, where) {
   exact.delete("digest");
   const identity = await sha256(new TextEncoder().encode(canonical(exact)));
   if (stated !== identity) {
-    throw new XLExportError(
-      `${where} was altered: its digest does not match its content; ${AGAIN}.`,
-    );
+    throw new XLExportError(`${where} was altered: its digest does not match its content; ${AGAIN}.`);
   }
   verify(spec, where);
   return { spec, identity };
@@ -53,8 +51,10 @@ function verify(spec, where) {
   const need = (/** @type {unknown} */ holds, /** @type {string} */ what) => {
     if (!holds) throw new XLExportError(`${where} contradicts itself: ${what}; ${AGAIN}.`);
   };
-  const size = (/** @type {unknown} */ value) => Number.isInteger(value) && Number(value) >= 1 && Number(value) <= 2 ** 24;
-  const object = (/** @type {unknown} */ value) => typeof value === "object" && value !== null && !Array.isArray(value);
+  const size = (/** @type {unknown} */ value) =>
+    Number.isInteger(value) && Number(value) >= 1 && Number(value) <= 2 ** 24;
+  const object = (/** @type {unknown} */ value) =>
+    typeof value === "object" && value !== null && !Array.isArray(value);
   need(spec.schema === SCHEMA, "its schema is no number that this version knows");
   need(object(spec.model) && object(spec.rule) && object(spec.files), "model, rule or files are missing");
   need(size(spec.model.vocab_size), "its vocabulary has no size");
@@ -64,10 +64,22 @@ function verify(spec, where) {
   need(typeof spec.precision === "string" && typeof spec.form === "string", "precision or form is missing");
   need(Array.isArray(spec.state), "its memory tensors are no list");
   for (const state of spec.state) {
-    need(object(state) && typeof state.past === "string" && typeof state.present === "string", "a memory tensor has no name");
-    need(state.dtype === "float32" || state.dtype === "float16", `a memory tensor has type ${shown(state.dtype)}`);
-    need(Array.isArray(state.shape) && state.shape[0] === "batch" && state.shape.length <= 9, "a memory tensor has no batch");
-    need(state.shape.slice(1).every((/** @type {unknown} */ n) => typeof n === "string" && /^\d{1,8}$/.test(n)), "a memory tensor has no sizes");
+    need(
+      object(state) && typeof state.past === "string" && typeof state.present === "string",
+      "a memory tensor has no name",
+    );
+    need(
+      state.dtype === "float32" || state.dtype === "float16",
+      `a memory tensor has type ${shown(state.dtype)}`,
+    );
+    need(
+      Array.isArray(state.shape) && state.shape[0] === "batch" && state.shape.length <= 9,
+      "a memory tensor has no batch",
+    );
+    need(
+      state.shape.slice(1).every((/** @type {unknown} */ n) => typeof n === "string" && /^\d{1,8}$/.test(n)),
+      "a memory tensor has no sizes",
+    );
   }
   for (const name of ["past", "present"]) {
     const names = spec.state.map((/** @type {any} */ state) => state[name]);
@@ -81,7 +93,13 @@ function verify(spec, where) {
   need(bytesPerStream(spec) <= MOST_BYTES, "its memory is larger than WebAssembly can hold");
   for (const [name, facts] of Object.entries(spec.files)) {
     need(FILE_NAME.test(name), `it lists ${shown(name)}, a file outside its folder`);
-    need(object(facts) && /^[0-9a-f]{64}$/.test(facts.sha256) && Number.isSafeInteger(facts.num_bytes) && facts.num_bytes >= 0, `it does not say what ${name} holds`);
+    need(
+      object(facts) &&
+        /^[0-9a-f]{64}$/.test(facts.sha256) &&
+        Number.isSafeInteger(facts.num_bytes) &&
+        facts.num_bytes >= 0,
+      `it does not say what ${name} holds`,
+    );
   }
   for (const name of [GRAPH, VOCAB]) need(Object.hasOwn(spec.files, name), `it does not list ${name}`);
   if (spec.target === "tensorrt") {
@@ -111,7 +129,12 @@ export function tensors(spec) {
   const ids = ["input_ids", "position_ids", ...(chosen ? ["targets"] : [])];
   const where = chosen ? ["rows"] : ["batch", "tokens"];
   const memory = (/** @type {"past" | "present"} */ side) =>
-    spec.state.map((state) => ({ name: state[side], dtype: state.dtype, shape: sizes(state.shape), optional: false }));
+    spec.state.map((state) => ({
+      name: state[side],
+      dtype: state.dtype,
+      shape: sizes(state.shape),
+      optional: false,
+    }));
   return {
     inputs: [
       ...ids.map((name) => fact(name, "int64", ["batch", "tokens"])),

@@ -49,12 +49,16 @@ export function checkedTargets(targets, segment, size) {
     rows.length === segment.batch &&
     rows.every((row) => row?.length === segment.length);
   if (!fits) {
-    throw new XLExportError(`the targets are ${shown(targets)}; expected ${segment.batch} rows of ${segment.length}.`);
+    throw new XLExportError(
+      `the targets are ${shown(targets)}; expected ${segment.batch} rows of ${segment.length}.`,
+    );
   }
   const numbers = rows.map((/** @type {any} */ row) => Array.from(row, Number));
   const wrong = numbers.flat().find((target) => !Number.isInteger(target) || target < -1 || target >= size);
   if (wrong !== undefined) {
-    throw new XLExportError(`the target ${wrong} is outside the vocabulary; expected -1 (not wanted) to ${size - 1}.`);
+    throw new XLExportError(
+      `the target ${wrong} is outside the vocabulary; expected -1 (not wanted) to ${size - 1}.`,
+    );
   }
   return numbers;
 }
@@ -98,7 +102,10 @@ export class Stepper {
     }
     const step = { tokens, positions, batch, length, targets: null, rows: null };
     await this.#clearRestarted(memory);
-    const answers = await this.engine.run(this.chosen ? chosenStep(step, which, targets) : step, memory.state);
+    const answers = await this.engine.run(
+      this.chosen ? chosenStep(step, which, targets) : step,
+      memory.state,
+    );
     for (let b = 0; b < batch; b++) memory.positions[b] += BigInt(length);
     this.#observe(answers.logits, answers.logProbs, memory);
     return answers;
@@ -129,7 +136,8 @@ export class Stepper {
     const size = logits.length ? this.spec.model.vocab_size : 1;
     const stride = told ? told.length / memory.batch : 0;
     for (let b = 1; told && b <= memory.batch; b++) {
-      for (let i = b * stride - size; i < b * stride; i++) if (!Number.isFinite(told[i])) memory.unsure = true;
+      for (let i = b * stride - size; i < b * stride; i++)
+        if (!Number.isFinite(told[i])) memory.unsure = true;
     }
   }
 

@@ -10,7 +10,9 @@ import { XLExportError, open } from "../src/index.js";
 import { given } from "./setup.js";
 
 const [{ folder }] = given.cases;
-const files = Object.fromEntries(readdirSync(folder).map((name) => [name, new Uint8Array(readFileSync(join(folder, name)))]));
+const files = Object.fromEntries(
+  readdirSync(folder).map((name) => [name, new Uint8Array(readFileSync(join(folder, name)))]),
+);
 
 test("the own SHA-256 is that of the platform, at every border of a block", async () => {
   for (const length of [0, 1, 55, 56, 57, 63, 64, 65, 119, 120, 128, 1000, 70000]) {
@@ -20,7 +22,8 @@ test("the own SHA-256 is that of the platform, at every border of a block", asyn
 });
 
 test("numbers keep their text, keys are sorted by code points, and what is no JSON is refused", () => {
-  const text = '{"\u{1f600}": 1e-05, "\uffff": -0.0, "b": [1.50, 12345678901234567890], "a": "é\\u007f\\n\\"/\\u2028"}';
+  const text =
+    '{"\u{1f600}": 1e-05, "\uffff": -0.0, "b": [1.50, 12345678901234567890], "a": "é\\u007f\\n\\"/\\u2028"}';
   assert.equal(
     canonical(parseExact(text, "x")),
     '{"a": "\\u00e9\\u007f\\n\\"/\\u2028", "b": [1.50, 12345678901234567890], "\\uffff": -0.0, "\\ud83d\\ude00": 1e-05}',
@@ -38,9 +41,15 @@ test("a damaged artefact is refused in one sentence", async () => {
   for (const [damaged, words] of /** @type {[any, RegExp][]} */ ([
     [{ ...files, "weights.bin": flipped }, /weights\.bin .* was altered/],
     [{ ...files, "step.onnx": files["step.onnx"].slice(1) }, /step\.onnx .* has \d+ bytes, expected \d+/],
-    [{ ...files, "spec.json": new TextEncoder().encode(spec.replace('"segment": 8', '"segment": 9')) }, /digest does not match/],
+    [
+      { ...files, "spec.json": new TextEncoder().encode(spec.replace('"segment": 8', '"segment": 9')) },
+      /digest does not match/,
+    ],
     [{ ...files, "spec.json": files["spec.json"].slice(9) }, /not valid JSON/],
-    [{ ...files, "spec.json": new TextEncoder().encode(spec.replace('"schema": 1', '"schema": 2')) }, /schema 2/],
+    [
+      { ...files, "spec.json": new TextEncoder().encode(spec.replace('"schema": 1', '"schema": 2')) },
+      /schema 2/,
+    ],
     [without, /vocab\.json is not among the given files/],
     [{}, /spec\.json is not among/],
     ["", /address of the artefact is empty/],
@@ -49,7 +58,9 @@ test("a damaged artefact is refused in one sentence", async () => {
   ])) {
     await assert.rejects(open(damaged, { device: "wasm" }), (error) => isSentence(error, words));
   }
-  await assert.rejects(open(files, { device: /** @type {any} */ ("tpu") }), (error) => isSentence(error, /device is "tpu"/));
+  await assert.rejects(open(files, { device: /** @type {any} */ ("tpu") }), (error) =>
+    isSentence(error, /device is "tpu"/),
+  );
   await assert.rejects(open(files, { threads: 0 }), (error) => isSentence(error, /threads is 0/));
 });
 
@@ -71,19 +82,40 @@ test("a server's failures are told, its bytes are counted, and a kept file of an
   try {
     /** @type {import("../index.js").Progress[]} */
     const heard = [];
-    const stale = (/** @type {any} */ response, /** @type {number} */ n) => response.end(n === 1 ? "old" : files["vocab.json"]);
+    const stale = (/** @type {any} */ response, /** @type {number} */ n) =>
+      response.end(n === 1 ? "old" : files["vocab.json"]);
     special = { "vocab.json": stale };
     const model = await open(url, { device: "wasm", onProgress: (progress) => heard.push(progress) });
     assert.equal(asked["vocab.json"], 2);
     assert.ok(heard.every(({ loaded, total }) => loaded <= total));
-    assert.deepEqual([...new Set(heard.map(({ file }) => file))].sort(), ["step.onnx", "vocab.json", "weights.bin"]);
+    assert.deepEqual([...new Set(heard.map(({ file }) => file))].sort(), [
+      "step.onnx",
+      "vocab.json",
+      "weights.bin",
+    ]);
     await model.close();
     for (const [name, answer, words] of /** @type {[string, (response: any) => void, RegExp][]} */ ([
-      ["spec.json", (response) => response.writeHead(404).end(), /spec\.json could not be read: the server answered 404/],
+      [
+        "spec.json",
+        (response) => response.writeHead(404).end(),
+        /spec\.json could not be read: the server answered 404/,
+      ],
       ["weights.bin", (response) => response.writeHead(503).end(), /answered 503/],
-      ["weights.bin", (response) => response.end(files["weights.bin"].slice(5)), /has \d+ bytes, expected \d+/],
-      ["weights.bin", (response) => response.end(Buffer.concat([files["weights.bin"], Buffer.alloc(9)])), /has more than the \d+ bytes/],
-      ["weights.bin", (response) => response.write("x", () => response.destroy()), /check the address and the connection/],
+      [
+        "weights.bin",
+        (response) => response.end(files["weights.bin"].slice(5)),
+        /has \d+ bytes, expected \d+/,
+      ],
+      [
+        "weights.bin",
+        (response) => response.end(Buffer.concat([files["weights.bin"], Buffer.alloc(9)])),
+        /has more than the \d+ bytes/,
+      ],
+      [
+        "weights.bin",
+        (response) => response.write("x", () => response.destroy()),
+        /check the address and the connection/,
+      ],
     ])) {
       [special, asked] = [{ [name]: answer }, {}];
       await assert.rejects(open(url, { device: "wasm" }), (error) => isSentence(error, words));
@@ -106,10 +138,16 @@ test("a damaged or foreign stream is refused in one sentence", async () => {
   for (let at = 0; at < file.length; at += 211) {
     const damaged = file.slice();
     damaged[at] ^= 0x55;
-    await assert.rejects(model.loadMemory(damaged), (error) => isSentence(error, /saved stream/), `byte ${at}`);
+    await assert.rejects(
+      model.loadMemory(damaged),
+      (error) => isSentence(error, /saved stream/),
+      `byte ${at}`,
+    );
     await assert.rejects(model.loadMemory(file.slice(0, at)), (error) => isSentence(error, /saved stream/));
   }
-  await assert.rejects(model.loadMemory(/** @type {any} */ ("x")), (error) => isSentence(error, /give the bytes/));
+  await assert.rejects(model.loadMemory(/** @type {any} */ ("x")), (error) =>
+    isSentence(error, /give the bytes/),
+  );
   const other = await open(given.cases[1].folder, { device: "wasm" });
   await assert.rejects(other.loadMemory(file), (error) => isSentence(error, /belongs to artefact/));
   await model.close();

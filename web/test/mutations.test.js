@@ -10,16 +10,34 @@ import { Random } from "../src/text/random.js";
 import { all, caseOf } from "./setup.js";
 
 const COUNT = 60;
-const VALUES = ["null", "-1", "0", "16777216", "1e400", "true", '""', '"../x"', "[]", "[[]]", "{}", '{"a": 1}', '"batch"'];
+const VALUES = [
+  "null",
+  "-1",
+  "0",
+  "16777216",
+  "1e400",
+  "true",
+  '""',
+  '"../x"',
+  "[]",
+  "[[]]",
+  "{}",
+  '{"a": 1}',
+  '"batch"',
+];
 const READ = ["step.onnx", "weights.bin", "vocab.json", "reference.json", "reference.bin"];
 const { folder } = caseOf("shift");
-const whole = Object.fromEntries(readdirSync(folder).map((name) => [name, new Uint8Array(readFileSync(join(folder, name)))]));
+const whole = Object.fromEntries(
+  readdirSync(folder).map((name) => [name, new Uint8Array(readFileSync(join(folder, name)))]),
+);
 const random = new Random(11, 0);
 const below = (/** @type {number} */ n) => Math.floor(random.next() * n);
 
 /** The files with hashes and digest computed again. @param {Record<string, Uint8Array>} files */
 function sealed(files) {
-  const spec = /** @type {Map<string, any>} */ (parseExact(new TextDecoder().decode(files["spec.json"]), "spec"));
+  const spec = /** @type {Map<string, any>} */ (
+    parseExact(new TextDecoder().decode(files["spec.json"]), "spec")
+  );
   for (const [name, facts] of spec.get("files") instanceof Map ? spec.get("files") : []) {
     if (!(facts instanceof Map) || !files[name]) continue;
     facts.set("sha256", ownSha256(files[name]));
@@ -66,7 +84,10 @@ test("a damaged artefact never ends in anything but a sentence", async () => {
   const counts = { opened: 0, refused: 0 };
   for (let n = 0; n < COUNT; n++) {
     const name = READ[below(READ.length)];
-    const files = n % 2 ? { ...whole, "spec.json": new TextEncoder().encode(otherSpec()) } : { ...whole, [name]: damaged(whole[name]) };
+    const files =
+      n % 2
+        ? { ...whole, "spec.json": new TextEncoder().encode(otherSpec()) }
+        : { ...whole, [name]: damaged(whole[name]) };
     let made = files;
     try {
       if (n % 3) made = sealed(files);

@@ -16,12 +16,25 @@ for (const device of devices) {
       assert.ok(report.maxDifference <= example.tolerance, report.sentence);
       assert.equal(report.tolerance, example.tolerance);
 
-      const greedy = await all(model.generate(example.prompt, { temperature: 0, maxTokens: example.greedy.length }));
-      assert.deepEqual(greedy.map((piece) => piece.token), example.greedy);
-      assert.deepEqual(greedy.map((piece) => piece.text), example.pieces);
+      const greedy = await all(
+        model.generate(example.prompt, { temperature: 0, maxTokens: example.greedy.length }),
+      );
+      assert.deepEqual(
+        greedy.map((piece) => piece.token),
+        example.greedy,
+      );
+      assert.deepEqual(
+        greedy.map((piece) => piece.text),
+        example.pieces,
+      );
       assert.equal(greedy.at(-1)?.ended, "length");
-      const drawn = await all(model.generate(example.prompt, { ...example.draw, maxTokens: example.drawn.length }));
-      assert.deepEqual(drawn.map((piece) => piece.token), example.drawn);
+      const drawn = await all(
+        model.generate(example.prompt, { ...example.draw, maxTokens: example.drawn.length }),
+      );
+      assert.deepEqual(
+        drawn.map((piece) => piece.token),
+        example.drawn,
+      );
 
       const { surprisals } = await model.score(example.scored, { unit: "nats" });
       assert.ok(Number.isNaN(surprisals[0]));
@@ -49,7 +62,9 @@ for (const old of given.old) {
     const model = await open(old.folder, { device: "wasm" });
     assert.ok((await model.check()).passed);
     const memory = await model.loadMemory(readFileSync(old.stream));
-    const pieces = await all(model.generate(old.prompt, { memory, temperature: 0, maxTokens: old.continued.length }));
+    const pieces = await all(
+      model.generate(old.prompt, { memory, temperature: 0, maxTokens: old.continued.length }),
+    );
     assert.equal(pieces.map((piece) => piece.text).join(""), old.continued);
     await model.close();
   });
@@ -60,7 +75,12 @@ test("copying the memory gives the same answers, and the facts say so", async ()
   const model = await open(example.folder, { device: "wasm", inPlace: false });
   assert.equal(model.facts.memory, "copied");
   assert.equal(model.facts.memoryReason, "copies were asked for");
-  const pieces = await all(model.generate(example.prompt, { temperature: 0, maxTokens: example.greedy.length }));
-  assert.deepEqual(pieces.map((piece) => piece.token), example.greedy);
+  const pieces = await all(
+    model.generate(example.prompt, { temperature: 0, maxTokens: example.greedy.length }),
+  );
+  assert.deepEqual(
+    pieces.map((piece) => piece.token),
+    example.greedy,
+  );
   await model.close();
 });

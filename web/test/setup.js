@@ -3,7 +3,8 @@ import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 
 const path = process.env.XL_EXPORT_CASES;
-if (!path) throw new Error("XL_EXPORT_CASES names no file; the tests are started by tests/web/test_module.py");
+if (!path)
+  throw new Error("XL_EXPORT_CASES names no file; the tests are started by tests/web/test_module.py");
 
 /**
  * @type {{

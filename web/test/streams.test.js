@@ -40,7 +40,11 @@ for (const options of [{ device: "wasm" }, { device: devices.at(-1), worker: tru
     const seen = [...ring.prompt];
     await assert.rejects(
       async () => {
-        for await (const piece of model.generate(ring.prompt, { memory, maxTokens: Infinity, signal: controller.signal })) {
+        for await (const piece of model.generate(ring.prompt, {
+          memory,
+          maxTokens: Infinity,
+          signal: controller.signal,
+        })) {
           seen.push(piece.token);
           if (seen.length === ring.prompt.length + 5) controller.abort();
         }
@@ -60,7 +64,9 @@ for (const options of [{ device: "wasm" }, { device: devices.at(-1), worker: tru
     assert.ok(furthest(mine.data, right.data) < 1e-4);
     await model.feed(ring.prompt.slice(0, 5), memory);
     await model.rewind(memory, 5);
-    assert.ok(furthest((await model.predict([5], memory)).data, (await model.predict([5], expected)).data) < 1e-4);
+    assert.ok(
+      furthest((await model.predict([5], memory)).data, (await model.predict([5], expected)).data) < 1e-4,
+    );
     await assert.rejects(model.rewind(memory, 8), /8 tokens cannot be taken back; expected 0 to 4/);
     await model.close();
   });
@@ -90,7 +96,11 @@ for (const options of [{ device: "wasm" }, { device: devices.at(-1), worker: tru
       [() => all(model.generate([1], { stop: [""] })), /a stop string is empty/],
       [() => all(model.generate([1], { stop: "a", text: false })), /leave one of them out/],
     ])) {
-      await assert.rejects(work, (error) => error instanceof XLExportError && words.test(error.message), String(words));
+      await assert.rejects(
+        work,
+        (error) => error instanceof XLExportError && words.test(error.message),
+        String(words),
+      );
     }
     assert.equal(memory.position, 0);
     await model.close();
@@ -124,7 +134,9 @@ test("two streams of one model may be used at once, and one stream may not", asy
 test("of equal logits the smaller id is drawn, and logits without a finite maximum are refused", () => {
   const random = new Random(0, 0);
   assert.equal(new Sampler({ temperature: 0 }).draw(Float32Array.of(1, 3, 3), random), 1);
-  const draws = Array.from({ length: 50 }, () => new Sampler({ topK: 2 }).draw(Float32Array.of(0, 0, 0, -1), random));
+  const draws = Array.from({ length: 50 }, () =>
+    new Sampler({ topK: 2 }).draw(Float32Array.of(0, 0, 0, -1), random),
+  );
   assert.deepEqual([...new Set(draws)].sort(), [0, 1]);
   assert.equal(new Sampler({ topP: 1e-9 }).draw(Float32Array.of(0, 5, 1), random), 1);
   assert.throws(() => new Sampler({}).draw(Float32Array.of(0, NaN), random), XLExportError);

@@ -11,7 +11,10 @@ import { given } from "./setup.js";
 
 /** @param {string} folder */
 const vocabularyIn = (folder) =>
-  readVocabulary(async (name) => new Uint8Array(readFileSync(join(folder, name))), (name) => loadLibrary(name, undefined));
+  readVocabulary(
+    async (name) => new Uint8Array(readFileSync(join(folder, name))),
+    (name) => loadLibrary(name, undefined),
+  );
 
 for (const { name, folder, texts, decoded } of given.vocabularies) {
   test(`${name}: ids and texts are Python's`, async () => {
@@ -22,7 +25,11 @@ for (const { name, folder, texts, decoded } of given.vocabularies) {
     }
     for (const { ids, pieces: expected } of decoded) {
       const decoder = vocabulary.decoder();
-      assert.deepEqual(ids.map((id) => decoder(id)), expected, String(ids));
+      assert.deepEqual(
+        ids.map((id) => decoder(id)),
+        expected,
+        String(ids),
+      );
       assert.equal(decode(vocabulary, ids), expected.join(""));
     }
   });
@@ -36,9 +43,18 @@ test("a long text is cut where Python cuts it", () => {
 test("what is no vocabulary is refused in one sentence", async () => {
   const files = (/** @type {object} */ data) => async () => new TextEncoder().encode(JSON.stringify(data));
   for (const data of [
-    null, [], {}, { kind: "letters" }, { kind: "char", symbols: ["ab"] }, { kind: "char", symbols: ["a", "a"] },
-    { kind: "byte", values: [300] }, { kind: "byte", values: [] }, { kind: "word", symbols: ["a"], unknown: "a b" },
-    { kind: "ids", size: 0 }, { kind: "ids", size: 2, names: ["a"] }, { kind: "ids", size: 2, special: { beginning: 2 } },
+    null,
+    [],
+    {},
+    { kind: "letters" },
+    { kind: "char", symbols: ["ab"] },
+    { kind: "char", symbols: ["a", "a"] },
+    { kind: "byte", values: [300] },
+    { kind: "byte", values: [] },
+    { kind: "word", symbols: ["a"], unknown: "a b" },
+    { kind: "ids", size: 0 },
+    { kind: "ids", size: 2, names: ["a"] },
+    { kind: "ids", size: 2, special: { beginning: 2 } },
     { kind: "subword", library: "sentencepiece", file: "tokenizer.model", size: 3 },
   ]) {
     await assert.rejects(readVocabulary(files(data), loadLibraryNever), XLExportError, JSON.stringify(data));

@@ -108,9 +108,12 @@ export class GpuEngine {
     try {
       answers = await this.session.run(feeds, fetches, { logSeverityLevel: 3 });
     } catch (error) {
-      throw new XLExportError(`ONNX Runtime could not run the step on the GPU (${firstLine(error)}); open with device wasm.`, {
-        cause: error,
-      });
+      throw new XLExportError(
+        `ONNX Runtime could not run the step on the GPU (${firstLine(error)}); open with device wasm.`,
+        {
+          cause: error,
+        },
+      );
     }
     state.turn = next;
     return { logits: answers.logits.data, logProbs: answers.log_probs?.data ?? null };

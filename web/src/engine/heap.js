@@ -116,7 +116,9 @@ export class HeapEngine {
   run(step, state) {
     const { module } = this;
     const plan = this.#plan(step);
-    const given = this.chosen ? [step.tokens, step.positions, step.targets, step.rows] : [step.tokens, step.positions];
+    const given = this.chosen
+      ? [step.tokens, step.positions, step.targets, step.rows]
+      : [step.tokens, step.positions];
     const past = state.sets[state.turn];
     const next = writesInPlace(this.spec) ? state.turn : 1 - state.turn;
     const present = state.sets[next];
@@ -124,7 +126,9 @@ export class HeapEngine {
       const bytes = /** @type {BigInt64Array} */ (values);
       module.HEAPU8.set(new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength), plan.slots[i].at);
     });
-    [...plan.slots, ...past].forEach((slot, i) => module.setValue(this.inputValues + 4 * i, slot.tensor, "*"));
+    [...plan.slots, ...past].forEach((slot, i) =>
+      module.setValue(this.inputValues + 4 * i, slot.tensor, "*"),
+    );
     const answers = [...plan.answers, ...present];
     answers.forEach((slot, i) => module.setValue(this.outputValues + 4 * i, slot.tensor, "*"));
     const { length: inputs } = this.inputs;
@@ -132,11 +136,19 @@ export class HeapEngine {
     let code;
     try {
       code = module._OrtRun(
-        this.handle, this.inputNames, this.inputValues, inputs,
-        this.outputNames, outputs, this.outputValues, this.options,
+        this.handle,
+        this.inputNames,
+        this.inputValues,
+        inputs,
+        this.outputNames,
+        outputs,
+        this.outputValues,
+        this.options,
       );
     } catch (error) {
-      throw new XLExportError(`ONNX Runtime broke off the step (${firstLine(error)}); load the page again.`, { cause: error });
+      throw new XLExportError(`ONNX Runtime broke off the step (${firstLine(error)}); load the page again.`, {
+        cause: error,
+      });
     }
     if (typeof code !== "number") throw new Error("it runs in the background");
     if (code !== 0) this.#fail();
@@ -145,13 +157,16 @@ export class HeapEngine {
       if (found !== slot.tensor) throw new Error("it answered in other buffers");
     });
     state.turn = next;
-    const [logits, logProbs] = plan.answers.map((slot) => new Float32Array(module.HEAPU8.buffer, slot.at, slot.bytes / 4));
+    const [logits, logProbs] = plan.answers.map(
+      (slot) => new Float32Array(module.HEAPU8.buffer, slot.at, slot.bytes / 4),
+    );
     return { logits, logProbs: logProbs ?? null };
   }
 
   /** Frees what the engine holds; the streams are freed by `release`. */
   async close() {
-    for (const plan of this.plans.values()) for (const slot of [...plan.slots, ...plan.answers]) this.#free(slot);
+    for (const plan of this.plans.values())
+      for (const slot of [...plan.slots, ...plan.answers]) this.#free(slot);
     this.plans.clear();
     this.module._OrtReleaseRunOptions(this.options);
     await this.session.release();
@@ -163,14 +178,19 @@ export class HeapEngine {
     let plan = this.plans.get(key);
     if (plan) return plan;
     if (this.plans.size >= KEPT) {
-      const [oldest, old] = /** @type {[string, {slots: Slot[], answers: Slot[]}]} */ (this.plans.entries().next().value);
+      const [oldest, old] = /** @type {[string, {slots: Slot[], answers: Slot[]}]} */ (
+        this.plans.entries().next().value
+      );
       this.plans.delete(oldest);
       for (const slot of [...old.slots, ...old.answers]) this.#free(slot);
     }
     const shape = [batch, length];
     const symbols = this.spec.model.vocab_size;
     const counts = rows ? [rows.length] : shape;
-    plan = { slots: [this.#slot("int64", shape), this.#slot("int64", shape)], answers: [this.#slot("float32", [...counts, symbols])] };
+    plan = {
+      slots: [this.#slot("int64", shape), this.#slot("int64", shape)],
+      answers: [this.#slot("float32", [...counts, symbols])],
+    };
     if (this.chosen) {
       plan.slots.push(this.#slot("int64", shape), this.#slot("int64", counts));
       plan.answers.push(this.#slot("float32", shape));
@@ -200,7 +220,10 @@ export class HeapEngine {
   /** @param {number} bytes */
   #reserve(bytes) {
     const at = this.module._malloc(Math.max(bytes, 1));
-    if (at === 0) throw new XLExportError(`WebAssembly's heap has no ${bytes} bytes left; use fewer streams, or dispose of some.`);
+    if (at === 0)
+      throw new XLExportError(
+        `WebAssembly's heap has no ${bytes} bytes left; use fewer streams, or dispose of some.`,
+      );
     return at;
   }
 
@@ -234,6 +257,8 @@ export class HeapEngine {
     const message = module.getValue(at + 4, "*");
     const reason = message ? module.UTF8ToString(message) : "no reason was given";
     module.stackRestore(stack);
-    throw new XLExportError(`ONNX Runtime could not run the step (${firstLine(reason)}); export the artefact again.`);
+    throw new XLExportError(
+      `ONNX Runtime could not run the step (${firstLine(reason)}); export the artefact again.`,
+    );
   }
 }

@@ -26,7 +26,11 @@ export const RELEASE = "1.30.0";
 /** The files of the packages as they lie in the folder `vendor` of a page. */
 const FILES = {
   wasm: ["ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"],
-  webgpu: ["ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm"],
+  webgpu: [
+    "ort.webgpu.min.mjs",
+    "ort-wasm-simd-threaded.asyncify.mjs",
+    "ort-wasm-simd-threaded.asyncify.wasm",
+  ],
   tokenizers: ["tokenizers.min.mjs"],
 };
 /** @type {Partial<Record<"wasm" | "webgpu", Promise<Runtime>>>} */
@@ -120,7 +124,8 @@ async function places(kind, vendor) {
     const { createRequire } = await import("node:module");
     const { pathToFileURL } = await import("node:url");
     const require = createRequire(import.meta.url);
-    const resolve = (/** @type {string} */ name) => import.meta.resolve?.(name) ?? pathToFileURL(require.resolve(name)).href;
+    const resolve = (/** @type {string} */ name) =>
+      import.meta.resolve?.(name) ?? pathToFileURL(require.resolve(name)).href;
     if (kind === "tokenizers") return [resolve("@huggingface/tokenizers")];
     return ["onnxruntime-web", ...FILES.wasm.slice(1).map((name) => resolve(`onnxruntime-web/${name}`))];
   }
@@ -144,5 +149,35 @@ function refuseOldPlatform() {
 
 /** A WebAssembly program with one instruction of vectors. */
 const VECTORS = Uint8Array.of(
-  0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11,
+  0,
+  97,
+  115,
+  109,
+  1,
+  0,
+  0,
+  0,
+  1,
+  5,
+  1,
+  96,
+  0,
+  1,
+  123,
+  3,
+  2,
+  1,
+  0,
+  10,
+  10,
+  1,
+  8,
+  0,
+  65,
+  0,
+  253,
+  15,
+  253,
+  98,
+  11,
 );

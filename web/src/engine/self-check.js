@@ -18,14 +18,26 @@ const SAME = 1e-4; // nats between memory in place and copies: both run one sess
  * @param {{module?: import("./heap.js").HeapModule | null, native?: boolean, inPlace?: boolean}} options
  * @returns {Promise<{engine: Engine, reason: string | null}>}
  */
-export async function chooseEngine(ort, session, spec, chosen, reference, { module = null, native = false, inPlace = true }) {
+export async function chooseEngine(
+  ort,
+  session,
+  spec,
+  chosen,
+  reference,
+  { module = null, native = false, inPlace = true },
+) {
   const copies = new TensorEngine(ort, session, spec, { writes: false });
   if (!inPlace) return { engine: copies, reason: "copies were asked for" };
   if (!native && !module) return { engine: copies, reason: "the inside of ONNX Runtime was not reached" };
   let engine;
   try {
-    engine = module ? new HeapEngine(module, session, spec, chosen) : new TensorEngine(ort, session, spec, { writes: true });
-    const [mine, copied] = [await answers(engine, spec, chosen, reference), await answers(copies, spec, chosen, reference)];
+    engine = module
+      ? new HeapEngine(module, session, spec, chosen)
+      : new TensorEngine(ort, session, spec, { writes: true });
+    const [mine, copied] = [
+      await answers(engine, spec, chosen, reference),
+      await answers(copies, spec, chosen, reference),
+    ];
     const worst = Math.max(...mine.map((value, i) => Math.abs(value - copied[i])));
     if (!(worst <= SAME)) throw new Error(`it differs from copies by ${worst.toPrecision(2)} nats`);
     return { engine, reason: null };
@@ -42,7 +54,8 @@ export async function chooseEngine(ort, session, spec, chosen, reference, { modu
 export async function refuseDifferent(engine, spec, chosen, reference) {
   const worst = Math.max(...(await answers(engine, spec, chosen, reference)));
   const { most } = limits(spec);
-  if (!(worst <= most)) throw new Error(`its first answers differ from the reference by ${worst.toPrecision(2)} nats`);
+  if (!(worst <= most))
+    throw new Error(`its first answers differ from the reference by ${worst.toPrecision(2)} nats`);
 }
 
 /**
@@ -70,7 +83,8 @@ function beginning(reference, most) {
   const fed = logProbs.length / tokens.length;
   const count = Math.min(most, fed);
   const kept = [];
-  for (let at = 0; at < count; at += kept[kept.length - 1]) kept.push(Math.min(segments[kept.length], count - at));
+  for (let at = 0; at < count; at += kept[kept.length - 1])
+    kept.push(Math.min(segments[kept.length], count - at));
   const answers = tokens.flatMap((_, row) => [...logProbs.subarray(row * fed, row * fed + count)]);
   return {
     ...reference,

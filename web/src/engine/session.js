@@ -21,7 +21,12 @@ import { GRAPH, WEIGHTS, tensors } from "../spec.js";
  * streams, in the order of the spec.
  */
 
-const TYPES = /** @type {Record<string, string>} */ ({ float32: "float32", float16: "float16", int64: "int64", int32: "int32" });
+const TYPES = /** @type {Record<string, string>} */ ({
+  float32: "float32",
+  float16: "float16",
+  int64: "int64",
+  int32: "int32",
+});
 
 /**
  * A session over the verified files of an artefact, its tensors those that the spec promises.

@@ -43,7 +43,9 @@ export class TensorEngine {
 
   /** @param {TensorState} state */
   views(state) {
-    return state.sets[state.turn].map(({ data }) => new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
+    return state.sets[state.turn].map(
+      ({ data }) => new Uint8Array(data.buffer, data.byteOffset, data.byteLength),
+    );
   }
 
   /** @param {TensorState} state @returns {Promise<Uint8Array[]>} */

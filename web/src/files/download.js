@@ -38,7 +38,12 @@ export function verifiedFiles(source, spec, { counter, signal } = {}) {
     if (!facts) throw new XLExportError(`spec.json does not list ${name}; export the artefact again.`);
     counter?.expect(facts.num_bytes);
     const read = (/** @type {boolean} */ fresh) =>
-      source.read(name, { onBytes: fresh ? undefined : counter?.of(name), most: facts.num_bytes, signal, fresh });
+      source.read(name, {
+        onBytes: fresh ? undefined : counter?.of(name),
+        most: facts.num_bytes,
+        signal,
+        fresh,
+      });
     const bytes = await read(false);
     if (await fits(bytes, facts)) return bytes;
     // The browser may have kept a file of an earlier artefact at the same address.

@@ -9,7 +9,14 @@ import { XLExportError, firstLine } from "../errors.js";
 const LOCAL = 0x04034b50;
 const CENTRAL = 0x02014b50;
 const END = 0x06054b50;
-const ITEM_BYTES = /** @type {Record<string, number>} */ ({ "<f4": 4, "<f2": 2, "<f8": 8, "<i8": 8, "<i4": 4, "|b1": 1 });
+const ITEM_BYTES = /** @type {Record<string, number>} */ ({
+  "<f4": 4,
+  "<f2": 2,
+  "<f8": 8,
+  "<i8": 8,
+  "<i4": 4,
+  "|b1": 1,
+});
 const MOST_BYTES = 2 ** 32;
 
 /**
@@ -28,7 +35,9 @@ export async function readNpz(bytes, where) {
     return arrays;
   } catch (error) {
     if (error instanceof XLExportError) throw error;
-    throw new XLExportError(`${where} is not a readable .npz file (${firstLine(error)}); copy or make it again.`);
+    throw new XLExportError(
+      `${where} is not a readable .npz file (${firstLine(error)}); copy or make it again.`,
+    );
   }
 }
 
@@ -86,15 +95,21 @@ async function inflate(bytes, size) {
 function readNpy(data) {
   const magic = String.fromCharCode(...data.subarray(1, 6));
   const [major] = data.subarray(6, 7);
-  if (data[0] !== 0x93 || magic !== "NUMPY" || (major !== 1 && major !== 2)) throw new Error("an array has no header");
+  if (data[0] !== 0x93 || magic !== "NUMPY" || (major !== 1 && major !== 2))
+    throw new Error("an array has no header");
   const view = new DataView(data.buffer, data.byteOffset, data.byteLength);
   const start = major === 1 ? 10 : 12;
   const length = major === 1 ? view.getUint16(8, true) : view.getUint32(8, true);
   const header = new TextDecoder("latin1").decode(data.subarray(start, start + length));
-  const found = /^\{'descr': '([<|][a-zA-Z]\d+)', 'fortran_order': False, 'shape': \(([\d, ]*)\), \}\s*$/.exec(header);
+  const found =
+    /^\{'descr': '([<|][a-zA-Z]\d+)', 'fortran_order': False, 'shape': \(([\d, ]*)\), \}\s*$/.exec(header);
   if (!found) throw new Error(`an array has the header ${header.trim().slice(0, 60)}`);
   const dtype = found[1];
-  const shape = found[2].split(",").map((size) => size.trim()).filter(Boolean).map(Number);
+  const shape = found[2]
+    .split(",")
+    .map((size) => size.trim())
+    .filter(Boolean)
+    .map(Number);
   const item = dtype.startsWith("<U") ? 4 * Number(dtype.slice(2)) : ITEM_BYTES[dtype];
   const content = data.slice(start + length);
   if (!item || content.length !== item * shape.reduce((a, b) => a * b, 1)) {

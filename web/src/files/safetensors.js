@@ -42,7 +42,8 @@ export async function writeTensors({ arrays, metadata }) {
 export async function readTensors(file, where) {
   const damaged = (/** @type {string} */ what) =>
     new XLExportError(`${where} is not a readable file of tensors (${what}); copy or make it again.`);
-  const length = file.length < 8 ? 0 : Number(new DataView(file.buffer, file.byteOffset, 8).getBigUint64(0, true));
+  const length =
+    file.length < 8 ? 0 : Number(new DataView(file.buffer, file.byteOffset, 8).getBigUint64(0, true));
   if (length < 2 || length > MOST_HEADER || 8 + length > file.length) throw damaged("it has no header");
   let header;
   try {
@@ -51,16 +52,29 @@ export async function readTensors(file, where) {
     throw damaged("its header is not JSON");
   }
   const { __metadata__: metadata, ...entries } = header ?? {};
-  const texts = metadata && typeof metadata === "object" && Object.values(metadata).every((value) => typeof value === "string");
+  const texts =
+    metadata &&
+    typeof metadata === "object" &&
+    Object.values(metadata).every((value) => typeof value === "string");
   if (!texts || !Object.values(entries).every(isEntry)) throw damaged("an entry is no array");
   const numbers = file.slice(8 + length);
   /** @type {Map<string, StoredArray>} */
   const arrays = new Map();
   let at = 0;
-  const listed = Object.entries(entries).sort(([, a], [, b]) => a.data_offsets[0] - b.data_offsets[0] || a.data_offsets[1] - b.data_offsets[1]);
-  for (const [name, { dtype, shape, data_offsets: [from, to] }] of listed) {
+  const listed = Object.entries(entries).sort(
+    ([, a], [, b]) => a.data_offsets[0] - b.data_offsets[0] || a.data_offsets[1] - b.data_offsets[1],
+  );
+  for (const [
+    name,
+    {
+      dtype,
+      shape,
+      data_offsets: [from, to],
+    },
+  ] of listed) {
     const end = at + shape.reduce((/** @type {number} */ a, /** @type {number} */ b) => a * b, BYTES[dtype]);
-    if (from !== at || to !== end || end > numbers.length) throw damaged(`its header puts ${shown(name)} where no such array lies`);
+    if (from !== at || to !== end || end > numbers.length)
+      throw damaged(`its header puts ${shown(name)} where no such array lies`);
     arrays.set(name, { dtype, shape, data: numbers.slice(at, end) });
     at = end;
   }
@@ -72,9 +86,14 @@ export async function readTensors(file, where) {
 
 /** @param {any} facts */
 function isEntry(facts) {
-  const sizes = (/** @type {any} */ list) => Array.isArray(list) && list.length <= 9 && list.every((n) => Number.isSafeInteger(n) && n >= 0);
+  const sizes = (/** @type {any} */ list) =>
+    Array.isArray(list) && list.length <= 9 && list.every((n) => Number.isSafeInteger(n) && n >= 0);
   return (
-    facts && Object.hasOwn(BYTES, facts.dtype) && sizes(facts.shape) && sizes(facts.data_offsets) &&
-    facts.data_offsets.length === 2 && Object.keys(facts).length === 3
+    facts &&
+    Object.hasOwn(BYTES, facts.dtype) &&
+    sizes(facts.shape) &&
+    sizes(facts.data_offsets) &&
+    facts.data_offsets.length === 2 &&
+    Object.keys(facts).length === 3
   );
 }

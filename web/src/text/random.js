@@ -36,7 +36,8 @@ export class Random {
 /** The 32-bit words of an integer, the lowest first; one word for 0. @param {number} value */
 function words(value) {
   const found = [];
-  for (let rest = BigInt(value); found.length === 0 || rest > 0n; rest >>= 32n) found.push(Number(rest & 0xffffffffn));
+  for (let rest = BigInt(value); found.length === 0 || rest > 0n; rest >>= 32n)
+    found.push(Number(rest & 0xffffffffn));
   return found;
 }
 

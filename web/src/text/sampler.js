@@ -7,12 +7,15 @@ export class Sampler {
   /** @param {{temperature?: number, topK?: number | null, topP?: number}} options */
   constructor({ temperature = 1, topK = null, topP = 1 } = {}) {
     if (!(temperature >= 0 && temperature <= 1e6)) {
-      throw new XLExportError(`temperature is ${shown(temperature)}; expected 0 (greedy) or a positive number.`);
+      throw new XLExportError(
+        `temperature is ${shown(temperature)}; expected 0 (greedy) or a positive number.`,
+      );
     }
     if (topK !== null && !(Number.isInteger(topK) && topK >= 1)) {
       throw new XLExportError(`topK is ${shown(topK)}; expected at least 1, or null for all tokens.`);
     }
-    if (!(topP > 0 && topP <= 1)) throw new XLExportError(`topP is ${shown(topP)}; expected above 0 and at most 1.`);
+    if (!(topP > 0 && topP <= 1))
+      throw new XLExportError(`topP is ${shown(topP)}; expected above 0 and at most 1.`);
     this.temperature = temperature;
     this.topK = topK;
     this.topP = topP;
@@ -62,7 +65,9 @@ function keepTopK(logits, k) {
  */
 function keepTopP(weights, p) {
   if (p >= 1) return weights;
-  const order = [...weights.keys()].filter((i) => weights[i] > 0).sort((a, b) => weights[b] - weights[a] || a - b);
+  const order = [...weights.keys()]
+    .filter((i) => weights[i] > 0)
+    .sort((a, b) => weights[b] - weights[a] || a - b);
   const share = p * weights.reduce((a, b) => a + b, 0);
   const kept = new Float64Array(weights.length);
   let sum = 0;

@@ -81,7 +81,8 @@ export function checkedSymbols(symbols, where, kind) {
   const fail = (/** @type {string} */ why) => {
     throw new XLExportError(`${where} is not a ${kind} vocabulary; ${why}; export the artefact again.`);
   };
-  if (!Array.isArray(symbols) || !symbols.every((s) => typeof s === "string" && s)) fail("its symbols are no list of texts");
+  if (!Array.isArray(symbols) || !symbols.every((s) => typeof s === "string" && s))
+    fail("its symbols are no list of texts");
   if (new Set(symbols).size !== symbols.length) fail("its symbols repeat");
   if (symbols.some(broken)) fail("a symbol is no Unicode text");
   return symbols;

@@ -41,7 +41,8 @@ export function refuseUnknownParts(content, where) {
 /** A part and those inside of it. @param {any} part @returns {any[]} */
 function parts(part) {
   if (!part || typeof part !== "object") return [];
-  const inner = part.type === "Sequence" ? (part.normalizers ?? part.pretokenizers ?? part.decoders ?? []) : [];
+  const inner =
+    part.type === "Sequence" ? (part.normalizers ?? part.pretokenizers ?? part.decoders ?? []) : [];
   return [part, ...inner.flatMap(parts)];
 }
 
@@ -54,7 +55,8 @@ export function mend(tokenizer) {
     seen.add(part);
     if (part.pattern instanceof RegExp) part.pattern = unicodePattern(part.pattern);
     if (part.config?.type === "ByteFallback") part.decode_chain = joinBytes;
-    for (const list of [part.tokenizers, part.normalizers, part.decoders]) if (Array.isArray(list)) list.forEach(visit);
+    for (const list of [part.tokenizers, part.normalizers, part.decoders])
+      if (Array.isArray(list)) list.forEach(visit);
   };
   [tokenizer.pre_tokenizer, tokenizer.normalizer, tokenizer.decoder].forEach(visit);
 }

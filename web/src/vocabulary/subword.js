@@ -29,7 +29,8 @@ export async function subwordVocabulary(data, where, read, load) {
         "model with a tokenizer.json.",
     );
   }
-  if (!Number.isInteger(size) || size < 1) throw new XLExportError(`${where} has no size; export the artefact again.`);
+  if (!Number.isInteger(size) || size < 1)
+    throw new XLExportError(`${where} has no size; export the artefact again.`);
   const bytes = await read(FILE);
   if ((await sha256(bytes)) !== data.sha256) {
     throw new XLExportError(`${FILE} was altered: its SHA-256 is not the one in ${where}; copy it again.`);
@@ -43,17 +44,23 @@ export async function subwordVocabulary(data, where, read, load) {
     return made;
   });
   const decoded = (/** @type {number[]} */ ids) =>
-    ids.length ? library.decode(ids, { skip_special_tokens: false, clean_up_tokenization_spaces: false }) : "";
+    ids.length
+      ? library.decode(ids, { skip_special_tokens: false, clean_up_tokenization_spaces: false })
+      : "";
   return {
     kind: "subword",
     size,
     special: specialTokens(data, size, where),
     encode(text) {
       if (asText(text).includes("\0")) {
-        throw new XLExportError(`character ${text.indexOf("\0")} of the text is NUL, so it is no text; give a text.`);
+        throw new XLExportError(
+          `character ${text.indexOf("\0")} of the text is NUL, so it is no text; give a text.`,
+        );
       }
       if (broken(text)) {
-        throw new XLExportError("the text has half of a surrogate pair, which is no Unicode text; remove it.");
+        throw new XLExportError(
+          "the text has half of a surrogate pair, which is no Unicode text; remove it.",
+        );
       }
       /** @type {number[]} */
       const ids = [];
@@ -63,7 +70,9 @@ export async function subwordVocabulary(data, where, read, load) {
       }
       const outside = ids.find((id) => id >= size);
       if (outside !== undefined) {
-        throw new XLExportError(`the text has the token ${outside}, and the model has ${size} tokens; its ${FILE} is of another model.`);
+        throw new XLExportError(
+          `the text has the token ${outside}, and the model has ${size} tokens; its ${FILE} is of another model.`,
+        );
       }
       return ids;
     },

@@ -8,7 +8,8 @@ import { asText, broken, checkedSymbols, specialTokens, words } from "./base.js"
 export function byteVocabulary(data, where) {
   const values = data.values ?? Array.from({ length: 256 }, (_, i) => i);
   const skipped = new Set(data.skipped ?? []);
-  const bytes = (/** @type {any} */ list) => Array.isArray(list) && list.every((x) => Number.isInteger(x) && x >= 0 && x < 256);
+  const bytes = (/** @type {any} */ list) =>
+    Array.isArray(list) && list.every((x) => Number.isInteger(x) && x >= 0 && x < 256);
   if (!bytes(values) || !values.length || new Set(values).size !== values.length || !bytes([...skipped])) {
     throw new XLExportError(
       `${where} is not a byte vocabulary; expected lists of different bytes as its values and skipped.`,
@@ -22,7 +23,9 @@ export function byteVocabulary(data, where) {
     special: {},
     encode(text) {
       if (broken(asText(text))) {
-        throw new XLExportError("the text has half of a surrogate pair, which is no Unicode text; remove it.");
+        throw new XLExportError(
+          "the text has half of a surrogate pair, which is no Unicode text; remove it.",
+        );
       }
       const found = [];
       for (const [at, byte] of new TextEncoder().encode(text).entries()) {
@@ -73,10 +76,15 @@ export function charVocabulary(data, where) {
 export function idsVocabulary(data, where) {
   const { size } = data;
   if (!Number.isInteger(size) || size < 1 || size > 2 ** 24) {
-    throw new XLExportError(`${where} is not a vocabulary; its size is ${shown(size)}, expected 1 to 16777216.`);
+    throw new XLExportError(
+      `${where} is not a vocabulary; its size is ${shown(size)}, expected 1 to 16777216.`,
+    );
   }
   const names = data.names === undefined ? null : checkedSymbols(data.names, where, "ids");
-  if (names && (names.length !== size || names.some((name) => words(name).length !== 1 || words(name)[0] !== name))) {
+  if (
+    names &&
+    (names.length !== size || names.some((name) => words(name).length !== 1 || words(name)[0] !== name))
+  ) {
     throw new XLExportError(`${where} is not an ids vocabulary; expected ${size} names without white space.`);
   }
   const ids = new Map((names ?? []).map((name, id) => [name, id]));
@@ -86,7 +94,9 @@ export function idsVocabulary(data, where) {
     special: specialTokens(data, size, where),
     encode(text) {
       if (!names) {
-        throw new XLExportError(`this model takes token ids from 0 to ${size - 1} and no text; give a list of ids.`);
+        throw new XLExportError(
+          `this model takes token ids from 0 to ${size - 1} and no text; give a list of ids.`,
+        );
       }
       return words(asText(text)).map((word, at) => {
         const id = ids.get(word);

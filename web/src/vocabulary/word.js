@@ -9,10 +9,13 @@ export function wordVocabulary(data, where) {
   const symbols = checkedSymbols(data.symbols, where, "word");
   const { unknown = "<unk>", end_of_line: end = "<eos>", start_of_line: start = null } = data;
   const lower = data.lower_case ?? false;
-  const single = (/** @type {any} */ mark) => typeof mark === "string" && words(mark).length === 1 && words(mark)[0] === mark;
+  const single = (/** @type {any} */ mark) =>
+    typeof mark === "string" && words(mark).length === 1 && words(mark)[0] === mark;
   const marks = [unknown, ...[end, start].filter((mark) => mark !== null)];
   if (!marks.every(single) || typeof lower !== "boolean") {
-    throw new XLExportError(`${where} is not a word vocabulary; its marks ${shown(marks)} are not single words.`);
+    throw new XLExportError(
+      `${where} is not a word vocabulary; its marks ${shown(marks)} are not single words.`,
+    );
   }
   const ids = new Map(symbols.map((symbol, id) => [symbol, id]));
   const named = { unknown: ids.get(unknown), end_of_line: ids.get(end), beginning: ids.get(start) };
@@ -34,7 +37,9 @@ export function wordVocabulary(data, where) {
     special,
     encode(text) {
       if (asText(text).includes("\0")) {
-        throw new XLExportError(`character ${text.indexOf("\0")} of the text is NUL, so it is no text; give a text.`);
+        throw new XLExportError(
+          `character ${text.indexOf("\0")} of the text is NUL, so it is no text; give a text.`,
+        );
       }
       return marked(lower ? text.toLowerCase() : text).map((word, at) => {
         const id = ids.get(word) ?? ids.get(unknown);

@@ -27,7 +27,10 @@ export async function openInWorker(address, { signal, onProgress, worker: _, ...
   );
   try {
     const isAddress = typeof address === "string" || address instanceof URL;
-    const given = { address: isAddress ? absoluteAddress(address) : address, options: { ...options, vendor } };
+    const given = {
+      address: isAddress ? absoluteAddress(address) : address,
+      options: { ...options, vendor },
+    };
     const told = await asker.ask("open", given, { signal, hear: onProgress });
     const read = async (/** @type {string} */ name) => told.vocabularyFiles[name];
     const vocabulary = await readVocabulary(read, (name) => loadLibrary(name, vendor));
@@ -59,7 +62,8 @@ async function startWorker() {
   worker.onerror = (event) => failed(event.message ?? "it could not be started");
   const port = {
     postMessage: (/** @type {any} */ message) => worker.postMessage(message),
-    hear: (/** @type {(message: any) => void} */ listener) => void (worker.onmessage = ({ data }) => listener(data)),
+    hear: (/** @type {(message: any) => void} */ listener) =>
+      void (worker.onmessage = ({ data }) => listener(data)),
     fail: (/** @type {(why: string) => void} */ listener) => void (failed = listener),
   };
   return { port, end: async () => worker.terminate() };
@@ -210,6 +214,7 @@ function ofMemory(memory, asker) {
   if (!(memory instanceof WorkerMemory)) {
     throw new XLExportError(`the memory is ${shown(memory)}; use one from start() or loadMemory().`);
   }
-  if (memory.asker !== asker) throw new XLExportError("the memory belongs to another model; use one from this model's start().");
+  if (memory.asker !== asker)
+    throw new XLExportError("the memory belongs to another model; use one from this model's start().");
   return memory;
 }
