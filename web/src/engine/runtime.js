@@ -124,8 +124,16 @@ async function places(kind, vendor) {
     const { createRequire } = await import("node:module");
     const { pathToFileURL } = await import("node:url");
     const require = createRequire(import.meta.url);
-    const resolve = (/** @type {string} */ name) =>
-      import.meta.resolve?.(name) ?? pathToFileURL(require.resolve(name)).href;
+    const resolve = (/** @type {string} */ name) => {
+      try {
+        return import.meta.resolve?.(name) ?? pathToFileURL(require.resolve(name)).href;
+      } catch (error) {
+        throw new XLExportError(
+          `${name} is not installed (${firstLine(error)}); run \`npm install xl-export-web\`, which brings it, or ` +
+            "`npm ci` in its folder.",
+        );
+      }
+    };
     if (kind === "tokenizers") return [resolve("@huggingface/tokenizers")];
     return ["onnxruntime-web", ...FILES.wasm.slice(1).map((name) => resolve(`onnxruntime-web/${name}`))];
   }
