@@ -87,7 +87,7 @@ def test_it_equals_the_standard_operators(
     compare(artefact, rows(tokens, 3, sum(cut)), cut)
 
 
-@pytest.mark.parametrize("seed", [3, 6])
+@pytest.mark.parametrize("seed", [3, 6, 7])  # 7 has gated spans
 def test_random_models_equal_the_standard_operators(
     seed: int, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
