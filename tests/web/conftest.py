@@ -29,7 +29,7 @@ FLAGS = (
     "--disable-sync",
     "--autoplay-policy=no-user-gesture-required",
 )
-SWIFTSHADER = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan")
+SWIFTSHADER = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +80,7 @@ class Page:
         while not self.do(expression):
             if time.monotonic() > end:
                 raise TimeoutError(f"{expression} was not true in time; errors: {self.errors}")
-            time.sleep(0.01)
+            time.sleep(0.05)
 
     def ready(self) -> Page:
         """Waits until a model is open, or an error stands there."""

@@ -8,14 +8,16 @@ import string
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 import runtimes
+from runtimes.contract.spec import Target
 from runtimes.contract.vocabulary import ByteVocab, Vocab, WordVocab, save_vocab, vocab_from_file
 from tests.runtimes.contract.test_subword import trained
+from tests.web.conftest import SWIFTSHADER
 from tests.web.test_page import greedy, same_bits
 from xl_export.artefact.export import export
 
@@ -306,3 +308,24 @@ def test_an_old_browser_is_told(
     assert "This browser has no" in page.inner_text("#error")
     assert page.evaluate("tooOld")
     page.close()
+
+
+@pytest.mark.parametrize("adapter", [True, False])
+def test_webgpu_where_there_is_an_adapter(
+    adapter: bool, run: Path, make_site: Callable[..., Path], open_page: Callable[..., Any], tmp_path: Path
+) -> None:
+    """On SwiftShader, an adapter that the processor computes; without an adapter WebAssembly takes over."""
+    if "web" not in get_args(Target):
+        pytest.skip("--target web is not built")
+    artefact = export(run, tmp_path / "artefact", target="web")  # type: ignore[arg-type]
+    page = open_page(make_site(artefact), "?device=webgpu", flags=SWIFTSHADER if adapter else ())
+    facts = page.do("page.model.facts")
+    assert facts["device"] == ("webgpu" if adapter else "wasm"), facts
+    report = page.do("page.model.check()")
+    assert report["passed"]
+    assert report["maxDifference"] <= 1e-4
+    page.write("The first")
+    same_bits(page, artefact)
+    page.do("document.getElementById('temperature').value = 0")
+    stop_at(page, 70)
+    assert page.do("page.work.stream.ids")[9:][:50] == greedy(artefact, "The first", 50)

@@ -79,7 +79,7 @@ export class Side {
     drawSpeed(/** @type {HTMLCanvasElement} */ (part("speed")), this.speed, colours);
     const { last } = this.speed;
     part("speed-text").textContent = last
-      ? `${Math.round(last).toLocaleString("en")} tokens a second, whatever the position.`
+      ? `${Math.round(last).toLocaleString("en")} tokens a second in the latest measurement.`
       : "Nothing was generated yet.";
   }
 }

@@ -40,7 +40,10 @@ export class TextView {
     const follows = this.scroll.scrollTop + this.scroll.clientHeight > this.scroll.scrollHeight - 48;
     this.#add(stream, this.spans.length);
     const added = stream.text.slice(this.length);
-    if (added) area.setRangeText(added, area.value.length, area.value.length, "preserve");
+    const end = area.value.length;
+    const atEnd = area.selectionStart === end; // a caret at the end stays there, so that typing goes on there
+    if (added) area.setRangeText(added, end, end, "preserve");
+    if (atEnd) area.setSelectionRange(area.value.length, area.value.length);
     this.length = stream.text.length;
     if (follows) this.scroll.scrollTop = this.scroll.scrollHeight;
   }
@@ -92,14 +95,21 @@ export class TextView {
   /** Says how surprising the token at the caret, or under the pointer, was. @param {Stream} stream @param {{x: number, y: number} | null} point */
   describe(stream, point) {
     const index = point ? this.#under(point) : this.#atCaret(stream);
-    this.marked?.classList.remove("at");
-    this.marked = this.spans[index] ?? null;
-    if (!this.marked || index >= stream.ids.length) return void (this.token.textContent = "\u00a0");
+    this.silent();
+    if (!this.spans[index] || index >= stream.ids.length) return;
+    this.marked = this.spans[index];
     this.marked.classList.add("at");
     const text = document.createElement("b");
     text.textContent = visible(stream.text.slice(stream.ends[index - 1] ?? 0, stream.ends[index]));
     const position = (stream.position - stream.ids.length + index).toLocaleString("en");
     this.token.replaceChildren(text, ` ${inBits(stream.bits[index])} · position ${position}`);
+  }
+
+  /** Says nothing about any token. */
+  silent() {
+    this.marked?.classList.remove("at");
+    this.marked = null;
+    this.token.textContent = "\u00a0";
   }
 
   /** @param {{x: number, y: number}} point */

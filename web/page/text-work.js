@@ -118,6 +118,7 @@ export class TextWork {
     const before = stream.text.length;
     let ended = null;
     page.side.begin(stream.position);
+    view.silent();
     this.#tick();
     try {
       for await (const piece of stream.generate({ ...options, seed, signal, maxTokens: Infinity })) {
