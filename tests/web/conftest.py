@@ -29,6 +29,7 @@ FLAGS = (
     "--disable-sync",
     "--autoplay-policy=no-user-gesture-required",
 )
+FIREFOX = "firefox"  # in place of flags of Chromium
 SWIFTSHADER = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
 
 
@@ -107,14 +108,31 @@ class Page:
         self.calm()
 
 
+def start_firefox(playwright: Any) -> Any:
+    """Debian's Firefox, which playwright drives by the standard protocol WebDriver BiDi."""
+    program = shutil.which("firefox-esr") or shutil.which("firefox")
+    if program is None:
+        pytest.skip("there is no Firefox; install Debian's package firefox-esr")
+    browser = playwright.firefox.launch(channel="moz-firefox", executable_path=program)
+    try:
+        browser.new_context().new_page().close()
+    except Exception as error:
+        pytest.skip(f"this playwright does not drive {browser.version} of Firefox: {error}")
+    return browser
+
+
 @pytest.fixture(scope="session")
 def browsers(playwright: Any, executable: str) -> Iterator[Callable[..., Any]]:
-    """`browsers(*flags)` → a browser, started once for each set of flags."""
+    """`browsers(*flags)` → Chromium, started once for each set of flags; `browsers(FIREFOX)` → Firefox."""
     started: dict[tuple[str, ...], Any] = {}
 
     def browser(*flags: str) -> Any:
         if flags not in started:
-            started[flags] = playwright.chromium.launch(executable_path=executable, args=[*FLAGS, *flags])
+            started[flags] = (
+                start_firefox(playwright)
+                if flags == (FIREFOX,)
+                else playwright.chromium.launch(executable_path=executable, args=[*FLAGS, *flags])
+            )
         return started[flags]
 
     yield browser

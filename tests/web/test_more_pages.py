@@ -8,17 +8,16 @@ import string
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 
 import runtimes
-from runtimes.contract.spec import Target
 from runtimes.contract.vocabulary import ByteVocab, Vocab, WordVocab, save_vocab, vocab_from_file
 from tests.runtimes.contract.test_subword import trained
-from tests.web.conftest import SWIFTSHADER
-from tests.web.test_page import greedy, same_bits
+from tests.web.conftest import FIREFOX, SWIFTSHADER
+from tests.web.test_page import a_reader_types_and_the_model_goes_on, greedy, same_bits
 from xl_export.artefact.export import export
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -315,9 +314,9 @@ def test_webgpu_where_there_is_an_adapter(
     adapter: bool, run: Path, make_site: Callable[..., Path], open_page: Callable[..., Any], tmp_path: Path
 ) -> None:
     """On SwiftShader, an adapter that the processor computes; without an adapter WebAssembly takes over."""
-    if "web" not in get_args(Target):
-        pytest.skip("--target web is not built")
-    artefact = export(run, tmp_path / "artefact", target="web")  # type: ignore[arg-type]
+    if not (ROOT / "web" / "src" / "engine" / "gpu.js").is_file():
+        pytest.skip("the module does not compute on WebGPU")
+    artefact = export(run, tmp_path / "artefact", target="web")
     page = open_page(make_site(artefact), "?device=webgpu", flags=SWIFTSHADER if adapter else ())
     facts = page.do("page.model.facts")
     assert facts["device"] == ("webgpu" if adapter else "wasm"), facts
@@ -329,3 +328,20 @@ def test_webgpu_where_there_is_an_adapter(
     page.do("document.getElementById('temperature').value = 0")
     stop_at(page, 70)
     assert page.do("page.work.stream.ids")[9:][:50] == greedy(artefact, "The first", 50)
+
+
+def test_a_reader_types_and_the_model_goes_on_in_firefox(
+    artefacts: dict[str, Path], make_site: Callable[..., Path], open_page: Callable[..., Any]
+) -> None:
+    page = open_page(make_site(artefacts["ring"]), "?threads=2", flags=(FIREFOX,))
+    assert "Firefox/" in page.do("navigator.userAgent")
+    a_reader_types_and_the_model_goes_on(page, artefacts["ring"])
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_the_reference_in_firefox(
+    isolated: bool, artefacts: dict[str, Path], make_site: Callable[..., Path], open_page: Callable[..., Any]
+) -> None:
+    page = open_page(make_site(artefacts["ring"]), "?threads=2", isolated=isolated, flags=(FIREFOX,))
+    assert page.do("page.model.facts.threads") == (2 if isolated else 1)
+    assert page.do("page.model.check()")["maxDifference"] <= 1e-4

@@ -53,8 +53,10 @@ def same_bits(page: Any, artefact: Path) -> None:
 def test_a_reader_types_and_the_model_goes_on(
     site: Path, artefacts: dict[str, Path], open_page: Callable[..., Any]
 ) -> None:
-    artefact = artefacts["ring"]
-    page = open_page(site, "?threads=2")
+    a_reader_types_and_the_model_goes_on(open_page(site, "?threads=2"), artefacts["ring"])
+
+
+def a_reader_types_and_the_model_goes_on(page: Any, artefact: Path) -> None:
     assert page.error is None
     assert page.do("crossOriginIsolated")
     assert page.do("page.model.facts.threads") == 2

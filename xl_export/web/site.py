@@ -62,7 +62,7 @@ def write_site(
         _refuse_failing(artefact)
     with atomic_folder(out, force=force, marker=SITE, sources=sources) as folder:
         copy_page(folder)
-        wanted = {**WASM, **(WEBGPU if any(str(spec.target) == "web" for spec in specs) else {})}
+        wanted = {**WASM, **(WEBGPU if any(spec.target == "web" for spec in specs) else {})}
         copy_package(ONNXRUNTIME_WEB, wanted, folder / VENDOR, node_modules=node_modules)
         (folder / VENDOR / licence_name(ONNXRUNTIME_WEB)).write_bytes(_licence())
         if any(map(_subwords, artefacts)):
@@ -160,7 +160,7 @@ def _warning(artefact: Path, spec: Spec) -> str | None:
             f"{artefact} multiplies weights in {spec.precision}, which takes a browser 5 to 9 times as "
             "long as fp32; export the run with --precision int8-stored, which is small and as fast as fp32."
         )
-    if spec.form != "ring" and str(spec.target) != "web":
+    if spec.form != "ring" and spec.target != "web":
         return (
             f"{artefact} has memory of the form {spec.form}, which is copied in every step; export the run "
             "with --memory ring."
