@@ -180,7 +180,7 @@ def test_a_stream_goes_from_page_to_python_and_back(
 def test_ten_thousand_tokens_and_a_hundred_restarts_in_flat_memory(
     artefacts: dict[str, Path], make_site: Callable[..., Path], open_page: Callable[..., Any]
 ) -> None:
-    page = open_page(make_site(artefacts["ring"]))
+    page = open_page(make_site(artefacts["ring"]), "?threads=1")
     protocol = page.page.context.new_cdp_session(page.page)
 
     def heap() -> float:

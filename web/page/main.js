@@ -9,6 +9,7 @@ import { TextWork } from "./text-work.js";
 import { inBytes } from "./tokens.js";
 
 const MOST_THREADS = 4; // more only wait for each other in models that a page can hold
+const LARGE = 32e6; // bytes; in smaller models a second thread waits longer than it computes
 const MOST_FILE = 2 ** 31; // bytes of a saved stream
 
 /** Shows an error in one sentence. @param {unknown} error */
@@ -70,10 +71,11 @@ function chooser(listed, name) {
   });
 }
 
-/** @param {string} name @param {string} path */
-async function load(name, path) {
+/** @param {{name: string, path: string, num_bytes: number}} model */
+async function load({ name, path, num_bytes: size }) {
   const wanted = new URL(location.href).searchParams;
-  const threads = Number(wanted.get("threads")) || Math.min(MOST_THREADS, navigator.hardwareConcurrency || 1);
+  const useful = size < LARGE ? 1 : Math.min(MOST_THREADS, navigator.hardwareConcurrency || 1);
+  const threads = Number(wanted.get("threads")) || useful;
   const bar = /** @type {HTMLProgressElement} */ (part("loading-bar"));
   part("loading-text").textContent = `Loading ${name}…`;
   return open(new URL(path, location.href), {
@@ -110,7 +112,7 @@ async function main() {
   const chosen = listed.find((each) => each.name === wanted) ?? listed[0];
   chooser(listed, chosen.name);
   document.title = `${chosen.name} · xl-export`;
-  const model = await load(chosen.name, chosen.path);
+  const model = await load(chosen);
   const memory = await model.start();
   facts(model, chosen.name);
   const names = musicNames(model);

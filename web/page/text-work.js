@@ -6,6 +6,7 @@ import { drawing, part } from "./side.js";
 
 const SHOWN = 4000; // tokens; of a longer text the beginning leaves the page
 const LEAVING = 1000; // of them at a time
+const TOGETHER = 60; // milliseconds of work whose tokens are shown together
 const TYPING = 40; // milliseconds without a key, after which what was typed is computed
 
 /** @typedef {{side: import("./side.js").Side, fail: (error: unknown) => void, well: () => void, say: (text: string) => void}} Page */
@@ -121,7 +122,7 @@ export class TextWork {
     view.silent();
     this.#tick();
     try {
-      for await (const piece of stream.generate({ ...options, seed, signal, maxTokens: Infinity })) {
+      for await (const piece of stream.generate({ ...options, seed, signal, maxTokens: Infinity, batchMilliseconds: TOGETHER })) {
         page.side.reach(stream.position);
         ended = piece.ended;
       }
@@ -141,8 +142,10 @@ export class TextWork {
   /** Shows what was generated, once a frame. */
   #tick() {
     this.frame = requestAnimationFrame(() => {
-      this.#grow();
-      this.#state(`position ${this.stream.position.toLocaleString("en")}`);
+      if (this.view.spans.length !== this.stream.ids.length) {
+        this.#grow();
+        this.#state(`position ${this.stream.position.toLocaleString("en")}`);
+      }
       this.#tick();
     });
   }
