@@ -1,0 +1,41 @@
+/** Memory in place that computes something else is found at the start, and copied instead. */
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { test } from "node:test";
+import { loadRuntime } from "../src/engine/runtime.js";
+import { chooseEngine } from "../src/engine/self-check.js";
+import { createSession } from "../src/engine/session.js";
+import { loadReference } from "../src/reference.js";
+import { readSpec } from "../src/spec.js";
+import { caseOf } from "./setup.js";
+
+const read = async (/** @type {string} */ name) =>
+  new Uint8Array(readFileSync(join(caseOf("ring").folder, name)));
+
+test("a module whose steps do nothing, fail or answer elsewhere is not used", async () => {
+  const { spec } = await readSpec(await read("spec.json"), "spec.json");
+  const files = { "step.onnx": await read("step.onnx"), "weights.bin": await read("weights.bin") };
+  const runtime = await loadRuntime("wasm", {});
+  const { ort } = runtime;
+  const session = await createSession(ort, spec, files, { executionProviders: ["wasm"] });
+  const real = /** @type {any} */ (runtime.module); // it is started with the first session
+  const reference = await loadReference(spec, read);
+  const choose = (/** @type {any} */ other) =>
+    chooseEngine(ort, session, spec, false, reference, { module: other && new Proxy(real, { get: other }) });
+  assert.equal((await chooseEngine(ort, session, spec, false, reference, { module: real })).reason, null);
+  for (const [run, words] of /** @type {[() => any, RegExp][]} */ ([
+    [() => 0, /failed its self-check: it differs from copies by/],
+    [() => 1, /failed its self-check: ONNX Runtime could not run the step/],
+    [() => Promise.resolve(0), /failed its self-check: it runs in the background/],
+  ])) {
+    const { engine, reason } = await choose((/** @type {any} */ target, /** @type {string} */ name) =>
+      name === "_OrtRun" ? run : target[name],
+    );
+    assert.equal(engine.memory, "copied");
+    assert.match(String(reason), words);
+  }
+  const { reason } = await chooseEngine(ort, session, spec, false, reference, { module: null });
+  assert.equal(reason, "the inside of ONNX Runtime was not reached");
+  await session.release();
+});
