@@ -68,7 +68,7 @@ class BuildPage(build_py):
         if self.editable_mode:  # finds them in the checkout
             return
         for part in ("page", "src"):
-            target = Path(self.build_lib, "xl_export", "web", "files", part)
+            target = Path(self.build_lib, "xl_export", "web", "static", part)
             shutil.rmtree(target, ignore_errors=True)  # of an earlier build
             shutil.copytree(Path("web", part), target)
 

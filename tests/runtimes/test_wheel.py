@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,6 +83,15 @@ def test_a_device_without_a_compiler_gets_the_fast_path(
     )
     assert refused.returncode == 2
     assert "g++ could not be started" in refused.stderr
+
+
+def test_the_page_of_xl_export_web_is_in_it(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = set(archive.namelist())
+    files = [path for part in ("page", "src") for path in (ROOT / "web" / part).rglob("*") if path.is_file()]
+    assert len(files) > 40
+    wanted = {f"xl_export/web/static/{path.relative_to(ROOT / 'web').as_posix()}" for path in files}
+    assert wanted <= packed
 
 
 def test_each_library_has_its_hash_and_no_instruction_of_another(libraries: Path) -> None:
