@@ -155,6 +155,7 @@ CASES = {
             name="text-quality",
             summary="held-out bits per byte of the stories: an artefact, n-grams and compressors",
             keys=("name",),
+            folder="learning",
             takes=("parts", "artefact"),
             precision="int8",
         ),

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.cases import text_quality
+from benchmarks.cases.learning import text_quality
 from benchmarks.showcase import shipped
 from benchmarks.tables.runs import History, Run
 from benchmarks.tables.text_quality import text_quality as table_of
