@@ -59,7 +59,7 @@ export interface Model {
   step(tokens: Segment, memory: Memory): Promise<Logits>;
   /** Logits [batch, V] of the token after the last one of a segment. */
   predict(tokens: Segment, memory: Memory): Promise<Logits>;
-  /** Feeds a text of any length to one stream. */
+  /** Feeds a text of any length to one stream. Where it is stopped, the stream has seen a part of it. */
   feed(prompt: Prompt, memory: Memory, options?: { signal?: AbortSignal }): Promise<void>;
   /**
    * The surprisal of every token of a text of any length. That of the first token follows from what the memory has
@@ -73,7 +73,8 @@ export interface Model {
   rewind(memory: Memory, count: number): Promise<void>;
   /**
    * Continues a text token by token. Afterwards, however it ended, the memory has seen the prompt and all tokens
-   * that were yielded. An aborted signal raises an XLExportError with the name `AbortError`.
+   * that were yielded; where it was stopped or failed within the prompt, a part of the prompt. An aborted signal
+   * raises an XLExportError with the name `AbortError`.
    *
    * The draws are those of Python's `xl-export generate` with the same seed: `numpy.random.default_rng([seed, 0])`.
    */

@@ -21,6 +21,8 @@ export async function feed(stepper, tokens, memory, { signal, targets, each } = 
   const { segment: longest, mask } = stepper.spec.rule;
   const pause = pauses();
   let length = mask === "same-length" ? Math.min(FIRST, longest) : longest;
+  // What follows an earlier token is no answer to a text that is stopped or fails before its end.
+  if (tokens.length) memory.last = null;
   for (let at = 0; at < tokens.length;) {
     refuseStopped(signal);
     const row = tokens.slice(at, at + length);

@@ -71,6 +71,26 @@ for (const options of [{ device: "wasm" }, { device: devices.at(-1), worker: tru
     await model.close();
   });
 
+  test(`a feed or score that was stopped leaves its position, and nothing to draw from ${where}`, async () => {
+    const model = await open(ring.folder, /** @type {any} */ (options));
+    const text = Array.from({ length: 20_000 }, (_, i) => ring.scored[i % ring.scored.length]);
+    const feed = model.feed.bind(model, text);
+    const score = (/** @type {any} */ memory, /** @type {any} */ { signal }) =>
+      model.score(text, { memory, signal });
+    for (const work of [feed, score]) {
+      const memory = await model.start();
+      await model.predict([1, 2, 3], memory);
+      const controller = new AbortController();
+      setTimeout(() => controller.abort(), 60);
+      await assert.rejects(work(memory, { signal: controller.signal }), { name: "AbortError" });
+      assert.ok(memory.position > 3 && memory.position < text.length, String(memory.position));
+      await assert.rejects(all(model.generate([], { memory })), /encodes to no tokens/);
+      const { surprisals } = await model.score([1, 2], { memory });
+      assert.ok(Number.isNaN(surprisals[0]) && surprisals[1] > 0, String(surprisals));
+    }
+    await model.close();
+  });
+
   test(`mistakes are refused in one sentence ${where}`, async () => {
     const model = await open(ring.folder, /** @type {any} */ (options));
     const memory = await model.start();

@@ -93,8 +93,9 @@ class WorkerMemory {
 
   /** @param {number} [row] */
   async restart(row) {
-    const { positions } = await this.asker.ask("restart", { memory: this.id, row });
+    const { positions, error } = await this.asker.ask("restart", { memory: this.id, row });
     this.positions = positions;
+    if (error) throw unpacked(error);
   }
 
   async dispose() {
@@ -203,8 +204,10 @@ export class WorkerModel {
    */
   async #over(method, given, memory, options = {}, optional = false) {
     const handle = optional && memory === undefined ? undefined : ofMemory(memory, this.asker);
-    const { value, positions } = await this.asker.ask(method, { ...given, memory: handle?.id }, options);
+    const asked = { ...given, memory: handle?.id };
+    const { value, error, positions } = await this.asker.ask(method, asked, options);
     if (handle && positions) handle.positions = positions;
+    if (error) throw unpacked(error);
     return value;
   }
 }

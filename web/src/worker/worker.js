@@ -32,13 +32,18 @@ function memoryOf(id) {
 }
 
 /**
- * The answer of some work over a memory, with the positions that the memory has afterwards.
+ * The answer or the error of some work over a memory, with the positions that the memory has afterwards: a text
+ * that was stopped has been fed in part.
  * @template T @param {number | undefined} id @param {(memory: any) => Promise<T>} work
  */
 async function over(id, work) {
   const memory = memoryOf(id);
-  const value = await work(memory);
-  return { value, positions: memory?.positions };
+  try {
+    const value = await work(memory);
+    return { value, positions: memory?.positions };
+  } catch (error) {
+    return { error: packed(error), positions: memory?.positions };
+  }
 }
 
 /** @type {Parameters<typeof answering>[1]} */
