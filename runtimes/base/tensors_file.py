@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,12 +18,13 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, first_line
-from runtimes.base.files import open_file, read_bytes
+from runtimes.base.files import open_file, reading
 
 DTYPES = {"I64": "<i8", "F32": "<f4", "F16": "<f2"}
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 METADATA, SHA256 = "__metadata__", "sha256"
 LENGTH_BYTES, MAX_HEADER = 8, 1 << 26  # bytes
+MAX_NUMBERS = 1 << 48  # of an array
 FIELDS = {"dtype", "shape", "data_offsets"}
 
 
@@ -49,8 +51,7 @@ def write_tensors(stream: BinaryIO, arrays: Mapping[str, np.ndarray], metadata: 
 def read_metadata(path: Path) -> dict[str, str]:
     """The texts in a file that `write_tensors` wrote; raises ArtefactError or OSError for any other."""
     with open_file(path) as stream:
-        length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
-        return _parse(path, stream.read(min(length, MAX_HEADER + 1)), length)[1]
+        return _read_header(path, stream)[1]
 
 
 def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -58,21 +59,32 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
     Raises ArtefactError for anything else, and where the numbers are not those of the SHA-256.
     """
-    content = read_bytes(path)
-    length = int.from_bytes(content[:LENGTH_BYTES], "little")
-    header, metadata = _parse(path, content[LENGTH_BYTES : LENGTH_BYTES + length], length)
-    data = memoryview(content)[LENGTH_BYTES + length :]
-    arrays, at = {}, 0
-    for name, facts in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        dtype, shape = np.dtype(DTYPES[facts["dtype"]]), facts["shape"]
-        end = at + math.prod(shape) * dtype.itemsize
-        if facts["data_offsets"] != [at, end] or end > len(data):
-            raise _damaged(path, f"its header puts {name!a:.60} where no such array lies")
-        arrays[name] = np.frombuffer(data[at:end], dtype).reshape(shape)
-        at = end
-    if at != len(data) or hashlib.sha256(data).hexdigest() != metadata.get(SHA256):
+    with reading(path), open_file(path) as stream:
+        header, metadata, begin = _read_header(path, stream)
+        places = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+        at = 0
+        for name, facts in places:
+            end = at + math.prod(facts["shape"]) * np.dtype(DTYPES[facts["dtype"]]).itemsize
+            if facts["data_offsets"] != [at, end]:
+                raise _damaged(path, f"its header puts {name!a:.60} where no such array lies")
+            at = end
+        # Compared before anything is read: a file with holes may be longer than the memory of a machine.
+        if (length := os.fstat(stream.fileno()).st_size - begin) != at:
+            raise _damaged(path, f"{length:,} bytes follow its header, which tells of {at:,}")
+        data = memoryview(stream.read(at))
+    if len(data) != at or hashlib.sha256(data).hexdigest() != metadata.get(SHA256):
         raise _damaged(path, "its numbers are not those of its SHA-256")
+    arrays = {}
+    for name, facts in places:
+        first, end = facts["data_offsets"]
+        arrays[name] = np.frombuffer(data[first:end], DTYPES[facts["dtype"]]).reshape(facts["shape"])
     return arrays, metadata
+
+
+def _read_header(path: Path, stream: BinaryIO) -> tuple[dict[str, dict[str, Any]], dict[str, str], int]:
+    """The entries and the texts of a header, and the byte of the file at which the numbers begin."""
+    length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+    return *_parse(path, stream.read(min(length, MAX_HEADER + 1)), length), LENGTH_BYTES + length
 
 
 def _parse(path: Path, text: bytes, length: int) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
@@ -95,7 +107,10 @@ def _is_entry(facts: Any) -> bool:
         return False
     numbers = facts["shape"], facts["data_offsets"]
     lists = all(isinstance(x, list) and all(type(n) is int and n >= 0 for n in x) for x in numbers)
-    return lists and len(facts["shape"]) <= 8 and len(facts["data_offsets"]) == 2
+    if not lists or len(facts["shape"]) > 8 or len(facts["data_offsets"]) != 2:
+        return False
+    # NumPy refuses sizes whose product is too large, even where another size is 0.
+    return math.prod(size or 1 for size in facts["shape"]) <= MAX_NUMBERS
 
 
 def _damaged(path: Path, what: str) -> ArtefactError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,9 @@ def test_any_reader_of_safetensors_reads_a_stream_and_any_writer_writes_one(
         {"shape": [1 << 40, 1 << 40]},
         {"shape": [-1]},
         {"shape": [-1, -2]},  # as many numbers as there are
+        {"shape": [0, 10**30], "data_offsets": [0, 0]},  # no number, and more than NumPy counts
+        {"shape": [0, (1 << 63) - 1], "data_offsets": [0, 0]},
+        {"shape": [0, 1 << 62, 1 << 62], "data_offsets": [0, 0]},
         {"shape": "2"},
         {"dtype": "BF16"},
         {"dtype": ["I64"]},
@@ -223,11 +227,25 @@ def test_a_header_that_says_something_impossible_is_refused(
     content = (tmp_path / "stream").read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
+    data = content[8 + length :]
+    if entry.get("data_offsets") == [0, 0]:  # then a whole file, as a stranger writes it, with nothing else
+        header, data = {"__metadata__": header["__metadata__"], "positions": header["positions"]}, b""
+        header["__metadata__"]["sha256"] = hashlib.sha256(data).hexdigest()
     header["positions"] |= entry
     text = json.dumps(header).encode()
-    (tmp_path / "stream").write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+    (tmp_path / "stream").write_bytes(len(text).to_bytes(8, "little") + text + data)
     with pytest.raises(ArtefactError, match="stream is not a readable file of tensors"):
         load_memory(tmp_path / "stream", sessions["ring"])
+
+
+def test_a_file_that_is_longer_than_its_header_says_is_not_read(
+    sessions: dict[str, Session], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    path = tmp_path / "stream"
+    save_memory(feed(sessions["ring"], tokens), path)
+    os.truncate(path, 1 << 43)  # with a hole that no machine has the memory for
+    with pytest.raises(ArtefactError, match="bytes follow its header"):
+        load_memory(path, sessions["ring"])
 
 
 @pytest.mark.parametrize("layout", ["fortran", "big-endian"])
