@@ -110,7 +110,7 @@ def _is_entry(facts: Any) -> bool:
     if not lists or len(facts["shape"]) > 8 or len(facts["data_offsets"]) != 2:
         return False
     # NumPy refuses sizes whose product is too large, even where another size is 0.
-    return math.prod(size or 1 for size in facts["shape"]) <= MAX_NUMBERS
+    return bool(math.prod(size or 1 for size in facts["shape"]) <= MAX_NUMBERS)
 
 
 def _damaged(path: Path, what: str) -> ArtefactError:
