@@ -198,12 +198,12 @@ def test_ten_thousand_tokens_and_a_hundred_restarts_in_flat_memory(
     assert "earlier tokens are no longer shown" in page.text("earlier")
     assert page.do("document.querySelectorAll('#colours span').length") <= 5000
     assert page.do("document.getElementById('text').value === page.work.stream.text")
-    fixed = page.text("ours-value")
+    fixed = page.text("fixed-value")
     for _ in range(100):
         page.page.click("#new")
         page.until("page.work.stream.position === 0")
         page.write("Once more")
-    assert page.text("ours-value") == fixed
+    assert page.text("fixed-value") == fixed
     assert heap() < before + 6e6
     same_bits(page, artefacts["ring"])
 

@@ -128,6 +128,39 @@ def test_a_damaged_file_is_one_sentence(
     assert not page.page.is_visible("#loading")
 
 
+def test_the_pointer_names_a_token(site: Path, open_page: Callable[..., Any]) -> None:
+    page = open_page(site)
+    page.write("The cat")
+    box = page.do(
+        """(() => {
+          const { left, top, width, height } = page.work.view.spans[4].getBoundingClientRect();
+          return [left + width / 2, top + height / 2];
+        })()"""
+    )
+    page.page.mouse.move(*box)
+    page.until("document.getElementById('token').textContent.startsWith('c')")
+    assert "position 4" in page.text("token")
+    assert page.do("[...document.querySelectorAll('.at')].map((span) => span.textContent)") == ["c"]
+
+
+def test_stop_ends_the_reading_of_a_long_paste(
+    site: Path, artefacts: dict[str, Path], open_page: Callable[..., Any]
+) -> None:
+    """After Stop at most a segment is computed, and the rest of the text is read when one goes on."""
+    page = open_page(site)
+    page.write("The cat")
+    page.page.fill("#text", "The cat" + " and the dog" * 4000)
+    page.until("page.work.editing !== null")
+    page.page.keyboard.press("Escape")
+    page.do("page.work.stream.turn")
+    assert page.do("page.work.stream.text") == "The cat"
+    assert page.do("page.work.stream.memory.position") < 40_000
+    assert page.text("state").startswith("stopped")
+    page.write("The cats")
+    assert page.do("page.work.stream.memory.position") == 8
+    same_bits(page, artefacts["ring"])
+
+
 def test_an_unknown_symbol_is_one_sentence(site: Path, open_page: Callable[..., Any]) -> None:
     page = open_page(site)
     page.write("The cat")

@@ -24,8 +24,8 @@ function fail(error) {
   if (!known) console.error(error);
 }
 
-/** What failed is well again. */
-function well() {
+/** Takes the shown error away. */
+function hideError() {
   part("error").hidden = true;
 }
 
@@ -119,7 +119,7 @@ async function main() {
   part("loading").hidden = true;
   part("work").hidden = false;
   part(names ? "music-work" : "text-work").hidden = false;
-  const page = { side: new Side(model), fail, well, say };
+  const page = { side: new Side(model), fail, hideError, say };
   const work = names ? new MusicWork(model, memory, names, page) : new TextWork(model, memory, page);
   checking(model, work);
   files(work, chosen.name);
@@ -134,7 +134,7 @@ function checking(model, work) {
   const result = part("check-result");
   /** @type {HTMLButtonElement} */ (part("check")).disabled = false;
   button("check", async () => {
-    await work.stop();
+    await work.pause();
     result.hidden = false;
     result.className = "result";
     result.textContent = "Checking…";
@@ -176,8 +176,8 @@ function keys(work) {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
       event.preventDefault();
-      void work.toggle();
-    } else if (event.key === "Escape") void work.stop();
+      if (!event.repeat) work.toggle().catch(fail);
+    } else if (event.key === "Escape") work.stop().catch(fail);
   });
 }
 

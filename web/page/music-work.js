@@ -25,29 +25,53 @@ export class MusicWork {
     this.roll = new Roll();
     /** @type {Organ | null} made with the first click, as browsers ask */
     this.organ = null;
-    /** @type {AbortController | null} */
-    this.running = null;
+    /** Ends what was asked for last. */
+    this.control = new AbortController();
+    this.control.abort();
+    /** @type {Promise<unknown>} What was asked for last, and with it everything before. */
     this.turn = Promise.resolve();
     this.seed = 0;
     this.#fresh();
     this.#keys();
-    part("play").addEventListener("click", () => void this.toggle());
-    part("piece").addEventListener("click", () => void this.piece());
+    part("play").addEventListener("click", () => this.toggle().catch(page.fail));
+    part("piece").addEventListener("click", () => this.piece().catch(page.fail));
     part("volume").addEventListener("input", () => this.organ && (this.organ.volume = this.#volume));
     part("tempo").addEventListener("change", () => (this.performer.tempo = this.#tempo));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#draw());
+    new ResizeObserver(() => this.#draw()).observe(part("roll"));
     this.#draw();
+  }
+
+  /** Whether music plays, or was asked for and begins soon. */
+  get running() {
+    return !this.control.signal.aborted;
   }
 
   /** Plays on, or pauses. */
   async toggle() {
     if (this.running) return this.stop();
     if (this.memory.position === 0) return this.piece();
-    await this.#play([]);
+    await this.#instead((signal) => this.#play([], signal));
   }
 
   /** Begins a new piece, in the metre and key that were chosen. */
   async piece() {
-    await this.stop();
+    await this.#instead((signal) => this.#piece(signal));
+  }
+
+  /** Ends what plays, and then does some work; one work at a time. @param {(signal: AbortSignal) => Promise<void>} work */
+  async #instead(work) {
+    this.control.abort();
+    const control = new AbortController();
+    this.control = control;
+    const mine = this.turn.then(() => work(control.signal)).finally(() => control.abort());
+    this.turn = mine.catch(() => {});
+    return mine;
+  }
+
+  /** @param {AbortSignal} signal */
+  async #piece(signal) {
+    if (signal.aborted) return;
     this.organ?.hush();
     await this.memory.restart();
     this.roll.clear();
@@ -60,14 +84,19 @@ export class MusicWork {
     const ids = [END, ...header].map((name) => this.names.indexOf(name));
     this.seed = drawing().seed;
     for (const name of header) this.#take(name, NaN);
-    await this.#play(ids);
+    await this.#play(ids, signal);
   }
 
   /** Pauses; what is ready already sounds when it goes on. */
   async stop() {
-    this.running?.abort();
+    this.control.abort();
     await this.turn;
-    await this.organ?.context.suspend();
+    if (!this.running) await this.organ?.context.suspend();
+  }
+
+  /** The same as `stop`. */
+  async pause() {
+    await this.stop();
   }
 
   /** The stream as a file. */
@@ -79,6 +108,11 @@ export class MusicWork {
   /** @param {Uint8Array} file */
   async load(file) {
     await this.stop();
+    await this.#instead(() => this.#load(file));
+  }
+
+  /** @param {Uint8Array} file */
+  async #load(file) {
     const memory = await this.model.loadMemory(file);
     await this.memory.dispose();
     this.memory = memory;
@@ -89,8 +123,9 @@ export class MusicWork {
     // the beat and the voices that sound are not in the file: a bar line begins the rest
     this.opening = [this.names.indexOf("|")];
     this.#take("|", NaN);
-    this.page.well();
+    this.page.hideError();
     this.#show();
+    this.#draw();
     part("music-state").textContent = `loaded at position ${memory.position.toLocaleString("en")}`;
   }
 
@@ -106,27 +141,23 @@ export class MusicWork {
     this.pieces = 0;
   }
 
-  /** @param {number[]} prompt */
-  async #play(prompt) {
-    const control = new AbortController();
-    this.running = control;
+  /** Plays until it is aborted. @param {number[]} prompt @param {AbortSignal} signal */
+  async #play(prompt, signal) {
+    if (signal.aborted) return;
     this.#button(true);
-    this.organ ??= new Organ(this.#volume);
-    this.page.well();
+    this.page.hideError();
     this.page.say("Playing.");
-    this.turn = (async () => {
-      try {
-        await this.organ?.resume();
-        await this.#ahead([...this.opening, ...prompt], control.signal);
-      } catch (error) {
-        if (/** @type {Error} */ (error).name !== "AbortError") this.page.fail(error);
-      } finally {
-        this.running = null;
-        this.#button(false);
-        this.page.say("Paused.");
-      }
-    })();
-    await this.turn;
+    try {
+      this.organ ??= new Organ(this.#volume);
+      await this.organ.resume();
+      this.#animate(signal);
+      await this.#ahead([...this.opening, ...prompt], signal);
+    } catch (error) {
+      if (/** @type {Error} */ (error).name !== "AbortError") throw error;
+    } finally {
+      this.#button(false);
+      this.page.say("Paused.");
+    }
   }
 
   /** Generates until aborted, `AHEAD` of what sounds. @param {number[]} prompt @param {AbortSignal} signal */
@@ -140,13 +171,17 @@ export class MusicWork {
       }
       const { seed: _, ...options } = drawing();
       side.begin(this.memory.position);
+      const before = this.memory.position;
       const given = { ...options, seed: this.seed++, signal, maxTokens: AT_ONCE, memory: this.memory, text: false };
-      for await (const { token, nats } of this.model.generate(prompt, given)) {
-        side.reach(this.memory.position);
-        this.#take(this.names[token], nats / Math.LN2);
+      try {
+        for await (const { token, nats } of this.model.generate(prompt, given)) {
+          side.reach(this.memory.position);
+          this.#take(this.names[token], nats / Math.LN2);
+        }
+      } finally {
+        if (this.memory.position > before) this.opening = [];
       }
       prompt = [];
-      this.opening = [];
       this.#show();
     }
   }
@@ -211,9 +246,15 @@ export class MusicWork {
       ink: colour("ink"), soft: colour("soft"), line: colour("line"), sheet: colour("sheet"),
     };
     this.roll.draw(canvas, this.organ?.now ?? 0, colours);
+  }
+
+  /** Draws until it is aborted, and once more. @param {AbortSignal} signal */
+  #animate(signal) {
+    this.#draw();
+    if (signal.aborted) return;
     const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
-    if (calm) setTimeout(() => this.#draw(), 500);
-    else requestAnimationFrame(() => this.#draw());
+    if (calm) setTimeout(() => this.#animate(signal), 500);
+    else requestAnimationFrame(() => this.#animate(signal));
   }
 
   #keys() {

@@ -46,9 +46,9 @@ export class Side {
   memory(position) {
     const growing = this.perToken * position;
     const most = Math.max(this.fixed, growing);
-    part("ours").style.width = `${(100 * this.fixed) / most}%`;
+    part("fixed").style.width = `${(100 * this.fixed) / most}%`;
     part("growing").style.width = `${(100 * growing) / most}%`;
-    part("ours-value").textContent = inBytes(this.fixed);
+    part("fixed-value").textContent = inBytes(this.fixed);
     part("growing-value").textContent = inBytes(growing);
     part("memory-text").textContent =
       `At position ${position.toLocaleString("en")}. It stays ${inBytes(this.fixed)}; a cache of all keys and ` +

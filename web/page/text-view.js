@@ -71,7 +71,7 @@ export class TextView {
 
   /** The text area was changed by somebody, and nothing is computed yet. @param {number} common characters that are as they were @param {Stream} stream */
   typed(common, stream) {
-    let count = this.spans.length;
+    let count = Math.min(this.spans.length, stream.ids.length);
     while (count > 0 && stream.ends[count - 1] > common) count--;
     for (const span of this.spans.splice(count)) span.remove();
     this.length = stream.ends[count - 1] ?? 0;
@@ -114,7 +114,10 @@ export class TextView {
 
   /** @param {{x: number, y: number}} point */
   #under({ x, y }) {
+    // The text area lies over the tokens, and the layer of tokens lets the pointer through: not for this question.
+    this.colours.classList.add("asked");
     const found = document.elementsFromPoint(x, y).find((element) => element.parentNode === this.colours);
+    this.colours.classList.remove("asked");
     return found ? this.spans.indexOf(/** @type {HTMLSpanElement} */ (found)) : -1;
   }
 

@@ -6,10 +6,12 @@ import { drawing, part } from "./side.js";
 
 const SHOWN = 4000; // tokens; of a longer text the beginning leaves the page
 const LEAVING = 1000; // of them at a time
+const TYPED = 20_000; // tokens that are shown of a text that was typed or pasted
 const TOGETHER = 60; // milliseconds of work whose tokens are shown together
 const TYPING = 40; // milliseconds without a key, after which what was typed is computed
 
-/** @typedef {{side: import("./side.js").Side, fail: (error: unknown) => void, well: () => void, say: (text: string) => void}} Page */
+/** @typedef {{side: import("./side.js").Side, fail: (error: unknown) => void, hideError: () => void, say: (text: string) => void}} Page
+ * `fail`: shows an error. `hideError`: takes it away. `say`: says something to those who do not see the page */
 
 export class TextWork {
   /** @param {import("../index.js").Model} model @param {import("../index.js").Memory} memory @param {Page} page */
@@ -27,11 +29,13 @@ export class TextWork {
     });
     /** @type {AbortController | null} */
     this.running = null;
+    /** @type {AbortController | null} of what was typed and is being computed */
+    this.editing = null;
     this.timer = 0;
     this.frame = 0;
     this.typing = false; // the text area holds something that the stream does not have yet
-    part("go").addEventListener("click", () => void this.toggle());
-    part("new").addEventListener("click", () => void this.clear());
+    part("go").addEventListener("click", () => this.toggle().catch(page.fail));
+    part("new").addEventListener("click", () => this.clear().catch(page.fail));
     this.area.addEventListener("input", () => this.#typed());
     this.area.addEventListener("pointermove", (event) => this.view.describe(this.stream, event));
     this.area.addEventListener("pointerleave", () => this.view.describe(this.stream, null));
@@ -48,27 +52,34 @@ export class TextWork {
     this.running = control;
     this.#button(true);
     try {
-      await this.#computeTyped();
+      await this.#computeTyped(control.signal);
       if (control.signal.aborted) return;
-      if (!this.stream.foretold) {
+      if (!this.stream.hasNext) {
         throw new Refusal("the file does not say which token came last; type something first, then press Continue.");
       }
       await this.stream.inTurn(() => this.#write(control.signal));
     } catch (error) {
-      this.page.fail(error);
+      if (/** @type {Error} */ (error).name !== "AbortError") this.page.fail(error);
     } finally {
       this.running = null;
       this.#button(false);
     }
   }
 
-  /** Stops, and waits until nothing is computed any more. */
+  /** Stops generating and the computing of what was typed, and waits until nothing is computed any more. */
   async stop() {
+    this.editing?.abort();
+    await this.pause();
+  }
+
+  /** Stops generating, and waits until what was typed is computed. */
+  async pause() {
     this.running?.abort();
     this.#button(false); // at once: at most the token that is being computed still comes
     await this.stream.turn;
   }
 
+  /** Begins a new text. */
   async clear() {
     await this.stop();
     clearTimeout(this.timer);
@@ -79,7 +90,7 @@ export class TextWork {
     this.page.side.speed.clear();
     this.page.side.measured = true;
     this.#show();
-    this.page.well();
+    this.page.hideError();
     this.#state("");
     this.page.say("The text is empty.");
     this.area.focus();
@@ -87,12 +98,12 @@ export class TextWork {
 
   /** The stream as a file. */
   async save() {
-    await this.stop();
+    await this.pause();
     await this.#computeTyped();
-    return this.stream.inTurn(async () => ({
-      file: await this.model.saveMemory(this.stream.memory),
-      note: this.stream.note(),
-    }));
+    return this.stream.inTurn(async () => {
+      await this.stream.repair();
+      return { file: await this.model.saveMemory(this.stream.memory), note: this.stream.note() };
+    });
   }
 
   /** @param {Uint8Array} file @param {any} note */
@@ -106,7 +117,7 @@ export class TextWork {
     this.view.show(stream, 0, true);
     this.view.before(stream.position - stream.ids.length);
     this.#show();
-    page.well();
+    page.hideError();
     this.#state(`loaded at position ${stream.position.toLocaleString("en")}`);
     page.say(`The stream was loaded at position ${stream.position}.`);
     part("scroll").scrollTop = part("scroll").scrollHeight;
@@ -154,10 +165,15 @@ export class TextWork {
     const { stream, view } = this;
     if (this.typing) return;
     view.grow(stream);
-    if (stream.ids.length > SHOWN + LEAVING) {
-      view.shorten(LEAVING, stream.shorten(LEAVING), stream.position - stream.ids.length);
-    }
+    if (stream.ids.length > SHOWN + LEAVING) this.#shorten(Math.max(LEAVING, stream.ids.length - SHOWN - LEAVING));
     this.#show();
+  }
+
+  /** The first tokens leave the page. @param {number} most */
+  #shorten(most) {
+    const { stream, view } = this;
+    const { count, cut } = stream.shorten(most);
+    view.shorten(count, cut, stream.position - stream.ids.length);
   }
 
   #show() {
@@ -170,26 +186,45 @@ export class TextWork {
     this.typing = true;
     this.view.typed(commonLength(this.stream.text, this.area.value), this.stream);
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.#computeTyped().catch((error) => this.page.fail(error)), TYPING);
+    this.timer = setTimeout(() => this.#computeTyped().catch(this.page.fail), TYPING);
   }
 
-  /** Computes what was typed and not computed yet. */
-  async #computeTyped() {
+  /** Computes what was typed and not computed yet. @param {AbortSignal} [signal] */
+  async #computeTyped(signal) {
     clearTimeout(this.timer);
     await this.stream.inTurn(async () => {
       const { stream, view, page } = this;
       if (!this.typing) return;
       page.side.speed.cut();
       const text = this.area.value;
-      const from = await stream.edit(text);
+      const from = await this.#edit(text, signal);
+      if (from === null) return void this.#state("stopped; the model has not read all of the text yet");
       view.show(stream, from);
       if (this.area.value !== text) return void view.typed(commonLength(stream.text, this.area.value), stream);
+      if (stream.ids.length > TYPED) this.#shorten(stream.ids.length - TYPED);
       this.typing = false;
-      page.well();
+      page.hideError();
       this.#show();
       this.#state(`position ${stream.position.toLocaleString("en")}`);
       view.describe(stream, null);
     });
+  }
+
+  /** Makes the stream's text another one; null where this was stopped. @param {string} text @param {AbortSignal} [signal] */
+  async #edit(text, signal) {
+    this.editing = new AbortController();
+    const stop = () => this.editing?.abort();
+    signal?.addEventListener("abort", stop);
+    if (signal?.aborted) stop();
+    try {
+      return await this.stream.edit(text, { signal: this.editing.signal });
+    } catch (error) {
+      if (/** @type {Error} */ (error).name !== "AbortError") throw error;
+      return null;
+    } finally {
+      signal?.removeEventListener("abort", stop);
+      this.editing = null;
+    }
   }
 
   /** @param {boolean} running */

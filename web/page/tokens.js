@@ -3,9 +3,6 @@
  * Nothing here knows the page or the model.
  */
 
-const WHITE = /\s/;
-const LONGEST_WORD = 32; // tokens; a longer run without blanks is cut where the edit is
-
 /**
  * Where each token of a text ends in it, as an offset.
  *
@@ -78,30 +75,6 @@ export function commonLength(a, b) {
   while (length < most && a.charCodeAt(length) === b.charCodeAt(length)) length++;
   const half = length > 0 && /[\ud800-\udbff]/.test(a[length - 1]);
   return half ? length - 1 : length;
-}
-
-/**
- * How many tokens stay as they are when the text changes.
- *
- * Vocabularies of bytes and characters keep all tokens before the change. In the others a token depends on the
- * whole word, so those of the word in which the text changes are made again.
- * @param {{ends: number[], kind: string, before: string, after: string}} change
- */
-export function kept({ ends, kind, before, after }) {
-  const common = commonLength(before, after);
-  let count = ends.length;
-  while (count > 0 && ends[count - 1] > common) count--;
-  // a token that adds no text is a part of the character or word after it
-  while (count > 0 && ends[count - 1] === (ends[count - 2] ?? 0) && count < ends.length) count--;
-  if (kind === "byte" || kind === "char") return count;
-  const cut = count;
-  while (count > 0 && cut - count < LONGEST_WORD) {
-    const at = ends[count - 1];
-    if (at >= after.length && count === ends.length) return count; // nothing follows
-    if (WHITE.test(after[at] ?? "") && !WHITE.test(after[at - 1] ?? "")) return count;
-    count--;
-  }
-  return count === 0 ? 0 : cut;
 }
 
 const STEPS = [0.5, 1, 2, 3.5, 5, 7, 9.5, 12]; // bits; where one colour of a token ends

@@ -1,0 +1,109 @@
+/**
+ * Which tokens a changed text has, and how many of the tokens it had before stay.
+ *
+ * The text is encoded as a whole, because a part of it may have other tokens than it has inside the whole. Tokens
+ * that the model generated stay as they are, even where the vocabulary would cut their text in another way.
+ * Nothing here knows the page or the model.
+ */
+import { commonLength, endsOf } from "./tokens.js";
+
+const WARM = 8; // tokens before the new ones from which a decoder knows how their text begins
+
+/**
+ * @typedef {import("../index.js").Vocabulary} Vocabulary
+ * @typedef {{
+ *   text: string, context: string, ids: number[], ends: number[], lead: number, given: number,
+ * }} Shown the text that is shown and its tokens. `context`: characters before it that are no longer shown.
+ *   `lead`: how many tokens stand before the text. `given`: how many were not made by encoding, but generated or loaded
+ * @typedef {{
+ *   keep: number, ids: number[], from: number, ends: number[],
+ * }} Change `keep`: the number of tokens that stay. `ids`: the tokens after those. `from`, `ends`: the first token
+ *   whose place in the text is another one, and where the tokens from there on end
+ */
+
+/**
+ * The change of the tokens that a new text makes. Raises an XLExportError for a text that cannot be encoded.
+ * @param {Vocabulary} vocabulary @param {Shown} shown @param {string} text @returns {Change}
+ */
+export function changeTo(vocabulary, shown, text) {
+  const common = commonLength(shown.text, text);
+  if (text === "" && !shown.context) return { keep: 0, ids: [], from: 0, ends: [] };
+  const separate = vocabulary.kind === "byte" || vocabulary.kind === "char";
+  const change = separate
+    ? independent(vocabulary, shown, text, common)
+    : (shown.given || shown.context ? aligned : encoded)(vocabulary, shown, text, common);
+  return withBlanks(change, shown.lead, text);
+}
+
+/** In a vocabulary of bytes or characters no token depends on the others. @param {Vocabulary} vocabulary @param {Shown} shown @param {string} text @param {number} common */
+function independent(vocabulary, { ids, ends, lead }, text, common) {
+  let keep = within(ends, common);
+  // a token that adds no text is a part of the character after it
+  while (keep > lead && keep < ids.length && ends[keep - 1] === (ends[keep - 2] ?? 0)) keep--;
+  const from = ends[keep - 1] ?? 0;
+  const added = from < text.length ? vocabulary.encode(text.slice(from)) : [];
+  const places = placed(vocabulary, ids.slice(0, keep), added, text, from);
+  return { keep, ids: added, from: keep, ends: places };
+}
+
+/** Everything was typed: the tokens are those of the whole text. @param {Vocabulary} vocabulary @param {Shown} shown @param {string} text @param {number} common */
+function encoded(vocabulary, { ids, ends }, text, common) {
+  const whole = vocabulary.encode(text);
+  const keep = commonIds(ids, whole);
+  const from = Math.min(keep, within(ends, common));
+  const places = placed(vocabulary, ids.slice(0, from), whole.slice(from), text, ends[from - 1] ?? 0);
+  return { keep, ids: whole.slice(keep), from, ends: places };
+}
+
+/**
+ * Some tokens were generated or loaded: they stay up to the last place before the change where a token ends both
+ * among them and in the encoded text.
+ * @param {Vocabulary} vocabulary @param {Shown} shown @param {string} text @param {number} common
+ */
+function aligned(vocabulary, { context, ids, ends, lead, given }, text, common) {
+  const whole = vocabulary.encode(context + text);
+  const places = placed(vocabulary, [], whole, context + text, 0).map((end) => end - context.length);
+  /** @type {Map<number, number[]>} for each place: the numbers of tokens after which the encoded text is there */
+  const counts = new Map(context ? [] : [[0, [0]]]);
+  for (const [at, end] of places.entries()) counts.set(end, [...(counts.get(end) ?? []), at + 1]);
+  for (let count = Math.min(given, within(ends, common)); count >= 0; count--) {
+    const candidates = counts.get(ends[count - 1] ?? 0);
+    if (!candidates) continue;
+    const same = count > 0 ? candidates.findLast((each) => whole[each - 1] === ids[count - 1]) : undefined;
+    const addsNone = count > lead && ends[count - 1] === (ends[count - 2] ?? 0);
+    if (same === undefined && addsNone) continue; // a part of a character, or a mark that belongs to what follows
+    const at = same ?? candidates[0];
+    const keep = count + commonIds(ids.slice(count), whole.slice(at));
+    return { keep, ids: whole.slice(at + keep - count), from: count, ends: places.slice(at) };
+  }
+  const alone = vocabulary.encode(text);
+  return { keep: 0, ids: alone, from: 0, ends: placed(vocabulary, [], alone, text, 0) };
+}
+
+/** Blanks at the end that are no token belong to the last token. @param {Change} change @param {number} lead @param {string} text @returns {Change} */
+function withBlanks(change, lead, text) {
+  if (change.ends.length || change.keep <= lead) return change;
+  return { ...change, from: change.keep - 1, ends: [text.length] };
+}
+
+/** Where tokens end that follow others. @param {Vocabulary} vocabulary @param {number[]} before @param {number[]} ids @param {string} text @param {number} from */
+function placed(vocabulary, before, ids, text, from) {
+  const decoder = vocabulary.decoder();
+  for (const id of before.slice(-WARM)) decoder(id);
+  return endsOf(text.slice(from), ids.map((id) => decoder(id))).map((end) => from + end);
+}
+
+/** How many tokens end within the first characters. @param {number[]} ends @param {number} length */
+function within(ends, length) {
+  let count = ends.length;
+  while (count > 0 && ends[count - 1] > length) count--;
+  return count;
+}
+
+/** How many tokens two lists have in common at their beginning. @param {number[]} a @param {number[]} b */
+function commonIds(a, b) {
+  const most = Math.min(a.length, b.length);
+  let count = 0;
+  while (count < most && a[count] === b[count]) count++;
+  return count;
+}

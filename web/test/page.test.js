@@ -1,0 +1,250 @@
+/** The text of the page and the memory of the model: they hold the same tokens after every change. */
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { test } from "node:test";
+import { Refusal, Stream } from "../page/stream.js";
+import { loadLibrary } from "../src/engine/runtime.js";
+import { StoppedError, XLExportError } from "../src/errors.js";
+import { Random } from "../src/text/random.js";
+import { readVocabulary } from "../src/vocabulary/index.js";
+import { given } from "./setup.js";
+
+const SEGMENT = 8;
+const LETTERS = "abcdefghijklmnopqrstuvwxyz XY";
+
+/** A vocabulary of the letters. */
+const letters = {
+  kind: "char",
+  size: LETTERS.length,
+  special: {},
+  encode: (/** @type {string} */ text) => Array.from(text, (letter) => LETTERS.indexOf(letter)),
+  decoder: () => (/** @type {number} */ id) => LETTERS[id],
+};
+
+/** A model whose memory is the list of the tokens that it has seen. */
+class FakeModel {
+  /** @param {any} vocabulary */
+  constructor(vocabulary = letters) {
+    this.vocabulary = vocabulary;
+    this.failsAfter = Infinity; // tokens that are fed before the work fails
+    this.ring = true;
+  }
+
+  memory(tokens = /** @type {number[]} */ ([])) {
+    return {
+      tokens,
+      furthest: tokens.length,
+      predicts: false, // whether it was fed since it was loaded or taken back
+      get position() {
+        return this.tokens.length;
+      },
+      async restart() {
+        [this.tokens, this.furthest, this.predicts] = [[], 0, false];
+      },
+      async dispose() {},
+    };
+  }
+
+  /** @param {number[]} ids @param {any} memory @param {{signal?: AbortSignal}} [options] */
+  async feed(ids, memory, { signal } = {}) {
+    for (const id of ids) {
+      await null;
+      if (signal?.aborted) throw new StoppedError();
+      if (this.failsAfter-- <= 0) throw new XLExportError("it failed.");
+      memory.tokens = memory.tokens.concat(id);
+      memory.predicts = true;
+      memory.furthest = Math.max(memory.furthest, memory.tokens.length);
+    }
+  }
+
+  /** @param {number[]} ids @param {any} options */
+  async score(ids, { memory, signal }) {
+    if (ids.length > 1000) memory.tokens = memory.tokens.concat(ids);
+    else await this.feed(ids, memory, { signal });
+    return { surprisals: new Float64Array(ids.length) };
+  }
+
+  /** @param {any} memory @param {number} count */
+  async rewind(memory, count) {
+    const most = SEGMENT - (memory.furthest - memory.tokens.length);
+    if (!this.ring || count > most) throw new XLExportError("so many cannot be taken back.");
+    memory.tokens = memory.tokens.slice(0, memory.tokens.length - count);
+    memory.predicts = false;
+  }
+
+  /** @param {number[]} prompt @param {any} options */
+  async *generate(prompt, { memory, ids, signal }) {
+    if (!prompt.length && !memory.predicts) throw new XLExportError("no token is predicted.");
+    await this.feed(prompt, memory, { signal });
+    const decoder = this.vocabulary.decoder();
+    for (const id of memory.tokens) decoder(id);
+    for (const id of ids) {
+      await this.feed([id], memory);
+      yield { token: id, text: decoder(id), nats: 1 };
+    }
+  }
+
+  /** @param {any} memory */
+  async saveMemory(memory) {
+    return new TextEncoder().encode(JSON.stringify(memory.tokens));
+  }
+
+  /** @param {Uint8Array} file */
+  async loadMemory(file) {
+    return this.memory(JSON.parse(new TextDecoder().decode(file)));
+  }
+}
+
+/** @param {any} model @returns {any} */
+const streamOf = (model) => new Stream(model, model.memory());
+
+/** The memory holds the tokens of the text. @param {any} stream @param {string} text @param {string} [where] */
+function agree(stream, text, where) {
+  const tokens = stream.memory.tokens.slice(stream.base);
+  assert.deepEqual(tokens, [...stream.earlier, ...stream.ids], where);
+  assert.equal(stream.text, text, where);
+  assert.equal(stream.bits.length, stream.ids.length, where);
+  assert.equal(stream.ends.length, stream.ids.length, where);
+}
+
+/** A stream that was loaded from the file of another one. @param {string} text */
+async function loaded(text) {
+  const model = new FakeModel();
+  const first = streamOf(model);
+  await first.edit(text);
+  const stream = streamOf(model);
+  await stream.load(await model.saveMemory(first.memory), first.note());
+  agree(stream, text);
+  return stream;
+}
+
+test("an edit inside a loaded text and one behind it leave the memory with the text", async () => {
+  const stream = await loaded("abcdefghijklmnopqrst");
+  let text = "abcdefghijklmnopqXX";
+  await stream.edit(text);
+  agree(stream, text);
+  text += "X".repeat(17);
+  await stream.edit(text);
+  text = "abcdefghijklmnopqXXXXYY";
+  await stream.edit(text);
+  agree(stream, text);
+  assert.ok(stream.hasNext);
+});
+
+test("where the memory of a file cannot go back, the edit is refused and nothing changes", async () => {
+  const stream = await loaded("abcdefghijklmnopqrst");
+  await assert.rejects(stream.edit("aX"), Refusal);
+  agree(stream, "abcdefghijklmnopqrst");
+  await stream.edit("abcdefghijklmnopqrstX");
+  agree(stream, "abcdefghijklmnopqrstX");
+});
+
+test("after deleting back to the end of a loaded text the next token is predicted", async () => {
+  const stream = await loaded("abcdefghijklmnopqrst");
+  await stream.edit("abcdefghijklmnopqrst" + "X".repeat(20));
+  await stream.edit("abcdefghijklmnopqrst");
+  agree(stream, "abcdefghijklmnopqrst");
+  assert.ok(stream.hasNext);
+  for await (const _ of stream.generate({ ids: [0] })) continue;
+  agree(stream, "abcdefghijklmnopqrsta");
+});
+
+test("work that failed or was stopped in the middle is mended by the next change", async () => {
+  for (const ring of [true, false]) {
+    for (const failsAfter of [0, 1, 3, 6]) {
+      const model = new FakeModel();
+      model.ring = ring;
+      const stream = streamOf(model);
+      await stream.edit("abc");
+      model.failsAfter = failsAfter;
+      await assert.rejects(stream.edit("abcdefghij"), /it failed/);
+      model.failsAfter = Infinity;
+      assert.equal(stream.text, "abc");
+      await stream.repair();
+      agree(stream, "abc", `${ring} ${failsAfter}`);
+      model.failsAfter = failsAfter;
+      await assert.rejects(stream.edit("abXXXXXX"), /it failed/);
+      model.failsAfter = Infinity;
+      await stream.edit("abYY");
+      agree(stream, "abYY", `${ring} ${failsAfter}`);
+      const control = new AbortController();
+      const stopped = stream.edit(`abYY${"X".repeat(500)}`, { signal: control.signal });
+      setTimeout(() => control.abort());
+      await new Promise((resolve) => setTimeout(resolve));
+      await stopped.catch(() => {});
+      for await (const _ of stream.generate({ ids: [1, 2] })) continue;
+      agree(stream, `${stream.text.slice(0, -2)}bc`, `${ring} ${failsAfter}`);
+    }
+  }
+});
+
+test("a pasted text may have more tokens than a call has arguments", async () => {
+  const stream = streamOf(new FakeModel());
+  const text = "abcdefgh".repeat(40_000);
+  await stream.edit(text);
+  agree(stream, text);
+  const { cut } = stream.shorten(300_000);
+  await stream.edit(`${text.slice(cut)}X`);
+  agree(stream, `${text.slice(cut)}X`);
+});
+
+for (const { name, folder, texts } of given.vocabularies.filter((each) => !each.name.startsWith("ids"))) {
+  test(`${name}: a text that is typed and edited in pieces has the tokens of the whole`, async () => {
+    const vocabulary = await readVocabulary(
+      async (file) => new Uint8Array(readFileSync(join(folder, file))),
+      (library) => loadLibrary(library, undefined),
+    );
+    const random = new Random(2, 0);
+    const below = (/** @type {number} */ n) => Math.floor(random.next() * n);
+    const model = new FakeModel(vocabulary);
+    for (const { text } of [...texts.slice(0, 25), ...texts.slice(-5), { text: "the cat\nsat on the\n\n mat\n" }]) {
+      const stream = streamOf(model);
+      const characters = Array.from(text);
+      const edits = [];
+      for (let at = 0; at < characters.length; at += 1 + below(4)) edits.push(characters.slice(0, at).join(""));
+      edits.push(text);
+      for (let n = 0; n < 4; n++) {
+        const at = below(characters.length + 1);
+        const other = [...characters.slice(0, at), ...["", "the", " ", "\n"][below(4)], ...characters.slice(at + below(5))];
+        edits.push(other.join(""));
+      }
+      for (const shown of edits) {
+        try {
+          await stream.edit(shown);
+        } catch (error) {
+          assert.ok(error instanceof XLExportError);
+          assert.throws(() => vocabulary.encode(shown), XLExportError);
+          continue;
+        }
+        agree(stream, shown, JSON.stringify([name, shown]));
+        assert.deepEqual(stream.ids, vocabulary.encode(shown), JSON.stringify([name, shown]));
+        if (stream.ids.length) assert.equal(stream.ends.at(-1), shown.length, JSON.stringify([name, shown]));
+      }
+    }
+  });
+
+  test(`${name}: generated tokens stay, and the text around them is what is shown`, async () => {
+    const vocabulary = await readVocabulary(
+      async (file) => new Uint8Array(readFileSync(join(folder, file))),
+      (library) => loadLibrary(library, undefined),
+    );
+    const model = new FakeModel(vocabulary);
+    const stream = streamOf(model);
+    const typed = ["byte-values", "char"].includes(name) ? "the cat" : "the cat\n";
+    await stream.edit(typed);
+    const spelled = name.startsWith("word") ? ["the cat the"] : Array.from("the cat the");
+    const ids = spelled.flatMap((part) => vocabulary.encode(part)); // not as the vocabulary would cut the text
+    for await (const _ of stream.generate({ ids })) continue;
+    const before = [...stream.ids];
+    const { text } = stream;
+    await stream.edit(`${text} the cat`);
+    agree(stream, `${text} the cat`);
+    const same = stream.ids.findIndex((/** @type {number} */ id, /** @type {number} */ at) => id !== before[at]);
+    assert.ok(same >= before.length - 2, `${same} of ${before.length} tokens stay`);
+    const { cut } = stream.shorten(9);
+    await stream.edit(`${text.slice(cut)} the`);
+    agree(stream, `${text.slice(cut)} the`);
+    assert.equal(stream.ends.at(-1), stream.text.length);
+  });
+}
