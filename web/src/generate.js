@@ -87,6 +87,6 @@ export async function* pieces(
       if (grown.ended) return;
     }
   } finally {
-    await feedWaiting();
+    if (!stepper.closed) await feedWaiting();
   }
 }

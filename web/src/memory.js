@@ -66,10 +66,13 @@ export class Memory {
     if (!Number.isInteger(row) || row < 0 || row >= this.batch) {
       throw new XLExportError(`row ${shown(row)} is not there; expected 0 to ${this.batch - 1}.`);
     }
-    this.positions[row] = 0n;
-    if (row === 0) [this.tail, this.furthest] = [[], 0n];
-    if (this.last)
-      this.last.fill(NaN, (row * this.last.length) / this.batch, ((row + 1) * this.last.length) / this.batch);
+    await this.inUse(async () => {
+      this.positions[row] = 0n;
+      if (row === 0) [this.tail, this.furthest] = [[], 0n];
+      const size = (this.last?.length ?? 0) / this.batch;
+      if (this.batch === 1) this.last = null;
+      else this.last?.fill(NaN, row * size, (row + 1) * size);
+    });
   }
 
   /** Notes the latest tokens of the first stream. @param {number[]} tokens */
@@ -88,17 +91,29 @@ export class Memory {
   }
 
   /**
-   * Runs some work while nothing else may use this memory: two that share a stream would mix their texts.
-   * @template T @param {() => Promise<T>} work @returns {Promise<T>}
+   * Lets nothing else use this memory until `leave`: two that share a stream would mix their texts. It tests and
+   * takes at once, without an `await` during which another could come between.
    */
-  async inUse(work) {
+  take() {
     if (!this.state) throw new XLExportError("the memory was disposed of; take another one from start().");
     if (this.busy) refuseBusy();
     this.busy = true;
+  }
+
+  leave() {
+    this.busy = false;
+  }
+
+  /**
+   * Runs some work while nothing else may use this memory.
+   * @template T @param {() => Promise<T>} work @returns {Promise<T>}
+   */
+  async inUse(work) {
+    this.take();
     try {
       return await work();
     } finally {
-      this.busy = false;
+      this.leave();
     }
   }
 }
@@ -112,11 +127,11 @@ function refuseBusy() {
  * A memory of zeros for some new streams.
  * @param {Engine} engine @param {string} owner @param {number} batch
  */
-export function newMemory(engine, owner, batch) {
+export async function newMemory(engine, owner, batch) {
   if (!Number.isInteger(batch) || batch < 1 || batch > MOST_ROWS) {
     throw new XLExportError(`batch is ${shown(batch)}; expected 1 to ${MOST_ROWS} streams.`);
   }
-  return new Memory(engine, engine.create(batch), owner, new BigInt64Array(batch));
+  return new Memory(engine, await engine.create(batch), owner, new BigInt64Array(batch));
 }
 
 /**

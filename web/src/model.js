@@ -135,12 +135,11 @@ export class Model {
     try {
       refuseForeign(used, this.engine, this.identity);
       refuseSeveral(used);
-      await used.inUse(async () => {});
-      used.busy = true;
+      used.take();
       try {
         yield* pieces(this.stepper, this.vocabulary, tokens, used, checked);
       } finally {
-        used.busy = false;
+        used.leave();
       }
     } finally {
       if (!memory) await used.dispose();
@@ -180,10 +179,11 @@ export class Model {
     }
   }
 
-  /** Ends the session and frees what it holds. */
+  /** Ends the session and frees what it holds. Steps that wait are computed first, and later ones are refused. */
   async close() {
     if (this.closed) return;
     this.closed = true;
+    this.stepper.closed = true;
     await this.stepper.queue;
     await this.engine.close();
   }

@@ -81,7 +81,7 @@ export async function loadMemory(bytes, engine, spec, identity) {
     if (!finite(array.data, state.dtype)) throw damaged("it holds values that are not finite");
     return array.data;
   });
-  const memory = newMemory(engine, identity, found.length);
+  const memory = await newMemory(engine, identity, found.length);
   await engine.write(memory.state, tensors);
   memory.positions.set(found);
   // How far it came before it was taken back: as far as can be, where the file does not tell.

@@ -71,6 +71,7 @@ export class Stepper {
     this.chosen = chosen;
     /** @type {Promise<unknown>} The steps that wait: an engine computes one at a time. */
     this.queue = Promise.resolve();
+    this.closed = false;
   }
 
   /**
@@ -83,6 +84,8 @@ export class Stepper {
    * @returns {Promise<T>}
    */
   async advance(segment, memory, which, targets, use) {
+    // A text that goes on after `close` would compute with a session that was freed.
+    if (this.closed) throw new XLExportError("the model was closed; open it again.");
     const turn = this.queue.then(async () => use(await this.#run(segment, memory, which, targets)));
     this.queue = turn.catch(() => {});
     return turn;

@@ -91,6 +91,30 @@ for (const options of [{ device: "wasm" }, { device: devices.at(-1), worker: tru
     await model.close();
   });
 
+  test(`a memory in use is left alone, and a model that is closed ends its texts ${where}`, async () => {
+    const model = await open(ring.folder, /** @type {any} */ (options));
+    const memory = await model.start();
+    const pieces = model.generate(ring.prompt, { memory, maxTokens: Infinity, batchMilliseconds: 0 });
+    await pieces.next();
+    await assert.rejects(memory.restart(), /something else is using this memory/);
+    await assert.rejects(memory.dispose(), /something else is using this memory/);
+    assert.equal(memory.position, ring.prompt.length);
+    await pieces.return();
+    await memory.restart();
+    await assert.rejects(all(model.generate([], { memory })), /encodes to no tokens/);
+    await memory.dispose();
+    await memory.dispose();
+
+    const [left, running] = [await model.start(), model.generate([1], { maxTokens: Infinity })];
+    await running.next();
+    const ended = model.generate([1], { maxTokens: Infinity });
+    await ended.next();
+    await model.close();
+    await assert.rejects(running.next(), /the model was closed; open it again/);
+    await ended.return();
+    await left.dispose();
+  });
+
   test(`mistakes are refused in one sentence ${where}`, async () => {
     const model = await open(ring.folder, /** @type {any} */ (options));
     const memory = await model.start();
@@ -148,6 +172,15 @@ test("two streams of one model may be used at once, and one stream may not", asy
   const both = await Promise.allSettled([model.feed(ring.prompt, memory), model.feed(ring.prompt, memory)]);
   assert.deepEqual(both.map(({ status }) => status).sort(), ["fulfilled", "rejected"]);
   assert.equal(memory.position, ring.prompt.length);
+  for (let turns = 0; turns < 8; turns++) {
+    const [one, two] = [0, 1].map(() => model.generate([1], { memory, maxTokens: 2 }));
+    const first = [one.next()];
+    for (let n = 0; n < turns; n++) await null; // the second text comes at each of the first one's pauses
+    first.push(two.next());
+    const told = await Promise.allSettled(first);
+    assert.deepEqual(told.map(({ status }) => status).sort(), ["fulfilled", "rejected"], `${turns} turns`);
+    await Promise.all([one.return(), two.return()]);
+  }
   await model.close();
 });
 

@@ -65,7 +65,7 @@ export async function refuseDifferent(engine, spec, chosen, reference) {
  */
 async function answers(engine, spec, chosen, reference) {
   const batch = reference.tokens.length;
-  const memory = new Memory(engine, engine.create(batch), "", new BigInt64Array(batch));
+  const memory = new Memory(engine, await engine.create(batch), "", new BigInt64Array(batch));
   try {
     const found = await replay(new Stepper(engine, spec, chosen), beginning(reference, TOKENS), memory);
     return found.flatMap((differences) => [...differences]);

@@ -10,7 +10,7 @@ import { GRAPH, WEIGHTS, tensors } from "../spec.js";
  * @typedef {{logits: Float32Array, logProbs: Float32Array | null}} Answers
  * @typedef {{
  *   memory: string,
- *   create(batch: number): any,
+ *   create(batch: number): any, // or a promise of it
  *   release(state: any): void,
  *   copy(state: any): Promise<any>,
  *   read(state: any): Promise<Uint8Array[]>,

@@ -99,8 +99,9 @@ class WorkerMemory {
   }
 
   async dispose() {
-    forgotten.unregister(this);
+    if (this.asker.ended) return; // its worker is gone, and all memory with it
     await this.asker.ask("dispose", { memory: this.id });
+    forgotten.unregister(this);
   }
 }
 
@@ -166,8 +167,10 @@ export class WorkerModel {
         if (told.done) return;
       }
     } finally {
-      const { positions } = await this.asker.ask("end", { text });
-      if (positions && handle) handle.positions = positions;
+      if (!this.asker.ended) {
+        const { positions } = await this.asker.ask("end", { text });
+        if (positions && handle) handle.positions = positions;
+      }
     }
   }
 

@@ -60,7 +60,7 @@ const methods = {
   rewind: ({ memory, count }) => over(memory, (used) => model.rewind(used, count)),
   restart: ({ memory, row }) => over(memory, (used) => used.restart(row)),
   async dispose({ memory }) {
-    await memoryOf(memory)?.dispose();
+    await memories.get(memory)?.dispose();
     memories.delete(memory);
   },
   step: ({ tokens, memory }) => over(memory, (used) => model.step(tokens, used)),
