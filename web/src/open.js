@@ -146,15 +146,16 @@ async function openEngine(chosen, runtime, contents, options) {
 /** @param {Runtime} runtime @param {Contents} contents @returns {Promise<Omit<Opened, "deviceReason">>} */
 async function openGpu({ ort, version, note }, { spec, files, reference }) {
   const session = await createSession(ort, spec, files, gpuOptions(spec));
-  const engine = new GpuEngine(ort, session, await ort.env.webgpu.device, spec); // there is none before a session
   try {
+    const device = await ort.env.webgpu.device; // there is none before a session
+    const engine = new GpuEngine(ort, session, device, spec);
     await refuseDifferent(engine, spec, selective(spec), reference);
+    const computedBy = `ONNX Runtime ${version} on WebGPU`;
+    return { engine, reason: null, device: "webgpu", threads: 1, note, computedBy };
   } catch (error) {
-    await engine.close();
+    await session.release();
     throw error;
   }
-  const computedBy = `ONNX Runtime ${version} on WebGPU`;
-  return { engine, reason: null, device: "webgpu", threads: 1, note, computedBy };
 }
 
 /**

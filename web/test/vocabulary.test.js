@@ -1,9 +1,10 @@
 /** Texts and ids are those of Python, on random Unicode texts. */
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
+import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { test } from "node:test";
 import { loadLibrary } from "../src/engine/runtime.js";
+import { ownSha256 } from "../src/files/sha256.js";
 import { XLExportError, decode } from "../src/index.js";
 import { pieces } from "../src/vocabulary/subword.js";
 import { readVocabulary } from "../src/vocabulary/index.js";
@@ -61,6 +62,34 @@ test("what is no vocabulary is refused in one sentence", async () => {
   }
   const vocabulary = await readVocabulary(files({ kind: "ids", size: 4 }), loadLibraryNever);
   assert.throws(() => vocabulary.encode("a"), /takes token ids from 0 to 3 and no text/);
+});
+
+test("a vocabulary with any other value in any field opens, or is refused in one sentence", async () => {
+  const odd = [null, -1, 0, 5, 1.5, true, "", "x", [], [5], [[]], {}, { a: 1 }, { length: 3 }];
+  for (const kind of ["byte-values", "char", "word-lines", "ids-names", "byte-level", "byte-fallback"]) {
+    const found = given.vocabularies.find(({ name }) => name === kind);
+    assert.ok(found, kind);
+    const files = Object.fromEntries(
+      readdirSync(found.folder).map((name) => [name, JSON.parse(readFileSync(join(found.folder, name), "utf-8"))]),
+    );
+    for (const [file, content] of Object.entries(files)) {
+      const fields = new Set([...Object.keys(content), ...(kind === "byte-values" ? ["values", "skipped"] : [])]);
+      for (const [field, value] of [...fields].flatMap((key) => odd.map((each) => [key, each]))) {
+        const other = { ...files, [file]: { ...content, [String(field)]: value } };
+        const bytes = (/** @type {any} */ data) => new TextEncoder().encode(JSON.stringify(data));
+        if (file !== "vocab.json")
+          other["vocab.json"] = { ...files["vocab.json"], sha256: ownSha256(bytes(other[file])) };
+        try {
+          const read = async (/** @type {string} */ name) => bytes(other[name]);
+          const vocabulary = await readVocabulary(read, (name) => loadLibrary(name, undefined));
+          decode(vocabulary, vocabulary.encode("the cat"));
+        } catch (error) {
+          const told = `${kind}: ${field} ${JSON.stringify(value)}: ${/** @type {any} */ (error)?.stack}`;
+          assert.ok(error instanceof XLExportError && !error.message.includes("\n"), told);
+        }
+      }
+    }
+  }
 });
 
 /** @type {(name: string) => Promise<never>} */

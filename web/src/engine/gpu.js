@@ -38,19 +38,31 @@ export class GpuEngine {
     this.device = device;
     this.spec = spec;
     this.memory = "GPU buffers";
+    /** @type {string | null} Why the GPU computes no longer. Its calls raise no error then; they do nothing. */
+    this.lost = null;
+    device.lost.then((/** @type {{message: string, reason: string}} */ { message, reason }) => {
+      this.lost = message || reason;
+    });
   }
 
-  /** @param {number} batch @returns {GpuState} */
-  create(batch) {
-    const set = () =>
-      this.spec.state.map(({ dtype, shape }) => {
-        const dims = stateShape({ shape }, batch);
-        const bytes = dims.reduce((a, b) => a * b, BYTES[dtype]);
-        // A new buffer holds zeros.
-        const buffer = this.device.createBuffer({ size: padded(bytes), usage: MEMORY_USAGE });
-        return { buffer, bytes, tensor: this.ort.Tensor.fromGpuBuffer(buffer, { dataType: dtype, dims }) };
+  /** @param {number} batch @returns {Promise<GpuState>} */
+  async create(batch) {
+    const tensors = this.spec.state.map(({ dtype, shape }) => {
+      const dims = stateShape({ shape }, batch);
+      return { dtype, dims, bytes: dims.reduce((a, b) => a * b, BYTES[dtype]) };
+    });
+    const sizes = tensors.map(({ bytes }) => bytes);
+    const buffers = await this.#buffers([...sizes, ...sizes], MEMORY_USAGE);
+    const set = (/** @type {any[]} */ own) =>
+      tensors.map(({ dtype, dims, bytes }, i) => {
+        const tensor = this.ort.Tensor.fromGpuBuffer(own[i], { dataType: dtype, dims });
+        return { buffer: own[i], bytes, tensor };
       });
-    return { sets: [set(), set()], turn: 0, batch };
+    return {
+      sets: [set(buffers.slice(0, sizes.length)), set(buffers.slice(sizes.length))],
+      turn: 0,
+      batch,
+    };
   }
 
   /** @param {GpuState} state */
@@ -66,6 +78,7 @@ export class GpuEngine {
 
   /** @param {GpuState} state @param {Uint8Array[]} tensors */
   async write(state, tensors) {
+    this.#refuseLost();
     state.sets[state.turn].forEach(({ buffer, bytes }, i) => {
       const whole = new Uint8Array(padded(bytes));
       whole.set(tensors[i]);
@@ -75,7 +88,7 @@ export class GpuEngine {
 
   /** @param {GpuState} state */
   async copy(state) {
-    const copy = this.create(state.batch);
+    const copy = await this.create(state.batch);
     const commands = this.device.createCommandEncoder();
     state.sets[state.turn].forEach(({ buffer, bytes }, i) => {
       commands.copyBufferToBuffer(buffer, 0, copy.sets[0][i].buffer, 0, padded(bytes));
@@ -86,6 +99,7 @@ export class GpuEngine {
 
   /** @param {Step} step @param {GpuState} state */
   async run({ tokens, positions, batch, length, targets, rows }, state) {
+    this.#refuseLost();
     const { Tensor } = this.ort;
     const next = 1 - state.turn;
     /** @type {Record<string, any>} */
@@ -108,13 +122,13 @@ export class GpuEngine {
     try {
       answers = await this.session.run(feeds, fetches, { logSeverityLevel: 3 });
     } catch (error) {
+      this.#refuseLost();
       throw new XLExportError(
         `ONNX Runtime could not run the step on the GPU (${firstLine(error)}); open with device wasm.`,
-        {
-          cause: error,
-        },
+        { cause: error },
       );
     }
+    this.#refuseLost(); // before the memory is told to have seen the tokens
     state.turn = next;
     return { logits: answers.logits.data, logProbs: answers.log_probs?.data ?? null };
   }
@@ -125,7 +139,7 @@ export class GpuEngine {
 
   /** @param {{buffer: any, bytes: number}} slot */
   async #download({ buffer, bytes }) {
-    const staging = this.device.createBuffer({ size: padded(bytes), usage: READ_USAGE });
+    const [staging] = await this.#buffers([bytes], READ_USAGE);
     const commands = this.device.createCommandEncoder();
     commands.copyBufferToBuffer(buffer, 0, staging, 0, padded(bytes));
     this.device.queue.submit([commands.finish()]);
@@ -133,6 +147,45 @@ export class GpuEngine {
     const copy = new Uint8Array(staging.getMappedRange().slice(0, bytes));
     staging.destroy();
     return copy;
+  }
+
+  /**
+   * New buffers, which hold zeros. WebGPU makes one that does not fit in silence, and computes nothing with it: so
+   * sizes are compared with the limits first, and its errors are asked for.
+   * @param {number[]} sizes in bytes @param {number} usage
+   */
+  async #buffers(sizes, usage) {
+    this.#refuseLost();
+    const { maxBufferSize, maxStorageBufferBindingSize } = this.device.limits;
+    const most = Math.min(maxBufferSize, maxStorageBufferBindingSize);
+    const largest = Math.max(0, ...sizes.map(padded));
+    if (largest > most) {
+      throw new XLExportError(
+        `a memory tensor has ${largest} bytes, and this GPU takes at most ${most}; use fewer streams, or open ` +
+          "with device wasm.",
+      );
+    }
+    for (const kind of ["validation", "out-of-memory"]) this.device.pushErrorScope(kind);
+    const buffers = sizes.map((bytes) => this.device.createBuffer({ size: padded(bytes), usage }));
+    const errors = await Promise.all([this.device.popErrorScope(), this.device.popErrorScope()]);
+    const error = errors.find(Boolean);
+    if (error) {
+      for (const buffer of buffers) buffer.destroy();
+      const all = sizes.reduce((sum, bytes) => sum + padded(bytes), 0);
+      throw new XLExportError(
+        `the GPU has no ${all} bytes for the memory (${firstLine(error.message)}); use fewer streams, dispose of some, or ` +
+          "open with device wasm.",
+      );
+    }
+    this.#refuseLost();
+    return buffers;
+  }
+
+  #refuseLost() {
+    if (this.lost === null) return;
+    throw new XLExportError(
+      `the GPU was lost (${firstLine(this.lost)}); open the model again, or with device wasm.`,
+    );
   }
 }
 

@@ -7,14 +7,15 @@ import { asText, broken, checkedSymbols, specialTokens, words } from "./base.js"
 /** @param {any} data @param {string} where @returns {Vocabulary} */
 export function byteVocabulary(data, where) {
   const values = data.values ?? Array.from({ length: 256 }, (_, i) => i);
-  const skipped = new Set(data.skipped ?? []);
+  const left = data.skipped ?? [];
   const bytes = (/** @type {any} */ list) =>
     Array.isArray(list) && list.every((x) => Number.isInteger(x) && x >= 0 && x < 256);
-  if (!bytes(values) || !values.length || new Set(values).size !== values.length || !bytes([...skipped])) {
+  if (!bytes(values) || !values.length || new Set(values).size !== values.length || !bytes(left)) {
     throw new XLExportError(
       `${where} is not a byte vocabulary; expected lists of different bytes as its values and skipped.`,
     );
   }
+  const skipped = new Set(left);
   const ids = new Int32Array(256).fill(-1);
   values.forEach((/** @type {number} */ value, /** @type {number} */ id) => (ids[value] = id));
   return {
