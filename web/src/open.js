@@ -3,7 +3,7 @@ import { GpuEngine, gpuOptions, missingGpu } from "./engine/gpu.js";
 import { chooseEngine, refuseDifferent } from "./engine/self-check.js";
 import { loadLibrary, loadRuntime } from "./engine/runtime.js";
 import { createSession } from "./engine/session.js";
-import { XLExportError, firstLine, shown } from "./errors.js";
+import { AlteredError, XLExportError, firstLine, shown } from "./errors.js";
 import { Counter, verifiedFiles } from "./files/download.js";
 import { inNode, sourceOf } from "./files/source.js";
 import { Model } from "./model.js";
@@ -19,7 +19,6 @@ import { readVocabulary } from "./vocabulary/index.js";
  */
 
 const MOST_SPEC_BYTES = 2 ** 24;
-const RUNTIME_BYTES = { wasm: 14239897, webgpu: 26781914 }; // of onnxruntime-web 1.30.0, to show progress
 const DEVICES = ["auto", "wasm", "webgpu", "native"];
 
 /**
@@ -28,7 +27,7 @@ const DEVICES = ["auto", "wasm", "webgpu", "native"];
  * @returns {Promise<Model>}
  */
 export async function openHere(address, options = {}) {
-  const { device = "auto", threads = 1, onProgress, signal, vendor } = options;
+  const { device = "auto", threads = 1, signal } = options;
   if (!DEVICES.includes(device)) {
     throw new XLExportError(
       `device is ${shown(device)}; expected ${DEVICES.slice(0, -1).join(", ")} or native.`,
@@ -38,8 +37,26 @@ export async function openHere(address, options = {}) {
     throw new XLExportError(`threads is ${shown(threads)}; expected 1 to 64.`);
   }
   const source = sourceOf(address);
-  const counter = new Counter(onProgress);
   const head = await source.read(SPEC, { most: MOST_SPEC_BYTES, signal });
+  try {
+    return await openFrom(source, head, options);
+  } catch (error) {
+    if (!(error instanceof AlteredError)) throw error;
+    // The browser may have kept the spec.json of an earlier artefact at the same address.
+    const now = await source.read(SPEC, { most: MOST_SPEC_BYTES, signal, fresh: true });
+    if (now.length === head.length && now.every((byte, i) => byte === head[i])) throw error;
+    return openFrom(source, now, options);
+  }
+}
+
+/**
+ * The model over the files of a source.
+ * @param {import("./files/source.js").Source} source @param {Uint8Array} head the bytes of its `spec.json`
+ * @param {OpenOptions} options @returns {Promise<Model>}
+ */
+async function openFrom(source, head, options) {
+  const { device = "auto", threads = 1, onProgress, signal, vendor } = options;
+  const counter = new Counter(onProgress);
   const { spec, identity } = await readSpec(head, `${SPEC} of ${source.name}`);
   const read = verifiedFiles(source, spec, { counter, signal });
   const needed = [GRAPH, WEIGHTS].filter((name) => Object.hasOwn(spec.files, name));
@@ -48,11 +65,10 @@ export async function openHere(address, options = {}) {
   const reference = () => (known ??= loadReference(spec, verifiedFiles(source, spec, { signal })));
   const chosen = await chooseDevice(device, spec);
   const kind = chosen.device === "webgpu" ? "webgpu" : "wasm";
-  if (!inNode()) counter.expect(RUNTIME_BYTES[kind]);
   // All downloads run at once; the first that fails is told, and the others end by themselves.
   const loading = chosen.native
     ? Promise.resolve(null)
-    : loadRuntime(kind, { vendor, threads, onBytes: counter.of("ONNX Runtime"), signal });
+    : loadRuntime(kind, { vendor, threads, counter, signal });
   const contents = Promise.all(
     needed.map(async (name) => /** @type {[string, Uint8Array]} */ ([name, await read(name)])),
   );

@@ -5,6 +5,7 @@ import { createServer } from "node:http";
 import { join } from "node:path";
 import { test } from "node:test";
 import { canonical, parseExact } from "../src/files/json.js";
+import { textOf } from "../src/files/npz.js";
 import { ownSha256, sha256 } from "../src/files/sha256.js";
 import { XLExportError, open } from "../src/index.js";
 import { given } from "./setup.js";
@@ -84,16 +85,26 @@ test("a server's failures are told, its bytes are counted, and a kept file of an
     const heard = [];
     const stale = (/** @type {any} */ response, /** @type {number} */ n) =>
       response.end(n === 1 ? "old" : files["vocab.json"]);
-    special = { "vocab.json": stale };
+    const larger = (/** @type {any} */ response, /** @type {number} */ n) =>
+      response.end(n === 1 ? Buffer.alloc(files["weights.bin"].length + 9) : files["weights.bin"]);
+    special = { "vocab.json": stale, "weights.bin": larger };
     const model = await open(url, { device: "wasm", onProgress: (progress) => heard.push(progress) });
-    assert.equal(asked["vocab.json"], 2);
+    assert.deepEqual([asked["vocab.json"], asked["weights.bin"], asked["spec.json"]], [2, 2, 1]);
     assert.ok(heard.every(({ loaded, total }) => loaded <= total));
+    assert.equal(heard.at(-1)?.loaded, heard.at(-1)?.total);
     assert.deepEqual([...new Set(heard.map(({ file }) => file))].sort(), [
       "step.onnx",
       "vocab.json",
       "weights.bin",
     ]);
     await model.close();
+    const older = readFileSync(join(given.cases[1].folder, "spec.json"));
+    const other = (/** @type {any} */ response, /** @type {number} */ n) =>
+      response.end(n === 1 ? older : files["spec.json"]);
+    [special, asked] = [{ "spec.json": other }, {}];
+    const again = await open(url, { device: "wasm" });
+    assert.deepEqual([again.identity, asked["spec.json"]], [model.identity, 2]);
+    await again.close();
     for (const [name, answer, words] of /** @type {[string, (response: any) => void, RegExp][]} */ ([
       [
         "spec.json",
@@ -128,6 +139,11 @@ test("a server's failures are told, its bytes are counted, and a kept file of an
     server.close();
   }
   await assert.rejects(open(url, { device: "wasm" }), (error) => isSentence(error, /could not be read/));
+});
+
+test("a text of NumPy may be long", () => {
+  const data = new Uint8Array(Uint32Array.from({ length: 200_000 }, () => 97).buffer);
+  assert.equal(textOf({ dtype: "<U200000", shape: [], data }), "a".repeat(200_000));
 });
 
 test("a damaged or foreign stream is refused in one sentence", async () => {

@@ -4,7 +4,7 @@
  * WebAssembly is started once in each page, worker or Node process, with the number of threads of the first
  * model.
  */
-import { XLExportError, firstLine } from "../errors.js";
+import { StoppedError, XLExportError, firstLine, refuseStopped } from "../errors.js";
 import { absoluteAddress, inNode, sourceOf } from "../files/source.js";
 import { captured, stands } from "./capture.js";
 
@@ -14,13 +14,13 @@ export const RELEASE = "1.30.0";
 /**
  * @typedef {typeof import("onnxruntime-web")} Ort
  * @typedef {{
- *   ort: Ort, version: string, threads: number, note: string | null,
- *   module: import("./heap.js").HeapModule | null,
- * }} Runtime `note`: why there are fewer threads than were asked for. `module`: of Emscripten; null where it
- * could not be had.
+ *   ort: Ort, version: string, threads: number, module: import("./heap.js").HeapModule | null,
+ * }} Started `module`: of Emscripten; null where it could not be had.
+ * @typedef {Started & {note: string | null}} Runtime `note`: why there are fewer threads than were asked for.
  * @typedef {{
- *   vendor?: string | URL, threads?: number, onBytes?: (count: number) => void, signal?: AbortSignal,
- * }} LoadOptions
+ *   vendor?: string | URL, threads?: number, counter?: import("../files/download.js").Counter,
+ *   signal?: AbortSignal,
+ * }} LoadOptions `counter` counts the bytes that are downloaded: none where WebAssembly has been started.
  */
 
 /** The files of the packages as they lie in the folder `vendor` of a page. */
@@ -33,7 +33,8 @@ const FILES = {
   ],
   tokenizers: ["tokenizers.min.mjs"],
 };
-/** @type {Partial<Record<"wasm" | "webgpu", Promise<Runtime>>>} */
+const BYTES = { wasm: 14239897, webgpu: 26781914 }; // of the third file, to show progress
+/** @type {Partial<Record<"wasm" | "webgpu", Promise<Started>>>} */
 const started = {};
 
 /**
@@ -41,25 +42,70 @@ const started = {};
  * @param {"wasm" | "webgpu"} kind @param {LoadOptions} options @returns {Promise<Runtime>}
  */
 export async function loadRuntime(kind, options) {
-  started[kind] ??= start(kind, options);
+  const { threads = 1, signal } = options;
+  refuseStopped(signal);
+  if (!started[kind]) {
+    const starting = start(kind, options);
+    started[kind] = starting;
+    starting.catch(() => delete started[kind]);
+  }
+  const runtime = await unlessStopped(/** @type {Promise<Started>} */ (started[kind]), signal);
+  const note = threads > runtime.threads ? whyFewer(runtime.threads) : null;
+  const { ort, version } = runtime;
+  return {
+    ort,
+    version,
+    threads: runtime.threads,
+    note,
+    get module() {
+      return runtime.module; // there is none before the first session
+    },
+  };
+}
+
+/** @param {number} threads that there are */
+function whyFewer(threads) {
+  if (!isolated()) {
+    return (
+      "one thread: several need the headers Cross-Origin-Opener-Policy: same-origin and " +
+      "Cross-Origin-Embedder-Policy: require-corp"
+    );
+  }
+  const count = threads === 1 ? "one thread" : `${threads} threads`;
+  return `${count}: the first model of this page or process has started WebAssembly with so many`;
+}
+
+/** Whether this place may have several threads. */
+function isolated() {
+  return inNode() || globalThis.crossOriginIsolated === true;
+}
+
+/**
+ * The result of work that several callers share, or the error of one caller's signal: the work goes on for the others.
+ * @template T @param {Promise<T>} work @param {AbortSignal | undefined} signal @returns {Promise<T>}
+ */
+async function unlessStopped(work, signal) {
+  /** @type {() => void} */
+  let stop = () => {};
+  const stopped = new Promise((_, reject) => (stop = () => reject(new StoppedError())));
+  signal?.addEventListener("abort", stop);
   try {
-    return await /** @type {Promise<Runtime>} */ (started[kind]);
-  } catch (error) {
-    delete started[kind];
-    throw error;
+    return /** @type {T} */ (await Promise.race([work, stopped]));
+  } finally {
+    signal?.removeEventListener("abort", stop);
   }
 }
 
-/** @param {"wasm" | "webgpu"} kind @param {LoadOptions} options @returns {Promise<Runtime>} */
-async function start(kind, { vendor, threads = 1, onBytes, signal }) {
+/**
+ * Starts WebAssembly for everyone: its first caller's signal does not end it.
+ * @param {"wasm" | "webgpu"} kind @param {LoadOptions} options @returns {Promise<Started>}
+ */
+async function start(kind, { vendor, threads = 1, counter, signal }) {
   refuseOldPlatform();
-  const isolated = inNode() || globalThis.crossOriginIsolated === true;
-  const used = isolated ? threads : 1;
-  const note =
-    used < threads
-      ? "one thread: several need the headers Cross-Origin-Opener-Policy: same-origin and " +
-        "Cross-Origin-Embedder-Policy: require-corp"
-      : null;
+  const used = isolated() ? threads : 1;
+  if (!inNode()) counter?.expect(BYTES[kind]);
+  const count = counter?.of("ONNX Runtime");
+  const onBytes = (/** @type {number} */ bytes) => signal?.aborted || count?.(bytes);
   const [api, mjs, wasm] = await places(kind, vendor);
   try {
     const ort = /** @type {Ort} */ (await import(/* @vite-ignore */ api));
@@ -69,7 +115,7 @@ async function start(kind, { vendor, threads = 1, onBytes, signal }) {
     if (!inNode()) {
       const at = wasm.lastIndexOf("/") + 1;
       ort.env.wasm.wasmBinary = /** @type {any} */ (
-        await sourceOf(wasm.slice(0, at)).read(wasm.slice(at), { onBytes, signal })
+        await sourceOf(wasm.slice(0, at)).read(wasm.slice(at), { onBytes })
       );
     }
     if (kind === "wasm") {
@@ -83,7 +129,6 @@ async function start(kind, { vendor, threads = 1, onBytes, signal }) {
       ort,
       version,
       threads: used,
-      note,
       get module() {
         return kind === "wasm" && version === RELEASE ? captured() : null;
       },

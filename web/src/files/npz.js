@@ -122,7 +122,10 @@ function readNpy(data) {
 export function textOf({ dtype, shape, data }) {
   if (!dtype.startsWith("<U") || shape.length) return "";
   const points = new Uint32Array(data.buffer, data.byteOffset, data.length / 4);
-  return String.fromCodePoint(...Array.from(points).filter((point) => point !== 0 && point <= 0x10ffff));
+  // One by one: a call takes only so many arguments.
+  const text = (/** @type {number} */ point) =>
+    point !== 0 && point <= 0x10ffff ? String.fromCodePoint(point) : "";
+  return Array.from(points, text).join("");
 }
 
 const TABLE = Uint32Array.from({ length: 256 }, (_, n) => {

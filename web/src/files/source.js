@@ -1,7 +1,7 @@
 /**
  * Where the files of an artefact come from: a web address, a folder of this machine (in Node), or memory.
  */
-import { XLExportError, StoppedError, firstLine, refuseStopped, shown } from "../errors.js";
+import { AlteredError, StoppedError, XLExportError, firstLine, refuseStopped, shown } from "../errors.js";
 
 /**
  * @typedef {{
@@ -75,12 +75,17 @@ function web(url) {
       refuseStopped(signal);
       const failed = (/** @type {string} */ why) =>
         new XLExportError(`${address.href} could not be read: ${why}.`);
+      const tooLarge = () =>
+        new AlteredError(
+          `${address.href} could not be read: it has more than the ${most} bytes that were expected; copy the ` +
+            "artefact again.",
+        );
       try {
         const response = await fetch(address, { signal, cache: fresh ? "reload" : "default" });
         if (!response.ok) {
           throw failed(`the server answered ${response.status} ${response.statusText}`.trim() + `; ${HINT}`);
         }
-        return await body(response, { onBytes, most, failed });
+        return await body(response, { onBytes, most, tooLarge });
       } catch (error) {
         if (signal?.aborted) throw new StoppedError();
         if (error instanceof XLExportError) throw error;
@@ -93,9 +98,9 @@ function web(url) {
 /**
  * All bytes of a response, counted as they come.
  * @param {Response} response
- * @param {{onBytes?: (count: number) => void, most: number, failed: (why: string) => Error}} options
+ * @param {{onBytes?: (count: number) => void, most: number, tooLarge: () => Error}} options
  */
-async function body(response, { onBytes, most, failed }) {
+async function body(response, { onBytes, most, tooLarge }) {
   const reader = response.body?.getReader();
   if (!reader) return new Uint8Array(await response.arrayBuffer());
   /** @type {Uint8Array[]} */
@@ -107,7 +112,7 @@ async function body(response, { onBytes, most, failed }) {
     length += value.length;
     if (length > most) {
       await reader.cancel();
-      throw failed(`it has more than the ${most} bytes that were expected; copy the artefact again`);
+      throw tooLarge();
     }
     parts.push(value);
     onBytes?.(value.length);
