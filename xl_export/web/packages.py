@@ -62,6 +62,12 @@ TOKENIZERS = Package(
     num_bytes=87_011,
 )
 LICENCE = "LICENSE"
+
+
+class UnreachableError(UserError):
+    """The npm registry could not be reached."""
+
+
 # Paths in a package and the SHA-256 of each file.
 WASM = {
     "dist/ort.wasm.min.mjs": "219e6a1fc8a9938268d18efca3c91d310bd2f4a59bbd13744df5b2b7fc6cee3b",
@@ -168,7 +174,7 @@ def _download(package: Package) -> bytes:
         why = getattr(reason, "strerror", None) or first_line(
             reason if isinstance(reason, Exception) else error
         )
-        raise UserError(
+        raise UnreachableError(
             f"{package.url} could not be downloaded ({why}); connect to a network, or {_elsewhere(package)}."
         ) from error
     if base64.b64encode(hashlib.sha512(archive).digest()).decode() != package.integrity:

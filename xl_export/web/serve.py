@@ -19,6 +19,11 @@ ISOLATION = {
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+# The page carries this policy too, but a worker has only the one that its own file is sent with.
+POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval' blob:; worker-src 'self' blob:; "
+    "connect-src 'self' blob:; style-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
+)
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -38,6 +43,7 @@ class _Handler(SimpleHTTPRequestHandler):
     def end_headers(self) -> None:
         for name, value in ISOLATION.items() if self.isolated else ():
             self.send_header(name, value)
+        self.send_header("Content-Security-Policy", POLICY)
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Cache-Control", "no-cache")  # another site may be served here tomorrow
         super().end_headers()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import urllib.parse
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ def write_site(
                 "models": [
                     {
                         "name": name,
-                        "path": f"{MODELS}/{name}",
+                        "path": f"{MODELS}/{urllib.parse.quote(name)}",  # part of a URL
                         "num_bytes": _num_bytes(folder / MODELS / name),
                     }
                     for name in names

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import http.client
 import io
 import json
 import re
@@ -12,8 +13,10 @@ import shutil
 import tarfile
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ from xl_export.artefact.export import export
 from xl_export.web import packages, site
 from xl_export.web.files import copy_page
 from xl_export.web.packages import Package, copy_package
-from xl_export.web.serve import ISOLATION, serving
+from xl_export.web.serve import ISOLATION, POLICY, serving
 from xl_export.web.site import write_site
 
 CONTENT = {"dist/engine.mjs": b"export const engine = 1;\n", "dist/engine.wasm": b"\0asm and more"}
@@ -85,6 +88,23 @@ def test_a_site_holds_what_the_page_reads_and_nothing_else(written: Path, artefa
         "LICENSE.onnxruntime-web",
     }
     assert (written / "index.html").is_file()
+
+
+def test_a_model_whose_name_has_signs_of_an_address_is_found(
+    artefacts: dict[str, Path], node_modules: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(artefacts["ring"], tmp_path / "my #1 a?b%20ü")
+    write_site([folder], tmp_path / "site", node_modules=node_modules)
+    (model,) = json.loads((tmp_path / "site" / "site.json").read_text())["models"]
+    assert model["name"] == folder.name
+    with serving(tmp_path / "site", port=0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            address = urllib.parse.urljoin(f"http://127.0.0.1:{server.server_port}/", model["path"])
+            with urllib.request.urlopen(f"{address}/spec.json") as response:
+                assert response.read() == (folder / "spec.json").read_bytes()
+        finally:
+            server.shutdown()
 
 
 def test_every_file_that_the_page_names_is_there(tmp_path: Path) -> None:
@@ -222,6 +242,8 @@ def test_the_pinned_releases_are_those_of_the_module() -> None:
 
 @pytest.mark.parametrize("isolated", [True, False])
 def test_a_site_is_served_to_this_machine(written: Path, isolated: bool) -> None:
+    (written.parent / "secret").write_text("outside of the site")
+    assert f'content="{POLICY}"' in (written / "index.html").read_text()
     with serving(written, port=0, isolated=isolated) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}/"
@@ -237,15 +259,40 @@ def test_a_site_is_served_to_this_machine(written: Path, isolated: bool) -> None
             for name, kind in types.items():
                 with urllib.request.urlopen(address + name) as response:
                     assert response.headers["Content-Type"] == kind
+                    assert response.headers["Content-Security-Policy"] == POLICY
                     found = {header: response.headers[header] for header in ISOLATION}
                     assert found == (ISOLATION if isolated else dict.fromkeys(ISOLATION))
-            for hidden in ("models/", "../secret", "models/ring/absent"):
-                with pytest.raises(urllib.error.HTTPError, match="404"):
-                    urllib.request.urlopen(address + hidden)
+            for hidden in ("models/", "../secret", "%2e%2e/secret", "models/ring/absent"):
+                connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
+                connection.request("GET", f"/{hidden}")  # as it stands, and not made simpler by the client
+                assert connection.getresponse().status == 404, hidden
+                connection.close()
             with pytest.raises(UserError, match="--port"), serving(written, port=server.server_port):
                 raise AssertionError
         finally:
             server.shutdown()
+
+
+def test_the_command_serves_what_it_wrote_until_it_is_interrupted(
+    artefacts: dict[str, Path], node_modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[bytes] = []
+
+    def interrupted(server: ThreadingHTTPServer) -> None:
+        """Answers one request, and is interrupted as by Ctrl-C."""
+        address = f"http://127.0.0.1:{server.server_port}/site.json"
+        reader = threading.Thread(target=lambda: served.append(urllib.request.urlopen(address).read()))
+        reader.start()
+        server.handle_request()
+        reader.join()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", interrupted)
+    result = xl("web", artefacts["ring"], "--serve", "--port", 0, "--node-modules", node_modules)
+    assert re.search(r"^http://127\.0\.0\.1:\d+/ serves it until Ctrl-C$", result.stdout, re.M), result.output
+    assert json.loads(served[0])["models"][0]["name"] == "ring"
+    assert not isinstance(result.exception, KeyboardInterrupt)
+    assert "Traceback" not in result.output
 
 
 def test_an_artefact_that_changes_while_it_is_copied_is_refused(

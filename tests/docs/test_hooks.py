@@ -1,0 +1,57 @@
+"""The page of the trained models in the documentation site."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from runtimes.base.errors import UserError
+from xl_export.web import site
+from xl_export.web.packages import UnreachableError
+
+
+@pytest.fixture
+def hooks() -> ModuleType:
+    place = Path(__file__).parents[2] / "docs" / "hooks.py"
+    spec = importlib.util.spec_from_file_location("hooks", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_demo_lists_both_models(
+    hooks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "copy_package", lambda *given, **_: given[2].mkdir(exist_ok=True))
+    monkeypatch.setattr(site, "_refuse_failing", lambda _: None)  # their checks are tests of their own
+    hooks.on_post_build(config={"site_dir": str(tmp_path)})
+    listed = json.loads((tmp_path / "demo" / "site.json").read_text())
+    assert [model["name"] for model in listed["models"]] == ["tales", "chorales"]
+
+
+def test_only_a_missing_network_leaves_the_demo_out(
+    hooks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(error: UserError) -> Any:
+        def write_site(*_: Any, **__: Any) -> None:
+            raise error
+
+        return write_site
+
+    monkeypatch.setattr(site, "write_site", failing(UserError("the model is damaged; export it again.")))
+    with pytest.raises(UserError, match="damaged"):
+        hooks.on_post_build(config={"site_dir": str(tmp_path)})
+    monkeypatch.setattr(site, "write_site", failing(UnreachableError("there is no network; connect to one.")))
+    monkeypatch.delenv(hooks.REQUIRED, raising=False)
+    hooks.on_post_build(config={"site_dir": str(tmp_path)})
+    assert "has no demo: there is no network" in capsys.readouterr().err
+    monkeypatch.setenv(hooks.REQUIRED, "1")
+    with pytest.raises(UserError, match="no network"):
+        hooks.on_post_build(config={"site_dir": str(tmp_path)})
