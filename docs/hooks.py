@@ -52,8 +52,8 @@ def help_texts(group: click.Group, program: str) -> Iterator[str]:
 def on_post_build(*, config: Any, **_: Any) -> None:
     """Writes the page of the trained models into the site.
 
-    Without a network the site has no such page, and the build says so. It fails for every other error, and where
-    the variable REQUIRED is set, as in the workflow of GitHub.
+    Without a network the site has no such page, and the build says so. It fails for every other error, and
+    where the variable REQUIRED is set, as in the workflow of GitHub.
     """
     sys.path.insert(0, str(TOP))
     from xl_export.web.packages import UnreachableError

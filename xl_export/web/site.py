@@ -163,7 +163,7 @@ def _warning(artefact: Path, spec: Spec) -> str | None:
         )
     if spec.form != "ring" and spec.target != "web":
         return (
-            f"{artefact} has memory of the form {spec.form}, which is copied in every step; export the run "
+            f"{artefact} has memory of the form {spec.form}, which is written anew in every step; export the run "
             "with --memory ring."
         )
     return None
