@@ -92,11 +92,17 @@ void xl_close(xl_session* session) {
 }
 
 std::int64_t xl_vocabulary_size(const xl_session* session) {
-  return session ? session->session.spec().vocabulary : -1;
+  return guarded<std::int64_t>(-1, [&] {
+    require(session);
+    return session->session.spec().vocabulary;
+  });
 }
 
 std::int64_t xl_segment(const xl_session* session) {
-  return session ? session->session.spec().segment : -1;
+  return guarded<std::int64_t>(-1, [&] {
+    require(session);
+    return session->session.spec().segment;
+  });
 }
 
 std::int32_t xl_check(const xl_session* session, double* max_difference) {
@@ -144,8 +150,18 @@ void xl_free(xl_memory* memory) {
   delete memory;
 }
 
+std::int64_t xl_batch(const xl_memory* memory) {
+  return guarded<std::int64_t>(-1, [&] {
+    require(memory);
+    return memory->memory.batch();
+  });
+}
+
 std::int64_t* xl_positions(xl_memory* memory) {
-  return memory ? memory->memory.positions.data() : nullptr;
+  return guarded<std::int64_t*>(nullptr, [&] {
+    require(memory);
+    return memory->memory.positions.data();
+  });
 }
 
 std::int32_t xl_step(const xl_session* session, xl_memory* memory, const std::int64_t* tokens,
@@ -190,7 +206,10 @@ std::int32_t xl_generate(const xl_session* session, xl_memory* memory, const std
     if (options->stop) chosen.stop.emplace_back(options->stop);
     xl_export::generate(
         session->session, memory->memory, view(prompt, count), chosen,
-        [&](const xl_export::Piece& piece) { return each(own, piece.token, piece.text.c_str()) != 0; });
+        [&](const xl_export::Piece& piece) {
+          const auto num_bytes = static_cast<std::int64_t>(piece.text.size());
+          return each(own, piece.token, piece.text.c_str(), num_bytes) != 0;
+        });
     return 0;
   });
 }

@@ -19,11 +19,14 @@ extern "C" {
 typedef struct xl_session xl_session;
 typedef struct xl_memory xl_memory;
 
-/* The sentence of the last error of this thread, valid until its next call; empty before any. */
+/* The sentence of the last error of this thread, valid until this thread's next failing call; empty before
+   any. */
 const char* xl_last_error(void);
 
 /* Opens an artefact, every hash verified. threads: 0 leaves the number to ONNX Runtime. fused_library: the
-   file of the fused operator, or NULL for the standard operators. */
+   file of the fused operator, or NULL for the standard operators. The first call sets the environment variable
+   ORT_DISABLE_TELEMETRY unless it is set. Set it yourself, to 1, before other threads start that may read the
+   environment. */
 xl_session* xl_open(const char* folder, int32_t threads, const char* fused_library);
 void xl_close(xl_session* session);
 
@@ -42,15 +45,19 @@ int64_t xl_encode(const xl_session* session, const char* text, int64_t num_bytes
 int64_t xl_decode(const xl_session* session, const int64_t* tokens, int64_t count, char* text,
                   int64_t capacity);
 
-/* The memory of new streams, and a fork of all of them. */
+/* The memory of new streams, and a fork of all of them. A memory may outlive its session, and can then still be
+   copied, saved and freed. */
 xl_memory* xl_start(const xl_session* session, int64_t batch);
 xl_memory* xl_copy(const xl_memory* memory);
 void xl_free(xl_memory* memory);
 
+/* How many streams a memory has. */
+int64_t xl_batch(const xl_memory* memory);
+
 /* The positions [batch] of the next tokens. Setting one to 0 starts a new text in its row. */
 int64_t* xl_positions(xl_memory* memory);
 
-/* Feed one segment, tokens [batch, length]; 0 or a negative number.
+/* Feed one segment, tokens [batch, length], where batch is xl_batch(memory); 0 or a negative number.
    xl_step: logits [batch, length, vocabulary] after every token. xl_predict: logits [batch, vocabulary] after
    the last tokens. xl_score: log p [batch, length] of targets in nats, 0 where a target is -1. */
 int32_t xl_step(const xl_session* session, xl_memory* memory, const int64_t* tokens, int64_t length,
@@ -69,14 +76,16 @@ typedef struct {
   const char* stop; /* a string that ends the text, or NULL */
 } xl_generate_options;
 
-/* Called with each token and the text that it adds; returns 0 to stop. The text ends with a zero. */
-typedef int32_t (*xl_each)(void* own, int64_t token, const char* text);
+/* Called with each token and the num_bytes bytes of text that it adds; returns 0 to stop. A zero stands behind
+   the text, and the text may hold zeros too. It must return: an exception must not pass through it. */
+typedef int32_t (*xl_each)(void* own, int64_t token, const char* text, int64_t num_bytes);
 
 /* Continues one stream after a prompt, any number of tokens. Returns 0 or a negative number. */
 int32_t xl_generate(const xl_session* session, xl_memory* memory, const int64_t* prompt, int64_t count,
                     const xl_generate_options* options, xl_each each, void* own);
 
-/* Streams in files that the Python package continues, and the other way round. */
+/* Streams in files that the Python package continues, and the other way round. A loaded memory has as many
+   streams as its file: ask xl_batch() before any other call, because it sizes every array. */
 int32_t xl_save(const xl_memory* memory, const char* path);
 xl_memory* xl_load(const xl_session* session, const char* path);
 

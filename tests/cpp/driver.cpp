@@ -23,6 +23,9 @@ class Driver {
     } catch (const xl_export::Error& error) {
       xl_export::detail::json::append_string(text, error.what());
       return "{\"error\": " + text + "}";
+    } catch (const std::exception& error) {  // the library promises that there is no other
+      xl_export::detail::json::append_string(text, error.what());
+      return "{\"escaped\": " + text + "}";
     }
   }
 
@@ -31,7 +34,8 @@ class Driver {
     if (verb == "forget") return sessions_.clear(), "{}";
     if (verb == "digest") return digest();
     const xl_export::Session& session = open();
-    if (verb == "open") return "{\"kernel\": \"" + std::string(session.kernel()) + "\"}";
+    if (verb == "open") return "{\"kernel\": \"" + std::string(session.kernel()) +
+             "\", \"oldest\": " + std::to_string(xl_export::detail::oldest_runtime(session.spec())) + "}";
     if (verb == "check") return check(session);
     if (verb == "encode")
       return "{\"ids\": " + listed(session.vocabulary().encode(question_.at("text").string())) + "}";
@@ -85,13 +89,15 @@ class Driver {
       for (const Value& text : stop->list()) options.stop.push_back(text.string());
     xl_export::Memory memory = started(session);
     std::vector<std::int64_t> drawn;
+    const Value* stopped = question_.find("until");  // the number of tokens after which `each` returns false
+    const std::size_t until = stopped ? static_cast<std::size_t>(stopped->integer(1, 1 << 20)) : 0;
     std::string pieces;
     int ended = 0;
     const auto keep = [&](const xl_export::Piece& piece) {
       drawn.push_back(piece.token);
       append(pieces, piece.text);
       ended = static_cast<int>(piece.ended);
-      return true;
+      return drawn.size() != until;
     };
     const auto prompt =
         question_.find("ids") ? ids("ids") : session.vocabulary().encode(question_.at("prompt").string());

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from runtimes import check
+from runtimes import check, open_session
+from runtimes.contract.checks import load_memory
 from tests.cpp.program import CPP, ROOT, onnxruntime_library
+from tests.cpp.test_vocabularies import with_vocabulary
 from tests.docs.pages import blocks, difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -37,23 +42,42 @@ def built(folder: Path, *options: str, targets: tuple[str, ...] = ()) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tmp_path_factory.mktemp("cmake"))
-
-
-def shown(first: str) -> dict[str, str]:
+def commands(first: str) -> dict[str, str]:
     """The commands of the guide's block that begins with a command, and what each prints there."""
     block = next(b for b in blocks(GUIDE) if b.language == "console" and b.commands[0][0].startswith(first))
     return dict(block.commands)
 
 
-def test_the_example_continues_a_text_as_the_guide_shows(programs: Path) -> None:
-    command, expected = next(
-        pair for pair in shown("cmake").items() if pair[0].startswith("build/cpp/stream")
-    )
-    assert command == f'build/cpp/stream examples/stories/tales "{PROMPT}" 12 0'
-    assert difference(expected, run(programs / "stream", TALES, PROMPT, 12, 0)) is None
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A folder in which the guide's first block was run as it stands, and what each command printed."""
+    if shutil.which("cmake") is None or shutil.which("g++") is None:
+        pytest.skip("cmake or g++ is not installed")
+    folder = tmp_path_factory.mktemp("guide")
+    for name in ("cpp", "examples"):
+        (folder / name).symlink_to(ROOT / name)
+    environment = {
+        "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
+        "VIRTUAL_ENV": sys.prefix,  # where CMake looks for python3
+        "PYTHONPATH": str(ROOT),
+        "CMAKE_BUILD_TYPE": "Debug",  # as it compiles faster
+    }
+    return folder, {
+        command: run("bash", "-c", command, cwd=folder, **environment) for command in commands("cmake")
+    }
+
+
+@pytest.fixture(scope="module")
+def programs(printed: tuple[Path, dict[str, str]]) -> Path:
+    return printed[0] / "build" / "cpp"
+
+
+def test_the_commands_of_the_guide_print_what_it_shows(printed: tuple[Path, dict[str, str]]) -> None:
+    shown = commands("cmake")
+    assert f'build/cpp/stream examples/stories/tales "{PROMPT}" 12 0' in shown
+    assert "build/cpp/check artefact" in shown
+    for command, expected in shown.items():
+        assert difference(expected, printed[1][command]) is None, command
 
 
 def test_check_replays_the_reference(programs: Path, artefacts: dict[str, Path]) -> None:
@@ -84,8 +108,60 @@ def test_a_program_in_c_gets_sentences_and_text(programs: Path, tmp_path: Path) 
         programs / "libxl_export_c.so",
         f"-Wl,-rpath,{programs}",
     )
-    expected = shown("cmake")[f'build/cpp/stream examples/stories/tales "{PROMPT}" 12 0']
-    assert difference(expected, run(program, TALES, PROMPT)) is None
+    expected = commands("cmake")[f'build/cpp/stream examples/stories/tales "{PROMPT}" 12 0']
+    three, one = tmp_path / "three", tmp_path / "one"
+    assert difference(expected, run(program, TALES, PROMPT, three, one)) is None
+    # What it saved is what Python has after the same step.
+    session = open_session(TALES)
+    memory = session.start(3)
+    tokens = session.vocab.encode(PROMPT)
+    session.predict(np.array([[tokens[row % len(tokens)]] for row in range(3)]), memory)
+    saved = load_memory(three, session)
+    assert saved.positions.tolist() == memory.positions.tolist() == [1, 1, 1]
+    for name, array in memory.tensors.items():
+        assert np.abs(array - saved.tensors[name]).max() < 1e-5
+    assert load_memory(one, session).positions.tolist() == [len(tokens) + 12]
+
+
+def test_a_text_with_a_zero_byte_reaches_c_whole(
+    programs: Path, artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    size = json.loads((artefacts["ring"] / "spec.json").read_text())["model"]["vocab_size"]
+    folder = with_vocabulary(
+        artefacts["ring"], tmp_path / "bytes", {"kind": "byte", "values": list(range(size))}
+    )
+    library = ctypes.CDLL(str(programs / "libxl_export_c.so"))
+    library.xl_open.restype = library.xl_start.restype = ctypes.c_void_p
+    pieces: list[tuple[int, bytes]] = []
+    called = ctypes.CFUNCTYPE(
+        ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64
+    )
+
+    def each(_own: object, token: int, text: int, num_bytes: int) -> int:
+        pieces.append((token, ctypes.string_at(text, num_bytes)))
+        return 1
+
+    class Options(ctypes.Structure):
+        _fields_ = (
+            ("max_tokens", ctypes.c_int64),
+            ("temperature", ctypes.c_double),
+            ("top_k", ctypes.c_int64),
+            ("top_p", ctypes.c_double),
+            ("seed", ctypes.c_uint64),
+            ("stop", ctypes.c_char_p),
+        )
+
+    session = ctypes.c_void_p(library.xl_open(os.fsencode(folder), 1, None))
+    memory = ctypes.c_void_p(library.xl_start(session, ctypes.c_int64(1)))
+    prompt, options = (ctypes.c_int64 * 1)(1), Options(600, 5.0, 0, 1.0, 0, None)
+    ended = library.xl_generate(
+        session, memory, prompt, ctypes.c_int64(1), ctypes.byref(options), called(each), None
+    )
+    assert ended == 0
+    assert (0, b"\0") in pieces
+    assert pieces == [(token, bytes([token])) for token, _ in pieces]
+    library.xl_free(memory)
+    library.xl_close(session)
 
 
 def test_a_program_in_rust_continues_the_same_text(programs: Path, tmp_path: Path) -> None:
@@ -95,23 +171,63 @@ def test_a_program_in_rust_continues_the_same_text(programs: Path, tmp_path: Pat
     command = ("cargo", "run", "--release", "--quiet", "--offline", "--")
     folder = CPP / "examples" / "rust"
     printed = run(*command, TALES, PROMPT, 12, 0, cwd=folder, **variables)
-    (expected,) = (text for words, text in shown("cd").items() if "cargo run" in words)
+    (expected,) = (text for words, text in commands("cd").items() if "cargo run" in words)
     assert difference(expected, printed) is None
+    # Nobody reads any more: the program ends, and no panic goes through frames of C++.
+    words = [str(word) for word in (*command, TALES, PROMPT, 50, 0)]
+    process = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+        env=os.environ | variables,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    said = process.stderr.read()
+    assert process.wait() == 0, said
+    process.stderr.close()
 
 
 def test_the_example_under_sanitizers(tmp_path: Path, artefacts: dict[str, Path]) -> None:
-    folder = built(tmp_path / "sanitized", "-DXL_EXPORT_SANITIZE=ON", targets=("check",))
+    folder = built(
+        tmp_path / "sanitized", "-DXL_EXPORT_SANITIZE=ON", "-DXL_EXPORT_STRICT=ON", targets=("xl_check",)
+    )
     for artefact in artefacts.values():
         assert run(folder / "check", artefact).endswith("passed\n")
 
 
-def test_the_program_of_the_guide_compiles(programs: Path, tmp_path: Path) -> None:
+def test_the_program_of_the_guide_runs(printed: tuple[Path, dict[str, str]]) -> None:
+    folder = printed[0]
     (body,) = (block.body for block in blocks(GUIDE) if block.language == "cpp")
-    source = tmp_path / "program.cpp"
-    source.write_text(body)
-    includes = (f"-I{CPP}", f"-I{CPP / 'third_party' / 'onnxruntime'}")
-    linked = (programs / "libonnxruntime.so.1", f"-Wl,-rpath,{programs}")
-    run("g++", "-std=c++17", "-O0", *includes, source, "-o", tmp_path / "program", *linked)
-    (tmp_path / "artefact").symlink_to(TALES)
-    assert run(tmp_path / "program", cwd=tmp_path)
-    assert (tmp_path / "text.stream").is_file()
+    (folder / "program.cpp").write_text(body)
+    (folder / "libonnxruntime.so.1").symlink_to(onnxruntime_library())
+    for command in commands("g++"):
+        told = run("bash", "-c", command, cwd=folder)
+    assert told
+    assert load_memory(folder / "text.stream", open_session(folder / "artefact")).positions[0] > 1
+
+
+def test_another_project_may_include_the_folder(tmp_path: Path) -> None:
+    """Its own targets may be called like the examples, and its warnings stay warnings."""
+    if shutil.which("cmake") is None or shutil.which("g++") is None:
+        pytest.skip("cmake or g++ is not installed")
+    lines = (
+        "cmake_minimum_required(VERSION 3.16)",
+        "project(other C CXX)",
+        "add_executable(check main.c)",
+        f'add_subdirectory("{CPP}" cpp)',
+        "target_link_libraries(check PRIVATE xl_export_c)",
+        f'target_include_directories(check PRIVATE "{CPP}")',
+    )
+    (tmp_path / "CMakeLists.txt").write_text("\n".join(lines))
+    (tmp_path / "main.c").write_text(
+        '#include "xl_export_c.h"\nint main(void) { return xl_batch(0) != -1; }\n'
+    )
+    library = f"-DONNXRUNTIME_LIBRARY={onnxruntime_library()}"
+    run("cmake", "-S", tmp_path, "-B", tmp_path / "build", library, "-DCMAKE_BUILD_TYPE=Debug")
+    run("cmake", "--build", tmp_path / "build", "--target", "check")
+    run(tmp_path / "build" / "check")
+    assert not list((tmp_path / "build").rglob("xl_stream.dir"))

@@ -3,6 +3,8 @@
 #define XL_EXPORT_ERROR_HPP
 
 #include <cstddef>
+#include <cstdint>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -46,15 +48,24 @@ class View {
 
 namespace detail {
 
-// A name or a text as it may stand in a sentence: short, on one line, printable.
-inline std::string shown(const std::string& text, std::size_t longest = 80) {
-  std::string out;
-  for (const char byte : text) {
-    if (out.size() >= longest) return out + "...";
-    const auto value = static_cast<unsigned char>(byte);
-    out += value < 0x20 || value == 0x7f ? '?' : byte;
+// The largest position, and the largest size of any one dimension.
+constexpr std::int64_t furthest_position = std::int64_t{1} << 62, max_size = 1 << 24;
+
+// Runs what may need more memory than there is, which becomes an Error too. what: the subject of its sentence.
+template <class Work>
+auto in_memory(const char* what, Work work) {
+  const auto refused = [&] {
+    return Error(Fault::option, std::string(what) +
+                                    " needs more memory than this machine has; use a smaller batch, fewer "
+                                    "tokens at once, or a larger machine.");
+  };
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    throw refused();
+  } catch (const std::length_error&) {  // of a vector that no machine could hold
+    throw refused();
   }
-  return out;
 }
 
 }  // namespace detail

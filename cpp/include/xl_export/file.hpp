@@ -2,11 +2,18 @@
 #ifndef XL_EXPORT_FILE_HPP
 #define XL_EXPORT_FILE_HPP
 
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <memory>
+#include <random>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -19,8 +26,21 @@ namespace xl_export::detail {
 
 using Bytes = std::vector<std::uint8_t>;
 
+// Weights, memory and saved streams are little-endian, and are taken as they lie in their files.
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "xl_export serves little-endian machines alone");
+
 inline std::string_view as_text(const Bytes& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// The bytes of memory that this process may take, so that an absurd size becomes a sentence.
+inline double machine_bytes() {
+  const long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGE_SIZE);
+  double bytes = pages > 0 && size > 0 ? static_cast<double>(pages) * static_cast<double>(size) : 1e15;
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+    bytes = std::min(bytes, static_cast<double>(limit.rlim_cur));
+  return bytes;
 }
 
 // The size of a regular file; throws where there is none. A pipe or a device is refused: it may never end.
@@ -39,6 +59,8 @@ inline Bytes read_file(const std::filesystem::path& path, std::uint64_t most = U
     throw Error(Fault::artefact, path.string() + " has " + std::to_string(size) +
                                      " bytes, expected at most " + std::to_string(most) +
                                      "; copy or make it again.");
+  if (static_cast<double>(size) > machine_bytes())  // a file may be larger than the disk that holds it
+    throw Error(Fault::artefact, path.string() + " is larger than the memory of this machine; copy it again.");
   Bytes bytes(static_cast<std::size_t>(size));
   std::ifstream stream(path, std::ios::binary);
   stream.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
@@ -69,32 +91,56 @@ inline Bytes read_verified(const std::filesystem::path& path, const FileFacts& f
   return bytes;
 }
 
-// Writes a file under another name first, so that a full disk or a crash leaves no half of it.
-inline void write_file(const std::filesystem::path& path, const Bytes& bytes) {
-  const auto failed = [&] {
-    return Error(Fault::option,
-                 path.string() + " could not be written; name a folder that exists and has room.");
-  };
-  std::filesystem::path temporary = path;
-  temporary += ".partial";
-  {
-    std::ofstream stream(temporary, std::ios::binary | std::ios::trunc);
-    stream.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-    stream.flush();
-    if (!stream) {
-      std::error_code ignored;
-      stream.close();
-      std::filesystem::remove(temporary, ignored);
-      throw failed();
+// A new file under a name that nobody else has, beside the file that it will become.
+class PartialFile {
+ public:
+  explicit PartialFile(const std::filesystem::path& path) {
+    std::random_device random;
+    for (int attempt = 0; attempt < 16 && descriptor_ < 0; ++attempt) {
+      char suffix[32];
+      std::snprintf(suffix, sizeof suffix, ".%08x.partial", static_cast<unsigned>(random()));
+      path_ = path.parent_path() / ("." + path.filename().string() + suffix);
+      // Never a file or a link that is there already: another writer's, or one that was planted.
+      descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      if (descriptor_ < 0 && errno != EEXIST) break;
     }
+    there_ = descriptor_ >= 0;
   }
-  std::error_code error;
-  std::filesystem::rename(temporary, path, error);
-  if (error) {
-    std::error_code ignored;
-    std::filesystem::remove(temporary, ignored);
-    throw failed();
+  PartialFile(const PartialFile&) = delete;
+  PartialFile& operator=(const PartialFile&) = delete;
+  ~PartialFile() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+    if (there_) ::unlink(path_.c_str());
   }
+
+  // Whether all bytes are on the disk under the final name, which replaces what was there.
+  bool become(const std::filesystem::path& path, const Bytes& bytes) {
+    if (!there_) return false;
+    for (std::size_t at = 0; at < bytes.size();) {
+      const ssize_t count = ::write(descriptor_, bytes.data() + at, bytes.size() - at);
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) return false;
+      at += static_cast<std::size_t>(count);
+    }
+    if (::fsync(descriptor_) != 0) return false;
+    const int closed = ::close(descriptor_);
+    descriptor_ = -1;
+    if (closed != 0 || ::rename(path_.c_str(), path.c_str()) != 0) return false;
+    there_ = false;
+    return true;
+  }
+
+ private:
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+  bool there_ = false;
+};
+
+// Writes a file, whole or not at all: a full disk or a crash leaves what was there before.
+inline void write_file(const std::filesystem::path& path, const Bytes& bytes) {
+  if (!PartialFile(path).become(path, bytes))
+    throw Error(Fault::option,
+                path.string() + " could not be written; name a file in a folder that exists and has room.");
 }
 
 }  // namespace xl_export::detail

@@ -77,9 +77,15 @@ class GrowingText {
   std::vector<std::string> stop_;
 };
 
+// A text without the white space at its two ends, as Python's str.strip() has it.
 inline std::string without_blanks(const std::string& text) {
-  const std::size_t first = text.find_first_not_of(" \t\r\n");
-  return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
+  std::vector<char32_t> codes = characters(text);
+  const auto inside = [](char32_t code) { return !is_space(code); };
+  codes.erase(std::find_if(codes.rbegin(), codes.rend(), inside).base(), codes.end());
+  codes.erase(codes.begin(), std::find_if(codes.begin(), codes.end(), inside));
+  std::string out;
+  for (const char32_t code : codes) append_utf8(out, code);
+  return out;
 }
 
 }  // namespace detail

@@ -80,7 +80,7 @@ class Value {
 
 class Parser {
  public:
-  explicit Parser(std::string_view text) : text_(text) {}
+  Parser(std::string_view text, std::size_t most_values) : text_(text), left_(most_values) {}
 
   Value parse() {
     Value value = parse_value(0);
@@ -108,6 +108,8 @@ class Parser {
 
   Value parse_value(int depth) {
     if (depth > deepest) throw Value::wrong("its values are nested too deeply");
+    if (left_ == 0) throw Value::wrong("it has more values than any file of its kind");
+    --left_;
     skip_blanks();
     Value value;
     if (peek() == '{') {
@@ -221,11 +223,12 @@ class Parser {
   }
 
   std::string_view text_;
-  std::size_t at_ = 0;
+  std::size_t left_, at_ = 0;
 };
 
-inline Value parse(std::string_view text) {
-  return Parser(text).parse();
+// The value of a text. A value takes 50 times the room of its text, so a file has a largest number of them.
+inline Value parse(std::string_view text, std::size_t most_values = std::size_t{1} << 20) {
+  return Parser(text, most_values).parse();
 }
 
 inline void append_string(std::string& out, std::string_view text) {

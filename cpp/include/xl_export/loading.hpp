@@ -2,8 +2,6 @@
 #ifndef XL_EXPORT_LOADING_HPP
 #define XL_EXPORT_LOADING_HPP
 
-#include <unistd.h>
-
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -44,12 +42,6 @@ struct Loaded {
   std::vector<ort::Signature> inputs, outputs;  // in the order in which a step gives them
 };
 
-// The bytes of this machine's memory, so that an absurd size becomes a sentence.
-inline double machine_bytes() {
-  const long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGE_SIZE);
-  return pages > 0 && size > 0 ? static_cast<double>(pages) * static_cast<double>(size) : 1e15;
-}
-
 // The inputs and outputs of the graph, as they follow from the spec.
 inline void add_signatures(Loaded& loaded) {
   const Spec& spec = loaded.spec;
@@ -87,6 +79,11 @@ inline void verify_signatures(const Loaded& loaded, const std::filesystem::path&
   }
 }
 
+// The oldest release 1.x of ONNX Runtime that computes a graph. Opset 24 has the operator that writes a ring.
+inline long oldest_runtime(const Spec& spec) {
+  return spec.opset >= 24 ? 25 : spec.opset == 23 ? 23 : 21;
+}
+
 inline void refuse_unserved(const Spec& spec, const std::filesystem::path& folder) {
   if (spec.target == "tensorrt")
     throw Error(Fault::artefact, folder.string() +
@@ -96,10 +93,11 @@ inline void refuse_unserved(const Spec& spec, const std::filesystem::path& folde
   const long major = std::strtol(version.c_str(), nullptr, 10);
   const std::size_t dot = version.find('.');
   const long minor = dot == std::string::npos ? 0 : std::strtol(version.c_str() + dot + 1, nullptr, 10);
-  const long oldest = spec.form == "ring" ? 25 : 23;
+  const long oldest = oldest_runtime(spec);
   if (major == 1 && minor < oldest)
-    throw Error(Fault::option, spec.form + " memory needs ONNX Runtime 1." + std::to_string(oldest) +
-                                   " or newer, and this is " + version +
+    throw Error(Fault::option, "the operators of " + spec.form + " memory (opset " +
+                                   std::to_string(spec.opset) + ") need ONNX Runtime 1." +
+                                   std::to_string(oldest) + " or newer, and this is " + version +
                                    "; link a newer one, or export with --memory shift.");
 }
 
@@ -172,7 +170,7 @@ inline Loaded load(const std::filesystem::path& folder, const Options& options) 
     if (name == graph_name || name == "weights.bin" || name == "vocab.json" || name == "tokenizer.json")
       contents[name] = std::move(content);
   }
-  loaded.vocabulary = load_vocabulary(folder, contents);
+  loaded.vocabulary = load_vocabulary(folder, contents, static_cast<std::size_t>(spec.vocabulary));
   if (static_cast<std::int64_t>(loaded.vocabulary->size()) != spec.vocabulary)
     throw Error(Fault::artefact, (folder / "vocab.json").string() + " has " +
                                      std::to_string(loaded.vocabulary->size()) + " symbols and the model " +

@@ -17,6 +17,9 @@ namespace xl_export {
 
 namespace detail {
 
+struct Streams;
+constexpr std::int64_t most_streams = 1 << 16;
+
 // Whether all numbers of a tensor are finite: no exponent has all its bits set.
 inline bool is_finite(const std::uint8_t* data, std::size_t num_bytes, ElementType type) {
   const auto all = [&](auto mask) {
@@ -37,9 +40,10 @@ inline ONNXTensorElementDataType onnx_type(ElementType type) {
 
 }  // namespace detail
 
-// The state of B independent streams. One thread at a time may use a memory; a session may serve many.
 class Session;
 
+// The state of B independent streams. One thread at a time may use a memory; a session may serve many. A
+// memory may outlive its session, and can then still be copied and saved.
 class Memory {
  public:
   Memory(Memory&&) = default;
@@ -54,18 +58,19 @@ class Memory {
 
   // An independent fork of all streams.
   Memory copy() const {
-    Memory fork(state_, batch_, owner_, in_place_);
-    fork.positions = positions;
-    fork.unsure_ = unsure_;
-    for (std::size_t index = 0; index < state_.size(); ++index) fork.now_[index].bytes = now_[index].bytes;
-    fork.bind();
-    return fork;
+    return detail::ort::edge("the fork", [&] {
+      Memory fork(state_, batch_, owner_, in_place_);
+      fork.positions = positions;
+      fork.unsure_ = unsure_;
+      for (std::size_t index = 0; index < state_.size(); ++index) fork.now_[index].bytes = now_[index].bytes;
+      fork.bind();
+      return fork;
+    });
   }
 
  private:
   friend class Session;
-  friend Memory load(const Session&, const std::filesystem::path&);
-  friend void save(const Memory&, const std::filesystem::path&);
+  friend struct detail::Streams;
 
   struct Tensor {
     detail::Bytes bytes;

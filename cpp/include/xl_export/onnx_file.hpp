@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "error.hpp"
+#include "utf8.hpp"
 
 namespace xl_export::detail {
 
@@ -137,7 +137,7 @@ class OnnxFile {
         if (inner == 2) value = content;
       });
       if (key == "location" && (!may_be_external || weights_.empty() || value != weights_))
-        throw refused("takes a tensor from the file " + shown(std::string(value)) +
+        throw refused("takes a tensor from the file " + shown(value) +
                       ", which the artefact's spec does not list");
     });
   }

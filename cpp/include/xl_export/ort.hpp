@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "error.hpp"
+#include "utf8.hpp"
 
 namespace xl_export::detail::ort {
 
@@ -32,6 +32,17 @@ inline const OrtApi& api() {
                                    " is too old; link 1.21 or newer, and 1.25 or newer "
                                    "for ring memory.");
   return *found;
+}
+
+// Runs work in which memory may run out or ONNX Runtime may fail, and makes both an Error.
+template <class Work>
+auto edge(const char* what, Work work) {
+  try {
+    return in_memory(what, work);
+  } catch (const Failure& failure) {
+    throw Error(Fault::option, std::string(what) + " could not be made by ONNX Runtime (" + failure.what() +
+                                   "); use a smaller batch.");
+  }
 }
 
 inline void check(OrtStatus* status) {
@@ -65,10 +76,9 @@ Owned<T> made(Make make, Arguments... arguments) {
 // The environment of the process. It is never released: threads of sessions may outlive other static objects.
 inline const OrtEnv* environment() {
   static OrtEnv* const shared = [] {
-#ifndef _WIN32
     // Releases for Linux report to their maker from 1.29 on, unless this is set; what a user has set stays.
-    setenv("ORT_DISABLE_TELEMETRY", "1", 0);
-#endif
+    // Setting a variable is no matter for several threads, so a program that has others sets it beforehand.
+    if (!std::getenv("ORT_DISABLE_TELEMETRY")) setenv("ORT_DISABLE_TELEMETRY", "1", 0);
     OrtEnv* made = nullptr;
     check(api().CreateEnv(ORT_LOGGING_LEVEL_FATAL, "xl-export", &made));
     check(api().DisableTelemetryEvents(made));

@@ -6,8 +6,6 @@
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
-#include <limits>
-#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,7 +31,7 @@ class Session {
  public:
   // Verifies the digest and every hash of the artefact in a folder, then loads it. Throws Error.
   static Session open(const std::filesystem::path& folder, const Options& options = {}) {
-    return Session(folder, detail::load(folder, options));
+    return detail::ort::edge("the session", [&] { return Session(folder, detail::load(folder, options)); });
   }
 
   const Spec& spec() const { return parts_.spec; }
@@ -44,23 +42,21 @@ class Session {
 
   // The memory of new streams, all at position 0.
   Memory start(std::int64_t batch = 1) const {
-    constexpr std::int64_t most = 1 << 16;
-    if (batch < 1 || batch > most)
+    if (batch < 1 || batch > detail::most_streams)
       throw Error(Fault::stream, "batch is " + std::to_string(batch) + "; expected 1 to 65536 rows.");
-    const double bytes = static_cast<double>(batch) * static_cast<double>(spec().row_bytes());
+    const double sets = spec().in_place() ? 1 : 2;
+    const double bytes = sets * static_cast<double>(batch) * static_cast<double>(spec().row_bytes());
     if (bytes > detail::machine_bytes())
       throw Error(Fault::stream, "the memory of " + std::to_string(batch) +
                                      " streams is larger than that of this machine; use a smaller batch.");
-    try {
+    return detail::ort::edge("the memory of the streams", [&] {
       return Memory(spec().state, batch, spec().identity, spec().in_place());
-    } catch (const std::bad_alloc&) {
-      throw Error(Fault::stream,
-                  "the memory of " + std::to_string(batch) + " streams cannot be had; use a smaller batch.");
-    }
+    });
   }
 
   // Each of the three functions below feeds one segment, tokens [B, T] row by row, and updates the memory.
-  // For tokens or a memory that do not fit they throw and leave the memory as it was.
+  // For tokens or a memory that do not fit they throw and leave the memory as it was. After a step that failed
+  // in ONNX Runtime or for lack of memory, a memory that is written in place must be started again.
 
   // Logits [B, T, V] of the token after each token.
   std::vector<float> step(View<std::int64_t> tokens, Memory& memory) const {
@@ -135,13 +131,12 @@ class Session {
                                      " and this session runs " + spec().identity.substr(0, 12) +
                                      "; use memory that this session's start() returned.");
     const auto batch = static_cast<std::size_t>(memory.batch());
-    constexpr std::int64_t furthest = std::int64_t{1} << 62;
     if (memory.positions.size() != batch)
       throw Error(Fault::stream, "the memory has " + std::to_string(memory.positions.size()) +
                                      " positions for " + std::to_string(batch) +
                                      " streams; give one to each.");
     for (const std::int64_t at : memory.positions)
-      if (at > furthest || at < -furthest)
+      if (at > detail::furthest_position || at < -detail::furthest_position)
         throw Error(Fault::stream,
                     "a position of the memory is beyond 2^62; set it to 0 to start a new text.");
     if (tokens.size() % batch)
@@ -163,8 +158,18 @@ class Session {
 
   Answers advance(View<std::int64_t> tokens, View<std::int64_t> targets, Memory& memory,
                   Wanted wanted) const {
+    return detail::in_memory("the step", [&] { return advanced(tokens, targets, memory, wanted); });
+  }
+
+  Answers advanced(View<std::int64_t> tokens, View<std::int64_t> targets, Memory& memory,
+                   Wanted wanted) const {
     const std::size_t length = checked(tokens, memory), batch = tokens.size() / length;
-    memory.clear_restarted_rows();
+    const std::size_t most = !spec().selective || wanted == Wanted::all ? tokens.size() : batch;
+    // The logits, and as many numbers again that ONNX Runtime computes them from.
+    if (8.0 * static_cast<double>(most) * static_cast<double>(spec().vocabulary) > detail::machine_bytes())
+      throw Error(Fault::stream, "the logits of " + std::to_string(most) +
+                                     " tokens are larger than the memory of this machine; feed fewer tokens "
+                                     "at once, or use a smaller batch.");
     std::vector<std::int64_t> ids(tokens.begin(), tokens.end()), places(tokens.size()), rows;
     for (std::size_t at = 0; at < places.size(); ++at)
       places[at] = memory.positions[at / length] + static_cast<std::int64_t>(at % length);
@@ -179,12 +184,15 @@ class Session {
     answers.logits.reserve(1);
     answers.logits.resize(distributions * static_cast<std::size_t>(spec().vocabulary));
     if (spec().selective) answers.log_probs.resize(tokens.size());
+    memory.clear_restarted_rows();
     const auto B = static_cast<std::int64_t>(batch), T = static_cast<std::int64_t>(length);
     try {
       run(memory, ids, places, asked, rows, answers, B, T);
     } catch (const detail::ort::Failure& failure) {
       throw Error(Fault::artefact, "ONNX Runtime " + detail::ort::version() + " could not run the step (" +
-                                       failure.what() + "); export the artefact again.");
+                                       failure.what() +
+                                       "); feed fewer tokens at once where memory was short, and export the "
+                                       "artefact again otherwise.");
     }
     memory.advance();
     for (std::int64_t& position : memory.positions) position += T;

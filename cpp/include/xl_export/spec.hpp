@@ -3,6 +3,7 @@
 #ifndef XL_EXPORT_SPEC_HPP
 #define XL_EXPORT_SPEC_HPP
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -39,6 +40,7 @@ struct Spec {
   std::int64_t vocabulary = 0;  // V, the number of tokens
   std::int64_t segment = 0;     // the most tokens of one step
   std::int64_t memory = 0;      // the tokens that are remembered
+  std::int64_t opset = 0;       // of the graph's standard operators
   bool selective = false;       // the graph computes only the distributions that are asked for
   std::vector<State> state;
   std::map<std::string, detail::FileFacts> files;
@@ -60,9 +62,10 @@ struct Spec {
 
 namespace detail {
 
-constexpr std::int64_t max_size = 1 << 24;     // of any one dimension
 constexpr std::int64_t selective_from = 8192;  // tokens of a vocabulary
-constexpr std::uint64_t max_spec_bytes = 1 << 26;
+constexpr std::uint64_t max_spec_bytes = 1 << 24;
+constexpr std::int64_t max_layers = 4096;
+constexpr std::size_t max_state = 4 * max_layers;  // memory tensors
 
 inline bool is_plain_name(const std::string& name) {
   const auto word = [](char c) {
@@ -90,9 +93,10 @@ inline State parse_state(const json::Value& entry) {
     number.kind = json::Kind::number;
     state.sizes.push_back(number.integer(0, max_size));
   }
-  // One row of one tensor stays below 2^40 bytes, so no product of sizes overflows.
+  // One row of one tensor stays below 2^40 bytes, also without the sizes that are 0, so no product of sizes
+  // overflows in any order.
   double bytes = 4;
-  for (const std::int64_t size : state.sizes) bytes *= static_cast<double>(size);
+  for (const std::int64_t size : state.sizes) bytes *= static_cast<double>(std::max<std::int64_t>(1, size));
   if (bytes > 1e12) throw json::Value::wrong("a memory tensor has more than 10^12 bytes");
   return state;
 }
@@ -102,36 +106,49 @@ inline std::string text_or(const json::Value& object, const char* key, const cha
   return found ? found->string() : absent;
 }
 
+// Throws unless a value is one of those that the format names.
+inline const std::string& one_of(const char* field, const std::string& value,
+                                 std::initializer_list<const char*> known) {
+  if (std::find(known.begin(), known.end(), value) == known.end())
+    throw json::Value::wrong(std::string("its ") + field + " is " + shown(value));
+  return value;
+}
+
 inline Spec parse_fields(const json::Value& document) {
-  constexpr std::int64_t newest_schema = 1;
-  const std::int64_t schema = document.at("schema").integer(1, INT64_MAX);
-  if (schema > newest_schema)
-    throw json::Value::wrong("its schema is " + std::to_string(schema) + " and this program reads up to 1");
   Spec spec;
   const json::Value& model = document.at("model");
   const json::Value& rule = document.at("rule");
   spec.vocabulary = model.at("vocab_size").integer(1, max_size);
   spec.selective = !model.at("cutoffs").list().empty() || spec.vocabulary > selective_from;
+  model.at("layers").integer(1, max_layers);
   spec.segment = rule.at("segment").integer(1, max_size);
   spec.memory = rule.at("mem_len").integer(0, max_size);
-  spec.form = document.at("form").string();
-  spec.precision = document.at("precision").string();
-  spec.memory_precision = text_or(document, "memory_precision", "fp32");
-  spec.answers = text_or(document, "answers", "exported");
-  spec.storage = text_or(document, "storage", "external");
-  if (spec.storage != "external" && spec.storage != "single-file" && spec.storage != "ort")
-    throw json::Value::wrong("its storage is " + shown(spec.storage));
-  spec.target = text_or(document, "target", "onnxruntime");
-  std::set<std::string> names;
+  spec.opset = document.at("opset").integer(1, 1000);
+  spec.form = one_of("form", document.at("form").string(), {"ring", "shift", "hidden", "own"});
+  spec.precision = one_of("precision", document.at("precision").string(),
+                          {"fp32", "fp16", "int8-stored", "int8", "int4", "fp8"});
+  spec.memory_precision =
+      one_of("memory_precision", text_or(document, "memory_precision", "fp32"), {"fp32", "fp16"});
+  spec.answers = one_of("answers", text_or(document, "answers", "exported"), {"exported", "stored-weights"});
+  spec.storage =
+      one_of("storage", text_or(document, "storage", "external"), {"external", "single-file", "ort"});
+  spec.target =
+      one_of("target", text_or(document, "target", "onnxruntime"), {"onnxruntime", "tensorrt", "web"});
+  // Saved streams use these two names for other things.
+  std::set<std::string> names = {"positions", "__metadata__"};
+  if (document.at("state").list().size() > max_state)
+    throw json::Value::wrong("it has more memory tensors than any model");
   for (const json::Value& entry : document.at("state").list()) {
     spec.state.push_back(parse_state(entry));
     if (!names.insert(spec.state.back().past).second || !names.insert(spec.state.back().present).second)
-      throw json::Value::wrong("two memory tensors have one name");
+      throw json::Value::wrong("two memory tensors have one name, or one has a name of saved streams");
   }
   const json::Value& files = document.at("files");
-  for (const std::string& name : files.keys) {
+  if (!files.is(json::Kind::object)) throw json::Value::wrong("its files are no object");
+  for (std::size_t index = 0; index < files.keys.size(); ++index) {
+    const std::string& name = files.keys[index];
     if (!is_plain_name(name)) throw json::Value::wrong("it lists a file outside its folder");
-    const json::Value& facts = files.at(name);
+    const json::Value& facts = files.items[index];
     spec.files[name] = {facts.at("sha256").string(),
                         static_cast<std::uint64_t>(facts.at("num_bytes").integer(0, INT64_MAX))};
   }
@@ -162,8 +179,13 @@ inline Spec read_spec(const std::filesystem::path& folder) {
                                      " is not an artefact: it has no spec.json; make one with "
                                      "`xl-export export RUN --out ARTEFACT`.");
   const Bytes bytes = read_file(path, max_spec_bytes);
+  const json::Value document = naming(path, [&] { return json::parse(as_text(bytes)); });
+  const std::int64_t schema = naming(path, [&] { return document.at("schema").integer(1, INT64_MAX); });
+  if (schema > 1)
+    throw Error(Fault::artefact, path.string() + " has schema " + std::to_string(schema) +
+                                     ", and this program reads schema 1; compile it with a newer release, or "
+                                     "export the artefact with an older one.");
   return naming(path, [&] {
-    const json::Value document = json::parse(as_text(bytes));
     Spec spec = parse_fields(document);
     spec.identity = document.at("digest").string();
     std::string canonical;

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <filesystem>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "session.hpp"
@@ -18,7 +20,7 @@ namespace detail {
 
 constexpr const char* stream_format = "xl-export stream 1";
 constexpr std::size_t most_header_bytes = std::size_t{1} << 26;
-constexpr std::int64_t furthest_position = std::int64_t{1} << 62;
+constexpr std::size_t most_header_values = std::size_t{1} << 18;  // of at least 16 thousand tensors
 
 inline const char* stored_type(ElementType type) {
   return type == ElementType::float16 ? "F16" : "F32";
@@ -50,78 +52,97 @@ class StreamFile {
     if (bytes.size() < 8 || length > most_header_bytes || length > bytes.size() - 8)
       throw json::Value::wrong("it ends in its header");
     begin_ = 8 + static_cast<std::size_t>(length);
-    header_ = json::parse(as_text(bytes).substr(8, static_cast<std::size_t>(length)));
-    const json::Value& metadata = header_.at("__metadata__");
+    const json::Value header =
+        json::parse(as_text(bytes).substr(8, static_cast<std::size_t>(length)), most_header_values);
+    const json::Value& metadata = header.at("__metadata__");
     if (metadata.at("format").string() != stream_format) throw json::Value::wrong("it holds no streams");
     if (metadata.at("sha256").string() != sha256(bytes.data() + begin_, bytes.size() - begin_))
       throw json::Value::wrong("its numbers are not those of its SHA-256");
-    read_places();
+    owner_ = metadata.at("owner").string();
+    for (std::size_t index = 0; index < header.keys.size(); ++index)
+      if (header.keys[index] != "__metadata__") add(header.keys[index], header.items[index]);
+    verify_places();
   }
 
-  const std::string& owner() const { return header_.at("__metadata__").at("owner").string(); }
-  std::size_t tensors() const { return header_.keys.size() - 1; }
-
-  std::vector<std::int64_t> shape(const std::string& name) const {
-    std::vector<std::int64_t> sizes;
-    for (const json::Value& size : header_.at(name).at("shape").list())
-      sizes.push_back(size.integer(0, INT64_MAX));
-    return sizes;
-  }
+  const std::string& owner() const { return owner_; }
+  std::size_t tensors() const { return tensors_.size(); }
+  const std::vector<std::int64_t>& shape(const std::string& name) const { return tensor(name).shape; }
 
   // The numbers of a tensor of this type and shape, `num_bytes` of them.
   const std::uint8_t* numbers(const std::string& name, const char* dtype,
                               const std::vector<std::int64_t>& wanted, std::size_t num_bytes) const {
-    const auto& offsets = header_.at(name).at("data_offsets").list();
-    const auto most = static_cast<std::int64_t>(bytes_.size() - begin_);
-    const auto from = static_cast<std::size_t>(offsets[0].integer(0, most));
-    if (header_.at(name).at("dtype").string() != dtype || shape(name) != wanted ||
-        offsets[1].integer(0, most) - offsets[0].integer(0, most) != static_cast<std::int64_t>(num_bytes))
+    const Tensor& found = tensor(name);
+    if (found.dtype != dtype || found.shape != wanted ||
+        found.to - found.from != static_cast<std::int64_t>(num_bytes))
       throw json::Value::wrong("its tensor " + shown(name) +
                                " has another type or shape than the artefact's");
-    return bytes_.data() + begin_ + from;
+    return bytes_.data() + begin_ + static_cast<std::size_t>(found.from);
   }
 
  private:
-  // Tensors must follow each other without a gap and without an overlap.
-  void read_places() const {
+  struct Tensor {
+    std::string dtype;
+    std::vector<std::int64_t> shape;
+    std::int64_t from = 0, to = 0;  // offsets behind the header
+  };
+
+  void add(const std::string& name, const json::Value& entry) {
     const auto most = static_cast<std::int64_t>(bytes_.size() - begin_);
+    Tensor tensor;
+    tensor.dtype = entry.at("dtype").string();
+    for (const json::Value& size : entry.at("shape").list())
+      tensor.shape.push_back(size.integer(0, INT64_MAX));
+    const auto& offsets = entry.at("data_offsets").list();
+    if (offsets.size() != 2) throw json::Value::wrong("a tensor has not two offsets");
+    tensor.from = offsets[0].integer(0, most), tensor.to = offsets[1].integer(0, most);
+    tensors_[name] = std::move(tensor);
+  }
+
+  const Tensor& tensor(const std::string& name) const {
+    const auto found = tensors_.find(name);
+    if (found == tensors_.end()) throw json::Value::wrong("it has no tensor " + shown(name));
+    return found->second;
+  }
+
+  // Tensors must follow each other without a gap and without an overlap.
+  void verify_places() const {
     std::vector<std::pair<std::int64_t, std::int64_t>> places;
-    for (const std::string& name : header_.keys) {
-      if (name == "__metadata__") continue;
-      const auto& offsets = header_.at(name).at("data_offsets").list();
-      if (offsets.size() != 2) throw json::Value::wrong("a tensor has not two offsets");
-      places.emplace_back(offsets[0].integer(0, most), offsets[1].integer(0, most));
-    }
+    for (const auto& named : tensors_) places.emplace_back(named.second.from, named.second.to);
     std::sort(places.begin(), places.end());
     std::int64_t at = 0;
     for (const auto& [from, to] : places) {
       if (from != at || to < from) throw json::Value::wrong("its tensors overlap or leave a gap");
       at = to;
     }
-    if (at != most) throw json::Value::wrong("its tensors overlap or leave a gap");
+    if (at != static_cast<std::int64_t>(bytes_.size() - begin_))
+      throw json::Value::wrong("its tensors overlap or leave a gap");
   }
 
   const Bytes& bytes_;
-  json::Value header_;
   std::size_t begin_ = 0;
+  std::string owner_;
+  std::unordered_map<std::string, Tensor> tensors_;
 };
 
-}  // namespace detail
+// What reads and writes the tensors of a memory, which are nobody else's to see.
+struct Streams {
+  static void save(const Memory& memory, const std::filesystem::path& path);
+  static Memory load(const Session& session, const std::filesystem::path& path);
+};
 
-// Writes all streams of a memory to a file, whole or not at all.
-inline void save(const Memory& memory, const std::filesystem::path& path) {
+inline void Streams::save(const Memory& memory, const std::filesystem::path& path) {
   const std::size_t batch = memory.positions.size();
   if (batch != static_cast<std::size_t>(memory.batch()))
     throw Error(Fault::stream, "the memory has not one position for each stream; give one to each.");
   if (path.extension() == ".npz")
     throw Error(Fault::option, path.string() + " has the name of the older form; leave .npz out of it.");
-  detail::Bytes numbers;
+  Bytes numbers;
   const auto add = [&](const void* data, std::size_t num_bytes) {
     const auto* bytes = static_cast<const std::uint8_t*>(data);
     numbers.insert(numbers.end(), bytes, bytes + num_bytes);
   };
   std::size_t at = 0;
-  std::string entries = detail::header_entry("positions", "I64", {memory.batch()}, at, 8 * batch);
+  std::string entries = header_entry("positions", "I64", {memory.batch()}, at, 8 * batch);
   add(memory.positions.data(), 8 * batch);
   for (std::size_t index = 0; index < memory.state_.size(); ++index) {
     const State& state = memory.state_[index];
@@ -129,7 +150,7 @@ inline void save(const Memory& memory, const std::filesystem::path& path) {
     add(memory.now_[index].bytes.data(), row * batch);
     for (std::size_t number = 0; number < batch; ++number) {
       std::uint8_t* data = numbers.data() + first + number * row;
-      if (detail::is_finite(data, row, state.dtype)) continue;
+      if (is_finite(data, row, state.dtype)) continue;
       if (memory.positions[number] > 0)
         throw Error(Fault::stream, "row " + std::to_string(number) +
                                        " of the memory holds values that are not "
@@ -138,59 +159,78 @@ inline void save(const Memory& memory, const std::filesystem::path& path) {
     }
     std::vector<std::int64_t> shape = state.sizes;
     shape.insert(shape.begin(), memory.batch());
-    entries +=
-        ", " + detail::header_entry(state.past, detail::stored_type(state.dtype), shape, at, row * batch);
+    entries += ", " + header_entry(state.past, stored_type(state.dtype), shape, at, row * batch);
   }
-  std::string header = "{\"__metadata__\": {\"format\": \"" + std::string(detail::stream_format) +
+  std::string header = "{\"__metadata__\": {\"format\": \"" + std::string(stream_format) +
                        "\", \"owner\": \"" + memory.owner() + "\", \"sha256\": \"" +
-                       detail::sha256(numbers.data(), numbers.size()) + "\"}, " + entries + "}";
+                       sha256(numbers.data(), numbers.size()) + "\"}, " + entries + "}";
   header.resize((header.size() + 7) / 8 * 8, ' ');  // so that the numbers begin at a multiple of 8 bytes
-  detail::Bytes file;
+  Bytes file;
   for (int byte = 0; byte < 8; ++byte)
     file.push_back(static_cast<std::uint8_t>(std::uint64_t{header.size()} >> (8 * byte)));
   file.insert(file.end(), header.begin(), header.end());
   file.insert(file.end(), numbers.begin(), numbers.end());
-  detail::write_file(path, file);
+  write_file(path, file);
 }
 
-// The memory in a file of saved streams. Throws where the streams belong to another artefact, and where the
-// file is damaged.
-inline Memory load(const Session& session, const std::filesystem::path& path) {
+inline Memory Streams::load(const Session& session, const std::filesystem::path& path) {
   const Spec& spec = session.spec();
-  const detail::Bytes bytes = detail::read_file(path);
-  const auto wrong = [](const std::string& what) { return detail::json::Value::wrong(what); };
+  const Bytes bytes = read_file(path);
+  const auto wrong = [](const std::string& what) { return json::Value::wrong(what); };
   try {
-    const detail::StreamFile file(bytes);
+    const StreamFile file(bytes);
     if (file.owner() != spec.identity)
       throw Error(Fault::stream, path.string() + " holds the memory of artefact " +
-                                     detail::shown(file.owner().substr(0, 12)) + ", and this session runs " +
+                                     shown(file.owner().substr(0, 12)) + ", and this session runs " +
                                      spec.identity.substr(0, 12) +
                                      "; open the artefact that the stream was started on.");
     const std::vector<std::int64_t> streams = file.shape("positions");
     if (streams.size() != 1 || file.tensors() != 1 + spec.state.size())
       throw wrong("it has not the tensors of this artefact's streams");
-    Memory memory = session.start(streams[0]);
-    const std::size_t batch = memory.positions.size();
-    std::memcpy(memory.positions.data(), file.numbers("positions", "I64", streams, 8 * batch), 8 * batch);
-    for (const std::int64_t position : memory.positions)
-      if (position > detail::furthest_position || position < -detail::furthest_position)
+    if (streams[0] < 1 || streams[0] > most_streams) throw wrong("it has not 1 to 65536 streams");
+    const auto batch = static_cast<std::size_t>(streams[0]);
+    // The whole file is compared with the artefact before memory of the size that it claims is taken.
+    const std::uint8_t* stored = file.numbers("positions", "I64", streams, sizeof(std::int64_t) * batch);
+    std::vector<std::int64_t> positions(batch);
+    std::memcpy(positions.data(), stored, sizeof(std::int64_t) * batch);
+    for (const std::int64_t position : positions)
+      if (position > furthest_position || position < -furthest_position)
         throw wrong("a position is beyond 2^62");
-    for (std::size_t index = 0; index < spec.state.size(); ++index) {
-      const State& state = spec.state[index];
+    std::vector<View<std::uint8_t>> contents;
+    for (const State& state : spec.state) {
       const std::size_t num_bytes = batch * state.row_bytes();
       std::vector<std::int64_t> shape = state.sizes;
       shape.insert(shape.begin(), streams[0]);
-      const std::uint8_t* data = file.numbers(state.past, detail::stored_type(state.dtype), shape, num_bytes);
-      if (!detail::is_finite(data, num_bytes, state.dtype))
+      contents.emplace_back(file.numbers(state.past, stored_type(state.dtype), shape, num_bytes), num_bytes);
+      if (!is_finite(contents.back().data(), num_bytes, state.dtype))
         throw wrong("it holds values that are not finite");
-      std::copy_n(data, num_bytes, memory.now_[index].bytes.begin());
     }
+    Memory memory = session.start(streams[0]);
+    memory.positions = std::move(positions);
+    for (std::size_t index = 0; index < contents.size(); ++index)
+      std::copy(contents[index].begin(), contents[index].end(), memory.now_[index].bytes.begin());
     return memory;
   } catch (const Error& error) {
     if (error.fault() != Fault::artefact) throw;
     throw Error(Fault::artefact, path.string() + " is no stream that can be continued: " + error.what() +
                                      "; give a file that save or save_memory wrote.");
   }
+}
+
+}  // namespace detail
+
+// Writes all streams of a memory to a file, whole or not at all.
+inline void save(const Memory& memory, const std::filesystem::path& path) {
+  detail::in_memory("the file of streams", [&] { detail::Streams::save(memory, path); });
+}
+
+// The memory in a file of saved streams. Throws where the streams belong to another artefact, and where the
+// file is damaged.
+inline Memory load(const Session& session, const std::filesystem::path& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error))
+    throw Error(Fault::option, path.string() + " is no file; give one that save or save_memory wrote.");
+  return detail::in_memory("the file of streams", [&] { return detail::Streams::load(session, path); });
 }
 
 }  // namespace xl_export

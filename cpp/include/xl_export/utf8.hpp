@@ -51,17 +51,20 @@ inline void append_utf8(std::string& text, char32_t code) {
   byte(0x80 | (code >> 6 & 0x3f)), byte(0x80 | (code & 0x3f));
 }
 
-// Whether bytes are text in UTF-8, and where they are not.
-inline bool is_utf8(std::string_view bytes, std::size_t* wrong = nullptr) {
-  for (std::size_t at = 0; at < bytes.size();) {
-    const Character found = first_character(bytes.substr(at));
-    if (!found.valid) {
-      if (wrong) *wrong = at;
-      return false;
-    }
+// A name or a text as it may stand in a sentence: short, on one line, printable, and UTF-8.
+inline std::string shown(std::string_view text, std::size_t longest = 80) {
+  std::string out;
+  for (std::size_t at = 0; at < text.size();) {
+    if (out.size() >= longest) return out + "...";
+    const Character found = first_character(text.substr(at));
+    const bool printable = found.valid && found.code >= 0x20 && (found.code < 0x7f || found.code > 0x9f);
+    if (printable)
+      append_utf8(out, found.code);
+    else
+      out += '?';
     at += found.length;
   }
-  return true;
+  return out;
 }
 
 // The characters of a text; throws where it is not UTF-8.

@@ -31,12 +31,13 @@ fn run(arguments: &[String]) -> Result<(), String> {
         Err(sentence) => eprintln!("not checked: {sentence}"),
     }
     let mut memory = session.start()?;
-    print!("{prompt}");
+    // `print!` would panic where nobody reads any more, as behind `| head`.
+    let mut out = std::io::stdout();
+    let _ = write!(out, "{prompt}");
     memory.generate(&session.encode(prompt)?, &options, |_, text| {
-        print!("{text}");
-        std::io::stdout().flush().is_ok()
+        write!(out, "{text}").and_then(|()| out.flush()).is_ok()
     })?;
-    println!();
+    let _ = writeln!(out);
     Ok(())
 }
 

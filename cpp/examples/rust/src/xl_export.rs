@@ -1,6 +1,8 @@
 //! A safe interface over `xl_export_c.h`: owners free what they own, and errors are `Err` with one sentence.
 
+use std::any::Any;
 use std::ffi::{c_char, c_void, CStr, CString};
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 
 #[repr(C)]
 struct RawSession {
@@ -29,7 +31,7 @@ impl Default for GenerateOptions {
     }
 }
 
-type Each = extern "C" fn(*mut c_void, i64, *const c_char) -> i32;
+type Each = extern "C" fn(*mut c_void, i64, *const c_char, i64) -> i32;
 
 extern "C" {
     fn xl_last_error() -> *const c_char;
@@ -117,6 +119,7 @@ impl Session {
 
 impl Memory<'_> {
     /// Continues the stream after a prompt; `each` gets every token and its text, and returns false to stop.
+    /// A panic of `each` ends the text, and goes on behind the call.
     pub fn generate<F>(
         &mut self,
         prompt: &[i64],
@@ -126,19 +129,36 @@ impl Memory<'_> {
     where
         F: FnMut(i64, &str) -> bool,
     {
+        struct Called<'a, F> {
+            each: &'a mut F,
+            panic: Option<Box<dyn Any + Send>>,
+        }
+        // A panic must not pass through frames of C++, so it waits here until they have returned.
         extern "C" fn forward<F: FnMut(i64, &str) -> bool>(
             own: *mut c_void,
             token: i64,
             text: *const c_char,
+            num_bytes: i64,
         ) -> i32 {
-            let each = unsafe { &mut *own.cast::<F>() };
-            let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
-            i32::from(each(token, &text))
+            let called = unsafe { &mut *own.cast::<Called<F>>() };
+            let bytes = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), num_bytes as usize) };
+            let work = || (called.each)(token, &String::from_utf8_lossy(bytes));
+            match catch_unwind(AssertUnwindSafe(work)) {
+                Ok(goes_on) => i32::from(goes_on),
+                Err(panic) => {
+                    called.panic = Some(panic);
+                    0
+                }
+            }
         }
-        let own: *mut c_void = std::ptr::addr_of_mut!(each).cast();
+        let mut called = Called { each: &mut each, panic: None };
+        let own: *mut c_void = std::ptr::addr_of_mut!(called).cast();
         let count = prompt.len() as i64;
         let ended =
             unsafe { xl_generate(self.1 .0, self.0, prompt.as_ptr(), count, options, forward::<F>, own) };
+        if let Some(panic) = called.panic {
+            resume_unwind(panic);
+        }
         if ended < 0 {
             Err(last_error())
         } else {

@@ -20,7 +20,7 @@ class BytePairs {
     const json::Value& vocabulary = model.at("vocab");
     if (!vocabulary.is(json::Kind::object)) throw json::Value::wrong("its BPE has no vocabulary");
     for (std::size_t index = 0; index < vocabulary.keys.size(); ++index) {
-      const std::int64_t id = vocabulary.items[index].integer(0, 1 << 24);
+      const std::int64_t id = vocabulary.items[index].integer(0, max_size);
       ids_[vocabulary.keys[index]] = id;
       texts[id] = vocabulary.keys[index];
     }

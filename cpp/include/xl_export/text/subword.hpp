@@ -99,23 +99,18 @@ class SubwordVocabulary final : public Vocabulary {
  public:
   // tokenizer: the content of tokenizer.json; null where the library is another.
   SubwordVocabulary(const json::Value& document, const Bytes* tokenizer)
-      : size_(static_cast<std::size_t>(document.at("size").integer(1, most_tokens))) {
+      : size_(static_cast<std::size_t>(document.at("size").integer(1, max_size))) {
     special_ = read_special(document, static_cast<std::int64_t>(size_));
     if (!tokenizer) {
       unserved_ = document.at("library").string() + " is not built in";
       return;
     }
-    const json::Value file = json::parse(as_text(*tokenizer));
-    const SubwordKind kind = subword_kind(file);
-    unserved_ = kind.unserved;
-    if (!unserved_.empty()) return;
-    byte_level_ = kind.byte_level;
-    pairs_.emplace(*kind.model, texts_);
-    added_ = added_tokens(file);
-    for (const auto& [content, id] : added_) texts_[id] = content;
-    // Of two tokens that begin at one place the longer is taken.
-    std::sort(added_.begin(), added_.end(),
-              [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
+    // Other releases of the library write other fields. Ids need none of them.
+    try {
+      read(json::parse(as_text(*tokenizer), (std::size_t{1} << 16) + 16 * size_));
+    } catch (const Error& error) {
+      unserved_ = std::string("of its tokenizer.json ") + error.what();
+    }
   }
 
   std::string_view kind() const override { return "subword"; }
@@ -156,6 +151,20 @@ class SubwordVocabulary final : public Vocabulary {
 
  private:
   using Ids = std::vector<std::int64_t>;
+
+  // Reads a tokenizer.json, or says why its texts are not served.
+  void read(const json::Value& file) {
+    const SubwordKind kind = subword_kind(file);
+    unserved_ = kind.unserved;
+    if (!unserved_.empty()) return;
+    byte_level_ = kind.byte_level;
+    pairs_.emplace(*kind.model, texts_);
+    added_ = added_tokens(file);
+    for (const auto& [content, id] : added_) texts_[id] = content;
+    // Of two tokens that begin at one place the longer is taken.
+    std::sort(added_.begin(), added_.end(),
+              [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
+  }
 
   void refuse_unserved() const {
     if (!unserved_.empty())

@@ -215,7 +215,7 @@ class WordVocabulary final : public Vocabulary {
 class IdsVocabulary final : public Vocabulary {
  public:
   explicit IdsVocabulary(const json::Value& document)
-      : size_(static_cast<std::size_t>(document.at("size").integer(1, most_tokens))) {
+      : size_(static_cast<std::size_t>(document.at("size").integer(1, max_size))) {
     special_ = read_special(document, static_cast<std::int64_t>(size_));
     const json::Value* names = document.find("names");
     if (!names) return;

@@ -19,8 +19,12 @@ struct SubwordKind {
   std::string unserved;     // why it is neither; empty where it is one of them
 };
 
+inline bool is_text(const json::Value* value, std::string_view text) {
+  return value && value->is(json::Kind::string) && value->text == text;
+}
+
 inline bool is_type(const json::Value* part, std::string_view type) {
-  return part && part->is(json::Kind::object) && part->at("type").string() == type;
+  return part && part->is(json::Kind::object) && is_text(part->find("type"), type);
 }
 
 // Whether an option has no effect: it is not there, null, false or an empty string.
@@ -40,7 +44,7 @@ inline SubwordKind subword_kind(const json::Value& file) {
   if (!is_off(file, "normalizer")) return unserved("it has a normalizer");
   for (const json::Value& token : file.at("added_tokens").list())
     for (const char* option : {"single_word", "lstrip", "rstrip", "normalized"})
-      if (token.at(option).boolean())
+      if (!is_off(token, option))
         return unserved("its added token " + shown(token.at("content").string()) + " is " + option);
   const json::Value *before = file.find("pre_tokenizer"), *after = file.find("decoder");
   if (is_type(before, "ByteLevel") && is_type(after, "ByteLevel")) {
@@ -59,8 +63,8 @@ inline SubwordKind subword_kind(const json::Value& file) {
       !is_off(steps[0], "invert"))
     return unserved("it splits lines in another way");
   for (const json::Value* words : {&steps[1], after})
-    if (words->at("replacement").string() != "\xe2\x96\x81" ||
-        words->at("prepend_scheme").string() != "never" || is_off(*words, "split"))
+    if (!is_text(words->find("replacement"), "\xe2\x96\x81") ||
+        !is_text(words->find("prepend_scheme"), "never") || is_off(*words, "split"))
       return unserved(other);
   return {&model, false, ""};
 }
@@ -69,7 +73,7 @@ inline SubwordKind subword_kind(const json::Value& file) {
 inline std::vector<std::pair<std::string, std::int64_t>> added_tokens(const json::Value& file) {
   std::vector<std::pair<std::string, std::int64_t>> tokens;
   for (const json::Value& token : file.at("added_tokens").list()) {
-    tokens.emplace_back(token.at("content").string(), token.at("id").integer(0, 1 << 24));
+    tokens.emplace_back(token.at("content").string(), token.at("id").integer(0, max_size));
     if (tokens.back().first.empty()) throw json::Value::wrong("it has an added token without text");
   }
   return tokens;

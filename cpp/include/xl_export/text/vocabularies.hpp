@@ -14,11 +14,12 @@
 
 namespace xl_export::detail {
 
-// The vocabulary of an artefact. contents: the verified files, by name.
+// The vocabulary of an artefact. contents: the verified files, by name. size: how many tokens the model has.
 inline std::unique_ptr<Vocabulary> load_vocabulary(const std::filesystem::path& folder,
-                                                   const std::map<std::string, Bytes>& contents) {
+                                                   const std::map<std::string, Bytes>& contents,
+                                                   std::size_t size) {
   return naming(folder / "vocab.json", [&]() -> std::unique_ptr<Vocabulary> {
-    const json::Value document = json::parse(as_text(contents.at("vocab.json")));
+    const json::Value document = json::parse(as_text(contents.at("vocab.json")), 4096 + 2 * size);
     const std::string& kind = document.at("kind").string();
     if (kind == "byte") return std::make_unique<ByteVocabulary>(document);
     if (kind == "char") return std::make_unique<CharVocabulary>(document);

@@ -63,8 +63,6 @@ class Vocabulary {
 
 namespace detail {
 
-constexpr std::int64_t most_tokens = 1 << 24;
-
 inline std::vector<std::string> read_symbols(const json::Value& list, const char* what) {
   std::vector<std::string> symbols;
   for (const json::Value& symbol : list.list()) {
