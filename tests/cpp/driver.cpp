@@ -5,6 +5,8 @@
 #include <map>
 #include <sstream>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "xl_export.hpp"
 
@@ -47,6 +49,7 @@ class Driver {
     }
     if (verb == "generate") return generate(session);
     if (verb == "steps") return steps(session);
+    if (verb == "threads") return threads(session);
     if (verb == "draws") return draws();
     return "{\"error\": \"unknown\"}";
   }
@@ -105,6 +108,24 @@ class Driver {
     finish(memory);
     return "{\"ids\": " + listed(drawn) + ", \"pieces\": [" + pieces +
            "], \"ended\": " + std::to_string(ended) + "}";
+  }
+
+  // What several threads generate at once on one session, each with a memory of its own.
+  std::string threads(const xl_export::Session& session) {
+    std::vector<std::string> answers(4);
+    std::vector<std::thread> running;
+    for (std::string& answer : answers)
+      running.emplace_back([&] {
+        try {
+          answer = generate(session);
+        } catch (const std::exception& error) {
+          xl_export::detail::json::append_string(answer, error.what());
+        }
+      });
+    for (std::thread& thread : running) thread.join();
+    std::string list;
+    for (const std::string& answer : answers) list += (list.empty() ? "" : ", ") + answer;
+    return "{\"answers\": [" + list + "]}";
   }
 
   // log p of every token after the first of each row, fed in segments of some lengths, and the last logits.

@@ -17,6 +17,7 @@ import pytest
 
 from tests.architectures import ARCHITECTURES
 from tests.cpp.program import SANITIZED, Driver, compiled
+from tests.cpp.test_vocabularies import TALES, random_texts
 from tests.runtimes.contract.mutation_worker import damaged_bytes, damaged_json, sealed
 from xl_export.artefact.export import export
 
@@ -84,6 +85,7 @@ def test_no_damage_crashes_it(
                 (folder / SPEC).write_bytes(sealed(json.loads(whole[SPEC]), folder, file))
         sanitized.ask("forget", folder)
         answer = sanitized.ask("check", folder)
+        assert "escaped" not in answer, (what, answer)
         if "error" in answer:
             outcome = "refused"
             assert answer["error"], what
@@ -103,3 +105,36 @@ def test_no_damage_crashes_it(
     assert counts["sealed spec", "refused"] > 100, counts
     assert counts["sealed file", "refused"] > 50, counts
     assert counts["sealed file", "failed"] > 0, counts  # some damage did get as far as the numbers
+
+
+def test_damaged_streams_texts_and_ort_graphs(
+    sanitized: Driver, artefacts: dict[str, Path], run: Path, tmp_path: Path
+) -> None:
+    """What the artefacts' damage does not touch: saved streams, texts and tokens, and graphs of `--ort`."""
+    draw, ring = np.random.default_rng(2), artefacts["ring"]
+    path, question = tmp_path / "saved", {"ids": [0, 1, 2], "lengths": [1, 1]}
+    assert "scores" in sanitized.ask("steps", ring, batch=2, ids=[0, 1, 2, 3], lengths=[1], save=str(path))
+    whole = path.read_bytes()
+    header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
+    numbers = whole[8 + int.from_bytes(whole[:8], "little") :]
+    counts: Counter[bool] = Counter()
+    for _, document in damaged_json(header, draw):
+        text = json.dumps(document).encode(errors="replace")
+        path.write_bytes(len(text).to_bytes(8, "little") + text + numbers)
+        counts["error" in sanitized.ask("steps", ring, load=str(path), batch=2, **question)] += 1
+    for _, data in damaged_bytes(whole, whole[::-1], draw, flips=100):
+        path.write_bytes(data)
+        counts["error" in sanitized.ask("steps", ring, load=str(path), batch=2, **question)] += 1
+    assert counts[True] > 100, counts
+    for folder in (ring, TALES):
+        for text in random_texts(40):
+            sanitized.ask("encode", folder, text=text)
+            sanitized.ask("decode", folder, ids=draw.integers(-1, 60, 20).clip(0).tolist())
+    folder = export(run, tmp_path / "ort", memory="shift", storage="ort")
+    spec, graph = json.loads((folder / SPEC).read_text()), (folder / "step.ort").read_bytes()
+    for _, data in damaged_bytes(graph, whole, draw, flips=60):
+        (folder / "step.ort").write_bytes(data)
+        (folder / SPEC).write_bytes(sealed(spec, folder, "step.ort"))
+        sanitized.ask("forget", folder)
+        answer = sanitized.ask("check", folder)
+        assert "escaped" not in answer, answer

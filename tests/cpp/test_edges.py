@@ -208,3 +208,9 @@ def test_memory_has_seen_all_tokens_but_one_that_was_refused(
     assert driver.ask("generate", ring, **again)["ids"] == whole[5:]
     after = driver.ask("steps", ring, ids=[0, 0], lengths=[1], load=str(tmp_path / "whole"))
     assert after["positions"] == [2 + 8 + 1]
+
+
+def test_several_threads_use_one_session(driver: Driver, artefacts: dict[str, Path]) -> None:
+    question = {"ids": [1, 2], "tokens": 60, "temperature": 1.5, "seed": 8}
+    alone = driver.ask("generate", artefacts["ring"], **question)
+    assert driver.ask("threads", artefacts["ring"], **question)["answers"] == [alone] * 4

@@ -38,7 +38,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # a run's sizes, a
     },
     **{
         f"memory of halves {form}": ({}, {"memory_precision": "fp16", "memory": form})
-        for form in ("ring", "shift")
+        for form in ("ring", "shift", "hidden")
     },
     **{
         f"{storage} {form}": ({}, {"storage": storage, "memory": form})

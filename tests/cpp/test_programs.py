@@ -107,6 +107,7 @@ def test_a_program_in_c_gets_sentences_and_text(programs: Path, tmp_path: Path) 
         program,
         programs / "libxl_export_c.so",
         f"-Wl,-rpath,{programs}",
+        "-lm",
     )
     expected = commands("cmake")[f'build/cpp/stream examples/stories/tales "{PROMPT}" 12 0']
     three, one = tmp_path / "three", tmp_path / "one"
