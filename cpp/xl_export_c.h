@@ -24,9 +24,9 @@ typedef struct xl_memory xl_memory;
 const char* xl_last_error(void);
 
 /* Opens an artefact, every hash verified. threads: 0 leaves the number to ONNX Runtime. fused_library: the
-   file of the fused operator, or NULL for the standard operators. The first call sets the environment variable
-   ORT_DISABLE_TELEMETRY unless it is set. Set it yourself, to 1, before other threads start that may read the
-   environment. */
+   file of the fused operator, or NULL for the standard operators. The first call sets the environment
+   variable ORT_DISABLE_TELEMETRY unless it is set. Set it yourself, to 1, before other threads start that may
+   read the environment. */
 xl_session* xl_open(const char* folder, int32_t threads, const char* fused_library);
 void xl_close(xl_session* session);
 
@@ -45,8 +45,8 @@ int64_t xl_encode(const xl_session* session, const char* text, int64_t num_bytes
 int64_t xl_decode(const xl_session* session, const int64_t* tokens, int64_t count, char* text,
                   int64_t capacity);
 
-/* The memory of new streams, and a fork of all of them. A memory may outlive its session, and can then still be
-   copied, saved and freed. */
+/* The memory of new streams, and a fork of all of them. A memory may outlive its session, and can then still
+   be copied, saved and freed. */
 xl_memory* xl_start(const xl_session* session, int64_t batch);
 xl_memory* xl_copy(const xl_memory* memory);
 void xl_free(xl_memory* memory);
@@ -76,8 +76,8 @@ typedef struct {
   const char* stop; /* a string that ends the text, or NULL */
 } xl_generate_options;
 
-/* Called with each token and the num_bytes bytes of text that it adds; returns 0 to stop. A zero stands behind
-   the text, and the text may hold zeros too. It must return: an exception must not pass through it. */
+/* Called with each token and the num_bytes bytes of text that it adds; returns 0 to stop. A zero stands
+   behind the text, and the text may hold zeros too. It must return: an exception must not pass through it. */
 typedef int32_t (*xl_each)(void* own, int64_t token, const char* text, int64_t num_bytes);
 
 /* Continues one stream after a prompt, any number of tokens. Returns 0 or a negative number. */

@@ -51,7 +51,8 @@ namespace detail {
 // The largest position, and the largest size of any one dimension.
 constexpr std::int64_t furthest_position = std::int64_t{1} << 62, max_size = 1 << 24;
 
-// Runs what may need more memory than there is, which becomes an Error too. what: the subject of its sentence.
+// Runs what may need more memory than there is, which becomes an Error too. what: the subject of its
+// sentence.
 template <class Work>
 auto in_memory(const char* what, Work work) {
   const auto refused = [&] {

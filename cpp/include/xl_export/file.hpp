@@ -60,7 +60,8 @@ inline Bytes read_file(const std::filesystem::path& path, std::uint64_t most = U
                                      " bytes, expected at most " + std::to_string(most) +
                                      "; copy or make it again.");
   if (static_cast<double>(size) > machine_bytes())  // a file may be larger than the disk that holds it
-    throw Error(Fault::artefact, path.string() + " is larger than the memory of this machine; copy it again.");
+    throw Error(Fault::artefact,
+                path.string() + " is larger than the memory of this machine; copy it again.");
   Bytes bytes(static_cast<std::size_t>(size));
   std::ifstream stream(path, std::ios::binary);
   stream.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));

@@ -55,8 +55,8 @@ class Session {
   }
 
   // Each of the three functions below feeds one segment, tokens [B, T] row by row, and updates the memory.
-  // For tokens or a memory that do not fit they throw and leave the memory as it was. After a step that failed
-  // in ONNX Runtime or for lack of memory, a memory that is written in place must be started again.
+  // For tokens or a memory that do not fit they throw and leave the memory as it was. After a step that
+  // failed in ONNX Runtime, a memory that is written in place must be started again.
 
   // Logits [B, T, V] of the token after each token.
   std::vector<float> step(View<std::int64_t> tokens, Memory& memory) const {
