@@ -260,6 +260,21 @@ def test_music_is_read_as_in_python_and_played(
     page.until("page.work.organ.context.state === 'suspended'")
     assert page.text("play") == "Play"
 
+    page.page.dblclick("#piece")  # the second piece takes the place of the first one
+    page.until("page.work.roll.notes.length > 0")
+    page.page.keyboard.press("Escape")
+    page.until("page.work.organ.context.state === 'suspended'")
+    position = page.do("page.work.memory.position")
+    assert position == 1 + page.do("document.querySelectorAll('#tokens span').length") < 240
+    assert page.error is None
+    drawn = """new Promise((resolve) => {
+      let count = 0;
+      page.work.roll.draw = () => count++;
+      setTimeout(() => resolve(count), 500);
+    })"""
+    assert page.do(drawn) == 0, "what stands still is not drawn"
+    assert page.do("page.work.memory.position") == position
+
 
 @pytest.mark.parametrize(
     "options", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 360, "height": 740}}], ids=str

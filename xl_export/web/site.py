@@ -163,8 +163,8 @@ def _warning(artefact: Path, spec: Spec) -> str | None:
         )
     if spec.form != "ring" and spec.target != "web":
         return (
-            f"{artefact} has memory of the form {spec.form}, which is written anew in every step; export the run "
-            "with --memory ring."
+            f"{artefact} has memory of the form {spec.form}, which is written anew in every step; "
+            "export the run with --memory ring."
         )
     return None
 
