@@ -95,8 +95,10 @@ def convert(hint: Any, value: Any, *, where: str) -> Any:
     # X | None and int | str are the only unions in use. A union with a Literal is a typing.Union, others are
     # a types.UnionType.
     if origin in (types.UnionType, typing.Union):
-        if type(value) in args:  # None, or one of several plain types
-            return value
+        if value is None and type(None) in args:
+            return None
+        if type(value) in args:  # one of several plain types
+            return convert(type(value), value, where=where)
         return convert(next(arg for arg in args if arg is not type(None)), value, where=where)
     if origin is typing.Literal:
         if value not in args:

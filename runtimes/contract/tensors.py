@@ -52,7 +52,7 @@ class ListedTensor:
     """
 
     name: str
-    dtype: Literal["int64", "int32", "float32", "float16"]
+    dtype: Literal["int64", "float32", "float16"]
     shape: tuple[int | str, ...]
     optional: bool = False
     when: str | None = None
@@ -77,6 +77,7 @@ def listed(facts: TensorFacts, *, selective: bool) -> ListedTensor:
     """The entry of a graph's tensor in `spec.json`; selective: see `ModelFacts.selective`."""
     when = OPTIONAL_WHEN.get(facts.name) if selective else None
     shape = tuple(int(size) if size.isdecimal() else LISTED_AXES.get(size, size) for size in facts.shape)
+    assert facts.dtype != "int32", "no step graph has such a tensor"
     return ListedTensor(name=facts.name, dtype=facts.dtype, shape=shape, optional=when is not None, when=when)
 
 

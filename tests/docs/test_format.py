@@ -22,7 +22,7 @@ from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.precision import MEAN_TOLERANCES, TOLERANCES, Measured
 from runtimes.contract.reference import ReferenceFile, StoredArray
 from runtimes.contract.rule import MemoryRule
-from runtimes.contract.spec import ADDED_FIELDS, Spec
+from runtimes.contract.spec import ADDED_FIELDS, Spec, load_spec
 from runtimes.contract.tensors import ListedTensor, StateFacts
 from runtimes.contract.vocabulary import SpecialTokens
 from runtimes.contract.vocabulary.word import WORD_OPTIONS
@@ -74,6 +74,23 @@ def test_the_tolerances_are_those_of_check() -> None:
         for precision in QUOTED.findall(cells[0])
     }
     assert stated == {name: (TOLERANCES[name], MEAN_TOLERANCES[name]) for name in TOLERANCES}
+
+
+@pytest.mark.parametrize(
+    ("target", "answers", "limits"),
+    [
+        ("tensorrt", "stored-weights", (5e-2, 1e-2)),
+        ("tensorrt", "exported", (0.5, 2e-2)),
+        ("onnxruntime", "stored-weights", (0.5, 5e-2)),
+    ],
+)
+def test_the_limits_depend_on_target_and_answers(
+    target: Any, answers: Any, limits: tuple[float, float]
+) -> None:
+    artefact = load_spec(ROOT / "tests/data/version-0.1/int4")
+    assert artefact.precision == "int4"
+    spec = dataclasses.replace(artefact, target=target, answers=answers)
+    assert (spec.tolerance, spec.mean_tolerance) == limits
 
 
 # Independent of the project: a parser of JSON that keeps numbers, true, false and null as they are written.

@@ -76,9 +76,10 @@ def export(
       ONNX Runtime's own format, for mobile (`xl_export/artefact/pack.py`).
     - text: a held-out text on which a lower precision is measured. None is the test text that the run kept.
 
-    The graph is compared with PyTorch before the folder appears, and PyTorch's answers become
-    its reference. Quantised weights are compared before they are quantised; then the artefact's own answers
-    are its reference.
+    The graph is compared with PyTorch before the folder appears, and PyTorch's answers become its reference.
+    Quantised weights are compared before they are quantised; then the answers of the weights as they are
+    stored, computed in fp32, are its reference. Where the rounding of activations on this machine takes the
+    artefact beyond the tolerances of its check, it is written, and FailingCheckWarning is given.
 
     Raises UserError when `out` exists (unless it holds an artefact and `force` is set), when the run is
     damaged, and when the comparison fails. `out` is not changed then.

@@ -27,14 +27,15 @@ from runtimes.contract.engine import (
     save_engine,
     side_files,
 )
-from runtimes.contract.spec import GRAPH, Spec, load_spec
+from runtimes.contract.spec import GRAPH, Spec, load_spec, refuse_ort_format
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
 from xl_export.tensorrt.network import parser_errors, read_model, take_plugins
 
 # Fields of a spec in which two artefacts of one step may differ.
-# The lists of tensors follow from the others, and older artefacts have none.
-FREE = {"source", "producer", "measured", "concern", "files", "inputs", "outputs"}
+# The lists of tensors follow from the others, and older artefacts have none. Whose answers a reference holds,
+# and in which files the graph is, are no part of the step.
+FREE = {"source", "producer", "measured", "concern", "files", "inputs", "outputs", "answers", "storage"}
 
 
 def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> EngineFacts:
@@ -47,6 +48,7 @@ def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> En
     refuse_existing(out, force=force, marker=BUILD, sources=[engine, artefact])
     facts, before = load_engine(engine)
     spec = load_spec(artefact)
+    refuse_ort_format(spec, artefact, what="a refit")
     refuse_other_steps(before, spec, engine, artefact)
     if facts.flavour == "rtx" and not facts.refit:
         raise ConfigError(

@@ -145,7 +145,7 @@ def _subwords(artefact: Path) -> bool:
 
 
 def _refuse_failing(artefact: Path) -> None:
-    """Raises UserError where an artefact does not even compute its own answers on this machine."""
+    """Raises UserError where an artefact fails its check on this machine."""
     report = check(artefact, device="cpu")
     if not report.passed:
         raise UserError(

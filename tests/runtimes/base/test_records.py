@@ -29,6 +29,7 @@ class Outer:
     table: dict[str, float]
     maybe: int | None = None
     listed: tuple[str, ...] = field(default=("x",))
+    ratio: float | None = None
 
 
 GOOD: dict[str, Any] = {
@@ -42,6 +43,7 @@ GOOD: dict[str, Any] = {
     "table": {"k": 1.5},
     "maybe": 4,
     "listed": ["y", "z"],
+    "ratio": 0.25,
 }
 
 
@@ -58,6 +60,7 @@ def test_a_record_goes_to_json_text_and_back() -> None:
         table={"k": 1.5},
         maybe=4,
         listed=("y", "z"),
+        ratio=0.25,
     )
     assert json.loads(json.dumps(to_json(record))) == GOOD
     assert from_json(Outer, json.loads(json.dumps(to_json(record))), where="here") == record
@@ -99,6 +102,8 @@ def test_an_unknown_key_is_named_at_any_depth() -> None:
         ("number", "1", "expected a whole number, found the text '1'"),
         ("number", None, "expected a whole number, found null"),
         ("share", float("nan"), "expected a finite number, found nan"),
+        ("ratio", float("nan"), "expected a finite number, found nan"),
+        ("ratio", float("-inf"), "expected a finite number, found -inf"),
         ("share", float("inf"), "expected a finite number, found inf"),
         ("share", False, "expected a number, found false"),
         ("share", "0.5", "expected a number, found the text"),

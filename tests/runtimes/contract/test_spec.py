@@ -17,12 +17,14 @@ import pytest
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.records import to_json
+from runtimes.base.sealed import file_facts
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import (
     ANSWERS,
     FUSED,
     GRAPH,
+    OLD_REFERENCE,
     REFERENCE,
     SCHEMA,
     SPEC,
@@ -30,9 +32,10 @@ from runtimes.contract.spec import (
     WEIGHTS,
     Spec,
     load_spec,
+    parse_spec,
     save_spec,
 )
-from runtimes.contract.tensors import head_groups, state_tensors
+from runtimes.contract.tensors import OPTIONAL_WHEN, head_groups, state_tensors
 from runtimes.sessions.open import open_session
 
 MODEL = ModelFacts(
@@ -338,7 +341,7 @@ def as_listed(node: Any) -> tuple[str, str, list[int | str]]:
     [
         lambda lists: lists["inputs"][2]["shape"].__setitem__(1, 7),
         lambda lists: lists["inputs"][2]["shape"].__setitem__(0, "rows"),
-        lambda lists: lists["inputs"][0].update(dtype="int32"),
+        lambda lists: lists["inputs"][0].update(dtype="float32"),
         lambda lists: lists["inputs"][0].update(name="tokens"),
         lambda lists: lists["outputs"].pop(),
         lambda lists: lists["outputs"].append(lists["outputs"][0]),
@@ -356,6 +359,33 @@ def test_lists_that_are_not_those_of_the_graph_are_refused(
     reseal(artefact, **{name: value for name, value in lists.items() if value})
     with pytest.raises(ArtefactError, match=r"its lists of inputs and outputs are not those of its graph"):
         open_session(artefact)
+
+
+def test_another_sentence_on_an_optional_tensor_is_read(
+    artefact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentences are for people: an artefact from before one was reworded opens under its identity."""
+    selective = dataclasses.replace(MODEL, vocab_size=9000)
+    spec = make_spec(model=selective, state=()).with_tensors()
+    files = load_spec(artefact).files
+    document = dataclasses.replace(spec, files=files).to_json()
+    document = json.loads(json.dumps(document)) | {"digest": dataclasses.replace(spec, files=files).identity}
+    monkeypatch.setitem(OPTIONAL_WHEN, "logits", "Another sentence.")
+    assert parse_spec(document, where="spec.json").identity == document["digest"]
+
+
+def test_two_references_are_refused(artefact: Path, reseal: Callable[..., None]) -> None:
+    """Readers would not agree on which of them counts."""
+    document = json.loads((artefact / SPEC).read_text())
+    (artefact / OLD_REFERENCE).write_bytes(b"")
+    both = {**document["files"], OLD_REFERENCE: to_json(file_facts(artefact / OLD_REFERENCE))}
+    reseal(artefact, files=both)
+    with pytest.raises(ArtefactError, match=r"contradicts itself: reference\.npz is the reference of older"):
+        load_spec(artefact)
+    old = {name: facts for name, facts in both.items() if name not in (REFERENCE, ANSWERS)}
+    reseal(artefact, files=old)
+    with pytest.raises(ArtefactError, match="lists its tensors or"):
+        load_spec(artefact)
 
 
 def test_an_artefact_without_lists_opens_under_the_identity_it_had() -> None:

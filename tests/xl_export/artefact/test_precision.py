@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -17,14 +18,17 @@ from click.testing import CliRunner
 
 from runtimes import open_session
 from runtimes.base.errors import ArtefactError, ConfigError, TextError
-from runtimes.contract.precision import LIMITS, Measured, Precision, sentence
+from runtimes.contract.precision import LIMITS, TOLERANCES, Measured, Precision, sentence
 from runtimes.contract.spec import GRAPH, SPEC, VOCAB, WEIGHTS, load_spec, parse_spec
 from runtimes.contract.vocabulary import load_vocab
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.tasks.check import check
+from tests.commands import refused, xl
 from xl_export.artefact.export import export
+from xl_export.artefact.validate import FailingCheckWarning
 from xl_export.cli.main import main
+from xl_export.graph import quantise
 
 FORMS = ("ring", "shift", "hidden")
 
@@ -118,6 +122,34 @@ def test_the_check_of_quantised_weights_finds_wrong_scales(
     monkeypatch.setattr("runtimes.tasks.check.open_session", lambda *arguments, **options: wrong)
     report = check(folder)
     assert not report.passed, report.sentence
+
+
+def test_an_export_whose_check_fails_says_so(
+    calm_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = calm_run("transformer-xl")
+    monkeypatch.setitem(TOLERANCES, "int8", 1e-12)
+    result = xl("export", run, "--out", tmp_path / "int8", "--precision", "int8")
+    assert result.exit_code == 1
+    assert "int8 is written, but its check FAILED on this machine: ring memory" in result.stdout
+    assert "differ from the stored weights in fp32 by at most" in result.stdout
+    assert result.stderr == ""
+    with pytest.warns(
+        FailingCheckWarning, match=r"^in int8 the answers of this machine differ .* fails here"
+    ):
+        export(run, tmp_path / "int8", precision="int8", force=True)
+    rows = quantise._scaled_rows
+
+    def too_large(graph: ir.Graph, node: ir.Node, table: quantise.Matrix) -> list[ir.Node]:
+        made = rows(graph, node, table)
+        factor = quantise.constant(graph, "factor", np.float32([1.05]))
+        return [*made, ir.node("Mul", [made[-1].outputs[0], factor])]
+
+    monkeypatch.setattr(quantise, "_scaled_rows", too_large)  # the bytes are right, and the graph is not
+    refused(
+        xl("export", run, "--out", tmp_path / "stored", "--precision", "int8-stored"), "nothing was written"
+    )
+    assert not (tmp_path / "stored").exists()
 
 
 @pytest.mark.parametrize(

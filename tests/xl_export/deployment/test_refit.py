@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,14 @@ import onnx
 import pytest
 
 from runtimes import check
+from runtimes.base.errors import ConfigError
 from runtimes.contract.engine import BUILD, load_engine
 from runtimes.contract.spec import GRAPH, load_spec
 from tests import fake_gpu
 from tests.commands import refused, xl
 from tests.conftest import RULE
 from xl_export.artefact.export import export
+from xl_export.deployment.refit import refuse_other_steps
 
 
 class Engine(fake_gpu._Engine):
@@ -95,6 +98,19 @@ def test_an_engine_gets_the_weights_and_the_contract_of_another_artefact(
     assert check(tmp_path / "new").passed  # with the references of the other artefact
     assert load_engine(engine)[0] == before
     refused(xl("refit", engine, other, "--out", tmp_path / "new"), "exists already")
+
+
+def test_an_engine_from_before_answers_and_storage_were_named_is_refitted(
+    artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    """A spec from before these fields were added has neither."""
+    new = dataclasses.replace(load_spec(artefacts["shift"]), precision="int8", answers="stored-weights")
+    old = dataclasses.replace(new, answers="exported", inputs=(), outputs=())
+    assert "answers" not in old.to_json()
+    refuse_other_steps(old, new, tmp_path, tmp_path)
+    refuse_other_steps(old, dataclasses.replace(new, storage="single-file"), tmp_path, tmp_path)
+    with pytest.raises(ConfigError, match="has another step than"):
+        refuse_other_steps(old, dataclasses.replace(new, precision="int4"), tmp_path, tmp_path)
 
 
 def test_what_cannot_be_refitted_is_refused(

@@ -83,6 +83,44 @@ def test_a_quantised_graph_is_the_fp32_graph_over_rounded_weights(
         assert np.abs(rounded - exact).mean() > 3 * np.abs(quantised_ - rounded).mean()
 
 
+@pytest.mark.parametrize(
+    ("wrong", "precision"),
+    [
+        ("a scale", "int8-stored"),
+        ("a scale", "int8"),
+        ("a scale", "int4"),
+        ("a column", "int8-stored"),
+        ("a table", "int8"),
+    ],
+)
+def test_weights_with_a_wrong_scale_are_never_written(
+    wrong: str, precision: Precision, calm_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The answers of a graph over the same weights are wrong alike, so the weights themselves are judged."""
+    whole, of_bytes = presets.quantised, presets.in_bytes
+
+    def blocks(matrix: np.ndarray, bits: int) -> tuple[np.ndarray, ...]:
+        values, scales, zero_points = whole(matrix, bits)
+        scales[0] *= 2
+        return values, scales, zero_points
+
+    def columns(array: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+        values, scales = of_bytes(array, axis)
+        if (array.ndim == 3) == (wrong == "a table"):
+            scales[..., :1] *= 2 if wrong != "a column" else 1
+            values = np.roll(values, int(wrong == "a column"), axis=-1)
+        return values, scales
+
+    with pytest.MonkeyPatch.context() as patch:
+        if wrong == "a scale":
+            patch.setattr(presets, "quantised", blocks)
+        patch.setattr(presets, "SMALL", 64)  # so that the tables of a small run are stored in bytes
+        patch.setattr(presets, "in_bytes", columns)
+        with pytest.raises(ArtefactError, match="with values that are not its own, rounded; nothing was"):
+            export(calm_run("transformer-xl"), tmp_path / "artefact", precision=precision)
+    assert list(tmp_path.iterdir()) == []
+
+
 def _lowered(model: ir.Model, bits: int | str) -> set[str]:
     """Lowers the matrices of a graph, and returns the names of its constants."""
     if isinstance(bits, int):
@@ -206,7 +244,7 @@ def test_quantised_answers_of_another_model_are_refused() -> None:
         log_probs=log_probs,
         last=log_probs[:, :3],
     )
-    session: Any = SimpleNamespace(spec=SimpleNamespace(precision="int8"))
+    session: Any = SimpleNamespace(spec=SimpleNamespace(precision="int8", tolerance=1, mean_tolerance=1))
     with pytest.MonkeyPatch.context() as patch:
         for of_stored, of_lowered in ((0.1, -0.1), (0.1, None), (None, 0.1)):
             answers = [log_probs[:, ::-1] if x is None else log_probs + x for x in (of_stored, of_lowered)]
