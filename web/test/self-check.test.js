@@ -6,10 +6,12 @@ import { test } from "node:test";
 import { loadRuntime } from "../src/engine/runtime.js";
 import { chooseEngine } from "../src/engine/self-check.js";
 import { createSession } from "../src/engine/session.js";
+import { newMemory } from "../src/memory.js";
 import { loadReference } from "../src/reference.js";
 import { readSpec } from "../src/spec.js";
-import { caseOf } from "./setup.js";
+import { caseOf, counted } from "./setup.js";
 
+const NOTHING = { buffers: 0, tensors: 0, options: 0 };
 const read = async (/** @type {string} */ name) =>
   new Uint8Array(readFileSync(join(caseOf("ring").folder, name)));
 
@@ -21,9 +23,9 @@ test("a module whose steps do nothing, fail or answer elsewhere is not used", as
   const session = await createSession(ort, spec, files, { executionProviders: ["wasm"] });
   const real = /** @type {any} */ (runtime.module); // it is started with the first session
   const reference = await loadReference(spec, read);
+  const held = counted(real);
   const choose = (/** @type {any} */ other) =>
-    chooseEngine(ort, session, spec, false, reference, { module: other && new Proxy(real, { get: other }) });
-  assert.equal((await chooseEngine(ort, session, spec, false, reference, { module: real })).reason, null);
+    chooseEngine(ort, session, spec, false, reference, { module: new Proxy(real, { get: other }) });
   for (const [run, words] of /** @type {[() => any, RegExp][]} */ ([
     [() => 0, /failed its self-check: it differs from copies by/],
     [() => 1, /failed its self-check: ONNX Runtime could not run the step/],
@@ -34,7 +36,22 @@ test("a module whose steps do nothing, fail or answer elsewhere is not used", as
     );
     assert.equal(engine.memory, "copied");
     assert.match(String(reason), words);
+    assert.deepEqual(held(), NOTHING);
   }
+  const { engine: sound, reason: none } = await chooseEngine(ort, session, spec, false, reference, {
+    module: real,
+  });
+  assert.equal(none, null);
+  const after = held();
+  for (let n = 0; n < 3; n++) {
+    const memory = await newMemory(sound, "", 2);
+    const fork = await memory.copy();
+    await memory.restart(1);
+    for (const each of [memory, fork]) await each.dispose();
+  }
+  assert.deepEqual(held(), after);
+  /** @type {any} */ (sound).free();
+  assert.deepEqual(held(), NOTHING);
   const { reason } = await chooseEngine(ort, session, spec, false, reference, { module: null });
   assert.equal(reason, "the inside of ONNX Runtime was not reached");
   await session.release();

@@ -48,3 +48,29 @@ export function caseOf(name) {
   if (!found) throw new Error(`no case is named ${name}`);
   return found;
 }
+
+/**
+ * A function that counts what is reserved and not yet freed in a module of Emscripten from now on.
+ * @param {any} module
+ */
+export function counted(module) {
+  /** @type {Record<string, Set<number>>} */
+  const held = { buffers: new Set(), tensors: new Set(), options: new Set() };
+  for (const [kind, make, free] of [
+    ["buffers", "_malloc", "_free"],
+    ["tensors", "_OrtCreateTensor", "_OrtReleaseTensor"],
+    ["options", "_OrtCreateRunOptions", "_OrtReleaseRunOptions"],
+  ]) {
+    const [made, freed] = [module[make], module[free]];
+    module[make] = (/** @type {any[]} */ ...given) => {
+      const at = made(...given);
+      held[kind].add(at);
+      return at;
+    };
+    module[free] = (/** @type {any[]} */ ...given) => {
+      held[kind].delete(given[0]);
+      return freed(...given);
+    };
+  }
+  return () => Object.fromEntries(Object.entries(held).map(([kind, { size }]) => [kind, size]));
+}

@@ -47,6 +47,8 @@ export class HeapEngine {
     this.spec = spec;
     this.chosen = chosen;
     this.memory = "in place";
+    /** @type {number[]} Names and lists of pointers, which `free` frees. */
+    this.reserved = [];
     const memory = spec.state.map((state) => state.past);
     const present = spec.state.map((state) => state.present);
     const ids = ["input_ids", "position_ids", ...(chosen ? ["targets", "logit_rows"] : [])];
@@ -163,13 +165,19 @@ export class HeapEngine {
     return { logits, logProbs: logProbs ?? null };
   }
 
-  /** Frees what the engine holds; the streams are freed by `release`. */
+  /** Frees what the engine holds, and ends the session. */
   async close() {
+    this.free();
+    await this.session.release();
+  }
+
+  /** Frees what the engine holds, and leaves the session; the streams are freed by `release`. */
+  free() {
     for (const plan of this.plans.values())
       for (const slot of [...plan.slots, ...plan.answers]) this.#free(slot);
     this.plans.clear();
+    for (const at of this.reserved.splice(0)) this.module._free(at);
     this.module._OrtReleaseRunOptions(this.options);
-    await this.session.release();
   }
 
   /** The buffers for steps of one shape. @param {Step} step */
@@ -237,6 +245,7 @@ export class HeapEngine {
   #text(text) {
     const bytes = this.module.lengthBytesUTF8(text) + 1;
     const at = this.#reserve(bytes);
+    this.reserved.push(at);
     this.module.stringToUTF8(text, at, bytes);
     return at;
   }
@@ -244,6 +253,7 @@ export class HeapEngine {
   /** @param {number[]} values */
   #pointers(values) {
     const at = this.#reserve(4 * values.length);
+    this.reserved.push(at);
     values.forEach((value, i) => this.module.setValue(at + 4 * i, value, "*"));
     return at;
   }

@@ -42,6 +42,7 @@ export async function chooseEngine(
     if (!(worst <= SAME)) throw new Error(`it differs from copies by ${worst.toPrecision(2)} nats`);
     return { engine, reason: null };
   } catch (error) {
+    if (engine instanceof HeapEngine) engine.free(); // the copies go on with its session
     return { engine: copies, reason: `memory in place failed its self-check: ${firstLine(error)}` };
   }
 }
