@@ -4,8 +4,8 @@
 export class XLExportError extends Error {}
 
 /**
- * The model at an address: a URL, in Node also the path of a folder, or the artefact's files by name. Every file
- * that is read is verified by its size and SHA-256.
+ * The model at an address: a URL, in Node also the path of a folder, or the artefact's files by name. Every
+ * file that is read is verified by its size and SHA-256.
  */
 export function open(
   address: string | URL | Record<string, Uint8Array | Blob>,
@@ -17,16 +17,22 @@ export function decode(vocabulary: Vocabulary, tokens: Iterable<number>): string
 
 export interface OpenOptions {
   /**
-   * `wasm`, `webgpu`, or `native` (onnxruntime-node). `auto` takes onnxruntime-node in Node where it is installed,
-   * WebGPU where the artefact was exported for it and the page has an adapter, and WebAssembly otherwise.
+   * `wasm`, `webgpu`, or `native` (onnxruntime-node). `auto` takes onnxruntime-node in Node where it is
+   * installed, WebGPU where the artefact was exported for it and the page has an adapter, and WebAssembly
+   * otherwise.
    */
   device?: "auto" | "wasm" | "webgpu" | "native";
-  /** Threads of the computation; 1 by default. A page needs two headers for more, see `Facts.threadsReason`. */
+  /**
+   * Threads of the computation; 1 by default. A page needs two headers for more, see `Facts.threadsReason`.
+   */
   threads?: number;
   /** Hears how many bytes were read, of the artefact and of ONNX Runtime. */
   onProgress?: (progress: Progress) => void;
   signal?: AbortSignal;
-  /** The folder with the files of onnxruntime-web and tokenizers; `vendor/` beside `src/` by default. Not in Node. */
+  /**
+   * The folder with the files of onnxruntime-web and tokenizers; `vendor/` beside `src/` by default. Not in
+   * Node.
+   */
   vendor?: string | URL;
   /** Whether the model runs in a worker, so that the page stays responsive. False by default. */
   worker?: boolean;
@@ -55,28 +61,33 @@ export interface Model {
   readonly facts: Facts;
   /** The memory of new streams, all at position 0. */
   start(batch?: number): Promise<Memory>;
-  /** Logits [batch, tokens, V] of the token after each token of a segment of at most `spec.rule.segment` tokens. */
+  /**
+   * Logits [batch, tokens, V] of the token after each token of a segment of at most `spec.rule.segment`
+   * tokens.
+   */
   step(tokens: Segment, memory: Memory): Promise<Logits>;
   /** Logits [batch, V] of the token after the last one of a segment. */
   predict(tokens: Segment, memory: Memory): Promise<Logits>;
   /** Feeds a text of any length to one stream. Where it is stopped, the stream has seen a part of it. */
   feed(prompt: Prompt, memory: Memory, options?: { signal?: AbortSignal }): Promise<void>;
   /**
-   * The surprisal of every token of a text of any length. That of the first token follows from what the memory has
-   * seen; it is not a number where the memory is new, was loaded, or is left out.
+   * The surprisal of every token of a text of any length. That of the first token follows from what the
+   * memory has seen; it is not a number where the memory is new, was loaded, or is left out.
    */
   score(prompt: Prompt, options?: ScoreOptions): Promise<Scores>;
   /**
-   * Takes back the last tokens of a stream, up to as many as a segment has, counted from the furthest position that it
-   * has come to. Only a ring can do that. What would come next is known again when a token was fed.
+   * Takes back the last tokens of a stream, up to as many as a segment has, counted from the furthest
+   * position that it has come to. Only a ring can do that. What would come next is known again when a token
+   * was fed.
    */
   rewind(memory: Memory, count: number): Promise<void>;
   /**
-   * Continues a text token by token. Afterwards, however it ended, the memory has seen the prompt and all tokens
-   * that were yielded; where it was stopped or failed within the prompt, a part of the prompt. An aborted signal
-   * raises an XLExportError with the name `AbortError`.
+   * Continues a text token by token. Afterwards, however it ended, the memory has seen the prompt and all
+   * tokens that were yielded; where it was stopped or failed within the prompt, a part of the prompt. An
+   * aborted signal raises an XLExportError with the name `AbortError`.
    *
-   * The draws are those of Python's `xl-export generate` with the same seed: `numpy.random.default_rng([seed, 0])`.
+   * The draws are those of Python's `xl-export generate` with the same seed: `numpy.random.default_rng([seed,
+   * 0])`.
    */
   generate(prompt: Prompt, options?: GenerateOptions): AsyncGenerator<Piece, void, void>;
   /** The file of some streams (docs/reference/format.md), which Python's `load_memory` reads too. */
@@ -141,8 +152,9 @@ export interface GenerateOptions {
   text?: boolean;
   signal?: AbortSignal;
   /**
-   * With a worker: pieces come together that take so many milliseconds, 16 by default. Who leaves the loop by `break`
-   * has then a memory that has seen up to so many more tokens; with 0 it has seen none more.
+   * With a worker: the milliseconds (16 by default) of work whose pieces come in one message. The worker is
+   * ahead of the loop by up to that. After a `break` the memory has therefore also seen tokens that were
+   * computed and not yielded; with 0 there are none.
    */
   batchMilliseconds?: number;
 }
@@ -151,7 +163,9 @@ export interface GenerateOptions {
 export interface Piece {
   row: number;
   token: number;
-  /** What the token adds to the text. Text that may become a stop string is held back until that is decided. */
+  /**
+   * What the token adds to the text. Text that may become a stop string is held back until that is decided.
+   */
   text: string;
   /** With the last token, why the text ends: `end` of the document, a `stop` string, or its `length`. */
   ended: "end" | "stop" | "length" | null;

@@ -6,8 +6,8 @@ const FIRST = 16; // tokens of the first segment of a long text, from which its 
 const LONGEST = 40; // milliseconds of a segment, so that a signal is heard in time
 
 /**
- * Feeds tokens to the one stream of a memory. Under the mask `same-length` segments are as long as they can be
- * without keeping a signal waiting, because cutting changes no answer; otherwise they are those of Python.
+ * Feeds tokens to the one stream of a memory. Under the mask `same-length` segments are as long as they can
+ * be without keeping a signal waiting, because cutting changes no answer; otherwise they are those of Python.
  * @param {import("./stepper.js").Stepper} stepper @param {number[]} tokens
  * @param {import("./memory.js").Memory} memory
  * @param {{

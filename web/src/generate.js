@@ -36,8 +36,8 @@ export function checkedOptions({ maxTokens = 256, seed = 0, stop = [], text = tr
 }
 
 /**
- * Yields a Piece for each token. However it ends, the memory has then seen the prompt and all tokens that were
- * yielded.
+ * Yields a Piece for each token. However it ends, the memory has then seen the prompt and all tokens that
+ * were yielded.
  * @param {import("./stepper.js").Stepper} stepper @param {import("../index.js").Vocabulary} vocabulary
  * @param {number[]} prompt @param {Memory} memory of one stream
  * @param {ReturnType<typeof checkedOptions>} options

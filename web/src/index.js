@@ -1,6 +1,6 @@
 /**
- * Language models with segment recurrence in a page and in Node. `open(url)` makes a model of an artefact that
- * `xl-export export` has written; see README.md.
+ * Language models with segment recurrence in a page and in Node. `open(url)` makes a model of an artefact
+ * that `xl-export export` has written; see README.md.
  */
 import { openHere } from "./open.js";
 import { openInWorker } from "./worker/client.js";

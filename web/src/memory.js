@@ -91,8 +91,8 @@ export class Memory {
   }
 
   /**
-   * Lets nothing else use this memory until `leave`: two that share a stream would mix their texts. It tests and
-   * takes at once, without an `await` during which another could come between.
+   * Lets nothing else use this memory until `leave`: two that share a stream would mix their texts. It tests
+   * and takes at once, without an `await` during which another could come between.
    */
   take() {
     if (!this.state) throw new XLExportError("the memory was disposed of; take another one from start().");

@@ -91,8 +91,8 @@ export class Model {
   }
 
   /**
-   * Takes back the last tokens that a stream has seen. A ring still holds what came before as many tokens as a
-   * segment has: the slots that they were written to were already too far away to be visible.
+   * Takes back the last tokens that a stream has seen. A ring still holds what came before as many tokens as
+   * a segment has: the slots that they were written to were already too far away to be visible.
    * @param {Memory} memory @param {number} count
    */
   async rewind(memory, count) {
@@ -152,7 +152,10 @@ export class Model {
     return saveMemory(memory, this.spec);
   }
 
-  /** The streams in a file that this or Python's `save_memory` wrote. @param {Uint8Array | ArrayBuffer} file */
+  /**
+   * The streams in a file that this or Python's `save_memory` wrote.
+   * @param {Uint8Array | ArrayBuffer} file
+   */
   async loadMemory(file) {
     this.#refuseClosed();
     const bytes = file instanceof ArrayBuffer ? new Uint8Array(file) : file;
@@ -179,7 +182,9 @@ export class Model {
     }
   }
 
-  /** Ends the session and frees what it holds. Steps that wait are computed first, and later ones are refused. */
+  /**
+   * Ends the session and frees what it holds. Steps that wait are computed first, and later ones are refused.
+   */
   async close() {
     if (this.closed) return;
     this.closed = true;
@@ -233,7 +238,7 @@ export class Model {
 /** @param {Memory} memory */
 function refuseSeveral(memory) {
   if (memory.batch !== 1) {
-    throw new XLExportError(`the memory holds ${memory.batch} streams; a text goes into one stream.`);
+    throw new XLExportError(`the memory holds ${memory.batch} streams, and a text goes into one; use a memory of start(1).`);
   }
 }
 

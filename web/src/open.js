@@ -111,8 +111,13 @@ async function openFrom(source, head, options) {
 }
 
 /** @typedef {import("./engine/runtime.js").Runtime} Runtime */
-/** @typedef {{device: string, native: any, reason: string | null}} Chosen a device, and why it is not another */
-/** @typedef {{spec: import("../index.js").Spec, files: Record<string, Uint8Array>, reference: import("./reference.js").Reference}} Contents */
+/**
+ * @typedef {{device: string, native: any, reason: string | null}} Chosen a device, and why it is not another
+ */
+/**
+ * @typedef {{spec: import("../index.js").Spec, files: Record<string, Uint8Array>, reference:
+ * import("./reference.js").Reference}} Contents
+ */
 
 /**
  * Where a model is computed, and why not where it was asked for.
@@ -143,7 +148,8 @@ async function chooseDevice(device, spec) {
 
 /**
  * The engine of the chosen device. Where WebGPU fails, it is WebAssembly, and says so.
- * @param {Chosen} chosen @param {Runtime | null} runtime @param {Contents} contents @param {OpenOptions} options
+ * @param {Chosen} chosen @param {Runtime | null} runtime @param {Contents} contents
+ * @param {OpenOptions} options
  * @returns {Promise<Opened>}
  */
 async function openEngine(chosen, runtime, contents, options) {

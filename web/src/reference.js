@@ -130,7 +130,8 @@ function littleEndian(bytes) {
 
 /**
  * The differences (nats) of an engine's answers from the reference, segment by segment.
- * @param {Stepper} stepper @param {Reference} reference @param {import("./memory.js").Memory} memory of as many streams
+ * @param {Stepper} stepper @param {Reference} reference
+ * @param {import("./memory.js").Memory} memory of as many streams
  * @param {{signal?: AbortSignal, pause?: () => Promise<void>}} [options]
  * @returns {Promise<Float64Array[]>}
  */
@@ -182,7 +183,8 @@ function compareTokens(found, { logits, logProbs }, targets, size, right) {
 
 /**
  * The differences of all log-probabilities [B, V] after the last token.
- * @param {Float64Array} found is filled @param {Float32Array} logits @param {Float32Array} last @param {number} size V
+ * @param {Float64Array} found is filled @param {Float32Array} logits @param {Float32Array} last
+ * @param {number} size V
  */
 function compareLast(found, logits, last, size) {
   for (let from = 0; from < last.length; from += size) {

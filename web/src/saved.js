@@ -1,4 +1,7 @@
-/** Saved streams: the file that Python's `save_memory` writes and `load_memory` reads (docs/reference/format.md). */
+/**
+ * Saved streams: the file that Python's `save_memory` writes and `load_memory` reads
+ * (docs/reference/format.md).
+ */
 import { XLExportError } from "./errors.js";
 import { readNpz, textOf } from "./files/npz.js";
 import { readTensors, writeTensors } from "./files/safetensors.js";
@@ -135,8 +138,8 @@ function finite(bytes, dtype) {
 }
 
 /**
- * Sets rows that start again to zero where they hold what is not finite. The answer is a row that has begun and
- * holds such values; -1 for none.
+ * Sets rows that start again to zero where they hold what is not finite. The answer is a row that has begun
+ * and holds such values; -1 for none.
  * @param {Uint8Array} bytes @param {"float32" | "float16"} dtype @param {BigInt64Array} positions
  */
 function clearUnfinite(bytes, dtype, positions) {

@@ -1,5 +1,6 @@
 /**
- * `spec.json`: everything that a runtime must know about an artefact, and the proof that its files are intact.
+ * `spec.json`: everything that a runtime must know about an artefact, and the proof that its files are
+ * intact.
  */
 import { XLExportError, shown } from "./errors.js";
 import { canonical, parseExact, parseJson, utf8 } from "./files/json.js";
@@ -149,7 +150,10 @@ export function tensors(spec) {
   };
 }
 
-/** @param {string} name @param {TensorFacts["dtype"]} dtype @param {(string | number)[]} shape @returns {TensorFacts} */
+/**
+ * @param {string} name
+ * @param {TensorFacts["dtype"]} dtype @param {(string | number)[]} shape @returns {TensorFacts}
+ */
 function fact(name, dtype, shape) {
   return { name, dtype, shape, optional: false };
 }

@@ -75,8 +75,8 @@ export class Stepper {
   }
 
   /**
-   * Feeds one segment and advances the memory. The logits are [batch · length · V] for a vocabulary of moderate
-   * size, and otherwise those of the wanted positions.
+   * Feeds one segment and advances the memory. The logits are [batch · length · V] for a vocabulary of
+   * moderate size, and otherwise those of the wanted positions.
    * @template T
    * @param {Segment} segment @param {Memory} memory @param {Which} which
    * @param {number[][] | null} targets
@@ -91,7 +91,10 @@ export class Stepper {
     return turn;
   }
 
-  /** @param {Segment} segment @param {Memory} memory @param {Which} which @param {number[][] | null} targets */
+  /**
+   * @param {Segment} segment
+   * @param {Memory} memory @param {Which} which @param {number[][] | null} targets
+   */
   async #run({ rows, batch, length }, memory, which, targets) {
     const tokens = new BigInt64Array(batch * length);
     const positions = new BigInt64Array(batch * length);
@@ -130,8 +133,8 @@ export class Stepper {
   }
 
   /**
-   * Notes whether the memory may hold values that are not finite: such a value, where it is visible, makes the
-   * last answer not a number.
+   * Notes whether the memory may hold values that are not finite: such a value, where it is visible, makes
+   * the last answer not a number.
    * @param {Float32Array} logits @param {Float32Array | null} logProbs @param {Memory} memory
    */
   #observe(logits, logProbs, memory) {
@@ -145,8 +148,8 @@ export class Stepper {
   }
 
   /**
-   * Sets the tensors of rows that start a new text to zero, where they may hold what is not finite: a mask hides
-   * it with weight 0, and 0 times NaN is NaN.
+   * Sets the tensors of rows that start a new text to zero, where they may hold what is not finite: a mask
+   * hides it with weight 0, and 0 times NaN is NaN.
    * @param {Memory} memory
    */
   async #clearRestarted(memory) {

@@ -1,4 +1,7 @@
-/** The GPU's memory over a device that fails in silence, as WebGPU does. Chromium runs the engine in tests/web. */
+/**
+ * The GPU's memory over a device that fails in silence, as WebGPU does. Chromium runs the engine in
+ * tests/web.
+ */
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { GpuEngine } from "../src/engine/gpu.js";

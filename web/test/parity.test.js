@@ -1,4 +1,7 @@
-/** The module computes what Python computes: reference, greedy and drawn tokens, surprisals, and saved streams. */
+/**
+ * The module computes what Python computes: reference, greedy and drawn tokens, surprisals, and saved
+ * streams.
+ */
 import assert from "node:assert/strict";
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
@@ -45,7 +48,10 @@ for (const device of devices) {
   }
 }
 
-/** @param {import("../index.js").Model} model @param {typeof given.cases[number]} example @param {string} device */
+/**
+ * @param {import("../index.js").Model} model
+ * @param {typeof given.cases[number]} example @param {string} device
+ */
 async function continuesBothWays(model, example, device) {
   const python = await model.loadMemory(readFileSync(example.stream));
   assert.equal(python.position, example.prompt.length);

@@ -1,4 +1,6 @@
-/** What the tests share: the artefacts and right answers that Python has written, and which devices run here. */
+/**
+ * What the tests share: the artefacts and right answers that Python has written, and which devices run here.
+ */
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 
@@ -34,7 +36,10 @@ export async function all(items) {
   return found;
 }
 
-/** The largest difference of two lists of numbers of equal length. @param {ArrayLike<number>} a @param {ArrayLike<number>} b */
+/**
+ * The largest difference of two lists of numbers of equal length.
+ * @param {ArrayLike<number>} a @param {ArrayLike<number>} b
+ */
 export function furthest(a, b) {
   if (a.length !== b.length) throw new Error(`${a.length} numbers and ${b.length}`);
   let worst = 0;

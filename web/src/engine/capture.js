@@ -1,9 +1,10 @@
 /**
- * A stand-in for the file that starts ONNX Runtime's WebAssembly. It starts the real one, and keeps the module.
+ * A stand-in for the file that starts ONNX Runtime's WebAssembly. It starts the real one, and keeps the
+ * module.
  *
- * ONNX Runtime imports its starting file by an address that can be set (`env.wasm.wasmPaths.mjs`), and calls its
- * default export. `runtime.js` gives the address of this file, so that a session can be run over memory that
- * stays in WebAssembly's heap; the public interface copies every tensor in every step.
+ * ONNX Runtime imports its starting file by an address that can be set (`env.wasm.wasmPaths.mjs`), and calls
+ * its default export. `runtime.js` gives the address of this file, so that a session can be run over memory
+ * that stays in WebAssembly's heap; the public interface copies every tensor in every step.
  */
 
 /** @type {((config: object) => Promise<any>) | null} */
@@ -12,7 +13,7 @@ let real = null;
 let started = null;
 
 /** Says which factory is the real one. @param {(config: object) => Promise<any>} factory */
-export function stands(factory) {
+export function setFactory(factory) {
   real = factory;
 }
 

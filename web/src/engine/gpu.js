@@ -38,7 +38,9 @@ export class GpuEngine {
     this.device = device;
     this.spec = spec;
     this.memory = "GPU buffers";
-    /** @type {string | null} Why the GPU computes no longer. Its calls raise no error then; they do nothing. */
+    /**
+     * @type {string | null} Why the GPU computes no longer. Its calls raise no error then; they do nothing.
+     */
     this.lost = null;
     device.lost.then((/** @type {{message: string, reason: string}} */ { message, reason }) => {
       this.lost = message || reason;
@@ -150,8 +152,8 @@ export class GpuEngine {
   }
 
   /**
-   * New buffers, which hold zeros. WebGPU makes one that does not fit in silence, and computes nothing with it: so
-   * sizes are compared with the limits first, and its errors are asked for.
+   * New buffers, which hold zeros. WebGPU makes one that does not fit in silence, and computes nothing with
+   * it: so sizes are compared with the limits first, and its errors are asked for.
    * @param {number[]} sizes in bytes @param {number} usage
    */
   async #buffers(sizes, usage) {

@@ -1,10 +1,10 @@
 /**
  * Runs a session over memory that stays in WebAssembly's heap, so that no step copies it.
  *
- * Every tensor is one buffer of the heap with one OrtValue over it, made once. The ring is written in place: one
- * OrtValue is both past and present. The other forms have two sets of buffers, which change places after each
- * step. These functions are not public; `self-check.js` proves at the start that they compute what the public
- * ones do.
+ * Every tensor is one buffer of the heap with one OrtValue over it, made once. The ring is written in place:
+ * one OrtValue is both past and present. The other forms have two sets of buffers, which change places after
+ * each step. These functions are not public; `self-check.js` proves at the start that they compute what the
+ * public ones do.
  */
 import { XLExportError, firstLine } from "../errors.js";
 import { stateShape, writesInPlace } from "../spec.js";
@@ -37,7 +37,10 @@ const CPU = 1;
 const KEPT = 4; // sets of buffers for steps of one shape, the latest ones
 
 export class HeapEngine {
-  /** @param {HeapModule} module @param {any} session @param {import("../../index.js").Spec} spec @param {boolean} chosen */
+  /**
+   * @param {HeapModule} module
+   * @param {any} session @param {import("../../index.js").Spec} spec @param {boolean} chosen
+   */
   constructor(module, session, spec, chosen) {
     if (module.PTR_SIZE !== 4) throw new Error("its pointers do not have 4 bytes");
     this.module = module;
@@ -88,7 +91,10 @@ export class HeapEngine {
     state.sets = [];
   }
 
-  /** The bytes of each memory tensor, as views of the heap that the next step changes. @param {HeapState} state */
+  /**
+   * The bytes of each memory tensor, as views of the heap that the next step changes.
+   * @param {HeapState} state
+   */
   views(state) {
     return state.sets[state.turn].map((slot) => this.module.HEAPU8.subarray(slot.at, slot.at + slot.bytes));
   }

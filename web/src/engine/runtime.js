@@ -6,7 +6,7 @@
  */
 import { StoppedError, XLExportError, firstLine, refuseStopped } from "../errors.js";
 import { absoluteAddress, inNode, sourceOf } from "../files/source.js";
-import { captured, stands } from "./capture.js";
+import { captured, setFactory } from "./capture.js";
 
 /** The release of onnxruntime-web whose inner functions `heap.js` knows. */
 export const RELEASE = "1.30.0";
@@ -81,7 +81,8 @@ function isolated() {
 }
 
 /**
- * The result of work that several callers share, or the error of one caller's signal: the work goes on for the others.
+ * The result of work that several callers share, or the error of one caller's signal: the work goes on for
+ * the others.
  * @template T @param {Promise<T>} work @param {AbortSignal | undefined} signal @returns {Promise<T>}
  */
 async function unlessStopped(work, signal) {
@@ -119,7 +120,7 @@ async function start(kind, { vendor, threads = 1, counter, signal }) {
       );
     }
     if (kind === "wasm") {
-      stands((await import(/* @vite-ignore */ mjs)).default);
+      setFactory((await import(/* @vite-ignore */ mjs)).default);
       ort.env.wasm.wasmPaths = { mjs: new URL("./capture.js", import.meta.url).href, wasm };
     } else {
       ort.env.wasm.wasmPaths = { mjs, wasm };

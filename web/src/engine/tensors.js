@@ -1,8 +1,8 @@
 /**
  * Runs a session over tensors of the public interface.
  *
- * In Node, ONNX Runtime writes into the tensors that it is given, so the memory stays in place. On the web it does
- * not, silently (microsoft/onnxruntime 25786): there every step copies the memory in and out.
+ * In Node, ONNX Runtime writes into the tensors that it is given, so the memory stays in place. On the web it
+ * does not, silently (microsoft/onnxruntime 25786): there every step copies the memory in and out.
  */
 import { XLExportError, firstLine } from "../errors.js";
 import { stateShape, writesInPlace } from "../spec.js";

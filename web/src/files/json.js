@@ -1,8 +1,8 @@
 /**
  * JSON whose numbers keep the text that the file has.
  *
- * The identity of an artefact is the hash of its `spec.json`, written again with sorted keys. JavaScript prints
- * some numbers in another way than the exporter did, so no number is ever printed: its own text is.
+ * The identity of an artefact is the hash of its `spec.json`, written again with sorted keys. JavaScript
+ * prints some numbers in another way than the exporter did, so no number is ever printed: its own text is.
  */
 import { XLExportError } from "../errors.js";
 

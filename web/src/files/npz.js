@@ -1,10 +1,13 @@
 /**
- * Reads NumPy's `.npz` files, zip archives of arrays: older saved streams, and the references of artefacts from
- * before `reference.json`.
+ * Reads NumPy's `.npz` files, zip archives of arrays: older saved streams, and the references of artefacts
+ * from before `reference.json`.
  */
 import { XLExportError, firstLine } from "../errors.js";
 
-/** @typedef {{dtype: string, shape: number[], data: Uint8Array}} NpyArray `data`: the bytes of the array, copied */
+/**
+ * @typedef {{dtype: string, shape: number[], data: Uint8Array}} NpyArray `data`: the bytes of the array,
+ * copied
+ */
 
 const LOCAL = 0x04034b50;
 const CENTRAL = 0x02014b50;

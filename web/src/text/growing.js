@@ -21,7 +21,10 @@ export class GrowingText {
     return this.held;
   }
 
-  /** The text that is released by one more token; all of it with the last one. @param {number} token @param {boolean} last */
+  /**
+   * The text that is released by one more token; all of it with the last one.
+   * @param {number} token @param {boolean} last
+   */
   add(token, last) {
     if (last) this.ended = "length";
     this.held += this.decode(token);

@@ -1,4 +1,6 @@
-/** Draws the next token from logits: greedily, or with temperature, top-k and top-p, by the rules of Python. */
+/**
+ * Draws the next token from logits: greedily, or with temperature, top-k and top-p, by the rules of Python.
+ */
 import { XLExportError, shown } from "../errors.js";
 
 /** @typedef {import("./random.js").Random} Random */
@@ -37,7 +39,10 @@ export class Sampler {
   }
 }
 
-/** The index of the largest value; the first of equals, and of a value that is not a number. @param {Float32Array} logits */
+/**
+ * The index of the largest value; the first of equals, and of a value that is not a number.
+ * @param {Float32Array} logits
+ */
 export function likeliest(logits) {
   let best = 0;
   for (let i = 0; i < logits.length; i++) {

@@ -1,6 +1,6 @@
 /**
- * The library of subwords as the original computes: its JavaScript form reads `\s`, `\w` and `\d` in patterns as
- * JavaScript does, and the original as Unicode does.
+ * The library of subwords as the original computes: its JavaScript form reads `\s`, `\w` and `\d` in patterns
+ * as JavaScript does, and the original as Unicode does.
  */
 import { XLExportError, shown } from "../errors.js";
 

@@ -1,7 +1,8 @@
 /**
  * A vocabulary of subwords, computed by Hugging Face's library `tokenizers` as it is written for JavaScript.
  *
- * Its file `tokenizer.json` travels beside `vocab.json`. The library is loaded with the first such vocabulary.
+ * Its file `tokenizer.json` travels beside `vocab.json`. The library is loaded with the first such
+ * vocabulary.
  */
 import { XLExportError, firstLine, shown } from "../errors.js";
 import { parseJson } from "../files/json.js";
@@ -89,7 +90,6 @@ export async function subwordVocabulary(data, where, read, load) {
         const [old, now] = [Array.from(before), Array.from(after)];
         let same = 0;
         while (same < Math.min(old.length, now.length) && old[same] === now[same]) same++;
-        if (same === Math.min(old.length, now.length)) same = Math.min(old.length, now.length);
         [kept, waiting] = [waiting, []];
         return now.slice(same).join("");
       };
@@ -111,8 +111,8 @@ function refused(what, work) {
 }
 
 /**
- * The text in pieces that end at the end of a line, where there is none in front of a blank, and where there is
- * none either after `PIECE` characters. They are the pieces that Python makes.
+ * The text in pieces that end at the end of a line, where there is none in front of a blank, and where there
+ * is none either after `PIECE` characters. They are the pieces that Python makes.
  * @param {string} text
  */
 export function* pieces(text) {

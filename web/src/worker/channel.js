@@ -1,4 +1,6 @@
-/** Questions and answers over a message port: numbered requests, events on the way, and errors as they were. */
+/**
+ * Questions and answers over a message port: numbered requests, events on the way, and errors as they were.
+ */
 import { StoppedError, XLExportError } from "../errors.js";
 
 /**
@@ -28,7 +30,10 @@ export class Asker {
   constructor(port) {
     this.port = port;
     this.count = 0;
-    /** @type {Map<number, {resolve: (value: any) => void, reject: (error: unknown) => void, hear?: (event: any) => void}>} */
+    /**
+     * @type {Map<number, {resolve: (value: any) => void, reject: (error: unknown) => void, hear?: (event:
+     * any) => void}>}
+     */
     this.open = new Map();
     /** @type {Error | null} */
     this.ended = null;

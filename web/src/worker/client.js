@@ -1,4 +1,6 @@
-/** The page's side of a model that runs in a worker: the same methods, each of them a question to the worker. */
+/**
+ * The page's side of a model that runs in a worker: the same methods, each of them a question to the worker.
+ */
 import { loadLibrary } from "../engine/runtime.js";
 import { XLExportError, shown } from "../errors.js";
 import { absoluteAddress, inNode } from "../files/source.js";
@@ -113,7 +115,8 @@ const forgotten = new FinalizationRegistry((/** @type {{asker: Asker, id: number
 export class WorkerModel {
   /**
    * @param {Asker} asker @param {() => Promise<void>} end
-   * @param {{spec: any, identity: string, facts: import("../../index.js").Facts}} told @param {Vocabulary} vocabulary
+   * @param {{spec: any, identity: string, facts: import("../../index.js").Facts}} told
+   * @param {Vocabulary} vocabulary
    */
   constructor(asker, end, { spec, identity, facts }, vocabulary) {
     this.asker = asker;

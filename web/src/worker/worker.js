@@ -13,7 +13,9 @@ import { answering, packed } from "./channel.js";
 let model;
 /** @type {Map<number, Memory>} */
 const memories = new Map();
-/** @type {Map<number, {pieces: AsyncGenerator<any>, controller: AbortController, memory: Memory | undefined}>} */
+/**
+ * @type {Map<number, {pieces: AsyncGenerator<any>, controller: AbortController, memory: Memory | undefined}>}
+ */
 const texts = new Map();
 let count = 0;
 
@@ -32,8 +34,8 @@ function memoryOf(id) {
 }
 
 /**
- * The answer or the error of some work over a memory, with the positions that the memory has afterwards: a text
- * that was stopped has been fed in part.
+ * The answer or the error of some work over a memory, with the positions that the memory has afterwards: a
+ * text that was stopped has been fed in part.
  * @template T @param {number | undefined} id @param {(memory: any) => Promise<T>} work
  */
 async function over(id, work) {
@@ -85,7 +87,10 @@ const methods = {
     return count;
   },
 
-  /** The pieces that are computed in so many milliseconds, at least one; whether the text is done, and its error. */
+  /**
+   * The pieces that are computed in so many milliseconds, at least one; whether the text is done, and its
+   * error.
+   */
   async next({ text, milliseconds }, { signal }) {
     const found = texts.get(text);
     if (!found) return { pieces: [], done: true };
