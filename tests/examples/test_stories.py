@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
+import runtimes
 from runtimes.base.errors import UserError
 from tests.examples.conftest import load_example
 
 clean, prepare = load_example("stories", "clean"), load_example("stories", "prepare")
 
+TALES = Path(__file__).parents[2] / "examples" / "stories" / "tales"
 BOOK = """The Project Gutenberg EBook of Two Stories
 
 *** START OF THIS PROJECT GUTENBERG EBOOK TWO STORIES ***
@@ -64,6 +67,11 @@ FILLER
 
 End of the licence.
 """
+
+
+def test_the_artefact_of_the_tales_passes_its_check() -> None:
+    report = runtimes.check(TALES, threads=1)
+    assert report.passed, report.sentence
 
 
 def test_stories_of_a_book_are_its_prose_in_one_style():

@@ -77,10 +77,15 @@ def _answers(session: Any, tokens: np.ndarray) -> np.ndarray:
     return answer
 
 
-@pytest.mark.parametrize(
-    "form", ["ring", *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])]
-)
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+# By default each architecture in one form; the other two are slow.
+CASES = [
+    pytest.param(kind, form, marks=() if k % len(FORMS) == f else pytest.mark.slow)
+    for k, kind in enumerate(ARCHITECTURES)
+    for f, form in enumerate(FORMS)
+]
+
+
+@pytest.mark.parametrize(("kind", "form"), CASES)
 def test_a_graph_for_the_web_computes_what_the_model_does(
     kind: str, form: Form, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
@@ -97,12 +102,20 @@ def test_a_graph_for_the_web_computes_what_the_model_does(
         assert array.dtype.kind == "i" or np.isfinite(array).all(), tensor.name
 
 
-@pytest.mark.parametrize("precision", ["int8-stored", "fp16"])
+@pytest.mark.parametrize(
+    ("precision", "memory"), [("int8-stored", "fp32"), ("fp16", "fp32"), ("int8", "fp16")]
+)
 def test_an_artefact_for_the_web_is_checked_and_keeps_two_rings(
-    precision: Any, calm_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+    precision: Any, memory: Any, calm_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
 ) -> None:
     """A ring of the other graphs is written in place; here past and present change places after each step."""
-    artefact = export(calm_run("all-attention-groups"), tmp_path / "web", target="web", precision=precision)
+    artefact = export(
+        calm_run("all-attention-groups"),
+        tmp_path / "web",
+        target="web",
+        precision=precision,
+        memory_precision=memory,
+    )
     spec = load_spec(artefact)
     assert (spec.target, spec.form, spec.in_place) == ("web", "ring", False)
     assert spec.running_bytes_per_stream == 2 * spec.bytes_per_stream - 8
