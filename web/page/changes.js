@@ -1,9 +1,9 @@
 /**
  * Which tokens a changed text has, and how many of the tokens it had before stay.
  *
- * The text is encoded as a whole, because a part of it may have other tokens than it has inside the whole. Tokens
- * that the model generated stay as they are, even where the vocabulary would cut their text in another way.
- * Nothing here knows the page or the model.
+ * The text is encoded as a whole, because a part of it may have other tokens than it has inside the whole.
+ * Tokens that the model generated stay as they are, even where the vocabulary would cut their text in another
+ * way. Nothing here knows the page or the model.
  */
 import { commonLength, endsOf } from "./tokens.js";
 
@@ -14,11 +14,12 @@ const WARM = 8; // tokens before the new ones from which a decoder knows how the
  * @typedef {{
  *   text: string, context: string, ids: number[], ends: number[], lead: number, given: number,
  * }} Shown the text that is shown and its tokens. `context`: characters before it that are no longer shown.
- *   `lead`: how many tokens stand before the text. `given`: how many were not made by encoding, but generated or loaded
+ *   `lead`: how many tokens stand before the text. `given`: how many were not made by encoding, but
+ *   generated or loaded
  * @typedef {{
  *   keep: number, ids: number[], from: number, ends: number[],
- * }} Change `keep`: the number of tokens that stay. `ids`: the tokens after those. `from`, `ends`: the first token
- *   whose place in the text is another one, and where the tokens from there on end
+ * }} Change `keep`: the number of tokens that stay. `ids`: the tokens after those. `from`, `ends`: the first
+ *   token whose place in the text is another one, and where the tokens from there on end
  */
 
 /**
@@ -35,7 +36,10 @@ export function changeTo(vocabulary, shown, text) {
   return withBlanks(change, shown.lead, text);
 }
 
-/** In a vocabulary of bytes or characters no token depends on the others. @param {Vocabulary} vocabulary @param {Shown} shown @param {string} text @param {number} common */
+/**
+ * In a vocabulary of bytes or characters no token depends on the others.
+ * @param {Vocabulary} vocabulary @param {Shown} shown @param {string} text @param {number} common
+ */
 function independent(vocabulary, { ids, ends, lead }, text, common) {
   let keep = within(ends, common);
   // a token that adds no text is a part of the character after it
@@ -46,7 +50,10 @@ function independent(vocabulary, { ids, ends, lead }, text, common) {
   return { keep, ids: added, from: keep, ends: places };
 }
 
-/** Everything was typed: the tokens are those of the whole text. @param {Vocabulary} vocabulary @param {Shown} shown @param {string} text @param {number} common */
+/**
+ * Everything was typed: the tokens are those of the whole text.
+ * @param {Vocabulary} vocabulary @param {Shown} shown @param {string} text @param {number} common
+ */
 function encoded(vocabulary, { ids, ends }, text, common) {
   const whole = vocabulary.encode(text);
   const keep = commonIds(ids, whole);
@@ -56,14 +63,16 @@ function encoded(vocabulary, { ids, ends }, text, common) {
 }
 
 /**
- * Some tokens were generated or loaded: they stay up to the last place before the change where a token ends both
- * among them and in the encoded text.
+ * Some tokens were generated or loaded: they stay up to the last place before the change where a token ends
+ * both among them and in the encoded text.
  * @param {Vocabulary} vocabulary @param {Shown} shown @param {string} text @param {number} common
  */
 function aligned(vocabulary, { context, ids, ends, lead, given }, text, common) {
   const whole = vocabulary.encode(context + text);
   const places = placed(vocabulary, [], whole, context + text, 0).map((end) => end - context.length);
-  /** @type {Map<number, number[]>} for each place: the numbers of tokens after which the encoded text is there */
+  /**
+   * @type {Map<number, number[]>} for each place: the numbers of tokens after which the encoded text is there
+   */
   const counts = new Map(context ? [] : [[0, [0]]]);
   for (const [at, end] of places.entries()) counts.set(end, [...(counts.get(end) ?? []), at + 1]);
   for (let count = Math.min(given, within(ends, common)); count >= 0; count--) {
@@ -71,7 +80,8 @@ function aligned(vocabulary, { context, ids, ends, lead, given }, text, common) 
     if (!candidates) continue;
     const same = count > 0 ? candidates.findLast((each) => whole[each - 1] === ids[count - 1]) : undefined;
     const addsNone = count > lead && ends[count - 1] === (ends[count - 2] ?? 0);
-    if (same === undefined && addsNone) continue; // a part of a character, or a mark that belongs to what follows
+    // a part of a character, or a mark that belongs to what follows
+    if (same === undefined && addsNone) continue;
     const at = same ?? candidates[0];
     const keep = count + commonIds(ids.slice(count), whole.slice(at));
     return { keep, ids: whole.slice(at + keep - count), from: count, ends: places.slice(at) };
@@ -80,17 +90,27 @@ function aligned(vocabulary, { context, ids, ends, lead, given }, text, common) 
   return { keep: 0, ids: alone, from: 0, ends: placed(vocabulary, [], alone, text, 0) };
 }
 
-/** Blanks at the end that are no token belong to the last token. @param {Change} change @param {number} lead @param {string} text @returns {Change} */
+/**
+ * Blanks at the end that are no token belong to the last token.
+ * @param {Change} change @param {number} lead @param {string} text @returns {Change}
+ */
 function withBlanks(change, lead, text) {
   if (change.ends.length || change.keep <= lead) return change;
   return { ...change, from: change.keep - 1, ends: [text.length] };
 }
 
-/** Where tokens end that follow others. @param {Vocabulary} vocabulary @param {number[]} before @param {number[]} ids @param {string} text @param {number} from */
+/**
+ * Where tokens end that follow others.
+ * @param {Vocabulary} vocabulary @param {number[]} before @param {number[]} ids @param {string} text
+ * @param {number} from
+ */
 function placed(vocabulary, before, ids, text, from) {
   const decoder = vocabulary.decoder();
   for (const id of before.slice(-WARM)) decoder(id);
-  return endsOf(text.slice(from), ids.map((id) => decoder(id))).map((end) => from + end);
+  return endsOf(
+    text.slice(from),
+    ids.map((id) => decoder(id)),
+  ).map((end) => from + end);
 }
 
 /** How many tokens end within the first characters. @param {number[]} ends @param {number} length */

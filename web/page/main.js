@@ -18,7 +18,9 @@ function fail(error) {
   const text = error instanceof Error ? error.message : String(error);
   const sentence = known ? text : `something failed that should not (${text}); reload the page.`;
   // a sentence begins with a capital letter, but the name of a file stays as it is
-  part("error").textContent = /^[a-z]+ /.test(sentence) ? sentence[0].toUpperCase() + sentence.slice(1) : sentence;
+  part("error").textContent = /^[a-z]+ /.test(sentence)
+    ? sentence[0].toUpperCase() + sentence.slice(1)
+    : sentence;
   part("error").hidden = false;
   part("loading").hidden = true;
   if (!known) console.error(error);
@@ -34,7 +36,10 @@ function say(text) {
   part("said").textContent = text;
 }
 
-/** Does work that a button asks for, and shows how it failed. @param {string} id @param {() => Promise<void>} work */
+/**
+ * Does work that a button asks for, and shows how it failed.
+ * @param {string} id @param {() => Promise<void>} work
+ */
 function button(id, work) {
   const element = /** @type {HTMLButtonElement} */ (part(id));
   element.addEventListener("click", async () => {
@@ -54,7 +59,9 @@ async function models() {
   const response = await fetch("site.json").catch(() => null);
   const site = response?.ok ? await response.json().catch(() => null) : null;
   if (!Array.isArray(site?.models) || !site.models.length) {
-    throw new Refusal("site.json, which lists the models of this page, could not be read; copy the whole folder again.");
+    throw new Refusal(
+      "site.json, which lists the models of this page, could not be read; copy the whole folder again.",
+    );
   }
   return site.models;
 }
@@ -93,7 +100,9 @@ async function load({ name, path, num_bytes: size }) {
 function facts({ facts: known, spec }, name) {
   const threads = known.threads > 1 ? `, ${known.threads} threads` : "";
   const element = part("facts");
-  element.textContent = `${name}: ${(spec.model.parameters / 1e6).toFixed(1)} M parameters · ${known.computedBy}${threads} · memory ${known.memory}`;
+  const millions = (spec.model.parameters / 1e6).toFixed(1);
+  const computed = `${known.computedBy}${threads} · memory ${known.memory}`;
+  element.textContent = `${name}: ${millions} M parameters · ${computed}`;
   const reasons = [known.deviceReason, known.memoryReason, known.threadsReason].filter(Boolean);
   element.title = reasons.join("; ");
   if (spec.concern) say(spec.concern);
@@ -162,7 +171,8 @@ function files(work, name) {
     file.value = "";
     if (!given) return;
     try {
-      if (given.size > MOST_FILE) throw new Refusal(`${given.name} is larger than any stream; choose a file that was saved here.`);
+      if (given.size > MOST_FILE)
+        throw new Refusal(`${given.name} is larger than any stream; choose a file that was saved here.`);
       const stream = new Uint8Array(await given.arrayBuffer());
       await work.load(stream, noteOf(stream));
     } catch (error) {

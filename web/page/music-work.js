@@ -59,7 +59,10 @@ export class MusicWork {
     await this.#instead((signal) => this.#piece(signal));
   }
 
-  /** Ends what plays, and then does some work; one work at a time. @param {(signal: AbortSignal) => Promise<void>} work */
+  /**
+   * Ends what plays, and then does some work; one work at a time.
+   * @param {(signal: AbortSignal) => Promise<void>} work
+   */
   async #instead(work) {
     this.control.abort();
     const control = new AbortController();
@@ -172,7 +175,14 @@ export class MusicWork {
       const { seed: _, ...options } = drawing();
       side.begin(this.memory.position);
       const before = this.memory.position;
-      const given = { ...options, seed: this.seed++, signal, maxTokens: AT_ONCE, memory: this.memory, text: false };
+      const given = {
+        ...options,
+        seed: this.seed++,
+        signal,
+        maxTokens: AT_ONCE,
+        memory: this.memory,
+        text: false,
+      };
       try {
         for await (const { token, nats } of this.model.generate(prompt, given)) {
           side.reach(this.memory.position);
@@ -205,7 +215,8 @@ export class MusicWork {
   #schedule(slice) {
     const { organ, roll } = this;
     if (!organ) return;
-    if (this.cursor < organ.now + START / 2) this.cursor = organ.now + START; // the beginning, or the model is too slow
+    // the beginning, or the model is too slow
+    if (this.cursor < organ.now + START / 2) this.cursor = organ.now + START;
     const at = this.cursor;
     for (const voice of slice.pitches.keys()) {
       const open = this.open[voice];
@@ -243,7 +254,10 @@ export class MusicWork {
     const canvas = /** @type {HTMLCanvasElement} */ (part("roll"));
     const colours = {
       voices: [0, 1, 2, 3].map((voice) => colour(`v${voice}`)),
-      ink: colour("ink"), soft: colour("soft"), line: colour("line"), sheet: colour("sheet"),
+      ink: colour("ink"),
+      soft: colour("soft"),
+      line: colour("line"),
+      sheet: colour("sheet"),
     };
     this.roll.draw(canvas, this.organ?.now ?? 0, colours);
   }
@@ -267,7 +281,10 @@ export class MusicWork {
       const option = document.createElement("option");
       option.value = keyName(sharps);
       const count = Math.abs(sharps);
-      option.textContent = sharps === 0 ? "no sharps or flats" : `${count} ${sharps < 0 ? "flat" : "sharp"}${count > 1 ? "s" : ""}`;
+      option.textContent =
+        sharps === 0
+          ? "no sharps or flats"
+          : `${count} ${sharps < 0 ? "flat" : "sharp"}${count > 1 ? "s" : ""}`;
       select.append(option);
     }
   }
@@ -288,7 +305,10 @@ export class MusicWork {
   }
 }
 
-/** Waits, but no longer than until a signal is aborted. @param {number} milliseconds @param {AbortSignal} signal */
+/**
+ * Waits, but no longer than until a signal is aborted.
+ * @param {number} milliseconds @param {AbortSignal} signal
+ */
 function rest(milliseconds, signal) {
   return new Promise((/** @type {(value?: unknown) => void} */ resolve) => {
     const timer = setTimeout(resolve, milliseconds);

@@ -1,7 +1,10 @@
 /* Says in one sentence that a browser is too old. It is written for old browsers, which read no modules. */
 (function () {
   "use strict";
-  var vectors = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11];
+  var vectors = [
+    0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98,
+    11,
+  ];
   var missing = "";
   if (!("noModule" in document.createElement("script"))) missing = "JavaScript modules";
   else if (typeof WebAssembly !== "object") missing = "WebAssembly";
@@ -13,7 +16,9 @@
   var error = document.getElementById("error");
   var loading = document.getElementById("loading");
   error.textContent =
-    "This browser has no " + missing + ", which the model needs; use a newer one, such as Chrome 110, Firefox 115 or Safari 16.4.";
+    "This browser has no " +
+    missing +
+    ", which the model needs; use a newer one, such as Chrome 110, Firefox 115 or Safari 16.4.";
   error.removeAttribute("hidden");
   if (loading) loading.setAttribute("hidden", "");
 })();

@@ -73,7 +73,10 @@ export class Roll {
   }
 }
 
-/** A fermata. @param {CanvasRenderingContext2D} context @param {number} x @param {number} y @param {string} colour */
+/**
+ * A fermata.
+ * @param {CanvasRenderingContext2D} context @param {number} x @param {number} y @param {string} colour
+ */
 function arc(context, x, y, colour) {
   context.beginPath();
   context.strokeStyle = colour;

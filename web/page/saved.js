@@ -7,7 +7,9 @@ const LENGTH = 8; // bytes of the number of bytes of the header
 const METADATA = "__metadata__";
 const NAME = "page";
 
-/** @typedef {{header: any, numbers: Uint8Array}} Parts of a file: its header as JSON, and the numbers of all tensors */
+/**
+ * @typedef {{header: any, numbers: Uint8Array}} Parts of a file: its header as JSON, and all numbers
+ */
 
 /**
  * The file with a note.
@@ -44,7 +46,10 @@ function read(file) {
   if (length > BigInt(file.length - LENGTH)) return null;
   const end = LENGTH + Number(length);
   try {
-    return { header: JSON.parse(new TextDecoder().decode(file.subarray(LENGTH, end))), numbers: file.subarray(end) };
+    return {
+      header: JSON.parse(new TextDecoder().decode(file.subarray(LENGTH, end))),
+      numbers: file.subarray(end),
+    };
   } catch {
     return null;
   }

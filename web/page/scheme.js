@@ -5,7 +5,8 @@
 
 export const VOICES = "SATB";
 export const TICKS = 4; // in a beat; a beat is a quarter note
-export const KEYS = Array.from({ length: 12 }, (_, i) => i - 6); // sharps of a key signature; flats are negative
+// sharps of a key signature; flats are negative
+export const KEYS = Array.from({ length: 12 }, (_, i) => i - 6);
 export const END = "end";
 const FERMATA = "fermata";
 const BEATS = ["|", "2", "3", "4"];
@@ -43,7 +44,10 @@ export class Reader {
   #event = null;
   #first = true;
 
-  /** The event that this token completes, because it goes on in time; null for other tokens. @param {string} name */
+  /**
+   * The event that this token completes, because it goes on in time; null for other tokens.
+   * @param {string} name
+   */
   read(name) {
     if (BEATS.includes(name) || PARTS_OF_A_BEAT.includes(name)) return this.#advance(name);
     if (name === END) {
@@ -52,7 +56,8 @@ export class Reader {
     }
     if (name.endsWith("/4") || name.startsWith("key")) return null;
     const note = NOTE.exec(name);
-    if (this.#event === null) this.ignored++; // a note before the first beat of a piece
+    if (this.#event === null)
+      this.ignored++; // a note before the first beat of a piece
     else if (name === FERMATA) this.#event.fermata = true;
     else if (note) {
       const voice = VOICES.indexOf(note[1]);
@@ -127,6 +132,12 @@ export class Performer {
   #silence(tick) {
     const nothing = { begins: [], bar: false, fermata: false, first: false };
     const pitches = [null, null, null, null];
-    return { tick: tick + this.#paused, ticks: PAUSE, seconds: PAUSE * (60 / this.tempo / TICKS), pitches, ...nothing };
+    return {
+      tick: tick + this.#paused,
+      ticks: PAUSE,
+      seconds: PAUSE * (60 / this.tempo / TICKS),
+      pitches,
+      ...nothing,
+    };
   }
 }

@@ -2,7 +2,10 @@
 import { Speed, drawSpeed } from "./speed.js";
 import { inBytes } from "./tokens.js";
 
-/** An element of the page by its id. @template {HTMLElement} [T=HTMLElement] @param {string} id @returns {T} */
+/**
+ * An element of the page by its id.
+ * @template {HTMLElement} [T=HTMLElement] @param {string} id @returns {T}
+ */
 export function part(id) {
   return /** @type {T} */ (document.getElementById(id));
 }
@@ -17,8 +20,14 @@ export function drawing() {
   const number = (/** @type {string} */ id) => /** @type {HTMLInputElement} */ (part(id)).value;
   const topK = Math.max(0, Math.floor(Number(number("top-k")) || 0));
   const given = number("seed");
-  const seed = given === "" ? crypto.getRandomValues(new Uint32Array(1))[0] : Math.max(0, Math.floor(Number(given)));
-  return { temperature: Number(number("temperature")), topP: Number(number("top-p")), topK: topK || null, seed };
+  const seed =
+    given === "" ? crypto.getRandomValues(new Uint32Array(1))[0] : Math.max(0, Math.floor(Number(given)));
+  return {
+    temperature: Number(number("temperature")),
+    topP: Number(number("top-p")),
+    topK: topK || null,
+    seed,
+  };
 }
 
 /** The meter and the plot beside the text. */
@@ -42,7 +51,10 @@ export class Side {
     this.#draw();
   }
 
-  /** Draws the memory of a stream at a position, and what a growing cache would hold there. @param {number} position */
+  /**
+   * Draws the memory of a stream at a position, and what a growing cache would hold there.
+   * @param {number} position
+   */
   memory(position) {
     const growing = this.perToken * position;
     const most = Math.max(this.fixed, growing);
@@ -51,8 +63,8 @@ export class Side {
     part("fixed-value").textContent = inBytes(this.fixed);
     part("growing-value").textContent = inBytes(growing);
     part("memory-text").textContent =
-      `At position ${position.toLocaleString("en")}. It stays ${inBytes(this.fixed)}; a cache of all keys and ` +
-      `values grows by ${inBytes(this.perToken)} with each token.`;
+      `At position ${position.toLocaleString("en")}. It stays ${inBytes(this.fixed)}; a cache of all keys ` +
+      `and values grows by ${inBytes(this.perToken)} with each token.`;
   }
 
   /** Tokens begin to come. @param {number} position */
@@ -75,7 +87,12 @@ export class Side {
   measured = false;
 
   #draw() {
-    const colours = { ink: colour("soft"), faint: colour("line"), line: colour("accent"), fill: colour("accent-soft") };
+    const colours = {
+      ink: colour("soft"),
+      faint: colour("line"),
+      line: colour("accent"),
+      fill: colour("accent-soft"),
+    };
     drawSpeed(/** @type {HTMLCanvasElement} */ (part("speed")), this.speed, colours);
     const { last } = this.speed;
     part("speed-text").textContent = last

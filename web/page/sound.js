@@ -84,21 +84,33 @@ export class Organ {
     if (this.context.state !== "running") await this.context.resume();
   }
 
-  /** One period of a pipe: high pipes have weaker partials. @param {number} pitch @param {number} frequency */
+  /**
+   * One period of a pipe: high pipes have weaker partials.
+   * @param {number} pitch @param {number} frequency
+   */
   #wave(pitch, frequency) {
     let wave = this.waves.get(pitch);
     if (!wave) {
-      const sines = PARTIALS.map((amplitude, i) => amplitude * Math.min(1, (2400 / (frequency * (i + 1))) ** 0.7));
-      wave = this.context.createPeriodicWave(new Float32Array(sines.length + 1), Float32Array.of(0, ...sines), {
-        disableNormalization: true,
-      });
+      const sines = PARTIALS.map(
+        (amplitude, i) => amplitude * Math.min(1, (2400 / (frequency * (i + 1))) ** 0.7),
+      );
+      wave = this.context.createPeriodicWave(
+        new Float32Array(sines.length + 1),
+        Float32Array.of(0, ...sines),
+        {
+          disableNormalization: true,
+        },
+      );
       this.waves.set(pitch, wave);
     }
     return wave;
   }
 }
 
-/** The answer of the room: decaying noise, different on both sides, dull like stone. @param {AudioContext} context */
+/**
+ * The answer of the room: decaying noise, different on both sides, dull like stone.
+ * @param {AudioContext} context
+ */
 function echo(context) {
   const length = Math.round(ECHO_SECONDS * context.sampleRate);
   const buffer = context.createBuffer(2, length, context.sampleRate);

@@ -1,9 +1,13 @@
-/** Tokens a second over the position in the stream: measured in short windows, kept in constant memory, drawn. */
+/**
+ * Tokens a second over the position in the stream: measured in short windows, kept in constant memory, drawn.
+ */
 
 const WINDOW = 200; // milliseconds of work in one measurement
 const MOST = 400; // measurements; then neighbours are joined
 
-/** @typedef {{from: number, to: number, ms: number}} Point tokens from one position to another, and their time */
+/**
+ * @typedef {{from: number, to: number, ms: number}} Point tokens from one position to another, and their time
+ */
 
 /** Measures how fast tokens come. Memory stays constant, however long a stream becomes. */
 export class Speed {
@@ -14,13 +18,19 @@ export class Speed {
   #at = 0;
   #last = 0;
 
-  /** Tokens begin to come now, from this position on. @param {number} position @param {number} now milliseconds */
+  /**
+   * Tokens begin to come now, from this position on.
+   * @param {number} position @param {number} now milliseconds
+   */
   begin(position, now) {
     if (this.#from < 0 || position < this.#from) [this.#from, this.#ms] = [position, 0];
     this.#at = now;
   }
 
-  /** The stream is at this position now; returns whether a measurement was added. @param {number} position @param {number} now */
+  /**
+   * The stream is at this position now; returns whether a measurement was added.
+   * @param {number} position @param {number} now
+   */
   reach(position, now) {
     this.#ms += now - this.#at;
     this.#at = now;

@@ -1,4 +1,7 @@
-/** A text and the model's memory of it: they change together, one after the other. Nothing here knows the page. */
+/**
+ * A text and the model's memory of it: they change together, one after the other. Nothing here knows the
+ * page.
+ */
 import { XLExportError } from "../src/index.js";
 import { changeTo } from "./changes.js";
 
@@ -32,16 +35,23 @@ export class Stream {
     this.base = 0;
     /** @type {Uint8Array | null} The file that the stream was loaded from. */
     this.file = null;
-    /** How many of these tokens the memory of that file has seen, and how many of those are still the same. */
+    /**
+     * How many of these tokens the memory of that file has seen, and how many of those are still the same.
+     */
     this.inFile = 0;
     this.sameAsFile = 0;
     /** Characters of the text before the shown one, without which its first tokens might be others. */
     this.context = "";
-    /** How many of the shown tokens stand before the text: those on which a text without a beginning follows. */
+    /**
+     * How many of the shown tokens stand before the text: those on which a text without a beginning follows.
+     */
     this.lead = 0;
     /** How many of the shown tokens were generated or loaded, up to the last of them. */
     this.given = 0;
-    /** Whether the model's prediction of the next token is known: false after loading a file of another program. */
+    /**
+     * Whether the model's prediction of the next token is known: false after loading a file of another
+     * program.
+     */
     this.hasNext = true;
     /** How many tokens the model was given since the page was opened. */
     this.fed = 0;
@@ -66,9 +76,9 @@ export class Stream {
   }
 
   /**
-   * Makes the text another one, and computes what is new in it. Returns the index of the first token that is another
-   * one, or covers another part of the text. Raises an XLExportError, and changes nothing, for a text that the
-   * vocabulary does not know. After an abort the text is the old one, or a beginning of it.
+   * Makes the text another one, and computes what is new in it. Returns the index of the first token that is
+   * another one, or covers another part of the text. Raises an XLExportError, and changes nothing, for a text
+   * that the vocabulary does not know. After an abort the text is the old one, or a beginning of it.
    * @param {string} text @param {{signal?: AbortSignal}} [options]
    */
   async edit(text, { signal } = {}) {
@@ -109,7 +119,10 @@ export class Stream {
     }
   }
 
-  /** Makes the memory that of the text again, where work that failed or was stopped had fed a part of it. @param {AbortSignal} [signal] */
+  /**
+   * Makes the memory that of the text again, where work that failed or was stopped had fed a part of it.
+   * @param {AbortSignal} [signal]
+   */
   async repair(signal) {
     if (this.#differs()) await this.#rewind(this.ids.length, signal);
   }
@@ -122,7 +135,10 @@ export class Stream {
     [this.file, this.inFile, this.sameAsFile, this.base] = [null, 0, 0, 0];
   }
 
-  /** Takes about so many first tokens off the text; returns how many characters. The memory still knows them. @param {number} count */
+  /**
+   * Takes about so many first tokens off the text; returns how many characters. The memory still knows them.
+   * @param {number} count
+   */
   shorten(count) {
     count = wholeTokens(this.ends, count);
     const cut = this.ends[count - 1] ?? 0;
@@ -220,14 +236,15 @@ export class Stream {
   }
 
   /**
-   * Takes tokens back where the memory can: a ring still holds what came before them. The last one that stays is
-   * fed again, so that the next token is predicted. Returns whether this could be done.
+   * Takes tokens back where the memory can: a ring still holds what came before them. The last one that stays
+   * is fed again, so that the next token is predicted. Returns whether this could be done.
    * @param {number[]} all the known tokens that stay @param {AbortSignal} [signal]
    */
   async #goBack(all, signal) {
     if (!all.length && this.base === 0) return false; // a restart does it
     const fedAgain = all.slice(-1);
-    if (!(await this.#takeBack(this.memory, this.memory.position - this.base - all.length + fedAgain.length))) return false;
+    if (!(await this.#takeBack(this.memory, this.memory.position - this.base - all.length + fedAgain.length)))
+      return false;
     await this.#feed(fedAgain, signal);
     return true;
   }
@@ -289,20 +306,33 @@ export class Stream {
   }
 }
 
-/** The largest number of tokens, up to so many, that end with a whole character. @param {number[]} ends @param {number} count */
+/**
+ * The largest number of tokens, up to so many, that end with a whole character.
+ * @param {number[]} ends @param {number} count
+ */
 function wholeTokens(ends, count) {
   while (count > 0 && ends[count - 1] === (ends[count - 2] ?? 0)) count--;
   return count;
 }
 
-/** Whether a note is one of this page, and belongs to the file it came with. @param {any} note @param {number} position @param {number} size */
+/**
+ * Whether a note is one of this page, and belongs to the file it came with.
+ * @param {any} note @param {number} position @param {number} size
+ */
 function fits(note, position, size) {
   const { ids, ends, bits, text } = note ?? {};
   return (
-    note?.page === 1 && note.position === position && typeof text === "string" &&
+    note?.page === 1 &&
+    note.position === position &&
+    typeof text === "string" &&
     [ids, ends, bits].every((list) => Array.isArray(list) && list.length === ids.length) &&
-    ids.length > 0 && ids.length <= position && ends[ends.length - 1] === text.length &&
+    ids.length > 0 &&
+    ids.length <= position &&
+    ends[ends.length - 1] === text.length &&
     ids.every((/** @type {unknown} */ id) => Number.isInteger(id) && Number(id) >= 0 && Number(id) < size) &&
-    ends.every((/** @type {unknown} */ end, /** @type {number} */ i) => Number.isInteger(end) && end >= (ends[i - 1] ?? 0))
+    ends.every(
+      (/** @type {unknown} */ end, /** @type {number} */ i) =>
+        Number.isInteger(end) && end >= (ends[i - 1] ?? 0),
+    )
   );
 }

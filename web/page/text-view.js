@@ -6,8 +6,8 @@ import { colourOf, inBits } from "./tokens.js";
 export class TextView {
   /**
    * @param {{
-   *   area: HTMLTextAreaElement, colours: HTMLElement, scroll: HTMLElement, token: HTMLElement, earlier: HTMLElement,
-   * }} parts
+   *   area: HTMLTextAreaElement, colours: HTMLElement, scroll: HTMLElement, token: HTMLElement, earlier:
+   * HTMLElement, }} parts
    */
   constructor({ area, colours, scroll, token, earlier }) {
     this.area = area;
@@ -24,7 +24,10 @@ export class TextView {
     colours.append(this.end);
   }
 
-  /** Shows the tokens of a stream from one on; the text area has its text already, unless `write`. @param {Stream} stream @param {number} from @param {boolean} [write] */
+  /**
+   * Shows the tokens of a stream from one on; the text area has its text already, unless `write`.
+   * @param {Stream} stream @param {number} from @param {boolean} [write]
+   */
   show(stream, from, write = false) {
     from = Math.min(from, this.spans.length);
     for (const span of this.spans.splice(from)) span.remove();
@@ -48,7 +51,10 @@ export class TextView {
     if (follows) this.scroll.scrollTop = this.scroll.scrollHeight;
   }
 
-  /** Takes the first tokens away. @param {number} count @param {number} cut characters @param {number} earlier tokens that are gone */
+  /**
+   * Takes the first tokens away.
+   * @param {number} count @param {number} cut characters @param {number} earlier tokens that are gone
+   */
   shorten(count, cut, earlier) {
     for (const span of this.spans.splice(0, count)) span.remove();
     const { selectionStart, selectionEnd } = this.area;
@@ -61,7 +67,9 @@ export class TextView {
   /** Says how many tokens came before the text that is shown. @param {number} count */
   before(count) {
     this.earlier.hidden = count === 0;
-    this.earlier.textContent = `… ${count.toLocaleString("en")} earlier tokens are no longer shown. The stream goes on from them.`;
+    const number = count.toLocaleString("en");
+    const left = `… ${number} earlier tokens are no longer shown.`;
+    this.earlier.textContent = `${left} The stream goes on from them.`;
   }
 
   /** Leaves the colours of what was typed and not computed yet off. */
@@ -69,7 +77,10 @@ export class TextView {
     this.end.data = `${plain(this.area.value.slice(this.length))}\u200b`;
   }
 
-  /** The text area was changed by somebody, and nothing is computed yet. @param {number} common characters that are as they were @param {Stream} stream */
+  /**
+   * The text area was changed by somebody, and nothing is computed yet.
+   * @param {number} common characters that are as they were @param {Stream} stream
+   */
   typed(common, stream) {
     let count = Math.min(this.spans.length, stream.ids.length);
     while (count > 0 && stream.ends[count - 1] > common) count--;
@@ -92,7 +103,10 @@ export class TextView {
     this.colours.insertBefore(added, this.end);
   }
 
-  /** Says how surprising the token at the caret, or under the pointer, was. @param {Stream} stream @param {{x: number, y: number} | null} point */
+  /**
+   * Says how surprising the token at the caret, or under the pointer, was.
+   * @param {Stream} stream @param {{x: number, y: number} | null} point
+   */
   describe(stream, point) {
     const index = point ? this.#under(point) : this.#atCaret(stream);
     this.silent();
@@ -114,7 +128,8 @@ export class TextView {
 
   /** @param {{x: number, y: number}} point */
   #under({ x, y }) {
-    // The text area lies over the tokens, and the layer of tokens lets the pointer through: not for this question.
+    // The text area lies over the tokens, and the layer of tokens lets the pointer through: not for this
+    // question.
     this.colours.classList.add("asked");
     const found = document.elementsFromPoint(x, y).find((element) => element.parentNode === this.colours);
     this.colours.classList.remove("asked");

@@ -10,11 +10,18 @@ const TYPED = 20_000; // tokens that are shown of a text that was typed or paste
 const TOGETHER = 60; // milliseconds of work whose tokens are shown together
 const TYPING = 40; // milliseconds without a key, after which what was typed is computed
 
-/** @typedef {{side: import("./side.js").Side, fail: (error: unknown) => void, hideError: () => void, say: (text: string) => void}} Page
- * `fail`: shows an error. `hideError`: takes it away. `say`: says something to those who do not see the page */
+/**
+ * @typedef {{
+ *   side: import("./side.js").Side, fail: (error: unknown) => void, hideError: () => void,
+ *   say: (text: string) => void,
+ * }} Page `fail`: shows an error. `hideError`: takes it away. `say`: speaks to those who do not see it
+ */
 
 export class TextWork {
-  /** @param {import("../index.js").Model} model @param {import("../index.js").Memory} memory @param {Page} page */
+  /**
+   * @param {import("../index.js").Model} model @param {import("../index.js").Memory} memory
+   * @param {Page} page
+   */
   constructor(model, memory, page) {
     this.model = model;
     this.page = page;
@@ -55,7 +62,9 @@ export class TextWork {
       await this.#computeTyped(control.signal);
       if (control.signal.aborted) return;
       if (!this.stream.hasNext) {
-        throw new Refusal("the file does not say which token came last; type something first, then press Continue.");
+        throw new Refusal(
+          "the file does not say which token came last; type something first, then press Continue.",
+        );
       }
       await this.stream.inTurn(() => this.#write(control.signal));
     } catch (error) {
@@ -133,7 +142,13 @@ export class TextWork {
     view.silent();
     this.#tick();
     try {
-      for await (const piece of stream.generate({ ...options, seed, signal, maxTokens: Infinity, batchMilliseconds: TOGETHER })) {
+      for await (const piece of stream.generate({
+        ...options,
+        seed,
+        signal,
+        maxTokens: Infinity,
+        batchMilliseconds: TOGETHER,
+      })) {
         page.side.reach(stream.position);
         ended = piece.ended;
       }
@@ -165,7 +180,8 @@ export class TextWork {
     const { stream, view } = this;
     if (this.typing) return;
     view.grow(stream);
-    if (stream.ids.length > SHOWN + LEAVING) this.#shorten(Math.max(LEAVING, stream.ids.length - SHOWN - LEAVING));
+    if (stream.ids.length > SHOWN + LEAVING)
+      this.#shorten(Math.max(LEAVING, stream.ids.length - SHOWN - LEAVING));
     this.#show();
   }
 
@@ -200,7 +216,8 @@ export class TextWork {
       const from = await this.#edit(text, signal);
       if (from === null) return void this.#state("stopped; the model has not read all of the text yet");
       view.show(stream, from);
-      if (this.area.value !== text) return void view.typed(commonLength(stream.text, this.area.value), stream);
+      if (this.area.value !== text)
+        return void view.typed(commonLength(stream.text, this.area.value), stream);
       if (stream.ids.length > TYPED) this.#shorten(stream.ids.length - TYPED);
       this.typing = false;
       page.hideError();
@@ -210,7 +227,10 @@ export class TextWork {
     });
   }
 
-  /** Makes the stream's text another one; null where this was stopped. @param {string} text @param {AbortSignal} [signal] */
+  /**
+   * Makes the stream's text another one; null where this was stopped.
+   * @param {string} text @param {AbortSignal} [signal]
+   */
   async #edit(text, signal) {
     this.editing = new AbortController();
     const stop = () => this.editing?.abort();

@@ -6,9 +6,9 @@
 /**
  * Where each token of a text ends in it, as an offset.
  *
- * The text is what somebody typed, and the pieces are what the vocabulary makes of its tokens. They differ where
- * it lowers case, joins blanks or does not know a word. A piece that is not found takes what lies before the next
- * one that is.
+ * The text is what somebody typed, and the pieces are what the vocabulary makes of its tokens. They differ
+ * where it lowers case, joins blanks or does not know a word. A piece that is not found takes what lies
+ * before the next one that is.
  * @param {string} text @param {string[]} pieces @returns {number[]}
  */
 export function endsOf(text, pieces) {
@@ -45,10 +45,14 @@ function runningEnds(pieces) {
 
 /**
  * The offset of a word behind `from`; -1 where other text lies before it, unless `anywhere`.
- * @param {string} text @param {string} lower @param {string} word @param {number} from @param {boolean} anywhere
+ * @param {string} text @param {string} lower @param {string} word @param {number} from @param {boolean}
+ *   anywhere
  */
 function find(text, lower, word, from, anywhere) {
-  for (const [hay, needle] of [[text, word], [lower, word.toLowerCase()]]) {
+  for (const [hay, needle] of [
+    [text, word],
+    [lower, word.toLowerCase()],
+  ]) {
     const found = hay.indexOf(needle, from);
     if (found >= 0 && (anywhere || text.slice(from, found).trim() === "")) return found;
   }
@@ -79,7 +83,10 @@ export function commonLength(a, b) {
 
 const STEPS = [0.5, 1, 2, 3.5, 5, 7, 9.5, 12]; // bits; where one colour of a token ends
 
-/** The number of the colour of a surprisal, 0 (expected) to 8; -1 where there is none. @param {number} bits */
+/**
+ * The number of the colour of a surprisal, 0 (expected) to 8; -1 where there is none.
+ * @param {number} bits
+ */
 export function colourOf(bits) {
   if (!Number.isFinite(bits)) return -1;
   const step = STEPS.findIndex((limit) => bits < limit);

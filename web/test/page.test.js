@@ -99,7 +99,10 @@ class FakeModel {
 /** @param {any} model @returns {any} */
 const streamOf = (model) => new Stream(model, model.memory());
 
-/** The memory holds the tokens of the text. @param {any} stream @param {string} text @param {string} [where] */
+/**
+ * The memory holds the tokens of the text.
+ * @param {any} stream @param {string} text @param {string} [where]
+ */
 function agree(stream, text, where) {
   const tokens = stream.memory.tokens.slice(stream.base);
   assert.deepEqual(tokens, [...stream.earlier, ...stream.ids], where);
@@ -198,15 +201,24 @@ for (const { name, folder, texts } of given.vocabularies.filter((each) => !each.
     const random = new Random(2, 0);
     const below = (/** @type {number} */ n) => Math.floor(random.next() * n);
     const model = new FakeModel(vocabulary);
-    for (const { text } of [...texts.slice(0, 25), ...texts.slice(-5), { text: "the cat\nsat on the\n\n mat\n" }]) {
+    for (const { text } of [
+      ...texts.slice(0, 25),
+      ...texts.slice(-5),
+      { text: "the cat\nsat on the\n\n mat\n" },
+    ]) {
       const stream = streamOf(model);
       const characters = Array.from(text);
       const edits = [];
-      for (let at = 0; at < characters.length; at += 1 + below(4)) edits.push(characters.slice(0, at).join(""));
+      for (let at = 0; at < characters.length; at += 1 + below(4))
+        edits.push(characters.slice(0, at).join(""));
       edits.push(text);
       for (let n = 0; n < 4; n++) {
         const at = below(characters.length + 1);
-        const other = [...characters.slice(0, at), ...["", "the", " ", "\n"][below(4)], ...characters.slice(at + below(5))];
+        const other = [
+          ...characters.slice(0, at),
+          ...["", "the", " ", "\n"][below(4)],
+          ...characters.slice(at + below(5)),
+        ];
         edits.push(other.join(""));
       }
       for (const shown of edits) {
@@ -234,13 +246,16 @@ for (const { name, folder, texts } of given.vocabularies.filter((each) => !each.
     const typed = ["byte-values", "char"].includes(name) ? "the cat" : "the cat\n";
     await stream.edit(typed);
     const spelled = name.startsWith("word") ? ["the cat the"] : Array.from("the cat the");
-    const ids = spelled.flatMap((part) => vocabulary.encode(part)); // not as the vocabulary would cut the text
+    // not as the vocabulary would cut the text
+    const ids = spelled.flatMap((part) => vocabulary.encode(part));
     for await (const _ of stream.generate({ ids })) continue;
     const before = [...stream.ids];
     const { text } = stream;
     await stream.edit(`${text} the cat`);
     agree(stream, `${text} the cat`);
-    const same = stream.ids.findIndex((/** @type {number} */ id, /** @type {number} */ at) => id !== before[at]);
+    const same = stream.ids.findIndex(
+      (/** @type {number} */ id, /** @type {number} */ at) => id !== before[at],
+    );
     assert.ok(same >= before.length - 2, `${same} of ${before.length} tokens stay`);
     const { cut } = stream.shorten(9);
     await stream.edit(`${text.slice(cut)} the`);
