@@ -133,7 +133,8 @@ def test_every_file_that_the_documents_name_exists() -> None:
         ):
             if not (ROOT / name).exists():
                 missing.append(f"{page}: {name}")
-        for name in re.findall(r"\]\((?!https?:)([^)#\s]+)", text):
+        prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)  # `[](` is C++ too
+        for name in re.findall(r"\]\((?!https?:)([^)#\s]+)", prose):
             if not ((ROOT / page).parent / name).exists():
                 missing.append(f"{page}: link to {name}")
     assert missing == []

@@ -43,7 +43,7 @@ def web_command(
     node_modules: Path | None,
     force: bool,
 ) -> None:
-    """Write a web page on which ARTEFACT writes text, or plays music.
+    """Write a web page that runs ARTEFACT in the browser.
 
     The page is a folder of files. Any web server can serve it, and it asks no other server for anything. With
     several artefacts the page has a list to choose from.

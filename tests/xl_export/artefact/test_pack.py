@@ -100,7 +100,7 @@ def test_what_needs_another_file_is_refused(packed: dict[str, Path], run: Path, 
     with pytest.raises(UserError, match=needs_onnx):
         open_session(packed["ort"], device="cuda")
     refused(xl("export", run, *out, "--ort", "--single-file"), "leave out --single-file")
-    refused(xl("export", run, *out, "--ort", "--target", "tensorrt"), "--ort is for ONNX Runtime")
+    refused(xl("export", run, *out, "--ort", "--target", "tensorrt"), "--ort is for --target onnxruntime")
     refused(xl("export", run, *out, "--ort", "--precision", "int8-stored"), "leave out --ort")
     refused(xl("export", run, *out, "--ort", "--triton", tmp_path / "models"), "leave out --ort")
     assert list(tmp_path.iterdir()) == []
