@@ -84,6 +84,9 @@ def test_what_the_user_has_set_stays(artefacts: dict[str, Path], tmp_path: Path)
     assert ended.stderr.split() == ["onnxruntime", "ACTIVE", "true", "wrote", "check"]
 
 
+# One process runs all calls of a row, and it loads PyTorch once: of the row with seven commands the
+# environment is judged for the first alone. Of the others, and of rows with "", the test says only that
+# nothing is written.
 QUIET = [  # every command and function of ours that loads ONNX Runtime or PyTorch, and which of them it loads
     ([["check", "ARTEFACT"]], "onnxruntime"),
     ([["eval", "ARTEFACT", "--text", "text.txt"]], "onnxruntime"),

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import runtimes
-from runtimes.contract.spec import ANSWERS, GRAPH, REFERENCE, SPEC, VOCAB
+from runtimes.contract.spec import ANSWERS, GRAPH, ORT_GRAPH, REFERENCE, SPEC, VOCAB
 
 VALUES: tuple[Any, ...] = (
     None,
@@ -153,7 +153,8 @@ def run(artefact: Path, folder: Path, rng: np.random.Generator, every: int) -> N
         report("spec", what)
         (folder / SPEC).write_bytes(sealed(document, folder))
         report("sealed spec", what)
-    for name, flips in ((GRAPH, 60), (VOCAB, 20), (REFERENCE, 30), (ANSWERS, 10)):
+    graph = GRAPH if GRAPH in whole else ORT_GRAPH
+    for name, flips in ((graph, 60), (VOCAB, 20), (REFERENCE, 30), (ANSWERS, 10)):
         for what, data in damaged_bytes(whole[name], whole[SPEC], rng, flips=flips):
             (folder / name).write_bytes(data)
             (folder / SPEC).write_bytes(sealed(spec, folder, name))

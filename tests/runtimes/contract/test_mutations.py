@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from xl_export.artefact.export import export
+
 WORKER = Path(__file__).with_name("mutation_worker.py")
 
 
@@ -23,15 +25,17 @@ EVERY = [
         for form in ("shift", "hidden")
         for every in (3, 1)
     ),
+    pytest.param("ort", 3, marks=pytest.mark.slow),  # a ring in ONNX Runtime's own format
 ]
 
 
 @pytest.mark.parametrize(("form", "every"), EVERY)
 def test_every_damage_ends_in_one_sentence_or_a_passing_check(
-    form: str, every: int, artefacts: dict[str, Path], tmp_path: Path
+    form: str, every: int, artefacts: dict[str, Path], run: Path, tmp_path: Path
 ) -> None:
+    folder = export(run, tmp_path / "ort", storage="ort") if form == "ort" else artefacts[form]
     worker = subprocess.run(
-        [sys.executable, WORKER, artefacts[form], tmp_path / "copy", "0", str(every)],
+        [sys.executable, WORKER, folder, tmp_path / "copy", "0", str(every)],
         capture_output=True,
         text=True,
         timeout=280,
