@@ -21,8 +21,9 @@ int main(int count, char** arguments) {
     if (count > 4) options.sampler.temperature = std::atof(arguments[4]);
     if (count > 5) options.seed = std::strtoull(arguments[5], nullptr, 10);
     auto memory = session.start();
+    const auto prompt = session.vocabulary().encode(arguments[2]);
     std::cout << arguments[2] << std::flush;
-    xl_export::generate(session, memory, session.vocabulary().encode(arguments[2]), options,
+    xl_export::generate(session, memory, prompt, options,
                         [](const xl_export::Piece& piece) {
                           std::cout << piece.text << std::flush;
                           return true;

@@ -320,6 +320,11 @@ def open_artefact(folder: Path, *, wanted: Collection[str]) -> tuple[Spec, dict[
     Raises ArtefactError that names the file at fault and says how to mend it.
     """
     path = folder / SPEC
+    if not path.is_file() and (folder / "config.json").is_file():
+        raise ArtefactError(
+            f"{folder} is a run and not an artefact; make one of it with `xl-export export {folder} --out "
+            "ARTEFACT`."
+        )
     if not path.is_file():
         raise ArtefactError(
             f"{folder} is not an artefact: it has no {SPEC}; make one with `xl-export export RUN --out "

@@ -175,8 +175,7 @@ async function places(kind, vendor) {
         return import.meta.resolve?.(name) ?? pathToFileURL(require.resolve(name)).href;
       } catch (error) {
         throw new XLExportError(
-          `${name} is not installed (${firstLine(error)}); run \`npm install xl-export-web\`, which brings it, or ` +
-            "`npm ci` in its folder.",
+          `${name} is not installed (${firstLine(error)}); run \`npm ci --omit=dev\` in the folder of xl-export-web.`,
         );
       }
     };
