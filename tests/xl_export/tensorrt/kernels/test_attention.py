@@ -39,7 +39,13 @@ def interpreted(
 ) -> dict[str, np.ndarray]:
     """The answers of the chosen cases in the interpreter, by key."""
     path = tmp_path_factory.mktemp("interpreter") / "answers.npz"
-    chosen = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    chosen = {
+        item.callspec.params["name"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and "interpreted" in item.fixturenames
+        and "name" in item.callspec.params
+    }
     names = [name for name in CASES if name in chosen]
     command = [sys.executable, "-m", "tests.xl_export.tensorrt.kernels.interpreter_worker", str(path), *names]
     result = subprocess.run(
