@@ -24,7 +24,7 @@ from runtimes.contract.tensors import Form
 from tests import rounding
 from tests.architectures import ARCHITECTURES
 from tests.rounding import rounded
-from tests.streams import feed, rows
+from tests.streams import answers_with_padding
 from trainer.run.checkpoint import Run, load_run
 from trainer.run.session import TorchSession
 from xl_export.artefact.export import make_spec, write_graphs
@@ -43,8 +43,6 @@ ALIKE = 0.25
 IN_INT8 = 0.2
 WORST_IN_INT8 = 1.2  # the same of single values, as a share of the mean
 IN_HALF = 3e-4  # nats that float16 memory changes at most
-CUT = [8, 1, 7, 8, 8, 3, 8, 5]
-PADDING = 9  # of the second row, before its text
 ON_ONNX_RUNTIME: tuple[Precision, ...] = ("fp32", "fp16", "int8-stored", "int8", "int4")  # fp8 is for engines
 PRESETS = [
     pair for pair in itertools.product(ON_ONNX_RUNTIME, get_args(MemoryPrecision)) if pair != ("fp32", "fp32")
@@ -94,22 +92,13 @@ def truths(make_run: Callable[..., Path], tokens: np.ndarray) -> Truths:
                     if precision == "int8-stored":  # see the test below
                         patch.setattr(rounding, "SMALL", 1 << 30)
                     model = rounded(run.model, precision, spec)
-                answers[precision] = _answers(
+                answers[precision] = answers_with_padding(
                     TorchSession(model, run.vocab, spec.rule, identity=precision), tokens
                 )
             found[kind] = run, answers
         return found[kind]
 
     return of
-
-
-def _answers(session: Any, tokens: np.ndarray) -> np.ndarray:
-    """Log-probabilities [2, N, V] over chained segments, the second row behind padding, which is left out."""
-    memory = session.start(2)
-    memory.positions[1] = -PADDING
-    answer, _ = feed(session, rows(tokens, 2, sum(CUT)), CUT, memory)
-    answer[1, :PADDING] = 0
-    return answer
 
 
 @pytest.mark.parametrize(("kind", "form", "precision", "memory"), list(_cases()))
@@ -127,7 +116,7 @@ def test_a_preset_computes_what_its_rounded_weights_do(
     spec = make_spec(run, run.config.evaluation, form, "onnxruntime", precision, memory)
     if precision == "int8-stored":  # then only matrices are stored in bytes, which `rounded` rounds exactly
         monkeypatch.setattr(quantise, "SMALL", 1 << 30)
-    answer = _answers(write_graphs(spec, run, tmp_path, "plugin"), tokens)
+    answer = answers_with_padding(write_graphs(spec, run, tmp_path, "plugin"), tokens)
     difference = np.abs(answer - answers[precision])
     if precision in QUANTISED:
         sensitivity = np.abs(answers["int4"] - answers["fp32"]).mean()
@@ -162,7 +151,7 @@ def test_what_these_tolerances_must_find_is_there(kind: str, truths: Truths, tok
     rule = run.config.evaluation
     if rule.mem_len:
         short = TorchSession(run.model, run.vocab, dataclasses.replace(rule, mem_len=4), identity=kind)
-        found = np.abs(_answers(short, tokens) - answers["fp32"]).max()
+        found = np.abs(answers_with_padding(short, tokens) - answers["fp32"]).max()
         assert found > 40 * IN_HALF
         assert found > WORST_IN_INT8 * np.abs(answers["int4"] - answers["fp32"]).mean()
 

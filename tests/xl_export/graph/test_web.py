@@ -17,13 +17,11 @@ from runtimes.contract.tensors import Form
 from runtimes.sessions.onnx_runtime import OrtSession
 from runtimes.tasks.check import check
 from tests.architectures import ARCHITECTURES
-from tests.streams import feed, rows
+from tests.streams import answers_with_padding
 from trainer.run.checkpoint import load_run
 from trainer.run.session import TorchSession
 from xl_export.artefact.export import export, make_spec, write_graphs
 
-CUT = [8, 1, 7, 8, 8, 3, 8, 5]
-PADDING = 9  # of the second row, before its text
 FORMS: tuple[Form, ...] = ("ring", "shift", "hidden")
 # Operators of ONNX Runtime's WebGPU provider, and those that only make shapes and rows of tables.
 ON_THE_GPU = {
@@ -68,15 +66,6 @@ ON_THE_GPU = {
 OF_SHAPES = {"Shape", "Range", "Mod", "Gather", "LogSoftmax", "ReduceLogSumExp"}
 
 
-def _answers(session: Any, tokens: np.ndarray) -> np.ndarray:
-    """Log-probabilities [2, N, V] over chained segments, the second row behind padding, which is left out."""
-    memory = session.start(2)
-    memory.positions[1] = -PADDING
-    answer, _ = feed(session, rows(tokens, 2, sum(CUT)), CUT, memory)
-    answer[1, :PADDING] = 0
-    return answer
-
-
 # By default each architecture in one form; the other two are slow.
 CASES = [
     pytest.param(kind, form, marks=() if k % len(FORMS) == f else pytest.mark.slow)
@@ -93,7 +82,7 @@ def test_a_graph_for_the_web_computes_what_the_model_does(
     spec = make_spec(run, run.config.evaluation, form, "web", "fp32", "fp32")
     session = write_graphs(spec, run, tmp_path, "plugin")
     torch = TorchSession(run.model.eval(), run.vocab, spec.rule, identity="torch")
-    assert np.abs(_answers(session, tokens) - _answers(torch, tokens)).max() < 1e-4
+    assert np.abs(answers_with_padding(session, tokens) - answers_with_padding(torch, tokens)).max() < 1e-4
     model = onnx.load(tmp_path / GRAPH)
     assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 21)]
     assert {node.op_type for node in model.graph.node} <= ON_THE_GPU | OF_SHAPES
