@@ -206,6 +206,13 @@ def check_memory(session: Session, memory: Memory) -> None:
     and hold its own bytes, because a step writes into it: a view or a map of a file would change something
     else, or end the process.
     """
+    if memory.whole is not None:
+        if not memory.current:
+            raise StreamError(
+                "the arrays of the memory that this part belongs to were exchanged; ask for the part again."
+            )
+        check_memory(session, memory.whole)
+        return
     positions, tensors = memory.positions, memory.tensors
     if not _is_own(positions) or positions.dtype != np.int64 or positions.ndim != 1 or len(positions) == 0:
         raise StreamError(

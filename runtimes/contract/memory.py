@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import zipfile
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ MAX_POSITION = 1 << 62
 MAX_BATCH = 1 << 16  # rows
 ZIP = b"PK\x03\x04"
 STREAMS = "xl-export stream 1"  # what a file of saved streams calls itself
+MOST_PARTS = 256  # of a memory, kept with their bindings
 
 
 class DeviceTensor:
@@ -44,19 +46,112 @@ class Memory:
     neither copied nor saved. unsure: whether the tensors may hold values that are not finite, as those of a
     caller may; a session then clears a row that starts again (see `runtimes.contract.restart`).
 
-    One thread at a time may use a memory: see `in_use`.
+    One thread at a time may use a memory and its parts: see `in_use` and `part`.
     """
 
     positions: np.ndarray
     tensors: dict[str, np.ndarray]
     owner: str
     binding: Any = field(default=None, init=False, repr=False, compare=False)
-    unsure: bool = field(default=True, init=False, repr=False, compare=False)
+    _unsure: np.ndarray = field(init=False, repr=False, compare=False)  # bool [B]
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+    # Of a part: the whole memory, and the first of its rows. Of a whole memory: its parts by their rows.
+    _whole: Memory | None = field(default=None, init=False, repr=False, compare=False)
+    _first: int = field(default=0, init=False, repr=False, compare=False)
+    _parts: OrderedDict[tuple[int, int], Memory] = field(
+        default_factory=OrderedDict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        self._unsure = np.ones(np.shape(self.positions)[:1], bool)
 
     @property
     def batch(self) -> int:
         return len(self.positions)
+
+    @property
+    def unsure(self) -> bool:
+        """Whether a row may hold values that are not finite."""
+        return bool(self._unsure.any())
+
+    @unsure.setter
+    def unsure(self, unsure: bool) -> None:
+        self._unsure_rows()[:] = unsure
+
+    def _unsure_rows(self) -> np.ndarray:
+        """Whether each row may hold values that are not finite, bool [B]; a part has a view of them."""
+        if len(self._unsure) != self.batch:  # the caller has exchanged the arrays
+            self._unsure = np.full(self.batch, self.unsure)
+        return self._unsure
+
+    @property
+    def whole(self) -> Memory | None:
+        """The memory that this one is a part of; None where it is no part."""
+        return self._whole
+
+    def part(self, first: int, last: int) -> Memory:
+        """The memory of the rows first to last - 1 of this one, over the same arrays: nothing is copied.
+
+        A step of the part advances these rows here, and leaves the others as they are. The part is kept with
+        what a session binds to it, so asking for it again is cheap; of many parts the MOST_PARTS that were
+        used last are kept. A part and its whole are one memory for threads: see `in_use`. Whoever exchanges
+        the arrays of the whole has to ask for its parts again. Raises StreamError for rows that are not
+        there, and for memory that lies on a device, where `select` and `replace` serve.
+        """
+        if self._whole is not None:
+            self._refuse_beyond(first, last)
+            return self._whole.part(self._first + first, self._first + last)
+        part = self._parts.get((first, last))
+        if part is not None:
+            if part.current:
+                self._parts.move_to_end((first, last))
+                return part
+            self.unsure = self.unsure  # of all rows: the arrays were exchanged, and rows may have moved
+        self._refuse_beyond(first, last)
+        self._refuse_broken()
+        if any(isinstance(array, DeviceTensor) for array in self.tensors.values()):
+            raise StreamError(
+                "the memory lies on a device, where its rows cannot be stepped in parts; use select() and "
+                "replace(), or a session on the CPU."
+            )
+        rows = slice(first, last)
+        part = Memory(self.positions[rows], {n: array[rows] for n, array in self.tensors.items()}, self.owner)
+        part._unsure, part._lock = self._unsure_rows()[rows], self._lock
+        part._whole, part._first = self, first
+        self._parts[first, last] = part
+        if len(self._parts) > MOST_PARTS:
+            self._parts.popitem(last=False)
+        return part
+
+    @property
+    def current(self) -> bool:
+        """Whether the arrays of a part are still those of its whole; True for a memory that is no part."""
+        whole = self._whole
+        if whole is None:
+            return True
+        return (
+            self.positions.base is whole.positions
+            and self._unsure.base is whole._unsure
+            and self.owner == whole.owner
+            and self.tensors.keys() == whole.tensors.keys()
+            and all(array.base is whole.tensors[name] for name, array in self.tensors.items())
+        )
+
+    def store(self, tensors: dict[str, np.ndarray]) -> None:
+        """Makes these arrays the memory's tensors; a part copies them into the arrays of its whole."""
+        if self._whole is None:
+            self.tensors = tensors
+            return
+        for name, array in self.tensors.items():
+            np.copyto(array, tensors[name])
+
+    def _refuse_beyond(self, first: int, last: int) -> None:
+        """Raises StreamError unless the rows first to last - 1 are some of this memory."""
+        if not 0 <= first < last <= self.batch:
+            raise StreamError(
+                f"a part with the rows from {first} up to and without {last} was asked for; expected at "
+                f"least one of the rows 0 to {self.batch - 1}."
+            )
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -81,7 +176,7 @@ class Memory:
                 {name: array.copy() for name, array in self.tensors.items()},
                 self.owner,
             )
-            fork.unsure = self.unsure
+            fork._unsure[:] = self._unsure_rows()
         return fork
 
     def select(self, rows: Sequence[int]) -> Memory:
@@ -95,7 +190,7 @@ class Memory:
             self._refuse_too_large(len(chosen))
             tensors = {name: np.asarray(array)[chosen] for name, array in self.tensors.items()}
             copy = Memory(self.positions[chosen], tensors, self.owner)
-            copy.unsure = self.unsure
+            copy._unsure[:] = self._unsure_rows()[chosen]
         return copy
 
     def replace(self, rows: Sequence[int], other: Memory) -> None:
@@ -106,7 +201,7 @@ class Memory:
         row is named twice or is not there, and where the two memories do not fit together.
         """
         refuse_no_memory(other)
-        other = other.copy() if other is self else other
+        other = other.copy() if other._lock is self._lock else other
         with self.in_use(), other.in_use():
             chosen = self._checked(rows)
             if len(np.unique(chosen)) != len(chosen) or len(chosen) != other.batch:
@@ -120,7 +215,7 @@ class Memory:
                     self.tensors[name] = array = np.array(array)
                 array[chosen] = np.asarray(other.tensors[name])
             self.positions[chosen] = other.positions
-            self.unsure = self.unsure or other.unsure
+            self._unsure_rows()[chosen] = other._unsure_rows()
 
     def join(self, other: Memory) -> Memory:
         """A new memory with the rows of this one and then those of `other`; both stay as they are.
@@ -129,7 +224,7 @@ class Memory:
         or this machine can hold.
         """
         refuse_no_memory(other)
-        other = other.copy() if other is self else other
+        other = other.copy() if other._lock is self._lock else other
         with self.in_use(), other.in_use():
             self._refuse_unlike(other)
             self._refuse_too_large(self.batch + other.batch)
@@ -138,7 +233,7 @@ class Memory:
                 for name, array in self.tensors.items()
             }
             joined = Memory(np.concatenate([self.positions, other.positions]), tensors, self.owner)
-            joined.unsure = self.unsure or other.unsure
+            joined._unsure[:] = np.concatenate([self._unsure_rows(), other._unsure_rows()])
         return joined
 
     def _checked(self, rows: Sequence[int]) -> np.ndarray:
@@ -197,8 +292,8 @@ class Memory:
     def __setstate__(self, state: dict[str, Any]) -> None:
         # What is unpickled lies in the bytes of the pickle; a step wants arrays with bytes of their own.
         tensors = {name: np.array(array) for name, array in state["tensors"].items()}
-        state = {**state, "tensors": tensors, "positions": np.array(state["positions"])}
-        self.__dict__.update(state, binding=None, _lock=threading.Lock())
+        Memory.__init__(self, np.array(state["positions"]), tensors, state["owner"])
+        self.unsure = state["unsure"]
 
 
 def refuse_no_memory(memory: object) -> None:
@@ -206,6 +301,15 @@ def refuse_no_memory(memory: object) -> None:
     if not isinstance(memory, Memory):
         raise StreamError(
             f"the memory is of type {type(memory).__name__}; use memory from start() or load_memory()."
+        )
+
+
+def refuse_part(memory: Memory) -> None:
+    """Raises StreamError for a part of another memory, whose rows would leave their array for a device."""
+    if memory.whole is not None:
+        raise StreamError(
+            "the memory is a part of another one, and this session keeps memory on a device; give it the "
+            "whole memory, or a copy from select()."
         )
 
 

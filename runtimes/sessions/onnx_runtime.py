@@ -213,7 +213,10 @@ class _Binding:
 
     def advance(self, memory: Memory) -> None:
         """Makes the buffers that a step has just written the tensors of the memory."""
-        if not self._in_place:
+        if memory.whole is not None:
+            if not self._in_place:
+                memory.store(self._spare)
+        elif not self._in_place:
             self._ios.reverse()
             self._arrays, self._spare = self._spare, self._arrays
             memory.tensors.update(self._arrays)

@@ -217,10 +217,12 @@ class TorchSession:
             hidden, after = layers(
                 self._here(torch.from_numpy(tokens)), past, self._here(torch.from_numpy(memory.positions))
             )
-            memory.tensors = {
-                tensor.name: array.contiguous().cpu().numpy()
-                for tensor, array in zip(self.state, after, strict=True)
-            }
+            memory.store(
+                {
+                    tensor.name: array.contiguous().cpu().numpy()
+                    for tensor, array in zip(self.state, after, strict=True)
+                }
+            )
             memory.positions += tokens.shape[1] if lengths is None else lengths
             last = _rows_at(hidden, last_fed(lengths, tokens)).sum(dim=-1).cpu().numpy()
             observe(memory, last if lengths is None else last[lengths > 0])

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from runtimes.base.errors import StreamError, first_line
-from runtimes.contract.memory import DeviceTensor, Memory
+from runtimes.contract.memory import DeviceTensor, Memory, refuse_part
 from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import TensorFacts
 
@@ -95,6 +95,7 @@ class DeviceBinding:
     """
 
     def __init__(self, session: Runner, memory: Memory) -> None:
+        refuse_part(memory)
         self.session, self._turn, self._singles = session, 0, 0
         arrays = {name: np.asarray(memory.tensors[name]) for name in (fact.name for fact in session.state)}
         sets = 1 if session.in_place else 2

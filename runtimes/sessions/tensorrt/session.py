@@ -28,7 +28,7 @@ from runtimes.contract.engine import (
     rebuild_command,
     refuse_elsewhere,
 )
-from runtimes.contract.memory import Memory
+from runtimes.contract.memory import Memory, refuse_part
 from runtimes.contract.session import Paths
 from runtimes.contract.spec import VOCAB, Spec
 from runtimes.contract.tensors import TensorFacts
@@ -292,6 +292,7 @@ class _Bound:
     """
 
     def __init__(self, session: TrtSession, memory: Memory) -> None:
+        refuse_part(memory)
         self.session, self.cuda, self.warm = session, session.cuda, 0
         facts, batch = session.state, memory.batch
         sets = [

@@ -29,6 +29,7 @@ from runtimes.sessions.onnx_runtime import OrtSession
 from tests.architectures import ARCHITECTURES
 from tests.independent_texts import same_as_alone, some_texts
 from tests.live_rows import check_schedules
+from tests.parts import check_parts
 from tests.runtimes.sessions.both_kernels import compare, compare_random_model
 from tests.streams import feed, rows
 from trainer.model.config import SpanConfig
@@ -58,6 +59,7 @@ def test_it_serves_every_architecture(
     # Live rows: what tests/runtimes/sessions/test_live_rows.py does with the standard operators.
     if "segment-end" not in name:  # whose positions depend on the lengths of all rows
         check_schedules(OrtSession.open(artefact, kernel="fused"), open_session(run), 2)
+        check_parts(OrtSession.open(artefact, kernel="fused"), 6)
 
 
 # Spans of 6 and 26 tokens: the softmax ends at distance 64, which a segment of 100 tokens sees past.
