@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -33,7 +32,7 @@ class Drawing:
     seed: int = 0
     index: int = 0
     stop: tuple[str, ...] = ()
-    bias: Mapping[int, float] = MappingProxyType({})
+    bias: Mapping[int, float] = field(default_factory=dict)
     ends: bool = True
 
 

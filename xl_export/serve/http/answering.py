@@ -1,0 +1,118 @@
+"""An answer that ends as soon as its client has left, and that waits for a slow client alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from runtimes.base.errors import UserError
+from xl_export.serve.http.errors import ClientLeftError, RefusedError
+
+EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+DONE = b"data: [DONE]\n\n"
+
+
+class Channel:
+    """The way to one client: a whole document, or server-sent events as they come."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+        self.sending_since: float | None = None  # of what the client has not taken yet
+
+    async def document(self, content: Any, status: int = 200) -> None:
+        """Sends one JSON document, which is the whole answer."""
+        self.started = True
+        body = msgspec.json.encode(content)
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await self._put({"type": "http.response.start", "status": status, "headers": headers})
+        await self._put({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def events(self, data: bytes) -> None:
+        """Sends encoded events, and the headers before the first of them."""
+        if not self.started:
+            self.started = True
+            await self._put({"type": "http.response.start", "status": 200, "headers": EVENTS})
+        await self._put({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes = DONE) -> None:
+        """Sends the last events."""
+        await self._put({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def _put(self, message: Message) -> None:
+        self.sending_since = asyncio.get_running_loop().time()
+        await self._send(message)
+        self.sending_since = None
+
+
+def event(document: Any) -> bytes:
+    """A document as a server-sent event."""
+    return b"data: " + msgspec.json.encode(document) + b"\n\n"
+
+
+class Answering(Response):
+    """A response that does its work while it listens for the client's leaving.
+
+    work: gets the channel. A RefusedError that it raises before anything was sent becomes the answer; a
+    later one becomes the last event. stalled: after so many seconds in which the client takes nothing, the
+    connection is cut.
+    """
+
+    def __init__(self, work: Callable[[Channel], Coroutine[Any, Any, None]], *, stalled: float) -> None:
+        self._work, self._stalled = work, stalled
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        channel = Channel(send)
+        cut = scope["state"].get("abort")
+        try:
+            await _until_gone(self._work(channel), channel, receive, self._stalled, cut)
+        except (RefusedError, UserError) as error:
+            refusal = error if isinstance(error, RefusedError) else RefusedError(str(error))
+            if not channel.started:
+                await refusal.response()(scope, receive, send)
+                return
+            await channel.end(b"data: " + refusal.body() + b"\n\n" + DONE)
+
+
+async def _until_gone(
+    work: Coroutine[Any, Any, None],
+    channel: Channel,
+    receive: Receive,
+    stalled: float,
+    cut: Callable[[], None] | None,
+) -> None:
+    """Runs the work to its end; cancels it and raises ClientLeftError when the client leaves or stalls."""
+    loop = asyncio.get_running_loop()
+    working, leaving = loop.create_task(work), loop.create_task(_gone(receive))
+    timer: asyncio.TimerHandle
+
+    def watch() -> None:
+        nonlocal timer
+        if channel.sending_since is not None and loop.time() - channel.sending_since > stalled:
+            leaving.cancel()
+            if cut is not None:
+                cut()
+        timer = loop.call_later(stalled / 4, watch)
+
+    timer = loop.call_later(stalled / 4, watch)
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeftError
+        working.result()
+    finally:
+        timer.cancel()
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _gone(receive: Callable[[], Awaitable[Message]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,208 @@
+"""The application: the routes of all parts, and the guard that every request passes first."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from runtimes.base.errors import UserError
+from xl_export.serve.http import operation
+from xl_export.serve.http.errors import ClientLeftError, RefusedError, busy
+from xl_export.serve.http.keys import ANYBODY, Tenant
+from xl_export.serve.http.openai import completions, refused, score, tokens
+from xl_export.serve.http.server import Server
+
+# Paths that need no key: what a load balancer asks for, and the description of the others.
+OPEN_PATHS = ("/health", "/ready", "/openapi.json")
+OPEN_FOLDERS = ("/page/",)  # and the page itself at "/", which asks for a key
+REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+KEY_PROTOCOL = "key."  # a browser gives the key of a WebSocket as a subprotocol, `key.` and the key
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    """The routes of all parts."""
+    return [
+        *operation.routes(server),
+        *completions.routes(server),
+        *tokens.routes(server),
+        *score.routes(server),
+        *refused.routes(server),
+    ]
+
+
+def application(server: Server) -> ASGIApp:
+    """What uvicorn calls."""
+    handlers: dict[Any, Any] = {
+        RefusedError: _refusal,
+        UserError: _user_error,
+        HTTPException: _http_error,
+    }
+    served = routes(server)
+    return Guard(Starlette(routes=served, exception_handlers=handlers), server, served)
+
+
+class Guard:
+    """Finds out whose request it is, refuses those of strangers, and notes how each request ends.
+
+    It is plain ASGI and passes `receive` on as it is, so that nothing hides that a client has left.
+    """
+
+    def __init__(self, app: ASGIApp, server: Server, served: Iterable[BaseRoute]) -> None:
+        self._app, self._server = app, server
+        # The paths of the endpoints, by which requests are counted: strangers cannot make others.
+        found = [route for route in served if isinstance(route, Route | WebSocketRoute)]
+        self._paths: dict[object, str] = {route.endpoint: route.path for route in found}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        server, began = self._server, time.monotonic()
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        request_id = headers.get("x-request-id", "")
+        if not REQUEST_ID.fullmatch(request_id):
+            request_id = secrets.token_hex(12)
+        note: dict[str, Any] = {}  # what a route adds to the line of the log
+        scope.setdefault("state", {}).update(request_id=request_id, note=note)
+        status = 0
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {
+                    **message,
+                    "headers": [*message["headers"], (b"x-request-id", request_id.encode())],
+                }
+            await send(message)
+
+        server.requests += 1
+        try:
+            self._admit(scope, headers)
+            await self._app(scope, receive, noted)
+        except RefusedError as refusal:
+            await _answer(refusal, scope, receive, noted)
+        except ClientLeftError:
+            status = 499
+        except Exception as error:
+            server.log.fault("fault", error, id=request_id, path=scope["path"])
+            if status:  # the answer has begun; ending the connection tells the client that it is not whole
+                raise
+            fault = RefusedError(
+                f"the server failed to answer the request {request_id}; its log says why.",
+                status=500,
+                code="fault",
+            )
+            await _answer(fault, scope, receive, noted)
+        finally:
+            server.requests -= 1
+            path = self._paths.get(scope.get("endpoint"), "other")
+            server.metrics.answered[path, str(status or 499)] += 1
+            if path not in ("/health", "/ready", "/metrics"):
+                server.log.event(
+                    "request",
+                    id=request_id,
+                    method=scope.get("method", "WEBSOCKET"),
+                    path=scope["path"],
+                    status=status or None,
+                    seconds=round(time.monotonic() - began, 6),
+                    tenant=scope["state"].get("tenant", ANYBODY).name or None,
+                    **note,
+                )
+
+    def _admit(self, scope: Scope, headers: dict[str, str]) -> None:
+        """Raises RefusedError for a request that comes from elsewhere, has no key, or is one too many."""
+        server = self._server
+        _refuse_foreign(headers, server.hosts)
+        if server.keys and not _is_open(scope["path"]):
+            tenant = server.keys.tenant(_key(scope, headers))
+            if tenant is None:
+                raise RefusedError(
+                    "the request has no valid API key; send it as `Authorization: Bearer KEY`.",
+                    status=401,
+                    code="invalid_api_key",
+                )
+        else:
+            tenant = ANYBODY if not server.keys else Tenant()
+        scope["state"]["tenant"] = tenant
+        if server.requests > server.limits.requests and not _is_open(scope["path"]):
+            raise busy(1.0)
+
+
+def _is_open(path: str) -> bool:
+    return path == "/" or path in OPEN_PATHS or path.startswith(OPEN_FOLDERS)
+
+
+def _key(scope: Scope, headers: dict[str, str]) -> str:
+    kind, _, key = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return key.strip()
+    if scope["type"] == "websocket":
+        offered = [each for each in scope.get("subprotocols", ()) if each.startswith(KEY_PROTOCOL)]
+        return offered[0].removeprefix(KEY_PROTOCOL) if offered else ""
+    return ""
+
+
+def _refuse_foreign(headers: dict[str, str], hosts: frozenset[str] | None) -> None:
+    """Raises RefusedError for a request that the page of another site has made in a browser on this machine.
+
+    hosts: the names under which a server without keys is reached; None checks nothing.
+    """
+    if hosts is None:
+        return
+    host = headers.get("host", "")
+    origin = headers.get("origin")
+    if _without_port(host) not in hosts:
+        raise RefusedError(
+            f"the host {host!r:.80} is not this server; ask for one of {', '.join(sorted(hosts))}, or start "
+            "the server with --api-keys.",
+            status=403,
+            code="foreign_host",
+        )
+    if origin is not None and origin.partition("://")[2] != host:
+        raise RefusedError(
+            f"the request comes from the page {origin!r:.80}; a server without API keys answers its own page "
+            "alone.",
+            status=403,
+            code="foreign_origin",
+        )
+
+
+def _without_port(host: str) -> str:
+    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+
+
+async def _answer(refusal: RefusedError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the refusal; before a WebSocket is accepted, its handshake is refused."""
+    await refusal.response()(scope, receive, send)
+
+
+async def _refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusedError)
+    return error.response()
+
+
+async def _user_error(request: Request, error: Exception) -> Response:
+    return RefusedError(str(error)).response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the router refuses: a path or a method that there is not."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == 405:
+        message = f"{path} does not answer {request.method}; see /openapi.json for what it does."
+    else:
+        message = f"there is nothing at {path!r:.200}; see /openapi.json for what there is."
+    answer = RefusedError(message, status=error.status_code).response()
+    answer.headers.update(dict(error.headers or {}))
+    return answer

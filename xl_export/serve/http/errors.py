@@ -1,0 +1,80 @@
+"""What a client is told when its request cannot be served: one sentence, in the form of OpenAI's errors."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+from starlette.responses import Response
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class RefusedError(Exception):
+    """A request that is not served. Its message is one sentence: what was given, what was expected, how to
+    mend it.
+
+    status: of HTTP. param: the field of the body that is wrong. code: a word for programs. retry_after: in
+    seconds, where the same request may succeed later. closes: whether the connection ends with the answer,
+    because the rest of the request is not read.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        closes: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.param, self.code = message, status, param, code
+        self.retry_after, self.closes = retry_after, closes
+
+    def body(self) -> bytes:
+        """The JSON document of the answer."""
+        kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+    def response(self) -> Response:
+        """The whole answer, with `Retry-After` where it is known."""
+        headers = {}
+        if self.retry_after is not None:
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        if self.closes:
+            headers["connection"] = "close"
+        return Response(self.body(), self.status, headers, "application/json")
+
+
+class ClientLeftError(Exception):
+    """The client closed its connection, so nobody reads an answer."""
+
+
+def stopping() -> RefusedError:
+    """The refusal of a server that is about to end."""
+    return RefusedError(
+        "the server is stopping; send the request again in a moment.",
+        status=503,
+        code="stopping",
+        retry_after=5,
+    )
+
+
+def busy(retry_after: float) -> RefusedError:
+    """The refusal of a request that found the queue full."""
+    return RefusedError(
+        "the queue is full; send the request again after the seconds of Retry-After.",
+        status=429,
+        code="queue_full",
+        retry_after=retry_after,
+    )

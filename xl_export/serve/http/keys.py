@@ -1,0 +1,100 @@
+"""API keys: who a client is. A tenant has one or several keys, and what belongs to a tenant is its own."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtimes.base.errors import ConfigError
+from runtimes.base.files import read_bytes
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+SHORTEST = 16  # characters of a key
+HASHED = "sha256:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tenant:
+    """Whose request it is. admin: whether it may reload models."""
+
+    name: str = ""
+    admin: bool = False
+
+
+ANYBODY = Tenant(admin=True)  # where the server has no keys, which only this machine reaches
+
+
+class Keys:
+    """The keys of a server, kept as hashes, so that comparing one takes the same time whatever it is."""
+
+    def __init__(self, tenants: dict[bytes, Tenant]) -> None:
+        self._tenants = tenants
+
+    def __bool__(self) -> bool:
+        return bool(self._tenants)
+
+    def tenant(self, key: str) -> Tenant | None:
+        """The tenant of a key; None for a key that is not known."""
+        return self._tenants.get(_hash(key))
+
+
+NO_KEYS = Keys({})
+
+
+def read_keys(path: Path) -> Keys:
+    """The keys of a file with one on each line: `TENANT KEY`, or `TENANT KEY admin`.
+
+    A key may be given as `sha256:` and the hash of it in hexadecimal digits. Empty lines and lines that begin
+    with `#` are left out. Raises ConfigError for any other line, and for a file without keys.
+    """
+    try:
+        lines = read_bytes(path).decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8; write one `TENANT KEY` on each line.") from error
+    return keys_of(lines, str(path))
+
+
+def keys_of(lines: Iterable[str], place: str) -> Keys:
+    """The keys of the lines of a file; place: its name, for messages."""
+    tenants: dict[bytes, Tenant] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        where = f"line {number} of {place}"
+        if len(words) not in (2, 3) or words[2:] not in ([], ["admin"]) or not NAME.fullmatch(words[0]):
+            raise ConfigError(
+                f"{where} is no key; expected `TENANT KEY` or `TENANT KEY admin`, where the tenant has only "
+                "letters, digits, dots, dashes and underscores."
+            )
+        digest = _digest(words[1], where)
+        if digest in tenants:
+            raise ConfigError(f"{where} has a key that stands above already; give each tenant its own.")
+        tenants[digest] = Tenant(name=words[0], admin=len(words) == 3)
+    if not tenants:
+        raise ConfigError(f"{place} has no keys; write one `TENANT KEY` on each line.")
+    return Keys(tenants)
+
+
+def _digest(key: str, where: str) -> bytes:
+    if key.startswith(HASHED):
+        try:
+            digest = bytes.fromhex(key.removeprefix(HASHED))
+        except ValueError:
+            digest = b""
+        if len(digest) != 32:
+            raise ConfigError(f"{where} has no SHA-256 after {HASHED!r}; expected 64 hexadecimal digits.")
+        return digest
+    if len(key) < SHORTEST:
+        raise ConfigError(
+            f"{where} has a key of {len(key)} characters, which can be guessed; give at least {SHORTEST}, "
+            "such as those of `openssl rand -hex 24`."
+        )
+    return _hash(key)
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()

@@ -1,0 +1,115 @@
+"""What one client may ask of the server, and the body of a request within these limits."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from runtimes.base.errors import ConfigError
+from xl_export.serve.http.errors import ClientLeftError, RefusedError
+
+KEPT = 1 << 16  # bytes: a body up to this size is read to its end although its request is refused
+Body = TypeVar("Body")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The most that one request may take, and how long a client may take for it.
+
+    body_bytes: of one request. prompt_tokens: of all prompts of a request together. max_tokens: that one
+    choice draws. choices: prompts times `n` or `best_of`. texts: of one request to score. requests: that are
+    served or wait at once. connections: that are open at once. header_seconds, body_seconds: until a request
+    has arrived. stalled_seconds: after so long in which a client took nothing of what was sent, it is
+    disconnected.
+    """
+
+    body_bytes: int = 16 << 20
+    prompt_tokens: int = 1 << 20
+    max_tokens: int = 1 << 17
+    choices: int = 128
+    texts: int = 4096
+    requests: int = 2048
+    connections: int = 4096
+    header_seconds: float = 10.0
+    body_seconds: float = 60.0
+    stalled_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) <= 0:
+                raise ConfigError(f"{field.name} is {getattr(self, field.name)}; expected a positive number.")
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The body of a request; raises RefusedError where it is too large or does not arrive in time."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > limits.body_bytes:  # nothing of it is read
+        raise _too_large(limits)
+    try:
+        return await asyncio.wait_for(_read(request, limits), limits.body_seconds)
+    except asyncio.TimeoutError:
+        raise RefusedError(
+            f"the body did not arrive within {limits.body_seconds:g} seconds; send it faster, or in parts.",
+            status=408,
+            code="timeout",
+            closes=True,
+        ) from None
+    except ClientDisconnect:
+        raise ClientLeftError from None
+
+
+async def read_json(request: Request, limits: Limits, decoder: msgspec.json.Decoder[Body]) -> Body:
+    """The body as the decoder's type; raises RefusedError with one sentence for anything else."""
+    body = await read_body(request, limits)
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RefusedError(decoding_error(error), param=_field(error)) from None
+
+
+def decoding_error(error: Exception) -> str:
+    """One sentence for a document that is not what was expected."""
+    if isinstance(error, RecursionError):
+        return "the body is nested too deeply; send a plain JSON object."
+    if isinstance(error, msgspec.ValidationError):
+        reason = str(error).rstrip(".")
+        if "unknown field" in reason:
+            name = reason.partition("`")[2].partition("`")[0]
+            return (
+                f"the field {name!r:.60} is not known here; leave it out, or see the table of fields in "
+                "docs/guides/serve.md."
+            )
+        return f"the body does not fit: {reason:.300}; mend that field as /openapi.json describes it."
+    return f"the body is not JSON ({str(error).rstrip('.'):.200}); send a JSON object."
+
+
+async def _read(request: Request, limits: Limits) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > limits.body_bytes:  # of a body whose length was not declared
+            raise _too_large(limits)
+    return b"".join(parts)
+
+
+def _too_large(limits: Limits) -> RefusedError:
+    return RefusedError(
+        f"the body is larger than {limits.body_bytes:,} bytes; send less at once.",
+        status=413,
+        code="body_too_large",
+        closes=True,
+    )
+
+
+def _field(error: Exception) -> str | None:
+    """The field of the body that a validation error names."""
+    message = str(error)
+    if "unknown field" in message or "missing required field" in message:
+        return message.partition("`")[2].partition("`")[0]
+    at = message.rpartition(" - at `$.")[2] if " - at `$." in message else ""
+    return at.rstrip("`") or None

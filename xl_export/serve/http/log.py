@@ -1,0 +1,53 @@
+"""The log of the server: one JSON object a line."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import traceback
+from datetime import datetime, timezone
+from typing import Any, TextIO
+
+import msgspec
+
+
+class Log:
+    """Writes events as lines of JSON; to nowhere where `stream` is None."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def event(self, event: str, *, level: str = "info", **fields: Any) -> None:
+        """One line with the time, the level, the name of the event, and its fields without those that are
+        None.
+        """
+        if self._stream is None:
+            return
+        now = datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds")
+        known = {name: value for name, value in fields.items() if value is not None}
+        line = msgspec.json.encode({"time": now, "level": level, "event": event, **known})
+        with contextlib.suppress(OSError, ValueError):  # nobody reads the log any more
+            self._stream.write(line.decode() + "\n")
+            self._stream.flush()
+
+    def fault(self, event: str, error: BaseException, **fields: Any) -> None:
+        """An error that is our own, with its traceback."""
+        where = "".join(traceback.format_exception(error))
+        self.event(event, level="error", error=str(error), traceback=where, **fields)
+
+
+class Handler(logging.Handler):
+    """Sends what libraries log to our log."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        fields = {"logger": record.name, "message": record.getMessage()}
+        if error is not None:
+            self._log.fault("library", error, **fields)
+        else:
+            self._log.event("library", level=record.levelname.lower(), **fields)

@@ -1,0 +1,131 @@
+"""The figures of the server in the format of Prometheus, under the names that other servers of models use.
+
+They change on the event loop alone, and a token adds to them without a lock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from xl_export.serve.http.models import Model
+
+PREFIX = "xl_export_"
+TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0)
+BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
+WHOLE = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 300.0)
+
+
+class Histogram:
+    """How often a value fell between two bounds."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Bound and how many values are at most that."""
+        total, found = 0, []
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            total += count
+            found.append((bound, float(total)))
+        return found
+
+
+class Figures:
+    """What requests to one model have cost."""
+
+    def __init__(self) -> None:
+        self.to_first, self.between, self.whole = Histogram(TO_FIRST), Histogram(BETWEEN), Histogram(WHOLE)
+        self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
+        self.ended: Counter[str] = Counter()
+
+
+class HasModels(Protocol):
+    """What the figures need of a server."""
+
+    models: dict[str, Model]
+    requests: int
+
+
+class Metrics:
+    """All figures of a server."""
+
+    def __init__(self, server: HasModels) -> None:
+        self._server = server
+        self._models: dict[str, Figures] = {}
+        self.answered: Counter[tuple[str, str]] = Counter()  # by path and status
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def of(self, model: str) -> Figures:
+        """The figures of the model of that name; they go on when it is reloaded."""
+        return self._models.setdefault(model, Figures())
+
+    def text(self) -> bytes:
+        """The answer to a scrape."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by prometheus_client."""
+        yield from self._of_requests()
+        yield from self._of_engines()
+        http = CounterMetricFamily(
+            f"{PREFIX}http_requests", "Requests that were answered.", labels=("path", "status")
+        )
+        for (path, status), count in sorted(self.answered.items()):
+            http.add_metric((path, status), count)
+        yield http
+        yield GaugeMetricFamily(
+            f"{PREFIX}http_requests_open", "Requests that are served or wait.", value=self._server.requests
+        )
+
+    def _of_requests(self) -> Iterator[Metric]:
+        histograms = {
+            "time_to_first_token_seconds": ("Time from a request to its first token.", "to_first"),
+            "inter_token_latency_seconds": ("Time between two tokens of a stream.", "between"),
+            "e2e_request_latency_seconds": ("Time from a request to its last token.", "whole"),
+        }
+        for name, (text, attribute) in histograms.items():
+            family = HistogramMetricFamily(PREFIX + name, text, labels=("model_name",))
+            for model, figures in self._models.items():
+                histogram = getattr(figures, attribute)
+                family.add_metric((model,), histogram.buckets(), histogram.sum)
+            yield family
+        counters = {
+            "prompt_tokens": ("Tokens of prompts.", "prompt_tokens"),
+            "cached_prompt_tokens": ("Tokens of prompts that were in the prefix cache.", "cached_tokens"),
+            "generation_tokens": ("Tokens that were drawn.", "generated_tokens"),
+        }
+        for name, (text, attribute) in counters.items():
+            counter = CounterMetricFamily(PREFIX + name, text, labels=("model_name",))
+            for model, figures in self._models.items():
+                counter.add_metric((model,), getattr(figures, attribute))
+            yield counter
+        ended = CounterMetricFamily(
+            f"{PREFIX}requests_ended", "Choices that ended.", labels=("model_name", "finished_reason")
+        )
+        for model, figures in self._models.items():
+            for reason, count in sorted(figures.ended.items()):
+                ended.add_metric((model, reason), count)
+        yield ended
+
+    def _of_engines(self) -> Iterator[Metric]:
+        found: dict[str, Metric] = {}
+        for name, model in self._server.models.items():
+            for metric, text, value in model.figures():
+                family = found.get(metric)
+                if family is None:
+                    kind = CounterMetricFamily if metric.endswith("_total") else GaugeMetricFamily
+                    full = PREFIX + metric.removesuffix("_total")
+                    family = found[metric] = kind(full, text, labels=("model_name",))
+                family.add_metric((name,), value)  # type: ignore[attr-defined]
+        yield from found.values()

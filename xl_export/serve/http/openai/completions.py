@@ -1,0 +1,243 @@
+"""`/v1/completions`: continues texts, as OpenAI's interface has it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from xl_export.serve.core.task import Answer, Drawing, Drawn, Ended, Fed, Task
+from xl_export.serve.http.answering import Answering, Channel
+from xl_export.serve.http.bridge import Inbox
+from xl_export.serve.http.errors import RefusedError, stopping
+from xl_export.serve.http.limits import read_json
+from xl_export.serve.http.models import Model
+from xl_export.serve.http.openai.log_probs import LogProbs
+from xl_export.serve.http.openai.plan import CompletionBody, Plan, plan_of
+from xl_export.serve.http.openai.writing import Choice, Writer
+from xl_export.serve.http.server import Server, tenant_of
+
+DECODER = msgspec.json.Decoder(CompletionBody)
+LARGE = 1 << 16  # bytes of a body whose encoding to tokens would hold up other clients
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    """The route of completions."""
+
+    async def completions(request: Request) -> Response:
+        server.refuse_when_full()
+        body = await read_json(request, server.limits, DECODER)
+        model = server.model(body.model)
+        vocab = model.session.vocab
+        if int(request.headers.get("content-length", LARGE)) < LARGE:
+            plan = plan_of(body, vocab, server.limits)
+        else:
+            plan = await asyncio.to_thread(plan_of, body, vocab, server.limits)
+        completion = Completion(plan, model, server, request)
+        return Answering(completion.run, stalled=server.limits.stalled_seconds)
+
+    return [Route("/v1/completions", completions, methods=["POST"])]
+
+
+class _Prompt:
+    """A prompt while it is fed. fed: tokens so far. log_probs: of its tokens, where they are wanted."""
+
+    def __init__(self, tokens: np.ndarray, log_probs: LogProbs | None) -> None:
+        self.tokens, self.log_probs = tokens, log_probs
+        self.fed = self.cached = 0
+
+    def feed(self, fed: Fed) -> None:
+        """Notes a piece that was fed."""
+        if self.log_probs is not None and fed.log_probs is not None:
+            tokens = self.tokens[self.fed : self.fed + fed.count].tolist()
+            likeliest = fed.likeliest
+            for at, (token, log_prob) in enumerate(zip(tokens, fed.log_probs.tolist(), strict=True)):
+                if likeliest is None:
+                    self.log_probs.add(token, log_prob)
+                else:
+                    self.log_probs.add(token, log_prob, likeliest.ids[at], likeliest.log_probs[at])
+        self.fed += fed.count
+        self.cached += fed.cached
+
+
+class Completion:
+    """One request on its way from its prompts to its choices.
+
+    A prompt with one choice is one task. A prompt with several is fed once by a task of its own, whose state
+    all of its choices go on from.
+    """
+
+    def __init__(self, plan: Plan, model: Model, server: Server, request: Request) -> None:
+        self._plan, self._model, self._server = plan, model, server
+        self._tenant = tenant_of(request).name
+        self._note: dict[str, Any] = request.scope["state"]["note"]
+        self._figures = server.metrics.of(model.name)
+        self._began = time.monotonic()
+        self._last: float | None = None  # when the last tokens arrived
+        vocab = model.session.vocab
+        self._scores = plan.echo and plan.log_probs is not None
+        self._prompts = [
+            _Prompt(tokens, LogProbs(vocab, plan.log_probs or 0, tokens[:0]) if self._scores else None)
+            for tokens in plan.prompts
+        ]
+        self._writer = Writer(plan, model.name, vocab, request.scope["state"]["request_id"])
+        self._feeding: dict[Task, int] = {}  # the prompt of each task that only feeds one
+        self._choosing: dict[Task, tuple[Choice, _Prompt]] = {}
+        self._choices: list[Choice] = []
+        self._ready = bytearray()  # events that have not been sent
+
+    async def run(self, channel: Channel) -> None:
+        """Submits the tasks and sends their answers; see `Answering`."""
+        with self._model.in_use(), self._model.inbox() as inbox:
+            try:
+                for prompt in range(len(self._prompts)):
+                    self._submit_prompt(inbox, prompt)
+                while inbox.running:
+                    for task, answers in await inbox.get():
+                        self._take(inbox, task, answers)
+                    if self._ready:
+                        data, self._ready = bytes(self._ready), bytearray()
+                        await channel.events(data)
+                if self._plan.stream:
+                    await channel.end(self._writer.last_events(self._usage()))
+                else:
+                    await channel.document(self._writer.document(self._choices, self._usage()))
+            finally:
+                self._count()
+
+    def _submit_prompt(self, inbox: Inbox, number: int) -> None:
+        plan, prompt = self._plan, self._prompts[number]
+        choices = [self._writer.choice(number, number * plan.best_of + at) for at in range(plan.best_of)]
+        self._choices += choices
+        task = Task(
+            tokens=prompt.tokens,
+            score=self._scores,
+            top=self._top if plan.best_of == 1 or self._scores else 0,
+            drawing=self._drawing(choices[0]) if plan.best_of == 1 else None,
+            keep=plan.best_of > 1,
+            tenant=self._tenant,
+        )
+        if plan.best_of == 1:
+            self._choosing[task] = choices[0], prompt
+        else:
+            self._feeding[task] = number
+        inbox.submit(task)
+
+    def _submit_choices(self, inbox: Inbox, number: int, ended: Ended) -> None:
+        """The choices of a prompt that has been fed."""
+        plan = self._plan
+        for choice in self._choices[number * plan.best_of : (number + 1) * plan.best_of]:
+            if plan.drawing is None:
+                self._end(choice, self._prompts[number], Ended(reason="length"))
+                continue
+            assert ended.state is not None, "the task that fed a prompt keeps its state"
+            task = Task(
+                tokens=np.zeros(0, np.int64),
+                state=ended.state,
+                top=self._top,
+                drawing=self._drawing(choice),
+                tenant=self._tenant,
+            )
+            self._choosing[task] = choice, self._prompts[number]
+            inbox.submit(task)
+
+    @property
+    def _top(self) -> int:
+        """How many of the likeliest tokens the engine gives; with any it gives log-probabilities too."""
+        ranked = self._plan.best_of > self._plan.n
+        return 0 if self._plan.log_probs is None and not ranked else max(1, self._plan.log_probs or 0)
+
+    def _drawing(self, choice: Choice) -> Drawing | None:
+        return None if self._plan.drawing is None else replace(self._plan.drawing, index=choice.index)
+
+    def _take(self, inbox: Inbox, task: Task, answers: list[Answer]) -> None:
+        """Notes the answers of one task, and makes events of them."""
+        if (number := self._feeding.get(task)) is not None:
+            for answer in answers:
+                if type(answer) is Fed:
+                    self._prompts[number].feed(answer)
+                elif type(answer) is Ended:
+                    refuse_failure(answer)
+                    self._submit_choices(inbox, number, answer)
+            return
+        choice, prompt = self._choosing[task]
+        drawn = 0
+        for answer in answers:
+            if type(answer) is Drawn:
+                drawn += 1
+                if not choice.begun:
+                    self._begin(choice, prompt)
+                self._ready += self._writer.drawn(choice, answer)
+            elif type(answer) is Fed:
+                prompt.feed(answer)
+            elif type(answer) is Ended:
+                refuse_failure(answer)
+                self._end(choice, prompt, answer)
+        if drawn:
+            self._time(drawn)
+
+    def _begin(self, choice: Choice, prompt: _Prompt) -> None:
+        self._ready += self._writer.begin(choice, prompt.log_probs)
+
+    def _end(self, choice: Choice, prompt: _Prompt, ended: Ended) -> None:
+        if not choice.begun:
+            self._begin(choice, prompt)
+        self._ready += self._writer.ended(choice, ended)
+        self._figures.ended[ended.reason] += 1
+
+    def _time(self, drawn: int) -> None:
+        """Notes when tokens arrived."""
+        now = time.monotonic()
+        if self._last is None:
+            self._figures.to_first.observe(now - self._began)
+        else:
+            self._figures.between.observe((now - self._last) / drawn, drawn)
+        self._last = now
+
+    def _usage(self) -> dict[str, Any]:
+        return usage(
+            self._plan.prompt_tokens,
+            sum(choice.tokens for choice in self._choices),
+            sum(prompt.cached for prompt in self._prompts),
+        )
+
+    def _count(self) -> None:
+        """Adds the request to the figures and to its line of the log."""
+        figures, drawn = self._figures, sum(choice.tokens for choice in self._choices)
+        figures.prompt_tokens += sum(prompt.fed for prompt in self._prompts)
+        figures.cached_tokens += sum(prompt.cached for prompt in self._prompts)
+        figures.generated_tokens += drawn
+        figures.whole.observe(time.monotonic() - self._began)
+        reasons = {choice.reason or "unfinished" for choice in self._choices}
+        self._note.update(
+            model=self._model.name,
+            prompt_tokens=self._plan.prompt_tokens,
+            cached_tokens=sum(prompt.cached for prompt in self._prompts),
+            completion_tokens=drawn,
+            reason=",".join(sorted(reasons)),
+        )
+
+
+def usage(prompt: int, drawn: int, cached: int) -> dict[str, Any]:
+    """The usage of a request in OpenAI's form. cached: tokens of the prompt that were not computed again."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": drawn,
+        "total_tokens": prompt + drawn,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def refuse_failure(ended: Ended) -> None:
+    """Raises RefusedError where a task ended because of the server."""
+    if ended.reason == "failed":
+        raise RefusedError(ended.error or "the engine failed; see the log.", status=500, code="engine_failed")
+    if ended.reason in ("stopped", "cancelled"):
+        raise stopping()

@@ -1,0 +1,246 @@
+"""The body of a request for completions, and what it asks of the engine."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from runtimes.base.errors import UserError
+from runtimes.contract.vocabulary import Vocab, decode
+from runtimes.tasks.generate import encode_prompt
+from runtimes.tasks.sample import Sampler
+from xl_export.serve.core.task import Drawing
+from xl_export.serve.http.errors import RefusedError
+from xl_export.serve.http.limits import Limits
+
+MOST_LIKELIEST = 20  # tokens beside each one
+MOST_STOPS, LONGEST_STOP = 16, 1000
+MOST_BIASES, LARGEST_BIAS = 1024, 100.0
+DEFAULT_TOKENS = 16  # as OpenAI's
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """include_usage: a last event has the usage. continuous_usage_stats: every event has it, as in vLLM."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class CompletionBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The fields of a request, with OpenAI's defaults. `null` is the default of every field."""
+
+    prompt: str | list[str | int | list[int]]
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    logit_bias: dict[int, float] | None = None
+    ignore_eos: bool | None = None
+    user: str | None = None
+    # Below are fields that are taken where they ask for nothing, and refused otherwise.
+    suffix: str | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+
+
+# The value with which each of these fields asks for nothing, and why it is refused with any other.
+NOTHING: dict[str, tuple[Any, str]] = {
+    "suffix": ("", "these models read from left to right and cannot fill a gap"),
+    "presence_penalty": (0, "no penalty is computed here; use temperature, top_p or logit_bias"),
+    "frequency_penalty": (0, "no penalty is computed here; use temperature, top_p or logit_bias"),
+    "repetition_penalty": (1, "no penalty is computed here; use temperature, top_p or logit_bias"),
+    "min_p": (0, "tokens are drawn by temperature, top_k and top_p; use those"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a request asks for, checked.
+
+    prompts: token ids of each. texts: of each prompt, where it was given as a text. drawing: of the first
+    choice; None draws nothing. n: choices of a prompt that are returned, of `best_of` that are drawn.
+    log_probs: how many of the likeliest tokens are wanted beside each token; None for no log-probabilities.
+    """
+
+    prompts: list[np.ndarray]
+    texts: list[str | None]
+    drawing: Drawing | None
+    n: int
+    best_of: int
+    log_probs: int | None
+    echo: bool
+    stream: bool
+    usage: bool
+    each_usage: bool
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    def prompt_text(self, prompt: int, vocab: Vocab) -> str:
+        """The text of a prompt, as it was given or as its ids decode."""
+        text = self.texts[prompt]
+        return decode(vocab, self.prompts[prompt]) if text is None else text
+
+
+def plan_of(body: CompletionBody, vocab: Vocab, limits: Limits) -> Plan:
+    """The plan of a request; raises RefusedError, with the field, for what cannot be served."""
+    _refuse_what_does_not_apply(body)
+    stream, echo = bool(body.stream), bool(body.echo)
+    if body.stream_options is not None and not stream:
+        raise RefusedError(
+            "stream_options are given without stream; leave them out, or set stream to true.",
+            param="stream_options",
+        )
+    options = body.stream_options or StreamOptions()
+    n = _within("n", body.n, 1, 1, limits.choices)
+    best_of = _within("best_of", body.best_of, n, n, limits.choices)
+    if stream and best_of > n:
+        raise RefusedError(
+            f"best_of is {best_of} and n is {n}, and the best are known at the end alone; leave out stream.",
+            param="best_of",
+        )
+    max_tokens = _within("max_tokens", body.max_tokens, DEFAULT_TOKENS, 0, limits.max_tokens)
+    most = min(MOST_LIKELIEST, vocab.size)
+    log_probs = None if body.logprobs is None else _within("logprobs", body.logprobs, 0, 0, most)
+    listed = prompts_of(body.prompt)
+    if len(listed) * best_of > limits.choices:
+        raise RefusedError(
+            f"{len(listed)} prompts with {best_of} choices each are more than {limits.choices} choices; send "
+            "several requests.",
+            param="prompt",
+        )
+    prompts = [_encoded(vocab, prompt, number) for number, prompt in enumerate(listed)]
+    if (tokens := sum(map(len, prompts))) > limits.prompt_tokens:
+        raise RefusedError(
+            f"the prompts have {tokens:,} tokens and this server takes {limits.prompt_tokens:,} in a "
+            "request; send fewer, or append them to a stream in parts.",
+            param="prompt",
+            code="prompt_too_long",
+        )
+    drawing = _drawing(body, vocab, max_tokens) if max_tokens else None
+    return Plan(
+        prompts=prompts,
+        texts=[prompt if isinstance(prompt, str) else None for prompt in listed],
+        drawing=drawing,
+        n=n,
+        best_of=best_of,
+        log_probs=log_probs,
+        echo=echo,
+        stream=stream,
+        usage=options.include_usage,
+        each_usage=options.continuous_usage_stats,
+    )
+
+
+def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | Sequence[int]]:
+    """The prompts one by one: a text, token ids, or a list of texts or of lists of ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and all(isinstance(item, int) for item in prompt):
+        return [prompt]  # type: ignore[list-item]
+    if prompt and len({type(item) for item in prompt}) == 1:
+        return list(prompt)  # type: ignore[arg-type]
+    raise RefusedError(
+        "prompt is empty or mixes texts, ids and lists; give a text, token ids, or a list of either.",
+        param="prompt",
+    )
+
+
+def _encoded(vocab: Vocab, prompt: str | Sequence[int], number: int) -> np.ndarray:
+    try:
+        return encode_prompt(vocab, prompt, what=f"prompt {number}")
+    except UserError as error:
+        raise RefusedError(str(error), param="prompt") from error
+
+
+def _drawing(body: CompletionBody, vocab: Vocab, max_tokens: int) -> Drawing:
+    try:
+        sampler = Sampler(
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_k=body.top_k if body.top_k is not None and body.top_k > 0 else None,  # 0 and -1: all, as vLLM
+            top_p=1.0 if body.top_p is None else body.top_p,
+        )
+    except UserError as error:
+        raise RefusedError(str(error), param=str(error).partition(" ")[0]) from error
+    if body.top_k is not None and body.top_k < -1:
+        raise RefusedError(f"top_k is {body.top_k}; expected at least 1, or 0 for all tokens.", param="top_k")
+    seed = secrets.randbits(63) if body.seed is None else body.seed
+    if not 0 <= seed < 1 << 64:
+        raise RefusedError(f"seed is {seed}; expected 0 to 2^64 - 1.", param="seed")
+    return Drawing(
+        max_tokens=max_tokens,
+        sampler=sampler,
+        seed=seed,
+        stop=_stops(body.stop, vocab),
+        bias=_bias(body.logit_bias or {}, vocab),
+        ends=not body.ignore_eos,
+    )
+
+
+def _stops(stop: str | list[str] | None, vocab: Vocab) -> tuple[str, ...]:
+    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(stops) > MOST_STOPS or any(len(each) > LONGEST_STOP for each in stops):
+        raise RefusedError(
+            f"stop has {len(stops)} strings, or one that is longer than {LONGEST_STOP} characters; expected "
+            f"at most {MOST_STOPS}.",
+            param="stop",
+        )
+    if any(not (each.strip() if vocab.kind == "ids" else each) for each in stops):
+        raise RefusedError(
+            "a stop string is empty; give at least one character, or leave it out.", param="stop"
+        )
+    return stops
+
+
+def _bias(bias: dict[int, float], vocab: Vocab) -> dict[int, float]:
+    if len(bias) > MOST_BIASES:
+        raise RefusedError(
+            f"logit_bias has {len(bias)} tokens; expected at most {MOST_BIASES}.", param="logit_bias"
+        )
+    for token, value in bias.items():
+        if not 0 <= token < vocab.size or not abs(value) <= LARGEST_BIAS:
+            raise RefusedError(
+                f"logit_bias gives token {token} the bias {value:g}; expected tokens from 0 to "
+                f"{vocab.size - 1} and biases from -100 to 100.",
+                param="logit_bias",
+            )
+    return bias
+
+
+def _within(name: str, value: int | None, default: int, least: int, most: int) -> int:
+    chosen = default if value is None else value
+    if not least <= chosen <= most:
+        raise RefusedError(f"{name} is {chosen}; expected {least} to {most}.", param=name)
+    return chosen
+
+
+def _refuse_what_does_not_apply(body: CompletionBody) -> None:
+    for name, (nothing, reason) in NOTHING.items():
+        value = getattr(body, name)
+        if value is not None and value != nothing:
+            raise RefusedError(f"{name} is {value!r:.40} and is not served: {reason}.", param=name)
+    reached = body.ignore_eos and not body.stop
+    if body.min_tokens and not (reached and body.min_tokens <= (body.max_tokens or DEFAULT_TOKENS)):
+        raise RefusedError(
+            f"min_tokens is {body.min_tokens}, which is served only with ignore_eos, without stop, and up to "
+            "max_tokens; set ignore_eos to true.",
+            param="min_tokens",
+        )

@@ -1,0 +1,208 @@
+"""`/v1/score`: the log-probability of independent texts, as `xl-export score` gives it.
+
+The texts wait behind the requests of people. A context is fed once for all texts of a request that share it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from runtimes.base.errors import UserError
+from runtimes.contract.vocabulary import Vocab
+from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore
+from xl_export.serve.core.state import StreamState
+from xl_export.serve.core.task import Ended, Fed, Task
+from xl_export.serve.http.answering import Answering, Channel
+from xl_export.serve.http.errors import RefusedError
+from xl_export.serve.http.limits import Limits, read_json
+from xl_export.serve.http.models import Model
+from xl_export.serve.http.openai.completions import refuse_failure, usage
+from xl_export.serve.http.server import Server, tenant_of
+
+AT_ONCE = 64  # texts of one request that the engine has at once
+
+
+class ScoredText(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A text with what comes before it. id: given back with the score."""
+
+    text: str | list[int]
+    context: str | list[int] = ""
+    id: str | int | None = None
+
+
+class ScoreBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The fields of a request, as the options of `xl-export score`.
+
+    bos: the first token of a text is predicted from the token that stands before a text. eos: the token that
+    ends a text is predicted after it. tokens: the log-probability of each token is wanted.
+    """
+
+    texts: list[str | list[int] | ScoredText]
+    model: str | None = None
+    bos: bool = False
+    eos: bool = False
+    tokens: bool = False
+
+
+DECODER = msgspec.json.Decoder(ScoreBody)
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    """The route of scores."""
+
+    async def score(request: Request) -> Response:
+        server.refuse_when_full()
+        body = await read_json(request, server.limits, DECODER)
+        model = server.model(body.model)
+        rows = await asyncio.to_thread(rows_of, body, model.session.vocab, server.limits)
+        work = Scoring(rows, body.tokens, model, request)
+        return Answering(work.run, stalled=server.limits.stalled_seconds)
+
+    return [Route("/v1/score", score, methods=["POST"])]
+
+
+def rows_of(body: ScoreBody, vocab: Vocab, limits: Limits) -> list[Row]:
+    """The texts as tokens; raises RefusedError for what cannot be scored."""
+    if not 1 <= len(body.texts) <= limits.texts:
+        raise RefusedError(f"there are {len(body.texts)} texts; expected 1 to {limits.texts}.", param="texts")
+    special = vocab.special
+    before = _wanted(vocab, body.bos, special.before_text, "bos", "before")
+    after = _wanted(vocab, body.eos, special.after_text, "eos", "after")
+    texts = [_text(text, number) for number, text in enumerate(body.texts)]
+    rows, error = Reader(vocab, iter(texts), before, after, 1 << 62).next_window()
+    if isinstance(error, UserError):
+        raise RefusedError(str(error), param="texts") from error
+    if error is not None:
+        raise error
+    contexts = {row.context for row in rows}
+    tokens = sum(len(row.stream) for row in rows) + sum(len(context.fed) for context in contexts)
+    if tokens > limits.prompt_tokens:
+        raise RefusedError(
+            f"the texts have {tokens:,} tokens and this server takes {limits.prompt_tokens:,} in a request; "
+            "send fewer.",
+            param="texts",
+        )
+    return rows
+
+
+class Scoring:
+    """One request on its way from its texts to their scores."""
+
+    def __init__(self, rows: list[Row], each: bool, model: Model, request: Request) -> None:
+        self._rows, self._each, self._model = rows, each, model
+        self._tenant = tenant_of(request).name
+        self._note: dict[str, Any] = request.scope["state"]["note"]
+        self._found: dict[int, list[np.ndarray]] = {index: [] for index in range(len(rows))}
+        self._texts: dict[Task, int] = {}  # the row that each task scores
+        self._contexts: dict[Task, list[int]] = {}  # the rows that follow each context
+        self._tokens = 0
+
+    async def run(self, channel: Channel) -> None:
+        """Submits the texts, some at a time, and sends all scores at the end; see `Answering`."""
+        waiting = list(self._first_tasks())[::-1]
+        with self._model.in_use(), self._model.inbox() as inbox:
+            while waiting or inbox.running:
+                while waiting and len(inbox.running) < AT_ONCE:
+                    try:
+                        inbox.submit(waiting[-1])
+                    except RefusedError:
+                        if not inbox.running:  # there is nothing of this request to wait for
+                            raise
+                        break
+                    waiting.pop()
+                for task, answers in await inbox.get():
+                    for answer in answers:
+                        if type(answer) is Fed and answer.log_probs is not None:
+                            self._found[self._texts[task]].append(answer.log_probs)
+                        elif type(answer) is Ended:
+                            refuse_failure(answer)
+                            if task in self._contexts:
+                                waiting += self._after(task, answer.state)
+        self._note.update(model=self._model.name, texts=len(self._rows), prompt_tokens=self._tokens)
+        vocab = self._model.session.vocab
+        data = [self._document(index, vocab) for index in range(len(self._rows))]
+        used = usage(self._tokens, 0, 0)
+        await channel.document({"object": "list", "model": self._model.name, "data": data, "usage": used})
+
+    def _first_tasks(self) -> Iterator[Task]:
+        """The texts without context, and a task for each context."""
+        groups: dict[Context, list[int]] = defaultdict(list)
+        for index, row in enumerate(self._rows):
+            if len(row.stream) > 1:
+                groups[row.context].append(index)
+        for context, rows in groups.items():
+            if len(context.fed):
+                task = Task(tokens=context.fed, keep=True, cached=False, tenant=self._tenant, bulk=True)
+                self._contexts[task] = rows
+                self._tokens += len(context.fed)
+                yield task
+            else:
+                yield from (self._task(index, None) for index in rows)
+
+    def _after(self, task: Task, state: StreamState | None) -> list[Task]:
+        """The texts that follow a context, which has been fed."""
+        assert state is not None, "the task that fed a context keeps its state"
+        return [self._task(index, state) for index in self._contexts.pop(task)]
+
+    def _task(self, index: int, state: StreamState | None) -> Task:
+        stream = self._rows[index].stream
+        self._tokens += len(stream)
+        task = Task(tokens=stream, state=state, score=True, cached=False, tenant=self._tenant, bulk=True)
+        self._texts[task] = index
+        return task
+
+    def _document(self, index: int, vocab: Vocab) -> dict[str, Any]:
+        """The score of one text, under the names of `xl-export score --json`."""
+        row = self._rows[index]
+        # The first token of a stream is what the text is predicted from; it is not scored itself.
+        log_probs = np.concatenate([np.zeros(0, np.float32), *self._found[index]])[1:]
+        if not np.isfinite(log_probs).all():
+            raise RefusedError(
+                f"the model gives a token of {row.place} no finite log-probability; its weights are damaged "
+                "or its training diverged.",
+                status=500,
+                code="diverged",
+            )
+        document = {
+            "index": index,
+            "id": row.number if row.source.id is None else row.source.id,
+            "log_prob": float(log_probs.sum(dtype=np.float64)),
+            "tokens": len(log_probs),
+            "unknown": row.unknown,
+            "characters": None if row.size is None else row.size.characters,
+            "bytes": None if row.size is None else row.size.num_bytes,
+        }
+        if self._each:
+            decode = vocab.decoder()
+            pairs = zip(row.targets.tolist(), log_probs.tolist(), strict=False)
+            document["token_log_probs"] = [
+                {"id": token, "text": decode(token), "log_prob": log_prob} for token, log_prob in pairs
+            ]
+        return document
+
+
+def _text(text: str | list[int] | ScoredText, number: int) -> TextToScore:
+    place = f"text {number}"
+    if isinstance(text, ScoredText):
+        return TextToScore(text=text.text, context=text.context, id=text.id, place=place)
+    return TextToScore(text=text, place=place)
+
+
+def _wanted(vocab: Vocab, wanted: bool, token: int | None, option: str, place: str) -> int | None:
+    """The token that is put before or after a text; None where that is not wanted."""
+    if wanted and token is None:
+        raise RefusedError(
+            f"{option} needs a token that stands {place} a text, and the {vocab.kind} vocabulary of this "
+            f"model has none; leave {option} out.",
+            param=option,
+        )
+    return token if wanted else None

@@ -1,0 +1,121 @@
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, with the fields that vLLM gives them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from runtimes.base.errors import UserError
+from runtimes.contract.checks import checked_ids
+from runtimes.contract.vocabulary import Vocab, decode
+from runtimes.tasks.generate import encode_prompt
+from xl_export.serve.http.errors import RefusedError
+from xl_export.serve.http.limits import read_json
+from xl_export.serve.http.operation import json
+from xl_export.serve.http.server import Server
+
+
+class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """add_special_tokens: taken for the sake of clients; these vocabularies put nothing before a text."""
+
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """tokens: ids of the model."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+TOKENIZE, DETOKENIZE = msgspec.json.Decoder(TokenizeBody), msgspec.json.Decoder(DetokenizeBody)
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    """The routes of the vocabulary."""
+
+    async def tokenize(request: Request) -> Response:
+        body = await read_json(request, server.limits, TOKENIZE)
+        vocab = server.model(body.model).session.vocab
+        return json(await asyncio.to_thread(tokenized, vocab, body, server.limits.prompt_tokens))
+
+    async def detokenize(request: Request) -> Response:
+        body = await read_json(request, server.limits, DETOKENIZE)
+        vocab = server.model(body.model).session.vocab
+        return json({"prompt": await asyncio.to_thread(detokenized, vocab, body.tokens)})
+
+    async def info(request: Request) -> Response:
+        vocab = server.model(request.query_params.get("model")).session.vocab
+        return json(tokenizer_info(vocab, server.limits.prompt_tokens))
+
+    return [
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/tokenizer_info", info),
+    ]
+
+
+def tokenized(vocab: Vocab, body: TokenizeBody, most: int) -> dict[str, Any]:
+    """The ids of a text, and their own texts where they are asked for."""
+    try:
+        ids = encode_prompt(vocab, body.prompt, what="prompt").tolist() if body.prompt else []
+    except UserError as error:
+        raise RefusedError(str(error), param="prompt") from error
+    strings = None
+    if body.return_token_strs:
+        decoder = vocab.decoder()
+        strings = [decoder(token) for token in ids]
+    return {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": strings}
+
+
+def detokenized(vocab: Vocab, tokens: list[int]) -> str:
+    """The text of ids."""
+    try:
+        return decode(vocab, checked_ids(tokens, vocab.size, what="tokens").tolist())
+    except UserError as error:
+        raise RefusedError(str(error), param="tokens") from error
+
+
+def tokenizer_info(vocab: Vocab, most: int) -> dict[str, Any]:
+    """What a client must know of the vocabulary.
+
+    The tokens that have a meaning of their own stand under the names that Hugging Face gives them.
+    """
+    special = vocab.special
+    named = {
+        "bos_token": special.before_text,
+        "eos_token": special.after_text,
+        "unk_token": special.unknown,
+        "pad_token": special.padding,
+    }
+    texts = {name: None if token is None else _text(vocab, token) for name, token in named.items()}
+    added = {
+        str(token): {"content": texts[name], "special": True}
+        for name, token in named.items()
+        if token is not None
+    }
+    return {
+        "tokenizer_class": f"{vocab.kind} vocabulary of xl-export",
+        "model_max_length": most,
+        "vocab_size": vocab.size,
+        **texts,
+        **{f"{name}_id": token for name, token in named.items()},
+        "added_tokens_decoder": added,
+        "chat_template": None,
+    }
+
+
+def _text(vocab: Vocab, token: int) -> str:
+    """The text of a token, or its id where its text cannot be decoded here."""
+    try:
+        return vocab.decoder()(token)
+    except UserError:
+        return str(token)

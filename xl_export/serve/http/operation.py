@@ -1,0 +1,96 @@
+"""What operators ask for: which models there are, whether the server lives and is ready, figures, reloads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from runtimes.base.errors import UserError
+from xl_export.serve.http.errors import RefusedError
+from xl_export.serve.http.models import Model
+from xl_export.serve.http.server import Server, tenant_of
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    """`/health`, `/ready`, `/metrics`, `/v1/models` and the reload of a model."""
+
+    async def health(request: Request) -> Response:
+        dead = [name for name, model in server.models.items() if not model.engine.alive]
+        return json({"status": "failed" if dead else "ok", "failed": dead}, 503 if dead else 200)
+
+    async def ready(request: Request) -> Response:
+        is_ready = bool(server.models) and not server.stopping
+        is_ready = is_ready and all(model.engine.alive for model in server.models.values())
+        return json({"ready": is_ready}, 200 if is_ready else 503)
+
+    async def metrics(request: Request) -> Response:
+        return Response(server.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def models(request: Request) -> Response:
+        limit = server.limits.prompt_tokens
+        return json({"object": "list", "data": [facts(model, limit) for model in server.models.values()]})
+
+    async def model(request: Request) -> Response:
+        found = server.model(request.path_params["name"])
+        return json(facts(found, server.limits.prompt_tokens))
+
+    async def reload(request: Request) -> Response:
+        if not tenant_of(request).admin:
+            raise RefusedError(
+                "this key may not reload models; use one with the word admin in the file of keys.",
+                status=403,
+                code="not_admin",
+            )
+        name = server.model(request.path_params["name"]).name
+        try:
+            fresh = await server.reload(name)
+        except UserError as error:
+            raise RefusedError(str(error), status=409, code="not_reloaded") from error
+        return json(facts(fresh, server.limits.prompt_tokens))
+
+    return [
+        Route("/health", health),
+        Route("/ready", ready),
+        Route("/metrics", metrics),
+        Route("/v1/models", models),
+        Route("/v1/models/{name}", model),
+        Route("/admin/models/{name}/reload", reload, methods=["POST"]),
+    ]
+
+
+def facts(model: Model, prompt_tokens: int) -> dict[str, Any]:
+    """A model as OpenAI lists it, with what is known about it under `xl_export`."""
+    session, spec = model.session, model.session.spec
+    rule, vocab = session.rule, session.vocab
+    dependence = model.engine.facts.dependence
+    row = sum(tensor.num_bytes(batch=1) for tensor in session.state)
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "xl-export",
+        "max_model_len": prompt_tokens,
+        "xl_export": {
+            "identity": session.identity,
+            "mem_len": rule.mem_len,
+            "segment": rule.segment,
+            "mask": rule.mask,
+            "vocabulary": {"kind": vocab.kind, "size": vocab.size, "special": vocab.special.to_json()},
+            "parameters": None if spec is None else spec.model.parameters,
+            "precision": "fp32" if spec is None else spec.precision,
+            "memory_precision": "fp32" if spec is None else spec.memory_precision,
+            "bytes_per_stream": row,
+            "computed_by": session.computed_by,
+            "rows_independent": dependence is None,
+            "rows_dependence": dependence,
+        },
+    }
+
+
+def json(document: Any, status: int = 200) -> Response:
+    """A JSON answer."""
+    return Response(msgspec.json.encode(document), status, media_type="application/json")

@@ -1,0 +1,133 @@
+"""The server as an object: its models, limits, keys and figures. Every route gets it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from starlette.requests import HTTPConnection
+
+from runtimes.base.errors import ConfigError
+from xl_export.serve.http.errors import RefusedError, busy, stopping
+from xl_export.serve.http.keys import ANYBODY, NO_KEYS, Keys, Tenant
+from xl_export.serve.http.limits import Limits
+from xl_export.serve.http.log import Log
+from xl_export.serve.http.metrics import Metrics
+from xl_export.serve.http.models import Model, Source
+
+DRAIN = 600.0  # seconds that the requests of a replaced model have to end
+ON_SIGNAL = 3.0  # seconds that the engines have to end their tasks when the server stops
+
+
+class Server:
+    """Opens models, knows who may use them, and stops them.
+
+    models: by name; the first is the one that a request without a name gets. state: the folder for what
+    outlives the process, or None. hosts: under which names a server without keys is reached; None for any.
+    on_open: called on a thread with each model that was opened, before it is served.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        *,
+        limits: Limits | None = None,
+        read_keys: Callable[[], Keys] = lambda: NO_KEYS,
+        state: Path | None = None,
+        log: Log | None = None,
+    ) -> None:
+        self.sources = {source.name: source for source in sources}
+        if len(self.sources) != len(sources):
+            raise ConfigError("two models have one name; give each its own, as NAME=PATH.")
+        self.limits, self.state = limits or Limits(), state
+        self._read_keys, self.keys = read_keys, read_keys()
+        self.log = log or Log(None)
+        self.metrics = Metrics(self)
+        self.models: dict[str, Model] = {}
+        self.on_open: list[Callable[[Model], None]] = []
+        self.hosts: frozenset[str] | None = None
+        self.requests = 0  # that are served or wait now
+        self.stopping = False
+        self._draining: set[asyncio.Task[None]] = set()
+        self._reloading = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Opens all models, one after the other."""
+        for name in self.sources:
+            self.models[name] = await self._open(name)
+
+    def model(self, name: str | None) -> Model:
+        """The model of that name, or the first; raises RefusedError for a name that is not served."""
+        if self.stopping:
+            raise stopping()
+        if name is None:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            raise RefusedError(
+                f"the model {name!r:.80} is not served here; choose one of {', '.join(self.models)}.",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+        return self.models[name]
+
+    def refuse_when_full(self) -> None:
+        """Raises RefusedError where no model could take a task, before anything of a request is read."""
+        if self.stopping:
+            raise stopping()
+        full = [model.engine.facts for model in self.models.values()]
+        settings = [source.settings for source in self.sources.values()]
+        if all(facts.waiting >= each.queue for facts, each in zip(full, settings, strict=True)):
+            raise busy(1.0)
+
+    async def reload(self, name: str) -> Model:
+        """Opens the artefact of a model again, checks it, and puts it in the place of the one that is served.
+
+        Requests that use the old one go on with it. Raises UserError, and changes nothing, where the artefact
+        cannot be opened.
+        """
+        async with self._reloading:
+            fresh = await self._open(name)
+            if self.stopping:
+                await asyncio.to_thread(fresh.stop, 0.0)
+                raise stopping()
+            old, self.models[name] = self.models[name], fresh
+        self.log.event("reloaded", model=name, identity=fresh.session.identity, before=old.session.identity)
+        task = asyncio.ensure_future(self._drain(old))
+        self._draining.add(task)
+        task.add_done_callback(self._draining.discard)
+        return fresh
+
+    def reload_keys(self) -> None:
+        """Reads the keys again; raises ConfigError, and changes nothing, where the file is wrong."""
+        self.keys = self._read_keys()
+
+    async def stop(self, within: float = ON_SIGNAL) -> None:
+        """Ends every task with its state and stops the engines. New requests are refused from now on."""
+        self.stopping = True
+        models = list(self.models.values())
+        await asyncio.gather(*(asyncio.to_thread(model.stop, within) for model in models))
+        for task in self._draining:
+            task.cancel()
+        await asyncio.gather(*self._draining, return_exceptions=True)
+
+    async def _open(self, name: str) -> Model:
+        loop = asyncio.get_running_loop()
+        model = await asyncio.to_thread(self.sources[name].open, loop)
+        for hook in self.on_open:
+            await asyncio.to_thread(hook, model)
+        return model
+
+    async def _drain(self, model: Model) -> None:
+        try:
+            await model.drained(DRAIN)
+        finally:
+            await asyncio.shield(asyncio.to_thread(model.stop, ON_SIGNAL))
+
+
+def tenant_of(request: HTTPConnection) -> Tenant:
+    """Whose request it is, as the guard has found."""
+    tenant = request.scope["state"].get("tenant", ANYBODY)
+    assert isinstance(tenant, Tenant)
+    return tenant

@@ -1,0 +1,238 @@
+"""The process: sockets, signals and timeouts around the application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from runtimes.base.errors import ConfigError, UserError
+from xl_export.serve.http.app import application
+from xl_export.serve.http.limits import Limits
+from xl_export.serve.http.log import Handler
+from xl_export.serve.http.server import ON_SIGNAL, Server
+
+GRACE = 4  # seconds from a signal until connections that are still open are cut
+KEEP_ALIVE = 65  # seconds that an idle connection is kept; more than the 60 of the usual proxies
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """Where the server listens; port 0 takes a free one."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+
+    @property
+    def only_here(self) -> bool:
+        """Whether only this machine reaches it."""
+        return self.host == "localhost" or self.host == "::1" or self.host.startswith("127.")
+
+    def bind(self) -> socket.socket:
+        """A socket that listens there; raises ConfigError where that is impossible."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        listener = socket.socket(family)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self.host, self.port))
+            listener.listen(2048)
+        except OSError as error:
+            listener.close()
+            raise ConfigError(
+                f"the server cannot listen at {self.host} port {self.port} ({error.strerror}); give another "
+                "--host or --port."
+            ) from error
+        listener.setblocking(False)
+        return listener
+
+
+def refuse_open_door(address: Address, *, has_keys: bool) -> None:
+    """Raises ConfigError for a server that other machines reach without a key."""
+    if not address.only_here and not has_keys:
+        raise ConfigError(
+            f"--host {address.host} lets other machines in and no keys were given; give --api-keys FILE, or "
+            "leave --host out."
+        )
+
+
+async def serve(server: Server, address: Address, *, ready: Any = None) -> None:
+    """Opens the models and answers requests until SIGTERM or Ctrl-C; then every stream ends within seconds.
+
+    ready: called when requests are answered, with the port and what can end the server. On SIGHUP keys and
+    models are read again.
+    """
+    refuse_open_door(address, has_keys=bool(server.keys))
+    listener = address.bind()
+    try:
+        await server.start()
+        if not server.keys:
+            server.hosts = LOOPBACK | {f"[{address.host}]" if ":" in address.host else address.host}
+        _logs(server)
+        web = Web(configured(server), server)
+        with _reloads(server):
+            if ready is not None:
+                ready(listener.getsockname()[1], web)
+            await web.serve([listener])
+    finally:
+        listener.close()
+        await server.stop()
+
+
+def configured(server: Server) -> uvicorn.Config:
+    """The settings of uvicorn: no log of its own, our timeouts, no trust in headers of proxies."""
+    return uvicorn.Config(
+        application(server),
+        http=patient(server.limits),
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=GRACE,
+        ws_max_size=server.limits.body_bytes,
+        ws_per_message_deflate=False,
+    )
+
+
+class Web(uvicorn.Server):
+    """uvicorn, which waits for streams before it tells the application to stop. So the signal itself ends
+    them.
+    """
+
+    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+        super().__init__(config)
+        self._server = server
+        self._ending: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+        if self._ending is not None:
+            await self._ending
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        first = not self.should_exit
+        super().handle_exit(sig, frame)
+        # uvicorn would raise the signal again when all is done; the command ends by itself.
+        self._captured_signals.clear()
+        if first and self._loop is not None:
+            self._loop.call_soon_threadsafe(self.end)
+
+    def end(self) -> None:
+        """Ends every stream, and then the process stops serving."""
+        self.should_exit = True
+        if self._ending is None:
+            self._server.stopping = True
+            self._ending = asyncio.ensure_future(self._server.stop(ON_SIGNAL))
+
+
+def patient(limits: Limits) -> type[HttpToolsProtocol]:
+    """A protocol class that ends connections whose client sends the head of a request too slowly."""
+
+    class Patient(HttpToolsProtocol):
+        _head: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > limits.connections:
+                transport.abort()
+                return
+            raw = transport.get_extra_info("socket")
+            if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # notices a dead client
+            self._wait_for_head()
+
+        def data_received(self, data: bytes) -> None:
+            idle = self.cycle is None or self.cycle.response_complete
+            if idle and self._head is None:  # the first bytes of the next request
+                self._wait_for_head()
+            super().data_received(data)
+
+        def on_headers_complete(self) -> None:
+            self._head_arrived()
+            super().on_headers_complete()
+            self.scope["state"]["abort"] = self.transport.abort
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._head_arrived()
+            super().connection_lost(exc)
+
+        def _wait_for_head(self) -> None:
+            self._head = self.loop.call_later(limits.header_seconds, self.transport.abort)
+
+        def _head_arrived(self) -> None:
+            if self._head is not None:
+                self._head.cancel()
+                self._head = None
+
+    return Patient
+
+
+@contextlib.contextmanager
+def _reloads(server: Server) -> Iterator[None]:
+    """While the block runs, SIGHUP reads keys and models again."""
+    loop, running = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+    async def reload() -> None:
+        try:
+            server.reload_keys()
+            for name in list(server.models):
+                await server.reload(name)
+        except UserError as error:
+            server.log.event("not reloaded", level="error", error=str(error))
+        except Exception as error:
+            server.log.fault("not reloaded", error)
+
+    def start() -> None:
+        task = loop.create_task(reload())
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+    try:
+        loop.add_signal_handler(signal.SIGHUP, start)
+    except (ValueError, RuntimeError, NotImplementedError, AttributeError):  # no main thread, or no POSIX
+        yield
+        return
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+
+
+def _logs(server: Server) -> None:
+    """Sends uvicorn's log to ours. Its warnings of broken requests are no fault of the server."""
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.asgi"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [], False
+    logger = logging.getLogger("uvicorn")
+    logger.setLevel(logging.WARNING)
+    logger.addHandler(Handler(server.log))
+    logging.getLogger("uvicorn.error").propagate = True
+
+
+def run(server: Server, address: Address, *, ready: Any = None) -> None:
+    """`serve` in an event loop of its own, uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(serve(server, address, ready=ready))
+        return
+    if sys.version_info >= (3, 11):
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(server, address, ready=ready))
+    else:
+        uvloop.install()
+        asyncio.run(serve(server, address, ready=ready))
