@@ -16,7 +16,13 @@ from runtimes.contract.rule import InitialMemory, Mask
 from runtimes.contract.spec import Exporter, Storage, Target, load_spec
 from runtimes.contract.tensors import Form
 from runtimes.tasks.check import check
-from xl_export.cli.options import PACKAGES, force_option, out_option, triton_option
+from xl_export.cli.options import (
+    PACKAGES,
+    force_option,
+    out_option,
+    triton_backend_option,
+    triton_option,
+)
 
 # What the option says: the attention for which the graph is written.
 ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
@@ -120,6 +126,7 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
     "operators that it needs as required_operators.config.",
 )
 @triton_option
+@triton_backend_option
 @force_option
 def export_command(
     run: Path,
@@ -135,6 +142,7 @@ def export_command(
     single_file: bool,
     ort: bool,
     triton: Path | None,
+    triton_backend: str,
     force: bool,
     **changes: Any,
 ) -> None:
@@ -149,7 +157,7 @@ def export_command(
         from trainer.run.checkpoint import load_run
         from xl_export.artefact.export import export
         from xl_export.artefact.validate import FailingCheckWarning
-        from xl_export.deployment.model_repository import model_folder, write_model
+        from xl_export.deployment.model_repository import model_folder, write_model, write_session
     attention = ATTENTION_AS[attention_as] if attention_as else attention
     if attention and target != "tensorrt":
         raise UserError("--attention-as is for --target tensorrt; leave it out, or give both.")
@@ -160,8 +168,14 @@ def export_command(
         )
     if single_file and ort:
         raise UserError("--ort writes one file already, step.ort; leave out --single-file.")
-    if ort and triton:
+    session = triton_backend == "python"
+    if ort and triton and not session:
         raise UserError("--triton needs the graph as step.onnx; leave out --ort.")
+    if session and (memory not in (None, "ring") or target == "web"):
+        raise UserError(
+            "--triton-backend python needs memory that is written in place; give --memory ring and another "
+            "target than web."
+        )
     storage: Storage = "single-file" if single_file else "ort" if ort else "external"
     overrides = {key: value for key, value in changes.items() if value is not None}
     if overrides.get("clamp_len") == 0:
@@ -201,4 +215,5 @@ def export_command(
     if not report.passed:
         raise SystemExit(1)
     if triton:
-        click.echo(f"{write_model(out, triton, force=force)} is a model for Triton Inference Server")
+        write = write_session if session else write_model
+        click.echo(f"{write(out, triton, force=force)} is a model for Triton Inference Server")

@@ -21,3 +21,12 @@ triton_option = click.option(
     help="Also write a model for Triton Inference Server into this model repository. It is called like the "
     "folder of --out, and the server keeps the memory of each stream.",
 )
+triton_backend_option = click.option(
+    "--triton-backend",
+    type=click.Choice(("onnxruntime", "python")),
+    default="onnxruntime",
+    show_default=True,
+    help="What runs the model of --triton. onnxruntime is the server's own backend, which copies memory at "
+    "each step. python runs a session of this project in the server, which writes the memory in place; the "
+    "server's Python then needs NumPy, ONNX Runtime, click and this package.",
+)

@@ -4,7 +4,8 @@
     REPOSITORY/NAME/1/model.onnx     the step graph with `server_graph`'s changes, and its weights
     REPOSITORY/NAME/spec.json        the artefact's contract and vocabulary, for clients
 
-For an engine, `1/model.plan` is built of the same graph.
+For an engine, `1/model.plan` is built of the same graph. For the server's Python backend there are
+`1/model.py`, which is `server_model`, and the whole artefact in `NAME/artefact`.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.contract.engine import NAMES
 from runtimes.contract.spec import GRAPH, SPEC, Spec, load_spec, refuse_ort_format
 from runtimes.contract.vocabulary import VOCAB_FILES
-from xl_export.deployment.server_config import CONFIG, server_config
+from xl_export.deployment import server_model
+from xl_export.deployment.server_config import CONFIG, SEQUENCES, server_config, session_config
 from xl_export.deployment.server_graph import SequenceGraph, sequence_graph
 from xl_export.graph.ops import save_model
 from xl_export.tensorrt.options import BuildOptions
 from xl_export.tensorrt.progress import held_interrupt
 
-MODEL, ENGINE = "1/model.onnx", "1/model.plan"  # where the server looks for the first version of a model
+# Where the server looks for the first version of a model.
+MODEL, ENGINE, SESSION = "1/model.onnx", "1/model.plan", "1/model.py"
 NAME = re.compile(r"[\w-][\w.-]{0,99}", re.ASCII)
 ROWS = 8  # the most streams in one batch on ONNX Runtime
+SESSION_ROWS = 32  # the same for a session
+MEMORY_BYTES = 1 << 30  # of all streams that a session keeps, if that many fit
 
 
 def model_folder(artefact: Path, repository: Path, *, force: bool = False) -> Path:
@@ -62,6 +67,32 @@ def write_model(artefact: Path, repository: Path, *, force: bool = False) -> Pat
         save_model(graph.model, (folder / MODEL).parent, name=(folder / MODEL).name)
         config = server_config(graph, name=out.name, backend="onnxruntime", most_rows=ROWS)
         _finish(folder, artefact, spec, config)
+    return out
+
+
+def write_session(artefact: Path, repository: Path, *, force: bool = False) -> Path:
+    """Writes the model of an artefact for the server's Python backend, which runs a session of this project.
+
+    Returns the model's folder. The memory of each stream stays where it is between requests, so the artefact
+    must have a ring. Raises UserError as `write_model`, and for memory of another form.
+    """
+    out = model_folder(artefact, repository, force=force)
+    spec = load_spec(artefact)
+    if not spec.in_place:
+        raise ConfigError(
+            f"the artefact has {spec.form} memory for {spec.target}, and the server's Python backend needs "
+            "memory that is written in place; export it with --memory ring, for onnxruntime or tensorrt."
+        )
+    sequences = max(1, min(SEQUENCES, MEMORY_BYTES // spec.bytes_per_stream))
+    with atomic_folder(out, force=force, marker=CONFIG, sources=[artefact]) as folder:
+        contents = folder / server_model.ARTEFACT
+        contents.mkdir()
+        for name in (SPEC, *spec.files):
+            shutil.copyfile(artefact / name, contents / name)
+        (folder / SESSION).parent.mkdir()
+        shutil.copyfile(Path(server_model.__file__), folder / SESSION)
+        config = session_config(spec, name=out.name, sequences=sequences, most_rows=SESSION_ROWS)
+        (folder / CONFIG).write_text(config, encoding="utf-8")
     return out
 
 

@@ -1,4 +1,4 @@
-"""`config.pbtxt` of Triton Inference Server for a step graph whose memory the server keeps.
+"""`config.pbtxt` of Triton Inference Server, for a step graph whose memory the server keeps or for a session.
 
 The format is the text form of the message `ModelConfig` in the server's `model_config.proto`.
 """
@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from runtimes.contract.spec import Spec
 from xl_export.deployment.server_graph import START, SequenceGraph
 
-Backend = Literal["onnxruntime", "tensorrt"]
+Backend = Literal["onnxruntime", "tensorrt"]  # of a graph; a session is run by the backend "python"
 CONFIG = "config.pbtxt"
 TYPES = {"int64": "TYPE_INT64", "int32": "TYPE_INT32", "float32": "TYPE_FP32", "float16": "TYPE_FP16"}
 SEQUENCES = 64  # as many streams have their memory in the server at a time; more of them wait
@@ -51,6 +52,45 @@ def server_config(
                 "state": [_state(*pair) for pair in graph.states],
             },
             "instance_group": [instance],
+        }
+    )
+
+
+def session_config(spec: Spec, *, name: str, sequences: int, most_rows: int) -> str:
+    """Returns the text of `config.pbtxt` for `server_model`, which keeps the memory of `sequences` streams.
+
+    most_rows: of the requests that the server hands over at once. Their lengths may differ.
+    """
+    inputs = (("input_ids", False), ("targets", True), ("position", True))
+    outputs = (
+        ("logits", "float32", spec.model.vocab_size),
+        ("log_probs", "float32", -1),
+        ("position", "int64", 1),
+    )
+    return as_text(
+        {
+            "name": name,
+            "backend": "python",
+            "max_batch_size": most_rows,
+            "input": [
+                {
+                    "name": tensor,
+                    "data_type": Word("TYPE_INT64"),
+                    "dims": [1 if tensor == "position" else -1],
+                    **({"optional": True} if optional else {}),
+                    "allow_ragged_batch": True,
+                }
+                for tensor, optional in inputs
+            ],
+            "output": [
+                {"name": tensor, "data_type": Word(TYPES[kind]), "dims": [size]}
+                for tensor, kind, size in outputs
+            ],
+            "sequence_batching": {
+                "max_sequence_idle_microseconds": IDLE_SECONDS * 1_000_000,
+                "oldest": {"max_candidate_sequences": sequences},
+            },
+            "instance_group": [{"count": 1, "kind": Word("KIND_CPU")}],  # two would not share the memory
         }
     )
 

@@ -1,0 +1,263 @@
+"""The model of Triton Inference Server's Python backend: a session, and one memory with a row a sequence.
+
+`xl-export export --triton REPOSITORY --triton-backend python` copies this file into a model repository as
+`NAME/1/model.py`, beside the artefact in `NAME/artefact`. It imports `runtimes` and nothing above it, so the
+server's Python needs NumPy, ONNX Runtime and click alone.
+
+The server says which sequence a request belongs to, and whether it begins or ends there. It says nothing when
+a sequence is dropped because it rested too long, or because its client cancelled a request. So no row is ever
+taken over as it is: a sequence that begins sets its row to position 0, which hides all that was there, and a
+request of a sequence that has no row is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import runtimes
+from runtimes.base.errors import StreamError, UserError
+from runtimes.base.logits import log_probability
+from runtimes.contract.checks import checked_ids
+
+ARTEFACT = "artefact"  # the folder of the model's artefact, in the model's folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a client sends: the next tokens [T] of a sequence.
+
+    start, end: whether it is the first and the last request of the sequence. cancelled: whether its client
+    waits for it no more. targets [T]: tokens to score; -1 for none. position: how many tokens the client
+    believes the sequence has had; None where it does not say. logits: whether it wants those of the token
+    after the last one.
+    """
+
+    sequence: int | str
+    tokens: np.ndarray
+    start: bool = False
+    end: bool = False
+    cancelled: bool = False
+    targets: np.ndarray | None = None
+    position: int | None = None
+    logits: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """logits float32 [V] and log_probs float32 [T], each where it was asked for; position: of the sequence
+    now.
+    """
+
+    logits: np.ndarray | None
+    log_probs: np.ndarray | None
+    position: int
+
+
+class Sequences:
+    """All sequences of a server, each in a row of one memory, which is written in place."""
+
+    def __init__(self, session: runtimes.Session, rows: int) -> None:
+        self.session, self.memory = session, session.start(rows)
+        self._free = list(range(rows))
+        self._rows: dict[int | str, int] = {}  # of each sequence; the one that rested longest is first
+
+    def answer(self, requests: Sequence[Request]) -> list[Answer | UserError]:
+        """The answer to each request, or the error that is sent in its place.
+
+        Requests of equal length that ask for the same share steps. Each gets bit for bit what it gets alone.
+        """
+        answers: dict[int, Answer | UserError] = {}
+        for turn in _turns(requests):
+            groups: dict[tuple[int, bool, bool], list[int]] = {}
+            for index in turn:
+                request = requests[index]
+                try:
+                    self._admit(request, busy={requests[other].sequence for other in turn})
+                except UserError as error:
+                    answers[index] = error
+                else:
+                    wanted = len(request.tokens), request.logits, request.targets is not None
+                    groups.setdefault(wanted, []).append(index)
+            for group in groups.values():
+                for part in self._adjacent(group, requests):
+                    answers |= self._step(part, requests)
+            for index in turn:
+                if requests[index].end:
+                    self._leave(requests[index].sequence)
+        return [answers[index] for index in range(len(requests))]
+
+    def _admit(self, request: Request, busy: Iterable[int | str]) -> None:
+        """Finds or makes the row of a request; raises UserError where the request cannot be computed.
+
+        A request that starts a sequence, or whose client is gone, ends what the sequence was before.
+        """
+        if request.start or request.cancelled:
+            self._leave(request.sequence)
+        if request.cancelled:
+            raise StreamError(
+                f"a request of sequence {request.sequence} was cancelled, which ends the sequence; begin it "
+                "again."
+            )
+        _refuse_unfit(request, self.session)
+        if request.start:
+            row = self._free_row(busy)
+            self.memory.positions[row] = 0
+        elif request.sequence in self._rows:
+            row = self._rows.pop(request.sequence)
+        else:
+            raise StreamError(
+                f"sequence {request.sequence} has no memory here: it never began, it ended, or its memory "
+                "went to another one; mark the next request as its start, and send its tokens again."
+            )
+        self._rows[request.sequence] = row  # at the end: it has rested least
+        position = int(self.memory.positions[row])
+        if request.position not in (None, position):
+            raise StreamError(
+                f"sequence {request.sequence} has had {position} tokens and the request says "
+                f"{request.position}: a request was lost or came twice; send the tokens from there, or begin "
+                "again."
+            )
+
+    def _free_row(self, busy: Iterable[int | str]) -> int:
+        """The lowest free row, so that rows in use lie together; or that of who rested longest."""
+        if not self._free:
+            resting = next((name for name in self._rows if name not in busy), None)
+            if resting is None:
+                raise StreamError(f"all {self.memory.batch} rows of the memory are in use; try again.")
+            self._leave(resting)
+        row = min(self._free)
+        self._free.remove(row)
+        return row
+
+    def _leave(self, sequence: int | str) -> None:
+        if sequence in self._rows:
+            self._free.append(self._rows.pop(sequence))
+
+    def _adjacent(self, group: Iterable[int], requests: Sequence[Request]) -> Iterator[list[int]]:
+        """The requests whose rows lie together, in the order of their rows: a part of the memory each."""
+        part: list[int] = []
+        for index in sorted(group, key=lambda index: self._rows[requests[index].sequence]):
+            row = self._rows[requests[index].sequence]
+            if part and row != self._rows[requests[part[-1]].sequence] + 1:
+                yield part
+                part = []
+            part.append(index)
+        yield part
+
+    def _step(self, part: Sequence[int], requests: Sequence[Request]) -> dict[int, Answer | UserError]:
+        chosen = [requests[index] for index in part]
+        first = self._rows[chosen[0].sequence]
+        memory = self.memory.part(first, first + len(part))  # a view, which is written in place
+        tokens = np.stack([request.tokens for request in chosen])
+        targets = None
+        if chosen[0].targets is not None:
+            targets = np.stack([request.targets for request in chosen if request.targets is not None])
+        try:
+            logits, log_probs = self._computed(tokens, targets, memory, logits=chosen[0].logits)
+        except UserError as error:
+            for request in chosen:  # nobody knows what its row holds now
+                self._leave(request.sequence)
+            return dict.fromkeys(part, error)
+        return {
+            index: Answer(
+                logits=None if logits is None else logits[at],
+                log_probs=None if log_probs is None else log_probs[at],
+                position=int(memory.positions[at]),
+            )
+            for at, index in enumerate(part)
+        }
+
+    def _computed(
+        self, tokens: np.ndarray, targets: np.ndarray | None, memory: runtimes.Memory, *, logits: bool
+    ) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Logits [B, V] of the last token and log-probabilities [B, T], each where it is wanted."""
+        if targets is None:
+            last, _ = self.session.predict(tokens, memory)
+            return (last if logits else None), None
+        if not logits:
+            return None, self.session.score(tokens, targets, memory)[0]
+        every, _ = self.session.step(tokens, memory)
+        return every[:, -1], log_probability(every, targets)
+
+
+def _turns(requests: Sequence[Request]) -> Iterator[list[int]]:
+    """Indices of the requests, each sequence at most once in a turn; its requests keep their order."""
+    waiting = list(range(len(requests)))
+    while waiting:
+        turn: dict[int | str, int] = {}
+        for index in waiting:
+            turn.setdefault(requests[index].sequence, index)
+        yield list(turn.values())
+        waiting = [index for index in waiting if turn[requests[index].sequence] != index]
+
+
+def _refuse_unfit(request: Request, session: runtimes.Session) -> None:
+    """Raises UserError for tokens or targets that the session does not take."""
+    longest = session.rule.segment
+    checked_ids(request.tokens, session.vocab.size, what="input_ids")
+    if not 1 <= len(request.tokens) <= longest:
+        raise StreamError(f"input_ids has {len(request.tokens)} tokens; expected 1 to {longest} a request.")
+    if request.targets is not None:
+        checked_ids(np.maximum(request.targets, 0), session.vocab.size, what="targets")
+        if len(request.targets) != len(request.tokens):
+            raise StreamError(
+                f"targets has {len(request.targets)} tokens and input_ids {len(request.tokens)}; give one "
+                "target for each token, or -1."
+            )
+
+
+class TritonPythonModel:
+    """What the server's Python backend looks for in `model.py`."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Opens the artefact; the number of rows is that of sequences in `config.pbtxt`."""
+        config = json.loads(args["model_config"])
+        threads = config.get("parameters", {}).get("threads", {}).get("string_value")
+        folder = Path(args["model_repository"]) / ARTEFACT
+        session = runtimes.open_session(folder, threads=int(threads) if threads else None, device="cpu")
+        rows = int(config["sequence_batching"]["oldest"]["max_candidate_sequences"])
+        self.sequences = Sequences(session, rows)
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """The response to each request."""
+        import triton_python_backend_utils as server
+
+        answers = self.sequences.answer([_read(request, server) for request in requests])
+        return [_response(answer, server) for answer in answers]
+
+
+def _read(request: Any, server: Any) -> Request:
+    def row(name: str) -> np.ndarray | None:
+        """The input of this name without its batch of one; None where it was not sent."""
+        tensor = server.get_input_tensor_by_name(request, name)
+        return None if tensor is None else tensor.as_numpy().reshape(-1)
+
+    tokens, position, flags = row("input_ids"), row("position"), request.flags()
+    assert tokens is not None, "config.pbtxt has input_ids as an input that must be there"
+    return Request(
+        sequence=request.correlation_id(),
+        tokens=tokens,
+        start=bool(flags & server.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
+        end=bool(flags & server.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
+        cancelled=request.is_cancelled(),
+        targets=row("targets"),
+        position=None if position is None or not len(position) else int(position[0]),
+        logits="logits" in request.requested_output_names(),
+    )
+
+
+def _response(answer: Answer | UserError, server: Any) -> Any:
+    if isinstance(answer, UserError):
+        return server.InferenceResponse(output_tensors=[], error=server.TritonError(str(answer)))
+    arrays = {"logits": answer.logits, "log_probs": answer.log_probs, "position": np.array([answer.position])}
+    return server.InferenceResponse(
+        output_tensors=[
+            server.Tensor(name, array[None]) for name, array in arrays.items() if array is not None
+        ]
+    )
