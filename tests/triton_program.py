@@ -1,6 +1,6 @@
-"""The real Triton Inference Server: the program that the package nvidia-pytriton holds, with its Python backend.
+"""The real Triton Inference Server: the program in the package nvidia-pytriton, with its Python backend.
 
-It needs an environment of its own, because its Python backend wants NumPy 1. TRITON_ENVIRONMENT names one that
+It needs an environment of its own, because this backend wants NumPy 1. TRITON_ENVIRONMENT names one that
 exists; otherwise one is made in `build/triton` (300 MB).
 """
 

@@ -105,24 +105,24 @@ class Sequences:
                 "again."
             )
         _refuse_unfit(request, self.session)
-        if request.start:
-            row = self._free_row(busy)
-            self.memory.positions[row] = 0
-        elif request.sequence in self._rows:
-            row = self._rows.pop(request.sequence)
-        else:
+        row = None if request.start else self._rows.get(request.sequence)
+        if row is None and not request.start:
             raise StreamError(
                 f"sequence {request.sequence} has no memory here: it never began, it ended, or its memory "
                 "went to another one; mark the next request as its start, and send its tokens again."
             )
-        self._rows[request.sequence] = row  # at the end: it has rested least
-        position = int(self.memory.positions[row])
+        position = 0 if row is None else int(self.memory.positions[row])
         if request.position not in (None, position):
             raise StreamError(
                 f"sequence {request.sequence} has had {position} tokens and the request says "
                 f"{request.position}: a request was lost or came twice; send the tokens from there, or begin "
                 "again."
             )
+        if row is None:
+            row = self._free_row(busy)
+            self.memory.positions[row] = 0
+        self._rows.pop(request.sequence, None)
+        self._rows[request.sequence] = row  # at the end: it has rested least
 
     def _free_row(self, busy: Iterable[int | str]) -> int:
         """The lowest free row, so that rows in use lie together; or that of who rested longest."""
