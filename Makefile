@@ -12,7 +12,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 DEMO_READY = $(VENV)/.ready-demo
 READY = $(VENV)/.ready
 
-.PHONY: demo test test-slow test-arm soak lint docs setup clean
+.PHONY: demo test test-slow test-arm test-triton soak lint docs setup clean
 
 demo: $(DEMO_READY)
 	$(BIN)/xl-export demo --out demo --force
@@ -32,6 +32,10 @@ soak: $(READY)
 # the edge part on an emulated ARM processor, on Debian and Ubuntu; what it downloads and builds stays in build/arm
 test-arm: $(READY)
 	$(BIN)/python -m pytest tests/arm -m arm -n 0
+
+# the real Triton Inference Server with its Python backend; what it installs stays in build/triton
+test-triton: $(READY)
+	$(BIN)/python -m pytest tests/xl_export/deployment/test_triton_program.py -m slow -n 0
 
 lint: $(READY)
 	$(BIN)/ruff check .
