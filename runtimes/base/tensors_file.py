@@ -60,18 +60,23 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     Raises ArtefactError for anything else, and where the numbers are not those of the SHA-256.
     """
     with reading(path), open_file(path) as stream:
-        header, metadata, begin = _read_header(path, stream)
-        places = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
-        at = 0
-        for name, facts in places:
-            end = at + math.prod(facts["shape"]) * np.dtype(DTYPES[facts["dtype"]]).itemsize
-            if facts["data_offsets"] != [at, end]:
-                raise _damaged(path, f"its header puts {name!a:.60} where no such array lies")
-            at = end
-        # Compared before anything is read: a file with holes may be longer than the memory of a machine.
-        if (length := os.fstat(stream.fileno()).st_size - begin) != at:
-            raise _damaged(path, f"{length:,} bytes follow its header, which tells of {at:,}")
-        data = memoryview(stream.read(at))
+        return tensors_in(stream, path)
+
+
+def tensors_in(stream: BinaryIO, path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The same of a file that is open for reading; `path` is its name for messages."""
+    header, metadata, begin = _read_header(path, stream)
+    places = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+    at = 0
+    for name, facts in places:
+        end = at + math.prod(facts["shape"]) * np.dtype(DTYPES[facts["dtype"]]).itemsize
+        if facts["data_offsets"] != [at, end]:
+            raise _damaged(path, f"its header puts {name!a:.60} where no such array lies")
+        at = end
+    # Compared before anything is read: a file with holes may be longer than the memory of a machine.
+    if (length := os.fstat(stream.fileno()).st_size - begin) != at:
+        raise _damaged(path, f"{length:,} bytes follow its header, which tells of {at:,}")
+    data = memoryview(stream.read(at))
     if len(data) != at or hashlib.sha256(data).hexdigest() != metadata.get(SHA256):
         raise _damaged(path, "its numbers are not those of its SHA-256")
     arrays = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from mmap import mmap
 from pathlib import Path
@@ -161,14 +162,21 @@ def load_memory(path: Path | str, session: Session) -> Memory:
     Raises StreamError where the streams belong to another artefact, ArtefactError where the file is damaged.
     """
     owner, arrays = _saved_arrays(Path(path))
-    positions = arrays.pop("positions")
+    return memory_of(owner, arrays, session, path)
+
+
+def memory_of(owner: str, arrays: Mapping[str, np.ndarray], session: Session, path: Path | str) -> Memory:
+    """The memory that these arrays of a file are, `positions` among them, with the checks of `load_memory`.
+
+    path: of the file, for messages.
+    """
     if owner != session.identity:
         raise StreamError(
             f"{path} holds the memory of artefact {owner:.12}, and this session runs {session.identity:.12}; "
             "open the artefact that the stream was started on, or start a new stream."
         )
     tensors = {name: _in_own_bytes(array) for name, array in arrays.items()}
-    memory = Memory(_in_own_bytes(positions), tensors, owner)
+    memory = Memory(tensors.pop("positions"), tensors, owner)
     try:
         check_memory(session, memory)
     except StreamError as error:

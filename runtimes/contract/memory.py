@@ -6,11 +6,12 @@ import math
 import threading
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -328,24 +329,35 @@ def save_memory(memory: Memory, path: Path | str) -> None:
     where a row that has begun holds values that are not finite: it could not be loaded.
     """
     with memory.in_use(), atomic_file(Path(path)) as temporary, open(temporary, "wb") as stream:
-        arrays = {name: np.asarray(array) for name, array in memory.tensors.items()}
-        for name, array in arrays.items():
-            finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
-            if (bad := np.flatnonzero(~finite & (memory.positions > 0))).size:
-                raise StreamError(
-                    f"row {bad[0]} of the memory holds values that are not finite; start a new text in it "
-                    "(position 0) or take it out before saving."
-                )
-            if not finite.all():  # rows that start again see nothing of what they held
-                arrays[name] = np.where(
-                    finite.reshape(-1, *[1] * (array.ndim - 1)), array, array.dtype.type(0)
-                )
         if Path(path).suffix == ".npz":
-            archived = {f"tensor/{name}": array for name, array in arrays.items()}
+            archived = {f"tensor/{name}": array for name, array in _arrays_to_save(memory).items()}
             np.savez(stream, owner=np.array(memory.owner), positions=memory.positions, **archived)
         else:
-            facts = {"format": STREAMS, "owner": memory.owner}
-            write_tensors(stream, {"positions": memory.positions, **arrays}, facts)
+            write_memory(memory, stream)
+
+
+def write_memory(memory: Memory, stream: BinaryIO, notes: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Writes the streams, as `save_memory` does, to a file that is open for writing.
+
+    notes: texts by name, which come first in the header; readers of the memory pass over them.
+    """
+    facts = {**notes, "format": STREAMS, "owner": memory.owner}
+    write_tensors(stream, {"positions": memory.positions, **_arrays_to_save(memory)}, facts)
+
+
+def _arrays_to_save(memory: Memory) -> dict[str, np.ndarray]:
+    """The memory tensors, in which rows that start again are cleared of what is not finite."""
+    arrays = {name: np.asarray(array) for name, array in memory.tensors.items()}
+    for name, array in arrays.items():
+        finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+        if (bad := np.flatnonzero(~finite & (memory.positions > 0))).size:
+            raise StreamError(
+                f"row {bad[0]} of the memory holds values that are not finite; start a new text in it "
+                "(position 0) or take it out before saving."
+            )
+        if not finite.all():  # rows that start again see nothing of what they held
+            arrays[name] = np.where(finite.reshape(-1, *[1] * (array.ndim - 1)), array, array.dtype.type(0))
+    return arrays
 
 
 def is_archive(path: Path) -> bool:

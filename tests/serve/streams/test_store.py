@@ -1,0 +1,247 @@
+"""The store of streams against a naive model of it: what was answered is there, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from runtimes import Session
+from runtimes.base.errors import UserError
+from tests.serve.streams.conftest import KEY, Advance, assert_same
+from xl_export.serve.core.state import StreamState
+from xl_export.serve.streams.store import (
+    BusyStreamError,
+    NoStreamError,
+    StoreSettings,
+    StreamStore,
+    TooManyStreamsError,
+)
+
+Open = Callable[..., StreamStore]
+
+
+@pytest.fixture
+def open_store(session: Session, tmp_path: Path) -> Open:
+    def opened(**sizes: int) -> StreamStore:
+        return StreamStore(tmp_path, session, key=KEY, settings=StoreSettings(**sizes))
+
+    return opened
+
+
+def append(store: StreamStore, name: str, tokens: np.ndarray, advance: Advance, owner: str = "anna") -> None:
+    with store.operation(name, owner) as operation:
+        operation.commit(advance(current(operation, advance), tokens), appended=tokens)
+
+
+def current(operation: object, advance: Advance) -> StreamState:
+    """The stream as it is now, as a server gets it."""
+    state, appended = operation.load()  # type: ignore[attr-defined]
+    for tokens in appended:
+        state = advance(state, tokens)
+    if appended:
+        operation.caught_up(state)  # type: ignore[attr-defined]
+    return state
+
+
+def read(store: StreamStore, name: str, advance: Advance, owner: str = "anna") -> StreamState:
+    with store.operation(name, owner) as operation:
+        return current(operation, advance)
+
+
+def test_one_operation_at_a_time(open_store: Open, fresh: StreamState, advance: Advance) -> None:
+    store = open_store()
+    name = store.create("anna", fresh).id
+    with store.operation(name, "anna"):
+        assert store.facts(name, "anna").busy
+        for other in (store.operation(name, "anna").__enter__, lambda: store.delete(name, "anna")):
+            with pytest.raises(BusyStreamError, match="another operation is using the stream"):
+                other()
+        with pytest.raises(BusyStreamError):
+            store.fork(name, "anna")
+    with pytest.raises(ZeroDivisionError), store.operation(name, "anna"):
+        raise ZeroDivisionError
+    assert not store.facts(name, "anna").busy
+    store.delete(name, "anna")
+    with pytest.raises(NoStreamError):
+        store.facts(name, "anna")
+
+
+def test_an_operation_that_is_not_committed_changes_nothing(
+    open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray
+) -> None:
+    store = open_store()
+    name = store.create("anna", fresh).id
+    append(store, name, tokens[:3], advance)
+    with store.operation(name, "anna") as operation:
+        advance(current(operation, advance), tokens[3:20])
+    assert_same(read(store, name, advance), advance(fresh, tokens[:3]))
+
+
+def test_limits_of_a_tenant(open_store: Open, fresh: StreamState) -> None:
+    row = sum(tensor.nbytes for tensor in fresh.memory.tensors.values())
+    for sizes in ({"streams": 2}, {"tenant_bytes": 2 * row + 1}):
+        store = open_store(**sizes)
+        names = [store.create("anna", fresh).id for _ in range(2)]
+        with pytest.raises(TooManyStreamsError, match=r"you have 2 streams .* may have 2; delete some"):
+            store.create("anna", fresh)
+        with pytest.raises(TooManyStreamsError):
+            store.fork(names[0], "anna")
+        other = store.create("ben", fresh).id
+        store.delete(names[0], "anna")
+        names.append(store.create("anna", fresh).id)
+        for name, owner in ((names[1], "anna"), (names[2], "anna"), (other, "ben")):
+            store.delete(name, owner)
+        store.close()
+
+
+def test_states_leave_ram_and_come_back(
+    open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray
+) -> None:
+    store = open_store(ram_bytes=2 * advance(fresh, tokens[:11]).num_bytes)
+    names = [store.create("anna", fresh).id for _ in range(5)]
+    for at, name in enumerate(names):
+        append(store, name, tokens[at : at + 11], advance)
+    assert [store.facts(name, "anna").in_ram for name in names] == [False, False, False, True, True]
+    assert store.totals.ram_bytes <= 2 * advance(fresh, tokens[:11]).num_bytes
+    for at, name in enumerate(names):
+        assert store.facts(name, "anna").position == 11
+        assert_same(read(store, name, advance), advance(fresh, tokens[at : at + 11]))
+    assert [store.facts(name, "anna").in_ram for name in names] == [False, False, False, True, True]
+
+
+def test_appended_tokens_cost_no_snapshot(
+    open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray
+) -> None:
+    """A monitor that appends one event after the other writes a few bytes each."""
+    store = open_store(replayed=10)
+    name = store.create("anna", fresh).id
+    for at in range(25):
+        append(store, name, tokens[at : at + 1], advance)
+    assert store.totals.written == 1 + 2
+    state = read(store, name, advance)
+    store._stack.close()  # a kill: nothing is written
+    assert_same(read(open_store(), name, advance), state)
+
+
+def test_two_servers_do_not_share_a_folder(open_store: Open) -> None:
+    store = open_store()
+    with pytest.raises(UserError, match=r"being written by another process \(keeping streams by process"):
+        open_store()
+    store.close()
+    open_store().close()
+
+
+def test_a_damaged_folder_is_told_and_left_alone(open_store: Open, fresh: StreamState) -> None:
+    store = open_store()
+    names = [store.create("anna", fresh).id for _ in range(2)]
+    store.close()
+    folder = next(store._path.glob(f"{names[0]}"))
+    (folder / "facts.json").unlink()
+    store = open_store()
+    assert [stream.id for stream in store.list("anna")] == names[1:]
+    (said,) = store.damaged
+    assert said.startswith(names[0])
+    assert folder.exists()
+
+
+def test_random_operations_of_tenants_equal_a_naive_model(
+    session: Session, fresh: StreamState, advance: Advance, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    state_bytes = advance(fresh, np.zeros(20, np.int64)).num_bytes
+    sizes = StoreSettings(ram_bytes=2 * state_bytes, streams=4, replayed=12)
+    owners = st.sampled_from(["anna", "ben"])
+    texts = st.lists(st.integers(0, session.vocab.size - 1), max_size=20).map(lambda x: np.array(x, np.int64))
+
+    class Machine(RuleBasedStateMachine):
+        names = Bundle("names")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.folder = tmp_path_factory.mktemp("store")
+            self.store = StreamStore(self.folder, session, key=KEY, settings=sizes)
+            self.model: dict[str, tuple[str, StreamState]] = {}
+
+        @rule(target=names, owner=owners, tokens=texts)
+        def create(self, owner: str, tokens: np.ndarray) -> str:
+            state = advance(fresh, tokens)
+            if sum(each == owner for each, _ in self.model.values()) == sizes.streams:
+                with pytest.raises(TooManyStreamsError):
+                    self.store.create(owner, state)
+                return ""
+            name = self.store.create(owner, state).id
+            self.model[name] = owner, state
+            return name
+
+        @rule(target=names, name=names, owner=owners)
+        def fork(self, name: str, owner: str) -> str:
+            if self.model.get(name, ("", None))[0] != owner:
+                with pytest.raises(NoStreamError):
+                    self.store.fork(name, owner)
+                return ""
+            if sum(each == owner for each, _ in self.model.values()) == sizes.streams:
+                with pytest.raises(TooManyStreamsError):
+                    self.store.fork(name, owner)
+                return ""
+            fork = self.store.fork(name, owner).id
+            self.model[fork] = self.model[name]
+            return fork
+
+        @rule(name=names, owner=owners, tokens=texts, appends=st.booleans())
+        def advance(self, name: str, owner: str, tokens: np.ndarray, appends: bool) -> None:
+            if self.model.get(name, ("", None))[0] != owner:
+                with pytest.raises(NoStreamError), self.store.operation(name, owner):
+                    pass
+                return
+            with self.store.operation(name, owner) as operation:
+                state = current(operation, advance)
+                assert_same(state, self.model[name][1])
+                for piece in [tokens] if appends else tokens[:, None]:
+                    state = advance(state, piece)
+                operation.commit(state, appended=tokens if appends else None)
+            self.model[name] = owner, state
+
+        @rule(name=consumes(names), owner=owners)
+        def delete(self, name: str, owner: str) -> None:
+            if self.model.get(name, ("", None))[0] != owner:
+                with pytest.raises(NoStreamError):
+                    self.store.delete(name, owner)
+                return
+            self.store.delete(name, owner)
+            del self.model[name]
+
+        @rule(killed=st.booleans())
+        def restart(self, killed: bool) -> None:
+            (self.store._stack if killed else self.store).close()
+            self.store = StreamStore(self.folder, session, key=KEY, settings=sizes)
+
+        @invariant()
+        def everything_is_there(self) -> None:
+            listed = [stream for owner in ("anna", "ben") for stream in self.store.list(owner)]
+            assert {stream.id: (stream.owner, stream.position) for stream in listed} == {
+                name: (owner, state.position) for name, (owner, state) in self.model.items()
+            }
+            assert self.store.totals.ram_bytes <= sizes.ram_bytes
+            assert self.store.totals.in_ram == sum(stream.in_ram for stream in listed)
+
+        def teardown(self) -> None:
+            for name, (owner, state) in self.model.items():
+                assert_same(read(self.store, name, advance, owner), state)
+            self.store.close()
+            assert self.store.damaged == []
+
+    run_state_machine_as_test(
+        Machine, settings=settings(max_examples=12, stateful_step_count=20, deadline=None, derandomize=True)
+    )

@@ -1,0 +1,183 @@
+"""Streams when the server is killed, or its disk is full, at any step of any operation."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtimes import Session
+from runtimes.base.errors import UserError
+from tests.serve.streams.conftest import KEY, Advance, assert_same
+from tests.serve.streams.test_store import current, read
+from xl_export.serve.core.state import StreamState
+from xl_export.serve.streams.store import StoreSettings, StreamStore
+
+# What changes something on a disk: the store is ended before and in the middle of each call of these.
+CALLS = ("mkdir", "rename", "replace", "link", "unlink", "rmdir", "pwrite", "ftruncate", "fsync")
+
+
+@pytest.fixture(scope="module")
+def states(session: Session, advance: Advance, tokens: np.ndarray) -> list[StreamState]:
+    """A stream after 0, 5, 9 and 30 tokens."""
+    state = StreamState(memory=session.start(1), logits=None, tail=np.empty(0, np.int64), written=0)
+    found = [state]
+    for begin, end in ((0, 5), (5, 9), (9, 30)):
+        found.append(advance(found[-1], tokens[begin:end]))
+    return found
+
+
+def operations(
+    store: StreamStore, states: list[StreamState], tokens: np.ndarray
+) -> Iterator[tuple[str, str, int]]:
+    """Does one operation after the other, and yields after each: the stream, what happened, its state."""
+    yield "-", "begins", 0
+    first = store.create("anna", states[0]).id
+    yield first, "created", 0
+    for after, appended in ((1, tokens[:5]), (2, tokens[5:9]), (3, None)):
+        yield first, "changes", after
+        with store.operation(first, "anna") as operation:
+            operation.commit(states[after], appended=appended)
+        yield first, "is", after
+        if after == 2:
+            fork = store.fork(first, "anna").id
+            yield fork, "created", 2
+    yield fork, "goes", 0
+    store.delete(fork, "anna")
+    yield fork, "gone", 0
+    second = store.create("anna", states[2]).id  # so that the first leaves RAM
+    yield second, "created", 2
+    store.close()
+    yield "-", "ends", 0
+
+
+def settings(states: list[StreamState]) -> StoreSettings:
+    return StoreSettings(ram_bytes=states[-1].num_bytes, replayed=10)
+
+
+def breaking(monkeypatch: pytest.MonkeyPatch, at: int, fault: Callable[[], None]) -> list[int]:
+    """Lets call number `at` of CALLS end in a fault; half of what it writes is written. Counts the calls."""
+    count = [0]
+
+    def broken(name: str) -> Callable[..., Any]:
+        call = getattr(os, name)
+
+        def counted(*given: Any, **options: Any) -> Any:
+            count[0] += 1
+            if count[0] == at:
+                if name == "pwrite":
+                    call(given[0], given[1][: len(given[1]) // 2], given[2])
+                fault()
+            return call(*given, **options)
+
+        return counted
+
+    for name in CALLS:
+        monkeypatch.setattr(os, name, broken(name))
+    return count
+
+
+def killed_at(at: int, folder: Path, session: Session, states: list[StreamState], tokens: np.ndarray) -> Any:
+    """What a process has said of its operations until SIGKILL ended it at a call; and whether it did."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the child computes nothing
+        child = os.fork()
+    if child == 0:
+        with open(writing, "wb", buffering=0) as pipe:
+            breaking(pytest.MonkeyPatch(), at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            store = StreamStore(folder, session, key=KEY, settings=settings(states))
+            for said in operations(store, states, tokens):
+                pipe.write(pickle.dumps(said))
+        os._exit(0)
+    os.close(writing)
+    said = []
+    with open(reading, "rb") as pipe:
+        while True:
+            try:
+                said.append(pickle.load(pipe))
+            except EOFError:
+                break
+    return said, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_sigkill_at_any_call_loses_at_most_the_operation_in_flight(
+    session: Session, states: list[StreamState], advance: Advance, tokens: np.ndarray, tmp_path: Path
+) -> None:
+    at, goes_on = 0, True
+    while goes_on:
+        at += 1
+        said, goes_on = killed_at(at, tmp_path / str(at), session, states, tokens)
+        possible: dict[str, set[int | None]] = {}  # the states that a stream may have; None: it may be gone
+        for name, what, number in said:
+            if what in ("created", "is"):
+                possible[name] = {number}
+            elif what == "changes":
+                possible[name].add(number)
+            elif what == "goes":
+                possible[name].add(None)
+            elif what == "gone":
+                del possible[name]
+        store = StreamStore(tmp_path / str(at), session, key=KEY, settings=settings(states))
+        assert store.damaged == []
+        there = {stream.id for stream in store.list("anna")}
+        assert {name for name, states in possible.items() if None not in states} <= there
+        for name in there:
+            # A stream of which nothing was said was being made, or forked, at the end.
+            numbers = possible.get(name, {0, 2})
+            state = read(store, name, advance)
+            (number,) = [each for each in numbers if each is not None and states[each].position == state.position]
+            assert_same(state, states[number])
+        hidden = [path for path in store._path.rglob(".*") if path.name != ".writer"]
+        assert hidden == [], "nothing unfinished is left"
+        store.close()
+    assert at > 40, "the calls are counted"
+    assert said[-1][1] == "ends"
+
+
+def test_a_full_disk_is_refused_and_loses_nothing(
+    session: Session, states: list[StreamState], advance: Advance, tokens: np.ndarray, tmp_path: Path
+) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    at, refused = 0, 0
+    while True:
+        at += 1
+        store = StreamStore(tmp_path / str(at), session, key=KEY, settings=settings(states))
+        streams: dict[str, int] = {}
+        with pytest.MonkeyPatch.context() as patch:
+            count = breaking(patch, at, full)
+            try:
+                for name, what, number in operations(store, states, tokens):
+                    if what in ("created", "is"):
+                        streams[name] = number
+                    elif what == "gone":
+                        del streams[name]
+            except UserError as error:
+                refused += 1
+                assert "No space left on device" in str(error)
+                assert str(tmp_path) not in str(error)
+        for again in (False, True):
+            if again:
+                store.close()
+                store = StreamStore(tmp_path / str(at), session, key=KEY, settings=settings(states))
+            assert {stream.id for stream in store.list("anna")} == streams.keys()
+            for name, number in streams.items():
+                assert_same(read(store, name, advance), states[number])
+        for name, number in streams.items():  # and each goes on
+            with store.operation(name, "anna") as operation:
+                operation.commit(advance(current(operation, advance), tokens[:3]), appended=tokens[:3])
+            assert_same(read(store, name, advance), advance(states[number], tokens[:3]))
+        store.close()
+        if count[0] < at:
+            break
+    assert refused > 10

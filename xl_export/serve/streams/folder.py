@@ -1,0 +1,196 @@
+"""The folder of one stored stream: a signed snapshot, and what was appended since, one line an operation.
+
+A snapshot is as large as the memory of a stream, and an appended event may be one token. So most appends add
+a line of token ids to a journal. The snapshot and the journal together are the stream: fed again in the same
+pieces, the tokens give bit for bit the same state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtimes.base.errors import ArtefactError, UserError
+from runtimes.base.files import read_bytes, read_json, write_json
+from runtimes.contract.session import Session
+from xl_export.serve.core.state import StreamState
+from xl_export.serve.streams.snapshot import read_snapshot, write_snapshot
+
+FACTS = "facts.json"
+SNAPSHOT = re.compile(r"(\d{6,18})@(\d{1,19})\.stream")
+
+
+class UnwritableError(UserError):
+    """The disk of the server is full, or refuses for another reason."""
+
+
+@contextlib.contextmanager
+def _written() -> Iterator[None]:
+    """Turns errors of the disk into one sentence for a client, which names no path of the server."""
+    try:
+        yield
+    except (OSError, UserError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError):
+            raise
+        raise UnwritableError(
+            f"the server could not write the stream ({cause.strerror or cause}), which stays as it was "
+            "before this operation; delete streams, or ask its operator for space."
+        ) from error
+
+
+@dataclass
+class StreamFolder:
+    """The files of a stream as they are now. One thread at a time may use it.
+
+    version: of the snapshot; each new one has a larger number. begin: the position in the snapshot.
+    appended: the lines of the journal.
+    """
+
+    path: Path
+    version: int
+    begin: int
+    appended: list[np.ndarray]
+    journal_bytes: int = 0
+
+    @staticmethod
+    def create(path: Path, state: StreamState, facts: dict[str, Any], *, key: bytes) -> StreamFolder:
+        """A new folder, which appears whole."""
+        with _appearing(path, facts) as hidden:
+            write_snapshot(state, hidden / _name(0, state.position), key=key)
+        return StreamFolder(path, version=0, begin=state.position, appended=[])
+
+    @staticmethod
+    def open(path: Path) -> tuple[StreamFolder, dict[str, Any]]:
+        """The folder that a server left, however it ended, and the facts in it. What a kill left unfinished
+        is removed. Raises ArtefactError where it is no whole stream.
+        """
+        facts = read_json(path / FACTS)
+        found = sorted(
+            (int(match[1]), int(match[2]))
+            for entry in os.scandir(path)
+            if (match := SNAPSHOT.fullmatch(entry.name))
+        )
+        if not found or not isinstance(facts, dict):
+            raise ArtefactError(f"{path} holds no stream; remove the folder, or copy it whole.")
+        folder = StreamFolder(path, *found[-1], appended=[])
+        folder._read_journal()
+        folder._tidy()
+        return folder, facts
+
+    @property
+    def position(self) -> int:
+        """The position of the stream: that of the snapshot, and what was appended."""
+        return self.begin + self.num_appended
+
+    @property
+    def num_appended(self) -> int:
+        """How many tokens have to be fed again after the snapshot was read."""
+        return sum(map(len, self.appended))
+
+    def read(self, session: Session, *, key: bytes) -> StreamState:
+        """The stream in the snapshot; `appended` has to be fed to it, each as one task."""
+        return read_snapshot(self._snapshot, session, key=key, name=f"the stored stream {self.path.name}")
+
+    def append(self, tokens: np.ndarray) -> None:
+        """Adds a line to the journal: it is there as a whole, or the operation is refused."""
+        line = json.dumps(tokens.tolist(), separators=(",", ":")).encode() + b"\n"
+        with _written():
+            file = os.open(self._journal, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                os.ftruncate(file, self.journal_bytes)  # what an append that was refused has left
+                written = os.pwrite(file, line, self.journal_bytes)
+                if written < len(line):
+                    raise OSError(28, os.strerror(28))
+            finally:
+                os.close(file)
+        self.journal_bytes += len(line)
+        self.appended.append(tokens)
+
+    def replace(self, state: StreamState, *, key: bytes) -> None:
+        """Writes a new snapshot in place of the old one and the journal. A kill leaves either of them."""
+        version = self.version + 1
+        with _written():
+            write_snapshot(state, self.path / _name(version, state.position), key=key)
+        self.version, self.begin, self.appended, self.journal_bytes = version, state.position, [], 0
+        self._tidy()
+
+    def fork(self, path: Path, facts: dict[str, Any]) -> StreamFolder:
+        """A second folder of the same stream. The two share the bytes of the snapshot on the disk."""
+        with _appearing(path, facts) as hidden:
+            try:
+                os.link(self._snapshot, hidden / self._snapshot.name)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(self._snapshot, hidden / self._snapshot.name)
+            if self.journal_bytes:
+                content = read_bytes(self._journal)[: self.journal_bytes]
+                (hidden / self._journal.name).write_bytes(content)
+        return StreamFolder(path, self.version, self.begin, list(self.appended), self.journal_bytes)
+
+    def delete(self) -> None:
+        """Removes the stream. It is gone as a whole with the first step of this."""
+        with _written():
+            gone = self.path.with_name(f".{self.path.name}.deleted")
+            os.rename(self.path, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    @property
+    def _snapshot(self) -> Path:
+        return self.path / _name(self.version, self.begin)
+
+    @property
+    def _journal(self) -> Path:
+        return self.path / f"{self.version:06d}.journal"
+
+    def _read_journal(self) -> None:
+        """The whole lines of the journal; a last one that is not whole was never answered."""
+        if not self._journal.exists():
+            return
+        lines: Sequence[bytes] = read_bytes(self._journal).split(b"\n")[:-1]
+        try:
+            self.appended = [np.array(json.loads(line), np.int64) for line in lines]
+        except ValueError as error:
+            raise ArtefactError(f"{self._journal} is damaged; remove the stream's folder.") from error
+        self.journal_bytes = sum(len(line) + 1 for line in lines)
+
+    def _tidy(self) -> None:
+        """Removes what belongs to an older snapshot, and what a kill left unfinished."""
+        keep = {FACTS, self._snapshot.name, self._journal.name}
+        with contextlib.suppress(OSError):
+            for entry in list(os.scandir(self.path)):
+                if entry.name not in keep:
+                    os.unlink(entry.path)
+
+
+def _name(version: int, position: int) -> str:
+    return f"{version:06d}@{position}.stream"
+
+
+@contextlib.contextmanager
+def _appearing(path: Path, facts: dict[str, Any]) -> Iterator[Path]:
+    """A hidden folder that becomes `path` when the block ends without an error."""
+    hidden = path.with_name(f".{path.name}.new")
+    with _written():
+        try:
+            hidden.mkdir(mode=0o700)
+            yield hidden
+            write_json(hidden / FACTS, facts)
+            os.rename(hidden, path)
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+
+
+def sweep(parent: Path) -> None:
+    """Removes the hidden folders that a kill left: streams that were never answered, or were deleted."""
+    for entry in list(os.scandir(parent)):
+        if entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)

@@ -1,0 +1,376 @@
+"""The streams of one artefact that a server has promised to keep, most of them idle.
+
+Every operation is on the disk before it is answered. So a server that is killed at any moment loses at most
+the operations that were not answered, never the streams before them. The states that were used last are also
+in RAM, within a bound; the others come back from the disk when they are asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from runtimes.base.errors import ConfigError, UserError
+from runtimes.base.files import writing
+from runtimes.base.lock import only_writer
+from runtimes.contract.session import Session
+from xl_export.serve.core.state import StreamState
+from xl_export.serve.streams.folder import StreamFolder, UnwritableError, sweep
+
+
+class NoStreamError(UserError):
+    """There is no stream of that name, or it is somebody else's."""
+
+
+class BusyStreamError(UserError):
+    """Another operation is using the stream."""
+
+
+class TooManyStreamsError(UserError):
+    """A tenant has as many streams, or bytes of them, as it may have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSettings:
+    """The bounds of a store.
+
+    ram_bytes: of the states that stay in RAM while they are idle. streams, tenant_bytes: the most that one
+    tenant may have. replayed: of the tokens of appends, how many a stream may be ahead of its snapshot; so
+    many are fed again after a kill.
+    """
+
+    ram_bytes: int = 1 << 30
+    streams: int = 10_000
+    tenant_bytes: int = 1 << 36
+    replayed: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("ram_bytes", "streams", "tenant_bytes", "replayed"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamFacts:
+    """What a client may know of its stream. created, used: seconds since 1970. in_ram: whether the next
+    operation need not read the disk. busy: whether an operation runs.
+    """
+
+    id: str
+    owner: str
+    position: int
+    created: float
+    used: float
+    in_ram: bool
+    busy: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreFacts:
+    """What a store holds and has done. ram_bytes: of idle states. read, written: whole snapshots."""
+
+    streams: int
+    in_ram: int
+    ram_bytes: int
+    read: int
+    written: int
+
+
+@dataclass
+class _Stream:
+    """A stream of the index. The lock is held while its files are used; `busy` lasts a whole operation."""
+
+    id: str
+    owner: str
+    created: float
+    used: float
+    folder: StreamFolder
+    state: StreamState | None = field(default=None, repr=False)
+    busy: bool = False
+    gone: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+
+class StreamStore:
+    """Streams by id, each of one owner. All methods may be called from any thread; those that may use the
+    disk say so, and belong into a thread of their own.
+    """
+
+    def __init__(self, folder: Path, session: Session, *, key: bytes, settings: StoreSettings) -> None:
+        """Takes over what an earlier server left in `folder`; uses the disk.
+
+        Streams of several artefacts may lie in one folder: each store sees its own. Raises UserError while
+        another process uses it.
+        """
+        self._session, self._key, self._settings = session, key, settings
+        self._path = folder / session.identity[:32]
+        self._lock = threading.Lock()  # of the index; taken after the lock of a stream, never before it
+        self._streams: dict[str, _Stream] = {}
+        self._ram: OrderedDict[str, int] = OrderedDict()  # bytes by id, the one used longest ago first
+        self._read = self._written = self._ram_bytes = 0
+        self._making: Counter[str] = Counter()  # streams of each owner that are being made
+        self.damaged: list[str] = []  # sentences about folders that hold no whole stream; they are left alone
+        self._stack = contextlib.ExitStack()
+        with writing(self._path):
+            self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._stack.enter_context(only_writer(self._path, doing="keeping streams"))
+        sweep(self._path)
+        for path in sorted(each for each in self._path.iterdir() if each.is_dir()):
+            try:
+                opened, facts = StreamFolder.open(path)
+                stream = _Stream(path.name, str(facts["owner"]), float(facts["created"]), 0.0, opened)
+            except (UserError, KeyError, TypeError, ValueError) as error:
+                self.damaged.append(f"{path.name}: {error}")
+                continue
+            stream.used = stream.created
+            self._streams[path.name] = stream
+
+    def create(self, owner: str, state: StreamState) -> StreamFacts:
+        """A new stream in this state, which is on the disk when this returns; uses the disk.
+
+        Raises TooManyStreamsError, and UnwritableError for a full disk; no stream has appeared then.
+        """
+        with self._new(owner) as (name, facts):
+            folder = StreamFolder.create(self._path / name, state, facts, key=self._key)
+            self._written += 1
+            stream = self._add(name, owner, facts["created"], folder, state)
+        self._make_room()
+        return self._facts(stream)
+
+    def fork(self, name: str, owner: str) -> StreamFacts:
+        """A new stream in the state of another one, which goes on by itself; uses the disk a little."""
+        with self.operation(name, owner) as source:
+            stream = source.stream
+            with self._new(owner) as (other, facts), stream.lock:
+                folder = stream.folder.fork(self._path / other, facts)
+                fork = self._add(other, owner, facts["created"], folder, stream.state)
+        self._make_room()
+        return self._facts(fork)
+
+    def facts(self, name: str, owner: str) -> StreamFacts:
+        """What is known of a stream; raises NoStreamError."""
+        return self._facts(self._owned(name, owner))
+
+    def list(self, owner: str) -> list[StreamFacts]:
+        """The streams of an owner, the oldest first."""
+        with self._lock:
+            found = [stream for stream in self._streams.values() if stream.owner == owner]
+        return [self._facts(stream) for stream in sorted(found, key=lambda each: (each.created, each.id))]
+
+    def delete(self, name: str, owner: str) -> None:
+        """Removes a stream for ever; uses the disk. Raises BusyStreamError while an operation runs."""
+        with self.operation(name, owner) as operation, operation.stream.lock:
+            operation.stream.folder.delete()
+            operation.stream.gone = True
+            with self._lock:
+                self._streams.pop(name, None)
+                self._in_ram(name, None)
+
+    def begin(self, name: str, owner: str) -> Operation:
+        """An operation on a stream: until its `end` nobody else uses the stream. Without a `commit` the
+        stream stays as it was. Raises NoStreamError, and BusyStreamError where another operation runs.
+        """
+        stream = self._owned(name, owner)
+        with self._lock:
+            if stream.gone:
+                raise no_stream(name)
+            if stream.busy:
+                raise BusyStreamError(
+                    f"another operation is using the stream {name}; wait for its answer, or fork the stream."
+                )
+            stream.busy, stream.used = True, time.time()
+        return Operation(self, stream)
+
+    @contextlib.contextmanager
+    def operation(self, name: str, owner: str) -> Iterator[Operation]:
+        """`begin`, and its `end` when the block ends, however it ends."""
+        operation = self.begin(name, owner)
+        try:
+            yield operation
+        finally:
+            operation.end()
+
+    def close(self, *, within: float = 5.0) -> None:
+        """Writes snapshots of streams that are ahead of theirs, for some seconds, and gives the folder back.
+
+        What is not written in time is in journals: it is fed again when the stream is used. Uses the disk.
+        """
+        end = time.monotonic() + within
+        for stream in list(self._streams.values()):
+            if time.monotonic() > end:
+                break
+            self._rest(stream)
+        self._stack.close()
+
+    @property
+    def totals(self) -> StoreFacts:
+        """What the store holds and has done since it was opened."""
+        with self._lock:
+            return StoreFacts(
+                streams=len(self._streams),
+                in_ram=len(self._ram),
+                ram_bytes=self._ram_bytes,
+                read=self._read,
+                written=self._written,
+            )
+
+    def _owned(self, name: str, owner: str) -> _Stream:
+        with self._lock:
+            stream = self._streams.get(name)
+        if stream is None or stream.owner != owner:  # whether it is somebody else's is not told
+            raise no_stream(name)
+        return stream
+
+    def _facts(self, stream: _Stream) -> StreamFacts:
+        return StreamFacts(
+            id=stream.id,
+            owner=stream.owner,
+            position=stream.folder.position,
+            created=stream.created,
+            used=stream.used,
+            in_ram=stream.state is not None,
+            busy=stream.busy,
+        )
+
+    @contextlib.contextmanager
+    def _new(self, owner: str) -> Iterator[tuple[str, dict[str, object]]]:
+        """The name and the facts of a stream to be made, within the bounds of its owner."""
+        row = sum(tensor.num_bytes(batch=1) for tensor in self._session.state)
+        name = f"stream-{secrets.token_hex(12)}"
+        with self._lock:
+            held = sum(stream.owner == owner for stream in self._streams.values()) + self._making[owner]
+            most = min(self._settings.streams, self._settings.tenant_bytes // max(row, 1))
+            if held >= most:
+                raise TooManyStreamsError(
+                    f"you have {held:,} streams of {row:,} bytes each, and may have {most:,}; delete some of "
+                    "them, or save them as snapshots first."
+                )
+            self._making[owner] += 1
+        try:
+            yield name, {"owner": owner, "created": time.time()}
+        finally:
+            with self._lock:
+                self._making[owner] -= 1
+
+    def _add(
+        self, name: str, owner: str, created: object, folder: StreamFolder, state: StreamState | None
+    ) -> _Stream:
+        assert isinstance(created, float)
+        stream = _Stream(name, owner, created, created, folder, state)
+        with self._lock:
+            self._streams[name] = stream
+            if state is not None:
+                self._in_ram(name, state)
+        return stream
+
+    def _in_ram(self, name: str, state: StreamState | None) -> None:
+        """Counts the bytes of a stream in RAM as those used last; None where it has left."""
+        self._ram_bytes -= self._ram.pop(name, 0)
+        if state is not None:
+            self._ram[name] = state.num_bytes
+            self._ram_bytes += state.num_bytes
+
+    def _make_room(self) -> None:
+        """Takes idle states out of RAM until the others fit, the one that was used longest ago first."""
+        while True:
+            with self._lock:
+                idle = (name for name in self._ram if not self._streams[name].busy)
+                victim = next(idle, None) if self._ram_bytes > self._settings.ram_bytes else None
+                if victim is None:
+                    return
+                stream = self._streams[victim]
+                self._in_ram(victim, None)
+            self._rest(stream, leave=True)
+
+    def _rest(self, stream: _Stream, *, leave: bool = False) -> None:
+        """Writes a snapshot where a stream is ahead of it. leave: whether its state leaves RAM."""
+        with stream.lock:
+            state = stream.state
+            if stream.gone or state is None:
+                return
+            if stream.folder.appended:
+                # A full disk loses nothing here: the journal has what the snapshot has not.
+                with contextlib.suppress(UnwritableError):
+                    stream.folder.replace(state, key=self._key)
+                    self._written += 1
+            with self._lock:
+                if leave and stream.id not in self._ram:  # an operation may have brought it back meanwhile
+                    stream.state = None
+
+
+def no_stream(name: str) -> NoStreamError:
+    """The error for a stream that is not there, or belongs to somebody else."""
+    return NoStreamError(f"there is no stream {name!a:.60}; see GET /v1/streams for yours.")
+
+
+class Operation:
+    """One operation on a stream, from `StreamStore.begin`. One thread at a time may use it."""
+
+    def __init__(self, store: StreamStore, stream: _Stream) -> None:
+        self._store, self.stream = store, stream
+
+    def end(self) -> None:
+        """Lets others use the stream."""
+        with self._store._lock:
+            self.stream.busy = False
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether `load` returns at once."""
+        return self.stream.state is not None
+
+    def load(self) -> tuple[StreamState, list[np.ndarray]]:
+        """A state of the stream, and the appends that have to be fed to it, each as one task, to get the
+        stream as it is now; uses the disk. Call `caught_up` after them.
+        """
+        store, stream = self._store, self.stream
+        with stream.lock:
+            if stream.state is not None:
+                return stream.state, []
+            state = stream.folder.read(store._session, key=store._key)
+            store._read += 1
+            appended = list(stream.folder.appended)
+            if not appended:
+                self._hold(state)
+        store._make_room()
+        return state, appended
+
+    def caught_up(self, state: StreamState) -> None:
+        """The stream as it is now was computed from what `load` gave; uses the disk, to make room."""
+        with self.stream.lock:
+            assert state.position == self.stream.folder.position
+            self._hold(state)
+        self._store._make_room()
+
+    def commit(self, state: StreamState, *, appended: np.ndarray | None = None) -> None:
+        """The stream is now in this state, and the disk has it when this returns; uses the disk.
+
+        appended: int64 [N], where the operation fed these tokens to the state before, as one task, and did
+        nothing else. Raises UnwritableError for a full disk; the stream is then as it was before.
+        """
+        store, folder = self._store, self.stream.folder
+        with self.stream.lock:
+            few = appended is not None and folder.num_appended + len(appended) <= store._settings.replayed
+            if few and appended is not None:
+                if len(appended):
+                    folder.append(appended)
+            else:
+                folder.replace(state, key=store._key)
+                store._written += 1
+            assert folder.position == state.position, (folder.position, state.position)
+            self._hold(state)  # under the lock: whoever writes a snapshot now must not write an older state
+        store._make_room()
+
+    def _hold(self, state: StreamState) -> None:
+        """Keeps the state in RAM, as the one that was used last."""
+        self.stream.state = state
+        with self._store._lock:
+            self._store._in_ram(self.stream.id, state)
