@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,6 +145,25 @@ def test_two_servers_do_not_share_a_folder(open_store: Open) -> None:
     open_store().close()
 
 
+def test_closing_waits_for_operations_and_nothing_is_written_afterwards(
+    open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray
+) -> None:
+    store = open_store()
+    names = [store.create("anna", fresh).id for _ in range(2)]
+    ends, late = store.begin(names[0], "anna"), store.begin(names[1], "anna")
+    state = advance(fresh, tokens[:3])
+    closing = threading.Thread(target=store.close, kwargs={"within": 0.5})
+    closing.start()
+    ends.commit(state, appended=tokens[:3])
+    ends.end()
+    closing.join()
+    for appended in (tokens[:3], None):
+        with pytest.raises(UserError, match="the server has ended"):
+            late.commit(state, appended=appended)
+    store = open_store()
+    assert [store.facts(name, "anna").position for name in names] == [3, 0]
+
+
 def test_a_damaged_folder_is_told_and_left_alone(open_store: Open, fresh: StreamState) -> None:
     store = open_store()
     names = [store.create("anna", fresh).id for _ in range(2)]
@@ -243,5 +263,5 @@ def test_random_operations_of_tenants_equal_a_naive_model(
             assert self.store.damaged == []
 
     run_state_machine_as_test(
-        Machine, settings=settings(max_examples=12, stateful_step_count=20, deadline=None, derandomize=True)
+        Machine, settings=settings(max_examples=8, stateful_step_count=15, deadline=None, derandomize=True)
     )

@@ -109,12 +109,31 @@ def killed_at(at: int, folder: Path, session: Session, states: list[StreamState]
     return said, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
+def none_or_error(done: Iterator[tuple[str, str, int]], streams: dict[str, int]) -> UserError | None:
+    """The error that ends the operations, if one does. streams: gets the state of each stream before it."""
+    try:
+        for name, what, number in done:
+            if what in ("created", "is"):
+                streams[name] = number
+            elif what == "gone":
+                del streams[name]
+    except UserError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_sigkill_at_any_call_loses_at_most_the_operation_in_flight(
-    session: Session, states: list[StreamState], advance: Advance, tokens: np.ndarray, tmp_path: Path
+    session: Session,
+    states: list[StreamState],
+    advance: Advance,
+    tokens: np.ndarray,
+    tmp_path: Path,
+    each: int,
 ) -> None:
-    at, goes_on = 0, True
+    at, goes_on = 1 - each, True
     while goes_on:
-        at += 1
+        at += each
         said, goes_on = killed_at(at, tmp_path / str(at), session, states, tokens)
         possible: dict[str, set[int | None]] = {}  # the states that a stream may have; None: it may be gone
         for name, what, number in said:
@@ -134,7 +153,9 @@ def test_sigkill_at_any_call_loses_at_most_the_operation_in_flight(
             # A stream of which nothing was said was being made, or forked, at the end.
             numbers = possible.get(name, {0, 2})
             state = read(store, name, advance)
-            (number,) = [each for each in numbers if each is not None and states[each].position == state.position]
+            (number,) = [
+                each for each in numbers if each is not None and states[each].position == state.position
+            ]
             assert_same(state, states[number])
         hidden = [path for path in store._path.rglob(".*") if path.name != ".writer"]
         assert hidden == [], "nothing unfinished is left"
@@ -143,31 +164,32 @@ def test_sigkill_at_any_call_loses_at_most_the_operation_in_flight(
     assert said[-1][1] == "ends"
 
 
+@pytest.mark.parametrize("each", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_full_disk_is_refused_and_loses_nothing(
-    session: Session, states: list[StreamState], advance: Advance, tokens: np.ndarray, tmp_path: Path
+    session: Session,
+    states: list[StreamState],
+    advance: Advance,
+    tokens: np.ndarray,
+    tmp_path: Path,
+    each: int,
 ) -> None:
     def full() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    at, refused = 0, 0
+    at, refused = 1 - each, 0
     while True:
-        at += 1
+        at += each
         store = StreamStore(tmp_path / str(at), session, key=KEY, settings=settings(states))
         streams: dict[str, int] = {}
         with pytest.MonkeyPatch.context() as patch:
             count = breaking(patch, at, full)
-            try:
-                for name, what, number in operations(store, states, tokens):
-                    if what in ("created", "is"):
-                        streams[name] = number
-                    elif what == "gone":
-                        del streams[name]
-            except UserError as error:
-                refused += 1
-                assert "No space left on device" in str(error)
-                assert str(tmp_path) not in str(error)
+            error = none_or_error(operations(store, states, tokens), streams)
+        if error is not None:
+            refused += 1
+            assert "No space left on device" in str(error)
+            assert str(tmp_path) not in str(error)
         for again in (False, True):
-            if again:
+            if again or store._closed:
                 store.close()
                 store = StreamStore(tmp_path / str(at), session, key=KEY, settings=settings(states))
             assert {stream.id for stream in store.list("anna")} == streams.keys()

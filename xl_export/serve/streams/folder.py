@@ -8,6 +8,7 @@ pieces, the tokens give bit for bit the same state.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -108,9 +109,12 @@ class StreamFolder:
             file = os.open(self._journal, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
                 os.ftruncate(file, self.journal_bytes)  # what an append that was refused has left
-                written = os.pwrite(file, line, self.journal_bytes)
-                if written < len(line):
-                    raise OSError(28, os.strerror(28))
+                if os.pwrite(file, line, self.journal_bytes) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(file, self.journal_bytes)
+                raise
             finally:
                 os.close(file)
         self.journal_bytes += len(line)
@@ -119,8 +123,13 @@ class StreamFolder:
     def replace(self, state: StreamState, *, key: bytes) -> None:
         """Writes a new snapshot in place of the old one and the journal. A kill leaves either of them."""
         version = self.version + 1
+        path = self.path / _name(version, state.position)
         with _written():
-            write_snapshot(state, self.path / _name(version, state.position), key=key)
+            try:
+                write_snapshot(state, path, key=key)
+            except BaseException:  # whatever was refused must not be there after a restart
+                path.unlink(missing_ok=True)
+                raise
         self.version, self.begin, self.appended, self.journal_bytes = version, state.position, [], 0
         self._tidy()
 

@@ -34,6 +34,10 @@ class BusyStreamError(UserError):
     """Another operation is using the stream."""
 
 
+class ClosedStoreError(UserError):
+    """The server has ended."""
+
+
 class TooManyStreamsError(UserError):
     """A tenant has as many streams, or bytes of them, as it may have."""
 
@@ -118,6 +122,7 @@ class StreamStore:
         self._read = self._written = self._ram_bytes = 0
         self._making: Counter[str] = Counter()  # streams of each owner that are being made
         self.damaged: list[str] = []  # sentences about folders that hold no whole stream; they are left alone
+        self._closed = False
         self._stack = contextlib.ExitStack()
         with writing(self._path):
             self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -182,6 +187,7 @@ class StreamStore:
         with self._lock:
             if stream.gone:
                 raise no_stream(name)
+            self._refuse_closed()
             if stream.busy:
                 raise BusyStreamError(
                     f"another operation is using the stream {name}; wait for its answer, or fork the stream."
@@ -199,11 +205,17 @@ class StreamStore:
             operation.end()
 
     def close(self, *, within: float = 5.0) -> None:
-        """Writes snapshots of streams that are ahead of theirs, for some seconds, and gives the folder back.
+        """Waits for operations to end, writes snapshots of streams that are ahead of theirs, both within some
+        seconds, and gives the folder back. Uses the disk.
 
-        What is not written in time is in journals: it is fed again when the stream is used. Uses the disk.
+        Operations that have not ended by then are lost. What has no snapshot in time is in journals: it is
+        fed again when the stream is used.
         """
         end = time.monotonic() + within
+        while time.monotonic() < end and any(stream.busy for stream in list(self._streams.values())):
+            time.sleep(0.01)
+        with self._lock:
+            self._closed = True
         for stream in list(self._streams.values()):
             if time.monotonic() > end:
                 break
@@ -221,6 +233,11 @@ class StreamStore:
                 read=self._read,
                 written=self._written,
             )
+
+    def _refuse_closed(self) -> None:
+        """Raises ClosedStoreError where another process may have the folder by now."""
+        if self._closed:
+            raise ClosedStoreError("the server has ended, and the stream stays as it was; ask again later.")
 
     def _owned(self, name: str, owner: str) -> _Stream:
         with self._lock:
@@ -358,6 +375,10 @@ class Operation:
         """
         store, folder = self._store, self.stream.folder
         with self.stream.lock:
+            if store._closed:  # another process may have the folder by now
+                raise UnwritableError(
+                    "the server has ended, and the stream stays as it was; ask again later."
+                )
             few = appended is not None and folder.num_appended + len(appended) <= store._settings.replayed
             if few and appended is not None:
                 if len(appended):
