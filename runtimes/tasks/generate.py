@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,10 +15,10 @@ from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Decoder, Vocab
 from runtimes.sessions.segment_end import sees_segment_end
+from runtimes.tasks.growing_text import GrowingText, Reason, border_of
 from runtimes.tasks.sample import Sampler
 
 Prompt: TypeAlias = str | Sequence[int] | np.ndarray  # a text, or token ids
-Reason = Literal["end", "stop", "length"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,8 +208,8 @@ def _generate(
         memory.positions[:] = starts
     logits = _feed(session, tokens, memory, lengths)
     draws = [np.random.default_rng([seed, row]) for row in range(len(tokens))]
-    border = " " if session.vocab.kind == "ids" else ""
-    texts = [_Text(decoder, stop, border) for decoder in decoders]
+    border = border_of(session.vocab)
+    texts = [GrowingText(decoder, stop, border) for decoder in decoders]
     token = np.zeros((len(tokens), 1), np.int64)
     for count in range(1, max_tokens + 1):
         goes_on = np.array([text.ended is None for text in texts])
@@ -241,44 +241,3 @@ def _feed(session: Session, tokens: np.ndarray, memory: Memory, lengths: np.ndar
         found, _ = session.predict(piece, memory, lengths=counts)
         logits[counts > 0] = found[counts > 0]
     return logits
-
-
-class _Text:
-    """The text of one row as it grows. It releases what can no longer be part of a stop string.
-
-    border: what stands around each token, and so around a stop string; empty where a stop string may be a
-    part of a token.
-    """
-
-    def __init__(self, decoder: Decoder, stop: Sequence[str], border: str) -> None:
-        self._decode, self._border = decoder, border
-        self._stop = [border + (text.strip() if border else text) + border for text in stop]
-        self._held = ""
-        self.ended: Reason | None = None
-
-    def finish(self) -> str:
-        """The text that was held back, released by the end of the document."""
-        self.ended = "end"
-        return self._held
-
-    def add(self, token: int, *, last: bool) -> str:
-        """The text that is released by one more token; all of it with the last one."""
-        self.ended = "length" if last else None
-        self._held += self._decode(token)
-        whole = self._held + self._border
-        found = [at for text in self._stop if (at := whole.find(text)) >= 0]
-        if found:
-            self.ended = "stop"
-            return self._held[: min(found)]
-        keep = 0 if last else self._overlap()
-        released, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return released
-
-    def _overlap(self) -> int:
-        """The length of the longest end of the held text with which a stop string begins."""
-        whole, end = self._held + self._border, len(self._border)
-        longest = max((len(text) for text in self._stop), default=1) - 1
-        for length in range(min(longest, len(whole)), end, -1):
-            if any(text.startswith(whole[-length:]) for text in self._stop):
-                return length - end
-        return 0

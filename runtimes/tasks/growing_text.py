@@ -1,0 +1,65 @@
+"""The text of one stream as it grows token by token, up to a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from runtimes.contract.vocabulary import Decoder, Vocab
+
+Reason = Literal["end", "stop", "length"]
+
+
+class GrowingText:
+    """The text of one stream as it grows. It releases what can no longer be part of a stop string.
+
+    decoder: of the stream; it has had the tokens before the text. stop: strings that are not empty. border:
+    what stands around each token, and so around a stop string (see `border_of`). ended: why the text has
+    ended; None while it grows.
+    """
+
+    def __init__(self, decoder: Decoder, stop: Sequence[str], border: str) -> None:
+        self._decode, self._border = decoder, border
+        self._stop = [border + (text.strip() if border else text) + border for text in stop]
+        self._held = ""
+        self.ended: Reason | None = None
+
+    def finish(self) -> str:
+        """The text that was held back, released by the end of the document."""
+        self.ended = "end"
+        return self._held
+
+    def add(self, token: int, *, last: bool) -> str:
+        """The text that is released by one more token; all of it with the last one."""
+        if last:
+            self.ended = "length"
+        if not self._stop:
+            return self._decode(token)
+        self._held += self._decode(token)
+        whole = self._held + self._border
+        found = [at for text in self._stop if (at := whole.find(text)) >= 0]
+        if found:
+            self.ended = "stop"
+            return self._held[: min(found)]
+        keep = 0 if last else self._overlap()
+        released, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return released
+
+    @property
+    def held(self) -> str:
+        """The text that is held back."""
+        return self._held
+
+    def _overlap(self) -> int:
+        """The length of the longest end of the held text with which a stop string begins."""
+        whole, end = self._held + self._border, len(self._border)
+        longest = max((len(text) for text in self._stop), default=1) - 1
+        for length in range(min(longest, len(whole)), end, -1):
+            if any(text.startswith(whole[-length:]) for text in self._stop):
+                return length - end
+        return 0
+
+
+def border_of(vocab: Vocab) -> str:
+    """What stands around each token of a text; empty where a stop string may be a part of a token."""
+    return " " if vocab.kind == "ids" else ""

@@ -1,0 +1,193 @@
+"""The thread that owns a session and its rows, and the face of it that other threads use."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from runtimes.base.errors import UserError
+from runtimes.contract.session import Session
+from xl_export.serve.core.facts import EngineFacts
+from xl_export.serve.core.running import Running
+from xl_export.serve.core.scheduler import Cache, Delivery, Scheduler
+from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.core.task import Ended, Task
+from xl_export.serve.core.trial import dependence_of_rows, refuse_unserved
+from xl_export.serve.core.validate import refuse_impossible
+from xl_export.serve.core.waiting import Busy
+
+__all__ = ["Busy", "Cache", "Delivery", "Engine"]
+
+Command = tuple[Literal["enter", "cancel", "resume"], Running]
+LEAST_WAIT, MOST_WAIT = 1.0, 60.0  # seconds that a client is told to wait
+
+
+class Engine:
+    """Advances many streams by one session.
+
+    deliver: called on the engine's thread, at most once an iteration, with everything new; it must not block.
+    Raises StreamError for a session whose rows cannot be served so.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        settings: EngineSettings,
+        *,
+        cache: Cache | None = None,
+        deliver: Callable[[Delivery], None],
+    ) -> None:
+        refuse_unserved(session)
+        self._session, self._settings, self._deliver = session, settings, deliver
+        self._dependence = dependence_of_rows(session, settings.rows)
+        self._scheduler = Scheduler(session, settings, cache)
+        self._changed = threading.Condition()
+        self._commands: list[Command] = []
+        self._entering = 0  # commands that bring a task
+        self._submitted: dict[Task, Running] = {}
+        self._stopping = self._sleeping = False
+        self._other_seconds = 0.0
+        self._thread = threading.Thread(target=self._run, name="xl-export engine", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def submit(self, task: Task) -> None:
+        """Lets a task wait for a row; any thread. Its answers are delivered, the last one an Ended.
+
+        Raises Busy where the queue is full, and UserError for a task that cannot be done; neither has cost
+        any work.
+        """
+        refuse_impossible(task, self._session)
+        with self._changed:
+            self._refuse_more()
+        run = Running(task, self._session)
+        with self._changed:
+            self._refuse_more()
+            if task in self._submitted:
+                raise UserError("the task was submitted before; make a new one.")
+            self._submitted[task] = run
+            self._entering += 1
+            self._command("enter", run)
+
+    def cancel(self, task: Task) -> None:
+        """Ends a task as soon as the present step is over; any thread. One that has ended is left alone."""
+        with self._changed:
+            if run := self._submitted.get(task):
+                self._command("cancel", run)
+
+    def taken(self, task: Task, count: int) -> None:
+        """Notes that the client has taken so many answers more; one thread for each task."""
+        run = self._submitted.get(task)
+        if run is None:
+            return
+        run.taken += count
+        if run.paused and self._scheduler.may_resume(run):
+            with self._changed:
+                self._command("resume", run)
+
+    def stop(self, *, within: float) -> None:
+        """Ends all tasks as `stopped`, with their states where they are kept, and takes no more.
+
+        Returns when the engine's thread has ended, but after `within` seconds at the latest: a step cannot be
+        interrupted, and what is left to say is said when it is over.
+        """
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(within)
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What the engine does now and has done; any thread."""
+        scheduler = self._scheduler
+        rows, decoding = len(scheduler.rows.runs), scheduler.rows.decoding
+        return EngineFacts(
+            rows=self._settings.rows,
+            decoding=decoding,
+            prompts=max(0, rows - decoding),
+            waiting=self._waiting,
+            paused=len(scheduler.paused),
+            tokens_fed=scheduler.fed,
+            tokens_cached=scheduler.cached,
+            tokens_padded=scheduler.padded,
+            tokens_drawn=scheduler.drawn,
+            steps=scheduler.steps,
+            tasks_ended=dict(scheduler.ended),
+            parked=scheduler.parked,
+            moved=scheduler.rows.moved,
+            model_seconds=scheduler.model_seconds,
+            other_seconds=self._other_seconds,
+            dependence=self._dependence,
+        )
+
+    @property
+    def _waiting(self) -> int:
+        """How many tasks have no row."""
+        return max(0, self._entering + self._scheduler.outside)
+
+    def _refuse_more(self) -> None:
+        """Raises Busy where the queue is full, and UserError after `stop`."""
+        if self._stopping:
+            raise UserError("the engine stops and takes no more tasks; ask another server.")
+        if (waiting := self._waiting) >= self._settings.queue:
+            raise Busy(waiting, self._retry_after(waiting))
+
+    def _retry_after(self, waiting: int) -> float:
+        """About when a place in the queue is free, in seconds: as long as its tasks have taken on average."""
+        scheduler = self._scheduler
+        ended = sum(scheduler.ended.values())
+        seconds = (scheduler.model_seconds + self._other_seconds) / max(1, ended)
+        return min(MOST_WAIT, max(LEAST_WAIT, seconds * waiting / 8))
+
+    def _command(self, what: Literal["enter", "cancel", "resume"], run: Running) -> None:
+        """Tells the engine's thread something; `_changed` is held."""
+        self._commands.append((what, run))
+        if self._sleeping:
+            self._changed.notify()
+
+    def _run(self) -> None:
+        """The engine's thread."""
+        scheduler = self._scheduler
+        while True:
+            if self._commands or self._stopping or not scheduler.has_work:
+                with self._changed:
+                    while not (self._commands or self._stopping or scheduler.has_work):
+                        self._sleeping = True
+                        self._changed.wait()
+                        self._sleeping = False
+                    commands, self._commands, self._entering = self._commands, [], 0
+                    stopping = self._stopping
+                    for what, run in commands:
+                        if what == "enter":
+                            scheduler.enter(run)
+                for what, run in commands:
+                    if what == "cancel":
+                        scheduler.cancel(run, "cancelled")
+                    elif what == "resume":
+                        scheduler.resume(run)
+                if stopping:
+                    for run in list(scheduler.runs.values()):
+                        scheduler.cancel(run, "stopped")
+                    self._send(scheduler.delivery())
+                    return
+            began, before = time.perf_counter(), scheduler.model_seconds
+            try:
+                delivery = scheduler.iterate()
+            except Exception as error:  # a fault of this project: its tasks end, and the engine goes on
+                scheduler.fail_all(error)
+                delivery = scheduler.delivery()
+            self._send(delivery)
+            self._other_seconds += time.perf_counter() - began - (scheduler.model_seconds - before)
+
+    def _send(self, delivery: Delivery) -> None:
+        if not delivery:
+            return
+        for task, answers in delivery:
+            if answers[-1].__class__ is Ended:
+                self._submitted.pop(task, None)
+        self._deliver(delivery)

@@ -1,0 +1,91 @@
+"""What an engine knows of a task from its submission to its end."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from runtimes.contract.memory import Memory
+from runtimes.contract.session import Session
+from runtimes.tasks.growing_text import GrowingText, border_of
+from xl_export.serve.core.pieces import piece_after
+from xl_export.serve.core.state import StreamState
+from xl_export.serve.core.task import Answer, Reason, Task
+
+if TYPE_CHECKING:
+    from xl_export.serve.core.waiting import Account
+
+PRIMED = 64  # tokens before a text that its decoder is given; what a token adds depends on fewer
+AHEAD = 64  # random numbers that are drawn at once
+
+
+class Running:
+    """A task on its way. It is made on the thread that submits the task, and then the engine's thread has it.
+
+    row: its row, -1 where it has none. fed: how many of the task's tokens were fed. drawn: the drawn tokens;
+    all of them are fed but the last one, `token`, while `pending`. memory: of its stream, where it gave up a
+    row or has not had one yet. logits: float32 [V] after the last fed token, where they are known and may
+    still be wanted. known: log p of the next token, where a step has said it already. written: as in
+    `StreamState`, of the pieces; drawn tokens are written without padding. answers: those of this iteration.
+    sent, taken: answers that were delivered, and those that the client has taken; the latter is written by
+    another thread. closing: why the task ends, once its last token is fed. order, since, last_piece: the
+    iterations in which it came, got its row, and was fed a piece.
+    """
+
+    def __init__(self, task: Task, session: Session) -> None:
+        self.task = task
+        self.row, self.fed, self.order, self.since, self.last_piece = -1, 0, 0, 0, 0
+        self.sent = self.taken = self.served = 0
+        self.drawn: list[int] = []
+        self.token, self.pending, self.paused = 0, False, False
+        self.answers: list[Answer] = []
+        self.closing: Reason | None = None
+        self.account: Account
+        state = task.state
+        self.memory: Memory | None = None if state is None else state.memory
+        self.logits: np.ndarray | None = None if state is None else state.logits
+        self.known: float | None = None
+        self.written = 0 if state is None else state.written
+        self.text: GrowingText | None = None
+        self.rng: np.random.Generator | None = None
+        self.random: deque[float] = deque()
+        if task.drawing is not None:
+            drawing = task.drawing
+            decoder = session.vocab.decoder()
+            before = task.tokens if state is None else np.concatenate([state.tail, task.tokens])
+            for token in before[-PRIMED:].tolist():
+                decoder(token)
+            self.text = GrowingText(decoder, drawing.stop, border_of(session.vocab))
+            self.rng = np.random.default_rng([drawing.seed, drawing.index])
+
+    @property
+    def prompt_left(self) -> int:
+        """How many of the task's tokens are still to be fed."""
+        return len(self.task.tokens) - self.fed
+
+    def next_piece(self, segment: int) -> tuple[int, int]:
+        """See `piece_after`."""
+        return piece_after(self.fed, len(self.task.tokens), segment)
+
+    def tail(self, longest: int) -> np.ndarray:
+        """The ids of the last fed tokens of the stream, at most so many, the newest last."""
+        drawn = self.drawn[:-1] if self.pending else self.drawn
+        fed = [self.task.tokens[: self.fed][-longest:], np.array(drawn[-longest:], np.int64)]
+        if self.task.state is not None:
+            fed.insert(0, self.task.state.tail)
+        return np.concatenate(fed)[-longest:].astype(np.int64, copy=False)
+
+    def state(self, memory: Memory, *, segment: int) -> StreamState:
+        """The stream after all fed tokens, in a memory that the state owns from now on."""
+        logits = None if self.logits is None else np.array(self.logits, np.float32)
+        written = max(self.written, int(memory.positions[0]))
+        return StreamState(memory=memory, logits=logits, tail=self.tail(segment + 1), written=written)
+
+    def uniform(self) -> float:
+        """The next random number of `default_rng([seed, index])`, as `random()` would give it."""
+        if not self.random:
+            assert self.rng is not None
+            self.random.extend(self.rng.random(AHEAD).tolist())
+        return self.random.popleft()

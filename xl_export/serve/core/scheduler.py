@@ -1,0 +1,380 @@
+"""One iteration of an engine: who gets a row, a step of the decoding rows, pieces of prompts, new tokens."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from runtimes.base.errors import UserError, first_line
+from runtimes.contract.memory import Memory
+from runtimes.contract.session import Session
+from xl_export.serve.core.prompts import Piece, chosen_pieces, step_of, take_in
+from xl_export.serve.core.rows import Rows
+from xl_export.serve.core.running import Running
+from xl_export.serve.core.sampling import draw, likeliest, log_probs_of
+from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.core.state import StreamState
+from xl_export.serve.core.task import Answer, Drawn, Ended, Fed, Likeliest, Reason, Task
+from xl_export.serve.core.waiting import Waiting
+
+Delivery: TypeAlias = list[tuple[Task, list[Answer]]]
+TURN = 512  # tokens that one tenant may be ahead of another who waits
+NOT_FINITE = (
+    "the model's logits are not finite, so nothing can be said of the next token; its weights are damaged or "
+    "diverged, or the stream that it continues is damaged."
+)
+LOG = logging.getLogger(__name__)
+
+
+class Cache(Protocol):
+    """States after the beginnings of prompts; called on the engine's thread only."""
+
+    def longest(self, tokens: np.ndarray, tenant: str = "") -> tuple[int, StreamState | None]:
+        """How many of these tokens, from the first on, a kept state has been fed, and that state; 0 and None
+        where nothing is known.
+        """
+        ...
+
+    def put(self, tokens: np.ndarray, state: StreamState, tenant: str = "") -> None:
+        """Keeps the state after all of these tokens: at a multiple of the segment, or at a prompt's end."""
+        ...
+
+
+class Scheduler:
+    """All tasks of an engine. Its methods are called on the engine's thread only.
+
+    runs: the tasks that have not ended. paused: those that wait for their clients.
+    """
+
+    def __init__(self, session: Session, settings: EngineSettings, cache: Cache | None) -> None:
+        self._session, self._settings, self._cache = session, settings, cache
+        self._segment = session.rule.segment
+        self._end_of_document = session.vocab.special.end_of_document
+        self.rows, self.waiting = Rows(session, settings.rows), Waiting()
+        self.runs: dict[Task, Running] = {}
+        self.paused: set[Running] = set()
+        self._said: list[Running] = []  # runs with answers that are not delivered yet
+        self._ready: list[Running] = []  # runs whose tokens were all fed, and who have no token yet
+        self.iterations = self.steps = self.fed = self.cached = self.padded = self.drawn = self.parked = 0
+        self.model_seconds = 0.0
+        self.ended: Counter[str] = Counter()
+
+    @property
+    def outside(self) -> int:
+        """How many tasks have no row."""
+        return len(self.runs) - len(self.rows.runs)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether an iteration would do anything."""
+        return bool(self.rows.runs or len(self.waiting) or self._said)
+
+    def enter(self, run: Running) -> None:
+        """Lets a new run wait for a row."""
+        self.runs[run.task] = run
+        run.order = self.iterations
+        self.waiting.enter(run)
+
+    def cancel(self, run: Running, reason: Reason) -> None:
+        """Ends a run where it is; with the state of its stream, where that is kept."""
+        if run.task in self.runs:
+            self._end(run, reason, state=self._state(run) if run.task.keep else None)
+
+    def resume(self, run: Running) -> None:
+        """Lets a paused run wait for a row again."""
+        if run in self.paused:
+            self.paused.remove(run)
+            run.paused = False
+            self.waiting.add(run, first=True)
+
+    def fail_all(self, error: BaseException) -> None:
+        """Ends all runs after a fault of the engine itself."""
+        LOG.error("the engine failed and ends all of its tasks", exc_info=error)
+        for run in self.runs.values():
+            self.ended["failed"] += 1
+            self._say(run, Ended(reason="failed", error=f"the server failed ({_line(error)}); ask again."))
+        self.rows.clear()
+        self.waiting = Waiting()
+        for gathered in (self.runs, self.paused, self._ready):
+            gathered.clear()
+
+    def iterate(self) -> Delivery:
+        """Advances every row that may advance, and gives what is new for the clients."""
+        self.iterations += 1
+        self._place()
+        runs, logits = self._decode()
+        self._feed()
+        self._draw(runs, logits)
+        return self.delivery()
+
+    # Who has a row.
+
+    def _place(self) -> None:
+        """Gives rows to waiting runs, also rows that others have to give up."""
+        waiting, rows = self.waiting, self.rows
+        while len(waiting):
+            if not rows.free:
+                victim = self._victim()
+                if victim is None:
+                    return
+                self.parked += 1
+                self._park(victim)
+                waiting.add(victim, first=True)
+            self._admit(waiting.take())
+
+    def _victim(self) -> Running | None:
+        """The run that gives its row to one that waits; None where nobody has to.
+
+        Bulk gives way to people. Of tenants, who has several rows gives one to who has none, and who is a
+        turn ahead gives one to who has fewer.
+        """
+        bulk = not self.waiting.has(bulk=False)
+        if not bulk and (rows := [run for run in self.rows.runs if run.task.bulk]):
+            return max(rows, key=lambda run: (run.account.served, run.order))
+        waits = self.waiting.next(bulk=bulk)
+        others = [r for r in self.rows.runs if r.account is not waits and r.task.bulk == bulk]
+        if waits is None or not others:
+            return None
+        most = max((run.account for run in others), key=lambda account: (account.rows, account.served))
+        ahead = waits.served + TURN <= most.served and most.rows > waits.rows
+        if not (ahead or (waits.rows == 0 and most.rows > 1)):
+            return None
+        return min((run for run in others if run.account is most), key=lambda run: run.since)
+
+    def _admit(self, run: Running) -> None:
+        task, memory = run.task, run.memory
+        if memory is None and self._cache is not None and task.cached and not task.score:
+            memory = self._found(run, self._cache)
+        self.rows.admit(run, memory)
+        run.memory, run.since = None, self.iterations
+        run.account.rows += 1
+        if run.prompt_left:
+            return
+        if run.pending:
+            self.rows.decode(run)
+        else:
+            self._ready.append(run)
+
+    def _found(self, run: Running, cache: Cache) -> Memory | None:
+        """The memory of the longest prefix that the cache has, if it was fed in the pieces of this task."""
+        tokens = run.task.tokens
+        count, state = cache.longest(tokens, run.task.tenant)
+        while state is not None and (
+            (count == len(tokens) and state.logits is None) or (count < len(tokens) and count % self._segment)
+        ):
+            tokens = tokens[: (count - 1) // self._segment * self._segment]
+            count, state = cache.longest(tokens, run.task.tenant) if len(tokens) else (0, None)
+        if state is None:
+            return None
+        run.fed, run.logits, run.written = count, state.logits, state.written
+        self.cached += count
+        self._say(run, Fed(count=count, cached=count))
+        return state.memory
+
+    def _park(self, run: Running) -> None:
+        """Takes a run out of its row, with its memory."""
+        run.memory = self.rows.taken_out(run)
+        self._leave_row(run)
+
+    def _leave_row(self, run: Running) -> None:
+        self.rows.release(run)
+        run.account.rows -= 1
+
+    # Steps.
+
+    def _step(self, runs: Sequence[Running], compute: Callable[[Memory], np.ndarray]) -> np.ndarray | None:
+        """The answer of the session to a step of neighbouring rows; None where it failed, with its tasks."""
+        first, last = runs[0].row, runs[-1].row + 1
+        self.steps += 1
+        began = time.perf_counter()
+        try:
+            return compute(self.rows.memory.part(first, last))
+        except Exception as error:
+            LOG.error("a step of %d rows failed", len(runs), exc_info=error)
+            self.rows.spoil(first, last)
+            for run in runs:
+                self._end(run, "failed", error=_sentence(error))
+            return None
+        finally:
+            self.model_seconds += time.perf_counter() - began
+
+    def _decode(self) -> tuple[list[Running], np.ndarray]:
+        """Feeds the last token of each decoding row; the runs that draw another one, and their logits."""
+        nothing = np.empty((0, self._session.vocab.size), np.float32)
+        runs = self.rows.runs[: self.rows.decoding]
+        if not runs:
+            return [], nothing
+        tokens = np.array([run.token for run in runs], np.int64)[:, None]
+        logits = self._step(runs, lambda memory: self._session.predict(tokens, memory)[0])
+        if logits is None:
+            return [], nothing
+        closing = [row for row, run in enumerate(runs) if run.closing]
+        if not closing:
+            return runs, logits
+        for row in closing:
+            run, run.pending, run.logits = runs[row], False, logits[row]
+            self._close(run, run.closing)
+        rest = [row for row, run in enumerate(runs) if not run.closing]
+        return [runs[row] for row in rest], logits[rest]
+
+    def _feed(self) -> None:
+        """Feeds pieces of prompts within the budget."""
+        prompts = self.rows.runs[self.rows.decoding :]
+        prompts = [run for run in prompts if run.prompt_left]
+        if not prompts:
+            return
+        for group in chosen_pieces(self._session, prompts, self._settings.prompt_tokens):
+            runs = [piece.run for piece in group]
+            answers = self._step(runs, lambda memory, group=group: step_of(self._session, group, memory))
+            if answers is not None:
+                for piece, answer in zip(group, answers, strict=True):
+                    self._take_in(piece, answer)
+
+    def _take_in(self, piece: Piece, answer: np.ndarray) -> None:
+        run = piece.run
+        position = int(self.rows.memory.positions[run.row])
+        run.written = max(run.written, position - piece.length + piece.width)
+        run.last_piece = self.iterations
+        run.account.served += piece.width
+        self.fed += piece.length
+        self.padded += piece.width - piece.length
+        fed = take_in(piece, answer)
+        if fed is None:
+            self._fail(run, NOT_FINITE)
+            return
+        self._say(run, fed)
+        task = run.task
+        if self._cache is not None and task.cached and task.state is None and run.logits is not None:
+            state = run.state(self.rows.taken_out(run), segment=self._segment)
+            self._cache.put(task.tokens[: run.fed], state, task.tenant)
+        if not run.prompt_left:
+            self._ready.append(run)
+
+    # Tokens.
+
+    def _draw(self, runs: list[Running], logits: np.ndarray) -> None:
+        """Draws a token for each run: for those that have decoded and for those whose prompt is fed."""
+        ready, self._ready = self._ready, []
+        for run in ready:
+            if run.task.drawing is None:
+                self._close(run, "length")
+            else:
+                self.rows.decode(run)
+                runs, logits = [*runs, run], np.concatenate([logits, run.logits[None]])
+        if not runs:
+            return
+        tokens = draw(logits, runs)
+        self.drawn += len(tokens)
+        log_probs, likely = self._log_probs(runs, logits, tokens)
+        for row, (run, token) in enumerate(zip(runs, tokens, strict=True)):
+            if token < 0:
+                self._fail(run, NOT_FINITE)
+                continue
+            drawing, text = run.task.drawing, run.text
+            run.token, run.pending, run.logits = token, True, logits[row] if run.task.keep else None
+            run.drawn.append(token)
+            run.account.served += 1
+            if drawing.ends and token == self._end_of_document:
+                added = text.finish()
+            else:
+                added = text.add(token, last=len(run.drawn) == drawing.max_tokens)
+            self._say(
+                run, Drawn(token=token, text=added, log_prob=log_probs.get(row), likeliest=likely.get(row))
+            )
+            if text.ended is not None:
+                if run.task.keep:
+                    run.closing = text.ended  # once this token is fed
+                else:
+                    self._end(run, text.ended)
+
+    def _log_probs(
+        self, runs: Sequence[Running], logits: np.ndarray, tokens: Sequence[int]
+    ) -> tuple[dict[int, float], dict[int, Likeliest]]:
+        """log p of the drawn tokens, and the likeliest ones, by the rows that want them."""
+        wanted = [row for row, run in enumerate(runs) if run.task.score or run.task.top]
+        if not wanted:
+            return {}, {}
+        found = log_probs_of(logits[wanted], np.array([tokens[row] for row in wanted])).tolist()
+        top = [row for row in wanted if runs[row].task.top]
+        likely = {row: likeliest(logits[row][None], runs[row].task.top) for row in top}
+        return dict(zip(wanted, found, strict=True)), likely
+
+    # Ends and answers.
+
+    def _state(self, run: Running) -> StreamState:
+        """The stream of a run after all tokens that were fed."""
+        if run.row >= 0:
+            memory = self.rows.taken_out(run)
+        elif run.memory is None:
+            memory = self._session.start(1)
+        elif run.task.state is not None and run.memory is run.task.state.memory:
+            return run.task.state
+        else:
+            memory = run.memory
+        return run.state(memory, segment=self._segment)
+
+    def _close(self, run: Running, reason: Reason) -> None:
+        """Ends a run whose tokens are all fed."""
+        self._end(run, reason, state=self._state(run) if run.task.keep else None)
+
+    def _fail(self, run: Running, sentence: str) -> None:
+        self.rows.spoil(run.row, run.row + 1)
+        self._end(run, "failed", error=sentence)
+
+    def _end(
+        self, run: Running, reason: Reason, *, state: StreamState | None = None, error: str = ""
+    ) -> None:
+        if run.row >= 0:
+            self._leave_row(run)
+        elif run in self.paused:
+            self.paused.remove(run)
+        else:
+            self.waiting.remove(run)
+        self.waiting.leave(run)
+        del self.runs[run.task]
+        self.ended[reason] += 1
+        cut = reason in ("cancelled", "stopped", "failed") and run.text is not None
+        self._say(run, Ended(reason=reason, text=run.text.held if cut else "", state=state, error=error))
+
+    def _say(self, run: Running, answer: Answer) -> None:
+        if not run.answers:
+            self._said.append(run)
+        run.answers.append(answer)
+
+    def delivery(self) -> Delivery:
+        """All answers since the last delivery. Runs whose clients do not take them are paused."""
+        said, self._said = self._said, []
+        delivery = []
+        for run in said:
+            answers, run.answers = run.answers, []
+            delivery.append((run.task, answers))
+            run.sent += len(answers)
+            if run.sent - run.taken > self._settings.unread and run.row >= 0:
+                self._pause(run)
+        return delivery
+
+    def _pause(self, run: Running) -> None:
+        self._park(run)
+        self.paused.add(run)
+        run.paused = True
+        if self.may_resume(run):  # the client has taken some in the meantime, when it was not paused yet
+            self.resume(run)
+
+    def may_resume(self, run: Running) -> bool:
+        """Whether the client of a paused run has taken enough; called on any thread."""
+        return run.sent - run.taken <= self._settings.unread // 2
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {first_line(error):.200}"
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, UserError):
+        return str(error)
+    return f"the model's step failed ({_line(error)}); ask again, and tell the operator if it fails again."
