@@ -41,7 +41,7 @@ class Engine:
     ) -> None:
         refuse_unserved(session)
         self._session, self._settings, self._deliver = session, settings, deliver
-        self._dependence = dependence_of_rows(session, settings.rows)
+        self._dependence = dependence_of_rows(session, settings)
         self._scheduler = Scheduler(session, settings, cache)
         self._changed = threading.Condition()
         self._commands: list[Command] = []

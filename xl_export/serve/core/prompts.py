@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.sampling import likeliest, log_probs_of
@@ -69,7 +70,7 @@ def _verb(session: Session, run: Running, length: int) -> Verb:
     return "step" if task.top or wanted or not selective else "score"
 
 
-def step_of(session: Session, pieces: Sequence[Piece], memory) -> np.ndarray:  # type: ignore[no-untyped-def]
+def step_of(session: Session, pieces: Sequence[Piece], memory: Memory) -> np.ndarray:
     """The session's answer to a group of pieces: logits [N, V] or [N, T, V], or log-probabilities [N, T]."""
     width, verb = pieces[0].width, pieces[0].verb
     tokens = np.zeros((len(pieces), width), np.int64)

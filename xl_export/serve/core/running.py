@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from runtimes.tasks.growing_text import GrowingText, border_of
 from xl_export.serve.core.pieces import piece_after
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Reason, Task
-
-if TYPE_CHECKING:
-    from xl_export.serve.core.waiting import Account
 
 PRIMED = 64  # tokens before a text that its decoder is given; what a token adds depends on fewer
 AHEAD = 64  # random numbers that are drawn at once
@@ -89,3 +86,22 @@ class Running:
             assert self.rng is not None
             self.random.extend(self.rng.random(AHEAD).tolist())
         return self.random.popleft()
+
+
+@dataclass(eq=False)
+class Account:
+    """What one tenant has in an engine. served: its tokens, fed and drawn; a tenant that comes (back) begins
+    with the smallest number of those that are there. tasks: that have not ended. rows: how many of them have
+    one.
+    """
+
+    tenant: str
+    served: float = 0.0
+    tasks: int = 0
+    rows: int = 0
+    people: deque[Running] = field(default_factory=deque)
+    bulk: deque[Running] = field(default_factory=deque)
+
+    def queue(self, bulk: bool) -> deque[Running]:
+        """The tasks that wait, the next one first."""
+        return self.bulk if bulk else self.people

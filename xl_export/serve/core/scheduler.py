@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -218,7 +219,7 @@ class Scheduler:
             return runs, logits
         for row in closing:
             run, run.pending, run.logits = runs[row], False, logits[row]
-            self._close(run, run.closing)
+            self._close(run, run.closing or "length")
         rest = [row for row, run in enumerate(runs) if not run.closing]
         return [runs[row] for row in rest], logits[rest]
 
@@ -230,7 +231,7 @@ class Scheduler:
             return
         for group in chosen_pieces(self._session, prompts, self._settings.prompt_tokens):
             runs = [piece.run for piece in group]
-            answers = self._step(runs, lambda memory, group=group: step_of(self._session, group, memory))
+            answers = self._step(runs, partial(step_of, self._session, group))
             if answers is not None:
                 for piece, answer in zip(group, answers, strict=True):
                     self._take_in(piece, answer)
@@ -264,6 +265,7 @@ class Scheduler:
             if run.task.drawing is None:
                 self._close(run, "length")
             else:
+                assert run.logits is not None
                 self.rows.decode(run)
                 runs, logits = [*runs, run], np.concatenate([logits, run.logits[None]])
         if not runs:
@@ -276,6 +278,8 @@ class Scheduler:
                 self._fail(run, NOT_FINITE)
                 continue
             drawing, text = run.task.drawing, run.text
+            assert drawing is not None
+            assert text is not None
             run.token, run.pending, run.logits = token, True, logits[row] if run.task.keep else None
             run.drawn.append(token)
             run.account.served += 1
@@ -338,8 +342,9 @@ class Scheduler:
         self.waiting.leave(run)
         del self.runs[run.task]
         self.ended[reason] += 1
-        cut = reason in ("cancelled", "stopped", "failed") and run.text is not None
-        self._say(run, Ended(reason=reason, text=run.text.held if cut else "", state=state, error=error))
+        cut = reason in ("cancelled", "stopped", "failed")
+        held = run.text.held if run.text is not None and cut else ""
+        self._say(run, Ended(reason=reason, text=held, state=state, error=error))
 
     def _say(self, run: Running, answer: Answer) -> None:
         if not run.answers:

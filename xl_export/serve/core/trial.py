@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from runtimes.base.errors import StreamError
-from runtimes.contract.memory import DeviceTensor
+from runtimes.contract.memory import DeviceTensor, Memory
 from runtimes.contract.session import Session
 from xl_export.serve.core.pieces import piece_after
+from xl_export.serve.core.settings import EngineSettings
+
+BATCHES = (1, 2, 3, 5, 8, 16)  # that are compared with the largest batch
+STEPS = 2  # the second one behind the start of the streams
 
 
 def refuse_unserved(session: Session) -> None:
@@ -30,29 +34,32 @@ def refuse_unserved(session: Session) -> None:
         session.predict(np.zeros((2, 2), np.int64), memory, lengths=np.array([2, 1]))
 
 
-def dependence_of_rows(session: Session, rows: int) -> str | None:
-    """None where a row gets bitwise the same numbers in every batch; otherwise what the trial found."""
+def dependence_of_rows(session: Session, settings: EngineSettings) -> str | None:
+    """None where a row gets bitwise the same numbers in every batch that an engine of these settings steps;
+    otherwise a sentence that says what the trial found.
+    """
     chance, segment = np.random.default_rng(0), session.rule.segment
-    batches = sorted({1, 2, 3, 5, 8, 16, rows} & set(range(1, rows + 1)))
-    widths = sorted({1, piece_after(0, max(1, segment // 3), segment)[1], segment})
-    memory = session.start(rows)
-    wrong = []
-    for width in [*widths, *widths]:  # at the start of the streams, and once more behind it
-        tokens = chance.integers(session.vocab.size, size=(rows, width))
-        before = memory.copy()
-        whole, _ = session.predict(tokens, memory)
-        for batch in batches[:-1]:
-            own = before.select(range(batch))
-            part, _ = session.predict(tokens[:batch], own)
-            same = np.array_equal(part, whole[:batch]) and all(
-                np.array_equal(array, memory.tensors[name][:batch]) for name, array in own.tensors.items()
-            )
-            if not same:
-                wrong.append((batch, width))
-    if not wrong:
-        return None
-    batch, width = wrong[0]
-    return (
-        f"rows are not bitwise independent of each other with {session.computed_by}: {batch} of {rows} rows "
-        f"fed {width} tokens got other numbers than among all; a seed may give other tokens under load."
+    for width in sorted({1, 2, piece_after(0, max(1, segment // 3), segment)[1], segment}):
+        most = settings.rows if width == 1 else min(settings.rows, max(1, settings.prompt_tokens // width))
+        batches = [batch for batch in BATCHES if batch < most]
+        memory = session.start(most)
+        for _ in range(STEPS):
+            tokens = chance.integers(session.vocab.size, size=(most, width))
+            before = memory.copy()
+            whole, _ = session.predict(tokens, memory)
+            for batch in batches:
+                own = before.select(range(batch))
+                part, _ = session.predict(tokens[:batch], own)
+                if not (np.array_equal(part, whole[:batch]) and _begins_with(memory, own)):
+                    return (
+                        f"rows are not independent of each other with {session.computed_by}: {batch} of "
+                        f"{most} rows that were fed {width} token(s) got other numbers than among all of them, so a "
+                        "seed may give other tokens under another load."
+                    )
+    return None
+
+
+def _begins_with(memory: Memory, rows: Memory) -> bool:
+    return all(
+        np.array_equal(array, memory.tensors[name][: rows.batch]) for name, array in rows.tensors.items()
     )

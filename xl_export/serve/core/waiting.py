@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-
 from runtimes.base.errors import UserError
-from xl_export.serve.core.running import Running
+from xl_export.serve.core.running import Account, Running
 
 
-class Busy(UserError):  # noqa: N818: as it is called in the interface
+class Busy(UserError):  # noqa: N818
     """The queue is full; the sentence and `retry_after` (seconds) say when to ask again."""
 
     def __init__(self, waiting: int, retry_after: float) -> None:
@@ -18,25 +15,6 @@ class Busy(UserError):  # noqa: N818: as it is called in the interface
             f"{retry_after:.0f} seconds."
         )
         self.retry_after = retry_after
-
-
-@dataclass(eq=False)
-class Account:
-    """What one tenant has in an engine. served: its tokens, fed and drawn; a tenant that comes (back) begins
-    with the smallest number of those that are there. tasks: that have not ended. rows: how many of them have
-    one.
-    """
-
-    tenant: str
-    served: float = 0.0
-    tasks: int = 0
-    rows: int = 0
-    people: deque[Running] = field(default_factory=deque)
-    bulk: deque[Running] = field(default_factory=deque)
-
-    def queue(self, bulk: bool) -> deque[Running]:
-        """The tasks that wait, the next one first."""
-        return self.bulk if bulk else self.people
 
 
 class Waiting:
