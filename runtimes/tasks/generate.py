@@ -14,8 +14,8 @@ from runtimes.contract.checks import checked_ids, checked_tokens
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary import Decoder, Vocab
+from runtimes.contract.vocabulary.growing_text import GrowingText, Reason, border_of
 from runtimes.sessions.segment_end import sees_segment_end
-from runtimes.tasks.growing_text import GrowingText, Reason, border_of
 from runtimes.tasks.sample import Sampler
 
 Prompt: TypeAlias = str | Sequence[int] | np.ndarray  # a text, or token ids

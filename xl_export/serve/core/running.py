@@ -9,7 +9,7 @@ import numpy as np
 
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
-from runtimes.tasks.growing_text import GrowingText, border_of
+from runtimes.contract.vocabulary.growing_text import GrowingText, border_of
 from xl_export.serve.core.pieces import piece_after
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Reason, Task

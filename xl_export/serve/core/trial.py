@@ -53,8 +53,8 @@ def dependence_of_rows(session: Session, settings: EngineSettings) -> str | None
                 if not (np.array_equal(part, whole[:batch]) and _begins_with(memory, own)):
                     return (
                         f"rows are not independent of each other with {session.computed_by}: {batch} of "
-                        f"{most} rows that were fed {width} token(s) got other numbers than among all of them, so a "
-                        "seed may give other tokens under another load."
+                        f"{most} rows that were fed {width} token(s) got other numbers than among all of "
+                        "them, so a seed may give other tokens under another load."
                     )
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from runtimes.contract.vocabulary import Decoder, Vocab
+from runtimes.contract.vocabulary.base import Decoder, Vocab
 
 Reason = Literal["end", "stop", "length"]
 
