@@ -26,6 +26,7 @@ from xl_export.cli.import_ import import_command
 from xl_export.cli.prepare import prepare_command
 from xl_export.cli.recl import recl_command
 from xl_export.cli.runs import runs_command
+from xl_export.cli.serve import serve_command
 from xl_export.cli.train import train_command
 from xl_export.cli.web import web_command
 
@@ -36,6 +37,7 @@ COMMANDS = [
     export_command,
     build_command,
     web_command,
+    serve_command,
     demo_command,
     check_command,
     eval_command,

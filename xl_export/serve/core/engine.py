@@ -102,6 +102,11 @@ class Engine:
             self._thread.join(within)
 
     @property
+    def alive(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._thread.is_alive()
+
+    @property
     def facts(self) -> EngineFacts:
         """What the engine does now and has done; any thread."""
         scheduler = self._scheduler

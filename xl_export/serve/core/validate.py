@@ -27,7 +27,7 @@ def refuse_impossible(task: Task, session: Session) -> None:
     if task.state is not None:
         _refuse_state(task.state, session)
     if task.drawing is not None:
-        _refuse_drawing(task.drawing, size)
+        _refuse_drawing(task.drawing, size, session.vocab.kind)
 
 
 def _refuse_state(state: StreamState, session: Session) -> None:
@@ -43,12 +43,14 @@ def _refuse_state(state: StreamState, session: Session) -> None:
         raise StreamError("the logits of the state are not those of this vocabulary; start a new stream.")
 
 
-def _refuse_drawing(drawing: Drawing, size: int) -> None:
+def _refuse_drawing(drawing: Drawing, size: int, kind: str) -> None:
     if drawing.max_tokens < 1:
         raise UserError(f"max_tokens is {drawing.max_tokens}; expected at least 1.")
     if drawing.seed < 0 or drawing.index < 0:
         raise UserError(f"seed is {drawing.seed} and index {drawing.index}; expected 0 or more.")
-    if not all(text.strip() if isinstance(text, str) else False for text in drawing.stop):
+    # In a vocabulary of ids, blanks stand between tokens and are no text of their own.
+    meant = [text.strip() if kind == "ids" else text for text in drawing.stop]
+    if not all(meant):
         raise UserError("a stop string is empty; give at least one character, or no stop string.")
     for token, bias in drawing.bias.items():
         if not 0 <= token < size or not math.isfinite(bias):

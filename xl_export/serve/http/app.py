@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable
+from importlib.metadata import version
 from typing import Any
 
 from starlette.applications import Starlette
@@ -20,6 +21,7 @@ from xl_export.serve.http import operation
 from xl_export.serve.http.errors import ClientLeftError, RefusedError, busy
 from xl_export.serve.http.keys import ANYBODY, Tenant
 from xl_export.serve.http.openai import completions, refused, score, tokens
+from xl_export.serve.http.openai.description import description
 from xl_export.serve.http.server import Server
 
 # Paths that need no key: what a load balancer asks for, and the description of the others.
@@ -37,7 +39,15 @@ def routes(server: Server) -> list[BaseRoute]:
         *tokens.routes(server),
         *score.routes(server),
         *refused.routes(server),
+        Route("/openapi.json", _described),
     ]
+
+
+async def _described(request: Request) -> Response:
+    return operation.json(description(OPERATIONS, version=version("xl-export")))
+
+
+OPERATIONS = [*operation.OPERATIONS, *completions.OPERATIONS, *tokens.OPERATIONS, *score.OPERATIONS]
 
 
 def application(server: Server) -> ASGIApp:

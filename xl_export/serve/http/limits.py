@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
@@ -111,5 +112,5 @@ def _field(error: Exception) -> str | None:
     message = str(error)
     if "unknown field" in message or "missing required field" in message:
         return message.partition("`")[2].partition("`")[0]
-    at = message.rpartition(" - at `$.")[2] if " - at `$." in message else ""
-    return at.rstrip("`") or None
+    name = re.search(r"`\$\.(\w+)", message)
+    return name[1] if name else None

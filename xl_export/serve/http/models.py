@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+from runtimes.base.errors import ArtefactError
+from runtimes.contract.device import Device
 from runtimes.contract.session import Session
+from runtimes.contract.spec import SPEC
+from runtimes.sessions.open import open_session
+from runtimes.tasks.check import check
+from xl_export.serve.core.engine import Engine
+from xl_export.serve.core.facts import EngineFacts
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Answer, Task
 from xl_export.serve.http.bridge import Accepts, Bridge, Delivery, Inbox, OnEnd, answers
+from xl_export.serve.streams.cache import PrefixCache
 
 
 class Serves(Accepts, Protocol):
@@ -22,13 +31,49 @@ class Serves(Accepts, Protocol):
     def start(self) -> None: ...
     def stop(self, *, within: float) -> None: ...
     @property
-    def facts(self) -> Any: ...
+    def facts(self) -> EngineFacts: ...
     @property
     def alive(self) -> bool: ...
 
 
-MakeEngine = Callable[[Session, EngineSettings, Callable[[Delivery], None]], Serves]
+class Made(NamedTuple):
+    """An engine that was made for a session, and its prefix cache."""
+
+    engine: Serves
+    cache: PrefixCache | None
+
+
+Result = TypeVar("Result")
+
+
+async def on_thread(function: Callable[..., Result], *arguments: object) -> Result:
+    """The result of a function that blocks. Its thread does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Result | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function(*arguments)
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits for it
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="xl-export blocking", daemon=True).start()
+    return await future
+
+
 OpenSession = Callable[[Path], Session]
+MakeEngine = Callable[[Session, EngineSettings, Callable[[Delivery], None]], Made]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -43,10 +88,13 @@ class Model:
     path: Path
     session: Session
     engine: Serves
+    cache: PrefixCache | None
     bridge: Bridge
     created: int = field(default_factory=lambda: int(time.time()))
     users: int = 0
     attached: dict[str, Any] = field(default_factory=dict)
+    stopped: bool = False
+    _stopping: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def figures(self) -> Iterator[tuple[str, str, float]]:
         """Name, meaning and value of each figure of the engine, for `/metrics`."""
@@ -70,6 +118,11 @@ class Model:
         asked = facts.tokens_fed + facts.tokens_cached
         yield "prefix_cache_queries_total", "Tokens that could have been in the prefix cache.", asked
         yield "num_preemptions_total", "How often a task gave up its row.", facts.parked
+        if self.cache is not None:
+            held = self.cache.facts
+            yield "prefix_cache_states", "States that the prefix cache holds.", held.states
+            yield "prefix_cache_bytes", "Bytes of these states.", held.num_bytes
+            yield "prefix_cache_evictions_total", "States that were dropped.", held.evicted
         yield "engine_model_seconds_total", "Seconds in steps of the model.", facts.model_seconds
         yield "engine_other_seconds_total", "Seconds of the engine outside of steps.", facts.other_seconds
 
@@ -97,20 +150,28 @@ class Model:
             await asyncio.sleep(0.05)
 
     def stop(self, within: float) -> None:
-        """Ends all tasks and the engine, and closes what is attached. It blocks; call it on a thread."""
-        self.engine.stop(within=within)
-        for part in self.attached.values():
-            if close := getattr(part, "close", None):
-                close()
+        """Ends all tasks and the engine, once, and closes what is attached. It blocks; call it on a thread."""
+        with self._stopping:
+            if self.stopped:
+                return
+            self.stopped = True
+            self.engine.stop(within=within)
+            for part in self.attached.values():
+                if close := getattr(part, "close", None):
+                    close()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a model comes from, so that it can be opened again."""
+    """Where a model comes from, so that it can be opened again.
+
+    check: raises UserError for a folder that does not compute what was trained.
+    """
 
     name: str
     path: Path
     open_session: OpenSession
+    check: Callable[[Path], None]
     make_engine: MakeEngine
     settings: EngineSettings
 
@@ -118,6 +179,41 @@ class Source:
         """The model with a running engine. It blocks; call it on a thread."""
         bridge = Bridge(loop, unread=self.settings.unread)
         session = self.open_session(self.path)
-        engine = self.make_engine(session, self.settings, bridge.deliver)
+        engine, cache = self.make_engine(session, self.settings, bridge.deliver)
         engine.start()
-        return Model(name=self.name, path=self.path, session=session, engine=engine, bridge=bridge)
+        return Model(
+            name=self.name, path=self.path, session=session, engine=engine, cache=cache, bridge=bridge
+        )
+
+
+def sources_of(
+    named: Iterable[tuple[str, Path]],
+    settings: EngineSettings,
+    *,
+    cache_bytes: int = 0,
+    threads: int | None = None,
+    device: Device | str = "auto",
+) -> list[Source]:
+    """The sources of models by name and folder. cache_bytes: of the prefix cache of each; 0 for none."""
+
+    def opened(path: Path) -> Session:
+        return open_session(path, threads=threads, device=device)
+
+    def checked(path: Path) -> None:
+        if not (path / SPEC).is_file():  # a run is the reference itself
+            return
+        report = check(path, threads=threads, device=device)
+        if not report.passed:
+            raise ArtefactError(f"{path} does not compute what was trained: {report.sentence}")
+
+    def made(session: Session, settings: EngineSettings, deliver: Callable[[Delivery], None]) -> Made:
+        identity, segment = session.identity, session.rule.segment
+        cache = (
+            PrefixCache(identity=identity, segment=segment, max_bytes=cache_bytes) if cache_bytes else None
+        )
+        return Made(Engine(session, settings, cache=cache, deliver=deliver), cache)
+
+    return [
+        Source(name=name, path=path, open_session=opened, check=checked, make_engine=made, settings=settings)
+        for name, path in named
+    ]

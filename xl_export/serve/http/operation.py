@@ -12,7 +12,10 @@ from starlette.routing import BaseRoute, Route
 from runtimes.base.errors import UserError
 from xl_export.serve.http.errors import RefusedError
 from xl_export.serve.http.models import Model
+from xl_export.serve.http.openai.description import Operation
 from xl_export.serve.http.server import Server, tenant_of
+
+TEXT = {"type": "string"}
 
 
 def routes(server: Server) -> list[BaseRoute]:
@@ -60,6 +63,20 @@ def routes(server: Server) -> list[BaseRoute]:
         Route("/v1/models/{name}", model),
         Route("/admin/models/{name}/reload", reload, methods=["POST"]),
     ]
+
+
+OPERATIONS = [
+    Operation(method="GET", path="/health", summary="Whether the engines run."),
+    Operation(method="GET", path="/ready", summary="Whether requests are answered."),
+    Operation(
+        method="GET", path="/metrics", summary="Figures for Prometheus.", content="text/plain", answer=TEXT
+    ),
+    Operation(method="GET", path="/v1/models", summary="The models that are served."),
+    Operation(method="GET", path="/v1/models/{name}", summary="One model."),
+    Operation(
+        method="POST", path="/admin/models/{name}/reload", summary="Opens the artefact of a model again."
+    ),
+]
 
 
 def facts(model: Model, prompt_tokens: int) -> dict[str, Any]:

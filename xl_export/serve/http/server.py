@@ -14,7 +14,7 @@ from xl_export.serve.http.keys import ANYBODY, NO_KEYS, Keys, Tenant
 from xl_export.serve.http.limits import Limits
 from xl_export.serve.http.log import Log
 from xl_export.serve.http.metrics import Metrics
-from xl_export.serve.http.models import Model, Source
+from xl_export.serve.http.models import Model, Source, on_thread
 
 DRAIN = 600.0  # seconds that the requests of a replaced model have to end
 ON_SIGNAL = 3.0  # seconds that the engines have to end their tasks when the server stops
@@ -49,6 +49,7 @@ class Server:
         self.hosts: frozenset[str] | None = None
         self.requests = 0  # that are served or wait now
         self.stopping = False
+        self._open_models: set[Model] = set()  # those that drain, too
         self._draining: set[asyncio.Task[None]] = set()
         self._reloading = asyncio.Lock()
 
@@ -88,9 +89,11 @@ class Server:
         cannot be opened.
         """
         async with self._reloading:
+            source = self.sources[name]
+            await on_thread(source.check, source.path)
             fresh = await self._open(name)
             if self.stopping:
-                await asyncio.to_thread(fresh.stop, 0.0)
+                await on_thread(fresh.stop, 0.0)
                 raise stopping()
             old, self.models[name] = self.models[name], fresh
         self.log.event("reloaded", model=name, identity=fresh.session.identity, before=old.session.identity)
@@ -106,24 +109,28 @@ class Server:
     async def stop(self, within: float = ON_SIGNAL) -> None:
         """Ends every task with its state and stops the engines. New requests are refused from now on."""
         self.stopping = True
-        models = list(self.models.values())
-        await asyncio.gather(*(asyncio.to_thread(model.stop, within) for model in models))
         for task in self._draining:
             task.cancel()
-        await asyncio.gather(*self._draining, return_exceptions=True)
+        await asyncio.gather(*(on_thread(model.stop, within) for model in self._open_models))
+        self._open_models.clear()
 
     async def _open(self, name: str) -> Model:
         loop = asyncio.get_running_loop()
-        model = await asyncio.to_thread(self.sources[name].open, loop)
-        for hook in self.on_open:
-            await asyncio.to_thread(hook, model)
+        model = await on_thread(self.sources[name].open, loop)
+        self._open_models.add(model)
+        try:
+            for hook in self.on_open:
+                await on_thread(hook, model)
+        except BaseException:
+            await on_thread(model.stop, 0.0)
+            self._open_models.discard(model)
+            raise
         return model
 
     async def _drain(self, model: Model) -> None:
-        try:
-            await model.drained(DRAIN)
-        finally:
-            await asyncio.shield(asyncio.to_thread(model.stop, ON_SIGNAL))
+        await model.drained(DRAIN)
+        await on_thread(model.stop, ON_SIGNAL)
+        self._open_models.discard(model)
 
 
 def tenant_of(request: HTTPConnection) -> Tenant:

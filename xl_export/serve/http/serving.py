@@ -8,10 +8,9 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -27,6 +26,9 @@ KEEP_ALIVE = 65  # seconds that an idle connection is kept; more than the 60 of 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
+Ready = Callable[[int, "Web"], None]  # called with the port, and with what can end the server
+
+
 @dataclass(frozen=True, kw_only=True)
 class Address:
     """Where the server listens; port 0 takes a free one."""
@@ -40,13 +42,12 @@ class Address:
         return self.host == "localhost" or self.host == "::1" or self.host.startswith("127.")
 
     def bind(self) -> socket.socket:
-        """A socket that listens there; raises ConfigError where that is impossible."""
+        """A socket at that address, which does not listen yet; raises ConfigError where it is taken."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         listener = socket.socket(family)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((self.host, self.port))
-            listener.listen(2048)
         except OSError as error:
             listener.close()
             raise ConfigError(
@@ -66,11 +67,10 @@ def refuse_open_door(address: Address, *, has_keys: bool) -> None:
         )
 
 
-async def serve(server: Server, address: Address, *, ready: Any = None) -> None:
+async def serve(server: Server, address: Address, *, ready: Ready | None = None) -> None:
     """Opens the models and answers requests until SIGTERM or Ctrl-C; then every stream ends within seconds.
 
-    ready: called when requests are answered, with the port and what can end the server. On SIGHUP keys and
-    models are read again.
+    ready: called when requests are answered. On SIGHUP keys and models are read again.
     """
     refuse_open_door(address, has_keys=bool(server.keys))
     listener = address.bind()
@@ -79,10 +79,8 @@ async def serve(server: Server, address: Address, *, ready: Any = None) -> None:
         if not server.keys:
             server.hosts = LOOPBACK | {f"[{address.host}]" if ":" in address.host else address.host}
         _logs(server)
-        web = Web(configured(server), server)
+        web = Web(configured(server), server, ready)
         with _reloads(server):
-            if ready is not None:
-                ready(listener.getsockname()[1], web)
             await web.serve([listener])
     finally:
         listener.close()
@@ -111,9 +109,9 @@ class Web(uvicorn.Server):
     them.
     """
 
-    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+    def __init__(self, config: uvicorn.Config, server: Server, ready: Ready | None) -> None:
         super().__init__(config)
-        self._server = server
+        self._server, self._ready = server, ready
         self._ending: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -122,6 +120,11 @@ class Web(uvicorn.Server):
         await super().serve(sockets)
         if self._ending is not None:
             await self._ending
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._ready is not None:
+            self._ready(self.servers[0].sockets[0].getsockname()[1], self)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         first = not self.should_exit
@@ -223,7 +226,7 @@ def _logs(server: Server) -> None:
     logging.getLogger("uvicorn.error").propagate = True
 
 
-def run(server: Server, address: Address, *, ready: Any = None) -> None:
+def run(server: Server, address: Address, *, ready: Ready | None = None) -> None:
     """`serve` in an event loop of its own, uvloop where it is installed."""
     try:
         import uvloop

@@ -19,12 +19,27 @@ from xl_export.serve.http.bridge import Inbox
 from xl_export.serve.http.errors import RefusedError, stopping
 from xl_export.serve.http.limits import read_json
 from xl_export.serve.http.models import Model
+from xl_export.serve.http.openai.description import Operation
 from xl_export.serve.http.openai.log_probs import LogProbs
 from xl_export.serve.http.openai.plan import CompletionBody, Plan, plan_of
 from xl_export.serve.http.openai.writing import Choice, Writer
 from xl_export.serve.http.server import Server, tenant_of
 
 DECODER = msgspec.json.Decoder(CompletionBody)
+OPERATIONS = [
+    Operation(
+        method="POST",
+        path="/v1/completions",
+        summary="Continues texts.",
+        body=CompletionBody,
+        answer={
+            "type": "object",
+            "required": ["id", "object", "created", "model", "choices", "usage"],
+            "properties": {"choices": {"type": "array", "items": {"type": "object"}}},
+        },
+        events=True,
+    )
+]
 LARGE = 1 << 16  # bytes of a body whose encoding to tokens would hold up other clients
 
 

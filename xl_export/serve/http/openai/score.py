@@ -26,6 +26,7 @@ from xl_export.serve.http.errors import RefusedError
 from xl_export.serve.http.limits import Limits, read_json
 from xl_export.serve.http.models import Model
 from xl_export.serve.http.openai.completions import refuse_failure, usage
+from xl_export.serve.http.openai.description import Operation
 from xl_export.serve.http.server import Server, tenant_of
 
 AT_ONCE = 64  # texts of one request that the engine has at once
@@ -54,6 +55,15 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 DECODER = msgspec.json.Decoder(ScoreBody)
+OPERATIONS = [
+    Operation(
+        method="POST",
+        path="/v1/score",
+        summary="The log-probability of each text.",
+        body=ScoreBody,
+        answer={"type": "object", "required": ["object", "model", "data", "usage"]},
+    )
+]
 
 
 def routes(server: Server) -> list[BaseRoute]:

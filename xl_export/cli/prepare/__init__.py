@@ -12,7 +12,7 @@ from runtimes.base.records import to_json
 from runtimes.cli.group import Subgroup
 from runtimes.cli.options import echo_json, json_option
 from trainer.run.choices import SHORT_NAMES, CorpusName
-from xl_export.cli.prepare_own import text_command, tokens_command, vocab_command
+from xl_export.cli.prepare.own import text_command, tokens_command, vocab_command
 
 # What a user reads of each corpus.
 ABOUT: dict[CorpusName, str] = {

@@ -1,0 +1,142 @@
+"""A server in this process, on a free port, for the tests of this folder."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from runtimes.sessions.open import open_session
+from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.http.keys import NO_KEYS, Keys
+from xl_export.serve.http.limits import Limits
+from xl_export.serve.http.log import Log
+from xl_export.serve.http.models import Source, sources_of
+from xl_export.serve.http.server import Server
+from xl_export.serve.http.serving import Address, Web, serve
+
+
+@dataclass(kw_only=True)
+class Running:
+    """A server that answers. at: its address. log: what it has written."""
+
+    server: Server
+    port: int
+    log: io.StringIO = field(repr=False)
+    web: Web = field(repr=False)
+    loop: asyncio.AbstractEventLoop = field(repr=False)
+
+    @property
+    def at(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def post(self, path: str, body: object = None, **options: Any) -> httpx.Response:
+        """The answer to a JSON body, or to bytes as they are."""
+        content = {"content": body} if isinstance(body, bytes) else {"json": body}
+        return httpx.post(self.at + path, timeout=60, **content, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.get(self.at + path, timeout=60, **options)
+
+    @cached_property
+    def server_description(self) -> dict[str, Any]:
+        """The server's own description in OpenAPI."""
+        return self.get("/openapi.json").json()
+
+    @cached_property
+    def client(self) -> httpx.Client:
+        """A client that keeps its connection."""
+        return httpx.Client(timeout=60)
+
+    def end(self) -> None:
+        """What a SIGTERM does."""
+        self.loop.call_soon_threadsafe(self.web.end)
+
+
+Serving = Callable[..., AbstractContextManager[Running]]
+
+
+@contextmanager
+def running(
+    sources: list[Source],
+    *,
+    limits: Limits | None = None,
+    read_keys: Callable[[], Keys] = lambda: NO_KEYS,
+) -> Iterator[Running]:
+    """While the block runs, the server answers."""
+    log, began, found = io.StringIO(), threading.Event(), []
+
+    async def run() -> None:
+        server = Server(sources, limits=limits, read_keys=read_keys, log=Log(log))
+
+        def ready(port: int, web: Web) -> None:
+            loop = asyncio.get_running_loop()
+            found.append(Running(server=server, port=port, log=log, web=web, loop=loop))
+            began.set()
+
+        try:
+            await serve(server, Address(port=0), ready=ready)
+        finally:
+            began.set()
+
+    failed: list[BaseException] = []
+
+    def catch() -> None:
+        try:
+            asyncio.run(run())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=catch)
+    thread.start()
+    assert began.wait(60)
+    try:
+        if found:
+            yield found[0]
+            found[0].client.close()
+    finally:
+        if found:
+            found[0].end()
+        thread.join(60)
+        assert not thread.is_alive()
+        if failed:
+            raise failed[0]
+
+
+def sources(*named: tuple[str, Path], cache_bytes: int = 1 << 20, **settings: int) -> list[Source]:
+    """The sources of models, with settings of their engines."""
+    return sources_of(
+        named, EngineSettings(**{"rows": 4, **settings}), cache_bytes=cache_bytes, threads=1, device="cpu"
+    )
+
+
+@pytest.fixture(scope="session")
+def served(artefacts: dict[str, Path]) -> Iterator[Running]:
+    """A server of one model of characters, `tiny`, with small limits, for all tests that change nothing."""
+    limits = Limits(body_bytes=1 << 16, prompt_tokens=2000, max_tokens=64, choices=16, texts=50)
+    with running(sources(("tiny", artefacts["ring"])), limits=limits) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def session(artefacts: dict[str, Path]):
+    """The same model, opened by the tests."""
+    return open_session(artefacts["ring"], threads=1, device="cpu")
+
+
+@pytest.fixture
+def openai(served: Running):
+    """OpenAI's own client."""
+    import openai
+
+    with openai.OpenAI(base_url=f"{served.at}/v1", api_key="none", max_retries=0) as client:
+        yield client

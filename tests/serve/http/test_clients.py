@@ -1,0 +1,191 @@
+"""Clients that leave, hang, crawl or come in crowds: none of them holds a row."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serve.http.conftest import Running, running, sources
+from xl_export.serve.http.limits import Limits
+
+LONG = {"prompt": "abc", "max_tokens": 1_000_000, "stream": True, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def small(artefacts: dict[str, Path]) -> Iterator[Running]:
+    """Two rows, four places in the queue, and little patience."""
+    limits = Limits(
+        max_tokens=1_000_000, header_seconds=0.5, body_seconds=0.5, stalled_seconds=2, body_bytes=1 << 22
+    )
+    with running(sources(("m", artefacts["ring"]), rows=2, queue=4, unread=8), limits=limits) as server:
+        # Connections inherit it. By default the kernel takes megabytes before it shows that a client reads
+        # nothing.
+        server.web.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+        yield server
+
+
+def comes_true(condition: Callable[[], bool]) -> bool:
+    """Whether something happens before everybody has lost patience."""
+    until = time.monotonic() + 60
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+    return condition()
+
+
+def is_idle(server: Running) -> bool:
+    model = server.server.models["m"]
+    facts = model.engine.facts
+    tasks = facts.decoding + facts.prompts + facts.waiting
+    return tasks == 0 and server.server.requests == 0 and not model.bridge.places and model.users == 0
+
+
+def connection(server: Running) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=60)
+
+
+def wait_for(client: socket.socket, words: bytes) -> bytes:
+    """All that has come until these words, or the end of the connection."""
+    answer = b""
+    while words not in answer and (part := client.recv(1 << 16)):
+        answer += part
+    assert words in answer
+    return answer
+
+
+def is_cut(client: socket.socket) -> bool:
+    """Whether the server ends the connection without a word."""
+    try:
+        return client.recv(100) == b""
+    except ConnectionResetError:
+        return True
+
+
+def head(body: bytes, *, length: int | None = None) -> bytes:
+    length = len(body) if length is None else length
+    return b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % length + body
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_row(small: Running, stream: bool) -> None:
+    client = connection(small)
+    client.sendall(head(json.dumps({**LONG, "stream": stream}).encode()))
+    if stream:
+        wait_for(client, b"data: ")
+    else:
+        assert comes_true(lambda: small.server.models["m"].engine.facts.decoding == 1)
+    client.close()
+    assert comes_true(lambda: is_idle(small))
+    assert '"reason":"unfinished"' in small.log.getvalue()
+
+
+def test_a_client_that_leaves_with_its_choices_frees_all_rows(small: Running) -> None:
+    client = connection(small)
+    client.sendall(head(json.dumps({**LONG, "n": 2}).encode()))
+    wait_for(client, b"data: ")
+    client.close()
+    assert comes_true(lambda: is_idle(small))
+
+
+def test_a_client_that_reads_nothing_pauses_itself_and_is_cut(small: Running) -> None:
+    still = connection(small)
+    still.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    still.sendall(head(json.dumps(LONG).encode()))
+    stalled = '"reason":"unfinished"'
+    before = small.log.getvalue().count(stalled)
+    others = small.post("/v1/completions", {"prompt": ["abc", "d"], "max_tokens": 20})
+    assert others.status_code == 200
+    assert comes_true(lambda: small.server.models["m"].engine.facts.paused == 1)
+    assert comes_true(lambda: small.log.getvalue().count(stalled) == before + 1)
+    assert comes_true(lambda: is_idle(small))
+    still.close()
+
+
+def test_a_crawling_head_and_an_idle_connection_are_cut(small: Running) -> None:
+    silent, crawling = connection(small), connection(small)
+    crawling.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: loc")
+    for client in (silent, crawling):
+        assert is_cut(client)
+        client.close()
+
+
+def test_a_crawling_body_is_answered_and_cut(small: Running) -> None:
+    client = connection(small)
+    client.sendall(head(b'{"prompt"', length=100))
+    answer = b""
+    while part := client.recv(1 << 16):
+        answer += part
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"within 0.5 seconds" in answer
+    client.close()
+
+
+def test_a_connection_serves_request_after_request(small: Running) -> None:
+    with httpx.Client() as client:
+        for _ in range(3):
+            body = {"prompt": "a", "max_tokens": 2}
+            assert client.post(small.at + "/v1/completions", json=body).status_code == 200
+            time.sleep(0.2)
+        time.sleep(0.6)  # longer than a head may take
+        assert client.get(small.at + "/v1/models").status_code == 200
+
+
+def test_a_full_queue_answers_before_the_body_comes(small: Running) -> None:
+    crowd = [connection(small) for _ in range(6)]
+    facts = small.server.models["m"].engine
+    for number, client in enumerate(crowd, 1):
+        client.sendall(head(json.dumps({**LONG, "stream": False}).encode()))
+        assert comes_true(lambda n=number: facts.facts.decoding + facts.facts.waiting == n)
+    late = connection(small)
+    late.sendall(head(b"", length=1 << 21))  # nothing of the body is sent
+    answer = wait_for(late, b"}}")
+    assert answer.startswith(b"HTTP/1.1 429")
+    assert b"retry-after: " in answer.lower()
+    assert b'"code":"queue_full"' in answer
+    assert small.post("/v1/score", {"texts": ["a"]}).status_code == 429
+    assert small.get("/health").status_code == 200
+    for client in (*crowd, late):
+        client.close()
+    assert comes_true(lambda: is_idle(small))
+
+
+def test_ten_times_the_load_is_served_in_turn_or_refused(small: Running) -> None:
+    body = {"prompt": "abcdefghijkl", "max_tokens": 40, "seed": 1}
+    alone = small.post("/v1/completions", body).json()["choices"][0]["text"]
+    engine, before = small.server.models["m"].engine, small.server.models["m"].engine.facts
+    counts: Counter[int] = Counter()
+    longest, wrong = 0, []
+
+    def ask() -> None:
+        nonlocal longest
+        with httpx.Client(timeout=60) as client:
+            for _ in range(5):
+                answer = client.post(small.at + "/v1/completions", json=body)
+                counts[answer.status_code] += 1
+                longest = max(longest, engine.facts.waiting)
+                if answer.status_code == 200:
+                    right = answer.json()["choices"][0]["text"] == alone
+                else:
+                    right = int(answer.headers["retry-after"]) >= 1
+                wrong.extend([] if right else [answer.text])
+
+    threads = [threading.Thread(target=ask) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    after = engine.facts
+    assert set(counts) == {200, 429}
+    assert wrong == []
+    assert longest <= 2 + 4
+    drawn = after.tokens_drawn - before.tokens_drawn
+    assert drawn == counts[200] * 40
+    assert after.steps - before.steps < 1.0 * drawn  # both rows advance in most steps
+    assert comes_true(lambda: is_idle(small))

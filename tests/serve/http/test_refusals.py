@@ -1,0 +1,196 @@
+"""Whatever a client sends, it gets one sentence, and never a traceback or status 500."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from xl_export.serve.http.openai.refused import REFUSED
+
+COMPLETIONS = "/v1/completions"
+
+
+def refused(answer: httpx.Response, status: int, *words: str) -> dict[str, Any]:
+    """The error of an answer, which is one sentence with these words."""
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    message = error["message"]
+    assert message.endswith("."), message
+    assert "\n" not in message
+    assert "Traceback" not in message
+    for word in words:
+        assert word in message, message
+    return error
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("n", 0, "expected 1 to 16"),
+        ("n", 17, "expected 1 to 16"),
+        ("n", 1.5, "Expected `int | null`"),
+        ("best_of", 0, "best_of is 0"),
+        ("max_tokens", -1, "expected 0 to 64"),
+        ("max_tokens", 65, "expected 0 to 64"),
+        ("temperature", -0.1, "temperature is -0.1"),
+        ("top_p", 0, "top_p is 0"),
+        ("top_k", -2, "top_k is -2"),
+        ("logprobs", 21, "expected 0 to 20"),
+        ("seed", -1, "seed is -1"),
+        ("seed", 1 << 64, "seed is"),
+        ("stop", "", "empty"),
+        ("stop", ["a"] * 17, "at most 16"),
+        ("logit_bias", {"103": 1}, "token 103"),
+        ("logit_bias", {"1": 101}, "bias 101"),
+        ("logit_bias", {"a": 1}, "logit_bias"),
+        ("suffix", "after", "cannot fill a gap"),
+        ("presence_penalty", 0.5, "is not served"),
+        ("frequency_penalty", -1, "is not served"),
+        ("repetition_penalty", 1.1, "is not served"),
+        ("min_p", 0.1, "is not served"),
+        ("min_tokens", 3, "ignore_eos"),
+        ("stream_options", {"include_usage": True}, "without stream"),
+        ("prompt", "", "prompt 0"),
+        ("prompt", [], "prompt is empty"),
+        ("prompt", ["a", 1], "mixes"),
+        ("prompt", [[]], "no token ids"),
+        ("prompt", [103], "103"),
+        ("prompt", [1 << 70], "prompt"),
+        ("prompt", "\u4e00", "\u4e00"),
+        ("prompt", ["a"] * 17, "choices"),
+        ("prompt", "a" * 2001, "2,001 tokens"),
+        ("prompt", None, "prompt"),
+        ("model", 3, "model"),
+        ("tools", [], "'tools' is not known"),
+        ("messages", [], "'messages' is not known"),
+    ],
+)
+def test_a_field_that_cannot_be_served_is_refused_by_name(served, field: str, value: Any, words: str) -> None:
+    error = refused(served.post(COMPLETIONS, {"prompt": "a", field: value}), 400, words)
+    assert error["param"] == field
+
+
+@pytest.mark.parametrize("neutral", [{"presence_penalty": 0}, {"suffix": None}, {"user": "x"}, {"top_k": -1}])
+def test_a_field_that_asks_for_nothing_is_taken(served, neutral: dict) -> None:
+    assert served.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1, **neutral}).status_code == 200
+
+
+def test_the_best_of_several_cannot_be_streamed(served) -> None:
+    body = {"prompt": "a", "n": 1, "best_of": 2, "stream": True}
+    assert refused(served.post(COMPLETIONS, body), 400, "best_of is 2")["param"] == "best_of"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"null", b"[]", b"\xff\xfe{}", b'{"prompt":"\\ud800"}', b"[" * 5000, b'{"prompt":1e999}'],
+)
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/score", "/tokenize", "/detokenize"])
+def test_a_malformed_body_is_refused(served, path: str, body: bytes) -> None:
+    refused(served.post(path, body), 400)
+
+
+def test_a_model_that_is_not_there_is_refused(served) -> None:
+    for path, body in ((COMPLETIONS, {"prompt": "a"}), ("/tokenize", {"prompt": "a"})):
+        error = refused(served.post(path, {**body, "model": "gpt"}), 404, "'gpt'", "tiny")
+        assert error["code"] == "model_not_found"
+
+
+def test_other_paths_and_methods_are_refused(served) -> None:
+    for path in REFUSED:
+        refused(served.post(path, {}), 404, path, "is not served")
+    refused(served.get("/v2"), 404, "/openapi.json")
+    refused(served.get(COMPLETIONS), 405, "GET")
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(served) -> None:
+    refused(served.post(COMPLETIONS, {"prompt": "a" * (1 << 16)}), 413, "65,536 bytes")
+
+    def parts():
+        for _ in range(20):
+            yield b'"' + b"a" * 8000
+
+    answer = httpx.post(served.at + COMPLETIONS, content=parts())
+    refused(answer, 413)
+    assert answer.headers["connection"] == "close"
+
+
+def test_requests_of_other_sites_are_refused(served) -> None:
+    refused(served.get("/v1/models", headers={"Host": "evil.example:80"}), 403, "evil.example")
+    refused(served.get("/v1/models", headers={"Origin": "http://evil.example"}), 403, "evil.example")
+    assert served.get("/v1/models", headers={"Origin": served.at}).status_code == 200
+
+
+# Bodies made from the description that the server gives of itself, and bodies that are nearly such.
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 70),
+    st.floats(allow_nan=False),
+    st.text(max_size=5),
+    st.lists(st.integers(-1, 110), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+
+
+def values(schema: dict[str, Any], schemas: dict[str, Any]) -> st.SearchStrategy:
+    """Values that a schema allows."""
+    if "$ref" in schema:
+        return values(schemas[schema["$ref"].rpartition("/")[2]], schemas)
+    if "anyOf" in schema:
+        return st.one_of([values(each, schemas) for each in schema["anyOf"]])
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        return st.one_of([values({**schema, "type": each}, schemas) for each in kind])
+    if kind == "object" and "properties" in schema:
+        own = {name: values(each, schemas) for name, each in schema["properties"].items()}
+        needed = {name: own.pop(name) for name in schema.get("required", ())}
+        return st.fixed_dictionaries(needed, optional=own)
+    if kind == "object":
+        return st.dictionaries(st.integers(0, 120).map(str), st.floats(-101, 101), max_size=2)
+    if kind == "array":
+        return st.lists(values(schema["items"], schemas), max_size=3)
+    simple = {
+        "string": st.text(max_size=6) | st.text("abc ", max_size=6),
+        "integer": st.integers(-1, 20) | st.integers(),
+        "number": st.floats(allow_nan=False, allow_infinity=False) | st.floats(0, 1),
+        "boolean": st.booleans(),
+        "null": st.none(),
+    }
+    return simple.get(str(kind), JUNK)
+
+
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_no_body_makes_the_server_fail(served, data: st.DataObject) -> None:
+    document = served.server_description
+    posts = {
+        path: methods["post"]["requestBody"]["content"]["application/json"]["schema"]
+        for path, methods in document["paths"].items()
+        if "requestBody" in methods.get("post", {})
+    }
+    path = data.draw(st.sampled_from(sorted(posts)))
+    body = data.draw(values(posts[path], document["components"]["schemas"]))
+    if data.draw(st.booleans()):
+        body[data.draw(st.sampled_from([*body, "prompt", "texts", "other"]))] = data.draw(JUNK)
+    try:
+        content = json.dumps(body).encode()
+    except ValueError:
+        return
+    answer = served.client.post(served.at + path, content=content)
+    assert answer.status_code in (200, 400, 404), (body, answer.text)
+    if answer.status_code != 200:
+        refused(answer, answer.status_code)
+
+
+def test_the_description_names_every_route(served) -> None:
+    paths = served.server_description["paths"]
+    assert {"/v1/completions", "/v1/score", "/tokenize", "/v1/models/{name}", "/metrics"} <= set(paths)
+    fields = served.server_description["components"]["schemas"]["CompletionBody"]["properties"]
+    assert {"prompt", "logit_bias", "best_of", "stream_options"} <= set(fields)

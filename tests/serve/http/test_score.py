@@ -1,0 +1,70 @@
+"""`/v1/score` and `/tokenize` give what the commands give."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtimes.tasks.score_texts import score_texts
+from runtimes.tasks.text_rows import TextToScore
+
+TEXTS = ["Cut a text where you like.", "A", "The same text has the same score, however long it is.", ""]
+PAIRS = [("the stream", "A model reads "), ("a segment", "A model reads "), ("words", "It has ")]
+
+
+def test_scores_are_those_of_the_command(served, session) -> None:
+    pairs = [{"text": text, "context": context, "id": text} for text, context in PAIRS]
+    ids = session.vocab.encode("as ids").tolist()
+    answer = served.post("/v1/score", {"texts": [*TEXTS, *pairs, ids], "tokens": True}).json()
+    inputs = [*TEXTS, *(TextToScore(text=text, context=context) for text, context in PAIRS), ids]
+    for found, expected in zip(answer["data"], score_texts(session, inputs, tokens=True), strict=True):
+        assert found["log_prob"] == pytest.approx(expected.log_prob, abs=1e-3)
+        assert found["tokens"] == expected.tokens
+        assert (found["characters"], found["bytes"]) == (expected.characters, expected.num_bytes)
+        each = [token["log_prob"] for token in found["token_log_probs"]]
+        assert each == pytest.approx(expected.token_log_probs.tolist(), abs=1e-4)
+        assert [token["id"] for token in found["token_log_probs"]] == expected.token_ids.tolist()
+    assert [each["id"] for each in answer["data"]] == [1, 2, 3, 4, *(text for text, _ in PAIRS), 8]
+
+
+def test_more_texts_than_places_in_the_queue_are_scored(served, session) -> None:
+    texts = [f"text {number}" for number in range(50)]
+    found = served.post("/v1/score", {"texts": texts}).json()["data"]
+    expected = [score.log_prob for score in score_texts(session, texts)]
+    assert [each["log_prob"] for each in found] == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"texts": []}, "0 texts"),
+        ({"texts": ["a"] * 51}, "51 texts"),
+        ({"texts": ["a"], "bos": True}, "bos needs a token"),
+        ({"texts": ["a"], "eos": True}, "eos needs a token"),
+        ({"texts": ["\u4e00"]}, "text 0"),
+        ({"texts": [[100_000]]}, "100000"),
+        ({"texts": ["a" * 2001]}, "2,001 tokens"),
+        ({"texts": [{"text": "a", "contxt": "b"}]}, "contxt"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(served, body: dict, words: str) -> None:
+    answer = served.post("/v1/score", body)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
+def test_texts_become_ids_and_ids_texts(served, session) -> None:
+    text = "Ids, and back."
+    found = served.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
+    assert found["tokens"] == session.vocab.encode(text).tolist()
+    assert found["token_strs"] == list(text)
+    assert found["count"] == len(text)
+    assert served.post("/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": text}
+    assert served.post("/tokenize", {"prompt": ""}).json()["tokens"] == []
+    assert served.post("/detokenize", {"tokens": [-1]}).status_code == 400
+    assert served.post("/tokenize", {"prompt": "\u4e00"}).status_code == 400
+
+
+def test_the_vocabulary_says_what_its_tokens_mean(served, session) -> None:
+    info = served.get("/tokenizer_info").json()
+    assert info["vocab_size"] == session.vocab.size
+    assert info["eos_token"] is None

@@ -1,0 +1,162 @@
+"""`xl-export serve`: a server for many streams of one or several models."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from runtimes.base.errors import ConfigError, needs
+from runtimes.cli.options import device_option, threads_option
+from runtimes.contract.device import Device
+
+PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools", "websockets")
+
+
+@click.command("serve")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: a free one.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="The address to listen at. Any other than this machine's own needs --api-keys.",
+)
+@click.option("--name", help="The name of the model for clients, where there is one MODEL.")
+@click.option(
+    "--rows",
+    default=32,
+    show_default=True,
+    type=click.IntRange(1, 4096),
+    help="The number of streams that advance at once; others wait. Each row takes the memory of a stream.",
+)
+@click.option(
+    "--queue",
+    default=1024,
+    show_default=True,
+    type=click.IntRange(1, 1 << 20),
+    help="The number of requests that may wait for a row; more are answered with status 429.",
+)
+@click.option(
+    "--cache",
+    "cache_mb",
+    default=256,
+    show_default=True,
+    type=click.IntRange(min=0),
+    metavar="MB",
+    help="The most megabytes of memory for prompts that may come again, for each model; 0 keeps none.",
+)
+@click.option(
+    "--api-keys",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A file with `TENANT KEY` on each line, or `TENANT KEY admin` for one that may reload models.",
+)
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Where streams are kept while they are idle and while the server is down.",
+)
+@click.option(
+    "--max-tokens",
+    default=1 << 17,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="The most tokens that a request may ask for.",
+)
+@click.option(
+    "--max-prompt",
+    default=1 << 20,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="The most tokens of the prompts of a request.",
+)
+@click.option(
+    "--max-body",
+    default=16,
+    show_default=True,
+    type=click.IntRange(1, 4096),
+    metavar="MB",
+    help="The largest body of a request.",
+)
+@click.option(
+    "--quiet", is_flag=True, help="Write no log. Otherwise standard error gets a line of JSON a request."
+)
+@threads_option
+@device_option
+def serve_command(
+    models: tuple[str, ...],
+    port: int,
+    host: str,
+    name: str | None,
+    rows: int,
+    queue: int,
+    cache_mb: int,
+    api_keys: Path | None,
+    state: Path | None,
+    max_tokens: int,
+    max_prompt: int,
+    max_body: int,
+    quiet: bool,
+    threads: int | None,
+    device: Device,
+) -> None:
+    """Serve the artefacts or runs MODEL over HTTP, as OpenAI's completions.
+
+    A MODEL is a folder, or NAME=FOLDER. Its name is the one that clients ask for; by default it is that of
+    the folder. The server answers this machine alone, unless --host says otherwise. SIGTERM or Ctrl-C ends it
+    within 5 seconds, SIGHUP reads keys and models again.
+    """
+    with needs("cpu,serve", *PACKAGES):
+        from xl_export.serve.http.keys import NO_KEYS, read_keys
+        from xl_export.serve.http.limits import Limits
+        from xl_export.serve.http.log import Log
+        from xl_export.serve.http.models import sources_of
+        from xl_export.serve.http.server import Server
+        from xl_export.serve.http.serving import Address, refuse_open_door, run
+    from xl_export.serve.core.settings import EngineSettings
+
+    address = Address(host=host, port=port)
+    refuse_open_door(address, has_keys=api_keys is not None)
+    sources = sources_of(
+        named(models, name),
+        EngineSettings(rows=rows, queue=queue),
+        cache_bytes=cache_mb << 20,
+        threads=threads,
+        device=device,
+    )
+    server = Server(
+        sources,
+        limits=Limits(max_tokens=max_tokens, prompt_tokens=max_prompt, body_bytes=max_body << 20),
+        read_keys=lambda: NO_KEYS if api_keys is None else read_keys(api_keys),
+        state=state,
+        log=Log(None if quiet else sys.stderr),
+    )
+
+    def ready(at: int, _: object) -> None:
+        shown = f"[{host}]" if ":" in host else host
+        click.echo(f"http://{shown}:{at}/v1 serves {', '.join(server.models)} until Ctrl-C")
+
+    run(server, address, ready=ready)
+
+
+def named(models: Sequence[str], name: str | None) -> list[tuple[str, Path]]:
+    """The name and the folder of each model; raises ConfigError where names are missing or given twice."""
+    if name is not None and len(models) > 1:
+        raise ConfigError("--name is given with several models; name each as NAME=FOLDER.")
+    found = []
+    for model in models:
+        own, equals, folder = model.partition("=")
+        if not equals or "/" in own:  # a path may have the sign too
+            own, folder = "", model
+        path = Path(folder)
+        chosen = name or own or path.resolve().name
+        if not chosen or "/" in chosen or len(chosen) > 128:
+            raise ConfigError(f"{model!r:.80} has no name for clients; give NAME=FOLDER.")
+        found.append((chosen, path))
+    if len({each for each, _ in found}) != len(found):
+        raise ConfigError("two models have one name; give each its own, as NAME=FOLDER.")
+    return found
