@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from runtimes import Memory, Session
+from runtimes.base.errors import StreamError
 
 ROWS = 5
 
@@ -15,7 +17,7 @@ def rows_of(memory: Memory) -> list[list[bytes]]:
     return [[np.asarray(array)[row].tobytes() for array in arrays] for row in range(memory.batch)]
 
 
-def check_parts(session: Session, steps: int, *, seed: int = 0) -> None:
+def check_parts(session: Session, steps: int = 6, *, seed: int = 0) -> None:
     """Steps random slices of a memory. Rows outside of the slice keep every bit, and those inside get what a
     memory of their own gets.
     """
@@ -41,3 +43,14 @@ def check_parts(session: Session, steps: int, *, seed: int = 0) -> None:
             assert np.abs(said[row - first] - expected[0]).max() < 1e-4
             assert memory.positions[row] == alone[row].positions[0]
     assert all(memory.tensors[name] is array for name, array in arrays.items())
+
+
+def refuses_parts(session: Session) -> None:
+    """A session that keeps memory on a device takes no part, and its memory has none afterwards."""
+    memory, token = session.start(2), np.zeros((1, 1), np.int64)
+    with pytest.raises(StreamError, match="this session keeps memory on a device"):
+        session.step(token, memory.part(1, 2))
+    session.step(np.zeros((2, 1), np.int64), memory)
+    with pytest.raises(StreamError, match="the memory lies on a device"):
+        memory.part(0, 1)
+    assert memory.positions.tolist() == [1, 1]

@@ -17,7 +17,7 @@ from runtimes.contract.session import Session
 from xl_export.serve.core.prompts import Piece, chosen_pieces, step_of, take_in
 from xl_export.serve.core.rows import Rows
 from xl_export.serve.core.running import Running
-from xl_export.serve.core.sampling import draw, likeliest, log_probs_of
+from xl_export.serve.core.sampling import Draws, likeliest, log_probs_of
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Drawn, Ended, Fed, Likeliest, Reason, Task
@@ -61,6 +61,7 @@ class Scheduler:
         self.paused: set[Running] = set()
         self._said: list[Running] = []  # runs with answers that are not delivered yet
         self._ready: list[Running] = []  # runs whose tokens were all fed, and who have no token yet
+        self._draws = Draws([])
         self.iterations = self.steps = self.fed = self.cached = self.padded = self.drawn = self.parked = 0
         self.model_seconds = 0.0
         self.ended: Counter[str] = Counter()
@@ -270,9 +271,11 @@ class Scheduler:
                 runs, logits = [*runs, run], np.concatenate([logits, run.logits[None]])
         if not runs:
             return
-        tokens = draw(logits, runs)
+        if runs != self._draws.runs:
+            self._draws = Draws(runs)
+        tokens = self._draws.draw(logits)
         self.drawn += len(tokens)
-        log_probs, likely = self._log_probs(runs, logits, tokens)
+        log_probs, likely = self._log_probs(logits, tokens)
         for row, (run, token) in enumerate(zip(runs, tokens, strict=True)):
             if token < 0:
                 self._fail(run, NOT_FINITE)
@@ -297,15 +300,14 @@ class Scheduler:
                     self._end(run, text.ended)
 
     def _log_probs(
-        self, runs: Sequence[Running], logits: np.ndarray, tokens: Sequence[int]
+        self, logits: np.ndarray, tokens: Sequence[int]
     ) -> tuple[dict[int, float], dict[int, Likeliest]]:
         """log p of the drawn tokens, and the likeliest ones, by the rows that want them."""
-        wanted = [row for row, run in enumerate(runs) if run.task.score or run.task.top]
+        wanted = self._draws.scored
         if not wanted:
             return {}, {}
         found = log_probs_of(logits[wanted], np.array([tokens[row] for row in wanted])).tolist()
-        top = [row for row in wanted if runs[row].task.top]
-        likely = {row: likeliest(logits[row][None], runs[row].task.top) for row in top}
+        likely = {row: likeliest(logits[row][None], top) for row, top in self._draws.tops}
         return dict(zip(wanted, found, strict=True)), likely
 
     # Ends and answers.

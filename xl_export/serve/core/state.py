@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from runtimes.base.errors import StreamError
 from runtimes.contract.memory import Memory
+from runtimes.contract.session import Session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,3 +38,40 @@ class StreamState:
         """The size of the state in bytes, nearly all of it memory tensors."""
         logits = [] if self.logits is None else [self.logits]
         return sum(int(array.nbytes) for array in (*self.memory.tensors.values(), self.tail, *logits))
+
+
+def rewound(state: StreamState, count: int, *, session: Session) -> tuple[StreamState, np.ndarray]:
+    """The stream `count` tokens before its end, as a state that is one token further back, and the id int64
+    [1] of that token: when it is fed, the logits of the next one are known again. At the very start of a
+    stream there is no such token, and the ids are empty.
+
+    The new state shares its arrays with the old one, which stays as it is: the tokens that were taken back
+    are overwritten when the stream goes on. That is exact while nothing has been written over what the
+    earlier tokens see, padding included, so up to about a segment. Raises StreamError otherwise.
+    """
+    position, segment = state.position, session.rule.segment
+    if session.spec is None or session.spec.form != "ring":
+        raise StreamError("this model's memory cannot be rewound; export it with `--memory ring`.")
+    if not 0 <= count <= position:
+        raise StreamError(
+            f"{count} tokens are to be taken back; expected 0 to {position}, all of the stream."
+        )
+    if count == position:
+        nothing = np.empty(0, np.int64)
+        return _at(state, 0, tail=nothing, written=0), nothing
+    # Position p sees back to p - M, whose slot was taken by p - M + S as soon as that was written; S = M + T.
+    most = min(position - state.written + segment, len(state.tail)) - 1
+    if count > most:
+        raise StreamError(
+            f"{count} tokens are to be taken back, and the memory still holds what at most {max(0, most)} of "
+            "them saw; take back fewer, or go on from an earlier snapshot."
+        )
+    place = len(state.tail) - count - 1
+    back = _at(state, position - count - 1, tail=state.tail[:place], written=state.written)
+    return back, state.tail[place : place + 1]
+
+
+def _at(state: StreamState, position: int, *, tail: np.ndarray, written: int) -> StreamState:
+    memory = Memory(np.array([position]), dict(state.memory.tensors), state.memory.owner)
+    memory.unsure = state.memory.unsure
+    return StreamState(memory=memory, logits=None, tail=tail, written=written)
