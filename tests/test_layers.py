@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("graph", "importers", "figures"),
         ("tracing",),
         ("artefact", "tensorrt"),
-        ("deployment", "web", "serve"),
+        ("deployment", "web", "serve", "offline"),
         ("cli",),
     ),
     "xl_export.serve": (("core",), ("streams",), ("http",)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,28 @@ def eval_command(
     first, last and step. Then every combination is scored. The memory and the clamp of an artefact are fixed
     when it is exported.
     """
+    score_text(**locals())
+
+
+def score_text(
+    *,
+    path: Path,
+    text: Path,
+    ids: bool,
+    dtype: str | None,
+    lanes: int,
+    mem_len: str | None,
+    segment: str | None,
+    clamp_len: str | None,
+    no_memory: bool,
+    losses: Path | None,
+    force: bool,
+    threads: int | None,
+    device: Device,
+    as_json: bool,
+    measure: Callable[..., Score] = evaluate,
+) -> None:
+    """Does what the command does. measure: called as `evaluate`, for each setting."""
     mem_lens = parse_values(mem_len, "--mem-len") if mem_len else None
     segments = parse_values(segment, "--segment", least=1) if segment else None
     clamp_lens = parse_values(clamp_len, "--clamp-len") if clamp_len else None
@@ -129,7 +151,7 @@ def eval_command(
     tokens = read.tokens
     for session, tokens_per_step in settings:
         refuse_if_too_large(session, rows=lanes, segment=min(tokens_per_step, -(-len(tokens) // lanes)))
-    measure = functools.partial(evaluate, tokens=tokens, lanes=lanes, carry_memory=not no_memory)
+    measure = functools.partial(measure, tokens=tokens, lanes=lanes, carry_memory=not no_memory)
     scores = (
         measure(
             session, segment=tokens_per_step, progress=_progress(session, tokens_per_step, len(tokens) - 1)

@@ -45,16 +45,18 @@ def lines_of(stream: BinaryIO, *, name: str = "") -> Iterator[bytes]:
         yield line
 
 
-def read_lines(lines: Iterable[bytes], *, form: Format | None = None, name: str = "") -> Iterator[Line]:
+def read_lines(
+    lines: Iterable[bytes], *, form: Format | None = None, name: str = "", first: int = 1
+) -> Iterator[Line]:
     """Yields the lines of an input one by one.
 
     form: `lines` for one text a line, where an empty line is an empty text; `jsonl` for JSON, where empty
     lines are skipped. None decides by the first line that is not empty: it is JSON where it is an object, a
-    list or a string in quotation marks. name: of the file, for messages.
+    list or a string in quotation marks. name: of the file, for messages. first: the number of the first line.
 
     Raises TextError with the number of the line for one that is not UTF-8 or not of this form.
     """
-    numbered: Iterator[tuple[int, bytes]] = enumerate(lines, 1)
+    numbered: Iterator[tuple[int, bytes]] = enumerate(lines, first)
     if form is None:
         form, numbered = _told_by_first(numbered)
     for number, line in numbered:
@@ -66,16 +68,19 @@ def read_lines(lines: Iterable[bytes], *, form: Format | None = None, name: str 
             yield Line(place=place, value=_parsed(text, place), form=form)
 
 
-def read_texts(lines: Iterable[bytes], *, form: Format | None = None) -> Iterator[TextToScore]:
+def read_texts(
+    lines: Iterable[bytes], *, form: Format | None = None, name: str = "", first: int = 1
+) -> Iterator[TextToScore]:
     """Yields the text to score of each line: a text, or JSON with the fields of an object to score.
 
-    form: as in `read_lines`. Raises TextError as that does, and for JSON that is no text to score.
+    form, name, first: as in `read_lines`. Raises TextError as that does, and for JSON that is no text to
+    score.
     """
-    for line in read_lines(lines, form=form):
+    for line in read_lines(lines, form=form, name=name, first=first):
         if line.form == "lines":
             yield TextToScore(text=line.value, place=line.place)
         else:
-            yield _to_score(line.value, line.place)
+            yield to_score(line.value, line.place)
 
 
 def text_or_ids(data: Any, place: str) -> str | list[int]:
@@ -108,7 +113,7 @@ def _told_by_first(numbered: Iterator[tuple[int, bytes]]) -> tuple[Format, Itera
     empty: list[tuple[bytes, int]] = []  # the empty lines before it, with how often each was repeated
     for number, line in numbered:
         if text := line.removeprefix(BOM).strip():
-            return _form_of(text), itertools.chain(_repeated(empty), [(number, line)], numbered)
+            return form_of(text), itertools.chain(_repeated(empty), [(number, line)], numbered)
         if empty and empty[-1][0] == line:
             empty[-1] = (line, empty[-1][1] + 1)
         else:
@@ -121,7 +126,8 @@ def _repeated(runs: Iterable[tuple[bytes, int]]) -> Iterator[tuple[int, bytes]]:
     return enumerate((line for line, times in runs for _ in range(times)), 1)
 
 
-def _form_of(line: bytes) -> Format:
+def form_of(line: bytes) -> Format:
+    """The form of an input whose first line that is not empty is this one."""
     if line.startswith(b"{"):  # a mistake in it is named, and not scored as a text
         return "jsonl"
     try:
@@ -153,8 +159,8 @@ def _parsed(line: str, place: str) -> Any:
         ) from error
 
 
-def _to_score(data: Any, place: str) -> TextToScore:
-    """The text that an object, a string, or a list of token ids says."""
+def to_score(data: Any, place: str) -> TextToScore:
+    """The text that an object, a string, or a list of token ids says; raises TextError for anything else."""
     if not isinstance(data, dict):
         return TextToScore(text=text_or_ids(data, place), place=place)
     if unknown := [name for name in data if name not in FIELDS]:

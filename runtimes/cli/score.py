@@ -96,7 +96,7 @@ def score_command(
     standard error.
     """
     session = open_session(path, threads=threads, device=device)
-    totals, began = _Totals(session.vocab), time.perf_counter()
+    totals, began = Totals(session.vocab), time.perf_counter()
     with _opened(source) as (stream, size):
         shown = Progress("scoring", size, "bytes")
         scores = score_texts(
@@ -112,18 +112,19 @@ def score_command(
         counted = map(totals.count, scores)
         results = counted if weight is None else best_of_groups(counted, weight=weight)
         for result in results:
-            click.echo(_line(result, session.vocab, each=each, as_json=as_json))
+            click.echo(line_of(result, session.vocab, each=each, as_json=as_json))
     click.echo("\n".join(totals.lines(time.perf_counter() - began)), err=True)
 
 
-class _Totals:
+class Totals:
     """What was scored so far.
 
+    vocab: None where totals of others are added, which know whether unknown words are counted.
     text_log_prob: of the texts whose size is known, which those of ids is not.
     """
 
-    def __init__(self, vocab: Vocab) -> None:
-        self._counts_unknown = vocab.special.unknown is not None
+    def __init__(self, vocab: Vocab | None) -> None:
+        self.counts_unknown = vocab is not None and vocab.special.unknown is not None
         self.texts = self.tokens = self.unknown = self.characters = self.num_bytes = 0
         self.log_prob = self.text_log_prob = 0.0
 
@@ -137,8 +138,18 @@ class _Totals:
             self.text_log_prob += score.log_prob
         return score
 
+    def to_json(self) -> dict[str, Any]:
+        """The figures, for `add`."""
+        return dict(vars(self))
+
+    def add(self, figures: dict[str, Any]) -> None:
+        """Adds the figures of other totals."""
+        for name, own in vars(self).items():
+            other = figures[name]
+            setattr(self, name, own or other if name == "counts_unknown" else own + other)
+
     def lines(self, seconds: float) -> Iterator[str]:
-        unknown = f", {self.unknown:,} unknown words" if self._counts_unknown else ""
+        unknown = f", {self.unknown:,} unknown words" if self.counts_unknown else ""
         yield (
             f"{self.texts:,} texts, {self.tokens:,} tokens{unknown} in {seconds:.2f} "
             f"s: {self.tokens / seconds:,.0f} tokens/s"
@@ -171,7 +182,7 @@ def _opened(source: Path) -> Iterator[tuple[BinaryIO, int]]:
         yield stream, source.stat().st_size
 
 
-def _line(result: TextScore | BestText, vocab: Vocab, *, each: bool, as_json: bool) -> str:
+def line_of(result: TextScore | BestText, vocab: Vocab, *, each: bool, as_json: bool) -> str:
     """The lines of output for one result; there are several where tokens are printed and it is no JSON."""
     score, group = (result.best, result) if isinstance(result, BestText) else (result, None)
     tokens = _tokens(score, vocab) if each else None

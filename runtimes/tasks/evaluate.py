@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -86,6 +86,30 @@ def evaluate(
     fewer than two tokens, StreamError for lanes or segments that do not fit, DivergedError as soon as the
     loss of a token is not finite.
     """
+    tokens, segment, starts = checked_lanes(session, tokens, lanes=lanes, segment=segment)
+    began = time.perf_counter()
+    token_nats = nats_of_lanes(
+        session, tokens, starts, segment=segment, carry_memory=carry_memory, progress=progress
+    )
+    seconds = time.perf_counter() - began
+    return Score(
+        tokens=len(token_nats),
+        nats=float(token_nats.sum()),
+        seconds=seconds,
+        segment=segment,
+        lanes=lanes,
+        memory_carried=carry_memory,
+        rule=session.rule,
+        token_nats=token_nats,
+    )
+
+
+def checked_lanes(
+    session: Session, tokens: np.ndarray, *, lanes: int, segment: int | None
+) -> tuple[np.ndarray, int, list[int]]:
+    """The tokens [N], the number of tokens per step, and the first token of each lane with the end of the
+    last one; raises as `evaluate` does for what does not fit.
+    """
     segment = session.rule.segment if segment is None else segment
     if not 1 <= segment <= session.rule.segment:
         raise StreamError(
@@ -102,18 +126,34 @@ def evaluate(
         )
     if not 1 <= lanes <= targets:
         raise StreamError(f"lanes is {lanes}; expected 1 to {targets}, the number of tokens to predict.")
+    return tokens, segment, [targets * lane // lanes for lane in range(lanes + 1)]
+
+
+def nats_of_lanes(
+    session: Session,
+    tokens: np.ndarray,
+    starts: Sequence[int],
+    *,
+    segment: int,
+    carry_memory: bool = True,
+    progress: Callable[[int], None] = lambda done: None,
+) -> np.ndarray:
+    """The loss [targets] of each token after the first of some neighbouring lanes of a text, in order.
+
+    starts: of these lanes in the text, and the end of the last one. tokens: of the text from starts[0] to
+    that end, both included. The rest is as in `evaluate`.
+    """
+    lanes, before = len(starts) - 1, starts[0]
     # Lanes differ in length by one token at most. A shorter lane ends in padding, whose target -1 is not
     # counted.
-    starts = [targets * lane // lanes for lane in range(lanes + 1)]
     longest = max(np.diff(starts))
     inputs_BN = np.zeros((lanes, longest), np.int64)
     targets_BN = np.full((lanes, longest), -1, np.int64)
     for lane, (first, last) in enumerate(itertools.pairwise(starts)):
-        inputs_BN[lane, : last - first] = tokens[first:last]
-        targets_BN[lane, : last - first] = tokens[first + 1 : last + 1]
+        inputs_BN[lane, : last - first] = tokens[first - before : last - before]
+        targets_BN[lane, : last - first] = tokens[first - before + 1 : last - before + 1]
     nats_BN = np.zeros((lanes, longest), np.float64)
     memory = session.start(lanes)
-    began = time.perf_counter()
     for at in range(0, longest, segment):
         piece = slice(at, at + segment)
         if not carry_memory:
@@ -122,23 +162,13 @@ def evaluate(
         nats_BN[:, piece] = -log_probs
         if not np.isfinite(log_probs).all():
             _refuse_infinite(session, nats_BN, targets_BN, starts)
-        progress(min(piece.stop * lanes, targets))
-    seconds = time.perf_counter() - began
-    token_nats = nats_BN[targets_BN >= 0]
-    return Score(
-        tokens=targets,
-        nats=float(token_nats.sum()),
-        seconds=seconds,
-        segment=segment,
-        lanes=lanes,
-        memory_carried=carry_memory,
-        rule=session.rule,
-        token_nats=token_nats,
-    )
+        progress(min(piece.stop * lanes, starts[-1] - before))
+    token_nats: np.ndarray = nats_BN[targets_BN >= 0]
+    return token_nats
 
 
 def _refuse_infinite(
-    session: Session, nats_BN: np.ndarray, targets_BN: np.ndarray, starts: list[int]
+    session: Session, nats_BN: np.ndarray, targets_BN: np.ndarray, starts: Sequence[int]
 ) -> NoReturn:
     """Raises DivergedError for the first loss that is not finite: a NaN, or infinity for a token of
     probability zero.

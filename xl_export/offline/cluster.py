@@ -1,0 +1,132 @@
+"""Ray: a cluster that runs or one that is started here, and actors that work on units."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from runtimes.base.errors import UserError, first_line, needs
+from runtimes.base.machine import available_cpus
+
+LOCAL = "local"
+MOST_TASKS = 10_000  # of one dataset; with more units a task has several of them
+
+
+class Work(Protocol):
+    """What an actor does with a unit."""
+
+    def __call__(self, unit: Any) -> bytes:
+        """The content of a finished block; raises UserError for what its user can mend."""
+        ...
+
+
+def _worker(work: type[Any], options: dict[str, Any]) -> type[Any]:
+    """The class of an actor that makes `work(**options)` once and answers batches of one unit.
+
+    Its constructor takes nothing: Ray could not start an actor again whose arguments it has lost.
+    """
+
+    class Worker:
+        def __init__(self) -> None:
+            try:
+                self._work: Work | UserError = work(**options)
+            except UserError as error:
+                self._work = error
+
+        def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+            number, unit = int(batch["number"][0]), batch["unit"][0]
+            content, error = b"", ""
+            try:
+                if isinstance(self._work, UserError):
+                    raise self._work
+                content = self._work(unit)
+            except UserError as fault:  # Ray would wrap it in a traceback
+                error = str(fault)
+            return {"number": [number], "content": [content], "error": [error]}
+
+    return Worker
+
+
+@contextlib.contextmanager
+def cluster(address: str, *, cpus: int) -> Iterator[None]:
+    """Connects to the Ray cluster at an address; `local` starts one on this machine, and ends it afterwards.
+
+    cpus: how many the actors take together. Raises UserError where the cluster cannot be reached or has less.
+    """
+    # Ray sends statistics of its use to its makers unless it is told not to.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    with needs("ray", "ray", "pyarrow", "fsspec"):
+        import ray
+        import ray.data
+
+    options: dict[str, Any] = {"address": address}
+    if address == LOCAL:
+        options |= {"num_cpus": max(cpus, available_cpus()), "include_dashboard": False}
+    try:
+        ray.init(**options, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"--ray is {address}, and no Ray cluster answers there ({first_line(error):.200}); give the "
+            "address of one, such as ray://head:10001 or auto, or local."
+        ) from error
+    try:
+        held = int(ray.cluster_resources().get("CPU", 0))
+        if held < cpus:
+            raise UserError(
+                f"the actors take {cpus} CPUs and the cluster has {held}; give fewer --actors or --threads."
+            )
+        for name in ("ray", "ray.data"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        yield
+    finally:
+        ray.shutdown()
+
+
+def in_tasks(function: Any, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """`function(*arguments)` for each of the arguments, computed by tasks of the cluster, in order.
+
+    Raises the first UserError that one of them raises.
+    """
+    import ray
+
+    answers: list[Any] = ray.get([ray.remote(_answered).remote(function, own) for own in arguments])
+    for answer in answers:
+        if isinstance(answer, UserError):
+            raise answer
+    return answers
+
+
+def _answered(function: Any, arguments: tuple[Any, ...]) -> Any:
+    try:
+        return function(*arguments)
+    except UserError as error:
+        return UserError(str(error))
+
+
+def finished_units(
+    units: Sequence[tuple[int, Any]], work: type[Any], options: dict[str, Any], *, actors: int, threads: int
+) -> Iterator[tuple[int, bytes]]:
+    """Yields the number and the content of each unit as soon as an actor has finished it.
+
+    units: numbers and what `work(**options)` is called with. An actor that dies is replaced, and its unit is
+    done again. Raises UserError as `work` does.
+    """
+    import ray.data
+
+    if not units:
+        return
+    rows = [{"number": number, "unit": unit} for number, unit in units]
+    done = ray.data.from_items(rows, override_num_blocks=min(len(rows), MOST_TASKS)).map_batches(
+        _worker(work, options),
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(size=min(actors, len(rows))),
+        num_cpus=threads,
+    )
+    for row in done.iter_rows():
+        if row["error"]:
+            raise UserError(row["error"])
+        yield int(row["number"]), row["content"]

@@ -1,0 +1,108 @@
+"""`xl-export score --ray`: the score of every text of a corpus, in one file in the order of the corpus."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from runtimes.base.files import atomic_file
+from runtimes.cli.lines import Format
+from runtimes.cli.score import Totals, line_of
+from runtimes.sessions.open import describe, open_session
+from runtimes.tasks.score_texts import score_texts
+from xl_export.offline.cluster import finished_units, in_tasks
+from xl_export.offline.corpus import BLOCK_BYTES, Block, blocks_of, list_files, numbered, size_of, texts_of
+from xl_export.offline.finished import Finished
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions:
+    """Everything that the lines of a text depend on, besides the model; see `xl-export score --help`."""
+
+    form: Format | None = None
+    bos: bool = False
+    eos: bool = False
+    each: bool = False
+    as_json: bool = False
+    batch: int | None = None
+    window: int
+    block_bytes: int = BLOCK_BYTES
+
+
+class ScoreBlock:
+    """The work of an actor: the totals of a block as a line of JSON, and then its lines."""
+
+    def __init__(self, model: str, device: str, threads: int, options: dict[str, Any]) -> None:
+        self._session = open_session(model, threads=threads, device=device)
+        self._options = ScoreOptions(**options)
+
+    def __call__(self, unit: str) -> bytes:
+        own, totals = self._options, Totals(self._session.vocab)
+        scores = score_texts(
+            self._session,
+            texts_of(Block(**json.loads(unit))),
+            bos=own.bos,
+            eos=own.eos,
+            tokens=own.each,
+            batch=own.batch,
+            window=own.window,
+        )
+        vocab = self._session.vocab
+        lines = [
+            line_of(totals.count(score), vocab, each=own.each, as_json=own.as_json) + "\n" for score in scores
+        ]
+        return (json.dumps(totals.to_json()) + "\n" + "".join(lines)).encode()
+
+
+def score_corpus(
+    model: Path,
+    corpus: str,
+    out: Path,
+    *,
+    options: ScoreOptions,
+    work: Path,
+    actors: int,
+    threads: int,
+    device: str = "auto",
+    progress: Callable[[int, int], None] = lambda done, blocks: None,
+) -> Totals:
+    """Writes the lines of all texts to `out`, atomically, and returns the totals. Needs `cluster`.
+
+    corpus: a path, a URL, or a glob; every actor reads it. work: a folder for finished blocks, which is
+    removed at the end. A call that finds it there does only what is missing, and writes the same file.
+    Raises UserError for a work folder of another call and as `score_texts` does.
+    """
+    files = list_files(corpus)
+    arguments = [(file, options.form, options.block_bytes) for file in files]
+    blocks = numbered(in_tasks(blocks_of, arguments))
+    plan = {
+        "model": describe(model)["identity"],
+        "options": asdict(options),
+        "files": [[file, size_of(file)] for file in files],
+    }
+    finished = Finished(work, plan, blocks=len(blocks))
+    missing = finished.missing
+    units = [(number, json.dumps(asdict(blocks[number]))) for number in missing]
+    settings = {
+        "model": str(model.resolve()),
+        "device": device,
+        "threads": threads,
+        "options": asdict(options),
+    }
+    done = len(blocks) - len(missing)
+    progress(done, len(blocks))
+    for number, content in finished_units(units, ScoreBlock, settings, actors=actors, threads=threads):
+        finished.write(number, content)
+        done += 1
+        progress(done, len(blocks))
+    totals = Totals(None)
+    with atomic_file(out) as temporary, open(temporary, "wb") as stream:
+        for content in finished.contents():
+            head, _, lines = content.partition(b"\n")
+            totals.add(json.loads(head))
+            stream.write(lines)
+    finished.remove()
+    return totals
