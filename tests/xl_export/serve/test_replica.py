@@ -1,0 +1,155 @@
+"""Replicas that share a folder of streams, in one process: whoever answers, and whoever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runtimes
+from runtimes.base.errors import ArtefactError, UserError
+from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.replica import ConflictError, Replica, UnavailableError
+from xl_export.serve.shared import SharedStreams
+
+ARTEFACT = Path(__file__).parents[2] / "data" / "version-0.1" / "ring"
+STREAMS = 5
+
+
+@pytest.fixture(scope="module")
+def session() -> runtimes.Session:
+    return runtimes.open_session(ARTEFACT, threads=1, device="cpu")
+
+
+@contextlib.contextmanager
+def replica(session: runtimes.Session, folder: str, *, streams_in_ram: int = 3) -> Iterator[Replica]:
+    SharedStreams.prepare(folder)
+    one = session.start(1)
+    size = sum(array.nbytes for array in one.tensors.values()) + 4 * session.vocab.size + 200
+    made = Replica(
+        session,
+        SharedStreams(folder, session),
+        settings=EngineSettings(rows=2),
+        ram_bytes=streams_in_ram * size,
+    )
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def drawn(chance: random.Random, position: int) -> dict[str, Any]:
+    """The body of a request."""
+    body: dict[str, Any] = {"position": position, "max_tokens": chance.choice([0, 1, 4])}
+    body |= chance.choice([{"text": "abc, the"}, {"tokens": [chance.randint(0, 20)]}])
+    return body | {"score": chance.random() < 0.5, "seed": chance.randint(0, 9)}
+
+
+@pytest.mark.parametrize("folder", ["", pytest.param("memory://streams", marks=pytest.mark.slow)])
+def test_the_answers_are_those_of_one_replica(folder: str, session: runtimes.Session, tmp_path: Path) -> None:
+    """Each request goes to any of three replicas; one of them dies between any two, and another one comes."""
+    chance = random.Random(0)
+    at = dict.fromkeys((f"stream-{number}" for number in range(STREAMS)), 0)
+
+    async def talk(alone: Replica, several: list[Replica], stack: contextlib.ExitStack, shared: str) -> None:
+        for turn in range(30):
+            name = chance.choice(list(at))
+            body = drawn(chance, at[name])
+            expected = await alone.answer(name, body)
+            assert await chance.choice(several).answer(name, body) == expected
+            assert await chance.choice(several).answer(name, body) == expected  # its client asks again
+            at[name] = expected["position"]
+            if turn % 10 == 9:
+                several.pop(0).stop()
+                several.append(stack.enter_context(replica(session, shared)))
+
+    with contextlib.ExitStack() as stack:
+        shared = folder or str(tmp_path / "shared")
+        alone = stack.enter_context(replica(session, str(tmp_path / "alone"), streams_in_ram=100))
+        several = [stack.enter_context(replica(session, shared)) for _ in range(3)]
+        asyncio.run(talk(alone, several, stack, shared))
+    assert sum(at.values()) > 80
+
+
+def test_a_slow_replica_does_not_undo_what_another_one_did(session: runtimes.Session, tmp_path: Path) -> None:
+    async def race(slow: Replica, fast: Replica) -> None:
+        first = await fast.answer("a", {"position": 0, "text": "abc"})
+        write, may_write, begun = slow._streams.write, threading.Event(), threading.Event()
+
+        def written_late(*arguments: Any, **words: Any) -> None:
+            begun.set()
+            may_write.wait(30)
+            write(*arguments, **words)
+
+        slow._streams.write = written_late  # type: ignore[method-assign]
+        body = {"position": first["position"], "text": "de"}
+        late = asyncio.ensure_future(slow.answer("a", body))
+        await asyncio.to_thread(begun.wait, 30)
+        second = await fast.answer("a", body)
+        third = await fast.answer("a", {"position": second["position"], "text": "x"})
+        may_write.set()
+        with pytest.raises(UnavailableError, match="another replica has gone on"):
+            await late
+        with pytest.raises(ConflictError, match=f"has had {third['position']} tokens"):
+            await slow.answer("a", body)
+
+    with replica(session, str(tmp_path)) as slow, replica(session, str(tmp_path)) as fast:
+        asyncio.run(race(slow, fast))
+
+
+def test_an_altered_stream_is_refused_and_a_deleted_one_begins_again(
+    session: runtimes.Session, tmp_path: Path
+) -> None:
+    async def use(one: Replica, other: Replica) -> None:
+        first = await one.answer("a", {"position": 0, "text": "abc", "score": True})
+        (file,) = tmp_path.glob("*/a.stream")
+        whole = file.read_bytes()
+        for place in (VERSION + 2, len(whole) // 2, len(whole) - 1):
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            with pytest.raises(ArtefactError):
+                await other.answer("a", {"position": 3, "text": "d"})
+        assert await one.delete("a")
+        assert not await other.delete("a")
+        assert await other.answer("a", {"position": 0, "text": "abc", "score": True}) == first
+
+    with replica(session, str(tmp_path)) as one, replica(session, str(tmp_path)) as other:
+        asyncio.run(use(one, other))
+
+
+VERSION = 64  # bytes in front of the facts
+
+BODIES: list[tuple[object, str]] = [
+    ([], "no JSON object"),
+    ({"text": "a"}, "the body has no position"),
+    ({"position": 0}, "give either text or tokens"),
+    ({"position": 0, "text": "a", "tokens": [1]}, "give either text or tokens"),
+    ({"position": True, "text": "a"}, "position is True; expected int"),
+    ({"position": 0, "tokens": [1.5]}, r"tokens is \[1.5\]; expected list"),
+    ({"position": 0, "tokens": [10**6]}, "outside the vocabulary"),
+    ({"position": 0, "text": "a", "beam": 2}, "the body has 'beam'; expected some of position"),
+    ({"position": 0, "text": "a", "max_tokens": 1, "temperature": -1}, "temperature is -1"),
+    ({"position": 0, "text": "a", "max_tokens": -1}, "at most"),
+]
+
+
+def test_what_does_not_fit_is_refused_in_a_sentence(session: runtimes.Session, tmp_path: Path) -> None:
+    async def ask(one: Replica) -> None:
+        for body, sentence in BODIES:
+            with pytest.raises(UserError, match=sentence):
+                await one.answer("a", body)
+        for name in ("", "../a", "a/b", "é"):
+            with pytest.raises(UserError, match="the name of the stream"):
+                await one.answer(name, {"position": 0, "text": "a"})
+        with pytest.raises(ConflictError, match="has had 0 tokens and the request says 7"):
+            await one.answer("a", {"position": 7, "text": "a"})
+
+    with replica(session, str(tmp_path)) as one:
+        asyncio.run(ask(one))
+    assert not list(itertools.chain(tmp_path.glob("*/*.stream")))

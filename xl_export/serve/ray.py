@@ -1,0 +1,135 @@
+"""Streams on several machines with Ray Serve: replicas that share a folder of streams.
+
+    serve run xl_export.serve.ray:application \\
+        model=artefact streams=/shared/streams
+
+A client sends the name of its stream in the path and in the header `x-session-id`. Ray's router then sends
+all requests of a stream to one replica, which has it in RAM. Affinity makes this fast; that the answers are
+right does not depend on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ray import serve
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from runtimes.base.errors import UserError
+from runtimes.base.records import from_json
+from runtimes.sessions.open import open_session
+from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.replica import ConflictError, Replica, UnavailableError
+from xl_export.serve.shared import SharedStreams
+
+ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+BODY_BYTES = 1 << 22
+PATH = "/streams/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What `serve run` takes as NAME=VALUE.
+
+    model: an artefact with ring memory, at the same path on every machine. streams: a folder or a URL that
+    all of them write to. replicas, most_replicas: at first and at most; Ray adds replicas while each has more
+    requests than `rows`. rows, queue: of each replica. threads: CPUs of each. ram_bytes: of streams that each
+    keeps in RAM.
+    """
+
+    model: str
+    streams: str
+    replicas: int = 1
+    most_replicas: int = 1
+    rows: int = 32
+    queue: int = 1024
+    threads: int = 1
+    ram_bytes: int = 1 << 28
+
+
+class Streams:
+    """A replica as Ray Serve starts it: `POST /streams/NAME` and `DELETE /streams/NAME`.
+
+    The header `x-replica` of an answer says which one it was.
+    """
+
+    def __init__(self, given: Deployment) -> None:
+        self._id = serve.get_replica_context().replica_id.unique_id
+        session = open_session(given.model, threads=given.threads, device="cpu")
+        self._replica = Replica(
+            session,
+            SharedStreams(given.streams, session),
+            settings=EngineSettings(rows=given.rows, queue=given.queue),
+            ram_bytes=given.ram_bytes,
+        )
+
+    async def __call__(self, request: Request) -> Response:
+        """The answer to a request, or one sentence: 400, 404, 409 for another position, 503 to ask again."""
+        name = request.url.path.partition(PATH)[2]
+        try:
+            if request.method == "DELETE":
+                return JSONResponse({"deleted": await self._replica.delete(name)})
+            if request.method != "POST" or not name:
+                return _refusal(404, f"there is nothing here; send POST {PATH}NAME.")
+            answer = await self._replica.answer(name, await _body(request))
+            return JSONResponse(answer, headers={"x-replica": self._id})
+        except UserError as error:
+            return _refusal(400, str(error))
+        except ConflictError as error:
+            return _refusal(409, str(error))
+        except UnavailableError as error:
+            return _refusal(503, str(error), {"Retry-After": f"{error.retry_after:.0f}"})
+
+    def check_health(self) -> None:
+        """Ray replaces a replica for which this raises."""
+        if not self._replica.alive:
+            raise RuntimeError("the engine has ended")
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # the constructor has failed
+            self._replica.stop()
+
+
+async def _body(request: Request) -> object:
+    content = await request.body()
+    if len(content) > BODY_BYTES:
+        raise UserError(f"the body has more than {BODY_BYTES:,} bytes; send several requests.")
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError("the body is not JSON.") from error
+
+
+def _refusal(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": {"message": sentence}}, status_code=status, headers=headers)
+
+
+def application(arguments: dict[str, Any]) -> Any:
+    """The application for `serve.run` and `serve run`, of a `Deployment` in JSON."""
+    numbers = {name: int(value) if str(value).isdecimal() else value for name, value in arguments.items()}
+    given = from_json(Deployment, numbers, where="the arguments of serve run")
+    SharedStreams.prepare(given.streams)
+    deployment = serve.deployment(
+        Streams,
+        name="streams",
+        ray_actor_options={"num_cpus": given.threads},
+        # More requests wait in the replica, whose queue is bounded and answers 503.
+        max_ongoing_requests=given.rows + given.queue + 16,
+        autoscaling_config=AutoscalingConfig(
+            min_replicas=given.replicas,
+            max_replicas=max(given.replicas, given.most_replicas),
+            target_ongoing_requests=given.rows,
+        ),
+        health_check_period_s=2,
+        request_router_config=RequestRouterConfig(
+            request_router_class=ROUTER,
+            # By default a busy replica passes a stream on to others, which would have to read it.
+            request_router_kwargs={"num_fallback_replicas": 0},
+        ),
+    )
+    return deployment.bind(given)

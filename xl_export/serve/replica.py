@@ -1,0 +1,242 @@
+"""One of several processes that serve the same streams: an engine, and the streams that all share.
+
+A request says at which position its client believes the stream to be. It is answered after the stream was
+written to the shared folder. So whoever dies, and whenever: the client asks again, another replica reads the
+stream, and either goes on from there or finds that the request was done and gives its answer again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import OrderedDict
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from runtimes.base.errors import UserError
+from runtimes.contract.session import Session
+from runtimes.tasks.sample import Sampler
+from xl_export.serve.core.engine import Busy, Delivery, Engine
+from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.core.task import Answer, Drawing, Drawn, Ended, Fed, Task
+from xl_export.serve.shared import MovedError, SharedStream, SharedStreams
+
+ALL = 1 << 40  # answers that may be unread: they are collected until a request is done
+MOST_TOKENS = 1 << 16  # of a request
+
+
+class ConflictError(Exception):
+    """The stream is not at the position that the request says."""
+
+
+class UnavailableError(Exception):
+    """The request was not done, and may be asked again in so many seconds."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """The body of a request: feed tokens or a text to a stream, and then draw tokens.
+
+    position: how many tokens the stream has had; 0 begins it. score: whether log p of each fed token is
+    wanted. max_tokens: to draw; 0 only feeds. The others are as in `xl_export.serve.core.task.Drawing`.
+    """
+
+    position: int
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    score: bool = False
+    max_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    stop: list[str] = field(default_factory=list)
+
+    @classmethod
+    def parse(cls, body: object) -> Ask:
+        """The request in parsed JSON; raises UserError for anything else."""
+        if not isinstance(body, dict):
+            raise UserError("the body is no JSON object; see docs/guides/ray.md.")
+        kinds: dict[str, Any] = {one.name: one.type for one in fields(cls)}
+        for name, value in body.items():
+            if name not in kinds:
+                raise UserError(f"the body has {name!r:.60}; expected some of {', '.join(kinds)}.")
+            if not _fits(value, kinds[name]):
+                raise UserError(f"{name} is {value!r:.60}; expected {kinds[name]}.")
+        if "position" not in body:
+            raise UserError("the body has no position; give how many tokens the stream has had, at first 0.")
+        ask = cls(**body)
+        if bool(ask.text) == bool(ask.tokens):
+            raise UserError("give either text or tokens, and at least one character or token.")
+        if not 0 <= ask.max_tokens <= MOST_TOKENS or len(ask.tokens) > MOST_TOKENS:
+            raise UserError(f"a request has at most {MOST_TOKENS:,} tokens; send several.")
+        return ask
+
+
+def _fits(value: object, kind: str) -> bool:
+    if kind.startswith("list"):
+        inner = str if "str" in kind else int
+        return isinstance(value, list) and all(type(item) is inner for item in value)
+    if kind == "float":
+        return type(value) in (int, float)
+    return type(value).__name__ == kind
+
+
+class Replica:
+    """Answers requests for streams. All methods run in one event loop.
+
+    ram_bytes: of streams that are kept beside the folder, so that they need not be read.
+    """
+
+    def __init__(
+        self, session: Session, streams: SharedStreams, *, settings: EngineSettings, ram_bytes: int
+    ) -> None:
+        self._session, self._streams, self._ram_bytes = session, streams, ram_bytes
+        unread = EngineSettings(
+            rows=settings.rows,
+            queue=settings.queue,
+            prompt_tokens=settings.prompt_tokens,
+            unread=ALL,
+        )
+        self._engine = Engine(session, unread, deliver=self._deliver)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._answers: dict[Task, tuple[list[Answer], asyncio.Future[None]]] = {}
+        self._ram: OrderedDict[str, SharedStream] = OrderedDict()
+        self._busy: dict[str, asyncio.Lock] = {}
+        self._engine.start()
+
+    async def answer(self, name: str, body: object) -> dict[str, Any]:
+        """Does a request and answers it: the position afterwards, the tokens drawn, and what was asked for.
+
+        The answer to a request that was done already, and whose client asks again, is what it was. Raises
+        UserError, ConflictError where the stream is elsewhere, and UnavailableError.
+        """
+        ask = Ask.parse(body)
+        asked = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        lock = self._busy.setdefault(name, asyncio.Lock())
+        try:
+            async with lock:
+                return await self._answer(name, ask, asked)
+        finally:
+            if not lock.locked() and self._busy.get(name) is lock:
+                del self._busy[name]
+
+    async def _answer(self, name: str, ask: Ask, asked: str) -> dict[str, Any]:
+        before = await asyncio.to_thread(self._current, name)
+        if before is not None and before.asked == asked:
+            return before.answer
+        position = 0 if before is None else before.state.position
+        if ask.position != position:
+            raise ConflictError(
+                f"the stream {name} has had {position} tokens and the request says {ask.position}; send the "
+                "tokens from there, or begin another stream."
+            )
+        task = Task(
+            tokens=self._session.vocab.encode(ask.text) if ask.text else np.array(ask.tokens, np.int64),
+            state=None if before is None else before.state,
+            score=ask.score,
+            drawing=self._drawing(ask),
+            keep=True,
+            cached=False,
+        )
+        answers = await self._done(task)
+        ended = answers[-1]
+        assert isinstance(ended, Ended)
+        if ended.reason in ("cancelled", "stopped", "failed") or ended.state is None:
+            raise UnavailableError(ended.error or "the replica stops; ask again.")
+        drawn = [answer for answer in answers if isinstance(answer, Drawn)]
+        answer: dict[str, Any] = {
+            "position": ended.state.position,
+            "tokens": [one.token for one in drawn],
+            "text": "".join(one.text for one in drawn) + ended.text,
+            "reason": ended.reason,
+        }
+        if ask.score:
+            pieces = [one.log_probs for one in answers if isinstance(one, Fed) and one.log_probs is not None]
+            known = np.concatenate(pieces).tolist()
+            answer["log_probs"] = [None if value != value else value for value in known]
+        version = None if before is None else before.version
+        after = SharedStream(
+            version=hashlib.sha256(f"{version or ''}{asked}".encode()).hexdigest(),
+            asked=asked,
+            answer=answer,
+            state=ended.state,
+        )
+        try:
+            await asyncio.to_thread(self._streams.write, name, after, before=version)
+        except MovedError as error:
+            raise UnavailableError(f"another replica has gone on with {name}; ask again.") from error
+        self._hold(name, after)
+        return answer
+
+    async def delete(self, name: str) -> bool:
+        """Removes a stream; False where there was none."""
+        self._ram.pop(name, None)
+        return await asyncio.to_thread(self._streams.delete, name)
+
+    def stop(self, *, within: float = 3.0) -> None:
+        """Ends all tasks; their clients ask another replica."""
+        self._engine.stop(within=within)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._engine.alive
+
+    def _drawing(self, ask: Ask) -> Drawing | None:
+        if not ask.max_tokens:
+            return None
+        sampler = Sampler(temperature=ask.temperature, top_k=ask.top_k or None, top_p=ask.top_p)
+        return Drawing(max_tokens=ask.max_tokens, sampler=sampler, seed=ask.seed, stop=tuple(ask.stop))
+
+    def _current(self, name: str) -> SharedStream | None:
+        """The stream as the folder has it; what is in RAM is taken where its version is the same."""
+        held = self._ram.get(name)
+        if held is not None and self._streams.version(name) == held.version:
+            return held
+        return self._streams.read(name)
+
+    def _hold(self, name: str, stream: SharedStream) -> None:
+        self._ram[name] = stream
+        self._ram.move_to_end(name)
+        while len(self._ram) > max(1, self._ram_bytes // max(1, stream.state.num_bytes)):
+            self._ram.popitem(last=False)
+
+    async def _done(self, task: Task) -> list[Answer]:
+        """All answers to a task."""
+        self._loop = asyncio.get_running_loop()
+        collected: list[Answer] = []
+        future = self._loop.create_future()
+        self._answers[task] = collected, future
+        try:
+            self._engine.submit(task)
+            await future
+        except Busy as error:
+            raise UnavailableError(
+                "the queue of the replica is full; ask again.", error.retry_after
+            ) from error
+        finally:
+            self._answers.pop(task, None)
+            if not future.done():
+                self._engine.cancel(task)
+        return collected
+
+    def _deliver(self, delivery: Delivery) -> None:
+        """Called on the engine's thread, once a step."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._spread, delivery)
+
+    def _spread(self, delivery: Delivery) -> None:
+        for task, answers in delivery:
+            if task in self._answers:
+                collected, future = self._answers[task]
+                collected += answers
+                if isinstance(answers[-1], Ended) and not future.done():
+                    future.set_result(None)
