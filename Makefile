@@ -12,7 +12,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 DEMO_READY = $(VENV)/.ready-demo
 READY = $(VENV)/.ready
 
-.PHONY: demo test test-slow test-arm test-triton soak lint docs setup clean
+.PHONY: demo test test-slow test-arm test-triton test-ray soak lint docs setup clean
 
 demo: $(DEMO_READY)
 	$(BIN)/xl-export demo --out demo --force
@@ -36,6 +36,13 @@ test-arm: $(READY)
 # the real Triton Inference Server with its Python backend; what it installs stays in build/triton
 test-triton: $(READY)
 	$(BIN)/python -m pytest tests/xl_export/deployment/test_triton_program.py -m slow -n 0
+
+# Ray Data and Ray Serve, in an environment of their own; what it installs (690 MB) stays in build/ray
+test-ray: $(READY)
+	test -x build/ray/bin/python || $(BIN)/python -m venv build/ray
+	ls -d $(CURDIR)/$(VENV)/lib/python3*/site-packages > build/ray/main.pth && cp build/ray/main.pth build/ray/lib/python3*/site-packages/
+	build/ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[data,serve]>=2.60'
+	build/ray/bin/python -m pytest tests/xl_export/offline/test_ray.py tests/xl_export/serve/test_ray_serve.py -m slow -n 0
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -75,6 +75,13 @@ CASES = {
             claims=("score_claim",),
         ),
         Case(
+            name="ray",
+            summary="many short texts by one process, by one actor of Ray Data and by two, with the cores",
+            keys=("actors",),
+            takes=("config", "repeats", "mem_len"),
+            may_skip=True,
+        ),
+        Case(
             name="latency",
             summary="1,000 consecutive tokens with fixed memory against a key/value cache that grows",
             keys=("side",),

@@ -58,6 +58,7 @@ def cluster(address: str, *, cpus: int) -> Iterator[None]:
     """
     # Ray sends statistics of its use to its makers unless it is told not to.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # it warns of what Ray Data does itself
     with needs("ray", "ray", "pyarrow", "fsspec"):
         import ray
         import ray.data

@@ -44,7 +44,8 @@ def list_files(patterns: str) -> list[str]:
     try:
         system, path = fsspec.core.url_to_fs(patterns)
         found = [path] if system.isfile(path) else sorted(system.glob(path))
-        files = [str(system.unstrip_protocol(file)) for file in found if system.isfile(file)]
+        names = [str(system.unstrip_protocol(file)) for file in found if system.isfile(file)]
+        files = [name.removeprefix("file://") for name in names]
     except (ImportError, OSError, ValueError) as error:
         raise UserError(f"{patterns} could not be listed: {first_line(error)}.") from error
     if not files:

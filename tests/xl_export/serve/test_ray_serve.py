@@ -20,21 +20,16 @@ from typing import Any
 import pytest
 
 import runtimes
+from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.replica import Replica
+from xl_export.serve.shared import SharedStreams
 
 ray = pytest.importorskip("ray", reason="ray is not installed; pip install 'xl-export[ray]'")
-
-from ray import serve  # noqa: E402
-
-from xl_export.serve.core.settings import EngineSettings  # noqa: E402
-from xl_export.serve.ray import application  # noqa: E402
-from xl_export.serve.replica import Replica  # noqa: E402
-from xl_export.serve.shared import SharedStreams  # noqa: E402
-
 ARTEFACT = Path(__file__).parents[2] / "data" / "version-0.1" / "ring"
 STREAMS, REQUESTS = 100, 6
 PATIENCE = 120  # seconds that a client asks again
-# Ray leaves sockets and processes to the end of the process, and warns of some of its own habits.
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+# Ray leaves sockets to the end of the process, and is warned of its own habits by its libraries.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 def requests_of(name: str) -> list[dict[str, Any]]:
@@ -74,6 +69,10 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[st
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
     """Where two replicas of the artefact are served."""
+    from ray import serve
+
+    from xl_export.serve.ray import application
+
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         number = int(free.getsockname()[1])

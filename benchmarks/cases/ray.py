@@ -1,0 +1,181 @@
+"""Many short texts scored by one process, by one actor of Ray Data and by two, all in one run.
+
+The corpus is a file of token ids in blocks of equal size. The log-probabilities of all sides are compared.
+The rate of actors is that between their first blocks and the last one: processes and sessions are open then,
+and `seconds` has the whole call. Each actor has one thread. Two actors can be twice as fast only on two idle
+cores, so the row has the number of cores and the load of the machine before the run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cases.score import draw_texts
+from benchmarks.configs import BenchmarkConfig, checked_repeats
+from benchmarks.measure import Limits
+from benchmarks.models import random_weights, write_artefact
+from runtimes import open_session, score_texts
+from runtimes.base.errors import ArtefactError
+from runtimes.base.machine import available_cpus
+from runtimes.base.records import to_json
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.session import Session
+from runtimes.tasks.score_texts import WINDOW
+
+ACTORS = (1, 2)
+BLOCKS = 24
+REPEATS = 3  # each takes seconds, and twice that to start the actors
+TOLERANCE = 1e-4  # nats a text, between one process and actors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One side. actors: 0 is one process without Ray. rate: tokens per second, the median.
+
+    seconds: of the whole call, in a cluster that runs. ratio: of this rate to that of one actor. difference:
+    of a text from one process, at most, in nats. cores: that this process may use. load: the mean number of
+    running processes of the machine in the minute before.
+    """
+
+    actors: int
+    rate: float
+    lowest: float
+    highest: float
+    seconds: float
+    ratio: float
+    tokens: int
+    difference: float
+    cores: int
+    load: float
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self)
+
+
+def unavailable() -> str | None:
+    """Why this machine cannot measure the case; None where it can."""
+    if importlib.util.find_spec("ray") is None:
+        return "ray is not installed; run `pip install 'xl-export[ray]'`"
+    return None
+
+
+def run(
+    config: BenchmarkConfig,
+    *,
+    mem_len: int | None = None,
+    threads: int | None = None,
+    repeats: int | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Row]:
+    """A row for one process and for each number of actors. threads: ignored, since every side has one."""
+    from xl_export.offline.cluster import LOCAL, cluster
+
+    repeats = checked_repeats(repeats, min(config.repeats, REPEATS))
+    rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
+    with tempfile.TemporaryDirectory() as name:
+        folder, load = Path(name), os.getloadavg()[0]
+        progress("exporting and comparing with PyTorch")
+        artefact = write_artefact(folder, config.model, rule, random_weights(config.model), "ring")
+        session = open_session(artefact, threads=1, device="cpu")
+        texts = [[0, *text.tolist()] for text in draw_texts(config.texts, session.vocab.size)]
+        corpus = folder / "corpus.jsonl"
+        corpus.write_text("".join(f"{json.dumps(text)}\n" for text in texts))
+        expected, one = _one_process(session, texts, repeats=repeats)
+        with cluster(LOCAL, cpus=max(ACTORS)):
+            sides: dict[int, list[tuple[float, float]]] = {actors: [] for actors in ACTORS}
+            differences = dict.fromkeys(ACTORS, 0.0)
+            for repeat in range(repeats):
+                progress(f"round {repeat + 1} of {repeats}: one actor and two")
+                for actors in ACTORS:
+                    found, seconds, rate = _actors(artefact, corpus, actors)
+                    difference = float(np.abs(np.array(found) - expected).max())
+                    if not difference <= TOLERANCE:
+                        raise ArtefactError(
+                            f"{actors} actors differ from one process by {difference:.3g} nats a text, more "
+                            f"than {TOLERANCE:g}; nothing was measured, please report this."
+                        )
+                    differences[actors] = max(differences[actors], difference)
+                    sides[actors].append((rate, seconds))
+    tokens = sum(len(text) - 1 for text in texts)
+    alone = median(rate for rate, _ in sides[1])
+    return [
+        Row(
+            actors=actors,
+            rate=(rate := median(rate for rate, _ in times)),
+            lowest=min(rate for rate, _ in times),
+            highest=max(rate for rate, _ in times),
+            seconds=median(seconds for _, seconds in times),
+            ratio=rate / alone,
+            tokens=tokens,
+            difference=differences.get(actors, 0.0),
+            cores=available_cpus(),
+            load=load,
+        )
+        for actors, times in {0: one, **sides}.items()
+    ]
+
+
+def _one_process(
+    session: Session, texts: Sequence[Sequence[int]], *, repeats: int
+) -> tuple[np.ndarray, list[tuple[float, float]]]:
+    """The log-probability of each text, and rate and seconds of each call."""
+    times, found = [], []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        found = list(score_texts(session, texts))
+        seconds = time.perf_counter() - began
+        times.append((sum(score.tokens for score in found) / seconds, seconds))
+    return np.array([score.log_prob for score in found]), times
+
+
+def _actors(artefact: Path, corpus: Path, actors: int) -> tuple[list[float], float, float]:
+    """The log-probability of each text, the seconds of the call, and the rate after the first blocks."""
+    from xl_export.offline.score import ScoreOptions, score_corpus
+
+    moments: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        out, began = Path(folder) / "out", time.perf_counter()
+        totals = score_corpus(
+            artefact,
+            str(corpus),
+            out,
+            options=ScoreOptions(
+                window=WINDOW, as_json=True, block_bytes=corpus.stat().st_size // BLOCKS + 1
+            ),
+            work=Path(folder) / "work",
+            actors=actors,
+            threads=1,
+            device="cpu",
+            progress=lambda done, blocks: moments.append(time.perf_counter()),
+        )
+        seconds = time.perf_counter() - began
+        found = [json.loads(line)["log_prob"] for line in out.read_text().splitlines()]
+    finished = moments[1:]  # the first call says how many blocks there are
+    later = len(finished) - actors
+    rate = totals.tokens * later / len(finished) / (finished[-1] - finished[actors - 1])
+    return found, seconds, rate
+
+
+def table(rows: Sequence[Row], limits: Limits) -> list[str]:
+    """The rows as text."""
+    lines = ["side         tokens/s  (lowest to highest)    / one actor  seconds of the call"]
+    for row in rows:
+        side = {0: "one process", 1: "1 actor"}.get(row.actors, f"{row.actors} actors")
+        spread = f"({row.lowest:,.0f} to {row.highest:,.0f})"
+        lines.append(f"{side:11}  {row.rate:<8,.0f}  {spread:21}  {row.ratio:<11.2f}  {row.seconds:.1f}")
+    lines.append(
+        f"limits: {rows[0].cores} cores for all processes, and a load of {rows[0].load:.1f} before the run; "
+        "two actors are at most twice as fast as one, on two idle cores"
+    )
+    return lines
