@@ -78,6 +78,7 @@ CASES = {
             name="ray",
             summary="many short texts by one process, by one actor of Ray Data and by two, with the cores",
             keys=("actors",),
+            folder="serving",
             takes=("config", "repeats", "mem_len"),
             may_skip=True,
         ),

@@ -1,0 +1,1 @@
+"""Cases that serve or score with several processes."""
