@@ -17,7 +17,7 @@ WIDTH = 78  # columns of a help text
 LINK = re.compile(
     r"\[([^\]]+)\]\(((?:\.\./)+(?:examples|tests|runtimes|trainer|xl_export|benchmarks|[A-Z]+\.md)[^)]*)\)"
 )
-DEMO = (TOP / "web" / "demo" / "tales", TOP / "web" / "demo" / "chorales")
+DEMO = (TOP / "examples" / "stories" / "tales", TOP / "examples" / "music" / "chorales")
 REQUIRED = "SITE_NEEDS_DEMO"
 COMMANDS = re.compile(r"^<!-- commands: (?P<program>.+) (?P<module>\S+) -->$", re.MULTILINE)
 
