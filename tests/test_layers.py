@@ -29,7 +29,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
 NEIGHBOURS = {("xl_export.artefact", "xl_export.tensorrt")}
 # These modules import nothing of the project, so that every other module may import them.
 ALONE = ("xl_export.shadow",)
-MAX_FILES, MAX_LINES = 15, 400
+MAX_FILES, MAX_LINES, MAX_COLUMNS = 15, 400, 110
 
 
 def modules() -> dict[str, Path]:
@@ -146,6 +146,24 @@ def test_no_folder_is_crowded() -> None:
         folder = str(path.parent.relative_to(ROOT))
         counts[folder] = counts.get(folder, 0) + 1
     assert {folder: count for folder, count in counts.items() if count > MAX_FILES} == {}
+
+
+def test_no_line_of_the_web_is_too_long_to_read() -> None:
+    """Ruff sees to Python, and clang-format to C++."""
+    files = [
+        path
+        for folder in ("web/bench", "web/page", "web/src", "web/test")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".js", ".css", ".html")
+    ]
+    long = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in [*files, ROOT / "web" / "index.d.ts"]
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if len(line) > MAX_COLUMNS
+    ]
+    assert len(files) > 50, "the folders are where the test looks"
+    assert long == []
 
 
 def test_no_file_is_endless() -> None:

@@ -4,6 +4,7 @@ import { sized } from "./speed.js";
 const SECONDS = 14; // of music that the picture shows
 const PAST = 0.4; // share of the picture that has sounded already
 const [LOWEST, HIGHEST] = [33, 82]; // MIDI pitches
+const TOP = 26; // pixels above the highest pitch, for fermatas
 const BLACK = [1, 3, 6, 8, 10]; // keys of an octave
 
 /**
@@ -39,16 +40,16 @@ export class Roll {
     if (!context) return;
     const from = now - SECONDS * PAST;
     const x = (/** @type {number} */ at) => ((at - from) / SECONDS) * width;
-    const step = height / (HIGHEST - LOWEST + 5);
-    const y = (/** @type {number} */ pitch) => (HIGHEST + 2 - pitch) * step;
+    const step = (height - TOP) / (HIGHEST - LOWEST + 5);
+    const y = (/** @type {number} */ pitch) => TOP + (HIGHEST + 2 - pitch) * step;
     context.clearRect(0, 0, width, height);
     context.fillStyle = colours.sheet;
     for (let pitch = LOWEST - 2; pitch <= HIGHEST + 2; pitch++) {
       if (!BLACK.includes(((pitch % 12) + 12) % 12)) context.fillRect(0, y(pitch), width, step - 0.5);
     }
     for (const line of this.lines) {
-      context.fillStyle = line.kind === "fermata" ? colours.soft : colours.line;
-      if (line.kind === "fermata") arc(context, x(line.at), 12, colours.soft);
+      context.fillStyle = line.kind === "fermata" ? colours.ink : colours.line;
+      if (line.kind === "fermata") drawFermata(context, x(line.at), TOP - 5, colours.ink);
       else context.fillRect(Math.round(x(line.at)), 0, line.kind === "piece" ? 2.5 : 1, height);
     }
     for (const note of this.notes) {
@@ -74,16 +75,18 @@ export class Roll {
 }
 
 /**
- * A fermata.
- * @param {CanvasRenderingContext2D} context @param {number} x @param {number} y @param {string} colour
+ * A fermata: half a circle with a dot in it, over the beginning of its chord.
+ * @param {CanvasRenderingContext2D} context @param {number} left @param {number} bottom
+ * @param {string} colour
  */
-function arc(context, x, y, colour) {
+function drawFermata(context, left, bottom, colour) {
+  const radius = 9;
   context.beginPath();
   context.strokeStyle = colour;
-  context.lineWidth = 1.5;
-  context.arc(x + 6, y + 2, 6, Math.PI, 0);
+  context.lineWidth = 2;
+  context.arc(left + radius + 3, bottom, radius, Math.PI, 0);
   context.stroke();
   context.beginPath();
-  context.arc(x + 6, y, 1.5, 0, 2 * Math.PI);
+  context.arc(left + radius + 3, bottom - 2, 2, 0, 2 * Math.PI);
   context.fill();
 }

@@ -8,9 +8,9 @@ const [ECHO_SECONDS, ECHO_SHARE] = [2.2, 0.3];
 const GAIN = 0.2;
 
 export class Organ {
-  /** @param {number} volume 0 to 1 */
-  constructor(volume) {
-    this.context = new AudioContext({ latencyHint: "playback" });
+  /** @param {number} volume 0 to 1 @param {AudioContext} context that sounds */
+  constructor(volume, context = new AudioContext({ latencyHint: "playback" })) {
+    this.context = context;
     this.out = this.context.createGain();
     this.out.gain.value = volume;
     const bound = this.context.createDynamicsCompressor();

@@ -52,7 +52,8 @@ export async function* pieces(
 ) {
   const decoder = text ? vocabulary.decoder() : () => "";
   const end = vocabulary.special.end_of_document;
-  for (const token of prompt.length ? prompt : memory.tail) decoder(token); // so that a word begins with its blank
+  // so that a word after them begins with its blank
+  for (const token of prompt.length ? prompt : memory.tail) decoder(token);
   const grown = new GrowingText(decoder, stops, vocabulary.kind === "ids" ? " " : "");
   const random = new Random(seed, 0);
   const pause = pauses();

@@ -145,8 +145,8 @@ export function refuseForeign(memory, engine, identity) {
   }
   if (memory.owner !== identity || memory.engine !== engine) {
     throw new XLExportError(
-      `the memory belongs to ${memory.owner.slice(0, 12)} and this model is ${identity.slice(0, 12)}; use one that ` +
-        "this model's start() returned.",
+      `the memory belongs to ${memory.owner.slice(0, 12)} and this model is ${identity.slice(0, 12)}; use ` +
+        "one that this model's start() returned.",
     );
   }
 }

@@ -238,7 +238,9 @@ export class Model {
 /** @param {Memory} memory */
 function refuseSeveral(memory) {
   if (memory.batch !== 1) {
-    throw new XLExportError(`the memory holds ${memory.batch} streams, and a text goes into one; use a memory of start(1).`);
+    throw new XLExportError(
+      `the memory holds ${memory.batch} streams, and a text goes into one; use a memory of start(1).`,
+    );
   }
 }
 

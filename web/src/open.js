@@ -135,8 +135,8 @@ async function chooseDevice(device, spec) {
     } catch (error) {
       if (device === "auto") return wasm(null);
       throw new XLExportError(
-        `device is native, and onnxruntime-node could not be loaded (${firstLine(error)}); install it with npm, ` +
-          "or use wasm.",
+        `device is native, and onnxruntime-node could not be loaded (${firstLine(error)}); install it with ` +
+          "npm, or use wasm.",
       );
     }
   }

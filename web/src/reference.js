@@ -9,7 +9,8 @@ import { readNpz } from "./files/npz.js";
 import { logSumExp } from "./text/logits.js";
 
 /**
- * @typedef {{tokens: number[][], segments: number[], restarts: boolean[][], logProbs: Float32Array, last: Float32Array}}
+ * @typedef {{tokens: number[][], segments: number[], restarts: boolean[][], logProbs: Float32Array,
+ *   last: Float32Array}}
  *   Reference `logProbs` [B · N] and `last` [B · V] in nats
  * @typedef {import("../index.js").Spec} Spec
  * @typedef {import("./stepper.js").Stepper} Stepper

@@ -63,8 +63,8 @@ export async function loadMemory(bytes, engine, spec, identity) {
     new XLExportError(`${WHERE} is damaged: ${why}; start a new one.`);
   if (owner !== identity) {
     throw new XLExportError(
-      `${WHERE} belongs to artefact ${owner.slice(0, 12)}, and this one is ${identity.slice(0, 12)}; open the artefact ` +
-        "that the stream was started on, or start a new stream.",
+      `${WHERE} belongs to artefact ${owner.slice(0, 12)}, and this one is ${identity.slice(0, 12)}; open ` +
+        "the artefact that the stream was started on, or start a new stream.",
     );
   }
   const positions = arrays.get("positions");

@@ -11,7 +11,9 @@ import { logSumExp } from "./text/logits.js";
  */
 export async function surprisals(stepper, tokens, memory, { signal, onProgress }) {
   if (memory.batch !== 1) {
-    throw new XLExportError(`the memory holds ${memory.batch} streams, and one is scored; use a memory of start(1).`);
+    throw new XLExportError(
+      `the memory holds ${memory.batch} streams, and one is scored; use a memory of start(1).`,
+    );
   }
   const size = stepper.spec.model.vocab_size;
   const nats = new Float64Array(tokens.length).fill(NaN);

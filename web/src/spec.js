@@ -31,7 +31,8 @@ export async function readSpec(bytes, where) {
   if (!(exact instanceof Map)) throw new XLExportError(`${where} is not the spec of an artefact; ${AGAIN}.`);
   if (Number.isInteger(spec.schema) && spec.schema > SCHEMA) {
     throw new XLExportError(
-      `${where} has schema ${spec.schema}, and this version reads up to ${SCHEMA}; take a newer xl-export-web.`,
+      `${where} has schema ${spec.schema}, and this version reads up to ${SCHEMA}; take a newer ` +
+        "xl-export-web.",
     );
   }
   const stated = exact.get("digest");

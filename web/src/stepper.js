@@ -25,13 +25,14 @@ export function checkedSegment(tokens, spec, memory) {
   }
   if (rows.length !== memory.batch) {
     throw new XLExportError(
-      `the tokens have ${rows.length} rows and the memory holds ${memory.batch} streams; give one row per stream.`,
+      `the tokens have ${rows.length} rows and the memory holds ${memory.batch} streams; give one row per ` +
+        "stream.",
     );
   }
   if (length < 1 || length > spec.rule.segment) {
     throw new XLExportError(
-      `the segment has ${length} tokens; this artefact takes 1 to ${spec.rule.segment}: feed them in several ` +
-        "pieces, or export it with a larger --segment.",
+      `the segment has ${length} tokens; this artefact takes 1 to ${spec.rule.segment}: feed them in ` +
+        "several pieces, or export it with a larger --segment.",
     );
   }
   return { rows, batch: rows.length, length };

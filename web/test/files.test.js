@@ -27,7 +27,8 @@ test("numbers keep their text, keys are sorted by code points, and what is no JS
     '{"\u{1f600}": 1e-05, "\uffff": -0.0, "b": [1.50, 12345678901234567890], "a": "é\\u007f\\n\\"/\\u2028"}';
   assert.equal(
     canonical(parseExact(text, "x")),
-    '{"a": "\\u00e9\\u007f\\n\\"/\\u2028", "b": [1.50, 12345678901234567890], "\\uffff": -0.0, "\\ud83d\\ude00": 1e-05}',
+    '{"a": "\\u00e9\\u007f\\n\\"/\\u2028", "b": [1.50, 12345678901234567890], ' +
+      '"\\uffff": -0.0, "\\ud83d\\ude00": 1e-05}',
   );
   for (const wrong of ["", "{", "[1,]", "01", "1 2", '"\n"', "NaN", "[".repeat(100), '{"a" 1}', "nul"]) {
     assert.throws(() => parseExact(wrong, "the file"), XLExportError, wrong);
@@ -65,7 +66,7 @@ test("a damaged artefact is refused in one sentence", async () => {
   await assert.rejects(open(files, { threads: 0 }), (error) => isSentence(error, /threads is 0/));
 });
 
-test("a server's failures are told, its bytes are counted, and a kept file of an older artefact is read again", async () => {
+test("a server's failures are told, bytes are counted, and an older kept file is read again", async () => {
   /** @type {Record<string, (response: import("node:http").ServerResponse, asked: number) => void>} */
   let special = {};
   /** @type {Record<string, number>} */

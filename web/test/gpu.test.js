@@ -11,7 +11,8 @@ const BYTES = 64; // of one stream, in one tensor
 const spec = /** @type {any} */ ({
   state: [{ past: "past", present: "present", dtype: "float32", shape: ["batch", "16"] }],
 });
-const step = /** @type {any} */ ({ tokens: [], positions: [], batch: 1, length: 1, targets: null, rows: null });
+const nothing = { tokens: [], positions: [], batch: 1, length: 1, targets: null, rows: null };
+const step = /** @type {any} */ (nothing);
 
 /** An engine whose device has so many bytes, and the sizes of the buffers that it holds. */
 function engineWith({ most = 2 ** 20, all = 2 ** 20, run = async () => ({ logits: { data: [] } }) } = {}) {
@@ -36,7 +37,8 @@ function engineWith({ most = 2 ** 20, all = 2 ** 20, run = async () => ({ logits
       return buffer;
     },
   };
-  const Tensor = Object.assign(function () {}, { fromGpuBuffer: (/** @type {any} */ buffer) => ({ buffer }) });
+  const fromGpuBuffer = (/** @type {any} */ buffer) => ({ buffer });
+  const Tensor = Object.assign(function () {}, { fromGpuBuffer });
   return { engine: new GpuEngine({ Tensor }, { run }, device, spec), held, lose, scopes };
 }
 
@@ -48,8 +50,10 @@ test("memory that the GPU cannot hold is refused, and what was made of it is fre
   const { engine, held, scopes } = engineWith({ most: 2 * BYTES, all: 5 * BYTES });
   const state = await engine.create(2); // two sets of two streams
   assert.equal(held.size, 2);
-  await assert.rejects(engine.create(3), sentence(/a memory tensor has 192 bytes, and this GPU takes at most 128/));
-  await assert.rejects(engine.create(1), sentence(/the GPU has no 128 bytes for the memory \(Out of memory\)/));
+  const tooLarge = sentence(/a memory tensor has 192 bytes, and this GPU takes at most 128/);
+  await assert.rejects(engine.create(3), tooLarge);
+  const full = sentence(/the GPU has no 128 bytes for the memory \(Out of memory\)/);
+  await assert.rejects(engine.create(1), full);
   assert.equal(held.size, 2);
   engine.release(state);
   assert.deepEqual([held.size, scopes.length], [0, 0]);

@@ -5,7 +5,7 @@ import { test } from "node:test";
 // A copy of the module that has started nothing.
 const { loadRuntime } = await import(/** @type {string} */ ("../src/engine/runtime.js?once"));
 
-test("a caller that stops leaves WebAssembly to the others, who hear why they have fewer threads", async () => {
+test("a caller that stops leaves WebAssembly to the others, who hear why threads are fewer", async () => {
   const controller = new AbortController();
   const first = loadRuntime("wasm", { signal: controller.signal });
   const second = loadRuntime("wasm", { threads: 3 });

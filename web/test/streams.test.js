@@ -71,7 +71,7 @@ for (const options of [{ device: "wasm" }, { device: devices.at(-1), worker: tru
     await model.close();
   });
 
-  test(`a feed or score that was stopped leaves its position, and nothing to draw from ${where}`, async () => {
+  test(`a stopped feed or score leaves its position, and nothing to draw from ${where}`, async () => {
     const model = await open(ring.folder, /** @type {any} */ (options));
     const text = Array.from({ length: 20_000 }, (_, i) => ring.scored[i % ring.scored.length]);
     const feed = model.feed.bind(model, text);

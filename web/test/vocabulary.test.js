@@ -69,11 +69,11 @@ test("a vocabulary with any other value in any field opens, or is refused in one
   for (const kind of ["byte-values", "char", "word-lines", "ids-names", "byte-level", "byte-fallback"]) {
     const found = given.vocabularies.find(({ name }) => name === kind);
     assert.ok(found, kind);
-    const files = Object.fromEntries(
-      readdirSync(found.folder).map((name) => [name, JSON.parse(readFileSync(join(found.folder, name), "utf-8"))]),
-    );
+    const read = (/** @type {string} */ name) => JSON.parse(readFileSync(join(found.folder, name), "utf-8"));
+    const files = Object.fromEntries(readdirSync(found.folder).map((name) => [name, read(name)]));
     for (const [file, content] of Object.entries(files)) {
-      const fields = new Set([...Object.keys(content), ...(kind === "byte-values" ? ["values", "skipped"] : [])]);
+      const optional = kind === "byte-values" ? ["values", "skipped"] : [];
+      const fields = new Set([...Object.keys(content), ...optional]);
       for (const [field, value] of [...fields].flatMap((key) => odd.map((each) => [key, each]))) {
         const other = { ...files, [file]: { ...content, [String(field)]: value } };
         const bytes = (/** @type {any} */ data) => new TextEncoder().encode(JSON.stringify(data));

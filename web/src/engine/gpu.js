@@ -163,8 +163,8 @@ export class GpuEngine {
     const largest = Math.max(0, ...sizes.map(padded));
     if (largest > most) {
       throw new XLExportError(
-        `a memory tensor has ${largest} bytes, and this GPU takes at most ${most}; use fewer streams, or open ` +
-          "with device wasm.",
+        `a memory tensor has ${largest} bytes, and this GPU takes at most ${most}; use fewer streams, or ` +
+          "open with device wasm.",
       );
     }
     for (const kind of ["validation", "out-of-memory"]) this.device.pushErrorScope(kind);
@@ -175,8 +175,8 @@ export class GpuEngine {
       for (const buffer of buffers) buffer.destroy();
       const all = sizes.reduce((sum, bytes) => sum + padded(bytes), 0);
       throw new XLExportError(
-        `the GPU has no ${all} bytes for the memory (${firstLine(error.message)}); use fewer streams, dispose of some, or ` +
-          "open with device wasm.",
+        `the GPU has no ${all} bytes for the memory (${firstLine(error.message)}); use fewer streams, ` +
+          "dispose of some, or open with device wasm.",
       );
     }
     this.#refuseLost();

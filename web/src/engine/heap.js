@@ -13,7 +13,8 @@ import { stateShape, writesInPlace } from "../spec.js";
  * @typedef {{
  *   HEAPU8: Uint8Array, PTR_SIZE: number,
  *   _malloc(bytes: number): number, _free(at: number): void,
- *   _OrtCreateTensor(type: number, at: number, bytes: number, dims: number, rank: number, where: number): number,
+ *   _OrtCreateTensor(type: number, at: number, bytes: number, dims: number, rank: number,
+ *     where: number): number,
  *   _OrtReleaseTensor(tensor: number): number,
  *   _OrtCreateRunOptions(severity: number, verbosity: number, terminate: boolean, tag: number): number,
  *   _OrtReleaseRunOptions(options: number): void,

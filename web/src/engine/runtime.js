@@ -137,8 +137,8 @@ async function start(kind, { vendor, threads = 1, counter, signal }) {
   } catch (error) {
     if (error instanceof XLExportError) throw error;
     throw new XLExportError(
-      `ONNX Runtime could not be loaded from ${api} (${firstLine(error)}); put the files of onnxruntime-web ` +
-        `${RELEASE} there, or name their folder as \`vendor\`.`,
+      `ONNX Runtime could not be loaded from ${api} (${firstLine(error)}); put the files of ` +
+        `onnxruntime-web ${RELEASE} there, or name their folder as \`vendor\`.`,
       { cause: error },
     );
   }
@@ -154,8 +154,8 @@ export async function loadLibrary(name, vendor) {
     return await import(/* @vite-ignore */ address);
   } catch (error) {
     throw new XLExportError(
-      `the library ${name} could not be loaded from ${address} (${firstLine(error)}); put its file there, or ` +
-        "name its folder as `vendor`.",
+      `the library ${name} could not be loaded from ${address} (${firstLine(error)}); put its file there, ` +
+        "or name its folder as `vendor`.",
       { cause: error },
     );
   }
@@ -175,7 +175,8 @@ async function places(kind, vendor) {
         return import.meta.resolve?.(name) ?? pathToFileURL(require.resolve(name)).href;
       } catch (error) {
         throw new XLExportError(
-          `${name} is not installed (${firstLine(error)}); run \`npm ci --omit=dev\` in the folder of xl-export-web.`,
+          `${name} is not installed (${firstLine(error)}); run \`npm ci --omit=dev\` in the folder of ` +
+            "xl-export-web.",
         );
       }
     };

@@ -8,7 +8,8 @@ import { TensorEngine } from "./tensors.js";
 
 /** @typedef {import("./session.js").Engine} Engine */
 
-const TOKENS = 17; // of the reference, in segments of 1, 7 and 9: all but the first read what a step has written
+/** Tokens of the reference, in segments of 1, 7 and 9: all but the first read what a step has written. */
+const TOKENS = 17;
 const SAME = 1e-4; // nats between memory in place and copies: both run one session
 
 /**

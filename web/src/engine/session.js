@@ -6,7 +6,8 @@ import { GRAPH, WEIGHTS, tensors } from "../spec.js";
  * @typedef {{
  *   tokens: BigInt64Array, positions: BigInt64Array, batch: number, length: number,
  *   targets: BigInt64Array | null, rows: BigInt64Array | null,
- * }} Step tokens and positions [batch, length]. `targets` and `rows` are null where the graph has no such inputs.
+ * }} Step tokens and positions [batch, length]. `targets` and `rows` are null where the graph has no such
+ * inputs.
  * @typedef {{logits: Float32Array, logProbs: Float32Array | null}} Answers
  * @typedef {{
  *   memory: string,
@@ -17,8 +18,8 @@ import { GRAPH, WEIGHTS, tensors } from "../spec.js";
  *   write(state: any, tensors: Uint8Array[]): Promise<void>,
  *   run(step: Step, state: any): Answers | Promise<Answers>,
  *   close(): Promise<void>,
- * }} Engine `memory`: how it keeps the memory. A state belongs to the engine that made it: the tensors of some
- * streams, in the order of the spec.
+ * }} Engine `memory`: how it keeps the memory. A state belongs to the engine that made it: the tensors of
+ * some streams, in the order of the spec.
  */
 
 const TYPES = /** @type {Record<string, string>} */ ({
@@ -52,6 +53,9 @@ export async function createSession(ort, spec, files, options) {
   return session;
 }
 
+/** A size as the sentence shows it: a number, or ? where it has only a name. @param {unknown} size */
+const known = (size) => (typeof size === "number" ? size : "?");
+
 /**
  * Raises XLExportError unless the graph has exactly the tensors of the spec, by which buffers are sized.
  * @param {any} session @param {import("../../index.js").Spec} spec
@@ -63,7 +67,7 @@ function verifySignature(session, spec) {
     ["outputs", promised.outputs, session.outputMetadata],
   ])) {
     const told = (/** @type {any} */ t, /** @type {string} */ type) =>
-      `${t.name} ${TYPES[type] ?? type} [${t.shape.map((/** @type {unknown} */ size) => (typeof size === "number" ? size : "?")).join(", ")}]`;
+      `${t.name} ${TYPES[type] ?? type} [${t.shape.map(known).join(", ")}]`;
     const expected = wanted.map((tensor) => told(tensor, tensor.dtype)).sort();
     const actual = found.map((tensor) => told(tensor, tensor.type)).sort();
     const at = expected.findIndex((line, i) => line !== actual[i]);

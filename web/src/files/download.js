@@ -63,13 +63,13 @@ export function verifiedFiles(source, spec, { counter, signal } = {}) {
     }
     if (again.length !== facts.num_bytes) {
       throw new AlteredError(
-        `${name} of ${source.name} has ${again.length} bytes, expected ${facts.num_bytes}; copy it again, or ` +
-          "export the artefact again.",
+        `${name} of ${source.name} has ${again.length} bytes, expected ${facts.num_bytes}; copy it again, ` +
+          "or export the artefact again.",
       );
     }
     throw new AlteredError(
-      `${name} of ${source.name} was altered: its SHA-256 is not the one in spec.json; copy it again, or export ` +
-        "the artefact again.",
+      `${name} of ${source.name} was altered: its SHA-256 is not the one in spec.json; copy it again, or ` +
+        "export the artefact again.",
     );
   };
 }

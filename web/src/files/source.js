@@ -13,8 +13,8 @@ import { AlteredError, StoppedError, XLExportError, firstLine, refuseStopped, sh
  *   most?: number,
  *   signal?: AbortSignal,
  *   fresh?: boolean,
- * }} ReadOptions `onBytes` hears how many bytes came since the last call. `most`: more than that are an error.
- * `fresh`: past the browser's cache.
+ * }} ReadOptions `onBytes` hears how many bytes came since the last call. `most`: more than that are an
+ * error. `fresh`: past the browser's cache.
  */
 
 const LARGEST = 2 ** 32; // bytes; WebAssembly has no more memory
@@ -77,8 +77,8 @@ function web(url) {
         new XLExportError(`${address.href} could not be read: ${why}.`);
       const tooLarge = () =>
         new AlteredError(
-          `${address.href} could not be read: it has more than the ${most} bytes that were expected; copy the ` +
-            "artefact again.",
+          `${address.href} could not be read: it has more than the ${most} bytes that were expected; copy ` +
+            "the artefact again.",
         );
       try {
         const response = await fetch(address, { signal, cache: fresh ? "reload" : "default" });

@@ -3,8 +3,8 @@
 export class GrowingText {
   /**
    * @param {(token: number) => string} decode @param {string[]} stop
-   * @param {string} border stands around each token, and so around a stop string; empty where a stop string may be
-   * a part of a token
+   * @param {string} border stands around each token, and so around a stop string; empty where a stop string
+   * may be a part of a token
    */
   constructor(decode, stop, border) {
     this.decode = decode;

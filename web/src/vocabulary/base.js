@@ -48,8 +48,8 @@ export function checkedIds(ids, size, what) {
   for (const [at, token] of numbers.entries()) {
     if (!Number.isInteger(token) || token < 0 || token >= size) {
       throw new XLExportError(
-        `${what} has ${shown(/** @type {any} */ (ids)[at])} at index ${at}, which is no token of this model ` +
-          `(0 to ${size - 1}); give ids of this model, or a text.`,
+        `${what} has ${shown(/** @type {any} */ (ids)[at])} at index ${at}, which is no token of this ` +
+          `model (0 to ${size - 1}); give ids of this model, or a text.`,
       );
     }
   }

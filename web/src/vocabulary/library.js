@@ -31,8 +31,8 @@ export function refuseUnknownParts(content, where) {
     for (const { type } of parts(content[part])) {
       if (known.includes(type) || (part === "model" && type === undefined)) continue;
       throw new XLExportError(
-        `${where} has the ${part} ${shown(type)}, which may give other ids here than in Python; give token ids that ` +
-          "Python has encoded, or train with a byte-level BPE.",
+        `${where} has the ${part} ${shown(type)}, which may give other ids here than in Python; give token ` +
+          "ids that Python has encoded, or train with a byte-level BPE.",
       );
     }
   }

@@ -26,8 +26,8 @@ export async function subwordVocabulary(data, where, read, load) {
   const { size } = data;
   if (data.library !== "tokenizers" || data.file !== FILE) {
     throw new XLExportError(
-      `${where} needs the library ${shown(data.library)}, and only tokenizers runs here; train or import the ` +
-        "model with a tokenizer.json.",
+      `${where} needs the library ${shown(data.library)}, and only tokenizers runs here; train or import ` +
+        "the model with a tokenizer.json.",
     );
   }
   if (!Number.isInteger(size) || size < 1)
@@ -72,7 +72,8 @@ export async function subwordVocabulary(data, where, read, load) {
       const outside = ids.find((id) => id >= size);
       if (outside !== undefined) {
         throw new XLExportError(
-          `the text has the token ${outside}, and the model has ${size} tokens; its ${FILE} is of another model.`,
+          `the text has the token ${outside}, and the model has ${size} tokens; its ${FILE} is of another ` +
+            "model.",
         );
       }
       return ids;
@@ -103,8 +104,8 @@ function refused(what, work) {
     return work();
   } catch (error) {
     throw new XLExportError(
-      `the ${what} could not be used by the library of the vocabulary (${firstLine(error)}); give a file that ` +
-        "the library tokenizers has written.",
+      `the ${what} could not be used by the library of the vocabulary (${firstLine(error)}); give a file ` +
+        "that the library tokenizers has written.",
       { cause: error },
     );
   }

@@ -33,8 +33,8 @@ export function byteVocabulary(data, where) {
         if (skipped.has(byte)) continue;
         if (ids[byte] < 0) {
           throw new XLExportError(
-            `the text has the byte ${byte} at byte ${at}, which is not among the ${values.length} bytes that ` +
-              "this model was trained on; remove it from the text.",
+            `the text has the byte ${byte} at byte ${at}, which is not among the ${values.length} bytes ` +
+              "that this model was trained on; remove it from the text.",
           );
         }
         found.push(ids[byte]);
@@ -64,8 +64,8 @@ export function charVocabulary(data, where) {
         const id = ids.get(symbol);
         if (id !== undefined) return id;
         throw new XLExportError(
-          `${shown(symbol)}, character ${at} of the text, is not among the ${symbols.length} characters that ` +
-            "this model was trained on; remove it from the text.",
+          `${shown(symbol)}, character ${at} of the text, is not among the ${symbols.length} characters ` +
+            "that this model was trained on; remove it from the text.",
         );
       });
     },

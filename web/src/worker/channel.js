@@ -6,6 +6,7 @@ import { StoppedError, XLExportError } from "../errors.js";
 /**
  * @typedef {{postMessage(message: any, transfer?: any[]): void}} Port
  * @typedef {{name: string, message: string, stack?: string}} WireError
+ * @typedef {{signal: AbortSignal, tell: (event: any) => void}} Context of a question
  */
 
 /** An error as a message can carry it. @param {unknown} error @returns {WireError} */
@@ -80,7 +81,7 @@ export class Asker {
 /**
  * The answering side: calls `methods[method](given, {signal, tell})` for each question.
  * @param {Port} port
- * @param {Record<string, (given: any, context: {signal: AbortSignal, tell: (event: any) => void}) => Promise<any>>} methods
+ * @param {Record<string, (given: any, context: Context) => Promise<any>>} methods
  * @returns {(message: any) => void} takes each message
  */
 export function answering(port, methods) {
