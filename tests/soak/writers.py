@@ -16,7 +16,7 @@ from runtimes import load_memory, open_session
 from runtimes.base.files import read_json, read_npz, write_json
 from runtimes.contract.engine import load_engine
 from runtimes.contract.spec import load_spec
-from tests.corpus_files import make_source
+from tests.trainer.data.corpus_files import make_source
 from trainer.data.dataset import open_dataset
 from trainer.run.checkpoint import load_run
 

@@ -15,7 +15,7 @@ import pytest
 from runtimes.contract.spec import ANSWERS, REFERENCE, VOCAB, WEIGHTS
 from runtimes.tasks import generate as generation
 from tests.commands import last_line, refused, xl
-from tests.references import read_reference, write_reference
+from tests.runtimes.tasks.references import read_reference, write_reference
 
 KINDS = ("ring", "shift", "hidden", "torch")
 

@@ -27,10 +27,10 @@ from runtimes.contract.spec import FUSED, GRAPH, WEIGHTS, load_spec
 from runtimes.sessions import fused_cpu
 from runtimes.sessions.onnx_runtime import OrtSession
 from tests.architectures import ARCHITECTURES
-from tests.independent_texts import same_as_alone, some_texts
 from tests.live_rows import check_schedules
 from tests.parts import check_parts
 from tests.runtimes.sessions.both_kernels import compare, compare_random_model
+from tests.runtimes.tasks.independent_texts import same_as_alone, some_texts
 from tests.streams import feed, rows
 from trainer.model.config import SpanConfig
 from xl_export.artefact.export import export

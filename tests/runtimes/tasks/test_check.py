@@ -17,7 +17,7 @@ from runtimes.base.errors import ArtefactError, StreamError
 from runtimes.contract.reference import load_reference
 from runtimes.contract.session import Session
 from runtimes.contract.spec import ANSWERS, OLD_REFERENCE, REFERENCE, load_spec
-from tests.references import Arrays, read_reference, write_reference
+from tests.runtimes.tasks.references import Arrays, read_reference, write_reference
 
 OLD = Path(__file__).parents[2] / "data" / "version-0.1" / "ring"
 

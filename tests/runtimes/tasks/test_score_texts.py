@@ -20,7 +20,7 @@ from runtimes.contract.vocabulary import (
 )
 from runtimes.tasks.row_batches import STEP, BatchLimits, make_batches
 from tests.architectures import ARCHITECTURES
-from tests.independent_texts import SIZE, Counting, same_as_alone, some_texts
+from tests.runtimes.tasks.independent_texts import SIZE, Counting, same_as_alone, some_texts
 
 FEW = ("adaptive-softmax", "adaptive-span-full", "absolute-from-segment-end")  # artefacts that differ most
 

@@ -12,8 +12,8 @@ import pytest
 from runtimes import TextToScore, score_texts
 from runtimes.contract.vocabulary import WordVocab, decode, save_vocab, vocab_from_file
 from tests.commands import xl
-from tests.independent_texts import Counting
 from tests.runtimes.contract.test_subword import trained
+from tests.runtimes.tasks.independent_texts import Counting
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimes.base.errors import UserError
-from tests.corpus_files import make_folder, make_tar, make_zip
+from tests.trainer.data.corpus_files import make_folder, make_tar, make_zip
 from trainer.data.archives import BLOCK, Contents, _Forward, find_files, is_packed
 
 DATA = {"a/one.txt": b"first\n" * 500, "two.txt": b"second", "other.md": b"not wanted"}

@@ -19,7 +19,7 @@ import trainer.data.prepare
 import trainer.data.published
 from runtimes.base.errors import UserError
 from runtimes.contract.vocabulary import WordVocab, decode
-from tests.corpus_files import (
+from tests.trainer.data.corpus_files import (
     ENWIK8,
     PTB,
     PUBLISHED,

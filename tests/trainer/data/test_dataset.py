@@ -12,7 +12,7 @@ import pytest
 
 from runtimes.base.errors import ArtefactError, UserError
 from runtimes.base.files import write_json
-from tests.corpus_files import PTB, make_source
+from tests.trainer.data.corpus_files import PTB, make_source
 from trainer.data.dataset import SPLITS, open_dataset, save_facts, smallest_dtype
 from trainer.data.prepare import prepare
 from trainer.data.text import lanes

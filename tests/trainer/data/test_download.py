@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtimes.base.errors import UserError
-from tests.corpus_files import PUBLISHED, make_zip
+from tests.trainer.data.corpus_files import PUBLISHED, make_zip
 from trainer.data.corpora import CORPORA
 from trainer.data.download import download
 from trainer.data.published import fingerprint

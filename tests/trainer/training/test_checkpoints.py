@@ -11,7 +11,7 @@ import pytest
 
 import trainer.training.snapshot as snapshot
 from runtimes.base.errors import UserError
-from tests.runs import assert_same_run, metrics, state
+from tests.trainer.training.runs import assert_same_run, metrics, state
 from trainer.run.checkpoint import load_run
 from trainer.run.config import TrainConfig
 from trainer.training.loop import resume, train

@@ -20,7 +20,7 @@ from runtimes.base.files import write_json
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from tests.commands import last_line, refused, xl
-from tests.corpus_files import make_source
+from tests.trainer.data.corpus_files import make_source
 from trainer.data.prepare import prepare
 from trainer.run.config import TrainConfig, built_in
 from xl_export.cli.main import main

@@ -16,7 +16,7 @@ import pytest
 
 from runtimes.base.files import write_json
 from runtimes.base.records import to_json
-from tests.runs import assert_same_run
+from tests.trainer.training.runs import assert_same_run
 from trainer.run.config import Averaging, TrainConfig
 from trainer.training.loop import resume, train
 

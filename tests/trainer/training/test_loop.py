@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from runtimes.base.errors import TextError, UserError
 from runtimes.contract.rule import MemoryRule
-from tests.runs import state
+from tests.trainer.training.runs import state
 from trainer.model.model import LanguageModel
 from trainer.run.checkpoint import load_run
 from trainer.run.config import TrainConfig

@@ -13,7 +13,7 @@ import pytest
 from runtimes.base.errors import UserError
 from runtimes.base.lock import LOCK
 from tests.commands import refused, xl
-from tests.runs import train_until
+from tests.trainer.training.runs import train_until
 from trainer.run.config import TrainConfig
 from trainer.training.loop import resume, train
 

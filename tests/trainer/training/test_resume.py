@@ -14,8 +14,8 @@ import trainer.run.checkpoint as checkpoint
 import trainer.training.snapshot as snapshot
 from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.contract.rule import MemoryRule
-from tests.corpus_files import make_source
-from tests.runs import assert_same_run, state, train_until
+from tests.trainer.data.corpus_files import make_source
+from tests.trainer.training.runs import assert_same_run, state, train_until
 from trainer.data.prepare import prepare
 from trainer.run.config import Averaging, TrainConfig
 from trainer.training.loop import resume, train

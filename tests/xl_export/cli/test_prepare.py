@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.corpus_files import ENWIK8, PUBLISHED, make_source, make_tar
+from tests.trainer.data.corpus_files import ENWIK8, PUBLISHED, make_source, make_tar
 from trainer.data.corpora import CORPORA
 from trainer.data.dataset import open_dataset
 from trainer.data.published import fingerprint

@@ -21,10 +21,10 @@ from safetensors.torch import load_file, save_file
 
 from runtimes.contract.precision import QUANTISED, TOLERANCES, MemoryPrecision, Precision
 from runtimes.contract.tensors import Form
-from tests import rounding
 from tests.architectures import ARCHITECTURES
-from tests.rounding import rounded
 from tests.streams import answers_with_padding
+from tests.xl_export.graph import rounding
+from tests.xl_export.graph.rounding import rounded
 from trainer.run.checkpoint import Run, load_run
 from trainer.run.session import TorchSession
 from xl_export.artefact.export import make_spec, write_graphs

@@ -21,8 +21,8 @@ from runtimes.contract.reference import Reference
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import GRAPH, load_spec
 from runtimes.sessions.onnx_runtime import OrtSession
-from tests.rounding import in_blocks, in_columns
 from tests.streams import feed, rows
+from tests.xl_export.graph.rounding import in_blocks, in_columns
 from trainer.model.config import VocabularyConfig
 from trainer.run.checkpoint import load_run
 from xl_export.artefact import validate

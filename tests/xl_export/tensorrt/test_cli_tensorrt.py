@@ -18,7 +18,7 @@ from runtimes.contract.engine import BUILD, PLAN, load_engine, side_files
 from runtimes.contract.spec import load_spec
 from tests import fake_gpu
 from tests.commands import last_line, refused, xl
-from tests.references import read_reference
+from tests.runtimes.tasks.references import read_reference
 from xl_export.artefact.export import export
 from xl_export.tensorrt import build as building
 from xl_export.tensorrt.options import BuildOptions

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from runtimes.base.errors import MissingPackageError, UserError
-from tests.runs import train_until
+from tests.trainer.training.runs import train_until
 from trainer.run.config import TrainConfig
 from trainer.training.loop import resume, train
 from trainer.training.reporting.journal import PROJECT, Journal
