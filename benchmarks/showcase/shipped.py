@@ -21,7 +21,7 @@ from runtimes.tasks.sample import Sampler
 
 STORIES = Path("examples", "stories", "tales")
 MUSIC = Path("examples", "music", "chorales")
-SAMPLER = Sampler(temperature=0.8, top_p=0.9)
+SAMPLER = Sampler(temperature=0.8, top_p=0.9, top_k=40)  # as of the command in README.md
 TIMED = 200  # tokens at the beginning of a stream, and as many at its end
 
 
@@ -52,7 +52,7 @@ def find_shipped(artefact: Path = STORIES) -> Path | None:
     return None
 
 
-def write_text(session: Session, prompt: str, *, tokens: int, seed: int = 0) -> str:
+def write_text(session: Session, prompt: str, *, tokens: int, seed: int) -> str:
     """The prompt and what the model adds to it, printed as it is computed. The model may end it early."""
     text = prompt
     click.echo(text, nl=False)

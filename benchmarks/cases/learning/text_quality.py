@@ -112,8 +112,8 @@ def _stories() -> Path:
     if artefact is None:
         raise ArtefactError(
             f"{STORIES} is not there; train it as examples/stories/README.md says, the last command of which "
-            "is `xl-export export stories/run --precision int8-stored --mem-len 224 --out stories/tales`, and "
-            "give --artefact stories/tales."
+            "is `xl-export export stories/run --precision int8-stored --mem-len 224 --out stories/tales`, "
+            "and give --artefact stories/tales."
         )
     return artefact
 
