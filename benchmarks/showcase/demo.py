@@ -46,6 +46,7 @@ STORY = (
 OPENING_SEED, STORY_SEED = 3, 8
 OPENING_TOKENS, STORY_TOKENS = 118, 330
 TEXT = "story.txt"
+WIDTH = 44  # columns of what a line of the table is about
 STEPS = 1000  # half of the configuration's own: the demo is to end in a few minutes
 
 
@@ -134,25 +135,25 @@ def table(
     scores: dict[str, Score], reports: dict[str, CheckReport], row: Row, flat: Flat | None
 ) -> list[str]:
     """The figures as lines of text."""
-    lines = [f"{'':<39}bits per character    tokens/s"]
+    lines = [f"{'':<{WIDTH}}bits per character    tokens/s"]
     lines += [
-        f"{name:<39}{score.bits_per_token:>18.4f}{score.tokens_per_second:>12,.0f}"
+        f"{name:<{WIDTH}}{score.bits_per_token:>18.4f}{score.tokens_per_second:>12,.0f}"
         for name, score in scores.items()
     ]
     lines += [
-        f"{f'{name} against {report.against}':<39}{'passed' if report.passed else 'FAILED'}: at most "
+        f"{f'{name} against {report.against}':<{WIDTH}}{'passed' if report.passed else 'FAILED'}: at most "
         f"{report.max_difference:.1e} nats apart"
         for name, report in reports.items()
     ]
     if flat is not None:
         lines.append(
-            f"{'per token, stories':<39}{flat.first:.3f} ms at first, {flat.last:.3f} ms after "
+            f"{'per token, stories':<{WIDTH}}{flat.first:.3f} ms at first, {flat.last:.3f} ms after "
             f"{flat.tokens:,} tokens, memory {flat.memory_bytes / 1e6:.1f} MB"
         )
     return [
         *lines,
-        f"{'per token, segments with memory':<39}{row.segment.median:.3f} ms",
-        f"{'per token, sliding window':<39}{row.window.median:.3f} ms: {row.ratio:,.0f} times the cost "
+        f"{'per token, segments with memory':<{WIDTH}}{row.segment.median:.3f} ms",
+        f"{'per token, sliding window':<{WIDTH}}{row.window.median:.3f} ms: {row.ratio:,.0f} times the cost "
         f"({row.predicted_ratio:,.0f} by arithmetic), attention length {row.attention_length}",
     ]
 
