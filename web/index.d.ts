@@ -228,11 +228,14 @@ export interface SpecialTokens {
 /** One input or output of the graph; names stand for the sizes that vary. */
 export interface TensorFacts {
   name: string;
-  dtype: "int64" | "int32" | "float32" | "float16";
+  dtype: "int64" | "int32" | "float32" | "float16" | "int8";
   shape: (number | string)[];
   optional?: boolean;
   when?: string;
 }
+
+/** Types of memory tensors; those of bytes have scales, which are float32 tensors of their own. */
+export type MemoryType = "float32" | "float16" | "int8";
 
 /** The fields of `spec.json` that this package reads, and those that people ask for. */
 export interface Spec {
@@ -264,7 +267,7 @@ export interface Spec {
   target?: string;
   opset: number;
   concern?: string;
-  state: { past: string; present: string; dtype: "float32" | "float16"; shape: string[] }[];
+  state: { past: string; present: string; dtype: MemoryType; shape: string[] }[];
   files: Record<string, { sha256: string; num_bytes: number }>;
   inputs?: TensorFacts[];
   outputs?: TensorFacts[];

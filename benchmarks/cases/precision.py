@@ -37,6 +37,9 @@ PRECISIONS: tuple[tuple[Precision, MemoryPrecision], ...] = (
     ("fp32", "fp16"),
     ("int8", "fp16"),
     ("int4", "fp16"),
+    ("fp32", "int8"),
+    ("int8", "int8"),
+    ("int4", "int8"),
 )
 HEADER = (
     "weights      memory  operators  ms per token  at least  times faster  MB on disk  MB per stream  "
@@ -157,14 +160,20 @@ def read_bytes(spec: Spec, graph: Path) -> int:
 def _one_token(session: Session) -> Callable[[], Any]:
     """A step of one token, far beyond the beginning of its stream; the numbers in the memory are random."""
     draw, memory, token = np.random.default_rng(0), session.start(1), np.zeros((1, 1), np.int64)
-    _fill(memory, draw)
+    _fill(session, memory, draw)
     memory.positions[:] = 3 * session.rule.slots
     return lambda: session.step(token, memory)
 
 
-def _fill(memory: Memory, draw: np.random.Generator) -> None:
-    for array in memory.tensors.values():
-        array[:] = draw.standard_normal(array.shape, np.float32)
+def _fill(session: Session, memory: Memory, draw: np.random.Generator) -> None:
+    for tensor in session.state:
+        array = memory.tensors[tensor.name]
+        if tensor.dtype == "int8":
+            array[:] = draw.integers(-127, 128, array.shape)
+        elif tensor.is_scale:
+            array[:] = 1 / 64  # so that the numbers are of the order of one
+        else:
+            array[:] = draw.standard_normal(array.shape, np.float32)
 
 
 def table(rows: Sequence[Row], limits: Limits) -> list[str]:
@@ -174,7 +183,7 @@ def table(rows: Sequence[Row], limits: Limits) -> list[str]:
         quality = "-             -        -         -"
         if (m := row.measured) is not None:
             quality = f"{m.bits_per_token:<12.4f}  {m.bits_lost:<+7.4f}  {m.kl_nats:<8.2g}  {m.agreement:.1%}"
-            judged = verdict(row.precision, m)
+            judged = verdict(row.precision, row.memory_precision, m)
             quality += "" if judged.startswith("within") else f"  {judged}"
         lines.append(
             f"{row.precision:11}  {row.memory_precision:6}  {row.operators:9}  {row.token.median:<12.3g}  "

@@ -131,7 +131,7 @@ CASES = {
         ),
         Case(
             name="precision",
-            summary="one token with weights in each precision, and with memory in fp16",
+            summary="one token with weights in each precision, and with memory in fp16 and in int8",
             keys=("precision", "memory_precision", "mem_len", "operators"),
             takes=(*STEP_OPTIONS, "trained"),
         ),

@@ -20,7 +20,7 @@ import numpy as np
 from runtimes.base.errors import ArtefactError, first_line
 from runtimes.base.files import open_file, reading
 
-DTYPES = {"I64": "<i8", "F32": "<f4", "F16": "<f2"}
+DTYPES = {"I64": "<i8", "F32": "<f4", "F16": "<f2", "I8": "|i1"}
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 METADATA, SHA256 = "__metadata__", "sha256"
 LENGTH_BYTES, MAX_HEADER = 8, 1 << 26  # bytes
@@ -29,7 +29,7 @@ FIELDS = {"dtype", "shape", "data_offsets"}
 
 
 def write_tensors(stream: BinaryIO, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Writes arrays of int64, float32 or float16, and texts, to a file that is open for writing."""
+    """Writes arrays of int64, float32, float16 or int8, and texts, to a file that is open for writing."""
     digest, header, at = hashlib.sha256(), dict[str, Any](), 0
     stored = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     stored = {name: array.astype(array.dtype.newbyteorder("<"), copy=False) for name, array in stored.items()}
@@ -101,7 +101,7 @@ def _parse(path: Path, text: bytes, length: int) -> tuple[dict[str, dict[str, An
         metadata = header.pop(METADATA)
         entries = all(_is_entry(facts) for facts in header.values())
         if not entries or not all(isinstance(value, str) for value in metadata.values()):
-            raise ValueError("an entry is no array of int64, float32 or float16")
+            raise ValueError("an entry is no array of int64, float32, float16 or int8")
     except (ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
         raise _damaged(path, first_line(error)) from error
     return header, metadata

@@ -24,6 +24,7 @@ from runtimes.contract.memory import (
     refuse_no_memory,
 )
 from runtimes.contract.session import Session
+from runtimes.contract.tensors import MAX_SCALE
 
 
 def new_memory(session: Session, batch: int) -> Memory:
@@ -183,6 +184,11 @@ def memory_of(owner: str, arrays: Mapping[str, np.ndarray], session: Session, pa
         raise ArtefactError(f"{path} is damaged: {error}") from error
     if not all(np.isfinite(array).all() for array in tensors.values()):
         raise ArtefactError(f"{path} is damaged: it holds values that are not finite; start a new stream.")
+    scales = [tensors[state.name] for state in session.state if state.is_scale]
+    if not all(((array >= 0) & (array <= MAX_SCALE)).all() for array in scales):
+        raise ArtefactError(
+            f"{path} is damaged: it holds scales that no key or value has; start a new stream."
+        )
     memory.unsure = False
     return memory
 

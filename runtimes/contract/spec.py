@@ -28,11 +28,12 @@ from runtimes.base.sealed import (
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.precision import (
     MEAN_TOLERANCES,
+    MEMORY_TYPES,
     OLDER_MEAN_TOLERANCES,
     TOLERANCES,
-    Float,
     Measured,
     MemoryPrecision,
+    MemoryType,
     Precision,
 )
 from runtimes.contract.rule import MemoryRule
@@ -132,10 +133,11 @@ class Spec:
     files: dict[str, FileFacts] = field(default_factory=dict)
 
     @property
-    def state_dtype(self) -> Float:
-        """The type of the memory tensors."""
-        half = self.memory_precision == "fp16" or (self.target == "tensorrt" and self.precision != "fp32")
-        return "float16" if half else "float32"
+    def state_dtype(self) -> MemoryType:
+        """The type of the memory tensors; those of bytes have scales, which are float32."""
+        if self.target == "tensorrt" and self.precision != "fp32":
+            return "float16"
+        return MEMORY_TYPES[self.memory_precision]
 
     @property
     def linear_ring(self) -> bool:
@@ -276,7 +278,7 @@ class Spec:
         """`bytes_per_stream` of the same artefact with memory in float32."""
         return POSITION_BYTES + row_bytes(self.state_in("float32"))
 
-    def state_in(self, dtype: Float) -> tuple[StateFacts, ...]:
+    def state_in(self, dtype: MemoryType) -> tuple[StateFacts, ...]:
         """The memory tensors that follow from model, rule and form, in a type."""
         return state_tensors(self.model, self.rule, self.form, dtype, self.memory_shapes)
 

@@ -14,9 +14,11 @@ import numpy as np
 
 from runtimes.base.errors import ConfigError
 from runtimes.contract.model_facts import MAX_LAYERS, MAX_SIZE, ModelFacts
-from runtimes.contract.precision import Float
+from runtimes.contract.precision import Float, MemoryType
 from runtimes.contract.rule import MemoryRule
 
+SCALE = "_scale"  # the end of the names of the scales of a memory tensor of bytes
+MAX_SCALE = float(np.finfo(np.float32).max) / 128  # with a larger one, the bytes would not be finite numbers
 GROUP_STEP = 64  # tokens; heads whose spans differ by less share their memory tensors
 MAX_STATES, MAX_AXES = 4 * MAX_LAYERS, 8  # of memory tensors that a module defines itself
 Form = Literal["ring", "shift", "hidden"]
@@ -31,8 +33,13 @@ class TensorFacts:
     """One input or output of the graph. `shape` has decimal numbers, and names for the axes that vary."""
 
     name: str
-    dtype: Literal["int64", "int32", "float32", "float16"]
+    dtype: Literal["int64", "int32", "float32", "float16", "int8"]
     shape: tuple[str, ...]  # the names are "batch", "segment" and "rows"
+
+    @property
+    def is_scale(self) -> bool:
+        """Whether it holds the scales of a memory tensor of bytes."""
+        return self.name.startswith("past_key_values.") and self.name.endswith(SCALE)
 
     def sizes(self, **axes: int) -> tuple[int, ...]:
         """The shape as numbers, with these sizes for its named axes."""
@@ -52,7 +59,7 @@ class ListedTensor:
     """
 
     name: str
-    dtype: Literal["int64", "float32", "float16"]
+    dtype: Literal["int64", "float32", "float16", "int8"]
     shape: tuple[int | str, ...]
     optional: bool = False
     when: str | None = None
@@ -87,7 +94,7 @@ class StateFacts:
 
     past: str
     present: str
-    dtype: Float
+    dtype: MemoryType
     shape: tuple[str, ...]
 
     def tensor(self) -> TensorFacts:
@@ -125,18 +132,27 @@ def head_groups(model: ModelFacts, rule: MemoryRule, form: AnyForm) -> tuple[tup
 
 
 def state_tensors(
-    model: ModelFacts, rule: MemoryRule, form: AnyForm, dtype: Float = "float32", shapes: Shapes = ()
+    model: ModelFacts, rule: MemoryRule, form: AnyForm, dtype: MemoryType = "float32", shapes: Shapes = ()
 ) -> tuple[StateFacts, ...]:
     """The memory tensors of a form, layer by layer.
 
     shapes: those of the form `own`, in order. They must be empty with every other form, whose tensors follow
     from the model alone. Raises ConfigError where they are not, and for sizes that no memory has.
 
+    dtype: that of keys and values. int8 is for rings; each tensor of bytes is followed by its scales, float32
+    [B, H, S, 1].
+
     ring: keys and values [B, H, S, K]. shift: keys and values [B, H, M, K]. hidden: layer inputs [B, M, D]. M
     and S follow from the longest span of the head group. The names of keys and values are those that
     onnxruntime-genai expects. Where a layer has several head groups, the names have the number of the group.
     """
+    if dtype == "int8" and form != "ring":
+        raise ConfigError(
+            f"memory_precision is int8, which only ring memory has, and the memory is {form}; give fp16, or "
+            "ring memory."
+        )
     if form == "own":
+        assert dtype != "int8"
         return _own_tensors(shapes, dtype)
     if shapes:
         raise ConfigError(f"memory_shapes is given with {form} memory, whose tensors follow from its model.")
@@ -154,9 +170,11 @@ def state_tensors(
                     for kind in ("key", "value")
                 ]
                 shape = ("batch", str(len(group.heads)), str(slots), str(model.head_dim))
-            states += [
-                StateFacts(past=past, present=present, dtype=dtype, shape=shape) for past, present in names
-            ]
+            for past, present in names:
+                states.append(StateFacts(past=past, present=present, dtype=dtype, shape=shape))
+                if dtype == "int8":
+                    pair = {"past": past + SCALE, "present": present + SCALE}
+                    states.append(StateFacts(**pair, dtype="float32", shape=(*shape[:-1], "1")))
     return tuple(states)
 
 
@@ -181,7 +199,7 @@ def _own_tensors(shapes: Shapes, dtype: Float) -> tuple[StateFacts, ...]:
     )
 
 
-def bytes_saved(model: ModelFacts, rule: MemoryRule, form: AnyForm, dtype: Float = "float32") -> int:
+def bytes_saved(model: ModelFacts, rule: MemoryRule, form: AnyForm, dtype: MemoryType = "float32") -> int:
     """The bytes of memory that learned spans save each row, against heads that all remember `mem_len`
     tokens.
     """

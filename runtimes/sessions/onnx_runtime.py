@@ -315,6 +315,7 @@ def _verify_signature(session: Any, spec: Spec, graph: Path) -> None:
     sized.
     """
     kinds = {"tensor(int64)": "int64", "tensor(float)": "float32", "tensor(float16)": "float16"}
+    kinds["tensor(int8)"] = "int8"
     inputs, outputs = spec.lists()
     for what, promised, found in (
         ("inputs", inputs, session.get_inputs()),

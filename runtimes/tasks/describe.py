@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from runtimes.contract.engine import NAMES
-from runtimes.contract.precision import QUANTISED, Measured, per_stream, sentence, unmeasured
+from runtimes.contract.precision import (
+    QUANTISED,
+    Measured,
+    memory_precision_of,
+    per_stream,
+    sentence,
+    unmeasured,
+)
 
 
 def describe_lines(facts: dict[str, Any]) -> list[str]:
@@ -90,20 +97,21 @@ def _memory_lines(facts: dict[str, Any]) -> list[str]:
     """The memory of an artefact, its precision, and what the precision costs."""
     saved = f", {facts['bytes_saved_by_spans']:,} saved by learned spans" if facts["model"]["reaches"] else ""
     stream = facts["bytes_per_stream"], facts["fp32_bytes_per_stream"]
-    half = any(tensor["dtype"] == "float16" for tensor in facts["inputs"])
-    held = f"{per_stream(*stream)} in fp32" if half else f"{stream[0]:,} bytes per stream"
+    memory = memory_precision_of(tensor["dtype"] for tensor in facts["inputs"])
+    fewer = memory != "fp32"
+    held = f"{per_stream(*stream)} in fp32" if fewer else f"{stream[0]:,} bytes per stream"
     running = facts["running_bytes_per_stream"]
     twice = f", {running:,} while a session runs" if running > stream[0] else ""
     tighter = facts["mean_tolerance"] < facts["tolerance"]
     mean = f" and {facts['mean_tolerance']:g} in the mean" if tighter else ""
     lines = [
-        f"memory      {facts['memory_form']}{' in fp16' if half else ''}, {held}{saved}{twice}",
+        f"memory      {facts['memory_form']}{f' in {memory}' if fewer else ''}, {held}{saved}{twice}",
         f"precision   {facts['precision']}, check within {facts['tolerance']:g} nats{mean}, opset "
         f"{facts['opset']}",
     ]
     if facts["measured"]:
         measured = Measured(**facts["measured"])
-        lines.append(f"            {sentence(facts['precision'], measured, stream=stream if half else None)}")
+        lines.append(f"            {sentence(facts['precision'], memory, measured, stream=stream)}")
     elif facts["precision"] in QUANTISED:
         lines.append(f"            {unmeasured(facts['precision'])}")
     return lines

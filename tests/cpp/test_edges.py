@@ -60,7 +60,7 @@ def small() -> Iterator[Driver]:
 SPECS: dict[str, tuple[Change, str]] = {
     "form": (lambda spec: spec.update(form="rang"), "its form is rang"),
     "precision": (lambda spec: spec.update(precision="fp64"), "its precision is fp64"),
-    "memory": (lambda spec: spec.update(memory_precision="int8"), "its memory_precision is int8"),
+    "memory": (lambda spec: spec.update(memory_precision="int4"), "its memory_precision is int4"),
     "target": (lambda spec: spec.update(target="moon"), "its target is moon"),
     "answers": (lambda spec: spec.update(answers="guessed"), "its answers is guessed"),
     "layers": (lambda spec: spec["model"].update(layers=4097), "from 1 to 4096"),

@@ -40,6 +40,12 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # a run's sizes, a
         f"memory of halves {form}": ({}, {"memory_precision": "fp16", "memory": form})
         for form in ("ring", "shift", "hidden")
     },
+    "memory of bytes": ({}, {"memory_precision": "int8"}),
+    "memory of bytes, two groups of heads": (
+        ARCHITECTURES["all-attention-groups"],
+        {"memory_precision": "int8"},
+    ),
+    "memory of bytes ort": ({}, {"memory_precision": "int8", "storage": "ort"}),
     **{
         f"{storage} {form}": ({}, {"storage": storage, "memory": form})
         for storage, form in (("ort", "shift"), ("ort", "ring"), ("single-file", "ring"))

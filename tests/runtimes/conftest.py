@@ -24,9 +24,20 @@ def sessions(run: Path, artefacts: dict[str, Path]) -> dict[str, Session]:
     return {**{form: open_session(folder) for form, folder in artefacts.items()}, "torch": open_session(run)}
 
 
-@pytest.fixture(params=["ring", "shift", "hidden", "torch"])
+@pytest.fixture(scope="session")
+def in_bytes(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Session:
+    """A session over the same model with ring memory in int8."""
+    from xl_export.artefact.export import export
+
+    return open_session(export(run, tmp_path_factory.mktemp("bytes") / "artefact", memory_precision="int8"))
+
+
+@pytest.fixture(params=["ring", "shift", "hidden", "torch", pytest.param("bytes", marks=pytest.mark.slow)])
 def session(request: pytest.FixtureRequest, sessions: dict[str, Session]) -> Session:
     """Each kind of session in turn."""
+    if request.param == "bytes":
+        in_bytes: Session = request.getfixturevalue("in_bytes")
+        return in_bytes
     return sessions[request.param]
 
 

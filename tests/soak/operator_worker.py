@@ -21,7 +21,10 @@ DOMAIN = "xl_export"
 FIRST = ("query", "context", "keys", "values", "table", "positions", "u", "v", "bias")  # of older graphs
 INITIAL, PERSISTENT = ("initial_key", "initial_value"), ("persistent_keys", "persistent_values")
 SCALES = ("table_scales", "key_scales", "value_scales")  # of tensors of bytes
-NAMES = (*FIRST, *INITIAL, "gate", SCALES[0], *PERSISTENT, *SCALES[1:])
+RING_SCALES = ("ring_key_scales", "ring_value_scales")  # of a ring of bytes
+NAMES = (*FIRST, *INITIAL, "gate", SCALES[0], *PERSISTENT, *SCALES[1:], *RING_SCALES)
+# The operators by the type of their ring.
+OVER: dict[type, str] = {np.float32: "", np.float16: "OverHalves", np.int8: "OverBytes"}
 OPTIONAL = tuple(name for name in NAMES if name not in ("query", "context", "positions"))
 LARGEST = 1 << 24  # that the operator takes, of any dimension
 ODD = (-1, 0, 1, 7, LARGEST, LARGEST + 1, (1 << 63) - 1, -(1 << 63))
@@ -46,8 +49,9 @@ class Case:
         batch, heads, width, length = pick(1, 3), pick(1, 3), pick(1, 40), pick(1, 20)
         mem_len, rows, vectors = pick(0, 40), pick(1, 30), pick(1, 150)
         slots, pitch = mem_len + length + pick(0, 1) * pick(0, 9), 3 * heads * width + 3
-        self.halves = chance.random() < 0.3
-        self.name = chance.choice(("Ring", "")) + "RelativeAttention" + ("OverHalves" if self.halves else "")
+        self.ring = chance.choice((np.float32, np.float32, np.float16, np.int8))
+        older = () if self.ring is np.int8 else ("",)
+        self.name = chance.choice(("Ring", *older)) + "RelativeAttention" + OVER[self.ring]
         self.shapes: dict[str, list[int]] = {
             "query": [batch, length, heads * width + 3],
             "context": [batch, length, pitch],
@@ -66,14 +70,14 @@ class Case:
             "persistent_values": [heads, vectors, width],
             "key_scales": [heads, 1, vectors],
             "value_scales": [heads, vectors, 1],
-        }
+        } | {name: [batch, heads, slots, 1] for name in RING_SCALES}
         self.types: dict[str, type] = dict.fromkeys(NAMES, np.float32) | {"positions": np.int64}
-        if self.halves:
-            self.types |= {"keys": np.float16, "values": np.float16}
+        self.types |= {"keys": self.ring, "values": self.ring}
         self.left_out = {name for name in ("u", "v", "bias", "gate") if chance.random() < 0.5}
         self.left_out |= {*INITIAL} if chance.random() < 0.6 else set()
         self.left_out |= {*PERSISTENT} if chance.random() < 0.6 else set()
-        if not self.halves and chance.random() < 0.15:
+        self.left_out |= {*RING_SCALES} if self.ring is not np.int8 else set()
+        if self.ring is np.float32 and chance.random() < 0.15:
             self.left_out |= {"keys", "values", *INITIAL}
         for name, scales in zip(("table", *PERSISTENT), SCALES, strict=True):
             self.types[name] = chance.choice((np.float32, np.float16, np.int8))
@@ -90,7 +94,7 @@ class Case:
             "value_at": pick(0, 2) * heads * width,
             "epsilon": chance.choice((1e-8, 0.5)),
         }
-        self.outputs = chance.choice((3, 3, 3, 3, 1, 2))
+        self.outputs = chance.choice((5, 5, 5, 5, 3, 4) if self.ring is np.int8 else (3, 3, 3, 3, 1, 2))
         self.in_place = chance.random() < 0.5
         for _ in range(chance.choice((0, 0, 1, 1, 2, 4))):
             chance.choice(
@@ -134,14 +138,16 @@ class Case:
         inputs = [name if name in given else "" for name in NAMES]
         while not inputs[-1]:  # as an older graph, which gives none of the later inputs
             inputs.pop()
-        outputs = ["answers", "new_keys", "new_values"][: self.outputs]
-        stored = TensorProto.FLOAT16 if self.halves else TensorProto.FLOAT
+        outputs = ["answers", "new_keys", "new_values", *(f"new_{name}" for name in RING_SCALES)]
+        outputs = outputs[: self.outputs]
         graph = helper.make_graph(
             [helper.make_node(self.name, inputs, outputs, domain=DOMAIN, **self.attributes)],
             "case",
             [helper.make_tensor_value_info(name, TYPES[self.types[name]], None) for name in given],
             [
-                helper.make_tensor_value_info(name, stored if index else TensorProto.FLOAT, None)
+                helper.make_tensor_value_info(
+                    name, TYPES[self.ring] if index in (1, 2) else TensorProto.FLOAT, None
+                )
                 for index, name in enumerate(outputs)
             ],
         )
@@ -180,7 +186,7 @@ def run(case: Case, ort: Any, options: Any) -> None:
     for name, value in values.items():
         io.bind_ortvalue_input(name, value)
     for output in session.get_outputs():
-        past = {"new_keys": "keys", "new_values": "values"}.get(output.name)
+        past = output.name.removeprefix("new_")
         if past in values:
             io.bind_ortvalue_output(output.name, values[past])
         else:

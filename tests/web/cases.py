@@ -205,4 +205,5 @@ def artefacts_of_kinds(make_run: Callable[..., Path], folder: Path) -> dict[str,
         run = make_run(**{**sizes, "vocab_size": vocab.size})
         save_vocab(run, vocab)
         made[name] = export(run, folder / name, memory=form)  # type: ignore[arg-type]
+    made["in-bytes"] = export(make_run(), folder / "in-bytes", memory_precision="int8")
     return made

@@ -24,6 +24,7 @@ class ProjectedModel:
     """A model under one rule; its terms for all distances are computed when it is made.
 
     around: gives the context in which a block computes, as where its weights must be put together first.
+    write: see `projected_block`; None is `append`.
     """
 
     def __init__(
@@ -32,8 +33,9 @@ class ProjectedModel:
         rule: MemoryRule,
         *,
         around: Callable[[nn.Module], AbstractContextManager[object]] = nullcontext,
+        write: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
-        self.model, self.rule, self.around = model, rule, around
+        self.model, self.rule, self.around, self.write = model, rule, around, write or append
         with torch.inference_mode():
             vectors = model.positions.vectors(rule.slots, rule)
             self.terms = [model.positions.terms(layer, vectors) for layer in range(len(model.blocks))]
@@ -54,7 +56,7 @@ class ProjectedModel:
                 assert isinstance(block, Block)
                 terms = nearest_terms(self.terms[layer], self.rule.mem_len + T)
                 with self.around(block):
-                    x, kept = projected_block(block, x, past, terms, visibility)
+                    x, kept = projected_block(block, x, past, terms, visibility, self.write)
                 after += [array[:, :, T:] for array in kept]
             return self.model.last([x]), after
 
@@ -62,6 +64,20 @@ class ProjectedModel:
 def append(past: Tensor, new: Tensor) -> Tensor:
     """Keys or values [B, H, M + T, K] of memory and segment, one after the other."""
     return torch.cat([past, new], dim=2)
+
+
+def append_in_bytes(past: Tensor, new: Tensor) -> Tensor:
+    """The same with memory in int8: naive, and what every implementation of such memory is compared with."""
+    return append(past, through_bytes(new))
+
+
+def through_bytes(x: Tensor) -> Tensor:
+    """Vectors [..., K] as memory in int8 gives them back; the scale of each makes its largest value 127.
+
+    Rounding is to the nearest integer, and to the even one of two that are equally near.
+    """
+    scale = x.abs().amax(dim=-1, keepdim=True) / 127
+    return (x / torch.where(scale == 0, 1, scale)).round().clamp(-127, 127) * scale
 
 
 def projected_block(

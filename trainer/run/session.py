@@ -282,14 +282,22 @@ class ProjectedTorchSession(TorchSession):
     A segment does not compute those of earlier segments again.
 
     An artefact is compared with it, because hidden states would take too long. It is PyTorch's side in
-    benchmarks.
+    benchmarks. write: how the memory takes keys and values up; see `trainer.model.projected.ProjectedModel`.
     """
 
-    def __init__(self, model: LanguageModel, vocab: Vocab, rule: MemoryRule, *, identity: str) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        vocab: Vocab,
+        rule: MemoryRule,
+        *,
+        identity: str,
+        write: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
         from trainer.model.projected import ProjectedModel
 
         super().__init__(model, vocab, rule, identity=f"{identity} projected")
-        config, self._projected = model.config, ProjectedModel(model, rule)
+        config, self._projected = model.config, ProjectedModel(model, rule, write=write)
         shape = ("batch", str(config.heads), str(rule.mem_len), str(config.head_dim))
         names = [f"{kind}.{layer}" for layer in range(config.layers) for kind in ("key", "value")]
         self.state = tuple(TensorFacts(name=name, dtype="float32", shape=shape) for name in names)

@@ -6,12 +6,13 @@ import { XLExportError } from "./errors.js";
 import { readNpz, textOf } from "./files/npz.js";
 import { readTensors, writeTensors } from "./files/safetensors.js";
 import { newMemory } from "./memory.js";
-import { stateShape } from "./spec.js";
+import { isScale, stateShape } from "./spec.js";
 
 const FORMAT = "xl-export stream 1";
-const TYPES = { float32: "F32", float16: "F16" };
+const TYPES = { float32: "F32", float16: "F16", int8: "I8" };
+const MOST_SCALE = (2 - 2 ** -23) * 2 ** 120; // with a larger one, its bytes would not be finite numbers
 /** Types of NumPy's older form. */
-const NUMPY = /** @type {Record<string, string>} */ ({ "<f4": "F32", "<f2": "F16", "<i8": "I64" });
+const NUMPY = /** @type {Record<string, string>} */ ({ "<f4": "F32", "<f2": "F16", "<i8": "I64", "|i1": "I8" });
 const MOST_POSITION = 1n << 62n;
 const WHERE = "the saved stream";
 
@@ -82,6 +83,8 @@ export async function loadMemory(bytes, engine, spec, identity) {
     if (array?.dtype !== TYPES[state.dtype] || array.shape.join() !== shape)
       throw damaged(`${state.past} does not fit`);
     if (!finite(array.data, state.dtype)) throw damaged("it holds values that are not finite");
+    if (isScale(spec, state) && !floats(array.data).every((x) => x >= 0 && x <= MOST_SCALE))
+      throw damaged("it holds scales that no key or value has");
     return array.data;
   });
   const memory = await newMemory(engine, identity, found.length);
@@ -127,20 +130,26 @@ function noStream() {
   );
 }
 
-/** @param {Uint8Array} bytes @param {"float32" | "float16"} dtype */
+/** @param {Uint8Array} bytes */
+function floats(bytes) {
+  return new Float32Array(bytes.buffer, bytes.byteOffset, bytes.length / 4);
+}
+
+/** @param {Uint8Array} bytes @param {import("../index.js").MemoryType} dtype */
 function finite(bytes, dtype) {
+  if (dtype === "int8") return true;
   if (dtype === "float16") {
     return new Uint16Array(bytes.buffer, bytes.byteOffset, bytes.length / 2).every(
       (x) => (x & 0x7c00) !== 0x7c00,
     );
   }
-  return new Float32Array(bytes.buffer, bytes.byteOffset, bytes.length / 4).every(Number.isFinite);
+  return floats(bytes).every(Number.isFinite);
 }
 
 /**
  * Sets rows that start again to zero where they hold what is not finite. The answer is a row that has begun
  * and holds such values; -1 for none.
- * @param {Uint8Array} bytes @param {"float32" | "float16"} dtype @param {BigInt64Array} positions
+ * @param {Uint8Array} bytes @param {import("../index.js").MemoryType} dtype @param {BigInt64Array} positions
  */
 function clearUnfinite(bytes, dtype, positions) {
   const stride = bytes.length / positions.length;

@@ -18,7 +18,8 @@ const AGAIN = "copy the whole folder again, or export the artefact again";
 const FILE_NAME = /^\w[\w.-]{0,99}$/;
 const SELECTIVE_FROM = 8192; // tokens; a larger vocabulary computes only the logits that are asked for
 const MOST_BYTES = 2 ** 31; // of the memory of one stream; WebAssembly has 4 GiB in all
-const BYTES = { int64: 8, int32: 4, float32: 4, float16: 2 };
+const BYTES = { int64: 8, int32: 4, float32: 4, float16: 2, int8: 1 };
+const MEMORY_TYPES = ["float32", "float16", "int8"];
 
 /**
  * The spec in the bytes of a `spec.json`, its digest and its consistency verified.
@@ -70,10 +71,7 @@ function verify(spec, where) {
       object(state) && typeof state.past === "string" && typeof state.present === "string",
       "a memory tensor has no name",
     );
-    need(
-      state.dtype === "float32" || state.dtype === "float16",
-      `a memory tensor has type ${shown(state.dtype)}`,
-    );
+    need(MEMORY_TYPES.includes(state.dtype), `a memory tensor has type ${shown(state.dtype)}`);
     need(
       Array.isArray(state.shape) && state.shape[0] === "batch" && state.shape.length <= 9,
       "a memory tensor has no batch",
@@ -170,6 +168,14 @@ function sizes(shape) {
  */
 export function writesInPlace(spec) {
   return spec.form === "ring" && spec.target !== "web";
+}
+
+/**
+ * Whether a memory tensor holds the scales of another one, whose numbers are bytes.
+ * @param {Spec} spec @param {Spec["state"][number]} state
+ */
+export function isScale(spec, state) {
+  return spec.state.some(({ past, dtype }) => dtype === "int8" && state.past === `${past}_scale`);
 }
 
 /**

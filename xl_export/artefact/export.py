@@ -72,6 +72,8 @@ def export(
       plugin computes.
     - precision: of the weights (`xl_export/graph/quantise.py`). None is fp32, or fp16 with target `tensorrt`.
     - memory_precision: of the memory tensors. None is fp32. It must be None with target `tensorrt`.
+      `int8` is for ring memory: each key and value of a head has a float32 scale, which is a memory tensor
+      too.
     - storage: `external` writes the weights beside the graph, `single-file` into it, and `ort` writes both in
       ONNX Runtime's own format, for mobile (`xl_export/artefact/pack.py`).
     - text: a held-out text on which a lower precision is measured. None is the test text that the run kept.
@@ -106,8 +108,9 @@ def export(
     spec = dataclasses.replace(spec, concern=concern_about(run), storage=storage)
     model: Exportable = WrittenRun(trained, attention)
     if exporter == "trace":
-        from xl_export.artefact.traced import TracedRun  # torch.export is slow to import
+        from xl_export.artefact.traced import TracedRun, refuse_bytes  # torch.export is slow to import
 
+        refuse_bytes(memory_precision)
         model = TracedRun(trained)
         spec = model.traced(spec)
     refuse_needless_text(text, spec)

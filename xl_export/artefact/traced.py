@@ -11,7 +11,7 @@ from torch import nn
 
 from runtimes.base.errors import ConfigError
 from runtimes.base.folders import refuse_existing
-from runtimes.contract.precision import Float, MemoryPrecision, Precision
+from runtimes.contract.precision import MemoryPrecision, MemoryType, Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
 from runtimes.contract.spec import GRAPH, SPEC, Spec, Target
@@ -78,6 +78,7 @@ def trace(
     sources = [text] if text else []
     refuse_existing(out, force=force, marker=SPEC, sources=sources)
     precision, memory_precision = precisions_for(target, precision, memory_precision)
+    refuse_bytes(memory_precision)
     refuse_other_modules(module)
     refuse_other_rules(rule)
     modes = [(part, part.training) for part in module.modules()]  # a user may have set those of single parts
@@ -104,6 +105,15 @@ def refuse_other_rules(rule: MemoryRule) -> None:
                 f"{name} is {value!r}, and a module that is traced decides this itself; leave it at "
                 f"{default!r}."
             )
+
+
+def refuse_bytes(memory_precision: MemoryPrecision) -> None:
+    """Raises ConfigError for memory in int8, whose scales a traced step knows nothing of."""
+    if memory_precision == "int8":
+        raise ConfigError(
+            "memory_precision is int8, and a traced step has no scales for it; give fp16, or export the run "
+            "with --exporter graph."
+        )
 
 
 class TracedModule:
@@ -175,13 +185,14 @@ class _Graphs:
     """The last traced graph, since precisions of weights differ in what follows the trace."""
 
     def __init__(self) -> None:
-        self._last: tuple[tuple[Target, Float], ir.Model] | None = None
+        self._last: tuple[tuple[Target, MemoryType], ir.Model] | None = None
 
     def of(self, module: nn.Module, spec: Spec) -> ir.Model:
         """The graph of a spec, in float32 throughout for an engine; the caller may change it."""
         if spec.target == "tensorrt":
             spec = dataclasses.replace(spec, precision="fp32", state=spec.state_in("float32"))
         key = spec.target, spec.state_dtype
+        assert key[1] != "int8", "refused before"
         if self._last is None or self._last[0] != key:
             self._last = key, traced_graph(module, spec)
         return self._last[1].clone()

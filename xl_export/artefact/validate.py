@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from runtimes.base.errors import ArtefactError, DivergedError
 from runtimes.base.logits import log_sum_exp
+from runtimes.contract.precision import named
 from runtimes.contract.reference import Reference, replay
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
@@ -136,21 +137,22 @@ def check_again(lowered: OrtSession, reference: Reference) -> None:
 
     Raises ArtefactError when answers are not finite, or differ by more than the tolerance of the precision.
     """
-    shown = _shown(reference.segments.tolist(), f"answers in {lowered.spec.precision}")
+    name = named(lowered.spec.precision, lowered.spec.memory_precision)
+    shown = _shown(reference.segments.tolist(), f"answers in {name}")
     log_probs, last = replay(lowered, reference.tokens, shown, reference.restarts)
     for mine, theirs in ((log_probs, reference.log_probs), (last, reference.last)):
         _compare(
             mine,
             theirs,
             tolerance=lowered.spec.tolerance,
-            what=f"{log_probs.size} tokens in {lowered.spec.precision}",
+            what=f"{log_probs.size} tokens in {name}",
         )
     apart = float(np.abs(log_probs - reference.log_probs).mean())
     if not apart <= lowered.spec.mean_tolerance:
         raise ArtefactError(
-            f"in {lowered.spec.precision} the log-probabilities differ from PyTorch's by {apart:.3g} nats in "
-            f"the mean, more than {lowered.spec.mean_tolerance:g}; nothing was written: export in fp32, or "
-            "report this difference."
+            f"in {name} the log-probabilities differ from PyTorch's by {apart:.3g} nats in the mean, more "
+            f"than {lowered.spec.mean_tolerance:g}; nothing was written: export in fp32, or report this "
+            "difference."
         )
 
 

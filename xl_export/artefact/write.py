@@ -101,6 +101,11 @@ def precisions_for(
     if target != "tensorrt":
         if precision == "fp8":
             raise ConfigError("--precision fp8 is for engines; give --target tensorrt too, or leave it out.")
+        if target == "web" and memory_precision == "int8":
+            raise ConfigError(
+                "--memory-precision is int8, and WebGPU has no numbers of 8 bits; give fp16, or leave out "
+                "--target web: browsers compute other graphs in WebAssembly."
+            )
         return precision or "fp32", memory_precision or "fp32"
     if precision == "int8-stored":
         raise ConfigError(

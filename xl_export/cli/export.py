@@ -11,7 +11,14 @@ import click
 
 from runtimes.base.errors import UserError, needs
 from runtimes.contract.engine import Attention
-from runtimes.contract.precision import MemoryPrecision, Precision, per_stream, sentence
+from runtimes.contract.precision import (
+    MemoryPrecision,
+    Precision,
+    memory_precision_of,
+    named,
+    per_stream,
+    sentence,
+)
 from runtimes.contract.rule import InitialMemory, Mask
 from runtimes.contract.spec import Exporter, Storage, Target, load_spec
 from runtimes.contract.tensors import Form
@@ -106,7 +113,8 @@ ATTENTION_AS: dict[str, Attention] = {"node": "plugin", "operators": "native"}
     type=click.Choice(get_args(MemoryPrecision)),
     show_default="fp32",
     help="The precision of the memory tensors. fp16 halves the bytes of a stream, which `xl-export info` "
-    "prints; it costs no speed with the fused CPU operator.",
+    "prints; it costs no speed with the fused CPU operator. int8 halves them once more, but for a float32 "
+    "scale of each key and value of a head; it is for ring memory, and slow without the fused CPU operator.",
 )
 @click.option(
     "--text",
@@ -206,11 +214,12 @@ def export_command(
     if not report.passed:
         verdict = "is written, but its check FAILED on this machine"
     click.echo(f"{out} {verdict}: {spec.form} memory, {spec.rule}; {report.sentence}")
-    stream = (spec.bytes_per_stream, spec.fp32_bytes_per_stream) if spec.state_dtype == "float16" else None
+    stream = spec.bytes_per_stream, spec.fp32_bytes_per_stream
+    stored = memory_precision_of([spec.state_dtype])
     if spec.measured is not None:
-        click.echo(sentence(spec.precision, spec.measured, stream=stream))
+        click.echo(sentence(spec.precision, stored, spec.measured, stream=stream))
     elif spec.lossy:
-        name = f"{spec.precision} with fp16 memory ({per_stream(*stream)})" if stream else spec.precision
+        name = named(spec.precision, stored) + (f" ({per_stream(*stream)})" if stored != "fp32" else "")
         click.echo(f"{name} is not measured, because {run} kept no test text; give one with --text FILE")
     if not report.passed:
         raise SystemExit(1)

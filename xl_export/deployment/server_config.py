@@ -14,7 +14,13 @@ from xl_export.deployment.server_graph import START, SequenceGraph
 
 Backend = Literal["onnxruntime", "tensorrt"]  # of a graph; a session is run by the backend "python"
 CONFIG = "config.pbtxt"
-TYPES = {"int64": "TYPE_INT64", "int32": "TYPE_INT32", "float32": "TYPE_FP32", "float16": "TYPE_FP16"}
+TYPES = {
+    "int64": "TYPE_INT64",
+    "int32": "TYPE_INT32",
+    "float32": "TYPE_FP32",
+    "float16": "TYPE_FP16",
+    "int8": "TYPE_INT8",
+}
 SEQUENCES = 64  # as many streams have their memory in the server at a time; more of them wait
 IDLE_SECONDS = 600  # a stream that gets no request for so long is dropped
 

@@ -13,7 +13,9 @@ from types import MappingProxyType
 import numpy as np
 import onnx_ir as ir
 
+from runtimes.contract.precision import MemoryType
 from runtimes.contract.spec import Spec
+from runtimes.contract.tensors import SCALE
 from trainer.model.config import ModelConfig
 from xl_export.graph.layers import Weights
 from xl_export.graph.memory import Group
@@ -28,7 +30,11 @@ SCALES_OF = {4: 12, 13: 15, 14: 16}
 INPUTS_OF_0_1 = 9  # a graph that needs no more has no more, so that older releases run it
 # By type of the memory tensors. Artefacts of version 0.1 call the operators RelativeAttention and
 # RelativeAttentionOverHalves.
-OPERATORS = {"float32": "RingRelativeAttention", "float16": "RingRelativeAttentionOverHalves"}
+OPERATORS: dict[MemoryType, str] = {
+    "float32": "RingRelativeAttention",
+    "float16": "RingRelativeAttentionOverHalves",
+    "int8": "RingRelativeAttentionOverBytes",
+}
 
 
 def takes(spec: Spec) -> bool:
@@ -68,9 +74,11 @@ class _FusedStepGraph(StepGraph):
             if self.gated and config.span is not None:
                 attributes["epsilon"] = config.span.epsilon
             inputs = self.operator_inputs(group, query, context)
-            answer, *kept = op.custom(DOMAIN, OPERATORS[self.spec.state_dtype], inputs, attributes, outputs=3)
+            name, in_bytes = OPERATORS[self.spec.state_dtype], self.spec.state_dtype == "int8"
+            answer, *kept = op.custom(DOMAIN, name, inputs, attributes, outputs=5 if in_bytes else 3)
             answers.append(answer)
-            present += kept
+            # The operator gives keys, values and the scales of both; the spec has scales behind their bytes.
+            present += [kept[at] for at in (0, 2, 1, 3)] if in_bytes else kept
         if config.sublayers not in ("head-split", "attn-split", "single-head"):
             return self.output(layer, answers, [*order, *others])
         # Persistent vectors have a softmax of their own, in standard operators.
@@ -109,6 +117,9 @@ class _FusedStepGraph(StepGraph):
             None,
             *persistent,
         ]
+        if self.spec.state_dtype == "int8":
+            names = [f"past_key_values.{group.name}.{kind}{SCALE}" for kind in ("key", "value")]
+            inputs += [None, None, *(self.inputs[name] for name in names)]
         while len(inputs) > INPUTS_OF_0_1 and inputs[-1] is None:
             inputs.pop()
         return inputs

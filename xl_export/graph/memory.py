@@ -16,9 +16,10 @@ import onnx_ir as ir
 
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.spec import Spec
-from runtimes.contract.tensors import HeadGroup
+from runtimes.contract.tensors import SCALE, HeadGroup
 from trainer.model.config import ModelConfig
 from trainer.model.terms import ModelTerms
+from xl_export.graph.bytes_memory import bytes_and_scales, widened
 from xl_export.graph.layers import Layers, Weights
 from xl_export.graph.ops import graph_input
 from xl_export.graph.visibility import StepMask, make_mask
@@ -128,15 +129,22 @@ class MemoryLayers(Layers):
         It appends the memory after the step to `present`.
         """
         op, mask = self.op, self.mask_of(group)
-        past = self.inputs[f"past_key_values.{group.name}.{kind}"]
-        new = self.to_memory(new)
-        if self.spec.form == "ring":
-            kept = self.write_ring(group, past, new)
-            present.append(kept)
+        name = f"past_key_values.{group.name}.{kind}"
+        past = self.inputs[name]
+        if self.spec.state_dtype == "int8":
+            stored = bytes_and_scales(op, new)
+            pasts = past, self.inputs[name + SCALE]
+            pair = [self.write_ring(group, *sides) for sides in zip(pasts, stored, strict=True)]
+            present += pair
+            kept = widened(op, *pair)
+        elif self.spec.form == "ring":
+            written = self.write_ring(group, past, self.to_memory(new))
+            present.append(written)
+            kept = self.from_memory(written)
         else:
-            kept = op.Concat(past, new, axis=2)
-            present.append(self.last_of(kept, group.rule.mem_len, axis=2))
-        kept = self.from_memory(kept)
+            context = op.Concat(past, self.to_memory(new), axis=2)
+            present.append(self.last_of(context, group.rule.mem_len, axis=2))
+            kept = self.from_memory(context)
         if mask.before_start is not None:
             kept = op.Where(mask.before_start, op.constant(self.initial(group, kind)), kept)
         return kept

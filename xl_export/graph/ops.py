@@ -22,6 +22,7 @@ TYPES = {
     "int32": ir.DataType.INT32,
     "float32": ir.DataType.FLOAT,
     "float16": ir.DataType.FLOAT16,
+    "int8": ir.DataType.INT8,
 }
 
 

@@ -121,8 +121,8 @@ def _servable(artefact: Path) -> Spec:
         )
     if spec.state_dtype != "float32":
         raise ArtefactError(
-            f"{artefact} has memory in float16, which the page does not read; export the run again with "
-            "--memory-precision fp32."
+            f"{artefact} has memory in {spec.state_dtype}, which the page does not read; export the run "
+            "again with --memory-precision fp32."
         )
     vocab = read_json(artefact / VOCAB)
     if vocab["kind"] == "subword" and vocab["library"] != "tokenizers":

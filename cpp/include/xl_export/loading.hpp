@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "memory.hpp"
 #include "onnx_file.hpp"
 #include "ort.hpp"
 #include "spec.hpp"
@@ -57,7 +58,7 @@ inline void add_signatures(Loaded& loaded) {
   for (const State& state : spec.state) {
     std::vector<std::int64_t> sizes = state.sizes;
     sizes.insert(sizes.begin(), -1);
-    const auto type = state.dtype == ElementType::float16 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 : floats;
+    const auto type = onnx_type(state.dtype);
     loaded.inputs.push_back({state.past, type, sizes});
     loaded.outputs.push_back({state.present, type, sizes});
   }

@@ -20,7 +20,7 @@ namespace detail {
 struct Streams;
 constexpr std::int64_t most_streams = 1 << 16;
 
-// Whether all numbers of a tensor are finite: no exponent has all its bits set.
+// Whether all numbers of a tensor are finite: no exponent has all its bits set. All bytes are.
 inline bool is_finite(const std::uint8_t* data, std::size_t num_bytes, ElementType type) {
   const auto all = [&](auto mask) {
     decltype(mask) bits;
@@ -30,12 +30,14 @@ inline bool is_finite(const std::uint8_t* data, std::size_t num_bytes, ElementTy
     }
     return true;
   };
+  if (type == ElementType::int8) return true;
   return type == ElementType::float16 ? all(std::uint16_t{0x7c00}) : all(std::uint32_t{0x7f800000});
 }
 
 inline ONNXTensorElementDataType onnx_type(ElementType type) {
-  return type == ElementType::float16 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16
-                                      : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  return type == ElementType::int8      ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8
+         : type == ElementType::float16 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16
+                                        : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
 }
 
 }  // namespace detail

@@ -16,7 +16,7 @@
 
 namespace xl_export {
 
-enum class ElementType { float32, float16 };
+enum class ElementType { float32, float16, int8 };
 
 // One memory tensor: the graph reads `past` and returns `present`, of the same type and shape.
 struct State {
@@ -25,7 +25,7 @@ struct State {
   std::vector<std::int64_t> sizes;  // of one row; the axis of the batch comes before them
 
   std::size_t row_bytes() const {
-    std::size_t bytes = dtype == ElementType::float16 ? 2 : 4;
+    std::size_t bytes = dtype == ElementType::int8 ? 1 : dtype == ElementType::float16 ? 2 : 4;
     for (const std::int64_t size : sizes) bytes *= static_cast<std::size_t>(size);
     return bytes;
   }
@@ -49,6 +49,12 @@ struct Spec {
 
   // The file with the graph of standard operators.
   const char* graph_file() const { return storage == "ort" ? "step.ort" : "step.onnx"; }
+
+  // Whether a memory tensor holds the scales of the tensor of bytes before it.
+  bool is_scale(std::size_t index) const {
+    return index > 0 && state[index - 1].dtype == ElementType::int8 &&
+           state[index].past == state[index - 1].past + "_scale";
+  }
 
   // One buffer may be read and written by the same step: the ring's only reader writes in place.
   bool in_place() const { return form == "ring" && target == "onnxruntime"; }
@@ -80,9 +86,9 @@ inline State parse_state(const json::Value& entry) {
   state.past = entry.at("past").string();
   state.present = entry.at("present").string();
   const std::string& dtype = entry.at("dtype").string();
-  if (dtype != "float32" && dtype != "float16")
-    throw json::Value::wrong("a memory tensor is of type " + shown(dtype));
-  state.dtype = dtype == "float16" ? ElementType::float16 : ElementType::float32;
+  if (dtype == "float16") state.dtype = ElementType::float16;
+  else if (dtype == "int8") state.dtype = ElementType::int8;
+  else if (dtype != "float32") throw json::Value::wrong("a memory tensor is of type " + shown(dtype));
   const auto& shape = entry.at("shape").list();
   if (shape.empty() || shape.size() > 9 || shape[0].string() != "batch")
     throw json::Value::wrong("the shape of a memory tensor does not begin with its batch");
@@ -128,7 +134,7 @@ inline Spec parse_fields(const json::Value& document) {
   spec.precision = one_of("precision", document.at("precision").string(),
                           {"fp32", "fp16", "int8-stored", "int8", "int4", "fp8"});
   spec.memory_precision =
-      one_of("memory_precision", text_or(document, "memory_precision", "fp32"), {"fp32", "fp16"});
+      one_of("memory_precision", text_or(document, "memory_precision", "fp32"), {"fp32", "fp16", "int8"});
   spec.answers = one_of("answers", text_or(document, "answers", "exported"), {"exported", "stored-weights"});
   spec.storage =
       one_of("storage", text_or(document, "storage", "external"), {"external", "single-file", "ort"});

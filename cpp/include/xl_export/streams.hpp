@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -23,7 +24,18 @@ constexpr std::size_t most_header_bytes = std::size_t{1} << 26;
 constexpr std::size_t most_header_values = std::size_t{1} << 18;  // of at least 16 thousand tensors
 
 inline const char* stored_type(ElementType type) {
-  return type == ElementType::float16 ? "F16" : "F32";
+  return type == ElementType::int8 ? "I8" : type == ElementType::float16 ? "F16" : "F32";
+}
+
+// Whether finite floats are scales of bytes: not negative, and small enough for their bytes to be finite.
+inline bool are_scales(const std::uint8_t* data, std::size_t num_bytes) {
+  constexpr float most = std::numeric_limits<float>::max() / 128;
+  float scale;
+  for (std::size_t at = 0; at + sizeof scale <= num_bytes; at += sizeof scale) {
+    std::memcpy(&scale, data + at, sizeof scale);
+    if (!(scale >= 0 && scale <= most)) return false;
+  }
+  return true;
 }
 
 // The header's entry of a tensor, after which the next one begins at `at`.
@@ -197,13 +209,16 @@ inline Memory Streams::load(const Session& session, const std::filesystem::path&
       if (position > furthest_position || position < -furthest_position)
         throw wrong("a position is beyond 2^62");
     std::vector<View<std::uint8_t>> contents;
-    for (const State& state : spec.state) {
+    for (std::size_t index = 0; index < spec.state.size(); ++index) {
+      const State& state = spec.state[index];
       const std::size_t num_bytes = batch * state.row_bytes();
       std::vector<std::int64_t> shape = state.sizes;
       shape.insert(shape.begin(), streams[0]);
       contents.emplace_back(file.numbers(state.past, stored_type(state.dtype), shape, num_bytes), num_bytes);
       if (!is_finite(contents.back().data(), num_bytes, state.dtype))
         throw wrong("it holds values that are not finite");
+      if (spec.is_scale(index) && !are_scales(contents.back().data(), num_bytes))
+        throw wrong("it holds scales that no key or value has");
     }
     Memory memory = session.start(streams[0]);
     memory.positions = std::move(positions);

@@ -90,7 +90,7 @@ class Block {
   float *scores_, *weights_;                    // of a tile [TILE_ROWS, BLOCK]
   float *totals_, *ungated_;       // by lanes [count, LANES]: sums of weights, and of those before the gate
   float *references_, *gates_;     // gates_ [2 BLOCK]: column c is for distance top() - c
-  float* scales_;                  // of this block's distances or persistent keys, where they are bytes
+  float* scales_;                  // of this block's distances or keys, where they are bytes
   const float* values_ = nullptr;  // of this block of keys, rows `values_pitch_` apart
   int64_t values_pitch_ = 0, base_ = 0;
   int64_t start_ = 0, keys_here_ = 0;  // the time of the block's first key, and how many keys there are
@@ -188,9 +188,13 @@ class Block {
     const int64_t time = head_.position + first_ + start_;
     const int64_t before = head_.initial_key && time < 0 ? time < -keys_here_ ? keys_here_ : -time : 0;
     const Stored* rows[BLOCK];
-    for (int64_t i = 0; i < BLOCK; ++i) rows[i] = head_.keys + slots[i] * head_.ring_pitch;
-    pack_columns(rows, width_, keys_);
-    take_values(head_.values, head_.ring_pitch, nullptr, slots, before == 0 && slot + BLOCK <= head_.slots);
+    for (int64_t i = 0; i < BLOCK; ++i) {
+      rows[i] = head_.keys + slots[i] * head_.ring_pitch;
+      if (head_.key_scales) scales_[i] = head_.key_scales[slots[i]];
+    }
+    pack_columns(rows, width_, keys_, scales_);
+    take_values(head_.values, head_.ring_pitch, head_.value_scales, slots,
+                before == 0 && slot + BLOCK <= head_.slots);
     if (before == 0) return;
     for (int64_t k = 0; k < width_; ++k) std::fill_n(keys_ + k * BLOCK, before, head_.initial_key[k]);
     for (int64_t i = 0; i < before; ++i)

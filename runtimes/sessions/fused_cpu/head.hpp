@@ -37,13 +37,14 @@ struct Rule {
 inline const float* from(const float* scales, int64_t count) { return scales ? scales + count : nullptr; }
 
 /// One head of one stream. Rows of queries, keys, values and answers have `width` numbers, and begin a pitch
-/// apart. Tables of bytes have a scale for each distance, key or value.
+/// apart. Tables of bytes have a scale for each distance, key or value, and a ring of bytes for each slot.
 template <class Stored>
 struct Head {
   const float *query, *u, *v, *bias, *gate;    // u, v, and bias and gate by distance [rows], may be null
   Numbers table;                               // r(d) as [width, rows], or none
   const float* table_scales;                   // [rows], where the table has bytes
-  const Stored *keys, *values;                 // floats or halves
+  const Stored *keys, *values;                 // floats, halves or bytes
+  const float *key_scales, *value_scales;      // [slots], where the ring has bytes
   const float *initial_key, *initial_value;    // of a token before the stream; null where it is not seen
   Numbers persistent_keys, persistent_values;  // [width, persistent] and [persistent, width], or none
   const float *persistent_key_scales, *persistent_value_scales;  // [persistent], where they are bytes

@@ -1,9 +1,9 @@
 // The custom operators of the domain xl_export for ONNX Runtime: relative attention over a ring memory.
 //
-// RingRelativeAttention keeps its ring in floats, RingRelativeAttentionOverHalves in half precision. The type
-// is part of the name because ONNX Runtime wants a declared type for each output. Both are also registered
-// under the names that artefacts exported with version 0.1 use: RelativeAttention and
-// RelativeAttentionOverHalves.
+// RingRelativeAttention keeps its ring in floats, RingRelativeAttentionOverHalves in half precision, and
+// RingRelativeAttentionOverBytes in bytes, with a scale for each slot of a head. The type is part of the name
+// because ONNX Runtime wants a declared type for each output. The first two are also registered under the
+// names that artefacts exported with version 0.1 use: RelativeAttention and RelativeAttentionOverHalves.
 //
 // Shapes: B batch rows, T tokens of the segment, h heads, K head width, S slots of the ring, R table rows, N
 // persistent vectors. The inputs 2, 3, 4 and those from 6 on are optional: a graph of an older release gives
@@ -11,7 +11,7 @@
 //
 // inputs   0 query      float [B, T, …]  a token's row holds the queries of all heads, from column `query_at`
 //          1 context    float [B, T, …]  likewise its new keys from `key_at` and its values from `value_at`
-//          2 keys       [B, h, S, K]     the ring, in floats or halves
+//          2 keys       [B, h, S, K]     the ring, in floats, halves or bytes
 //          3 values     [B, h, S, K]     the same; without 2 and 3 the segment attends to itself alone
 //          4 table      [h, K, R]        r(d) by distance, in floats, halves or bytes; distances of R and
 //                                        more use the last row; the operator asks the tensor for its type
@@ -25,9 +25,12 @@
 //         13            [h, K, N]        persistent keys, in floats, halves or bytes
 //         14            [h, N, K]        persistent values, likewise
 //         15, 16        float [h, 1, N] and [h, N, 1]  their scales, where they are bytes
+//         17, 18        float [B, h, S, 1]  the scales of the ring's keys and of its values, where they are
+//                                        bytes; the other operators have no such inputs
 // outputs  0 answers    float [B, T, h·K]
 //          1 keys       [B, h, S, K]     the ring with the new tokens, bound to the same buffer as input 2
 //          2 values     [B, h, S, K]     the same for input 3
+//          3, 4 scales  float [B, h, S, 1]  the same for inputs 17 and 18
 // attributes: heads, head_dim, mem_len, nearest, full, query_at, key_at, value_at; float epsilon, with a gate
 
 #include "node.hpp"
@@ -35,6 +38,7 @@
 namespace {
 
 using xl::Failure;
+using xl::IN_BYTES;
 using xl::Node;
 using xl::TYPE_OF;
 
@@ -67,9 +71,11 @@ Operator described(const char* operator_name) {
       return ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;  // any type: the node checks it
     return i == 2 || i == 3 ? TYPE_OF<Stored> : i == 5 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64 : TYPE_OF<float>;
   };
-  op.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return 17; };
-  op.GetOutputType = [](const OrtCustomOp*, size_t i) { return i > 0 ? TYPE_OF<Stored> : TYPE_OF<float>; };
-  op.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return 3; };
+  op.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return IN_BYTES<Stored> ? 19 : 17; };
+  op.GetOutputType = [](const OrtCustomOp*, size_t i) {
+    return i == 1 || i == 2 ? TYPE_OF<Stored> : TYPE_OF<float>;
+  };
+  op.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return IN_BYTES<Stored> ? 5 : 3; };
   op.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
     return i < 2 || i == 5 ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
   };
@@ -95,6 +101,7 @@ Operator described(const char* operator_name) {
 const Operator OPERATORS[] = {
     described<float>("RingRelativeAttention"),
     described<xl::half>("RingRelativeAttentionOverHalves"),
+    described<int8_t>("RingRelativeAttentionOverBytes"),
     // The names of version 0.1: artefacts that were exported with it must still load.
     described<float>("RelativeAttention"),
     described<xl::half>("RelativeAttentionOverHalves"),

@@ -22,6 +22,8 @@ struct Failure {
 template <class Stored>
 constexpr bool IN_FLOATS = std::is_same_v<Stored, float>;
 template <class Stored>
+constexpr bool IN_BYTES = std::is_same_v<Stored, int8_t>;
+template <class Stored>
 constexpr ONNXTensorElementDataType TYPE_OF =
     IN_FLOATS<Stored> ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
 template <>
@@ -97,10 +99,11 @@ struct Node {
   /// The inputs and outputs of one step, whose sizes fit together. Each pair is of keys and of values.
   struct Call {
     Tensor query, context, past[2], table, positions, u, v, bias, initial[2], gate, table_scales;
-    Tensor persistent[2], persistent_scales[2];
+    Tensor persistent[2], persistent_scales[2], past_scales[2];
     int64_t batch = 0, length = 0, slots = 0, rows = 0, vectors = 0, query_pitch = 0, context_pitch = 0;
     float* answers = nullptr;
     Stored* ring[2] = {};  // null where the segment attends to itself alone
+    float* scales[2] = {};  // of a ring of bytes
   };
 
   /// Reads a step's tensors and checks every size that is later used as an offset.
@@ -119,11 +122,15 @@ struct Node {
                             &call.table_scales, &call.persistent[0], &call.persistent[1],
                             &call.persistent_scales[0], &call.persistent_scales[1]})
       *by_head = take(3);
+    for (Tensor& side : call.past_scales) side = take(4);
     check_sizes(call);
     call.answers = static_cast<float*>(output(context, 0, {call.batch, call.length, heads * head_dim}));
     for (int side = 0; side < 2; ++side)
       if (call.past[side].data)
         call.ring[side] = static_cast<Stored*>(output(context, 1 + side, call.past[side].sizes));
+    if (IN_BYTES<Stored>)
+      for (int side = 0; side < 2; ++side)
+        call.scales[side] = static_cast<float*>(output(context, 3 + side, call.past_scales[side].sizes));
     return call;
   }
 
@@ -141,6 +148,8 @@ struct Node {
     expect(call.past[1].sizes == keys.sizes);
     expect(keys.data || IN_FLOATS<Stored>);
     expect(!keys.data || keys.sizes == Sizes({batch, heads, slots, head_dim}));
+    for (const Tensor& scales : call.past_scales)
+      expect(IN_BYTES<Stored> ? scales.sizes == Sizes({batch, heads, slots, 1}) : !scales.data);
     expect(!table.data || table.sizes == Sizes({heads, head_dim, rows}));
     expect(call.context.sizes[0] == batch && call.context.sizes[1] == length);
     expect(call.positions.sizes == Sizes({batch, length}));
@@ -182,6 +191,7 @@ struct Node {
     head.table_scales = call.table_scales.floats(by_distance);
     if (call.ring[0]) {
       head.keys = call.ring[0] + slots * width, head.values = call.ring[1] + slots * width;
+      head.key_scales = from(call.scales[0], slots), head.value_scales = from(call.scales[1], slots);
     } else if constexpr (IN_FLOATS<Stored>) {
       head.keys = segment + key_at, head.values = segment + value_at;
     }
@@ -211,8 +221,17 @@ struct Node {
       fresh += (side ? value_at : key_at) + h * width;
       // Where past and present are not bound to one buffer, all of the past is copied.
       if (present != past) std::memcpy(present, past, call.slots * width * sizeof(Stored));
-      for (int64_t t = 0; t < call.length; ++t)
-        copy(fresh + t * call.context_pitch, width, present + head.slot(t) * width);
+      if constexpr (IN_BYTES<Stored>) {
+        float* scales = call.scales[side] + first;
+        const float* past_scales = call.past_scales[side].floats(first);
+        if (scales != past_scales) std::memcpy(scales, past_scales, call.slots * sizeof(float));
+        for (int64_t t = 0; t < call.length; ++t)
+          scales[head.slot(t)] =
+              quantise(fresh + t * call.context_pitch, width, present + head.slot(t) * width);
+      } else {
+        for (int64_t t = 0; t < call.length; ++t)
+          copy(fresh + t * call.context_pitch, width, present + head.slot(t) * width);
+      }
     }
   }
 

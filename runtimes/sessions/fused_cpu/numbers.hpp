@@ -1,5 +1,9 @@
-// The types in which tables and persistent vectors are stored: floats, halves, and bytes with scales apart.
+// The types in which memory, tables and persistent vectors are stored: floats, halves, and bytes with scales
+// apart.
 #pragma once
+
+#include <algorithm>
+#include <cmath>
 
 #include "half.hpp"
 
@@ -23,6 +27,27 @@ inline void copy(const int8_t* from, int64_t count, float* to) {
   int64_t i = 0;
   for (; i + LANES <= count; i += LANES) store(to + i, load(from + i));
   for (; i < count; ++i) to[i] = from[i];
+}
+
+/// Stores a vector as bytes and returns their scale, which is max |x| / 127. What is not finite makes the
+/// scale not a number. `xl_export/graph/bytes_memory.py` says the same in standard operators.
+inline float quantise(const float* from, int64_t count, int8_t* to) {
+  vec most{}, zeros{};
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES) {
+    const vec x = load(from + i);
+    most = larger(larger(x, -x), most);
+    zeros += x * 0;  // a maximum passes over NaN, and a sum does not
+  }
+  float top = largest(most), zero = sum(zeros);
+  for (; i < count; ++i) top = std::max(top, std::fabs(from[i])), zero += from[i] * 0;
+  const float scale = top / 127 + zero, divisor = scale == 0 ? 1 : scale;
+  for (i = 0; i < count; ++i) {
+    const float x = std::nearbyint(from[i] / divisor);  // of two that are equally near, the even one
+    // A scale below the normal numbers has few bits, and a quotient may be larger than 127. NaN becomes -127.
+    to[i] = static_cast<int8_t>(std::min(127.0f, x > -127 ? x : -127.0f));
+  }
+  return scale;
 }
 
 /// Numbers of a type that is known when the operator runs.

@@ -41,9 +41,12 @@ class Prefetch {
   int runs_left_ = 0;
 };
 
-/// Transposes BLOCK rows of `width` numbers: rows[i] becomes column i of packed [width, BLOCK].
+/// Transposes BLOCK rows of `width` numbers: rows[i] becomes column i of packed [width, BLOCK]. Rows of bytes
+/// are multiplied by their scales [BLOCK].
 template <class Stored>
-inline void pack_columns(const Stored* const* rows, int64_t width, float* packed) {
+inline void pack_columns(const Stored* const* rows, int64_t width, float* packed,
+                         const float* scales = nullptr) {
+  constexpr bool SCALED = std::is_same_v<Stored, int8_t>;
   int64_t k = 0;
   for (; k + LANES <= width; k += LANES)
     for (int i = 0; i < BLOCK; i += LANES) {
@@ -52,10 +55,12 @@ inline void pack_columns(const Stored* const* rows, int64_t width, float* packed
       for (int lane = 0; lane < LANES; ++lane) x[lane] = load(rows[i + lane] + k);
       transpose(x);
 #pragma GCC unroll 16
-      for (int lane = 0; lane < LANES; ++lane) store(packed + (k + lane) * BLOCK + i, x[lane]);
+      for (int lane = 0; lane < LANES; ++lane)
+        store(packed + (k + lane) * BLOCK + i, SCALED ? x[lane] * load(scales + i) : x[lane]);
     }
   for (; k < width; ++k)
-    for (int i = 0; i < BLOCK; ++i) packed[k * BLOCK + i] = widened(rows[i][k]);
+    for (int i = 0; i < BLOCK; ++i)
+      packed[k * BLOCK + i] = SCALED ? widened(rows[i][k]) * scales[i] : widened(rows[i][k]);
 }
 
 /// Copies the distances `top`, top - 1, … of a table [width, rows] into packed [width, BLOCK].

@@ -39,10 +39,12 @@ class TokenAnswer {
   static constexpr int CHUNK = 16 * LANES;  // keys that are scored before their values are read
 
   /// Adds `count` keys and values (at most CHUNK), which lie `pitch` apart; 0 repeats one of them. scores: of
-  /// their distances, in whole vectors that end with minus infinity. For the rest see `add_scored`.
+  /// their distances, in whole vectors that end with minus infinity. key_scales: of bytes, with as many
+  /// numbers. For the rest see `add_scored`.
   template <class Number>
   __attribute__((noinline)) void add(const vec (&query)[NV], const Number* key, const Number* value,
-                                     int64_t pitch, int64_t count, float* scores, const float* gates) {
+                                     int64_t pitch, int64_t count, float* scores, const float* key_scales,
+                                     const float* value_scales, const float* gates) {
     for (int64_t i = 0; i < count; i += LANES) {  // the last vector may pass the end: it repeats the last key
       vec x[LANES];
       for (int lane = 0; lane < LANES; ++lane) {
@@ -52,9 +54,11 @@ class TokenAnswer {
 #pragma GCC unroll 8
         for (int v = 0; v < NV; ++v) x[lane] += load(k + v * LANES) * query[v];
       }
-      store(scores + i, sums(x) + load(scores + i));
+      vec products = sums(x);
+      if (std::is_same_v<Number, int8_t>) products *= load(key_scales + i);
+      store(scores + i, products + load(scores + i));
     }
-    add_scored(scores, value, pitch, count, nullptr, gates);
+    add_scored(scores, value, pitch, count, value_scales, gates);
   }
 
   /// Adds `count` values with these scores, which become weights. value_scales: of bytes. gates: factors of
@@ -138,18 +142,20 @@ __attribute__((noinline)) void attend_token(const Head<Stored>& head, const Rule
     const int64_t slot = head.slot(-distance);
     const int64_t of_one_kind = before ? distance - std::max<int64_t>(head.position, -1) : head.slots - slot;
     const int64_t count = std::min<int64_t>({CHUNK, distance - rule.nearest + 1, of_one_kind});
-    float of_distance[CHUNK], gates[CHUNK];
+    float of_distance[CHUNK], gates[CHUNK], key_scales[CHUNK];
     for (int64_t i = 0; i < count; ++i)
       of_distance[i] = by_distance ? by_distance[head.table_row(distance - i)] : 0;
     if (head.gate)
       for (int64_t i = 0; i < count; ++i) gates[i] = head.gate[head.table_row(distance - i)];
-    for (int64_t i = count; i % LANES; ++i) of_distance[i] = -INFINITY, gates[i] = 0;
-    if (before)
-      answer.add(content_query, head.initial_key, head.initial_value, 0, count, of_distance,
+    for (int64_t i = count; i % LANES; ++i) of_distance[i] = -INFINITY, gates[i] = key_scales[i] = 0;
+    if (before) {
+      answer.add(content_query, head.initial_key, head.initial_value, 0, count, of_distance, nullptr, nullptr,
                  head.gate ? gates : nullptr);
-    else
+    } else {
+      if (head.key_scales) std::copy_n(head.key_scales + slot, count, key_scales);
       answer.add(content_query, head.keys + slot * pitch, head.values + slot * pitch, pitch, count,
-                 of_distance, head.gate ? gates : nullptr);
+                 of_distance, key_scales, from(head.value_scales, slot), head.gate ? gates : nullptr);
+    }
     distance -= count;
   }
   answer.write(rule.epsilon, head.out);

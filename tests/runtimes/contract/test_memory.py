@@ -14,8 +14,9 @@ import pytest
 
 from runtimes.base.errors import ArtefactError, StreamError, UserError
 from runtimes.base.files import read_npz
+from runtimes.base.tensors_file import write_tensors
 from runtimes.contract.checks import load_memory
-from runtimes.contract.memory import Memory, save_memory
+from runtimes.contract.memory import STREAMS, Memory, save_memory
 from runtimes.contract.session import Session
 
 EDGE_ONLY = ("torch", "onnx", "onnx_ir", "trainer", "xl_export", "benchmarks", "safetensors")
@@ -107,6 +108,28 @@ def test_a_copy_is_a_fork(session: Session, tokens: np.ndarray) -> None:
     assert {name: array.tolist() for name, array in memory.tensors.items()} == tensors
     assert fork.positions.tolist() == [position + 12 for position in positions]
     assert not any(np.array_equal(fork.tensors[name], memory.tensors[name]) for name in tensors)
+
+
+def test_scales_that_no_vector_has_are_refused(in_bytes: Session, tokens: np.ndarray, tmp_path: Path) -> None:
+    memory, name = feed(in_bytes, tokens), "past_key_values.1.value_scale"
+    assert {array.dtype.name for array in memory.tensors.values()} == {"int8", "float32"}
+    for suffix in (".safetensors", ".npz"):
+        path = tmp_path / f"stream{suffix}"
+        save_memory(memory, path)
+        assert same(load_memory(path, in_bytes), memory)
+        for bad in (-0.5, 3e36):
+            spoiled = memory.copy()
+            spoiled.tensors[name][1, 0, 3] = bad
+            save_memory(spoiled, path)
+            with pytest.raises(ArtefactError, match="scales that no key or value has"):
+                load_memory(path, in_bytes)
+    for bad in (np.nan, np.inf):  # which `save_memory` refuses
+        memory.tensors[name][1, 0, 3] = bad
+        with open(tmp_path / "stream", "wb") as stream:
+            facts = {"format": STREAMS, "owner": memory.owner}
+            write_tensors(stream, {"positions": memory.positions, **memory.tensors}, facts)
+        with pytest.raises(ArtefactError, match="values that are not finite"):
+            load_memory(tmp_path / "stream", in_bytes)
 
 
 @pytest.mark.parametrize(("form", "suffix"), [("ring", ".npz"), ("hidden", ".npz"), ("hidden", "")])

@@ -181,7 +181,7 @@ bool step() {
                      pick(0, 3) ? 1e-3f : -1.0f};
   const int64_t pitch = heads * width * 3 + 3;
   // Numbers of the ring, the table and the persistent vectors: 0 floats, 1 halves, 2 bytes.
-  const int64_t stored = pick(0, 2) % 2, tabled = pick(0, 2), lasting = pick(0, 2);
+  const int64_t stored = std::max<int64_t>(pick(-1, 2), 0), tabled = pick(0, 2), lasting = pick(0, 2);
   const bool ring = pick(0, 5), by_distance = pick(0, 4), zeros = ring && pick(0, 1);
   const bool persistent = pick(0, 1), gated = info.epsilon > 0 && pick(0, 1);
   const int64_t vectors = pick(0, 3) ? pick(1, 20) : pick(1, 300);
@@ -202,12 +202,15 @@ bool step() {
                               {heads, width, vectors},
                               {heads, vectors, width},
                               {heads, 1, vectors},
-                              {heads, vectors, 1}};
+                              {heads, vectors, 1},
+                              {batch, heads, slots, 1},
+                              {batch, heads, slots, 1}};
   const bool scaled = persistent && lasting == 2;
   std::vector<bool> given = {true,  true,  ring,  ring,  by_distance,
                              true,  pick(0, 1) > 0, pick(0, 1) > 0, pick(0, 1) > 0,
                              zeros, zeros, gated, by_distance && tabled == 2,
-                             persistent, persistent, scaled, scaled};
+                             persistent, persistent, scaled, scaled,
+                             ring && stored == 2, ring && stored == 2};
   const int64_t count_of_inputs = given.size(), last = count_of_inputs - 1;
   const int64_t odd[] = {-1, 0, 1, 7, 1 << 24, (1 << 24) + 1, INT64_MAX, INT64_MIN};
   if (rarely()) std::next(info.attributes.begin(), pick(0, 7))->second = odd[pick(0, 7)];
@@ -235,7 +238,7 @@ bool step() {
   for (auto [type, first, after] : {std::array{stored, 2l, 4l}, {tabled, 4l, 5l}, {lasting, 13l, 15l}})
     for (int64_t i = first; i < after && type > 0; ++i)
       values[i] = type == 1 ? narrowed(values[i]) : bytes(sizes[i]);
-  for (int i : {15, 16}) values[i] = all_of(sizes[i], 1.0f / 127);
+  for (int i : {15, 16, 17, 18}) values[i] = all_of(sizes[i], 1.0f / 127);
   values[11] = all_of(sizes[11], pick(0, 10) * 0.1f);
   if (rarely()) values[pick(13, 14)] = floats(sizes[13]);
   int64_t count = 1;
@@ -246,7 +249,8 @@ bool step() {
         pick(0, 3) ? pick(-9, 500) + i : strange[pick(0, 5)];
   }
   OrtKernelContext context{
-      {}, std::vector<OrtValue>(3), {true, !rarely(), !rarely()}, size_t(4 >> stored), 0};
+      {}, std::vector<OrtValue>(5), {true, !rarely(), !rarely(), !rarely(), !rarely()},
+      size_t(4 >> stored), 0};
   for (int i = 0; i < count_of_inputs; ++i) {
     context.inputs.push_back(given[i] ? &values[i] : nullptr);
     if (given[i]) context.given = i + 1;  // what is absent at the end is no input at all

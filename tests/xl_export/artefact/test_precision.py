@@ -153,7 +153,7 @@ def test_an_export_whose_check_fails_says_so(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("precision", "int3"), ("memory_precision", "int8"), ("memory_precision", "int4")]
+    ("name", "value"), [("precision", "int3"), ("memory_precision", "int16"), ("memory_precision", "int4")]
 )
 def test_precisions_that_there_are_not_are_refused(name: str, value: str, run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"^{name} is '{value}'; expected one of fp32, fp16"):

@@ -8,7 +8,7 @@ import { stateShape } from "../spec.js";
 /** @typedef {import("./session.js").Step} Step */
 /** @typedef {{sets: any[][], turn: number, batch: number}} GpuState of some streams */
 
-const BYTES = { float32: 4, float16: 2 };
+const BYTES = { float32: 4, float16: 2, int8: 1 };
 /** `GPUBufferUsage` of the standard: STORAGE, COPY_SRC and COPY_DST; MAP_READ and COPY_DST. */
 const [MEMORY_USAGE, READ_USAGE] = [0x80 | 0x04 | 0x08, 0x01 | 0x08];
 const MAP_READ = 1;

@@ -32,8 +32,8 @@ import { stateShape, writesInPlace } from "../spec.js";
  * @typedef {import("./session.js").Answers} Answers
  */
 
-const TYPES = { float32: 1, int32: 6, int64: 7, float16: 10 };
-const BYTES = { float32: 4, int32: 4, int64: 8, float16: 2 };
+const TYPES = { float32: 1, int8: 3, int32: 6, int64: 7, float16: 10 };
+const BYTES = { float32: 4, int8: 1, int32: 4, int64: 8, float16: 2 };
 const CPU = 1;
 const KEPT = 4; // sets of buffers for steps of one shape, the latest ones
 

@@ -25,6 +25,7 @@ import { GRAPH, WEIGHTS, tensors } from "../spec.js";
 const TYPES = /** @type {Record<string, string>} */ ({
   float32: "float32",
   float16: "float16",
+  int8: "int8",
   int64: "int64",
   int32: "int32",
 });

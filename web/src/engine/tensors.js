@@ -7,6 +7,8 @@
 import { XLExportError, firstLine } from "../errors.js";
 import { stateShape, writesInPlace } from "../spec.js";
 
+const ARRAYS = { float32: Float32Array, float16: Uint16Array, int8: Int8Array };
+
 /** @typedef {import("./session.js").Step} Step */
 /** @typedef {{sets: any[][], turn: number, batch: number}} TensorState of some streams */
 
@@ -30,7 +32,7 @@ export class TensorEngine {
       this.spec.state.map((state) => {
         const shape = stateShape(state, batch);
         const size = shape.reduce((a, b) => a * b, 1);
-        const data = state.dtype === "float16" ? new Uint16Array(size) : new Float32Array(size);
+        const data = new ARRAYS[state.dtype](size);
         return new this.ort.Tensor(state.dtype, data, shape);
       });
     return { sets: Array.from({ length: sets }, set), turn: 0, batch };

@@ -19,6 +19,7 @@ const ITEM_BYTES = /** @type {Record<string, number>} */ ({
   "<i8": 8,
   "<i4": 4,
   "|b1": 1,
+  "|i1": 1,
 });
 const MOST_BYTES = 2 ** 32;
 

@@ -10,7 +10,7 @@ import { sha256 } from "./sha256.js";
  * @typedef {{arrays: Map<string, StoredArray>, metadata: Record<string, string>}} StoredArrays
  */
 
-const BYTES = /** @type {Record<string, number>} */ ({ I64: 8, F32: 4, F16: 2 });
+const BYTES = /** @type {Record<string, number>} */ ({ I64: 8, F32: 4, F16: 2, I8: 1 });
 const MOST_HEADER = 2 ** 26;
 
 /** @param {StoredArrays} stored @returns {Promise<Uint8Array>} */

@@ -1,0 +1,158 @@
+"""Memory in int8: the graph of standard operators against the naive memory in PyTorch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from click.testing import CliRunner
+
+from runtimes import check, open_session
+from runtimes.base.errors import ConfigError
+from runtimes.contract.spec import SPEC, load_spec
+from runtimes.contract.tensors import TensorFacts
+from tests.architectures import ARCHITECTURES
+from tests.streams import feed, rows
+from trainer.model.projected import append_in_bytes, through_bytes
+from trainer.run.checkpoint import load_run
+from trainer.run.session import ProjectedTorchSession
+from xl_export.artefact.export import export
+from xl_export.cli.main import main
+from xl_export.graph.bytes_memory import bytes_and_scales, widened
+from xl_export.graph.ops import Ops, graph_input
+
+
+def quantiser() -> onnxruntime.InferenceSession:
+    """Vectors [B, h, T, K] → their bytes, their scales, and the vectors as they are read again."""
+    op, fact = Ops(), TensorFacts(name="x", dtype="float32", shape=("batch", "2", "segment", "16"))
+    stored, scales = bytes_and_scales(op, x := graph_input(fact))
+    facts = (
+        dataclasses.replace(fact, name="bytes", dtype="int8"),
+        dataclasses.replace(fact, name="scales", shape=(*fact.shape[:-1], "1")),
+        dataclasses.replace(fact, name="again"),
+    )
+    model = op.model([x], [stored, scales, widened(op, stored, scales)], facts, opset=24)
+    return onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
+
+
+def test_the_graph_stores_what_the_naive_memory_stores() -> None:
+    draw = np.random.default_rng(5)
+    x = draw.normal(size=(2, 2, 400, 16)).astype(np.float32)
+    x *= (10.0 ** draw.uniform(-44, 37, (2, 2, 400, 1))).astype(np.float32)  # also below the normal numbers
+    x[0, 0, 0] = 0
+    x[0, 0, 1] = [127, -127, 0.5, 1.5, -0.5, -1.5, 2.5, *[0] * 9]  # two integers are equally near
+    stored, scales, again = quantiser().run(None, {"x": x})
+    assert np.array_equal(again, through_bytes(torch.from_numpy(x)).numpy())
+    assert stored.min() == -127
+    assert scales[0, 0, 0] == 0
+    assert stored[0, 0, 1, :7].tolist() == [127, -127, 0, 2, 0, -2, 2]
+    normal = (scales > 1e-37)[..., 0]
+    assert (np.abs(again - x) <= 0.5001 * scales)[normal].all()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_not_lost_in_the_bytes(wrong: float) -> None:
+    x = np.ones((1, 2, 3, 16), np.float32)
+    x[0, 1, 2, 7] = wrong
+    _, scales, again = quantiser().run(None, {"x": x})
+    assert np.isnan(again[0, 1, 2]).all()
+    assert np.isfinite(scales[0, 0]).all()
+    assert np.isfinite(again[0, 1, :2]).all()
+
+
+RULES: dict[str, dict[str, Any]] = {
+    "same-length": {},
+    "full": {"mask": "full"},
+    "zeros": {"initial_memory": "zeros"},
+}
+CASES = [
+    *[("transformer-xl", rule) for rule in RULES],
+    ("all-attention-groups", "same-length"),  # persistent vectors, and two memories in a layer
+    ("adaptive-softmax", "zeros"),
+    *[pytest.param(name, rule, marks=pytest.mark.slow) for name in ARCHITECTURES for rule in RULES],
+]
+
+
+@pytest.mark.parametrize(("name", "rule"), CASES)
+def test_it_computes_what_the_naive_memory_computes(
+    name: str, rule: str, make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    """Over several lengths of the memory; a row starts a new text on the way."""
+    run = make_run(**ARCHITECTURES[name])
+    own = dataclasses.replace(load_run(run).config.evaluation, **RULES[rule])
+    session = open_session(export(run, tmp_path / "artefact", rule=own, memory_precision="int8"))
+    trained = load_run(run)
+    naive = ProjectedTorchSession(
+        trained.model.eval(), trained.vocab, own, identity="naive", write=append_in_bytes
+    )
+    exact = ProjectedTorchSession(trained.model.eval(), trained.vocab, own, identity="exact")
+    cut, answers = [own.segment, 1, min(3, own.segment), own.segment, 1, own.segment], []
+    cut *= 2 + 4 * own.mem_len // sum(cut)
+    stream, half = rows(tokens, 2, sum(cut)), len(cut) // 2
+    for side in (session, naive, exact):
+        before, memory = feed(side, stream[:, : sum(cut[:half])], cut[:half], side.start(2))
+        memory.positions[0] = 0
+        answers.append(
+            np.concatenate([before, feed(side, stream[:, sum(cut[:half]) :], cut[half:], memory)[0]], axis=1)
+        )
+    apart, lost = (np.abs(answers[0] - answers[at]) for at in (1, 2))
+    assert apart.max() < 2e-3  # a value on the edge between two bytes may go either way
+    if own.mem_len and "per-layer" not in name:
+        assert lost.mean() > 10 * apart.mean()  # so what is equal is the memory in bytes
+
+
+def test_its_tensors_are_in_the_spec_and_take_half_of_halves(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run, command = make_run(head_dim=32), ["--segment", "8", "--memory-precision"]
+    said = [
+        CliRunner().invoke(main, ["export", str(run), "--out", str(tmp_path / name), *command, name]).output
+        for name in ("fp16", "int8")
+    ]
+    halves, in_bytes = (load_spec(tmp_path / name) for name in ("fp16", "int8"))
+    taken = f"{in_bytes.bytes_per_stream:,} bytes per stream for {in_bytes.fp32_bytes_per_stream:,}"
+    assert f"fp32 with int8 memory ({taken}) is not measured" in said[1]
+    shown = CliRunner().invoke(main, ["info", str(tmp_path / "int8")]).output
+    assert f"ring in int8, {taken} in fp32" in shown
+    named = [(state.past, state.present, state.dtype, state.shape) for state in in_bytes.state[:4]]
+    heads = in_bytes.state[0].shape[1]
+    slots = str(in_bytes.rule.slots)
+    whole, scales = ("batch", heads, slots, "32"), ("batch", heads, slots, "1")
+    assert named == [
+        ("past_key_values.0.key", "present.0.key", "int8", whole),
+        ("past_key_values.0.key_scale", "present.0.key_scale", "float32", scales),
+        ("past_key_values.0.value", "present.0.value", "int8", whole),
+        ("past_key_values.0.value_scale", "present.0.value_scale", "float32", scales),
+    ]
+    assert [tensor.name for tensor in in_bytes.inputs[2:6]] == [past for past, *_ in named]
+    assert {tensor.dtype for tensor in in_bytes.outputs[1:]} == {"int8", "float32"}
+    assert (in_bytes.bytes_per_stream - 8) / (halves.bytes_per_stream - 8) == (32 + 4) / 64
+    report = check(tmp_path / "int8")
+    assert report.passed
+    assert (report.tolerance, report.mean_tolerance) == (0.5, 0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"memory": "shift"}, "which only ring memory has, and the memory is shift; give fp16"),
+        ({"memory": "hidden"}, "which only ring memory has, and the memory is hidden; give fp16"),
+        ({"target": "web"}, "WebGPU has no numbers of 8 bits; give fp16"),
+        ({"target": "tensorrt"}, "leave it out"),
+        ({"exporter": "trace"}, "a traced step has no scales for it; give fp16"),
+    ],
+    ids=str,
+)
+def test_it_is_refused_where_it_cannot_be(
+    options: dict[str, Any], words: str, run: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        export(run, tmp_path / "artefact", memory_precision="int8", **options)
+    assert not (tmp_path / "artefact" / SPEC).exists()
