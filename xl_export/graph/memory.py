@@ -2,7 +2,8 @@
 
 `ring` and `shift` remember keys and values. The ring is written in place, at the slot of the token's
 position; the shift form appends the segment and drops what is oldest. `hidden` is the paper's own form: it
-remembers layer inputs, whose keys and values are computed again in each step.
+remembers layer inputs, whose keys and values are computed again in each step. A ring may be of bytes, with a
+scale for each key and value of a head, which is a memory tensor of its own.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from runtimes.contract.spec import Spec
 from runtimes.contract.tensors import SCALE, HeadGroup
 from trainer.model.config import ModelConfig
 from trainer.model.terms import ModelTerms
-from xl_export.graph.bytes_memory import bytes_and_scales, widened
 from xl_export.graph.layers import Layers, Weights
-from xl_export.graph.ops import graph_input
+from xl_export.graph.ops import Ops, graph_input
 from xl_export.graph.visibility import StepMask, make_mask
+
+MOST = np.float32(127)  # the largest byte; -128 is not used
 
 
 @dataclass(frozen=True)
@@ -175,3 +177,26 @@ class MemoryLayers(Layers):
         op = self.op
         size = op.Shape(x, start=axis, end=axis + 1)
         return op.Slice(x, op.Sub(size, op.constant(np.array([count]))), size, op.constant(np.array([axis])))
+
+
+def bytes_and_scales(op: Ops, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Returns vectors x [B, h, T, K] as int8, and their scales float32 [B, h, T, 1].
+
+    The scale of a vector is max |x| / 127, and its bytes are round(x / scale), of two that are equally near
+    the even one. What is not finite makes the scale not a number, so that it is not lost in the bytes.
+    `trainer.model.projected.through_bytes` says the same in PyTorch.
+    """
+    last, most = op.constant(np.array([3])), op.constant(MOST)
+    zero, one = op.constant(np.float32(0)), op.constant(np.float32(1))
+    largest = op.ReduceMax(op.Abs(x), last)
+    # A maximum may pass over NaN, and a sum does not: 0 times it is 0 for finite numbers, and NaN otherwise.
+    scale = op.Add(op.Div(largest, most), op.Mul(op.ReduceSum(x, last), zero))
+    divisor = op.Where(op.Equal(scale, zero), one, scale)
+    # A scale below the normal numbers has few bits, and a quotient may then be larger than 127.
+    rounded = op.Clip(op.Round(op.Div(x, divisor)), op.constant(-MOST), most)
+    return op.Cast(rounded, to=int(ir.DataType.INT8)), scale
+
+
+def widened(op: Ops, stored: ir.Value, scales: ir.Value) -> ir.Value:
+    """Returns the vectors [B, h, S, K] in float32, of bytes and their scales [B, h, S, 1]."""
+    return op.Mul(op.Cast(stored, to=int(ir.DataType.FLOAT)), scales)

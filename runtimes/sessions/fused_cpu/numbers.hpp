@@ -30,7 +30,7 @@ inline void copy(const int8_t* from, int64_t count, float* to) {
 }
 
 /// Stores a vector as bytes and returns their scale, which is max |x| / 127. What is not finite makes the
-/// scale not a number. `xl_export/graph/bytes_memory.py` says the same in standard operators.
+/// scale not a number. `xl_export/graph/memory.py` says the same in standard operators.
 inline float quantise(const float* from, int64_t count, int8_t* to) {
   vec most{}, zeros{};
   int64_t i = 0;

@@ -18,7 +18,15 @@ from click.testing import CliRunner
 
 from runtimes import open_session
 from runtimes.base.errors import ArtefactError, ConfigError, TextError
-from runtimes.contract.precision import LIMITS, TOLERANCES, Measured, Precision, sentence
+from runtimes.contract.precision import (
+    LIMITS,
+    MEMORY_LIMITS,
+    TOLERANCES,
+    Measured,
+    MemoryPrecision,
+    Precision,
+    sentence,
+)
 from runtimes.contract.spec import GRAPH, SPEC, VOCAB, WEIGHTS, load_spec, parse_spec
 from runtimes.contract.vocabulary import load_vocab
 from runtimes.sessions import fused_cpu
@@ -241,12 +249,19 @@ def test_the_command_says_what_was_measured_and_info_repeats_it(
         ), result.output
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8-stored", "int8", "int4"])
-def test_a_preset_that_misses_its_limit_says_so(precision: Precision) -> None:
+@pytest.mark.parametrize(
+    ("precision", "memory"),
+    [
+        *((name, "fp32") for name in ("fp16", "int8-stored", "int8", "int4")),
+        ("fp32", "fp16"),
+        ("fp32", "int8"),
+    ],
+)
+def test_a_preset_that_misses_its_limit_says_so(precision: Precision, memory: MemoryPrecision) -> None:
     measured = Measured(
         tokens=1000,
         bits_per_token=2.0,
-        fp32_bits_per_token=2.0 - LIMITS[precision] - 1e-3,
+        fp32_bits_per_token=2.0 - (LIMITS[precision] or MEMORY_LIMITS[memory]) - 1e-3,
         kl_nats=0.1,
         agreement=0.9,
         num_bytes=1,
@@ -254,9 +269,14 @@ def test_a_preset_that_misses_its_limit_says_so(precision: Precision) -> None:
         seconds_per_token=1e-3,
         fp32_seconds_per_token=2e-3,
     )
-    assert "BEYOND the limit" in sentence(precision, measured)
-    assert "within the limit" in sentence(precision, dataclasses.replace(measured, bits_per_token=1.9))
-    assert "too few tokens to judge" in sentence(precision, dataclasses.replace(measured, tokens=4))
+    for changed, words in (
+        ({}, "BEYOND the limit"),
+        ({"bits_per_token": 1.9}, "within the limit"),
+        ({"tokens": 4}, "too few tokens to judge"),
+    ):
+        said = sentence(precision, memory, dataclasses.replace(measured, **changed), stream=(1, 2))
+        assert words in said
+        assert (f"fp32 with {memory} memory: " in said) == (memory != "fp32")
 
 
 @pytest.mark.parametrize("figure", [float("nan"), float("inf"), 1e300, 10**400, -2])

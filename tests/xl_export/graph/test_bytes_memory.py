@@ -25,7 +25,7 @@ from trainer.run.checkpoint import load_run
 from trainer.run.session import ProjectedTorchSession
 from xl_export.artefact.export import export
 from xl_export.cli.main import main
-from xl_export.graph.bytes_memory import bytes_and_scales, widened
+from xl_export.graph.memory import bytes_and_scales, widened
 from xl_export.graph.ops import Ops, graph_input
 
 
