@@ -23,13 +23,8 @@ from runtimes import Session
 from runtimes.base.errors import UserError
 from tests.serve.streams.conftest import KEY, Advance, assert_same
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.streams.store import (
-    BusyStreamError,
-    NoStreamError,
-    StoreSettings,
-    StreamStore,
-    TooManyStreamsError,
-)
+from xl_export.serve.streams.facts import BusyStreamError, NoStreamError, StoreSettings, TooManyStreamsError
+from xl_export.serve.streams.store import StreamStore
 
 Open = Callable[..., StreamStore]
 

@@ -19,7 +19,8 @@ from runtimes.base.errors import UserError
 from tests.serve.streams.conftest import KEY, Advance, assert_same
 from tests.serve.streams.test_store import current, read
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.streams.store import StoreSettings, StreamStore
+from xl_export.serve.streams.facts import StoreSettings
+from xl_export.serve.streams.store import StreamStore
 
 # What changes something on a disk: the store is ended before and in the middle of each call of these.
 CALLS = ("mkdir", "rename", "replace", "link", "unlink", "rmdir", "pwrite", "ftruncate", "fsync")

@@ -15,6 +15,8 @@ from xl_export.serve.http.limits import Limits
 from xl_export.serve.http.log import Log
 from xl_export.serve.http.metrics import Metrics
 from xl_export.serve.http.models import Model, Source, on_thread
+from xl_export.serve.http.streams.stores import Stores
+from xl_export.serve.streams.facts import StoreSettings
 
 DRAIN = 600.0  # seconds that the requests of a replaced model have to end
 ON_SIGNAL = 3.0  # seconds that the engines have to end their tasks when the server stops
@@ -35,12 +37,14 @@ class Server:
         limits: Limits | None = None,
         read_keys: Callable[[], Keys] = lambda: NO_KEYS,
         state: Path | None = None,
+        stream_limits: StoreSettings | None = None,
         log: Log | None = None,
     ) -> None:
         self.sources = {source.name: source for source in sources}
         if len(self.sources) != len(sources):
             raise ConfigError("two models have one name; give each its own, as NAME=PATH.")
         self.limits, self.state = limits or Limits(), state
+        self._stream_limits = stream_limits or StoreSettings()
         self._read_keys, self.keys = read_keys, read_keys()
         self.log = log or Log(None)
         self.metrics = Metrics(self)
@@ -55,6 +59,9 @@ class Server:
 
     async def start(self) -> None:
         """Opens all models, one after the other."""
+        if self.state is not None:
+            stores = await asyncio.to_thread(Stores, self.state, self._stream_limits)
+            self.on_open.append(stores.attach)
         for name in self.sources:
             self.models[name] = await self._open(name)
 

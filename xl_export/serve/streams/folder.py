@@ -16,12 +16,12 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, UserError
-from runtimes.base.files import read_bytes, read_json, write_json
+from runtimes.base.files import open_file, read_bytes, read_json, write_json
 from runtimes.contract.session import Session
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.streams.snapshot import read_snapshot, write_snapshot
@@ -101,6 +101,10 @@ class StreamFolder:
     def read(self, session: Session, *, key: bytes) -> StreamState:
         """The stream in the snapshot; `appended` has to be fed to it, each as one task."""
         return read_snapshot(self._snapshot, session, key=key, name=f"the stored stream {self.path.name}")
+
+    def open_snapshot(self) -> BinaryIO:
+        """The file of the snapshot, open for reading; it stays readable when it is replaced."""
+        return open_file(self._snapshot)
 
     def append(self, tokens: np.ndarray) -> None:
         """Adds a line to the journal: it is there as a whole, or the operation is refused."""
@@ -199,7 +203,9 @@ def _appearing(path: Path, facts: dict[str, Any]) -> Iterator[Path]:
 
 
 def sweep(parent: Path) -> None:
-    """Removes the hidden folders that a kill left: streams that were never answered, or were deleted."""
+    """Removes what a kill left: streams that were never answered, or were deleted, and uploads."""
     for entry in list(os.scandir(parent)):
         if entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path, ignore_errors=True)
+        elif entry.name.endswith(".upload"):
+            os.unlink(entry.path)

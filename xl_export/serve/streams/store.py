@@ -13,79 +13,28 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-from runtimes.base.errors import ConfigError, UserError
+from runtimes.base.errors import UserError
 from runtimes.base.files import writing
 from runtimes.base.lock import only_writer
 from runtimes.contract.session import Session
 from xl_export.serve.core.state import StreamState
+from xl_export.serve.streams.facts import (
+    BusyStreamError,
+    ClosedStoreError,
+    StoreFacts,
+    StoreSettings,
+    StreamFacts,
+    TooManyStreamsError,
+    no_stream,
+)
 from xl_export.serve.streams.folder import StreamFolder, UnwritableError, sweep
-
-
-class NoStreamError(UserError):
-    """There is no stream of that name, or it is somebody else's."""
-
-
-class BusyStreamError(UserError):
-    """Another operation is using the stream."""
-
-
-class ClosedStoreError(UserError):
-    """The server has ended."""
-
-
-class TooManyStreamsError(UserError):
-    """A tenant has as many streams, or bytes of them, as it may have."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreSettings:
-    """The bounds of a store.
-
-    ram_bytes: of the states that stay in RAM while they are idle. streams, tenant_bytes: the most that one
-    tenant may have. replayed: of the tokens of appends, how many a stream may be ahead of its snapshot; so
-    many are fed again after a kill.
-    """
-
-    ram_bytes: int = 1 << 30
-    streams: int = 10_000
-    tenant_bytes: int = 1 << 36
-    replayed: int = 1024
-
-    def __post_init__(self) -> None:
-        for name in ("ram_bytes", "streams", "tenant_bytes", "replayed"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StreamFacts:
-    """What a client may know of its stream. created, used: seconds since 1970. in_ram: whether the next
-    operation need not read the disk. busy: whether an operation runs.
-    """
-
-    id: str
-    owner: str
-    position: int
-    created: float
-    used: float
-    in_ram: bool
-    busy: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreFacts:
-    """What a store holds and has done. ram_bytes: of idle states. read, written: whole snapshots."""
-
-    streams: int
-    in_ram: int
-    ram_bytes: int
-    read: int
-    written: int
+from xl_export.serve.streams.snapshot import read_snapshot
 
 
 @dataclass
@@ -149,6 +98,19 @@ class StreamStore:
             stream = self._add(name, owner, facts["created"], folder, state)
         self._make_room()
         return self._facts(stream)
+
+    @contextlib.contextmanager
+    def receiving(self) -> Iterator[Path]:
+        """A file in the folder of the store for a snapshot that arrives; it is gone when the block ends."""
+        path = self._path / f".{secrets.token_hex(12)}.upload"
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    def restore(self, owner: str, path: Path) -> StreamFacts:
+        """A new stream from the file of a snapshot; uses the disk. Raises as `read_snapshot` and `create`."""
+        return self.create(owner, read_snapshot(path, self._session, key=self._key))
 
     def fork(self, name: str, owner: str) -> StreamFacts:
         """A new stream in the state of another one, which goes on by itself; uses the disk a little."""
@@ -257,20 +219,28 @@ class StreamStore:
             busy=stream.busy,
         )
 
-    @contextlib.contextmanager
-    def _new(self, owner: str) -> Iterator[tuple[str, dict[str, object]]]:
-        """The name and the facts of a stream to be made, within the bounds of its owner."""
+    def refuse_more(self, owner: str, *, making: bool = False) -> None:
+        """Raises TooManyStreamsError where a tenant has as many streams as it may have.
+
+        making: whether one more is being made from now on.
+        """
         row = sum(tensor.num_bytes(batch=1) for tensor in self._session.state)
-        name = f"stream-{secrets.token_hex(12)}"
+        most = min(self._settings.streams, self._settings.tenant_bytes // max(row, 1))
         with self._lock:
             held = sum(stream.owner == owner for stream in self._streams.values()) + self._making[owner]
-            most = min(self._settings.streams, self._settings.tenant_bytes // max(row, 1))
             if held >= most:
                 raise TooManyStreamsError(
                     f"you have {held:,} streams of {row:,} bytes each, and may have {most:,}; delete some of "
                     "them, or save them as snapshots first."
                 )
-            self._making[owner] += 1
+            if making:
+                self._making[owner] += 1
+
+    @contextlib.contextmanager
+    def _new(self, owner: str) -> Iterator[tuple[str, dict[str, object]]]:
+        """The name and the facts of a stream to be made, within the bounds of its owner."""
+        name = f"stream-{secrets.token_hex(12)}"
+        self.refuse_more(owner, making=True)
         try:
             yield name, {"owner": owner, "created": time.time()}
         finally:
@@ -323,11 +293,6 @@ class StreamStore:
                     stream.state = None
 
 
-def no_stream(name: str) -> NoStreamError:
-    """The error for a stream that is not there, or belongs to somebody else."""
-    return NoStreamError(f"there is no stream {name!a:.60}; see GET /v1/streams for yours.")
-
-
 class Operation:
     """One operation on a stream, from `StreamStore.begin`. One thread at a time may use it."""
 
@@ -338,6 +303,11 @@ class Operation:
         """Lets others use the stream."""
         with self._store._lock:
             self.stream.busy = False
+
+    @property
+    def facts(self) -> StreamFacts:
+        """What is known of the stream, as it is once this operation has ended."""
+        return replace(self._store._facts(self.stream), busy=False)
 
     @property
     def is_loaded(self) -> bool:
@@ -389,6 +359,18 @@ class Operation:
             assert folder.position == state.position, (folder.position, state.position)
             self._hold(state)  # under the lock: whoever writes a snapshot now must not write an older state
         store._make_room()
+
+    def snapshot(self) -> BinaryIO:
+        """The snapshot of the stream as an open file, which stays what it is; `load` and what follows it come
+        first. Uses the disk.
+        """
+        with self.stream.lock:
+            if self.stream.folder.appended:
+                assert self.stream.state is not None
+                self._store._refuse_closed()
+                self.stream.folder.replace(self.stream.state, key=self._store._key)
+                self._store._written += 1
+            return self.stream.folder.open_snapshot()
 
     def _hold(self, state: StreamState) -> None:
         """Keeps the state in RAM, as the one that was used last."""

@@ -31,25 +31,30 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     continuous_usage_stats: bool = False
 
 
-class CompletionBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """How tokens are drawn. `null` is the default of every field."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    logit_bias: dict[int, float] | None = None
+    ignore_eos: bool | None = None
+
+
+class CompletionBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     """The fields of a request, with OpenAI's defaults. `null` is the default of every field."""
 
     prompt: str | list[str | int | list[int]]
     model: str | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     n: int | None = None
     best_of: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: int | None = None
     echo: bool | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    logit_bias: dict[int, float] | None = None
-    ignore_eos: bool | None = None
     user: str | None = None
     # Below are fields that are taken where they ask for nothing, and refused otherwise.
     suffix: str | None = None
@@ -135,7 +140,7 @@ def plan_of(body: CompletionBody, vocab: Vocab, limits: Limits) -> Plan:
             param="prompt",
             code="prompt_too_long",
         )
-    drawing = _drawing(body, vocab, max_tokens) if max_tokens else None
+    drawing = drawing_of(body, vocab, max_tokens) if max_tokens else None
     return Plan(
         prompts=prompts,
         texts=[prompt if isinstance(prompt, str) else None for prompt in listed],
@@ -171,7 +176,8 @@ def _encoded(vocab: Vocab, prompt: str | Sequence[int], number: int) -> np.ndarr
         raise RefusedError(str(error), param="prompt") from error
 
 
-def _drawing(body: CompletionBody, vocab: Vocab, max_tokens: int) -> Drawing:
+def drawing_of(body: SamplingFields, vocab: Vocab, max_tokens: int) -> Drawing:
+    """How so many tokens are drawn; raises RefusedError, with the field, for what cannot be served."""
     try:
         sampler = Sampler(
             temperature=1.0 if body.temperature is None else body.temperature,

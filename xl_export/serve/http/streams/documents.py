@@ -1,0 +1,107 @@
+"""What clients are told of a stream and of its tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from runtimes.contract.vocabulary import Vocab
+from xl_export.serve.core.task import Drawn, Fed, Likeliest
+from xl_export.serve.streams.facts import StreamFacts
+
+CONTEXT = 32  # tokens before a text that decide how its first token reads
+
+
+def facts_document(facts: StreamFacts, model: str) -> dict[str, Any]:
+    """A stream as it is now."""
+    return {
+        "id": facts.id,
+        "object": "stream",
+        "model": model,
+        "position": facts.position,
+        "created": int(facts.created),
+        "used": int(facts.used),
+        "in_memory": facts.in_ram,
+        "busy": facts.busy,
+    }
+
+
+class Told:
+    """Collects tokens with their texts and surprisals, in the order of the stream.
+
+    before: int64 [N], the tokens before the first one. surprisal: whether surprisals are wanted.
+    alternatives: how many of the likeliest tokens.
+    """
+
+    def __init__(self, vocab: Vocab, before: np.ndarray, *, surprisal: bool, alternatives: int) -> None:
+        self._vocab, self._surprisal, self._alternatives = vocab, surprisal, alternatives
+        self._decode = vocab.decoder()
+        for token in before[-CONTEXT:].tolist():
+            self._decode(token)
+        self._last = int(before[-1]) if len(before) else None
+        self._tokens: list[int] = []
+        self._texts: list[str] = []
+        self._bits: list[float | None] = []
+        self._likeliest: list[list[dict[str, Any]] | None] = []
+        self._appended = 0
+        self.total_bits, self.count = 0.0, 0
+
+    def feed(self, tokens: np.ndarray, fed: Fed) -> None:
+        """A piece of tokens that was fed."""
+        count = len(tokens)
+        known = [math.nan] * count if fed.log_probs is None else fed.log_probs.tolist()
+        for at, (token, log_prob) in enumerate(zip(tokens.tolist(), known, strict=True)):
+            self._add(token, log_prob, fed.likeliest, at)
+        self._appended += count
+
+    def draw(self, drawn: Drawn) -> None:
+        """A token that was drawn."""
+        log_prob = math.nan if drawn.log_prob is None else drawn.log_prob
+        self._add(drawn.token, log_prob, drawn.likeliest, 0)
+
+    def take(self) -> dict[str, Any]:
+        """What was added since the last call. The first `appended` tokens were fed, the others drawn."""
+        document: dict[str, Any] = {
+            "appended": self._appended,
+            "tokens": self._tokens,
+            "texts": self._texts,
+        }
+        if self._surprisal:
+            document["bits"] = self._bits
+        if self._alternatives:
+            document["likeliest"] = self._likeliest
+        self._tokens, self._texts, self._bits, self._likeliest, self._appended = [], [], [], [], 0
+        return document
+
+    def _add(self, token: int, log_prob: float, likeliest: Likeliest | None, at: int) -> None:
+        named = None
+        if self._alternatives and likeliest is not None:
+            named = self._named(likeliest.ids[at], likeliest.log_probs[at])
+        bits = None if math.isnan(log_prob) else -log_prob / math.log(2)
+        self._tokens.append(token)
+        self._texts.append(self._decode(token))
+        self._bits.append(bits)
+        self._likeliest.append(named)
+        self._last = token
+        if bits is not None:
+            self.total_bits += bits
+            self.count += 1
+
+    def _named(self, ids: np.ndarray, log_probs: np.ndarray) -> list[dict[str, Any]] | None:
+        """The likeliest tokens at one place; None where nothing comes before it."""
+        if math.isnan(log_probs[0]):
+            return None
+        pairs = zip(ids[: self._alternatives].tolist(), log_probs[: self._alternatives].tolist(), strict=True)
+        return [
+            {"token": token, "text": self._text(token), "bits": -log_prob / math.log(2)}
+            for token, log_prob in pairs
+        ]
+
+    def _text(self, token: int) -> str:
+        """What a token would have added to the text here."""
+        decode = self._vocab.decoder()
+        if self._last is not None:
+            decode(self._last)
+        return decode(token)

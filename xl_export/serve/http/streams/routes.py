@@ -1,0 +1,208 @@
+"""`/v1/streams`: create, append, continue, fork, rewind, snapshot, restore, list, delete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+from starlette.background import BackgroundTask
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+
+from xl_export.serve.http.answering import Answering, Channel, event
+from xl_export.serve.http.errors import ClientLeftError, RefusedError
+from xl_export.serve.http.limits import read_json
+from xl_export.serve.http.models import Model
+from xl_export.serve.http.operation import json
+from xl_export.serve.http.server import Server, tenant_of
+from xl_export.serve.http.streams.bodies import AppendBody, ContinueBody, CreateBody, NoBody, RewindBody
+from xl_export.serve.http.streams.documents import facts_document
+from xl_export.serve.http.streams.socket import conversation
+from xl_export.serve.http.streams.stores import answered, store_of
+from xl_export.serve.http.streams.work import StreamWork, found
+from xl_export.serve.streams.snapshot import most_snapshot_bytes, too_large
+
+CREATE, APPEND = msgspec.json.Decoder(CreateBody), msgspec.json.Decoder(AppendBody)
+CONTINUE, REWIND = msgspec.json.Decoder(ContinueBody), msgspec.json.Decoder(RewindBody)
+NOTHING = msgspec.json.Decoder(NoBody | None)
+BLOCK = 1 << 20  # bytes of a snapshot that are read or written at once
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    """The routes of streams."""
+    there = _Routes(server)
+    one = "/v1/streams/{id}"
+    return [
+        Route("/v1/streams", there.create, methods=["POST"]),
+        Route("/v1/streams", there.list, methods=["GET"]),
+        Route("/v1/streams/restore", there.restore, methods=["POST"]),
+        Route(one, there.facts, methods=["GET"]),
+        Route(one, there.delete, methods=["DELETE"]),
+        Route(f"{one}/append", there.append, methods=["POST"]),
+        Route(f"{one}/continue", there.continue_, methods=["POST"]),
+        Route(f"{one}/rewind", there.rewind, methods=["POST"]),
+        Route(f"{one}/fork", there.fork, methods=["POST"]),
+        Route(f"{one}/snapshot", there.snapshot, methods=["GET"]),
+        WebSocketRoute(f"{one}/ws", lambda socket: conversation(server, socket)),
+    ]
+
+
+class _Routes:
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def create(self, request: Request) -> Response:
+        self._server.refuse_when_full()
+        body = await read_json(request, self._server.limits, CREATE)
+        work = self._work(request, self._server.model(body.model))
+        return self._answer(work, lambda: work.create(body), status=201)
+
+    async def append(self, request: Request) -> Response:
+        self._server.refuse_when_full()
+        body = await read_json(request, self._server.limits, APPEND)
+        work, name = self._found(request)
+        return self._answer(work, lambda: work.append(name, body))
+
+    async def continue_(self, request: Request) -> Response:
+        self._server.refuse_when_full()
+        body = await read_json(request, self._server.limits, CONTINUE)
+        work, name = self._found(request)
+        if not body.stream:
+            return self._answer(work, lambda: work.continue_(name, body))
+
+        async def run(channel: Channel) -> None:
+            async def each(document: dict[str, Any]) -> None:
+                await channel.events(event(document))
+
+            end = await work.lasting(work.continue_(name, body, each))
+            await channel.events(event(end))
+            await channel.end()
+
+        return Answering(run, stalled=self._server.limits.stalled_seconds)
+
+    async def rewind(self, request: Request) -> Response:
+        body = await read_json(request, self._server.limits, REWIND)
+        work, name = self._found(request)
+        return self._answer(work, lambda: work.rewind(name, body.tokens))
+
+    async def fork(self, request: Request) -> Response:
+        await _no_body(request, self._server)
+        work, name = self._found(request)
+        return self._answer(work, lambda: work.fork(name), status=201)
+
+    async def list(self, request: Request) -> Response:
+        """The streams of the client; of one model, where `model` is given."""
+        tenant, wanted = tenant_of(request).name, request.query_params.get("model")
+        models = [self._server.model(wanted)] if wanted else self._server.models.values()
+        found, seen = [], set()
+        for model in models:
+            store = store_of(model)
+            if id(store) not in seen:  # models of one artefact share it
+                seen.add(id(store))
+                found += [facts_document(facts, model.name) for facts in store.list(tenant)]
+        return json({"object": "list", "data": found})
+
+    async def facts(self, request: Request) -> Response:
+        model, name = found(self._server, request.path_params["id"], tenant_of(request).name)
+        with answered():
+            facts = store_of(model).facts(name, tenant_of(request).name)
+        return json(facts_document(facts, model.name))
+
+    async def delete(self, request: Request) -> Response:
+        tenant = tenant_of(request).name
+        model, name = found(self._server, request.path_params["id"], tenant)
+        with answered():
+            await asyncio.to_thread(store_of(model).delete, name, tenant)
+        return json({"id": name, "object": "stream", "deleted": True})
+
+    async def snapshot(self, request: Request) -> Response:
+        """The stream as a signed file."""
+        work, name = self._found(request)
+        file: BinaryIO = await work.lasting(work.snapshot(name))
+        size = file.seek(0, 2)
+        file.seek(0)
+        headers = {
+            "content-length": str(size),
+            "content-disposition": f'attachment; filename="{name}.stream"',
+            "cache-control": "no-store",
+        }
+        kind = "application/octet-stream"
+        return StreamingResponse(
+            _blocks(file), media_type=kind, headers=headers, background=BackgroundTask(file.close)
+        )
+
+    async def restore(self, request: Request) -> Response:
+        """A new stream from a signed file."""
+        model, tenant = self._server.model(request.query_params.get("model")), tenant_of(request).name
+        store = store_of(model)
+        most = most_snapshot_bytes(model.session)
+        with model.in_use(), store.receiving() as path, answered():
+            await _received(request, path, most, self._server.limits.body_seconds)
+            facts = await asyncio.to_thread(store.restore, tenant, path)
+        return json(facts_document(facts, model.name), 201)
+
+    def _work(self, request: Request, model: Model) -> StreamWork:
+        return StreamWork(model, tenant_of(request).name, self._server.limits)
+
+    def _found(self, request: Request) -> tuple[StreamWork, str]:
+        """The work on the stream that the path names."""
+        model, name = found(self._server, request.path_params["id"], tenant_of(request).name)
+        return self._work(request, model), name
+
+    def _answer(self, work: StreamWork, do: Callable[[], Any], *, status: int = 200) -> Response:
+        async def run(channel: Channel) -> None:
+            await channel.document(await work.lasting(do()), status)
+
+        return Answering(run, stalled=self._server.limits.stalled_seconds)
+
+
+async def _no_body(request: Request, server: Server) -> None:
+    """Raises RefusedError for a body that asks for something."""
+    if request.headers.get("content-length", "0") != "0":
+        await read_json(request, server.limits, NOTHING)
+
+
+async def _received(request: Request, path: Path, most: int, seconds: float) -> None:
+    """Writes the body to a file; raises RefusedError for more than `most` bytes as soon as that is known."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > most:  # nothing of it is read
+        raise _too_large(int(declared), most)
+
+    async def receive() -> None:
+        size = 0
+        with open(path, "xb") as file:
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise _too_large(size, most)
+                await asyncio.to_thread(file.write, part)
+
+    try:
+        await asyncio.wait_for(receive(), seconds * (1 + (most >> 26)))
+    except asyncio.TimeoutError:
+        raise RefusedError(
+            "the snapshot did not arrive in time; send it faster.", status=408, code="timeout", closes=True
+        ) from None
+    except ClientDisconnect:
+        raise ClientLeftError from None
+    except OSError as error:
+        raise RefusedError(
+            f"the server could not write the snapshot ({error.strerror}); ask its operator for space.",
+            status=507,
+            code="disk_full",
+            closes=True,
+        ) from error
+
+
+def _too_large(size: int, most: int) -> RefusedError:
+    message = too_large("the snapshot", size, most)
+    return RefusedError(message, status=413, code="body_too_large", closes=True)
+
+
+async def _blocks(file: BinaryIO) -> AsyncIterator[bytes]:
+    while block := await asyncio.to_thread(file.read, BLOCK):
+        yield block

@@ -1,0 +1,150 @@
+"""One stream over one WebSocket: messages of JSON, one operation after the other.
+
+A message is an object with `op` (`append`, `continue`, `rewind`, `fork`, `facts`, `cancel`), the fields of
+that operation, and `tag`, which comes back with each answer. Answers have `event`: `chunk` while a stream
+goes on, `end` with the result, or `error`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from runtimes.base.errors import UserError
+from xl_export.serve.http.errors import RefusedError
+from xl_export.serve.http.limits import decoding_error
+from xl_export.serve.http.models import Model
+from xl_export.serve.http.server import Server, tenant_of
+from xl_export.serve.http.streams.bodies import AppendBody, ContinueBody, NoBody, RewindBody
+from xl_export.serve.http.streams.documents import facts_document
+from xl_export.serve.http.streams.stores import answered, store_of
+from xl_export.serve.http.streams.work import StreamWork, found
+
+WAITING = 8  # messages that wait for the operation before them; no more are read from the connection
+BODIES: dict[str, type[msgspec.Struct]] = {
+    "append": AppendBody,
+    "continue": ContinueBody,
+    "rewind": RewindBody,
+    "fork": NoBody,
+    "facts": NoBody,
+    "cancel": NoBody,
+}
+TOO_SLOW, GOING_AWAY, NOT_JSON = 1008, 1001, 1003  # codes with which a connection is closed
+
+
+async def conversation(server: Server, socket: WebSocket) -> None:
+    """Serves one connection until its client leaves, or takes nothing for too long."""
+    tenant = tenant_of(socket).name
+    model, name = found(server, socket.path_params["id"], tenant)
+    offered = [each for each in socket.scope.get("subprotocols", ()) if each == "xl-export"]
+    await socket.accept(offered[0] if offered else None)
+    with model.in_use():
+        await Conversation(server, socket, model, name, tenant).run()
+
+
+class Conversation:
+    """The messages of one connection. A connection that does nothing holds no row."""
+
+    def __init__(self, server: Server, socket: WebSocket, model: Model, name: str, tenant: str) -> None:
+        self._server, self._socket, self._model = server, socket, model
+        self._name, self._tenant = name, tenant
+        self._messages: asyncio.Queue[tuple[Any, str, Any]] = asyncio.Queue(WAITING)
+        self._work: StreamWork | None = None
+
+    async def run(self) -> None:
+        """Reads messages and answers them, until either has ended."""
+        reading = asyncio.ensure_future(self._read())
+        answering = asyncio.ensure_future(self._answer())
+        try:
+            await asyncio.wait((reading, answering), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (reading, answering):
+                task.cancel()
+            results = await asyncio.gather(reading, answering, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception) and not isinstance(result, WebSocketDisconnect | RuntimeError):
+                raise result
+
+    async def _read(self) -> None:
+        """Puts messages into the queue, but for `cancel`, which is obeyed at once."""
+        while True:
+            message = await self._socket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            tag: Any = None
+            try:
+                data = message.get("text")
+                fields = msgspec.json.decode(message["bytes"] if data is None else data)
+                if not isinstance(fields, dict):
+                    raise RefusedError('a message is no JSON object; send {"op": …}.')
+                tag, op = fields.pop("tag", None), fields.pop("op", None)
+                if op not in BODIES:
+                    known = ", ".join(BODIES)
+                    raise RefusedError(f"op is {op!r:.40}; expected one of {known}.", param="op")
+                body = msgspec.convert(fields, BODIES[op])
+            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+                await self._send(tag, "error", refused(RefusedError(decoding_error(error))))
+            except RefusedError as error:
+                await self._send(tag, "error", refused(error))
+            else:
+                if op == "cancel":
+                    if self._work is not None:
+                        self._work.leave()
+                else:
+                    await self._messages.put((tag, op, body))
+
+    async def _answer(self) -> None:
+        """Does what the messages ask for, one after the other."""
+        while True:
+            tag, op, body = await self._messages.get()
+            try:
+                document = await self._do(tag, op, body)
+            except (RefusedError, UserError) as error:
+                refusal = error if isinstance(error, RefusedError) else RefusedError(str(error))
+                await self._send(tag, "error", refused(refusal))
+            else:
+                await self._send(tag, "end", document)
+
+    async def _do(self, tag: Any, op: str, body: Any) -> dict[str, Any]:
+        if op == "facts":
+            with answered():
+                return facts_document(store_of(self._model).facts(self._name, self._tenant), self._model.name)
+        self._server.refuse_when_full()
+
+        async def each(document: dict[str, Any]) -> None:
+            await self._send(tag, "chunk", document)
+
+        work = self._work = StreamWork(self._model, self._tenant, self._server.limits)
+        coroutine = {
+            "append": lambda: work.append(self._name, body),
+            "continue": lambda: work.continue_(self._name, body, each),
+            "rewind": lambda: work.rewind(self._name, body.tokens),
+            "fork": lambda: work.fork(self._name),
+        }[op]()
+        try:
+            return await work.lasting(coroutine)
+        finally:
+            self._work = None
+
+    async def _send(self, tag: Any, event: str, document: dict[str, Any]) -> None:
+        """Sends one answer; waits while the client does not read, and then closes the connection."""
+        text = msgspec.json.encode({"tag": tag, "event": event, **document}).decode()
+        try:
+            await asyncio.wait_for(self._socket.send_text(text), self._server.limits.stalled_seconds)
+        except asyncio.TimeoutError:
+            with contextlib.suppress(asyncio.TimeoutError, RuntimeError):
+                await asyncio.wait_for(self._socket.close(TOO_SLOW), 1)
+            raise WebSocketDisconnect(TOO_SLOW) from None
+
+
+def refused(refusal: RefusedError) -> dict[str, Any]:
+    """A refusal as a part of an answer."""
+    document = msgspec.json.decode(refusal.body())
+    if refusal.retry_after is not None:
+        document["retry_after"] = refusal.retry_after
+    assert isinstance(document, dict)
+    return document

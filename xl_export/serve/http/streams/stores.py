@@ -1,0 +1,106 @@
+"""The stores of the models of a server. Models of one artefact share one, also before and after a reload."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from runtimes.base.errors import UserError
+from xl_export.serve.http.errors import RefusedError
+from xl_export.serve.http.models import Model
+from xl_export.serve.streams.facts import (
+    BusyStreamError,
+    ClosedStoreError,
+    NoStreamError,
+    StoreSettings,
+    TooManyStreamsError,
+)
+from xl_export.serve.streams.folder import UnwritableError
+from xl_export.serve.streams.snapshot import server_key
+from xl_export.serve.streams.store import StreamStore
+
+ATTACHED = "streams"  # the name under which a model has its store
+# Of each error: the status of HTTP, and a word for programs.
+ANSWERS: tuple[tuple[type[UserError], int, str], ...] = (
+    (NoStreamError, 404, "stream_not_found"),
+    (BusyStreamError, 409, "stream_busy"),
+    (TooManyStreamsError, 403, "too_many_streams"),
+    (UnwritableError, 507, "disk_full"),
+    (ClosedStoreError, 503, "stopping"),
+)
+
+
+class Stores:
+    """Opens the store of each artefact once, and closes it with the last model that uses it."""
+
+    def __init__(self, folder: Path, settings: StoreSettings) -> None:
+        """folder: for everything that outlives the server; it is made where there is none."""
+        self._folder, self._settings, self._key = folder / "streams", settings, server_key(folder)
+        self._lock = threading.Lock()
+        self._open: dict[str, tuple[StreamStore, int]] = {}
+
+    def attach(self, model: Model) -> None:
+        """Gives a model that was opened its store; called on a thread."""
+        identity = model.session.identity
+        with self._lock:
+            store, users = self._open.get(identity, (None, 0))
+            if store is None:
+                store = StreamStore(self._folder, model.session, key=self._key, settings=self._settings)
+            self._open[identity] = store, users + 1
+        model.attached[ATTACHED] = Attached(store, self, identity)
+
+    def detach(self, identity: str) -> None:
+        """One model less uses the store of an artefact."""
+        with self._lock:
+            store, users = self._open[identity]
+            if users > 1:
+                self._open[identity] = store, users - 1
+                return
+            store.close(within=2.0)
+            del self._open[identity]
+
+
+class Attached:
+    """The store of one model; `close` is called once its engine has stopped."""
+
+    def __init__(self, store: StreamStore, stores: Stores, identity: str) -> None:
+        self.store, self._stores, self._identity = store, stores, identity
+
+    def close(self) -> None:
+        """Lets the store be closed when no other model uses it."""
+        self._stores.detach(self._identity)
+
+    def figures(self) -> Iterator[tuple[str, str, float]]:
+        """Name, meaning and value of each figure, for `/metrics`."""
+        facts = self.store.totals
+        yield "streams", "Streams that are kept.", facts.streams
+        yield "streams_in_memory", "Streams whose state is in memory.", facts.in_ram
+        yield "streams_memory_bytes", "Bytes of these states.", facts.ram_bytes
+        yield "stream_snapshots_read_total", "Snapshots that were read from the disk.", facts.read
+        yield "stream_snapshots_written_total", "Snapshots that were written to the disk.", facts.written
+
+
+def store_of(model: Model) -> StreamStore:
+    """The store of a model; raises RefusedError where the server keeps no streams."""
+    attached = model.attached.get(ATTACHED)
+    if attached is None:
+        raise RefusedError(
+            "this server keeps no streams; start it with --state FOLDER.", status=501, code="no_streams"
+        )
+    assert isinstance(attached, Attached)
+    return attached.store
+
+
+@contextlib.contextmanager
+def answered() -> Iterator[None]:
+    """Turns errors of a store into refusals with their status."""
+    try:
+        yield
+    except UserError as error:
+        for kind, status, code in ANSWERS:
+            if isinstance(error, kind):
+                after = 1.0 if kind is BusyStreamError else None
+                raise RefusedError(str(error), status=status, code=code, retry_after=after) from error
+        raise

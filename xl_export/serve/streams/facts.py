@@ -1,0 +1,74 @@
+"""What a store of streams is told, tells, and refuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtimes.base.errors import ConfigError, UserError
+
+
+class NoStreamError(UserError):
+    """There is no stream of that name, or it is somebody else's."""
+
+
+class BusyStreamError(UserError):
+    """Another operation is using the stream."""
+
+
+class ClosedStoreError(UserError):
+    """The server has ended."""
+
+
+class TooManyStreamsError(UserError):
+    """A tenant has as many streams, or bytes of them, as it may have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSettings:
+    """The bounds of a store.
+
+    ram_bytes: of the states that stay in RAM while they are idle. streams, tenant_bytes: the most that one
+    tenant may have. replayed: of the tokens of appends, how many a stream may be ahead of its snapshot; so
+    many are fed again after a kill.
+    """
+
+    ram_bytes: int = 1 << 30
+    streams: int = 10_000
+    tenant_bytes: int = 1 << 36
+    replayed: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("ram_bytes", "streams", "tenant_bytes", "replayed"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamFacts:
+    """What a client may know of its stream. created, used: seconds since 1970. in_ram: whether the next
+    operation need not read the disk. busy: whether an operation runs.
+    """
+
+    id: str
+    owner: str
+    position: int
+    created: float
+    used: float
+    in_ram: bool
+    busy: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreFacts:
+    """What a store holds and has done. ram_bytes: of idle states. read, written: whole snapshots."""
+
+    streams: int
+    in_ram: int
+    ram_bytes: int
+    read: int
+    written: int
+
+
+def no_stream(name: str) -> NoStreamError:
+    """The error for a stream that is not there, or belongs to somebody else."""
+    return NoStreamError(f"there is no stream {name!a:.60}; see GET /v1/streams for yours.")
