@@ -23,6 +23,7 @@ from xl_export.serve.http.keys import ANYBODY, Tenant
 from xl_export.serve.http.openai import completions, refused, score, tokens
 from xl_export.serve.http.openai.description import description
 from xl_export.serve.http.server import Server
+from xl_export.serve.http.streams import routes as streams
 
 # Paths that need no key: what a load balancer asks for, and the description of the others.
 OPEN_PATHS = ("/health", "/ready", "/openapi.json")
@@ -38,6 +39,7 @@ def routes(server: Server) -> list[BaseRoute]:
         *completions.routes(server),
         *tokens.routes(server),
         *score.routes(server),
+        *streams.routes(server),
         *refused.routes(server),
         Route("/openapi.json", _described),
     ]

@@ -67,10 +67,13 @@ class Attached:
 
     def __init__(self, store: StreamStore, stores: Stores, identity: str) -> None:
         self.store, self._stores, self._identity = store, stores, identity
+        self._closed = False
 
     def close(self) -> None:
-        """Lets the store be closed when no other model uses it."""
-        self._stores.detach(self._identity)
+        """Lets the store be closed when no other model uses it; a second call does nothing."""
+        closed, self._closed = self._closed, True
+        if not closed:
+            self._stores.detach(self._identity)
 
     def figures(self) -> Iterator[tuple[str, str, float]]:
         """Name, meaning and value of each figure, for `/metrics`."""

@@ -1,0 +1,100 @@
+"""Servers that keep streams, and a client of one stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.serve.http.conftest import Running, running, sources
+
+from runtimes import Session
+from xl_export.serve.http.limits import Limits
+from xl_export.serve.streams.facts import StoreSettings
+
+LIMITS = Limits(body_bytes=1 << 16, prompt_tokens=4000, max_tokens=2000, choices=16, texts=50)
+Keeping = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def keeping(artefacts: dict[str, Path]) -> Keeping:
+    """`keeping(folder, …)` → a server of the small model that keeps its streams there, as a context."""
+
+    @contextmanager
+    def keep(
+        folder: Path, *, rows: int = 4, store: StoreSettings | None = None, **options: Any
+    ) -> Iterator[Running]:
+        opened = sources(("tiny", artefacts["ring"]), rows=rows)
+        with running(opened, limits=LIMITS, state=folder, stream_limits=store, **options) as server:
+            yield server
+
+    return keep
+
+
+@pytest.fixture(scope="session")
+def kept(keeping: Keeping, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One server for all tests that do not restart it."""
+    with keeping(tmp_path_factory.mktemp("state")) as server:
+        yield server
+
+
+class Stream:
+    """A client of one stream; every answer must be a success."""
+
+    def __init__(self, server: Running, name: str) -> None:
+        self.server, self.name = server, name
+
+    @property
+    def path(self) -> str:
+        return f"/v1/streams/{self.name}"
+
+    def post(self, what: str, body: object = None) -> Any:
+        answer = self.server.post(f"{self.path}/{what}", body if body is not None else {})
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def append(self, tokens: np.ndarray, **fields: Any) -> Any:
+        return self.post("append", {"tokens": tokens.tolist(), **fields})
+
+    def continue_(self, count: int, **fields: Any) -> Any:
+        return self.post("continue", {"max_tokens": count, **fields})
+
+    def fork(self) -> Stream:
+        return Stream(self.server, self.post("fork")["id"])
+
+    def snapshot(self) -> bytes:
+        answer = self.server.get(f"{self.path}/snapshot")
+        assert answer.is_success, answer.text
+        return answer.content
+
+    def on(self, server: Running) -> Stream:
+        """The same stream on another server, or the same one after a restart."""
+        return Stream(server, self.name)
+
+
+def created(server: Running, tokens: np.ndarray | None = None, **fields: Any) -> Stream:
+    """A new stream, which has been fed the tokens."""
+    answer = server.post("/v1/streams", {} if tokens is None else {"tokens": tokens.tolist(), **fields})
+    assert answer.status_code == 201, answer.text
+    return Stream(server, answer.json()["stream"]["id"])
+
+
+def restored(server: Running, content: bytes) -> httpx.Response:
+    """The answer to an upload of a snapshot."""
+    return httpx.post(f"{server.at}/v1/streams/restore", content=content, timeout=60)
+
+
+def straight(session: Session, tokens: np.ndarray) -> np.ndarray:
+    """Bits of each token but the first, computed by the session alone."""
+    memory, found = session.start(1), []
+    for at in range(0, len(tokens) - 1, session.rule.segment):
+        piece = tokens[at : at + session.rule.segment]
+        targets = tokens[at + 1 : at + 1 + session.rule.segment]
+        log_probs, memory = session.score(piece[: len(targets)][None], targets[None], memory)
+        found.append(log_probs[0])
+    bits: np.ndarray = -np.concatenate(found) / np.log(2)
+    return bits

@@ -1,0 +1,159 @@
+"""The same over a WebSocket: one stream, messages of JSON, clients that vanish."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.serve.http.conftest import Running
+
+from tests.serve.http.streams.conftest import Stream, created
+
+sync = pytest.importorskip("websockets.sync.client", reason="the package websockets is not installed")
+
+
+class Talk:
+    """A connection to a stream."""
+
+    def __init__(self, stream: Stream) -> None:
+        address = f"ws://127.0.0.1:{stream.server.port}{stream.path}/ws"
+        self._connecting = sync.connect(address, compression=None, open_timeout=60)
+        self.connection = self._connecting.__enter__()
+
+    def __enter__(self) -> Talk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connecting.__exit__(None, None, None)
+
+    def say(self, op: str, tag: object = None, **fields: Any) -> None:
+        self.connection.send(json.dumps({"op": op, "tag": tag, **fields}))
+
+    def hear(self) -> dict[str, Any]:
+        message: dict[str, Any] = json.loads(self.connection.recv(timeout=60))
+        return message
+
+    def ask(self, op: str, **fields: Any) -> dict[str, Any]:
+        """The last answer to an operation; the chunks before it are in its `chunks`."""
+        self.say(op, **fields)
+        chunks = []
+        while (answer := self.hear())["event"] == "chunk":
+            chunks.append(answer)
+        return {**answer, "chunks": chunks}
+
+
+def until_idle(stream: Stream) -> int:
+    """The position of the stream, once no operation runs any more."""
+    end = time.monotonic() + 60
+    while (facts := stream.server.get(stream.path).json())["busy"]:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    position: int = facts["position"]
+    return position
+
+
+def test_the_socket_says_what_http_says(kept: Running, tokens: np.ndarray) -> None:
+    stream, other = created(kept), created(kept)
+    fields = {"max_tokens": 40, "seed": 5, "ignore_eos": True}
+    with Talk(stream) as talk:
+        answer = talk.ask("append", tokens=tokens[:30].tolist(), tag="a")
+        expected = other.append(tokens[:30])
+        assert (answer["tag"], answer["event"]) == ("a", "end")
+        assert answer["bits"] == expected["bits"]
+        answer, expected = talk.ask("continue", **fields), other.post("continue", fields)
+        drawn = [token for chunk in [*answer["chunks"], answer] for token in chunk["tokens"]]
+        assert drawn == expected["tokens"]
+        assert "".join(chunk["text"] for chunk in [*answer["chunks"], answer]) == expected["text"]
+        assert len(answer["chunks"]) > 3
+        assert talk.ask("rewind", tokens=2)["position"] == 68
+        assert talk.ask("facts")["position"] == 68
+        fork = Stream(kept, talk.ask("fork")["id"])
+        assert fork.append(tokens[:3])["bits"] == talk.ask("append", tokens=tokens[:3].tolist())["bits"]
+
+
+def test_what_is_wrong_is_answered_and_the_connection_stays(kept: Running) -> None:
+    stream = created(kept)
+    with Talk(stream) as talk:
+        for message, word in [
+            ("{", "not JSON"),
+            ("[1]", "no JSON object"),
+            ('{"op": "sing"}', "'sing'"),
+            ('{"op": "append", "colour": 1}', "'colour'"),
+            ('{"op": "append", "tokens": [1e9]}', "does not fit"),
+            ('{"op": "append", "tokens": [100000]}', "outside the vocabulary"),
+            ('{"op": "rewind", "tokens": 3, "tag": [7]}', "can take back 0 to 0"),
+            ("[" * 100_000, "JSON"),
+        ]:
+            talk.connection.send(message)
+            answer = talk.hear()
+            assert answer["event"] == "error"
+            assert word in answer["error"]["message"]
+        assert talk.ask("append", tokens=[1])["stream"]["position"] == 1
+        kept_busy = kept.server.models["tiny"].engine.facts
+        assert kept_busy.decoding == kept_busy.prompts == 0
+
+
+def test_cancel_ends_what_runs_and_tells_where_the_stream_is(kept: Running, tokens: np.ndarray) -> None:
+    stream = created(kept, tokens[:5])
+    with Talk(stream) as talk:
+        talk.say("continue", tag=1, max_tokens=2000, ignore_eos=True)
+        heard = [talk.hear()]
+        talk.say("cancel")
+        while heard[-1]["event"] == "chunk":
+            heard.append(talk.hear())
+        assert heard[-1]["finish_reason"] == "cancelled"
+        drawn = sum(len(each["tokens"]) for each in heard)
+        assert 0 < drawn < 2000
+        position = heard[-1]["stream"]["position"]
+        assert position - 5 in (drawn, drawn - 1), "the last token may not have been fed"
+        assert talk.ask("facts")["position"] == position
+
+
+def test_a_connection_that_breaks_gives_its_row_back(kept: Running, tokens: np.ndarray) -> None:
+    stream = created(kept, tokens[:5])
+    talk = Talk(stream)
+    talk.say("continue", max_tokens=2000, ignore_eos=True)
+    talk.hear()
+    talk.connection.socket.shutdown(socket.SHUT_RDWR)
+    assert 5 < until_idle(stream) < 2005
+    facts = kept.server.models["tiny"].engine.facts
+    assert facts.decoding == facts.prompts == facts.waiting == 0
+    assert stream.append(tokens[:3])["counted"] == 3
+
+
+def test_a_client_that_reads_nothing_holds_no_row(kept: Running, tokens: np.ndarray) -> None:
+    """Its stream pauses while others go on; nothing is generated that nobody takes."""
+    stream = created(kept, tokens[:5])
+    talk = Talk(stream)
+    raw = talk.connection.socket
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    engine = kept.server.models["tiny"].engine
+    talk.connection.recv_events_thread_paused = True
+    for _ in range(40):
+        talk.say("continue", max_tokens=2000, ignore_eos=True, alternatives=20)
+    end = time.monotonic() + 60
+    while not engine.facts.paused:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert engine.facts.decoding == 0
+    assert created(kept, tokens[:5]).append(tokens[5:9])["counted"] == 4
+    raw.shutdown(socket.SHUT_RDWR)
+    until_idle(stream)
+    assert engine.facts.paused == 0
+
+
+def test_strangers_are_refused_before_the_connection_stands(kept: Running) -> None:
+    from websockets.exceptions import InvalidStatus
+
+    stream = created(kept)
+    for path in ("/v1/streams/stream-0/ws", f"{stream.path}/ws/more"):
+        connecting = sync.connect(f"ws://127.0.0.1:{kept.port}{path}", open_timeout=60)
+        with pytest.raises(InvalidStatus) as refused, connecting:
+            pass
+        assert refused.value.response.status_code in (403, 404)
+    assert httpx.get(f"{kept.at}{stream.path}/ws").status_code == 404

@@ -1,0 +1,253 @@
+"""`/v1/streams`: what is told of tokens is what evaluation gives; a stream goes on wherever it has been."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.serve.http.conftest import Running
+
+import runtimes
+from runtimes import Session
+from runtimes.contract.vocabulary import decode
+from tests.serve.http.streams.conftest import Keeping, Stream, created, restored, straight
+from xl_export.serve.streams.facts import StoreSettings
+
+
+def test_surprisals_equal_evaluation(kept: Running, session: Session, tokens: np.ndarray) -> None:
+    """Appended in parts of any length, the text gets the bits that it gets as a whole."""
+    text, bits, at = tokens[:400], [], 0
+    stream = created(kept)
+    for count in (1, 7, 8, 30, 1, 64, 100, 5, 184):
+        answer = stream.append(text[at : at + count])
+        assert answer["tokens"] == text[at : at + count].tolist()
+        assert answer["stream"]["position"] == at + count
+        bits += answer["bits"]
+        at += count
+    assert bits[0] is None, "nothing comes before the first token"
+    found = np.array(bits[1:])
+    assert np.abs(found - straight(session, text)).max() <= 1e-4 / np.log(2)
+    score = runtimes.evaluate(session, text)
+    assert abs(found.sum() * np.log(2) / score.tokens - score.nats_per_token) <= 1e-4
+    again = created(kept, text)
+    answer = again.append(tokens[400:401], alternatives=3)
+    (likeliest,) = answer["likeliest"]
+    assert len(likeliest) == 3
+    assert [each["bits"] for each in likeliest] == sorted(each["bits"] for each in likeliest)
+    whole = kept.post("/v1/streams", {"tokens": text.tolist(), "alternatives": 2}).json()
+    assert whole["likeliest"][0] is None
+    assert "".join(whole["texts"]) == decode(session.vocab, text)
+    assert whole["total_bits"] == pytest.approx(found.sum(), abs=1e-2)
+    assert whole["counted"] == 399
+
+
+def test_a_stream_continues_as_generate_does(kept: Running, session: Session, tokens: np.ndarray) -> None:
+    prompt = tokens[:45]
+    pieces = list(
+        runtimes.generate(session, prompt, max_tokens=60, sampler=runtimes.Sampler(top_k=20), seed=3)
+    )
+    fields = {"max_tokens": 60, "top_k": 20, "seed": 3, "ignore_eos": True}
+    answer = created(kept, prompt).post("continue", fields)
+    assert answer["tokens"] == [piece.token for piece in pieces]
+    assert answer["text"] == "".join(piece.text for piece in pieces) == "".join(answer["texts"])
+    assert answer["finish_reason"] == "length"
+    assert answer["stream"]["position"] == 105, "the last token is fed, too"
+    whole = np.concatenate([prompt, answer["tokens"]])
+    assert np.abs(np.array(answer["bits"]) - straight(session, whole)[44:]).max() <= 1e-3
+    with_text = created(kept).post("continue", {**fields, "tokens": prompt.tolist()})
+    assert with_text["appended"] == 45
+    assert with_text["tokens"] == whole.tolist()
+    (events, stream) = streamed(created(kept, prompt), fields)
+    assert [token for event in events for token in event["tokens"]] == answer["tokens"]
+    assert "".join(event["text"] for event in events) == answer["text"]
+    assert events[-1]["finish_reason"] == "length"
+    assert len(events) > 5, "the tokens come as they are drawn"
+    assert stream.append(tokens[:1])["stream"]["position"] == 106
+
+
+def streamed(stream: Stream, fields: dict[str, Any]) -> tuple[list[dict[str, Any]], Stream]:
+    address = f"{stream.server.at}{stream.path}/continue"
+    with httpx.stream("POST", address, json={**fields, "stream": True}, timeout=60) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]], stream
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_the_next_tokens_are_the_same_wherever_a_stream_has_been(
+    keeping: Keeping, tokens: np.ndarray, tmp_path: Path, count: int
+) -> None:
+    """Bit for bit: through a fork, the disk, a restart, and a snapshot on another server with this key."""
+    fields = {"temperature": 1.0, "seed": 7, "ignore_eos": True}
+    other = tmp_path / "other"
+    with keeping(tmp_path / "one") as server:
+        stream = created(server, tokens[:45])
+        stream.append(tokens[45:52])
+        forks = [stream.fork() for _ in range(3)]
+        expected = stream.continue_(count, **fields)
+        forks[2].append(tokens[:1])
+        forks[2].post("rewind", {"tokens": 1})
+        snapshot = forks[0].snapshot()
+        other.mkdir()
+        key = tmp_path / "one" / "snapshot.key"
+        (other / key.name).touch(mode=0o600)
+        (other / key.name).write_bytes(key.read_bytes())
+    settings = StoreSettings(ram_bytes=0)  # every operation reads the disk
+    with keeping(tmp_path / "one") as server, keeping(other, store=settings, rows=2) as moved:
+        there = Stream(moved, restored(moved, snapshot).json()["id"])
+        for again in (forks[0].on(server), forks[1].on(server), there):
+            assert not again.server.get(again.path).json()["in_memory"]
+            answer = again.continue_(count, **fields)
+            assert answer["tokens"] == expected["tokens"]
+            assert answer["bits"] == expected["bits"], "bit for bit"
+        assert there.append(tokens[:9])["bits"] == stream.on(server).append(tokens[:9])["bits"]
+        rewound = forks[2].on(server).continue_(50, **fields)
+        assert np.abs(np.array(rewound["bits"]) - expected["bits"][:50]).max() <= 1e-3
+
+
+def test_a_rewound_stream_goes_on_as_if_nothing_had_been(kept: Running, tokens: np.ndarray) -> None:
+    stream = created(kept, tokens[:43])
+    other = created(kept, tokens[:40])
+    answer = stream.post("rewind", {"tokens": 3})
+    assert answer["position"] == 40
+    ours, theirs = (each.append(tokens[100:150])["bits"] for each in (stream, other))
+    assert np.abs(np.array(ours) - theirs).max() <= 1e-4 / np.log(2)
+    refused = kept.post(f"{stream.path}/rewind", {"tokens": 40})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "too_far_back"
+    fresh = created(kept, tokens[:3])
+    fresh.post("rewind", {"tokens": 3})
+    nothing = kept.post(f"{fresh.path}/continue", {})
+    assert "append a token to it" in nothing.json()["error"]["message"]
+    assert fresh.append(tokens[:5])["bits"][0] is None
+
+
+def test_snapshots_that_are_not_ours_are_refused(
+    keeping: Keeping, kept: Running, tokens: np.ndarray, tmp_path: Path
+) -> None:
+    snapshot = created(kept, tokens[:20]).snapshot()
+    before = len(kept.get("/v1/streams").json()["data"])
+    altered = bytearray(snapshot)
+    altered[-1] ^= 1
+    for content in (bytes(altered), snapshot[:-9], b"", b"{}" * 40):
+        answer = restored(kept, content)
+        assert answer.status_code == 400
+        assert "/" not in answer.json()["error"]["message"], "no path of the server is told"
+    with keeping(tmp_path) as stranger:
+        answer = restored(stranger, snapshot)
+        assert answer.status_code == 400
+        assert "no server with this key signed it" in answer.json()["error"]["message"]
+        assert sorted(path.suffix for path in tmp_path.rglob("*") if path.is_file()) == ["", ".key"]
+
+    sent = [0]
+
+    def endless() -> Any:
+        while sent[0] < 10 << 30:
+            sent[0] += 1 << 16
+            yield bytes(1 << 16)
+
+    with contextlib.suppress(httpx.TransportError):  # the server closes while more is sent
+        assert httpx.post(f"{kept.at}/v1/streams/restore", content=endless(), timeout=60).status_code == 413
+    assert sent[0] < 100 << 20, "it is refused while it arrives"
+    with socket.create_connection(("127.0.0.1", kept.port), timeout=60) as raw:
+        raw.sendall(
+            b"POST /v1/streams/restore HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 10737418240\r\n\r\n"
+        )
+        head = raw.recv(1 << 16)
+    assert head.startswith(b"HTTP/1.1 413 "), "nothing of it has to be sent"
+    assert len(kept.get("/v1/streams").json()["data"]) == before
+
+
+def test_one_operation_at_a_time_and_what_a_client_that_leaves_has_done(
+    kept: Running, tokens: np.ndarray
+) -> None:
+    stream = created(kept, tokens[:10])
+    body = {"max_tokens": 600, "ignore_eos": True, "stream": True, "seed": 1}
+    with httpx.stream("POST", f"{kept.at}{stream.path}/continue", json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        for what, fields in (("append", {"tokens": [1]}), ("rewind", {"tokens": 1}), ("fork", None)):
+            busy = kept.post(f"{stream.path}/{what}", fields if fields is not None else {})
+            assert busy.status_code == 409, busy.text
+            assert busy.json()["error"]["code"] == "stream_busy"
+    facts = until(lambda: (now := kept.get(stream.path).json()) and not now["busy"] and now)
+    assert 10 < facts["position"] < 610, "it was cancelled, and keeps what was generated"
+    alone = created(kept, tokens[:10]).post("continue", {**body, "stream": False})
+    again = created(kept, np.concatenate([tokens[:10], alone["tokens"][: facts["position"] - 10]]))
+    ours, theirs = (each.append(tokens[100:120])["bits"] for each in (stream, again))
+    assert np.abs(np.array(ours) - theirs).max() <= 1e-3
+
+
+def until(found: Any) -> Any:
+    end = time.monotonic() + 60
+    while not (value := found()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return value
+
+
+def test_streams_are_listed_and_deleted(kept: Running) -> None:
+    stream = created(kept)
+    listed = kept.get("/v1/streams").json()["data"]
+    assert stream.name in [each["id"] for each in listed]
+    assert kept.get(stream.path).json()["position"] == 0
+    assert httpx.delete(kept.at + stream.path).json()["deleted"]
+    for answer in (
+        kept.get(stream.path),
+        httpx.delete(kept.at + stream.path),
+        kept.post(f"{stream.path}/append", {"text": "a"}),
+        kept.get(f"{stream.path}/snapshot"),
+    ):
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "stream_not_found"
+
+
+@pytest.mark.parametrize(
+    ("what", "body", "param"),
+    [
+        ("append", {}, "text"),
+        ("append", {"text": ""}, "text"),
+        ("append", {"text": "日"}, "text"),
+        ("append", {"tokens": [-1]}, "tokens"),
+        ("append", {"tokens": [1], "text": "a"}, "tokens"),
+        ("append", {"tokens": [1], "alternatives": 21}, "alternatives"),
+        ("append", {"tokens": [1], "alternatives": 2, "surprisal": False}, "alternatives"),
+        ("append", {"tokens": [1] * 4001}, "tokens"),
+        ("continue", {"max_tokens": 0}, "max_tokens"),
+        ("continue", {"temperature": -1}, "temperature"),
+        ("continue", {"stop": [""]}, "stop"),
+        ("continue", {"n": 2}, "n"),
+        ("rewind", {"tokens": -1}, "tokens"),
+        ("rewind", {}, "tokens"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(kept: Running, what: str, body: object, param: str) -> None:
+    stream = created(kept)
+    answer = kept.post(f"{stream.path}/{what}", body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert error["message"].endswith(".")
+    assert kept.get(stream.path).json()["position"] == 0
+
+
+def test_a_server_without_a_folder_says_how_to_keep_streams(served: Running) -> None:
+    for answer in (served.post("/v1/streams", {}), served.get("/v1/streams")):
+        assert answer.status_code == 501
+        assert "start it with --state FOLDER" in answer.json()["error"]["message"]
+
+
+def test_figures_of_streams(kept: Running, tokens: np.ndarray) -> None:
+    created(kept, tokens[:5])
+    text = kept.get("/metrics").text
+    value = next(
+        float(line.split()[-1]) for line in text.splitlines() if line.startswith("xl_export_streams{")
+    )
+    assert value >= 1

@@ -1,0 +1,328 @@
+/** The page of `xl-export serve`: one stream at a time, of those that live on the server. */
+import { Client, Refusal } from "./client.js";
+import { showServer } from "./server-view.js";
+import { TextView, tokensIn } from "./text.js";
+import { inBytes } from "./tokens.js";
+
+const LIKELIEST = 4; // tokens that are shown beside each one
+const EVERY = 1000; // milliseconds between two looks at the server
+const KEPT = "xl-export text "; // of each stream, in the storage of this tab
+const MOST_KEPT = 2000; // tokens
+
+/** @param {string} id @returns {any} */
+const part = (id) => document.getElementById(id);
+
+class Page {
+  constructor() {
+    this.client = new Client();
+    this.view = new TextView({
+      text: part("text"),
+      scroll: part("scroll"),
+      token: part("token"),
+      earlier: part("earlier"),
+    });
+    /** @type {any} the stream that is shown, as the server tells it */
+    this.stream = null;
+    /** @type {any[]} */
+    this.streams = [];
+    /** @type {any[]} */
+    this.models = [];
+    this.running = false;
+    this.busy = Promise.resolve(); // operations come one after the other
+    this.view.onchoose = () => this.buttons();
+    this.#listen();
+  }
+
+  #listen() {
+    const does = (/** @type {string} */ id, /** @type {() => any} */ act) =>
+      part(id).addEventListener("click", () => this.inTurn(act));
+    part("go").addEventListener("click", () => (this.running ? this.stop() : this.inTurn(() => this.go())));
+    does("fork", () => this.fork());
+    does("back", () => this.back());
+    does("new", () => this.create());
+    does("delete", () => this.delete());
+    does("save", () => this.save());
+    part("load").addEventListener("click", () => part("file").click());
+    part("file").addEventListener("change", () => this.inTurn(() => this.load()));
+    part("model").addEventListener("change", () => this.inTurn(() => this.chooseModel()));
+    part("typing").addEventListener("submit", (/** @type {Event} */ event) => {
+      event.preventDefault();
+      this.inTurn(() => this.append());
+    });
+    part("typed").addEventListener("input", () => this.buttons());
+    part("key-form").addEventListener("submit", (/** @type {Event} */ event) => {
+      event.preventDefault();
+      this.client.setKey(part("key").value);
+      this.inTurn(() => this.begin());
+    });
+    document.addEventListener("keydown", (event) => this.#key(event));
+    for (const id of ["temperature", "top-p"]) {
+      const show = () => (part(`${id}-value`).textContent = Number(part(id).value).toFixed(2));
+      part(id).addEventListener("input", show);
+      show();
+    }
+  }
+
+  /** @param {KeyboardEvent} event */
+  #key(event) {
+    if (event.key === "Escape" && this.running) this.stop();
+    else if (event.key === "Enter" && event.ctrlKey && !this.running) this.inTurn(() => this.go());
+    else if (event.key === "Enter" && !event.shiftKey && event.target === part("typed"))
+      part("typing").requestSubmit();
+    else if (event.key === "Backspace" && event.altKey) this.inTurn(() => this.back());
+    else return;
+    event.preventDefault();
+  }
+
+  /** Does something after what was asked before it; an error becomes a sentence. @param {() => any} act */
+  inTurn(act) {
+    this.busy = this.busy.then(async () => {
+      try {
+        part("error").hidden = true;
+        await act();
+      } catch (error) {
+        this.fail(error);
+      }
+      this.buttons();
+    });
+    return this.busy;
+  }
+
+  /** @param {any} error */
+  fail(error) {
+    if (!(error instanceof Refusal)) console.error(error);
+    part("key-form").hidden = error.status !== 401 && !this.client.key;
+    part("error").textContent = error.message;
+    part("error").hidden = false;
+  }
+
+  /** Shows the models and the streams of this client. */
+  async begin() {
+    this.models = (await this.client.json("v1/models")).data;
+    const model = part("model");
+    model.replaceChildren(...this.models.map(({ id }) => new Option(id, id)));
+    part("key-form").hidden = true;
+    await this.chooseModel();
+    clearInterval(this.timer);
+    this.timer = setInterval(() => this.look(), EVERY);
+    await this.look();
+  }
+
+  async chooseModel() {
+    const model = this.models.find(({ id }) => id === part("model").value);
+    const told = model.xl_export;
+    part("facts").textContent =
+      `memory ${told.mem_len}, segment ${told.segment}, ${told.vocabulary.size} tokens of kind ` +
+      `${told.vocabulary.kind}, ${inBytes(told.bytes_per_stream)} a stream`;
+    await this.list();
+    const [first] = this.streams.slice(-1);
+    if (first) await this.open(first);
+    else await this.create();
+  }
+
+  async list() {
+    const model = part("model").value;
+    this.streams = (await this.client.json(`v1/streams?model=${encodeURIComponent(model)}`)).data;
+    this.#showList();
+  }
+
+  #showList() {
+    const items = this.streams.map((stream, i) => {
+      const [item, button, name, small] = ["li", "button", "span", "small"].map((tag) =>
+        document.createElement(tag),
+      );
+      const current = stream.id === this.stream?.id;
+      name.textContent = `Stream ${i + 1}`;
+      const where = stream.in_memory ? "memory" : "disk";
+      small.textContent = `${stream.position.toLocaleString("en")} · ${where}`;
+      button.setAttribute("type", "button");
+      button.setAttribute("aria-current", String(current));
+      button.title = stream.id;
+      button.append(name, small);
+      button.addEventListener("click", () => this.inTurn(() => this.open(stream)));
+      item.append(button);
+      return item;
+    });
+    part("streams").replaceChildren(...items);
+  }
+
+  /** Shows a stream. @param {any} stream */
+  async open(stream) {
+    await this.client.open(stream.id);
+    const facts = await this.client.ask("facts");
+    this.stream = { ...stream, ...facts };
+    this.view.show(kept(stream.id), facts.position);
+    this.#at(facts);
+    this.#showList();
+  }
+
+  async create() {
+    const answer = await this.client.json("v1/streams", {
+      method: "POST",
+      json: { model: part("model").value },
+    });
+    await this.list();
+    await this.open(answer.stream);
+    part("typed").focus();
+  }
+
+  async delete() {
+    const { id } = this.stream;
+    this.client.close();
+    await this.client.json(`v1/streams/${id}`, { method: "DELETE" });
+    sessionStorage.removeItem(KEPT + id);
+    this.stream = null;
+    await this.chooseModel();
+  }
+
+  async fork() {
+    const fork = await this.client.ask("fork");
+    keep(fork.id, this.view.tokens);
+    await this.list();
+    await this.open(fork);
+    this.say(`This is a fork, at position ${fork.position}.`);
+  }
+
+  /** Appends what was typed. */
+  async append() {
+    const text = part("typed").value;
+    if (!text) return;
+    const answer = await this.client.ask("append", { text, alternatives: LIKELIEST });
+    part("typed").value = "";
+    this.#done(answer);
+    this.say(`${answer.tokens.length} tokens, ${answer.total_bits.toFixed(1)} bits.`);
+  }
+
+  /** Appends what was typed, and lets the stream go on until it is stopped. */
+  async go() {
+    const text = part("typed").value;
+    this.running = true;
+    this.buttons();
+    try {
+      const seed = part("seed").value;
+      const fields = {
+        ...(text ? { text } : {}),
+        ...(seed ? { seed: Number(seed) } : {}),
+        temperature: Number(part("temperature").value),
+        top_p: Number(part("top-p").value),
+        max_tokens: Number(part("count").value),
+        alternatives: LIKELIEST,
+        ignore_eos: true,
+      };
+      const answer = await this.client.ask("continue", fields, (chunk) => {
+        if (text && chunk.appended) part("typed").value = "";
+        this.view.add(tokensIn(chunk));
+      });
+      part("typed").value = "";
+      this.#done(answer);
+    } finally {
+      this.running = false;
+    }
+  }
+
+  stop() {
+    this.client.cancel();
+  }
+
+  /** Takes back the tokens from the chosen one on, or the last one. */
+  async back() {
+    const facts = await this.client.ask("rewind", { tokens: this.view.back });
+    this.#at(facts);
+  }
+
+  async save() {
+    const answer = await this.client.request(`v1/streams/${this.stream.id}/snapshot`);
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(await answer.blob());
+    link.download = `${this.stream.id}.stream`;
+    link.click();
+    URL.revokeObjectURL(link.href);
+  }
+
+  async load() {
+    const [file] = part("file").files;
+    part("file").value = "";
+    const model = encodeURIComponent(part("model").value);
+    const stream = await this.client.json(`v1/streams/restore?model=${model}`, {
+      method: "POST",
+      body: file,
+    });
+    await this.list();
+    await this.open(stream);
+  }
+
+  /** @param {any} answer */
+  #done(answer) {
+    this.view.add(tokensIn(answer));
+    this.#at(answer.stream);
+  }
+
+  /** The stream is there now. @param {any} facts */
+  #at(facts) {
+    this.stream = { ...this.stream, ...facts };
+    this.view.move(facts.position);
+    keep(this.stream.id, this.view.tokens);
+    const listed = this.streams.find(({ id }) => id === facts.id);
+    if (listed) Object.assign(listed, facts);
+    this.#showList();
+    const back = facts.rewindable === undefined ? "" : ` · up to ${facts.rewindable} can be taken back`;
+    part("state").textContent = `position ${facts.position.toLocaleString("en")}${back}`;
+  }
+
+  /** What can be pressed now. */
+  buttons() {
+    const there = this.stream !== null;
+    const { back } = this.view;
+    const most = this.stream?.rewindable ?? this.view.tokens.length;
+    const possible = there && !this.running && this.view.tokens.length > 0 && back <= most;
+    part("go").textContent = this.running ? "Stop" : "Continue";
+    part("go").classList.toggle("running", this.running);
+    part("go").disabled = !there || (!this.running && !part("typed").value && this.stream.position === 0);
+    part("append").disabled = !there || this.running || !part("typed").value;
+    for (const id of ["fork", "delete", "save"]) part(id).disabled = !there || this.running;
+    part("back").disabled = !possible;
+    part("back").textContent = back > 1 ? `Take back ${back}` : "Take back";
+    this.view.mark(possible);
+  }
+
+  /** Looks at the server. */
+  async look() {
+    if (document.hidden) return;
+    try {
+      const told = await this.client.json("v1/server");
+      showServer(told.models[part("model").value], {
+        rows: part("rows"),
+        text: part("rows-text"),
+        memory: part("memory"),
+      });
+    } catch (error) {
+      this.fail(error);
+    }
+  }
+
+  /** @param {string} text */
+  say(text) {
+    part("said").textContent = text;
+  }
+}
+
+/** The tokens of a stream that this tab remembers: the server keeps the memory of a stream, not its text. */
+function kept(/** @type {string} */ id) {
+  try {
+    return JSON.parse(sessionStorage.getItem(KEPT + id) ?? "[]");
+  } catch {
+    return [];
+  }
+}
+
+function keep(/** @type {string} */ id, /** @type {any[]} */ tokens) {
+  try {
+    sessionStorage.setItem(KEPT + id, JSON.stringify(tokens.slice(-MOST_KEPT)));
+  } catch {
+    sessionStorage.removeItem(KEPT + id); // no room: the text is not shown again
+  }
+}
+
+const page = new Page();
+/** @type {any} */ (globalThis).page = page; // for tests, and for the curious
+page.inTurn(() => page.begin());
