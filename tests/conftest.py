@@ -15,6 +15,7 @@ import pytest
 
 from runtimes.base.startup import prepare_libraries
 from runtimes.contract.rule import MemoryRule
+from tests.browsers import browsers, executable, playwright  # noqa: F401 (fixtures of one browser for all)
 from tests.once import made_once
 
 # Tests start many processes: the first keeps the compiled modules for the others.

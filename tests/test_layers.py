@@ -26,7 +26,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "xl_export.serve": (("core",), ("streams",), ("http",)),
 }
 # Graphs for TensorRT are graphs: the exporter of an artefact writes them too.
-NEIGHBOURS = {("xl_export.artefact", "xl_export.tensorrt")}
+# The page of a server has the style and the colours of the page of a site.
+NEIGHBOURS = {("xl_export.artefact", "xl_export.tensorrt"), ("xl_export.serve", "xl_export.web")}
 # These modules import nothing of the project, so that every other module may import them.
 ALONE = ("xl_export.shadow",)
 MAX_FILES, MAX_LINES, MAX_COLUMNS = 15, 400, 110

@@ -15,8 +15,8 @@ import pytest
 
 import runtimes
 from runtimes.contract.vocabulary import ByteVocab, Vocab, WordVocab, save_vocab, vocab_from_file
+from tests.browsers import FIREFOX, SWIFTSHADER
 from tests.runtimes.contract.test_subword import trained
-from tests.web.conftest import FIREFOX, SWIFTSHADER
 from tests.web.test_page import a_reader_types_and_the_model_goes_on, greedy, same_bits
 from xl_export.artefact.export import export
 

@@ -15,7 +15,7 @@ import pytest
 from runtimes import generate, open_session
 from runtimes.contract.checks import load_memory
 from runtimes.tasks.sample import Sampler
-from tests.web.conftest import SWIFTSHADER
+from tests.browsers import SWIFTSHADER
 from xl_export.artefact.export import export
 
 pytestmark = pytest.mark.slow

@@ -71,12 +71,13 @@ def running(
     *,
     limits: Limits | None = None,
     read_keys: Callable[[], Keys] = lambda: NO_KEYS,
+    **options: Any,
 ) -> Iterator[Running]:
-    """While the block runs, the server answers."""
+    """While the block runs, the server answers. options: of `Server`."""
     log, began, found = io.StringIO(), threading.Event(), []
 
     async def run() -> None:
-        server = Server(sources, limits=limits, read_keys=read_keys, log=Log(log))
+        server = Server(sources, limits=limits, read_keys=read_keys, log=Log(log), **options)
 
         def ready(port: int, web: Web) -> None:
             loop = asyncio.get_running_loop()

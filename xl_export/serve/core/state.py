@@ -59,16 +59,23 @@ def rewound(state: StreamState, count: int, *, session: Session) -> tuple[Stream
     if count == position:
         nothing = np.empty(0, np.int64)
         return _at(state, 0, tail=nothing, written=0), nothing
-    # Position p sees back to p - M, whose slot was taken by p - M + S as soon as that was written; S = M + T.
-    most = min(position - state.written + segment, len(state.tail)) - 1
+    most = most_rewound(state, segment=segment)
     if count > most:
         raise StreamError(
-            f"{count} tokens are to be taken back, and the memory still holds what at most {max(0, most)} of "
-            "them saw; take back fewer, or go on from an earlier snapshot."
+            f"{count} tokens are to be taken back, and the memory still holds what at most {most} of them "
+            "saw; take back fewer, or go on from an earlier snapshot."
         )
     place = len(state.tail) - count - 1
     back = _at(state, position - count - 1, tail=state.tail[:place], written=state.written)
     return back, state.tail[place : place + 1]
+
+
+def most_rewound(state: StreamState, *, segment: int) -> int:
+    """How many of its last tokens `rewound` takes back; all of a stream is taken back from anywhere."""
+    # Position p sees back to p - M, whose slot was taken by p - M + S as soon as that was written; S = M + T.
+    # One token more is taken back, and fed again.
+    most = max(0, min(state.position - state.written + segment, len(state.tail)) - 1)
+    return state.position if most + 1 >= state.position else most
 
 
 def _at(state: StreamState, position: int, *, tail: np.ndarray, written: int) -> StreamState:

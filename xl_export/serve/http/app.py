@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtimes.base.errors import UserError
-from xl_export.serve.http import operation
+from xl_export.serve.http import operation, page
 from xl_export.serve.http.errors import ClientLeftError, RefusedError, busy
 from xl_export.serve.http.keys import ANYBODY, Tenant
 from xl_export.serve.http.openai import completions, refused, score, tokens
@@ -40,6 +40,7 @@ def routes(server: Server) -> list[BaseRoute]:
         *tokens.routes(server),
         *score.routes(server),
         *streams.routes(server),
+        *page.routes(),
         *refused.routes(server),
         Route("/openapi.json", _described),
     ]
@@ -49,7 +50,13 @@ async def _described(request: Request) -> Response:
     return operation.json(description(OPERATIONS, version=version("xl-export")))
 
 
-OPERATIONS = [*operation.OPERATIONS, *completions.OPERATIONS, *tokens.OPERATIONS, *score.OPERATIONS]
+OPERATIONS = [
+    *operation.OPERATIONS,
+    *completions.OPERATIONS,
+    *tokens.OPERATIONS,
+    *score.OPERATIONS,
+    *streams.OPERATIONS,
+]
 
 
 def application(server: Server) -> ASGIApp:

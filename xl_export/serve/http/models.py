@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.device import Device
@@ -34,6 +34,13 @@ class Serves(Accepts, Protocol):
     def facts(self) -> EngineFacts: ...
     @property
     def alive(self) -> bool: ...
+
+
+class Attached(Protocol):
+    """What another part of the server keeps for a model."""
+
+    def close(self) -> None: ...
+    def figures(self) -> Iterator[tuple[str, str, float]]: ...
 
 
 class Made(NamedTuple):
@@ -81,7 +88,7 @@ class Model:
     """One artefact under one name. After a reload there is another object under the name; this one drains.
 
     users: requests and connections that use it. attached: what other parts of the server keep for it, by
-    their name; whatever has a method `close` is closed after the engine has stopped.
+    their name; each has `figures`, and is closed after the engine has stopped.
     """
 
     name: str
@@ -92,7 +99,7 @@ class Model:
     bridge: Bridge
     created: int = field(default_factory=lambda: int(time.time()))
     users: int = 0
-    attached: dict[str, Any] = field(default_factory=dict)
+    attached: dict[str, Attached] = field(default_factory=dict)
     stopped: bool = False
     _stopping: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -125,6 +132,8 @@ class Model:
             yield "prefix_cache_evictions_total", "States that were dropped.", held.evicted
         yield "engine_model_seconds_total", "Seconds in steps of the model.", facts.model_seconds
         yield "engine_other_seconds_total", "Seconds of the engine outside of steps.", facts.other_seconds
+        for part in self.attached.values():
+            yield from part.figures()
 
     def inbox(self) -> Inbox:
         """An inbox for tasks of this model; use it in a `with` block."""
@@ -150,15 +159,14 @@ class Model:
             await asyncio.sleep(0.05)
 
     def stop(self, within: float) -> None:
-        """Ends all tasks and the engine, once, and closes what is attached. It blocks; call it on a thread."""
+        """Ends all tasks and the engine, once, and closes what is attached. It blocks; use a thread."""
         with self._stopping:
             if self.stopped:
                 return
             self.stopped = True
             self.engine.stop(within=within)
             for part in self.attached.values():
-                if close := getattr(part, "close", None):
-                    close()
+                part.close()
 
 
 @dataclass(frozen=True, kw_only=True)

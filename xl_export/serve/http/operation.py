@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -33,6 +34,10 @@ def routes(server: Server) -> list[BaseRoute]:
     async def metrics(request: Request) -> Response:
         return Response(server.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    async def figures(request: Request) -> Response:
+        found = {name: dict(_figures(model)) for name, model in server.models.items()}
+        return json({"object": "server", "requests": server.requests, "models": found})
+
     async def models(request: Request) -> Response:
         limit = server.limits.prompt_tokens
         return json({"object": "list", "data": [facts(model, limit) for model in server.models.values()]})
@@ -59,6 +64,7 @@ def routes(server: Server) -> list[BaseRoute]:
         Route("/health", health),
         Route("/ready", ready),
         Route("/metrics", metrics),
+        Route("/v1/server", figures),
         Route("/v1/models", models),
         Route("/v1/models/{name}", model),
         Route("/admin/models/{name}/reload", reload, methods=["POST"]),
@@ -71,6 +77,7 @@ OPERATIONS = [
     Operation(
         method="GET", path="/metrics", summary="Figures for Prometheus.", content="text/plain", answer=TEXT
     ),
+    Operation(method="GET", path="/v1/server", summary="The figures of each model as JSON."),
     Operation(method="GET", path="/v1/models", summary="The models that are served."),
     Operation(method="GET", path="/v1/models/{name}", summary="One model."),
     Operation(
@@ -106,6 +113,12 @@ def facts(model: Model, prompt_tokens: int) -> dict[str, Any]:
             "rows_dependence": dependence,
         },
     }
+
+
+def _figures(model: Model) -> Iterator[tuple[str, float]]:
+    """The figures of a model by name, and the bytes of a stream."""
+    yield "bytes_per_stream", sum(tensor.num_bytes(batch=1) for tensor in model.session.state)
+    yield from ((name, value) for name, _, value in model.figures())
 
 
 def json(document: Any, status: int = 200) -> Response:

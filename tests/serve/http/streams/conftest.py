@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tests.serve.http.conftest import Running, running, sources
 
 from runtimes import Session
+from tests.serve.http.conftest import Running, running, sources
 from xl_export.serve.http.limits import Limits
 from xl_export.serve.streams.facts import StoreSettings
 

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tests.serve.http.conftest import Running
 
+from tests.serve.http.conftest import Running
 from tests.serve.http.streams.conftest import Stream, created
 
 sync = pytest.importorskip("websockets.sync.client", reason="the package websockets is not installed")
@@ -86,8 +86,8 @@ def test_what_is_wrong_is_answered_and_the_connection_stays(kept: Running) -> No
             ('{"op": "append", "colour": 1}', "'colour'"),
             ('{"op": "append", "tokens": [1e9]}', "does not fit"),
             ('{"op": "append", "tokens": [100000]}', "outside the vocabulary"),
-            ('{"op": "rewind", "tokens": 3, "tag": [7]}', "can take back 0 to 0"),
-            ("[" * 100_000, "JSON"),
+            ('{"op": "rewind", "tokens": 3, "tag": [7]}', "expected 0 to 0"),
+            ("[" * 20_000, "JSON"),
         ]:
             talk.connection.send(message)
             answer = talk.hear()
@@ -118,14 +118,15 @@ def test_a_connection_that_breaks_gives_its_row_back(kept: Running, tokens: np.n
     stream = created(kept, tokens[:5])
     talk = Talk(stream)
     talk.say("continue", max_tokens=2000, ignore_eos=True)
-    talk.hear()
+    assert talk.hear()["event"] == "chunk"
     talk.connection.socket.shutdown(socket.SHUT_RDWR)
-    assert 5 < until_idle(stream) < 2005
+    assert 5 <= until_idle(stream) < 2005
     facts = kept.server.models["tiny"].engine.facts
     assert facts.decoding == facts.prompts == facts.waiting == 0
     assert stream.append(tokens[:3])["counted"] == 3
 
 
+@pytest.mark.slow  # buffers of the system have to fill
 def test_a_client_that_reads_nothing_holds_no_row(kept: Running, tokens: np.ndarray) -> None:
     """Its stream pauses while others go on; nothing is generated that nobody takes."""
     stream = created(kept, tokens[:5])
@@ -133,7 +134,6 @@ def test_a_client_that_reads_nothing_holds_no_row(kept: Running, tokens: np.ndar
     raw = talk.connection.socket
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
     engine = kept.server.models["tiny"].engine
-    talk.connection.recv_events_thread_paused = True
     for _ in range(40):
         talk.say("continue", max_tokens=2000, ignore_eos=True, alternatives=20)
     end = time.monotonic() + 60
@@ -152,8 +152,10 @@ def test_strangers_are_refused_before_the_connection_stands(kept: Running) -> No
 
     stream = created(kept)
     for path in ("/v1/streams/stream-0/ws", f"{stream.path}/ws/more"):
-        connecting = sync.connect(f"ws://127.0.0.1:{kept.port}{path}", open_timeout=60)
-        with pytest.raises(InvalidStatus) as refused, connecting:
+        with (
+            pytest.raises(InvalidStatus) as refused,
+            sync.connect(f"ws://127.0.0.1:{kept.port}{path}", open_timeout=60),
+        ):
             pass
         assert refused.value.response.status_code in (403, 404)
     assert httpx.get(f"{kept.at}{stream.path}/ws").status_code == 404

@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tests.serve.http.conftest import Running
 
 import runtimes
 from runtimes import Session
 from runtimes.contract.vocabulary import decode
+from tests.serve.http.conftest import Running
 from tests.serve.http.streams.conftest import Keeping, Stream, created, restored, straight
 from xl_export.serve.streams.facts import StoreSettings
 

@@ -38,7 +38,9 @@ REFUSALS = {
     "429": "The queue is full; `Retry-After` says when to send the request again.",
     "499": "The client left before the answer.",
     "500": "The server failed; its log says why.",
+    "501": "The server keeps no streams.",
     "503": "The server is starting or stopping.",
+    "507": "The server's disk is full.",
 }
 
 

@@ -17,6 +17,7 @@ from xl_export.serve.http.answering import Answering, Channel, event
 from xl_export.serve.http.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.limits import read_json
 from xl_export.serve.http.models import Model
+from xl_export.serve.http.openai.description import Operation
 from xl_export.serve.http.operation import json
 from xl_export.serve.http.server import Server, tenant_of
 from xl_export.serve.http.streams.bodies import AppendBody, ContinueBody, CreateBody, NoBody, RewindBody
@@ -30,24 +31,50 @@ CREATE, APPEND = msgspec.json.Decoder(CreateBody), msgspec.json.Decoder(AppendBo
 CONTINUE, REWIND = msgspec.json.Decoder(ContinueBody), msgspec.json.Decoder(RewindBody)
 NOTHING = msgspec.json.Decoder(NoBody | None)
 BLOCK = 1 << 20  # bytes of a snapshot that are read or written at once
+ONE = "/v1/streams/{id}"
+OPERATIONS = [
+    Operation(method="POST", path="/v1/streams", summary="A new stream.", body=CreateBody, status=201),
+    Operation(method="GET", path="/v1/streams", summary="The streams of the client.", query=("model",)),
+    Operation(
+        method="POST",
+        path="/v1/streams/restore",
+        summary="A new stream from a snapshot.",
+        query=("model",),
+        status=201,
+    ),
+    Operation(method="GET", path=ONE, summary="A stream as it is now."),
+    Operation(method="DELETE", path=ONE, summary="Deletes a stream."),
+    Operation(method="POST", path=f"{ONE}/append", summary="The surprisal of each token.", body=AppendBody),
+    Operation(
+        method="POST", path=f"{ONE}/continue", summary="Continues a stream.", body=ContinueBody, events=True
+    ),
+    Operation(method="POST", path=f"{ONE}/rewind", summary="Takes back the last tokens.", body=RewindBody),
+    Operation(method="POST", path=f"{ONE}/fork", summary="A second stream in the same state.", status=201),
+    Operation(
+        method="GET",
+        path=f"{ONE}/snapshot",
+        summary="The stream as a signed file.",
+        content="application/octet-stream",
+        answer={"type": "string", "format": "binary"},
+    ),
+]
 
 
 def routes(server: Server) -> list[BaseRoute]:
     """The routes of streams."""
     there = _Routes(server)
-    one = "/v1/streams/{id}"
     return [
         Route("/v1/streams", there.create, methods=["POST"]),
         Route("/v1/streams", there.list, methods=["GET"]),
         Route("/v1/streams/restore", there.restore, methods=["POST"]),
-        Route(one, there.facts, methods=["GET"]),
-        Route(one, there.delete, methods=["DELETE"]),
-        Route(f"{one}/append", there.append, methods=["POST"]),
-        Route(f"{one}/continue", there.continue_, methods=["POST"]),
-        Route(f"{one}/rewind", there.rewind, methods=["POST"]),
-        Route(f"{one}/fork", there.fork, methods=["POST"]),
-        Route(f"{one}/snapshot", there.snapshot, methods=["GET"]),
-        WebSocketRoute(f"{one}/ws", lambda socket: conversation(server, socket)),
+        Route(ONE, there.facts, methods=["GET"]),
+        Route(ONE, there.delete, methods=["DELETE"]),
+        Route(f"{ONE}/append", there.append, methods=["POST"]),
+        Route(f"{ONE}/continue", there.continue_, methods=["POST"]),
+        Route(f"{ONE}/rewind", there.rewind, methods=["POST"]),
+        Route(f"{ONE}/fork", there.fork, methods=["POST"]),
+        Route(f"{ONE}/snapshot", there.snapshot, methods=["GET"]),
+        WebSocketRoute(f"{ONE}/ws", lambda socket: conversation(server, socket)),
     ]
 
 

@@ -49,7 +49,7 @@ class Stores:
             if store is None:
                 store = StreamStore(self._folder, model.session, key=self._key, settings=self._settings)
             self._open[identity] = store, users + 1
-        model.attached[ATTACHED] = Attached(store, self, identity)
+        model.attached[ATTACHED] = AttachedStore(store, self, identity)
 
     def detach(self, identity: str) -> None:
         """One model less uses the store of an artefact."""
@@ -62,18 +62,15 @@ class Stores:
             del self._open[identity]
 
 
-class Attached:
+class AttachedStore:
     """The store of one model; `close` is called once its engine has stopped."""
 
     def __init__(self, store: StreamStore, stores: Stores, identity: str) -> None:
         self.store, self._stores, self._identity = store, stores, identity
-        self._closed = False
 
     def close(self) -> None:
-        """Lets the store be closed when no other model uses it; a second call does nothing."""
-        closed, self._closed = self._closed, True
-        if not closed:
-            self._stores.detach(self._identity)
+        """Lets the store be closed when no other model uses it."""
+        self._stores.detach(self._identity)
 
     def figures(self) -> Iterator[tuple[str, str, float]]:
         """Name, meaning and value of each figure, for `/metrics`."""
@@ -92,7 +89,7 @@ def store_of(model: Model) -> StreamStore:
         raise RefusedError(
             "this server keeps no streams; start it with --state FOLDER.", status=501, code="no_streams"
         )
-    assert isinstance(attached, Attached)
+    assert isinstance(attached, AttachedStore)
     return attached.store
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from runtimes.base.errors import StreamError
-from xl_export.serve.core.state import StreamState
+from xl_export.serve.core.state import StreamState, most_rewound, rewound
 from xl_export.serve.core.task import Drawn, Ended, Fed, Task
 from xl_export.serve.http.errors import RefusedError
 from xl_export.serve.http.limits import Limits
@@ -20,7 +20,6 @@ from xl_export.serve.http.streams.bodies import ContinueBody, CreateBody, Fields
 from xl_export.serve.http.streams.documents import Told, facts_document
 from xl_export.serve.http.streams.stores import answered, store_of
 from xl_export.serve.streams.facts import NoStreamError, StreamFacts, no_stream
-from xl_export.serve.streams.rewind import most_rewound, rewound
 from xl_export.serve.streams.store import Operation
 
 Document = dict[str, Any]
@@ -142,15 +141,16 @@ class StreamWork:
         """Takes back the last tokens of a stream, exactly, or refuses to."""
         with self._store.operation(name, self._tenant) as operation:
             state = await self._state(operation)
+            if count == 0:
+                return self._facts(operation.facts, state)
             try:
-                before, last = rewound(state, count, self._model.session.rule)
+                before, last = rewound(state, count, session=self._model.session)
             except StreamError as error:
                 raise RefusedError(str(error), param="tokens", code="too_far_back") from error
             if len(last):
                 task = Task(tokens=last, state=before, keep=True, tenant=self._tenant)
                 before = whole(await self._perform(task))
-            if count:
-                await asyncio.to_thread(operation.commit, before)
+            await asyncio.to_thread(operation.commit, before)
             return self._facts(operation.facts, before)
 
     async def fork(self, name: str) -> Document:
@@ -225,7 +225,7 @@ class StreamWork:
     def _facts(self, facts: StreamFacts, state: StreamState | None = None) -> Document:
         document = facts_document(facts, self._model.name)
         if state is not None:
-            document["rewindable"] = most_rewound(state, self._model.session.rule)
+            document["rewindable"] = most_rewound(state, segment=self._model.session.rule.segment)
         return document
 
     async def _refusing(self, work: Coroutine[Any, Any, Result]) -> Result:

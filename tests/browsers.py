@@ -1,0 +1,127 @@
+"""Browsers that are installed, and a page in one. Tests skip, with the reason, where one is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+# What a browser needs in a container, and that it asks nobody for anything by itself.
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--autoplay-policy=no-user-gesture-required",
+)
+FIREFOX = "firefox"  # in place of flags of Chromium
+SWIFTSHADER = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
+
+
+@pytest.fixture(scope="session")
+def playwright() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+    with sync_api.sync_playwright() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def executable() -> str:
+    given = os.environ.get("CHROMIUM")
+    found = next(filter(None, [given, *map(shutil.which, NAMES)]), None)
+    if found is None:
+        pytest.skip("there is no Chromium; install Debian's package chromium, or name one in CHROMIUM")
+    return found
+
+
+class Page:
+    """A page of a site, with everything that must not happen to it: errors, and requests to other hosts."""
+
+    def __init__(self, context: Any, address: str) -> None:
+        self.address = address
+        self.errors: list[str] = []
+        self.foreign: list[str] = []
+        context.on("request", self._requested)
+        context.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
+        context.on("weberror", lambda error: self.errors.append(str(error.error)))
+        self.page = context.new_page()
+
+    def _requested(self, request: Any) -> None:
+        if not request.url.startswith((self.address, "blob:", "data:")):
+            self.foreign.append(request.url)
+
+    def do(self, expression: str, *given: Any) -> Any:
+        """The value of an expression of JavaScript; `given` is its argument where it is a function."""
+        return self.page.evaluate(expression, *given)
+
+    def until(self, expression: str, *, seconds: float = 200) -> None:
+        """Waits until an expression is true. The policy of the page forbids playwright's own way."""
+        end = time.monotonic() + seconds
+        while not self.do(expression):
+            if time.monotonic() > end:
+                raise TimeoutError(f"{expression} was not true in time; errors: {self.errors}")
+            time.sleep(0.05)
+
+    def ready(self) -> Page:
+        """Waits until a model is open, or an error stands there."""
+        self.until("Boolean(globalThis.page) || !document.getElementById('error').hidden")
+        return self
+
+    @property
+    def error(self) -> str | None:
+        return self.do(
+            "document.getElementById('error').hidden ? null : document.getElementById('error').textContent"
+        )
+
+    def text(self, identifier: str) -> str:
+        return str(self.do("(id) => document.getElementById(id).textContent", identifier))
+
+    def calm(self) -> None:
+        """Waits until nothing is computed."""
+        self.until("!page.work.typing && !page.work.running")
+        self.do("page.work.stream?.turn")
+
+    def write(self, text: str) -> None:
+        """Makes the text of the text area another one, as by pasting, and waits until it is computed."""
+        self.page.fill("#text", text)
+        self.calm()
+
+
+def start_firefox(playwright: Any) -> Any:
+    """Debian's Firefox, which playwright drives by the standard protocol WebDriver BiDi."""
+    program = shutil.which("firefox-esr") or shutil.which("firefox")
+    if program is None:
+        pytest.skip("there is no Firefox; install Debian's package firefox-esr")
+    browser = playwright.firefox.launch(channel="moz-firefox", executable_path=program)
+    try:
+        browser.new_context().new_page().close()
+    except Exception as error:
+        pytest.skip(f"this playwright does not drive {browser.version} of Firefox: {error}")
+    return browser
+
+
+@pytest.fixture(scope="session")
+def browsers(playwright: Any, executable: str) -> Iterator[Callable[..., Any]]:
+    """`browsers(*flags)` → Chromium, started once for each set of flags; `browsers(FIREFOX)` → Firefox."""
+    started: dict[tuple[str, ...], Any] = {}
+
+    def browser(*flags: str) -> Any:
+        if flags not in started:
+            started[flags] = (
+                start_firefox(playwright)
+                if flags == (FIREFOX,)
+                else playwright.chromium.launch(executable_path=executable, args=[*FLAGS, *flags])
+            )
+        return started[flags]
+
+    yield browser
+    for each in started.values():
+        each.close()

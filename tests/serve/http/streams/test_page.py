@@ -1,0 +1,172 @@
+"""The page of a server in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from runtimes import Session
+from tests.browsers import Page
+from tests.serve.http.conftest import Running
+from tests.serve.http.streams.conftest import Keeping, straight
+from xl_export.serve.http.keys import keys_of
+
+TEXT = "The first thing that a man"
+Open = Callable[..., Page]
+
+
+@pytest.fixture
+def open_page(browsers: Callable[..., Any]) -> Iterator[Open]:
+    """`open_page(server, …)` → its page, ready. At the end there must have been no error in it, and no
+    request to anywhere else.
+    """
+    with ExitStack() as stack:
+        opened: list[tuple[Page, bool]] = []
+
+        def open_one(server: Running, *, faulty: bool = False, **options: Any) -> Page:
+            context = browsers().new_context(**options)
+            stack.callback(context.close)
+            page = Page(context, f"{server.at}/")
+            opened.append((page, faulty))
+            page.page.goto(page.address)
+            page.until("Boolean(globalThis.page?.stream) || !document.getElementById('error').hidden")
+            return page
+
+        yield open_one
+        for page, faulty in opened:
+            assert page.foreign == []
+            assert faulty or page.errors == []
+
+
+def calm(page: Page) -> None:
+    """Waits until what was asked is done."""
+    page.do("page.busy")
+
+
+def shown(page: Page) -> str:
+    return str(page.do("document.getElementById('text').textContent"))
+
+
+def appended(page: Page, text: str) -> None:
+    page.page.fill("#typed", text)
+    page.page.press("#typed", "Enter")
+    page.until("document.getElementById('typed').value === ''")
+    calm(page)
+
+
+def test_a_reader_types_watches_forks_and_takes_back(
+    kept: Running, session: Session, open_page: Open
+) -> None:
+    page = open_page(kept)
+    appended(page, TEXT)
+    assert page.error is None
+    ids, bits = page.do("[page.view.tokens.map((t) => t.id), page.view.tokens.map((t) => t.bits)]")
+    assert ids == session.vocab.encode(TEXT).tolist()
+    assert bits[0] is None
+    assert np.abs(np.array(bits[1:]) - straight(session, np.array(ids))).max() <= 1e-3
+    page.page.fill("#count", "30")
+    page.page.fill("#seed", "3")
+    page.page.keyboard.press("Control+Enter")
+    page.until(f"page.view.tokens.length === {len(TEXT) + 30} && !page.running")
+    calm(page)
+    told = shown(page)
+    assert told.startswith(TEXT)
+    assert len(told) == len(TEXT) + 30
+    assert page.do("document.querySelectorAll('#text .typed').length") == len(TEXT)
+    assert f"position {len(TEXT) + 30}" in page.text("state")
+    assert page.do("[...document.querySelectorAll('#text span')].some((s) => /^s[1-8]/.test(s.className))")
+
+    page.page.click("#fork")
+    page.until("document.querySelectorAll('#streams [aria-current=true]').length === 1")
+    calm(page)
+    fork = page.do("page.stream.id")
+    assert shown(page) == told, "the page remembers the text of a stream for its fork"
+    page.page.focus("#text")
+    for key in ("End", "ArrowLeft", "ArrowLeft"):
+        page.page.keyboard.press(key)
+    assert "position 53" in page.text("token")
+    assert "likeliest" in page.text("token")
+    assert page.text("back") == "Take back 3"
+    page.page.keyboard.press("Alt+Backspace")
+    page.until("page.view.tokens.length === 53")
+    calm(page)
+    assert kept.get(f"/v1/streams/{fork}").json()["position"] == 53
+    appended(page, "xyz")
+    assert shown(page) == told[:-3] + "xyz"
+    listed = page.do("[...document.querySelectorAll('#streams button')].map((b) => b.textContent)")
+    assert len(listed) == len(kept.get("/v1/streams").json()["data"])
+    page.until("document.getElementById('rows').children.length === 4")
+    assert "of 4 rows" in page.text("rows-text")
+    assert "Streams kept" in page.text("memory")
+
+    page.page.click("#delete")
+    page.until(f"page.stream && page.stream.id !== {fork!r}")
+    calm(page)
+    assert kept.get(f"/v1/streams/{fork}").status_code == 404
+    assert page.error is None
+
+
+def test_stop_and_sentences(kept: Running, open_page: Open) -> None:
+    page = open_page(kept)
+    page.page.click("#new")
+    page.until("page.stream.position === 0")
+    calm(page)
+    appended(page, "The cat")
+    page.page.fill("#count", "2000")
+    page.page.click("#go")
+    page.until("page.view.tokens.length > 20")
+    page.page.keyboard.press("Escape")
+    page.until("!page.running")
+    calm(page)
+    count = page.do("page.view.tokens.length")
+    assert count < 2007
+    assert page.do("page.stream.position") == count
+    page.page.fill("#typed", "日")
+    page.page.press("#typed", "Enter")
+    page.until("!document.getElementById('error').hidden")
+    assert "日" in str(page.error)
+    assert page.do("document.getElementById('typed').value") == "日", "what was typed is not lost"
+
+
+def test_a_key_is_asked_for(keeping: Keeping, open_page: Open, tmp_path: Path) -> None:
+    key = "0123456789abcdef0123"
+    with keeping(tmp_path, read_keys=lambda: keys_of([f"anna {key}"], "keys")) as server:
+        page = open_page(server, faulty=True)
+        assert "no valid API key" in str(page.error)
+        page.page.fill("#key", key)
+        page.page.keyboard.press("Enter")
+        page.until("Boolean(page.stream)")
+        calm(page)
+        appended(page, "The cat")
+        assert page.do("page.stream.position") == 7
+        assert page.error is None
+        headers = {"authorization": f"Bearer {key}"}
+        assert len(httpx.get(f"{server.at}/v1/streams", headers=headers).json()["data"]) == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_narrow_screens_hold_everything(kept: Running, open_page: Open, scheme: str) -> None:
+    page = open_page(kept, color_scheme=scheme, viewport={"width": 360, "height": 740})
+    assert page.do("document.documentElement.scrollWidth <= 360")
+    unnamed = page.do(
+        """[...document.querySelectorAll('button, input, select, textarea')].filter((each) =>
+             !each.labels?.length && !each.textContent.trim() && !each.ariaLabel
+             && !each.getAttribute('aria-label')).map((each) => each.id)"""
+    )
+    assert unnamed == []
+
+
+def test_the_page_needs_no_key_and_has_a_policy(kept: Running) -> None:
+    index = kept.get("/")
+    assert index.status_code == 200
+    assert "default-src 'none'" in index.headers["content-security-policy"]
+    for name in ("style.css", "serve.css", "main.js", "tokens.js", "icon.svg"):
+        assert kept.get(f"/page/{name}").status_code == 200, name
+    for name in ("..%2fpage.py", "index.py", "%2e%2e"):
+        assert kept.get(f"/page/{name}").status_code == 404

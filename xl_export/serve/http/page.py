@@ -1,0 +1,48 @@
+"""The page at `/`: one file of HTML, and what it loads from `/page/`. It asks nobody but this server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from xl_export.serve.http.errors import RefusedError
+from xl_export.web.files import PAGE, web_files
+
+OWN = Path(__file__).parents[1] / "page"
+INDEX = "index.html"
+# These files are those of the page of `xl-export web`: colours of surprisals, style, symbol.
+SHARED = ("style.css", "tokens.js", "icon.svg")
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+def routes() -> list[BaseRoute]:
+    """The routes of the page. They need no API key; what the page asks for then does."""
+    files = {path.name: path for path in OWN.iterdir() if path.suffix in TYPES}
+    files |= {name: web_files() / PAGE / name for name in SHARED}
+
+    async def index(request: Request) -> Response:
+        return _file(files[INDEX])
+
+    async def part(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in files:
+            raise RefusedError(f"the page has no file {name!r:.80}.", status=404)
+        return _file(files[name])
+
+    return [Route("/", index), Route("/page/{name}", part)]
+
+
+def _file(path: Path) -> Response:
+    return FileResponse(path, media_type=TYPES[path.suffix], headers=HEADERS)
