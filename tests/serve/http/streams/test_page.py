@@ -112,6 +112,7 @@ def test_a_reader_types_watches_forks_and_takes_back(
     assert page.error is None
 
 
+@pytest.mark.slow
 def test_stop_and_sentences(kept: Running, open_page: Open) -> None:
     page = open_page(kept)
     page.page.click("#new")
@@ -134,6 +135,7 @@ def test_stop_and_sentences(kept: Running, open_page: Open) -> None:
     assert page.do("document.getElementById('typed').value") == "日", "what was typed is not lost"
 
 
+@pytest.mark.slow
 def test_a_key_is_asked_for(keeping: Keeping, open_page: Open, tmp_path: Path) -> None:
     key = "0123456789abcdef0123"
     with keeping(tmp_path, read_keys=lambda: keys_of([f"anna {key}"], "keys")) as server:
