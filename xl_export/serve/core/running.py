@@ -10,7 +10,6 @@ import numpy as np
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.contract.vocabulary.growing_text import GrowingText, border_of
-from xl_export.serve.core.pieces import piece_after
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Reason, Task
 
@@ -61,10 +60,6 @@ class Running:
     def prompt_left(self) -> int:
         """How many of the task's tokens are still to be fed."""
         return len(self.task.tokens) - self.fed
-
-    def next_piece(self, segment: int) -> tuple[int, int]:
-        """See `piece_after`."""
-        return piece_after(self.fed, len(self.task.tokens), segment)
 
     def tail(self, longest: int) -> np.ndarray:
         """The ids of the last fed tokens of the stream, at most so many, the newest last."""

@@ -14,7 +14,7 @@ import numpy as np
 from runtimes.base.errors import UserError, first_line
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
-from xl_export.serve.core.prompts import Piece, chosen_pieces, step_of, take_in
+from xl_export.serve.core.pieces import Piece, chosen_pieces, step_of, take_in
 from xl_export.serve.core.rows import Rows
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.sampling import Draws, likeliest, log_probs_of
