@@ -1,0 +1,183 @@
+"""Drives a scheduler on the test's own thread, iteration by iteration, and looks at its rows after each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from runtimes.contract.memory import Memory
+from runtimes.contract.session import Session
+from runtimes.tasks.sample import Sampler
+from xl_export.serve.core.running import Running
+from xl_export.serve.core.scheduler import Cache, Scheduler
+from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.core.task import Answer, Drawing, Drawn, Ended, Fed, Task
+
+
+class Driver:
+    """A scheduler whose clients take every answer at once, but for those in `slow`.
+
+    answers: of each task. at: the iteration in which each of its answers came.
+    """
+
+    def __init__(self, session: Session, *, cache: Cache | None = None, **settings: int) -> None:
+        self.session = session
+        self.scheduler = Scheduler(session, EngineSettings(**settings), cache)
+        self.answers: dict[Task, list[Answer]] = {}
+        self.at: dict[Task, list[int]] = {}
+        self.slow: set[Task] = set()
+
+    def submit(self, *tasks: Task) -> None:
+        for task in tasks:
+            self.answers[task], self.at[task] = [], []
+            self.scheduler.enter(Running(task, self.session))
+
+    def cancel(self, task: Task) -> None:
+        if run := self.scheduler.runs.get(task):
+            self.scheduler.cancel(run, "cancelled")
+
+    def iterate(self, times: int = 1) -> None:
+        scheduler = self.scheduler
+        for _ in range(times):
+            for task, new in scheduler.iterate():
+                assert new, "an empty list was delivered"
+                self.answers[task] += new
+                self.at[task] += [scheduler.iterations] * len(new)
+                run = scheduler.runs.get(task)
+                if run and task not in self.slow:
+                    self.take(run)
+            self.check()
+
+    def take(self, run: Running) -> None:
+        run.taken = run.sent
+        if run.paused and self.scheduler.may_resume(run):
+            self.scheduler.resume(run)
+
+    def run(self, *tasks: Task, most: int = 5000) -> None:
+        """Submits tasks and iterates until everything has ended."""
+        self.submit(*tasks)
+        while self.scheduler.has_work:
+            self.iterate()
+            assert (most := most - 1), "the tasks do not end"
+        assert not self.scheduler.runs
+        for answers in self.answers.values():
+            assert [isinstance(answer, Ended) for answer in answers] == [False] * (len(answers) - 1) + [True]
+
+    def check(self) -> None:
+        """What holds after every iteration."""
+        scheduler, rows = self.scheduler, self.scheduler.rows
+        assert [run.row for run in rows.runs] == list(range(len(rows.runs)))
+        assert 0 <= rows.decoding <= len(rows.runs) <= rows.memory.batch
+        elsewhere = len(scheduler.waiting) + len(scheduler.paused)
+        assert len(scheduler.runs) == len(rows.runs) + elsewhere
+        assert all(run.prompt_left == 0 for run in rows.runs[: rows.decoding])
+        accounts = {run.account for run in scheduler.runs.values()}
+        assert sum(account.rows for account in accounts) == len(rows.runs)
+        assert sum(account.tasks for account in accounts) == len(scheduler.runs)
+
+    def ended(self, task: Task) -> Ended:
+        last = self.answers[task][-1]
+        assert isinstance(last, Ended)
+        return last
+
+    def tokens(self, task: Task) -> list[int]:
+        return [answer.token for answer in self.answers[task] if isinstance(answer, Drawn)]
+
+    def text(self, task: Task) -> str:
+        drawn = "".join(answer.text for answer in self.answers[task] if isinstance(answer, Drawn))
+        return drawn + (self.ended(task).text if isinstance(self.answers[task][-1], Ended) else "")
+
+    def log_probs(self, task: Task) -> np.ndarray:
+        """Of the fed tokens."""
+        fed = [answer.log_probs for answer in self.answers[task] if isinstance(answer, Fed)]
+        return np.concatenate([found for found in fed if found is not None])
+
+
+def said(answers: list[Answer]) -> list[Any]:
+    """Answers in a form that compares bit by bit, however the tokens were told in pieces."""
+    found: list[Any] = []
+    for answer in answers:
+        if isinstance(answer, Fed):
+            log_probs = None if answer.log_probs is None else answer.log_probs.tobytes()
+            likely = answer.likeliest and (
+                answer.likeliest.ids.tolist(),
+                answer.likeliest.log_probs.tobytes(),
+            )
+            found.append((answer.count, log_probs, likely))
+        elif isinstance(answer, Drawn):
+            likely = answer.likeliest and (
+                answer.likeliest.ids.tolist(),
+                answer.likeliest.log_probs.tobytes(),
+            )
+            found.append((answer.token, answer.text, answer.log_prob, likely))
+        else:
+            found.append((answer.reason, answer.text, answer.error, state_bits(answer)))
+    return found
+
+
+def state_bits(ended: Ended) -> Any:
+    """All bits of a kept state that anybody can see."""
+    state = ended.state
+    if state is None:
+        return None
+    logits = None if state.logits is None else state.logits.tobytes()
+    return state.position, state.tail.tolist(), state.written, logits
+
+
+def any_task(chance: np.random.Generator, size: int, seed: int) -> Task:
+    """A task of any kind: a prompt to go on from, a text to score, a stream to keep."""
+    draws = chance.random() < 0.7
+    sampler = Sampler(
+        temperature=float(chance.choice([0, 0.8, 1])), top_k=[None, 5][chance.integers(2)],
+        top_p=float(chance.choice([0.8, 1])),
+    )  # fmt: skip
+    drawing = Drawing(
+        max_tokens=int(chance.integers(1, 30)),
+        sampler=sampler,
+        seed=seed,
+        stop=("e t", "qu") if chance.random() < 0.3 else (),
+        bias={int(chance.integers(size)): 3.0} if chance.random() < 0.3 else {},
+    )
+    score = not draws or chance.random() < 0.3
+    return Task(
+        tokens=chance.integers(size, size=int(chance.integers(1, 40))),
+        drawing=drawing if draws else None,
+        score=score,
+        top=int(chance.integers(4)) if score else 0,
+        keep=bool(chance.random() < 0.4),
+        tenant=str(chance.integers(3)),
+        bulk=bool(chance.random() < 0.3),
+    )
+
+
+class Faulty:
+    """A session whose steps fail, or say what is not a number, where a poisonous token is fed."""
+
+    def __init__(self, session: Session, *, raises: int = -1, spoils: int = -1) -> None:
+        self._session, self._raises, self._spoils = session, raises, spoils
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def _answer(
+        self, verb: str, tokens: np.ndarray, *others: Any, **lengths: Any
+    ) -> tuple[np.ndarray, Memory]:
+        if (tokens == self._raises).any():
+            raise RuntimeError("the model is out of order")
+        answer, memory = getattr(self._session, verb)(tokens, *others, **lengths)
+        for row in np.flatnonzero((tokens == self._spoils).any(axis=1)):
+            answer[row] = np.nan
+            for array in memory.tensors.values():
+                array[row] = np.nan
+            memory.unsure = True
+        return answer, memory
+
+    def predict(self, *given: Any, **lengths: Any) -> tuple[np.ndarray, Memory]:
+        return self._answer("predict", *given, **lengths)
+
+    def step(self, *given: Any, **lengths: Any) -> tuple[np.ndarray, Memory]:
+        return self._answer("step", *given, **lengths)
+
+    def score(self, *given: Any, **lengths: Any) -> tuple[np.ndarray, Memory]:
+        return self._answer("score", *given, **lengths)

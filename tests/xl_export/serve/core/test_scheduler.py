@@ -1,0 +1,259 @@
+"""Any load gives each task what it gets alone, whatever happens to the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtimes import evaluate, generate, open_session
+from runtimes.contract.session import Session
+from runtimes.tasks.sample import Sampler
+from tests.xl_export.serve.core.driver import Driver, Faulty, any_task, said
+from xl_export.serve.core.running import Running
+from xl_export.serve.core.task import Drawing, Drawn, Ended, Fed, Task
+
+POISON = 3
+
+
+@pytest.fixture(scope="module")
+def pool(session: Session) -> list[tuple[Task, list[object]]]:
+    """Tasks of all kinds, and what each says when it has the engine for itself."""
+    chance, found = np.random.default_rng(5), []
+    for seed in range(40):
+        task = any_task(chance, session.vocab.size, seed)
+        driver = Driver(session, rows=1)
+        driver.run(task)
+        found.append((task, said(driver.answers[task])))
+    return found
+
+
+def again(task: Task) -> Task:
+    """The same work as another task."""
+    names = ("tokens", "state", "score", "top", "drawing", "keep", "cached", "tenant", "bulk")
+    return Task(**{name: getattr(task, name) for name in names})
+
+
+def test_alone_a_task_says_what_generate_and_evaluate_say(
+    session: Session, pool: list[tuple[Task, list[object]]]
+) -> None:
+    assert {(task.drawing is None, task.score, task.keep) for task, _ in pool} >= {
+        (True, True, False), (False, True, True), (False, False, False), (False, False, True),
+    }  # fmt: skip
+    for task, _ in pool:
+        driver = Driver(session, rows=2)
+        driver.run(task)
+        if task.score:
+            log_probs = driver.log_probs(task)
+            assert len(log_probs) == len(task.tokens)
+            assert np.isnan(log_probs[0])
+            if len(task.tokens) > 1:
+                expected = -evaluate(session, task.tokens).token_nats
+                assert np.abs(log_probs[1:] - expected).max() < 1e-4
+        drawing = task.drawing
+        if drawing is not None and not drawing.bias:
+            pieces = list(
+                generate(
+                    session, task.tokens, max_tokens=drawing.max_tokens, sampler=drawing.sampler,
+                    seed=drawing.seed, stop=drawing.stop,
+                )
+            )  # fmt: skip
+            assert driver.tokens(task) == [piece.token for piece in pieces]
+            assert driver.text(task) == "".join(piece.text for piece in pieces)
+            assert driver.ended(task).reason == pieces[-1].ended
+
+
+@pytest.mark.parametrize("rows", [3, 32])
+def test_a_mixed_load_gives_each_task_bitwise_what_it_gets_alone(
+    rows: int, session: Session, pool: list[tuple[Task, list[object]]]
+) -> None:
+    chance = np.random.default_rng(rows)
+    driver = Driver(session, rows=rows, prompt_tokens=24)
+    expected = {}
+    for at in chance.permutation(2 * len(pool)):
+        task, alone = pool[at % len(pool)]
+        task = again(task)
+        expected[task] = alone
+        driver.submit(task)
+        driver.iterate(int(chance.integers(3)))
+    driver.run()
+    for task, alone in expected.items():
+        assert said(driver.answers[task]) == alone
+
+
+def cancel_at_random(session: Session, pool: list[tuple[Task, list[object]]], count: int, rows: int) -> None:
+    """Tasks come and are cancelled at any moment; nobody else notices, and no row is lost."""
+    chance = np.random.default_rng(count)
+    driver, cancelled = Driver(session, rows=rows, prompt_tokens=16, unread=40), 0
+    expected: dict[Task, list[object]] = {}
+    while cancelled < count or driver.scheduler.runs:
+        if cancelled < count and len(driver.scheduler.runs) < 3 * rows:
+            task, alone = pool[chance.integers(len(pool))]
+            task = again(task)
+            expected[task] = alone
+            driver.submit(task)
+        if chance.random() < 0.5 and (runs := list(driver.scheduler.runs)):
+            driver.cancel(runs[chance.integers(len(runs))])
+            cancelled += 1
+        if chance.random() < 0.6:
+            driver.iterate()
+            for task in [task for task in driver.answers if task not in driver.scheduler.runs]:
+                answers = said(driver.answers.pop(task))
+                alone = expected.pop(task)
+                if answers[-1][0] == "cancelled":
+                    assert answers[:-1] == alone[: len(answers) - 1]
+                    assert (answers[-1][-1] is not None) == task.keep
+                else:
+                    assert answers == alone
+    driver.iterate()
+    scheduler = driver.scheduler
+    assert (scheduler.rows.free, len(scheduler.waiting), scheduler.outside) == (rows, 0, 0)
+    assert sum(scheduler.ended.values()) > count
+    task, alone = pool[0]
+    driver.run(last := again(task))
+    assert said(driver.answers[last]) == alone
+
+
+def test_random_cancellations_leave_no_trace_and_no_row_is_lost(
+    session: Session, pool: list[tuple[Task, list[object]]]
+) -> None:
+    cancel_at_random(session, pool, 300, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_ten_thousand_cancellations_leave_no_trace(
+    session: Session, pool: list[tuple[Task, list[object]]]
+) -> None:
+    cancel_at_random(session, pool, 10_000, 12)
+
+
+def test_a_stream_that_is_kept_goes_on_bitwise_as_if_it_had_not_ended(session: Session) -> None:
+    """Fed in parts, drawn in parts, cancelled in the middle: the same numbers as in one go on the ring."""
+    text = np.random.default_rng(2).integers(session.vocab.size, size=32)
+    whole, parts = Driver(session, rows=2), Driver(session, rows=2)
+    drawing = Drawing(max_tokens=20, sampler=Sampler(temperature=0))
+    whole.run(task := Task(tokens=text, drawing=drawing, score=True, keep=True))
+    parts.run(first := Task(tokens=text[:16], score=True, keep=True))
+    parts.run(second := Task(tokens=text[16:], score=True, keep=True, state=parts.ended(first).state))
+    log_probs = np.concatenate([parts.log_probs(first), parts.log_probs(second)])
+    assert np.isnan(log_probs[0])
+    assert np.array_equal(log_probs[1:], whole.log_probs(task)[1:])
+    nothing = np.zeros(0, np.int64)
+    third = Task(tokens=nothing, drawing=drawing, keep=True, state=parts.ended(second).state)
+    parts.submit(third)
+    parts.iterate(6)
+    parts.cancel(third)
+    parts.run()
+    cut = parts.ended(third).state
+    drawn = parts.tokens(third)
+    assert cut.position == 32 + len(drawn) - 1  # the last drawn token was not fed yet
+    rest = Drawing(max_tokens=20 - len(drawn) + 1, sampler=Sampler(temperature=0))
+    parts.run(fourth := Task(tokens=nothing, drawing=rest, keep=True, state=cut))
+    assert drawn[:-1] + parts.tokens(fourth) == whole.tokens(task)
+    one, other = whole.ended(task).state, parts.ended(fourth).state
+    assert np.array_equal(one.logits, other.logits)
+    assert (one.position, one.tail.tolist()) == (52, other.tail.tolist())
+    assert one.tail.tolist() == [*text, *whole.tokens(task)][-9:]
+    assert all(np.array_equal(array, other.memory.tensors[n]) for n, array in one.memory.tensors.items())
+
+
+@pytest.mark.parametrize("what", ["raises", "spoils"])
+def test_a_failing_step_fails_only_its_tasks(
+    what: str, session: Session, pool: list[tuple[Task, list[object]]]
+) -> None:
+    """A poisonous token stands in some prompts. Whoever was stepped with it may fail too, where the step
+    itself fails; all others are right, and so are those that come into the same rows afterwards.
+    """
+    faulty = Faulty(session, **{what: POISON})
+    driver = Driver(faulty, rows=4, prompt_tokens=8)  # type: ignore[arg-type]
+    good = [(again(t), alone) for t, alone in pool if POISON not in t.tokens and t.drawing is None]
+    bad = [Task(tokens=np.array([1, 2, POISON] * n), score=n % 2 == 1, keep=True) for n in range(1, 6)]
+    for number, (task, _) in enumerate(good):
+        driver.submit(task, *bad[number : number + 1])
+    driver.run()
+    assert len(good) > 5
+    for task, alone in good:
+        assert said(driver.answers[task]) == alone
+    for task in bad:
+        ended = driver.ended(task)
+        assert (ended.reason, ended.state) == ("failed", None)
+        assert ("out of order" if what == "raises" else "logits are not finite") in ended.error
+        assert "\n" not in ended.error
+    assert driver.scheduler.rows.free == 4
+
+
+def test_a_row_that_fails_while_it_draws_fails_alone(
+    session: Session, pool: list[tuple[Task, list[object]]]
+) -> None:
+    always = Drawing(max_tokens=9, bias={POISON: 1e6})  # it draws the poison and then feeds it
+    tasks = [(again(task), alone) for task, alone in pool[:8]]
+    driver = Driver(Faulty(session, spoils=POISON), rows=9)  # type: ignore[arg-type]
+    sound = [(task, alone) for task, alone in tasks if POISON not in task.tokens]
+    driver.run(bad := Task(tokens=np.array([1, 2]), drawing=always), *[task for task, _ in sound])
+    assert (driver.ended(bad).reason, driver.tokens(bad)) == ("failed", [POISON])
+    right = [
+        said(driver.answers[task]) == alone for task, alone in sound if POISON not in driver.tokens(task)
+    ]
+    assert len(right) > 3
+    assert all(right)
+
+
+def test_a_fault_of_the_engine_ends_all_tasks_and_the_engine_goes_on(
+    session: Session, pool: list[tuple[Task, list[object]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(session, rows=2)
+    driver.submit(*(again(task) for task, _ in pool[:6]))
+    driver.iterate(2)
+    driver.scheduler.fail_all(ZeroDivisionError("a slip"))
+    ends = [answers[-1] for _, answers in driver.scheduler.delivery()]
+    assert ends
+    assert all(isinstance(end, Ended) and "ZeroDivisionError: a slip" in end.error for end in ends)
+    driver.answers.clear()
+    driver.run(*(tasks := [again(task) for task, _ in pool[:6]]))
+    for task, (_, alone) in zip(tasks, pool, strict=False):
+        assert said(driver.answers[task]) == alone
+
+
+def test_a_selective_output_layer_scores_and_draws_as_the_whole_one(selective: Session) -> None:
+    chance = np.random.default_rng(1)
+    tokens = chance.integers(selective.vocab.size, size=29)
+    drawing = Drawing(max_tokens=5, sampler=Sampler(temperature=0))
+    tasks = [
+        Task(tokens=tokens, score=True),
+        Task(tokens=tokens, score=True, keep=True),
+        Task(tokens=tokens, score=True, top=3, drawing=drawing),
+    ]
+    driver = Driver(selective, rows=4)
+    driver.run(*tasks)
+    expected = -evaluate(selective, tokens).token_nats
+    for task in tasks:
+        assert np.abs(driver.log_probs(task)[1:] - expected).max() < 1e-4
+    assert driver.ended(tasks[1]).state.logits is not None
+    assert driver.tokens(tasks[2]) == [
+        piece.token for piece in generate(selective, tokens, max_tokens=5, sampler=drawing.sampler)
+    ]
+    for answer in driver.answers[tasks[2]]:
+        if isinstance(answer, Drawn):
+            assert answer.likeliest.ids[0, 0] == answer.token
+            assert answer.likeliest.log_probs[0, 0] == pytest.approx(answer.log_prob, abs=1e-5)
+        elif isinstance(answer, Fed):
+            assert answer.likeliest.ids.shape == (answer.count, 3)
+
+
+def test_a_run_in_pytorch_is_served_too(run: Path, session: Session) -> None:
+    driver = Driver(open_session(run), rows=3)
+    tasks = [
+        Task(tokens=np.arange(n) % session.vocab.size, drawing=Drawing(max_tokens=6)) for n in (1, 9, 20)
+    ]
+    driver.run(*tasks)
+    for task in tasks:
+        pieces = generate(session, task.tokens, max_tokens=6)
+        assert driver.tokens(task) == [piece.token for piece in pieces]
+
+
+def test_running_is_told_of_a_task_once(session: Session) -> None:
+    run = Running(Task(tokens=np.arange(3), drawing=Drawing(max_tokens=200, seed=4, index=2)), session)
+    naive = np.random.default_rng([4, 2])
+    assert [run.uniform() for _ in range(150)] == [naive.random() for _ in range(150)]
