@@ -1,0 +1,256 @@
+"""The engine's thread: submit, cancel, stop and refuse from other threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtimes import open_session
+from runtimes.base.errors import StreamError, UserError
+from runtimes.contract.session import Session
+from runtimes.tasks.sample import Sampler
+from tests.architectures import ARCHITECTURES
+from tests.xl_export.serve.core.driver import Driver, any_task, said
+from xl_export.artefact.export import export
+from xl_export.serve.core.drive import answers_of, cost_of
+from xl_export.serve.core.engine import Engine
+from xl_export.serve.core.scheduler import Delivery
+from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.core.task import Answer, Drawing, Ended, Task
+from xl_export.serve.core.trial import dependence_of_rows
+from xl_export.serve.core.waiting import Busy
+
+
+class Held:
+    """A session whose steps wait until they are let go."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self.entered, self.let_go = session, threading.Event(), threading.Event()
+        self.let_go.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def predict(self, *given: Any, **lengths: Any) -> Any:
+        self.entered.set()
+        assert self.let_go.wait(60)
+        return self._session.predict(*given, **lengths)
+
+
+class Clients:
+    """Gathers what an engine delivers."""
+
+    def __init__(self) -> None:
+        self.answers: dict[Task, list[Answer]] = {}
+        self.changed = threading.Condition()
+
+    def deliver(self, delivery: Delivery) -> None:
+        with self.changed:
+            for task, new in delivery:
+                self.answers.setdefault(task, []).extend(new)
+            self.changed.notify_all()
+
+    def wait(self, *tasks: Task) -> None:
+        """Until these tasks have ended, once each."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: all(self.ends(task) for task in tasks), 60)
+
+    def ends(self, task: Task) -> list[Ended]:
+        return [answer for answer in self.answers.get(task, []) if isinstance(answer, Ended)]
+
+
+def endless(tokens: int = 3, **others: Any) -> Task:
+    return Task(tokens=np.arange(tokens) + 1, drawing=Drawing(max_tokens=10**9), **others)
+
+
+def test_tasks_from_many_threads_say_what_they_say_alone(session: Session) -> None:
+    chance = np.random.default_rng(8)
+    tasks = [any_task(chance, session.vocab.size, seed) for seed in range(30)]
+    found, facts = answers_of(session, tasks, EngineSettings(rows=5))
+    for task, answers in zip(tasks, found, strict=True):
+        alone = Driver(session, rows=1)
+        alone.run(task)
+        assert said(answers) == said(alone.answers[task])
+    assert (facts.free, facts.waiting, sum(facts.tasks_ended.values())) == (5, 0, 30)
+    assert facts.tokens_fed == sum(len(task.tokens) for task in tasks)
+    assert facts.dependence is None
+
+
+def test_a_seed_gives_the_same_tokens_alone_and_among_31_others(session: Session) -> None:
+    one = Drawing(max_tokens=40, seed=9, sampler=Sampler(top_k=20))
+    tokens = np.arange(11)
+    (alone, *_), _ = answers_of(session, [Task(tokens=tokens, drawing=one)], EngineSettings())
+    chance = np.random.default_rng(0)
+    others = [any_task(chance, session.vocab.size, seed) for seed in range(31)]
+    found, _ = answers_of(session, [*others, Task(tokens=tokens, drawing=one)], EngineSettings())
+    assert said(found[-1]) == said(alone)
+
+
+def test_cancelling_ends_a_task_after_the_present_step_whoever_cancels(session: Session) -> None:
+    clients = Clients()
+    engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)
+    engine.start()
+    tasks = [endless(keep=n % 2 == 0) for n in range(5)]
+    for task in tasks:
+        engine.submit(task)
+    threads = [threading.Thread(target=engine.cancel, args=(task,)) for task in [*tasks, *tasks]]
+    for thread in threads:
+        thread.start()
+    clients.wait(*tasks)
+    for thread in threads:
+        thread.join()
+    engine.cancel(tasks[0])  # has ended; and one that nobody has submitted
+    engine.cancel(endless())
+    engine.submit(last := Task(tokens=np.arange(3)))
+    clients.wait(last)
+    engine.stop(within=60)
+    assert [[end.reason for end in clients.ends(task)] for task in tasks] == [["cancelled"]] * 5
+    assert all((clients.ends(task)[0].state is not None) == task.keep for task in tasks)
+    assert (engine.facts.free, engine.facts.waiting) == (2, 0)
+
+
+def test_stopping_ends_every_task_once_with_its_state(session: Session) -> None:
+    clients = Clients()
+    engine = Engine(session, EngineSettings(rows=2, unread=50), deliver=clients.deliver)
+    engine.start()
+    tasks = [endless(keep=True) for _ in range(5)]  # in a row, waiting, and paused
+    for task in tasks:
+        engine.submit(task)
+    with clients.changed:
+        assert clients.changed.wait_for(lambda: engine.facts.paused > 0, 60)
+    engine.stop(within=60)
+    for task in tasks:
+        (end,) = clients.ends(task)
+        assert (end.reason, clients.answers[task][-1]) == ("stopped", end)
+        assert end.state.position == len(end.state.tail) or len(end.state.tail) == session.rule.segment + 1
+    with pytest.raises(UserError, match="takes no more tasks"):
+        engine.submit(endless())
+    engine.stop(within=60)
+
+
+def test_stopping_returns_within_its_limit_and_a_step_that_hangs_is_told_of_later(session: Session) -> None:
+    clients, held = Clients(), Held(session)
+    engine = Engine(held, EngineSettings(rows=2), deliver=clients.deliver)  # type: ignore[arg-type]
+    held.let_go.clear()
+    held.entered.clear()
+    engine.start()
+    engine.submit(task := endless())
+    assert held.entered.wait(60)
+    engine.stop(within=0.01)
+    assert not clients.ends(task)
+    held.let_go.set()
+    clients.wait(task)
+    assert [end.reason for end in clients.ends(task)] == ["stopped"]
+
+
+def test_a_full_queue_refuses_before_any_work_and_takes_tasks_again(session: Session) -> None:
+    clients, held = Clients(), Held(session)
+    engine = Engine(held, EngineSettings(rows=2, queue=3), deliver=clients.deliver)  # type: ignore[arg-type]
+    tasks = [Task(tokens=np.arange(3)) for _ in range(4)]
+    for task in tasks[:3]:
+        engine.submit(task)  # the engine has not started: all of them wait
+    for _ in range(20):
+        with pytest.raises(Busy, match=r"3 tasks wait already.*ask again in") as refused:
+            engine.submit(tasks[3])
+    assert 1 <= refused.value.retry_after <= 60
+    assert engine.facts.waiting == 3
+    engine.start()
+    clients.wait(*tasks[:3])
+    engine.submit(tasks[3])
+    clients.wait(tasks[3])
+    engine.submit(task := endless())
+    with pytest.raises(UserError, match="was submitted before"):
+        engine.submit(task)
+    engine.stop(within=60)
+    assert len(clients.ends(task)) == 1
+
+
+def state_of(session: Session, **changes: Any) -> Any:
+    driver = Driver(session, rows=1)
+    driver.run(task := Task(tokens=np.arange(5), keep=True))
+    state = driver.ended(task).state
+    for name, value in changes.items():
+        setattr(state.memory, name, value)
+    return state
+
+
+def drawing(**options: Any) -> Task:
+    return Task(tokens=np.arange(2), drawing=Drawing(**{"max_tokens": 1, **options}))
+
+
+IMPOSSIBLE: dict[str, tuple[Callable[[Session], Task], str]] = {
+    "nothing": (lambda s: Task(tokens=np.zeros(0, np.int64)), "has no tokens"),
+    "outside": (lambda s: Task(tokens=np.array([s.vocab.size])), "outside the vocabulary"),
+    "floats": (lambda s: Task(tokens=np.zeros(3)), "int64 array"),
+    "top": (lambda s: Task(tokens=np.arange(2), top=-1), "top is -1"),
+    "no tokens to draw": (lambda s: drawing(max_tokens=0), "max_tokens is 0"),
+    "seed": (lambda s: drawing(seed=-1), "seed is -1"),
+    "stop": (lambda s: drawing(stop=("",)), "stop string"),
+    "bias": (lambda s: drawing(bias={0: np.nan}), "bias of token 0"),
+    "bias of no token": (lambda s: drawing(bias={-1: 1.0}), "bias of token -1"),
+    "another's stream": (
+        lambda s: Task(tokens=np.arange(2), state=state_of(s, owner="x")), "belongs to artefact x",
+    ),
+    "a broken stream": (
+        lambda s: Task(tokens=np.arange(2), state=state_of(s, tensors={})), "not have the names",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_what_cannot_be_done_is_refused_where_it_is_submitted(what: str, session: Session) -> None:
+    make, message = IMPOSSIBLE[what]
+    engine = Engine(session, EngineSettings(rows=2), deliver=lambda delivery: None)
+    with pytest.raises(UserError, match=message) as error:
+        engine.submit(make(session))
+    assert "\n" not in str(error.value)
+    assert engine.facts.waiting == 0
+
+
+def test_sessions_whose_rows_cannot_advance_apart_are_refused(
+    artefacts: dict[str, Path], make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    from_end = next(sizes for sizes in ARCHITECTURES.values() if sizes.get("from_segment_end"))
+    for folder, message in (
+        (artefacts["shift"], "has shift memory.*export it with `--memory ring`"),
+        (artefacts["hidden"], "has hidden memory"),
+        (export(make_run(**from_end), tmp_path / "artefact"), "count from the end of the segment"),
+    ):
+        with pytest.raises(StreamError, match=message):
+            Engine(open_session(folder), EngineSettings(), deliver=lambda delivery: None)
+
+
+class Mixed:
+    """A session in which the number of rows shows in the last bit."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def predict(self, tokens: np.ndarray, *given: Any, **lengths: Any) -> Any:
+        answer, memory = self._session.predict(tokens, *given, **lengths)
+        return answer * np.float32(1 + 1e-6 * len(tokens)), memory
+
+
+def test_rows_that_depend_on_each_other_are_noticed(session: Session) -> None:
+    assert dependence_of_rows(session, EngineSettings()) is None
+    engine = Engine(Mixed(session), EngineSettings(), deliver=lambda delivery: None)  # type: ignore[arg-type]
+    said = engine.facts.dependence
+    assert said.startswith(
+        "rows are not independent of each other with ONNX Runtime, standard operators: 1 of"
+    )
+    assert "\n" not in said
+
+
+def test_the_cost_of_an_engine_is_measured_without_http(session: Session) -> None:
+    cost = cost_of(session, streams=3, tokens=20)
+    assert cost.tokens == 60
+    assert min(cost.model_seconds, cost.other_seconds) > 0
+    assert cost.other_microseconds_per_token == pytest.approx(1e6 * cost.other_seconds / 60)

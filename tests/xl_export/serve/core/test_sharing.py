@@ -1,0 +1,188 @@
+"""Who gets a row and when, in iterations: tenants, people and bulk, slow clients, the prefix cache."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from runtimes.contract.session import Session
+from tests.xl_export.serve.core.driver import Driver, said
+from xl_export.serve.core.state import StreamState
+from xl_export.serve.core.task import Drawing, Drawn, Fed, Task
+
+
+def drawing_task(tenant: str, count: int = 12, *, prompt: int = 3, bulk: bool = False) -> Task:
+    return Task(
+        tokens=np.arange(prompt) + 1, drawing=Drawing(max_tokens=count, seed=prompt), tenant=tenant, bulk=bulk
+    )
+
+
+def test_many_tasks_of_one_tenant_do_not_delay_another_tenants_first(session: Session) -> None:
+    driver = Driver(session, rows=4)
+    many = [drawing_task("many", 20) for _ in range(60)]
+    driver.submit(*many)
+    driver.iterate(5)
+    began = driver.scheduler.iterations
+    driver.submit(one := drawing_task("one"))
+    driver.iterate(15)
+    assert driver.at[one][0] - began <= 2
+    assert driver.at[one][-1] - began <= 15
+    assert driver.scheduler.parked == 1
+    driver.run()
+    alone = Driver(session, rows=1)
+    alone.run(task := drawing_task("many", 20))
+    for each in many:  # the one that gave up its row among them
+        assert said(driver.answers[each]) == said(alone.answers[task])
+
+
+def test_rows_are_shared_by_what_was_served_and_not_by_who_asks_most(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both tenants always have tasks, and in the end each has about half of the tokens."""
+    monkeypatch.setattr("xl_export.serve.core.scheduler.TURN", 60)
+    driver = Driver(session, rows=4)
+    driver.submit(
+        *(drawing_task("many", 60) for _ in range(60)), *(drawing_task("few", 5) for _ in range(300))
+    )
+    driver.iterate(250)
+    served = {run.account.tenant: run.account.served for run in driver.scheduler.runs.values()}
+    assert sum(served.values()) > 900
+    assert abs(served["many"] - served["few"]) <= 120
+    assert driver.scheduler.parked < 20  # nobody is pushed in and out all the time
+
+
+def test_a_single_row_is_shared_in_turns(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xl_export.serve.core.scheduler.TURN", 20)
+    driver = Driver(session, rows=1)
+    driver.submit(long := drawing_task("a", 80), other := drawing_task("b", 80))
+    driver.iterate(60)
+    assert min(len(driver.tokens(task)) for task in (long, other)) > 15
+    driver.run()
+    assert 2 <= driver.scheduler.parked <= 6
+    alone = Driver(session, rows=1)
+    alone.run(same := drawing_task("a", 80))
+    assert driver.tokens(long) == alone.tokens(same)
+
+
+def test_a_long_prompt_takes_one_piece_an_iteration_from_those_who_draw(session: Session) -> None:
+    driver = Driver(session, rows=3, prompt_tokens=8)
+    driver.submit(draws := drawing_task("a", 40))
+    driver.iterate(2)
+    driver.submit(long := drawing_task("a", 1, prompt=60))
+    driver.iterate(3)
+    driver.submit(short := drawing_task("a", 1, prompt=4))
+    driver.iterate(30)
+    assert np.diff(driver.at[draws]).max() == 1  # a token in each iteration, whatever is fed
+    fed = [
+        at
+        for at, answer in zip(driver.at[long], driver.answers[long], strict=True)
+        if isinstance(answer, Fed)
+    ]
+    assert len(fed) == len(set(fed)) == 8
+    assert driver.at[short][0] <= 7  # it does not wait until the long one is fed
+
+
+def test_bulk_gives_its_rows_to_people_between_two_pieces_and_goes_on_afterwards(session: Session) -> None:
+    driver = Driver(session, rows=2, prompt_tokens=8)
+    text = np.random.default_rng(0).integers(session.vocab.size, size=120)
+    bulk = [Task(tokens=text, score=True, bulk=True, tenant="b") for _ in range(4)]
+    driver.submit(*bulk)
+    driver.iterate(6)
+    began = driver.scheduler.iterations
+    people = [drawing_task("p", 6) for _ in range(3)]
+    driver.submit(*people)
+    driver.iterate(4)
+    assert driver.at[people[0]][0] - began == 1
+    assert driver.scheduler.parked == 2
+    driver.run()
+    last = max(driver.at[task][-1] for task in people)
+    assert min(driver.at[task][-1] for task in bulk) > last
+    alone = Driver(session, rows=1)
+    alone.run(task := Task(tokens=text, score=True))
+    assert all(np.array_equal(driver.log_probs(each)[1:], alone.log_probs(task)[1:]) for each in bulk)
+
+
+def test_a_client_that_takes_nothing_pauses_its_task_alone(session: Session) -> None:
+    driver = Driver(session, rows=1, unread=10)
+    slow, other = drawing_task("a", 50, prompt=5), drawing_task("a", 30, prompt=4)
+    driver.submit(slow, other)
+    driver.slow.add(slow)
+    driver.iterate(80)
+    assert len(driver.answers[slow]) == 11
+    assert driver.ended(other).reason == "length"
+    assert (driver.scheduler.rows.free, len(driver.scheduler.paused)) == (1, 1)
+    assert not driver.scheduler.has_work
+    run = driver.scheduler.runs[slow]
+    run.taken = 5
+    assert not driver.scheduler.may_resume(run)
+    run.taken = 6
+    assert driver.scheduler.may_resume(run)
+    driver.scheduler.resume(run)
+    driver.iterate(30)
+    assert len(driver.answers[slow]) == 17
+    driver.slow.clear()
+    driver.take(run)
+    driver.run()
+    alone = Driver(session, rows=1)
+    alone.run(same := drawing_task("a", 50, prompt=5))
+    assert said(driver.answers[slow]) == said(alone.answers[same])
+
+
+def test_a_paused_task_is_cancelled_as_any_other(session: Session) -> None:
+    driver = Driver(session, rows=1, unread=4)
+    driver.slow.add(slow := drawing_task("a", 50))
+    driver.submit(slow)
+    driver.iterate(20)
+    driver.cancel(slow)
+    driver.iterate()
+    assert driver.ended(slow).reason == "cancelled"
+    assert not driver.scheduler.runs
+
+
+class Remembers:
+    """A cache that forgets nothing."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, bytes], StreamState] = {}
+        self.asked = 0
+
+    def longest(self, tokens: np.ndarray, tenant: str = "") -> tuple[int, StreamState | None]:
+        self.asked += 1
+        for count in range(len(tokens), 0, -1):
+            if state := self.kept.get((tenant, tokens[:count].tobytes())):
+                return count, state
+        return 0, None
+
+    def put(self, tokens: np.ndarray, state: StreamState, tenant: str = "") -> None:
+        assert state.position == len(tokens)
+        self.kept[tenant, tokens.tobytes()] = state
+
+
+def test_a_prefix_from_the_cache_changes_no_bit(session: Session) -> None:
+    """Whole segments are taken from any prompt, the padded rest of one only for the whole same prompt."""
+    text = np.random.default_rng(0).integers(session.vocab.size, size=40)
+    cache = Remembers()
+    driver, cold = Driver(session, rows=2, cache=cache), Driver(session, rows=2)
+    for count, expected in ((21, 0), (21, 21), (23, 16), (19, 16), (16, 16), (40, 16), (7, 0)):
+        task = Task(tokens=text[:count], drawing=Drawing(max_tokens=8), keep=True)
+        driver.run(task)
+        found = [answer.cached for answer in driver.answers[task] if isinstance(answer, Fed)]
+        assert (sum(found), count) == (expected, count)
+        assert sum(answer.count for answer in driver.answers[task] if isinstance(answer, Fed)) == count
+        cold.run(same := Task(tokens=text[:count], drawing=Drawing(max_tokens=8), keep=True))
+        assert driver.tokens(task) == cold.tokens(same)
+        one, other = driver.ended(task).state, cold.ended(same).state
+        assert np.array_equal(one.logits, other.logits)
+        assert (one.tail.tolist(), one.written) == (other.tail.tolist(), other.written)
+    assert {len(tokens) // 8 for _, tokens in cache.kept} == {7, 8, 16, 19, 21, 23, 24, 32, 40}
+    asked = cache.asked
+    others = [
+        Task(tokens=text[:21], drawing=Drawing(max_tokens=2), cached=False),
+        Task(tokens=text[:21], score=True),
+        Task(tokens=text[:21], drawing=Drawing(max_tokens=2), tenant="another"),
+    ]
+    driver.run(*others)
+    assert cache.asked == asked + 1
+    for task in others:
+        assert not any(answer.cached for answer in driver.answers[task] if isinstance(answer, Fed))
+        assert len([answer for answer in driver.answers[task] if isinstance(answer, Drawn)]) in (0, 2)
