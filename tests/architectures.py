@@ -70,4 +70,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "head-split": ALL_ATTENTION | {"sublayers": "head-split"},
     "single-head": ALL_ATTENTION | {"sublayers": "single-head"},
     "ff-attn": ALL_ATTENTION | {"sublayers": "ff-attn"},
+    "adaptive-span-gated-full": {  # as the public code: the span's factors come after the softmax
+        **LEARNED,
+        "span": SpanConfig(maximum=16, ramp=4, initial=0.4, epsilon=1e-2),
+        "rule": MemoryRule(mem_len=16, segment=8, mask="full"),
+    },
 }

@@ -156,7 +156,7 @@ class GraphSession(FromLogits, ABC):
             outputs = {"logits": np.empty((*where, self.spec.model.vocab_size), np.float32)}
             if self.spec.model.selective:
                 outputs["log_probs"] = np.empty(tokens.shape, np.float32)
-            self._run_whole(inputs, outputs, memory)
+            self._run_whole(inputs, outputs, memory, lengths)
             memory.positions += tokens.shape[1] if lengths is None else lengths
             observe(memory, _last_outputs(outputs, inputs, lengths))
         logits = outputs["logits"]
@@ -168,15 +168,25 @@ class GraphSession(FromLogits, ABC):
         return logits, outputs.get("log_probs", logits)
 
     def _run_whole(
-        self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory
+        self,
+        inputs: dict[str, np.ndarray],
+        outputs: dict[str, np.ndarray],
+        memory: Memory,
+        lengths: np.ndarray | None,
     ) -> None:
-        """Runs the graph over a whole segment, in pieces where its ring cannot be written across its end."""
+        """Runs the graph over a whole segment, in pieces where its ring cannot be written across its end.
+
+        lengths: how many tokens of each row are no padding, int64 [B], or None; for runtimes that pad more.
+        """
         length = inputs["input_ids"].shape[1]
-        pieces = cut(memory.positions, length, self._ring_sizes) if self._ring_sizes and length > 1 else []
-        if len(pieces) < 2:
+        pieces = [slice(0, length)]
+        if self._ring_sizes and length > 1:
+            pieces = cut(memory.positions, length, self._ring_sizes)
+        empty_rows = self.logits_while_scoring == "none"
+        # Where no row has a token, no logits are wanted.
+        if len(pieces) == 1 and (empty_rows or outputs["logits"].size):
             self.run(inputs, outputs, memory)
             return
-        empty_rows = self.logits_while_scoring == "none"
         run_in_pieces(
             lambda part, answers: self.run(part, answers, memory),
             inputs,

@@ -23,21 +23,22 @@ from runtimes.contract.engine import (
     NAMES,
     PLAN,
     EngineFacts,
-    Profile,
     load_engine,
     rebuild_command,
     refuse_elsewhere,
 )
-from runtimes.contract.memory import Memory, refuse_part
+from runtimes.contract.memory import Memory
+from runtimes.contract.restart import observe
 from runtimes.contract.session import Paths
 from runtimes.contract.spec import VOCAB, Spec
-from runtimes.contract.tensors import TensorFacts
 from runtimes.contract.vocabulary import Vocab, load_vocab
 from runtimes.sessions.description import describe_spec
 from runtimes.sessions.graph import GraphSession, Positions
-from runtimes.sessions.tensorrt.device_memory import Cuda, DeviceArray, Graph, PinnedArray
+from runtimes.sessions.tensorrt.bound import Bound, Context
+from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
-from runtimes.sessions.tensorrt.paths import CAPTURED, PLAIN, directions, engine_paths, path_name
+from runtimes.sessions.tensorrt.padding import Padding
+from runtimes.sessions.tensorrt.paths import CAPTURED, PLAIN, engine_paths, path_name
 from runtimes.sessions.tensorrt.runtime_cache import RuntimeCache
 
 # TensorRT's names of the types that a spec may have.
@@ -69,6 +70,8 @@ class TrtSession(GraphSession):
         self._contexts = [self._context(index) for index in range(len(facts.profiles))]
         captured = [context.profile.name for context in self._contexts if context.captured]
         self._paths = engine_paths(facts, spec, captured=captured)
+        # Only a plugin suffers from a change of shapes, and padding costs the time of a longer segment.
+        self._padding = Padding(spec, facts.profiles[0]) if facts.attention == "plugin" else None
 
     @property
     def computed_by(self) -> str:
@@ -116,8 +119,39 @@ class TrtSession(GraphSession):
         return super().start(batch)
 
     def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], memory: Memory) -> None:
-        context = self._context_for(inputs["input_ids"])
         bound = self._bound(memory)
+        wide = self._padding.widen(inputs, outputs, bound.history) if self._padding else None
+        if wide is None:
+            self._run(inputs, outputs, memory, bound)
+        else:
+            self._run(wide.inputs, wide.outputs, memory, bound)
+            wide.copy_to(outputs)
+            if "logit_rows" not in inputs:  # what is not finite in padding stays in the memory
+                observe(memory, wide.outputs["logits"][:, -1].sum(axis=-1))
+        if self._padding:
+            bound.history.note(inputs, widened=wide is not None)
+
+    def _run_whole(
+        self,
+        inputs: dict[str, np.ndarray],
+        outputs: dict[str, np.ndarray],
+        memory: Memory,
+        lengths: np.ndarray | None,
+    ) -> None:
+        if self._padding:
+            ends = memory.positions + (inputs["input_ids"].shape[1] if lengths is None else lengths)
+            self._bound(memory).history.begin(memory.positions, ends)
+        super()._run_whole(inputs, outputs, memory, lengths)
+
+    def _run(
+        self,
+        inputs: dict[str, np.ndarray],
+        outputs: dict[str, np.ndarray],
+        memory: Memory,
+        bound: Bound,
+    ) -> None:
+        """Runs the graph once over inputs of a shape that a profile has."""
+        context = self._context_for(inputs["input_ids"])
         io = bound.io(inputs, outputs)
         for name, array in inputs.items():
             io[name].pinned.host[...] = array
@@ -137,13 +171,13 @@ class TrtSession(GraphSession):
         self._paths.taken.add(path_name(self.spec, context.profile, how, bound.direction, inputs))
         bound.advance(memory)
 
-    def _bound(self, memory: Memory) -> _Bound:
+    def _bound(self, memory: Memory) -> Bound:
         bound = memory.binding
-        if not isinstance(bound, _Bound) or not bound.serves(self, memory):
-            memory.binding = bound = _Bound(self, memory)
+        if not isinstance(bound, Bound) or not bound.serves(self, memory):
+            memory.binding = bound = Bound(self, self.cuda, memory)
         return bound
 
-    def _context_for(self, tokens: np.ndarray) -> _Context:
+    def _context_for(self, tokens: np.ndarray) -> Context:
         """The context of the narrowest profile that takes tokens [B, T]: the last profiles are the
         narrowest.
         """
@@ -206,7 +240,7 @@ class TrtSession(GraphSession):
                     f"build it again: {rebuild_command(self.folder, self.facts)}."
                 )
 
-    def _context(self, index: int) -> _Context:
+    def _context(self, index: int) -> Context:
         profile, trt = self.facts.profiles[index], self._trt
         token = profile.name == "token"
         # Each context has one profile, and needs the scratch memory of that profile alone.
@@ -237,147 +271,4 @@ class TrtSession(GraphSession):
                 "again."
             )
         self.cuda.synchronize()
-        return _Context(context, profile, self._log, captured=token and self.facts.flavour == "tensorrt")
-
-
-class _Context:
-    """An execution context of one profile.
-
-    captured: whether this session captures the context's steps as CUDA graphs. serial: how often the input
-    shapes have changed; a graph that was captured before a change may not be launched after it.
-    """
-
-    def __init__(self, context: Any, profile: Profile, log: Any, *, captured: bool) -> None:
-        self.context, self.profile, self.captured, self._log = context, profile, captured, log
-        self.serial, self._shapes = 0, dict[str, tuple[int, ...]]()
-
-    def shape(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Sets the input shapes of the next steps, if they differ from those of the last step."""
-        if shapes == self._shapes:
-            return
-        # A refusal in the middle leaves some shapes set: they count as unknown until all are.
-        self._shapes, self.serial = {}, self.serial + 1
-        for name, sizes in shapes.items():
-            if not self.context.set_input_shape(name, sizes):
-                raise StreamError(
-                    f"{name} {list(sizes)} does not fit the engine's {self.profile.name} profile "
-                    f"({self._log.last_error()}); build the engine with a larger --batch."
-                )
-        self._shapes = shapes
-
-    def queue(self, addresses: dict[str, int], stream: int) -> None:
-        """Queues one step over buffers at these addresses."""
-        bound = all([self.context.set_tensor_address(name, address) for name, address in addresses.items()])
-        if not bound or not self.context.execute_async_v3(stream):
-            raise ArtefactError(
-                f"the engine could not run a step ({self._log.last_error()}); build the engine again."
-            )
-
-
-class _Io:
-    """The buffers of one graph input or output: one on the device and one in pinned host memory."""
-
-    def __init__(self, cuda: Cuda, fact: TensorFacts, shape: tuple[int, ...]) -> None:
-        self.device: DeviceArray = cuda.empty(shape, fact.dtype)
-        self.pinned: PinnedArray = cuda.pinned(shape, fact.dtype)
-
-
-class _Bound:
-    """The buffers of one Memory on the GPU, kept from step to step: those of the state, inputs and outputs.
-
-    A ring has one set of buffers for the state, which a step reads and writes. Shift memory has two: a step
-    reads the front set and writes the back set; then they change places, so there are two directions and a
-    CUDA graph for each. warm: the `serial` of the context at which a step was run without a graph; TensorRT
-    demands such a step after each change of shapes, before one is captured.
-    """
-
-    def __init__(self, session: TrtSession, memory: Memory) -> None:
-        refuse_part(memory)
-        self.session, self.cuda, self.warm = session, session.cuda, 0
-        facts, batch = session.state, memory.batch
-        sets = [
-            {f.name: self.cuda.empty(f.sizes(batch=batch), f.dtype) for f in facts}
-            for _ in range(len(directions(session.spec)))
-        ]
-        self._front, self._back = sets[0], sets[-1]
-        self._turn = 0
-        arrays = {name: np.ascontiguousarray(memory.tensors[name]) for name in self._front}
-        for name, array in arrays.items():
-            self.cuda.upload(self._front[name], array)
-        self.cuda.synchronize()
-        self.shapes = {name: array.shape for name, array in self._front.items()}
-        self._io: dict[tuple[int, ...], dict[str, _Io]] = {}
-        self._graphs: dict[tuple[int, int], tuple[int, Graph]] = {}
-        memory.tensors.update(self._front)  # from now on the memory's tensors are arrays on the device
-
-    @property
-    def direction(self) -> str:
-        """Which buffers the next step reads and writes, in words."""
-        names = directions(self.session.spec)
-        return names[self._turn % len(names)]
-
-    def serves(self, session: TrtSession, memory: Memory) -> bool:
-        """Whether the memory's tensors are still these buffers: a caller may have put others in their
-        place.
-        """
-        return self.session is session and all(
-            memory.tensors.get(name) is array for name, array in self._front.items()
-        )
-
-    def io(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> dict[str, _Io]:
-        """The buffers for a step of these shapes. Those of single tokens are kept, and those of the last
-        segment.
-        """
-        arrays = inputs | outputs
-        key = tuple(size for array in arrays.values() for size in array.shape)
-        if key not in self._io:
-            facts = {
-                fact.name: fact
-                for fact in (*self.session.spec.graph_inputs, *self.session.spec.graph_outputs)
-            }
-            single = inputs["input_ids"].shape[1] == 1
-            self._io = {kept: io for kept, io in self._io.items() if single or kept[1] == 1}
-            self._io[key] = {name: _Io(self.cuda, facts[name], array.shape) for name, array in arrays.items()}
-        return self._io[key]
-
-    def queue(
-        self,
-        context: _Context,
-        io: dict[str, _Io],
-        inputs: dict[str, np.ndarray],
-        outputs: dict[str, np.ndarray],
-    ) -> None:
-        """Queues copies in, the step from the front buffers to the back ones, and copies out."""
-        for name in inputs:
-            self.cuda.upload(io[name].device, io[name].pinned)
-        addresses = {name: buffer.device.address for name, buffer in io.items()}
-        for state in self.session.spec.state:
-            addresses |= {
-                state.past: self._front[state.past].address,
-                state.present: self._back[state.past].address,
-            }
-        context.queue(addresses, self.cuda.stream)
-        for name in outputs:
-            self.cuda.download(io[name].pinned, io[name].device)
-
-    def graph(
-        self,
-        context: _Context,
-        io: dict[str, _Io],
-        inputs: dict[str, np.ndarray],
-        outputs: dict[str, np.ndarray],
-    ) -> Graph:
-        """The work of `queue` as a CUDA graph, captured once for each direction as long as the shapes stay
-        the same.
-        """
-        key = (id(self._front), id(io))
-        serial, graph = self._graphs.get(key, (0, None))
-        if graph is None or serial != context.serial:
-            graph = self.cuda.capture(lambda: self.queue(context, io, inputs, outputs))
-            self._graphs[key] = (context.serial, graph)
-        return graph
-
-    def advance(self, memory: Memory) -> None:
-        """Makes the buffers that a step has written the memory's tensors; in a ring they are so already."""
-        self._front, self._back, self._turn = self._back, self._front, self._turn + 1
-        memory.tensors.update(self._front)
+        return Context(context, profile, self._log, captured=token and self.facts.flavour == "tensorrt")

@@ -19,7 +19,10 @@ from tests.xl_export.tensorrt.bindings import needs_bindings
 
 RUNTIMES, EXPORT = Path(runtimes.__file__).parent, Path(xl_export.__file__).parent / "tensorrt"
 SOURCES = [
-    *(RUNTIMES / "sessions/tensorrt" / f"{name}.py" for name in ("session", "module", "runtime_cache")),
+    *(
+        RUNTIMES / "sessions/tensorrt" / f"{name}.py"
+        for name in ("session", "bound", "module", "runtime_cache")
+    ),
     *(EXPORT / f"{name}.py" for name in ("build", "network", "plugin", "private_parts", "progress")),
     EXPORT.parent / "deployment" / "refit.py",
 ]
@@ -78,7 +81,7 @@ def used_names() -> set[str]:
                 names = names[1:]
             if names[0] in ("trt", "_trt"):
                 found.add(".".join(names[1:3]))
-            elif names[0] in OBJECTS and not (names[0] == "context" and names[1] in vars_of("_Context")):
+            elif names[0] in OBJECTS and not (names[0] == "context" and names[1] in vars_of("Context")):
                 found.add(f"{OBJECTS[names[0]]}.{names[1]}")
     found.remove("ILayer.attention")  # of the class that `allow_decomposition` gives the layer
     return found | {"IAttentionInputLayer.attention", "IAttention.decomposable"}
@@ -86,9 +89,9 @@ def used_names() -> set[str]:
 
 def vars_of(name: str) -> set[str]:
     """Names of a class of our own that has the same name for its instances as TensorRT's."""
-    import runtimes.sessions.tensorrt.session as session
+    from runtimes.sessions.tensorrt import bound
 
-    return {*vars(getattr(session, name)), "profile", "captured", "serial", "context"}
+    return {*vars(getattr(bound, name)), "profile", "captured", "serial", "context"}
 
 
 NAMES = sorted(used_names())

@@ -1,0 +1,140 @@
+"""Segments of an engine brought to one length, so that a plugin sees one shape.
+
+TensorRT leaks a CUDA module whenever the shape of a plugin with an embedded kernel changes
+(NVIDIA/TensorRT#4849). So a segment shorter than the profile's is run as a longer one, a *window* of W
+positions that holds it. What stands around it in the window depends on the form of memory.
+
+In a ring, after the segment comes padding: its slots are those of tokens that nobody sees any more. Where the
+window would go across the end of a ring, it begins earlier: the tokens before the segment are fed again. They
+see what they saw the first time, since S = M + T, and write what is there already.
+
+In shift memory padding takes the places of tokens that are still seen, and what was pushed out cannot be fed
+again. Only where no row has begun its text, padding may stand before the segment, at negative positions.
+`docs/log.md` has the arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtimes.contract.engine import Profile
+from runtimes.contract.spec import Spec
+
+Arrays = dict[str, np.ndarray]
+NEVER = np.iinfo(np.int64).min  # a position that no token has
+
+
+class History:
+    """What a window has to know of each row: its last T tokens, and the step that runs.
+
+    ends: the position of each row's next token after the step. floors: the first position that a window may
+    begin at, because the tokens from there on are known and the keys that they see are still in the ring.
+    """
+
+    def __init__(self, batch: int, longest: int) -> None:
+        self.longest = longest
+        self._rows = np.arange(batch)[:, None]
+        self._tokens = np.zeros((batch, longest), np.int64)
+        self.ends = np.full(batch, NEVER)
+        self.floors = np.full(batch, NEVER)
+
+    def begin(self, positions: np.ndarray, ends: np.ndarray) -> None:
+        """Begins a step of the tokens from `positions` to `ends`, int64 [B]."""
+        moved = positions != self.ends  # by the caller: nothing is known of what lies before
+        self.floors = np.where(positions <= 0, NEVER, np.where(moved, positions, self.floors))
+        self.ends = ends
+
+    def note(self, inputs: Arrays, *, widened: bool) -> None:
+        """Remembers the tokens of a part of the step, [B, n] with n at most T."""
+        positions = inputs["position_ids"]
+        real = positions < self.ends[:, None]
+        rows = np.broadcast_to(self._rows, real.shape)[real]
+        self._tokens[rows, positions[real] % self.longest] = inputs["input_ids"][real]
+        if not widened:  # windows leave padding only where the next windows bear it
+            behind = positions[:, -1] + 1
+            floors = np.maximum(self.floors, behind - self.longest)
+            self.floors = np.where(behind > self.ends, floors, self.floors)
+
+    def at(self, positions: np.ndarray) -> np.ndarray:
+        """The tokens at these positions [B, n]; before position 0 any, since they are padding."""
+        tokens: np.ndarray = self._tokens[self._rows, positions % self.longest]
+        return tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widened:
+    """A segment [B, n] in windows [B, W]: the inputs and outputs of the longer step.
+
+    columns: int64 [B, n], where in its window each of the segment's tokens is.
+    """
+
+    inputs: Arrays
+    outputs: Arrays
+    columns: np.ndarray
+
+    def copy_to(self, outputs: Arrays) -> None:
+        """Fills the outputs of the segment."""
+        rows = np.arange(len(self.columns))[:, None]
+        for name, array in self.outputs.items():
+            by_row = name == "logits" and "logit_rows" in self.inputs  # [N, V], of chosen positions alone
+            outputs[name][...] = array if by_row else array[rows, self.columns]
+
+
+class Padding:
+    """What segments of an engine's widest profile are padded to: its usual length, or its longest."""
+
+    def __init__(self, spec: Spec, profile: Profile) -> None:
+        self.widths = profile.tokens[1:]
+        self.rings = {int(state.shape[2]) for state in spec.state} if spec.linear_ring else set[int]()
+        # Keys before the text count as zeros under the other rule, and padding would take their place.
+        self.before_texts = spec.form == "shift" and spec.rule.initial_memory == "masked"
+
+    def widen(self, inputs: Arrays, outputs: Arrays, history: History) -> Widened | None:
+        """The segment in windows; None where it has a profile's length already, and where it has no windows.
+
+        Single tokens are not widened: they have a profile of their own.
+        """
+        batch, length = inputs["input_ids"].shape
+        if length == 1 or length in self.widths:
+            return None
+        width = next(width for width in self.widths if width >= length)
+        # A row that has no token in this part of a step writes padding where its next token will be, and no
+        # farther behind, or it would take the place of what that token sees.
+        first = np.minimum(inputs["position_ids"][:, 0], history.ends)
+        starts = self._starts(first, length, width)
+        if starts is None or (starts < history.floors).any():
+            return None
+        positions = starts[:, None] + np.arange(width)
+        offsets = (first - starts)[:, None]
+        columns, rows = np.minimum(offsets + np.arange(length), width - 1), np.arange(batch)[:, None]
+        before = np.arange(width) < offsets
+        tokens = np.where(before, history.at(positions), inputs["input_ids"][:, -1:])
+        tokens[rows, columns] = inputs["input_ids"]
+        wide = {"input_ids": tokens, "position_ids": positions}
+        if "logit_rows" in inputs:
+            wide["targets"] = np.full((batch, width), -1)
+            wide["targets"][rows, columns] = inputs["targets"]
+            row, column = np.divmod(inputs["logit_rows"], length)
+            wide["logit_rows"] = row * width + columns[row, column]
+        answers = {
+            name: np.empty(
+                array.shape if array.shape[:2] != (batch, length) else (batch, width, *array.shape[2:]),
+                array.dtype,
+            )
+            for name, array in outputs.items()
+        }
+        return Widened(inputs=wide, outputs=answers, columns=columns)
+
+    def _starts(self, first: np.ndarray, length: int, width: int) -> np.ndarray | None:
+        """The first position of each row's window, int64 [B]; None where there is no window.
+
+        A segment lies in one turn of every ring, because it was cut so.
+        """
+        if not self.rings:
+            return first - (width - length) if self.before_texts and (first <= 0).all() else None
+        begins = np.max([first - first % size for size in self.rings], axis=0)
+        ends = np.min([first - first % size + size for size in self.rings], axis=0)
+        starts = np.minimum(first, ends - width)
+        return starts if (starts >= begins).all() else None

@@ -1,0 +1,202 @@
+"""Segments that an engine with a plugin runs at one length have the scores of the model itself.
+
+The engines are a stand-in that runs the artefact on ONNX Runtime; nothing was run on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtimes import open_session
+from runtimes.contract.engine import Profile
+from runtimes.contract.rule import MemoryRule
+from tests import fake_gpu
+from tests.architectures import ARCHITECTURES, UNSEEN
+from tests.fake_gpu import install, make_engine
+from tests.live_rows import check_schedules
+from tests.streams import rows
+from trainer.model.naive import naive_attention
+from trainer.run.checkpoint import load_run
+from xl_export.artefact.export import export
+
+ZEROS = MemoryRule(mem_len=16, segment=8, initial_memory="zeros")
+# The last has rings of two sizes, M + T = 80 + 8 and shorter ones, whose ends may lie too close for a window.
+RINGS: dict[str, dict[str, Any]] = {
+    "transformer-xl": {},
+    "zeros": {"rule": ZEROS},
+    "adaptive-softmax": ARCHITECTURES["adaptive-softmax"],
+    "all-attention": {**ARCHITECTURES["all-attention"], "rule": UNSEEN},
+    "all-attention-groups": ARCHITECTURES["all-attention-groups"],
+}
+BATCH = (
+    Profile(name="segment", batch=(1, 6, 6), tokens=(1, 8, 8)),
+    Profile(name="token", batch=(1, 6, 6), tokens=(1, 1, 1)),
+)
+
+
+@pytest.fixture
+def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each step of an engine had, as the plugin sees it."""
+    install(monkeypatch)
+    seen: list[int] = []
+    execute = fake_gpu._Context.execute_async_v3
+
+    def noted(context: Any, stream: int) -> bool:
+        seen.append(context.shapes["input_ids"][1])
+        return execute(context, stream)
+
+    monkeypatch.setattr(fake_gpu._Context, "execute_async_v3", noted)
+    return seen
+
+
+def engine_of(run: Path, folder: Path, **changes: Any) -> Path:
+    """The engine of a run, in fp32 so that its answers can be compared closely; with a plugin by default."""
+    memory = changes.pop("memory", None)
+    artefact = export(run, folder / "artefact", target="tensorrt", precision="fp32", memory=memory)
+    return make_engine(artefact, folder / "engine", **{"attention": "plugin", "profiles": BATCH, **changes})
+
+
+FEW = ("adaptive-softmax", "all-attention-groups")
+
+
+@pytest.mark.parametrize(
+    ("name", "examples"),
+    [(name, 2) for name in FEW] + [pytest.param(name, 100, marks=pytest.mark.slow) for name in RINGS],
+)
+@pytest.mark.timeout(1200)
+def test_any_schedule_in_a_ring_has_the_answers_of_the_run(
+    name: str, examples: int, lengths: list[int], make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Rows at different places, restarted, forked and idle, through many turns of the ring."""
+    run = make_run(**RINGS[name])
+    check_schedules(open_session(engine_of(run, tmp_path)), open_session(run), examples)
+    assert lengths.count(8) > len(lengths) / 4
+
+
+def naive_log_probs(run: Path, stream: np.ndarray, cuts: list[int]) -> np.ndarray:
+    """log p [1, sum of cuts, V] of the naive model in float64."""
+    import torch
+
+    trained = load_run(run)
+    model, rule = trained.model.double().eval(), trained.config.evaluation
+    state, at, answers = model.start(1, rule), 0, []
+    with torch.no_grad():
+        for length in cuts:
+            piece = torch.from_numpy(stream[:, at : at + length])
+            logits, state = model(piece, state, torch.tensor([at]), rule, attention=naive_attention)
+            answers.append(logits.log_softmax(-1).numpy())
+            at += length
+    return np.concatenate(answers, axis=1)
+
+
+def test_a_plugin_over_a_ring_sees_one_length_wherever_a_stream_is_cut(
+    lengths: list[int], run: Path, tokens: np.ndarray, tmp_path: Path
+) -> None:
+    """150 tokens, 6 turns of the ring of 24 slots, in segments of all lengths: windows go back at its end."""
+    session = open_session(engine_of(run, tmp_path))
+    draw, cuts = np.random.default_rng(1), list[int]()
+    while sum(cuts) < 150:
+        cuts.append(int(draw.integers(2, 9)))
+    stream = rows(tokens, 1, sum(cuts))
+    expected, memory, at = naive_log_probs(run, stream, cuts), session.start(1), 0
+    for length in cuts:
+        piece = stream[:, at : at + length]
+        scores, _ = session.score(piece, piece, memory)
+        wanted = np.take_along_axis(expected[:, at : at + length], piece[..., None], axis=-1)[..., 0]
+        assert np.abs(scores - wanted).max() < 1e-4, at
+        at += length
+    assert set(lengths) <= {8, 1}  # 1 where a segment leaves a single token before or behind the ring's end
+    assert memory.positions.tolist() == [at]
+
+
+def test_what_was_not_fed_here_is_not_guessed(
+    lengths: list[int], run: Path, tokens: np.ndarray, tmp_path: Path
+) -> None:
+    """A fork near the end of the ring knows no tokens to feed again, so its segment keeps its length."""
+    session, reference = open_session(engine_of(run, tmp_path)), open_session(run)
+    stream = rows(tokens, 2, 24)
+    memories = [one.start(2) for one in (session, reference)]
+    for at, stop in ((0, 8), (8, 16), (16, 18)):
+        for one, memory in zip((session, reference), memories, strict=True):
+            one.step(stream[:, at:stop], memory)
+    forks = [memory.copy() for memory in memories]
+    lengths.clear()
+    for own, other in (memories, forks):
+        found, wanted = (
+            one.step(stream[:, 18:21], memory)[0] for one, memory in ((session, own), (reference, other))
+        )
+        assert np.abs(found - wanted).max() < 1e-4
+    assert lengths == [8, 3]
+
+
+def test_a_shorter_usual_length_is_a_window_too_and_native_attention_has_none(
+    lengths: list[int], run: Path, tokens: np.ndarray, tmp_path: Path
+) -> None:
+    profiles = (Profile(name="segment", batch=(1, 1, 6), tokens=(1, 4, 8)), BATCH[1])
+    stream = rows(tokens, 1, 24)
+    for attention, expected in (("plugin", [4, 8, 4, 8]), ("native", [3, 6, 4, 8])):
+        folder = tmp_path / attention
+        folder.mkdir()
+        session = open_session(engine_of(run, folder, attention=attention, profiles=profiles))
+        memory, at = session.start(1), 0
+        lengths.clear()
+        for length in (3, 6, 4, 8):
+            session.step(stream[:, at : at + length], memory)
+            at += length
+        assert lengths == expected
+
+
+SHIFTED = {
+    "transformer-xl": {},
+    "full": {"rule": MemoryRule(mem_len=16, segment=8, mask="full")},
+    "absolute-from-segment-end": ARCHITECTURES["absolute-from-segment-end"],
+}
+
+
+@pytest.mark.parametrize("name", SHIFTED)
+def test_shift_memory_is_padded_on_the_left_at_the_start_of_a_text_alone(
+    name: str, lengths: list[int], make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    run = make_run(**SHIFTED[name])
+    session, reference = open_session(engine_of(run, tmp_path, memory="shift")), open_session(run)
+    stream = rows(tokens, 2, 40)
+    memories = [one.start(2) for one in (session, reference)]
+    for first in (3, 5, 8):  # each is a new text in the same rows
+        lengths.clear()
+        for memory in memories:
+            memory.positions[:] = 0
+        for at, stop in ((0, first), (first, first + 6), (first + 6, first + 14)):
+            found, wanted = (
+                one.step(stream[:, at:stop], memory)[0]
+                for one, memory in zip((session, reference), memories, strict=True)
+            )
+            assert np.abs(found - wanted).max() < 1e-4, (first, at)
+        assert lengths == [8, 6, 8]
+
+
+def test_shift_memory_that_begins_with_zeros_is_not_padded(
+    lengths: list[int], make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    """Its first tokens see M empty places, of which padding would take some."""
+    run = make_run(rule=ZEROS)
+    session, reference = open_session(engine_of(run, tmp_path, memory="shift")), open_session(run)
+    found, wanted = (one.step(rows(tokens, 1, 3), one.start(1))[0] for one in (session, reference))
+    assert np.abs(found - wanted).max() < 1e-4
+    assert lengths == [3]
+
+
+def test_no_row_needs_to_have_a_token(
+    lengths: list[int], make_run: Callable[..., Path], tokens: np.ndarray, tmp_path: Path
+) -> None:
+    """Logits of no position are wanted then, of which TensorRT has no empty tensor."""
+    session = open_session(engine_of(make_run(**ARCHITECTURES["adaptive-softmax"]), tmp_path))
+    memory = session.start(2)
+    for length in (1, 5):
+        said, _ = session.predict(rows(tokens, 2, length), memory, lengths=np.array([0, 0]))
+        assert np.isnan(said).all()
+    assert (memory.positions.tolist(), lengths[-2:]) == ([0, 0], [1, 8])
