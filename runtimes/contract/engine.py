@@ -82,6 +82,27 @@ class Gpu:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TacticFacts:
+    """The kernels of the project's plugin for the attentions of one kind, at a profile's usual shape.
+
+    keys: those of memory and segment, or the slots of the ring. kernel, tile: what attends to parts of the
+    keys, and how many queries and keys it takes at once. join_queries: how many queries are joined at once.
+    milliseconds: the median of both kernels' time in the middle of a stream, on the engine's GPU; None where
+    nothing was timed and a default was taken.
+    """
+
+    profile: Literal["segment", "token"]
+    batch: int
+    tokens: int
+    keys: int
+    heads: int
+    kernel: str
+    tile: tuple[int, ...]
+    join_queries: int
+    milliseconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineFacts:
     """The contract of one engine. The spec of the artefact that it was built from lies next to it.
 
@@ -90,7 +111,8 @@ class EngineFacts:
     was built ahead of time. version_compatible: whether newer releases of the same major version run it too.
     layers: how many layers of each kind the parsed network has. plugin_layers: how many of them are those of
     this project's plugin, two for each attention. driver: the newest CUDA that the GPU's driver served during
-    the build, such as 13.0; None where no GPU built.
+    the build, such as 13.0; None where no GPU built. tactics: the kernels of the plugin, for each kind of
+    attention in each profile.
     """
 
     schema: int = SCHEMA
@@ -111,6 +133,7 @@ class EngineFacts:
     producer: dict[str, str]
     files: dict[str, FileFacts]
     driver: str | None = None
+    tactics: tuple[TacticFacts, ...] = ()
 
     @property
     def identity(self) -> str:
@@ -120,10 +143,11 @@ class EngineFacts:
     def to_json(self) -> dict[str, Any]:
         """The contract as it is written and hashed.
 
-        `driver` was added to schema 1, and is left out where it is not known: so older engines load and keep
-        their identity.
+        `driver` and `tactics` were added to schema 1, and are left out where they are not known: so older
+        engines load and keep their identity.
         """
-        return {name: value for name, value in to_json(self).items() if name != "driver" or value is not None}
+        added = ("driver", "tactics")
+        return {name: value for name, value in to_json(self).items() if name not in added or value}
 
     @property
     def largest_batch(self) -> int:

@@ -109,6 +109,12 @@ class Sizes(click.ParamType):
     help="A file of measured kernels that makes later builds quicker. It is created, or extended. It needs "
     "--flavour tensorrt.",
 )
+@click.option(
+    "--tactics",
+    type=click.Path(path_type=Path),
+    help="A file of the times of the project's kernels, by GPU and shape. What it lacks is timed and added. "
+    "It needs --attention plugin.",
+)
 @triton_option
 @click.option("--force", is_flag=True, help="Replace the folder if it holds an earlier engine.")
 @json_option

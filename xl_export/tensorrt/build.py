@@ -14,15 +14,26 @@ from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.base.files import atomic_file, read_bytes, refuse_unwritable
 from runtimes.base.folders import atomic_folder, refuse_existing
 from runtimes.base.machine import package_versions
+from runtimes.base.progress import say_once
 from runtimes.base.sealed import file_facts
-from runtimes.contract.engine import BUILD, NAMES, PLAN, EngineFacts, Gpu, Profile, save_engine, side_files
+from runtimes.contract.engine import (
+    BUILD,
+    NAMES,
+    PLAN,
+    EngineFacts,
+    Gpu,
+    Profile,
+    TacticFacts,
+    save_engine,
+    side_files,
+)
 from runtimes.contract.precision import QUANTISED
 from runtimes.contract.reference import load_reference
-from runtimes.contract.spec import Spec, load_spec, refuse_ort_format
+from runtimes.contract.spec import GRAPH, Spec, load_spec, refuse_ort_format
 from runtimes.contract.tensors import TensorFacts
 from runtimes.sessions.tensorrt.device_memory import Cuda
 from runtimes.sessions.tensorrt.module import fresh_log, load_tensorrt
-from xl_export.tensorrt.network import Parsed, parse
+from xl_export.tensorrt.network import Parsed, parse, read_model
 from xl_export.tensorrt.options import BuildOptions, refuse_old_gpus
 from xl_export.tensorrt.progress import held_interrupt, make_monitor
 from xl_export.tensorrt.trtexec import LINE, timing_commands, trtexec_command
@@ -46,12 +57,17 @@ def build(
     profiles = options.profiles(spec.rule)
     if cache := options.timing_cache:  # a build takes minutes, so this is tested first; any suffix will do
         refuse_unwritable(cache, option="--timing-cache", suffixes=(cache.suffix,))
+    if options.tactics:
+        refuse_unwritable(options.tactics, option="--tactics", suffixes=(options.tactics.suffix,))
     trt, log, gpu = start_tensorrt(spec, options)
     began = time.perf_counter()
+    tactics = chosen_tactics(artefact, spec, profiles, gpu, options) if gpu else ()
     with atomic_folder(out, force=force, marker=BUILD, sources=[artefact]) as folder:
         with held_interrupt():
             parsed = parse(trt, log, artefact, attention=options.attention, name=NAMES[options.flavour])
         (folder / PLAN).write_bytes(serialize(trt, log, parsed, spec, profiles, options))
+        if tactics:
+            tell_other_kernels()
         if gpu:  # it takes a GPU to look into a plan
             (folder / LAYERS).write_text(layer_information(trt, log, (folder / PLAN).read_bytes()))
         for name in side_files(spec):
@@ -77,9 +93,33 @@ def build(
             producer=package_versions(),
             files={path.name: file_facts(path) for path in sorted(folder.iterdir())},
             driver=Cuda().driver if gpu else None,
+            tactics=tactics,
         )
         save_engine(folder, facts)
     return facts
+
+
+def chosen_tactics(
+    artefact: Path, spec: Spec, profiles: tuple[Profile, ...], gpu: Gpu, options: BuildOptions
+) -> tuple[TacticFacts, ...]:
+    """The plugin's kernels that the build offers TensorRT, timed on this GPU; none without the plugin."""
+    if options.attention != "plugin":
+        return ()
+    from xl_export.tensorrt.kernels.timing import attention_shapes, choose
+    from xl_export.tensorrt.plugin import use_choices
+
+    shapes = attention_shapes(read_model(artefact / GRAPH), spec, profiles)
+    choices = choose(shapes, gpu, file=options.tactics)
+    use_choices(choices)
+    return tuple(choice.facts for choice in choices)
+
+
+def tell_other_kernels() -> None:
+    """Prints for what TensorRT took another kernel than the one that was timed as the fastest."""
+    from xl_export.tensorrt.plugin import other_kernels
+
+    for words in other_kernels():
+        say_once(f"TensorRT took {words}; the engine is right, and may be slower: please report this.")
 
 
 def layer_information(trt: Any, log: Any, plan: bytes) -> str:

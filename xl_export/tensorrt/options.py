@@ -31,7 +31,7 @@ class BuildOptions:
         refit: whether the weights of the finished engine can be replaced. workspace_mib: how much scratch
         memory tactics may use; None for all of the GPU's memory. optimization_level: from 0 (quick) to 5
         (thorough); None for TensorRT's own default. timing_cache: a file of measured kernels that makes later
-        builds quicker.
+        builds quicker. tactics: a file of the plugin's timed kernels, which is read and extended.
     """
 
     flavour: Flavour = "tensorrt"
@@ -46,6 +46,7 @@ class BuildOptions:
     workspace_mib: int | None = None
     optimization_level: int | None = None
     timing_cache: Path | None = None
+    tactics: Path | None = None
 
     def __post_init__(self) -> None:
         name = NAMES[self.flavour]
@@ -83,6 +84,11 @@ class BuildOptions:
             raise ConfigError(
                 f"--compute-capability is for --flavour rtx, and {name} builds for the GPU of this machine; "
                 "leave it out."
+            )
+        if self.tactics is not None and self.attention != "plugin":
+            raise ConfigError(
+                f"--tactics is for the kernels of --attention plugin, and --attention is {self.attention}; "
+                "leave --tactics out."
             )
         if self.attention == "plugin" and self.hardware == "ampere-plus":
             raise ConfigError(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from types import GenericAlias
 from typing import Any
@@ -36,9 +36,14 @@ from xl_export.tensorrt.kernels.compile import (
     scratch_rows,
     tactics,
 )
+from xl_export.tensorrt.kernels.timing import Choice
 from xl_export.tensorrt.operator import DOMAIN, JOIN, SIGNATURES, Attributes, Signature
 
 INTEGER_INPUTS = ("first", "slot")
+# The kernels of the build that runs, by the sizes of an attention at the usual shape of a profile.
+_chosen: dict[tuple[Any, ...], Choice] = {}
+# For what TensorRT took another kernel than the chosen one, in words.
+_others: set[str] = set()
 JOIN_INPUTS = ("query", "mixed", "level")
 
 
@@ -77,6 +82,58 @@ def register_plugins(gpu: Gpu, *, multiprocessors: int) -> None:
         _register_join(trt, trtp, gpu.capability, multiprocessors)
 
 
+def use_choices(choices: Iterable[Choice]) -> None:
+    """Offers TensorRT these kernels alone in the next build, each for its shape; all of them for others."""
+    _chosen.clear()
+    _others.clear()
+    for choice in choices:
+        shape = choice.shape
+        _chosen[shape.batch, shape.tokens, shape.keys, shape.sizes] = choice
+
+
+def other_kernels() -> list[str]:
+    """For what TensorRT took another kernel than the chosen one in the last build, in words.
+
+    It asks for kernels with the shapes of a profile. Should a release offer those of one profile to another,
+    the engine is right and not as fast as it could be.
+    """
+    return sorted(_others)
+
+
+def _usual(tensor: Any) -> tuple[int, ...]:
+    """The shape for which a plugin is tuned: the usual one of the profile that is being built."""
+    return tuple(tensor.shape.opt if tensor.shape.is_dynamic else tensor.shape)
+
+
+def _choice(tensors: Sequence[Any]) -> Choice | None:
+    """The kernels that were chosen for the inputs of an attention, or None."""
+    (B, _, T, _), J = _usual(tensors[0]), _usual(tensors[1])[2]
+    return _chosen.get((B, T, J, Sizes.of([tuple(tensor.shape) for tensor in tensors])))
+
+
+def _join_choice(query: Any) -> Choice | None:
+    """The kernels that were chosen for the queries of a join, or None."""
+    B, H, T, K = _usual(query)
+    for (batch, tokens, _, sizes), choice in _chosen.items():
+        if (batch, sizes.heads, tokens, sizes.head_dim) == (B, H, T, K):
+            return choice
+    return None
+
+
+def _offered(known: Sequence[Tactic], chosen: Tactic | None) -> list[int]:
+    """The numbers of the tactics that TensorRT may take, from 1: the chosen one, or all."""
+    return [known.index(chosen) + 1] if chosen in known else list(range(1, len(known) + 1))
+
+
+def _note(taken: Tactic, chosen: Tactic | None, query: Any) -> None:
+    """Remembers where TensorRT asks for another kernel than the chosen one."""
+    if chosen is not None and taken != chosen:
+        _others.add(
+            f"{taken.kernel} in tiles of {taken.block_t} in place of {chosen.kernel} in tiles of "
+            f"{chosen.block_t}, for {_usual(query)[2]} tokens"
+        )
+
+
 def _register_parts(trt: Any, trtp: Any, signature: Signature, capability: int, multiprocessors: int) -> None:
     """Registers the plugin that gives `mixed` and `level` of every part of the keys (`kernels/segment.py`).
 
@@ -106,8 +163,9 @@ def _register_parts(trt: Any, trtp: Any, signature: Signature, capability: int, 
         """
         kind = _type_name(trt, tensors[0])
         types = [*("INT32" if name in INTEGER_INPUTS else kind for name in inputs), "FP32", "FP32"]
-        numbers = range(1, len(tactics_of(tensors[0])) + 1)
-        return [trtp.AutoTuneCombination(", ".join(types), "LINEAR", list(numbers))]
+        choice = _choice(tensors[: len(inputs)])
+        numbers = _offered(tactics_of(tensors[0]), choice.tactic if choice else None)
+        return [trtp.AutoTuneCombination(", ".join(types), "LINEAR", numbers)]
 
     def kernel(*arguments: Any) -> Any:
         """Name, PTX, launch and integer arguments of one tactic's kernel, which takes inputs, T, J and
@@ -119,7 +177,8 @@ def _register_parts(trt: Any, trtp: Any, signature: Signature, capability: int, 
         tensors, values, number = arguments[: len(inputs)], arguments[len(inputs) : -2], arguments[-1]
         query, key = tensors[0], tensors[1]
         sizes = Sizes.of([tuple(tensor.shape) for tensor in tensors])
-        tactic = tactics_of(query)[number - 1]
+        tactic, choice = tactics_of(query)[number - 1], _choice(tensors)
+        _note(tactic, choice.tactic if choice else None, query)
         attributes = dict(zip(signature.attributes, values, strict=True))
         mem_len = attributes.pop("mem_len", None)
         fixed = constants(tactic, sizes, Attributes(**attributes), mem_len)
@@ -145,17 +204,17 @@ def _register_join(trt: Any, trtp: Any, capability: int, multiprocessors: int) -
         return tensors[0].like()
 
     def autotune(*tensors: Any) -> Any:
-        kind = _type_name(trt, tensors[0])
-        return [
-            trtp.AutoTuneCombination(f"{kind}, FP32, FP32, {kind}", "LINEAR", list(range(1, len(JOINS) + 1)))
-        ]
+        kind, choice = _type_name(trt, tensors[0]), _join_choice(tensors[0])
+        numbers = _offered(JOINS, choice.join if choice else None)
+        return [trtp.AutoTuneCombination(f"{kind}, FP32, FP32, {kind}", "LINEAR", numbers)]
 
     def kernel(query: Any, mixed: Any, level: Any, outputs: Any, tactic_number: int) -> Any:
         """Name, PTX, launch and integer arguments of one tactic's kernel, which takes inputs, rows, parts and
         answer.
         """
         B, H, T = (query.shape_expr[axis] for axis in range(3))
-        tactic = JOINS[tactic_number - 1]
+        tactic, choice = JOINS[tactic_number - 1], _join_choice(query)
+        _note(tactic, choice.join if choice else None, query)
         fixed = join_constants(tactic, query.shape[3])
         triton_kernel = compiled(tactic, tuple(fixed.items()), capability, _dtype(trt, query))
         launch = _launch(trtp, triton_kernel)

@@ -134,18 +134,21 @@ class AttentionByDistance:
         scores = content @ key.transpose(-1, -2) * scale + bias
         if persistent is None:  # a row without visible keys has weights of zero
             blind = (bias == float("-inf")).all(dim=-1, keepdim=True)
-            weights = scores.masked_fill(blind, 0.0).softmax(dim=-1).masked_fill(blind, 0.0)
+            context = scores.masked_fill(blind, 0.0).softmax(dim=-1).masked_fill(blind, 0.0)
+            rest = None  # an empty slice is not traced as one
         else:
             own = query @ persistent[0].transpose(-1, -2) * scale
             weights = torch.cat([scores, own], dim=-1).softmax(dim=-1)
-        context, rest = weights[..., :J], weights[..., J:]
+            context, rest = weights[..., :J], weights[..., J:]
         if gate is not None:
             context = context * gate
-            total = context.sum(dim=-1, keepdim=True) + rest.sum(dim=-1, keepdim=True) + epsilon
+            total = context.sum(dim=-1, keepdim=True) + epsilon
+            if rest is not None:
+                total = total + rest.sum(dim=-1, keepdim=True)
             total = torch.where(total > 0, total, 1.0)
-            context, rest = context / total, rest / total
+            context, rest = context / total, None if rest is None else rest / total
         answer: Tensor = context @ value
-        if persistent is not None:
+        if persistent is not None and rest is not None:
             answer = answer + rest @ persistent[1]
         return answer.transpose(1, 2)
 

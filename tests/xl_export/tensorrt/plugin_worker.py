@@ -6,6 +6,7 @@ Stand-ins: the registry, and the expressions in which TensorRT computes shapes, 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from dataclasses import asdict
@@ -17,8 +18,10 @@ import tensorrt as trt  # type: ignore[import-not-found]
 import tensorrt.plugin as trtp  # type: ignore[import-not-found]
 
 from runtimes.contract.engine import Gpu
+from xl_export.tensorrt.kernels.compile import JOINS, Sizes, tactics
+from xl_export.tensorrt.kernels.timing import Choice, Shape
 from xl_export.tensorrt.operator import DOMAIN, JOIN, SIGNATURES, Attributes, Signature
-from xl_export.tensorrt.plugin import register_plugins
+from xl_export.tensorrt.plugin import register_plugins, use_choices
 
 
 class Number(trt.IDimensionExpr):  # type: ignore[misc]
@@ -95,14 +98,58 @@ def drive(capability: str, kind: str, sizes: dict[str, int], attributes: Attribu
     }
     first = found[SIGNATURES[0].parts]
     outputs = [getattr(trt.DataType, name) for name in first["output_types"]]
-    second = drive_one(creators[JOIN], [shapes[0], *first["output_shapes"]], [of_type, *outputs], {}, 2)
-    return {**found, JOIN: second}
+    scratch = [shapes[0], *first["output_shapes"]]
+    second = drive_one(creators[JOIN], scratch, [of_type, *outputs], {}, 2)
+
+    def offered() -> list[list[int]]:
+        """The tactics of the ring's plugin and of the join, at the usual shape of a profile."""
+        names, every = SIGNATURES[1].inputs, {**asdict(attributes), "mem_len": sizes["M"]}
+        types = [trt.DataType.INT32 if name in ("first", "slot") else of_type for name in names]
+        ring = drive_one(creators[SIGNATURES[1].parts], shapes, types, every, 0, dynamic=True)
+        join = drive_one(creators[JOIN], scratch, [of_type, *outputs], {}, 0, dynamic=True)
+        return [ring["tactics"], join["tactics"]]
+
+    choice = choice_for(sizes, capability, kind, attributes, shapes)
+    longer = dataclasses.replace(choice, shape=dataclasses.replace(choice.shape, tokens=T + 1))
+    chosen = {}
+    for name, choices in (("at its shape", [choice]), ("at another shape", [longer])):
+        use_choices(choices)
+        chosen[name] = offered()
+    return {**found, JOIN: second, "chosen": chosen}
+
+
+def choice_for(
+    sizes: dict[str, int], capability: str, kind: str, attributes: Attributes, shapes: list[list[int]]
+) -> Choice:
+    """The last tactic of each of the two kernels, for these sizes."""
+    dtype = "float16" if kind == "HALF" else "float32"
+    shape = Shape(
+        profile="segment",
+        batch=sizes["B"],
+        tokens=sizes["T"],
+        keys=sizes["J"],
+        mem_len=sizes["M"],
+        ring=True,
+        sizes=Sizes.of(shapes),
+        attributes=attributes,
+        dtype=dtype,
+    )
+    last = tactics(sizes["K"], int(capability.replace(".", "")), dtype)[-1]
+    return Choice(shape=shape, tactic=last, join=JOINS[-1], milliseconds=1.0)
 
 
 def drive_one(
-    creator: Any, shapes: list[list[int]], types: list[Any], values: dict[str, int], tried: int
+    creator: Any,
+    shapes: list[list[int]],
+    types: list[Any],
+    values: dict[str, int],
+    tried: int,
+    *,
+    dynamic: bool = False,
 ) -> dict[str, Any]:
-    """What a plugin answers. tried: of how many tactics the kernel is compiled."""
+    """What a plugin answers. tried: of how many tactics the kernel is compiled. dynamic: whether batch and
+    the third size of tensors of four are those that a profile calls usual.
+    """
     fields = [
         trt.PluginField(name, np.array([value]), trt.PluginFieldType.INT64) for name, value in values.items()
     ]
@@ -117,8 +164,9 @@ def drive_one(
     for shape, dtype in zip([*shapes, *output_shapes], [*types, *output_types], strict=True):
         described = trt.DynamicPluginTensorDesc()
         described.desc = desc = trt.PluginTensorDesc()
-        desc.dims, desc.type, desc.format = trt.Dims(shape), dtype, trt.TensorFormat.LINEAR
-        described.desc = desc
+        varies = [-1, shape[1], -1, shape[3]] if dynamic and len(shape) == 4 else shape
+        desc.dims, desc.type, desc.format = trt.Dims(varies), dtype, trt.TensorFormat.LINEAR
+        described.desc, described.opt = desc, trt.Dims(shape)
         in_out.append(described)
     count = len(shapes)
     combinations = plugin.get_supported_format_combinations(in_out, count)

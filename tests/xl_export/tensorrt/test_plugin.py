@@ -122,6 +122,13 @@ def test_every_tactic_launches_a_compiled_kernel_over_the_whole_answer(answers: 
 
 
 @needs_bindings
+def test_the_chosen_tactic_alone_is_offered_at_its_shape(answers: dict[str, Any]) -> None:
+    ring, join = (answers[name]["tactics"] for name in (SIGNATURES[1].parts, JOIN))
+    assert answers["chosen"]["at its shape"] == [ring[-1:], join[-1:]]
+    assert answers["chosen"]["at another shape"] == [ring, join]
+
+
+@needs_bindings
 def test_the_kernels_take_inputs_two_integers_and_the_outputs(answers: dict[str, Any]) -> None:
     attends = ((signature.parts, len(signature.inputs), 2) for signature in SIGNATURES)
     for name, inputs, outputs in (*attends, (JOIN, 3, 1)):

@@ -67,6 +67,12 @@ class Driver:
         return Gpu(name=name, compute_capability=f"{major}.{minor}")
 
     @property
+    def version(self) -> str:
+        """The newest version of CUDA that the driver serves, such as 13.0."""
+        number = int(self._ask("cuDriverGetVersion"))
+        return f"{number // 1000}.{number % 1000 // 10}"
+
+    @property
     def multiprocessors(self) -> int:
         """How many multiprocessors the GPU has."""
         return self._attribute("MULTIPROCESSOR_COUNT")

@@ -1,0 +1,219 @@
+"""The plugin's kernels are timed in the middle of a stream, through a stand-in for the CUDA driver.
+
+No kernel is compiled or run, and the times are made up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtimes.base.errors import ConfigError
+from runtimes.contract.engine import Gpu, Profile, load_engine
+from runtimes.contract.rule import MemoryRule
+from runtimes.contract.spec import GRAPH, load_spec
+from tests import fake_gpu
+from tests.architectures import ARCHITECTURES
+from tests.xl_export.tensorrt.kernels.test_driver import FakeDriver
+from xl_export.artefact.export import export
+from xl_export.tensorrt import plugin
+from xl_export.tensorrt.kernels import driver as module
+from xl_export.tensorrt.kernels import timing
+from xl_export.tensorrt.kernels.compile import JOINS, Kernel, Sizes, Tactic, tactics
+from xl_export.tensorrt.kernels.timing import Choice, Shape, attention_shapes, choose, default
+from xl_export.tensorrt.network import read_model
+from xl_export.tensorrt.operator import Attributes
+
+GPU = Gpu(name="A GPU", compute_capability="8.0")
+PROFILES = (
+    Profile(name="segment", batch=(1, 2, 4), tokens=(1, 24, 24)),
+    Profile(name="token", batch=(1, 3, 3), tokens=(1, 1, 1)),
+)
+
+
+def shape(tokens: int = 24, **changes: Any) -> Shape:
+    """An attention of 2 heads of 16 over a ring of 64 + 24 slots."""
+    sizes = Sizes(
+        heads=2, head_dim=16, table_heads=2, table_rows=65, bias_heads=1, bias_rows=1, persistent_rows=1
+    )
+    rule = MemoryRule(mem_len=64, segment=24)
+    facts: dict[str, Any] = {
+        "profile": "segment",
+        "batch": 3,
+        "tokens": tokens,
+        "keys": 88,
+        "mem_len": 64,
+        "ring": True,
+        "sizes": sizes,
+        "attributes": Attributes.of(rule),
+        "dtype": "float16",
+    }
+    return Shape(**facts | changes)
+
+
+class Timed(FakeDriver):
+    """Nothing is computed; a step takes as long as `took` says of the tiles of its two kernels."""
+
+    took: Callable[[int, int], float] = staticmethod(lambda tile, join: 100 / tile + join)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tiles: list[int] = []
+        self.firsts: list[np.ndarray] = []
+
+    def cuDriverGetVersion(self) -> tuple[Any, ...]:  # noqa: N802 (CUDA's name)
+        return self.result, 13010
+
+    def cuLaunchKernel(self, function: tuple[str, str], *given: Any) -> tuple[Any, ...]:  # noqa: N802
+        self.tiles.append(int(function[1].split("// tile ")[1].split()[0]))
+        return super().cuLaunchKernel(function, *given)
+
+    def cuEventElapsedTime(self, *events: Any) -> tuple[Any, ...]:  # noqa: N802
+        return self.result, self.took(*self.tiles[-2:])
+
+    def _attend(self, grid: tuple[int, ...], values: Sequence[int]) -> None:
+        *addresses, T, J, _, _ = values
+        assert (grid[0], J) == (6, 88)
+        self.firsts.append(self._array(addresses[3], (3,), "i4").copy())
+        slots = self._array(addresses[10], (3,), "i4")
+        assert ((slots >= 0) & (slots + T <= J)).all()
+
+    def _join(self, grid: tuple[int, ...], values: Sequence[int]) -> None:
+        pass
+
+
+def text_of(tactic: Tactic, fixed: Any, **gpu: Any) -> Kernel:
+    """PTX that declares the arguments of a tactic's kernel, and has its tile in a comment."""
+    attends = ["u64"] * 11 + ["u32"] * 2 + ["u64"] * 2
+    kinds = ["u64"] * 3 + ["u32"] * 2 + ["u64"] if tactic.kernel == "join_parts" else attends
+    declared = ",\n".join(f".param .{kind} p{n}" for n, kind in enumerate(kinds))
+    threads = 32 * tactic.warps
+    ptx = f".entry {tactic.kernel}({declared})\n.reqntid {threads} // tile {tactic.block_t}\n{{}}"
+    return Kernel(name=tactic.kernel, ptx=ptx, threads=threads, shared_bytes=0, block_t=tactic.block_t)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Timed:
+    made = Timed()
+    monkeypatch.setattr(module, "import_module", lambda name: made)
+    monkeypatch.setattr(module, "compile_kernel", text_of)
+    monkeypatch.setattr(timing, "code", lambda: "this code")
+    return made
+
+
+def test_the_fastest_kernels_are_chosen_with_a_full_memory(fake: Timed) -> None:
+    wide = shape(tokens=24)
+    (choice,) = choose([wide], GPU)
+    assert (choice.tactic.kernel, choice.tactic.block_t) == ("segment_attention", 16)
+    assert (choice.join, choice.milliseconds) == (JOINS[0], 100 / 16 + 1)
+    assert len(fake.firsts) >= 3 * timing.REPEATS
+    assert np.min(fake.firsts) >= wide.mem_len + wide.keys  # TensorRT's own inputs are zeros
+    assert (fake.memory, fake.modules) == ({}, [])
+    fake.took = lambda tile, join: tile + 1 / join  # type: ignore[method-assign]
+    (other,) = choose([wide], GPU)
+    assert (other.tactic.block_t, other.join) == (1, JOINS[1])
+    assert other.facts.tile == (other.tactic.block_t, other.tactic.block_j)
+
+
+def test_what_was_timed_is_kept_by_gpu_driver_code_and_shape(
+    fake: Timed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, shapes = tmp_path / "tactics.json", [shape(24), shape(1, profile="token")]
+    chosen = choose(shapes, GPU, file=file)
+    assert [choice.shape for choice in chosen] == shapes
+
+    def launches(*given: Shape, gpu: Gpu = GPU) -> int:
+        before = len(fake.tiles)
+        choose(given or shapes, gpu, file=file)
+        return len(fake.tiles) - before
+
+    assert choose(shapes, GPU, file=file) == chosen
+    assert launches() == 0
+    assert launches(*shapes, shape(23)) > 0
+    assert launches(shape(23)) == 0
+    assert launches(gpu=Gpu(name="Another GPU", compute_capability="8.0")) > 0
+    assert launches() == 0
+    monkeypatch.setattr(timing, "code", lambda: "newer code")
+    assert launches() > 0
+    file.write_text(json.dumps({"schema": 1, "timed": [{"gpu": "A GPU"}]}))
+    with pytest.raises(ConfigError, match=r"is not a file of timed kernels .*; remove it, or give another"):
+        choose(shapes, GPU, file=file)
+
+
+def test_without_a_driver_the_defaults_are_taken_and_said(
+    fake: Timed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.result = fake.CUresult.CUDA_ERROR_NO_DEVICE
+    shapes = [shape(24), shape(1, profile="token"), shape(200, keys=264)]
+    chosen = choose(shapes, GPU, file=tmp_path / "tactics.json")
+    assert chosen == tuple(default(one, 80) for one in shapes)
+    assert [(c.tactic.kernel, c.tactic.block_t, c.join.block_t, c.milliseconds) for c in chosen] == [
+        ("segment_attention", 16, 16, None),
+        ("token_attention", 1, 1, None),
+        ("segment_attention", 128, 16, None),
+    ]
+    assert default(shape(24), 75).tactic == tactics(16, 75)[0]  # no tensor cores
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "the plugin's kernels were not timed, and its defaults are built in: no NVIDIA GPU"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "precision"),
+    [("transformer-xl", "ring", "int8"), ("all-attention-groups", "ring", "fp16"), ("shaw", "shift", "fp32")],
+)
+def test_the_shapes_are_those_of_the_graph(
+    name: str, form: Any, precision: Any, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = make_run(**{**ARCHITECTURES[name], "d_model": 16, "head_dim": 16})
+    options = {"memory": form, "precision": precision}
+    spec = load_spec(export(run, tmp_path / "a", target="tensorrt", **options))  # type: ignore[arg-type]
+    profiles = tuple(dataclasses.replace(profile, tokens=(1, 8, 8)[:3]) for profile in PROFILES)
+    profiles = (profiles[0], PROFILES[1])
+    shapes = attention_shapes(read_model(tmp_path / "a" / GRAPH), spec, profiles)
+    keys = {(one.profile, one.batch, one.tokens, one.keys - one.mem_len) for one in shapes}
+    assert keys == {("segment", 2, 8, 8), ("token", 3, 1, 8 if form == "ring" else 1)}
+    sizes = {int(state.shape[2]) for state in spec.state}
+    assert {one.keys if form == "ring" else one.mem_len for one in shapes} == sizes
+    assert len(sizes) == (2 if name == "all-attention-groups" else 1)
+    for one in shapes:
+        arrays = one.inputs()
+        assert Sizes.of([array.shape for array in arrays.values()]) == one.sizes
+        assert arrays["query"].dtype == ("float32" if precision == "fp32" else "float16")
+        assert ("slot" in arrays) == one.ring == (form == "ring")
+
+
+def test_an_engine_says_which_kernels_it_has(artefacts: dict[str, Path], tmp_path: Path) -> None:
+    tactic, join = tactics(16, 80)[0], JOINS[0]
+    facts = tuple(
+        Choice(shape=shape(), tactic=tactic, join=join, milliseconds=ms).facts for ms in (0.5, None)
+    )
+    folder = fake_gpu.make_engine(artefacts["shift"], tmp_path / "engine", attention="plugin", tactics=facts)
+    loaded, _ = load_engine(folder)
+    assert loaded.tactics == facts
+    older = dataclasses.replace(loaded, tactics=())
+    assert "tactics" not in older.to_json()
+
+
+def test_another_kernel_than_the_chosen_one_is_told() -> None:
+    query = SimpleNamespace(shape=SimpleNamespace(is_dynamic=True, opt=(3, 2, 24, 16)))
+    choice = Choice(shape=shape(), tactic=tactics(16, 80)[2], join=JOINS[1], milliseconds=1.0)
+    plugin.use_choices([choice])
+    assert plugin._join_choice(query) == choice
+    plugin._note(JOINS[1], choice.join, query)
+    assert plugin.other_kernels() == []
+    plugin._note(JOINS[0], choice.join, query)
+    assert plugin.other_kernels() == [
+        "join_parts in tiles of 1 in place of join_parts in tiles of 16, for 24 tokens"
+    ]
+    plugin.use_choices([])
+    assert plugin.other_kernels() == []
