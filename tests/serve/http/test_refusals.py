@@ -184,7 +184,8 @@ def test_no_body_makes_the_server_fail(served, data: st.DataObject) -> None:
     except ValueError:
         return
     answer = served.client.post(served.at + path, content=content)
-    assert answer.status_code in (200, 400, 404), (body, answer.text)
+    # This server keeps no streams, and says so (501) after it has read the body.
+    assert answer.status_code in (200, 400, 404, 501), (body, answer.text)
     if answer.status_code != 200:
         refused(answer, answer.status_code)
 

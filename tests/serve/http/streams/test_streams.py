@@ -185,6 +185,32 @@ def test_one_operation_at_a_time_and_what_a_client_that_leaves_has_done(
     assert np.abs(np.array(ours) - theirs).max() <= 1e-3
 
 
+def test_a_server_that_stops_says_where_its_streams_are(
+    keeping: Keeping, tokens: np.ndarray, tmp_path: Path
+) -> None:
+    body = {"max_tokens": 2000, "ignore_eos": True, "stream": True, "seed": 1}
+    with keeping(tmp_path) as server:
+        stream = created(server, tokens[:10])
+        stream.append(tokens[10:13])
+        heard: list[dict[str, Any]] = []
+        with httpx.stream("POST", f"{server.at}{stream.path}/continue", json=body, timeout=60) as answer:
+            for line in answer.iter_lines():
+                if line and line != "data: [DONE]":
+                    heard.append(json.loads(line.removeprefix("data: ")))
+                if len(heard) == 5:
+                    server.end()
+        assert heard[-1]["finish_reason"] == "stopped"
+        drawn = [token for event in heard for token in event["tokens"]]
+        position = heard[-1]["stream"]["position"]
+        assert position - 13 in (len(drawn), len(drawn) - 1), "the last token may not have been fed"
+    with keeping(tmp_path) as server:
+        assert server.get(stream.path).json()["position"] == position
+        fed = np.concatenate([tokens[:13], drawn])[:position]
+        ours = stream.on(server).append(tokens[50:60])["bits"]
+        theirs = created(server, fed).append(tokens[50:60])["bits"]
+        assert np.abs(np.array(ours) - theirs).max() <= 1e-3
+
+
 def until(found: Any) -> Any:
     end = time.monotonic() + 60
     while not (value := found()):
