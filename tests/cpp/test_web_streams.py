@@ -74,5 +74,7 @@ def test_a_stream_changes_sides_between_the_page_and_cpp(
             for file in ("saved", "other")
         )
         assert len(of_page) == TOKENS
+        alone = driver.ask("generate", folder, ids=AFTER, **greedy)["ids"]
+        assert alone not in (of_page, of_cpp), "what comes next follows from the memory"
         assert page["mine"] == of_page, f"{form}: C++ goes on from the page's file as the page does"
         assert page["theirs"] == of_cpp, f"{form}: the module goes on from the file of C++ as C++ does"
