@@ -47,10 +47,11 @@ def _packages(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, repository: Path, *, scratch: Path) -> Iterator[str]:
+def serving(folder: Path, repository: Path, *, scratch: Path, strict: bool = True) -> Iterator[str]:
     """A server over a model repository; yields the address of its gRPC service on this machine.
 
-    folder: of `environment`. scratch: an empty folder for its files; `log` holds what it says.
+    folder: of `environment`. scratch: an empty folder for its files; `log` holds what it says. strict:
+    whether all models must load.
     """
     program = _packages(folder) / "pytriton" / "tritonserver"
     version = next((folder / "lib").glob("python3.*")).name.removeprefix("python")
@@ -70,6 +71,8 @@ def serving(folder: Path, repository: Path, *, scratch: Path) -> Iterator[str]:
         "allow-http": "false",
         "allow-metrics": "false",
         "exit-timeout-secs": "5",
+        "exit-on-error": str(strict).lower(),
+        "strict-readiness": str(strict).lower(),
     }
     words = [f"--{name}={value}" for name, value in options.items()]
     prefix = f"--backend-config=python,shm-region-prefix-name=xl{os.getpid()}_{address.rpartition(':')[2]}"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from runtimes.base.errors import UserError, first_line, needs
@@ -13,6 +16,16 @@ from runtimes.base.machine import available_cpus
 
 LOCAL = "local"
 MOST_TASKS = 10_000  # of one dataset; with more units a task has several of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """A finished unit. began, ended: when its actor worked on it, by the clock of that machine."""
+
+    number: int
+    content: bytes
+    began: float
+    ended: float
 
 
 class Work(Protocol):
@@ -38,14 +51,20 @@ def _worker(work: type[Any], options: dict[str, Any]) -> type[Any]:
 
         def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
             number, unit = int(batch["number"][0]), batch["unit"][0]
-            content, error = b"", ""
+            content, error, began = b"", "", time.time()
             try:
                 if isinstance(self._work, UserError):
                     raise self._work
                 content = self._work(unit)
             except UserError as fault:  # Ray would wrap it in a traceback
                 error = str(fault)
-            return {"number": [number], "content": [content], "error": [error]}
+            return {
+                "number": [number],
+                "content": [content],
+                "error": [error],
+                "began": [began],
+                "ended": [time.time()],
+            }
 
     return Worker
 
@@ -67,7 +86,8 @@ def cluster(address: str, *, cpus: int) -> Iterator[None]:
     if address == LOCAL:
         options |= {"num_cpus": max(cpus, available_cpus()), "include_dashboard": False}
     try:
-        ray.init(**options, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
+        with _silent():
+            ray.init(**options, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UserError(
             f"--ray is {address}, and no Ray cluster answers there ({first_line(error):.200}); give the "
@@ -85,6 +105,21 @@ def cluster(address: str, *, cpus: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Sends what libraries in C++ write to standard error to nowhere: Ray says there how much it will say."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def in_tasks(function: Any, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -110,8 +145,8 @@ def _answered(function: Any, arguments: tuple[Any, ...]) -> Any:
 
 def finished_units(
     units: Sequence[tuple[int, Any]], work: type[Any], options: dict[str, Any], *, actors: int, threads: int
-) -> Iterator[tuple[int, bytes]]:
-    """Yields the number and the content of each unit as soon as an actor has finished it.
+) -> Iterator[Unit]:
+    """Yields each unit as soon as an actor has finished it.
 
     units: numbers and what `work(**options)` is called with. An actor that dies is replaced, and its unit is
     done again. Raises UserError as `work` does.
@@ -130,4 +165,4 @@ def finished_units(
     for row in done.iter_rows():
         if row["error"]:
             raise UserError(row["error"])
-        yield int(row["number"]), row["content"]
+        yield Unit(number=int(row["number"]), content=row["content"], began=row["began"], ended=row["ended"])

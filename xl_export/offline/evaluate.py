@@ -79,9 +79,9 @@ def evaluate_on_ray(
         "segment": segment,
         "carry_memory": carry_memory,
     }
-    for number, content in finished_units(units, EvaluateLanes, options, actors=actors, threads=threads):
-        finished.write(number, content)
-        done += groups[number][-1] - groups[number][0]
+    for unit in finished_units(units, EvaluateLanes, options, actors=actors, threads=threads):
+        finished.write(unit.number, unit.content)
+        done += groups[unit.number][-1] - groups[unit.number][0]
         progress(done)
     token_nats = np.frombuffer(b"".join(finished.contents()), "<f8").astype(np.float64)
     finished.remove()

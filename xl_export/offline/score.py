@@ -94,8 +94,8 @@ def score_corpus(
     }
     done = len(blocks) - len(missing)
     progress(done, len(blocks))
-    for number, content in finished_units(units, ScoreBlock, settings, actors=actors, threads=threads):
-        finished.write(number, content)
+    for unit in finished_units(units, ScoreBlock, settings, actors=actors, threads=threads):
+        finished.write(unit.number, unit.content)
         done += 1
         progress(done, len(blocks))
     totals = Totals(None)

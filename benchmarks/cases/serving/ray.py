@@ -1,9 +1,10 @@
 """Many short texts scored by one process, by one actor of Ray Data and by two, all in one run.
 
 The corpus is a file of token ids in blocks of equal size. The log-probabilities of all sides are compared.
-The rate of actors is that between their first blocks and the last one: processes and sessions are open then,
-and `seconds` has the whole call. Each actor has one thread. Two actors can be twice as fast only on two idle
-cores, so the row has the number of cores and the load of the machine before the run.
+The rate of actors is that from the beginning of the first block to the end of the last one, by their own
+clocks: processes and sessions are open then, and `seconds` has the whole call. Each actor has one thread. Two
+actors can be twice as fast only on two idle cores, so the row has the number of cores and the load of the
+machine before the run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -140,31 +141,25 @@ def _one_process(
 
 
 def _actors(artefact: Path, corpus: Path, actors: int) -> tuple[list[float], float, float]:
-    """The log-probability of each text, the seconds of the call, and the rate after the first blocks."""
-    from xl_export.offline.score import ScoreOptions, score_corpus
+    """The log-probability of each text, the seconds of the call, and the rate while actors worked."""
+    from xl_export.offline.cluster import finished_units
+    from xl_export.offline.corpus import blocks_of
+    from xl_export.offline.score import ScoreBlock, ScoreOptions
 
-    moments: list[float] = []
-    with tempfile.TemporaryDirectory() as folder:
-        out, began = Path(folder) / "out", time.perf_counter()
-        totals = score_corpus(
-            artefact,
-            str(corpus),
-            out,
-            options=ScoreOptions(
-                window=WINDOW, as_json=True, block_bytes=corpus.stat().st_size // BLOCKS + 1
-            ),
-            work=Path(folder) / "work",
-            actors=actors,
-            threads=1,
-            device="cpu",
-            progress=lambda done, blocks: moments.append(time.perf_counter()),
-        )
-        seconds = time.perf_counter() - began
-        found = [json.loads(line)["log_prob"] for line in out.read_text().splitlines()]
-    finished = moments[1:]  # the first call says how many blocks there are
-    later = len(finished) - actors
-    rate = totals.tokens * later / len(finished) / (finished[-1] - finished[actors - 1])
-    return found, seconds, rate
+    options = asdict(ScoreOptions(window=WINDOW, as_json=True))
+    settings = {"model": str(artefact), "device": "cpu", "threads": 1, "options": options}
+    blocks = blocks_of(str(corpus), None, corpus.stat().st_size // BLOCKS + 1)
+    numbered = [(number, json.dumps(asdict(block))) for number, block in enumerate(blocks)]
+    began = time.perf_counter()
+    units = list(finished_units(numbered, ScoreBlock, settings, actors=actors, threads=1))
+    seconds = time.perf_counter() - began
+    lines = [
+        json.loads(line)
+        for unit in sorted(units, key=lambda unit: unit.number)
+        for line in unit.content.decode().splitlines()[1:]  # the first line has the totals
+    ]
+    worked = max(unit.ended for unit in units) - min(unit.began for unit in units)
+    return [line["log_prob"] for line in lines], seconds, sum(line["tokens"] for line in lines) / worked
 
 
 def table(rows: Sequence[Row], limits: Limits) -> list[str]:

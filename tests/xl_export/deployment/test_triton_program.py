@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -19,9 +20,10 @@ import numpy as np
 import pytest
 
 import runtimes
+from runtimes.contract.spec import load_spec
 from tests.triton_program import MissingError, environment, serving
-from xl_export.deployment.model_repository import write_session
-from xl_export.deployment.server_config import CONFIG
+from xl_export.deployment.model_repository import read_sequence_graph, write_model, write_session
+from xl_export.deployment.server_config import CONFIG, server_config
 
 triton = pytest.importorskip(
     "tritonclient.grpc",
@@ -153,6 +155,34 @@ def test_interleaved_ragged_sequences_score_as_evaluate_does(
 
 def fresh(session: runtimes.Session, tokens: np.ndarray) -> np.ndarray:
     return session.predict(tokens[None], session.start(1))[0][0]
+
+
+def test_the_server_reads_the_other_repositories_up_to_the_backend_that_it_lacks(tmp_path: Path) -> None:
+    """This build of it has the Python backend alone. A configuration that it does not understand has no
+    version, and no backend is looked for.
+    """
+    try:
+        folder = environment()
+    except MissingError as error:
+        pytest.skip(str(error))
+    models = tmp_path / "models"
+    for name in ("onnx", "wrong", "engine"):
+        artefact = shutil.copytree(ARTEFACT, tmp_path / name)
+        config = write_model(artefact, models) / CONFIG
+        if name == "wrong":
+            config.write_text(config.read_text().replace("initial_state {", "initial_states {", 1))
+        if name == "engine":
+            graph = read_sequence_graph(artefact, load_spec(artefact))
+            words = {"name": name, "backend": "tensorrt", "most_rows": 4, "profiles": 2}
+            config.write_text(server_config(graph, **words))  # type: ignore[arg-type]
+    (tmp_path / "scratch").mkdir()
+    with serving(folder, models, scratch=tmp_path / "scratch", strict=False) as address:
+        client = Client(address)
+        known = {model.name: model for model in client.service.get_model_repository_index().models}
+        client.service.close()
+    assert known["wrong"].version == ""
+    for name, backend in (("onnx", "onnxruntime"), ("engine", "tensorrt")):
+        assert f"unable to find backend library for backend '{backend}'" in known[name].reason
 
 
 def test_nobody_sees_the_state_of_a_sequence_that_was_idle_too_long(

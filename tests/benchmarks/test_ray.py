@@ -1,0 +1,45 @@
+"""The case `ray`: one process, one actor and two, compared before they are reported."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.__main__ import main
+from benchmarks.cases.serving import ray as case
+from benchmarks.configs import BenchmarkConfig
+
+
+def test_without_ray_the_case_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert case.unavailable() == "ray is not installed; run `pip install 'xl-export[ray]'`"
+
+
+@pytest.mark.slow  # Ray takes half a minute to start
+def test_actors_are_compared_with_one_process_first(
+    tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="ray is not installed; pip install 'xl-export[ray]'")
+    history = tmp_path / "history.jsonl"
+    command = ["run", "ray", "--config", "tiny", "--repeats", "1", "--history", str(history)]
+    measured = CliRunner().invoke(main, command)
+    assert measured.exit_code == 0, measured.output
+    (document,) = map(json.loads, history.read_text().splitlines())
+    assert [row["actors"] for row in document["rows"]] == [0, 1, 2]
+    assert all(row["difference"] < 1e-4 and row["rate"] > 0 for row in document["rows"])
+    really = case._actors
+
+    def wrong(*arguments: Any) -> Any:
+        found, seconds, rate = really(*arguments)
+        return [found[0] + 1e-3, *found[1:]], seconds, rate
+
+    monkeypatch.setattr(case, "_actors", wrong)
+    refused = CliRunner().invoke(main, command)
+    assert refused.exit_code == 2
+    assert "differ from one process by 0.001 nats a text" in refused.output
+    assert len(history.read_text().splitlines()) == 1
