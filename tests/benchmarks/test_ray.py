@@ -21,6 +21,7 @@ def test_without_ray_the_case_is_skipped(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow  # Ray takes half a minute to start
+@pytest.mark.filterwarnings("ignore")  # it warns of its own habits
 def test_actors_are_compared_with_one_process_first(
     tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

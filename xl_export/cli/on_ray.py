@@ -14,9 +14,11 @@ import click
 from runtimes.base.errors import UserError, needs
 from runtimes.base.files import refuse_replacing
 from runtimes.base.machine import available_cpus
+from runtimes.base.progress import Progress
 from runtimes.cli.eval import eval_command as eval_at_the_edge
 from runtimes.cli.eval import score_text
 from runtimes.cli.score import score_command as score_at_the_edge
+from runtimes.sessions.open import describe
 
 SHARED: list[click.Parameter] = [
     click.Option(
@@ -100,6 +102,7 @@ def _score(
             "--weight needs the texts of a group together, which --ray does not keep so; leave it."
         )
     refuse_replacing(out, option="--out", force=force)
+    describe(path)  # a cluster takes long to start; what is no model is named before
     threads, actors, began = threads or 1, actors or available_cpus(), time.perf_counter()
     with cluster(ray, cpus=actors * threads):
         totals = score_corpus(
@@ -117,15 +120,17 @@ def _score(
 
 
 class _Blocks:
-    """Says at the beginning how many blocks are finished already."""
+    """Says at the beginning how many blocks are finished already, and later how many of the others are."""
 
     def __init__(self) -> None:
-        self._said = False
+        self._before: int | None = None
 
     def __call__(self, done: int, blocks: int) -> None:
-        if done and not self._said:
-            click.echo(f"{done:,} of {blocks:,} blocks are finished already", err=True)
-        self._said = True
+        if self._before is None:
+            self._before, self._shown = done, Progress("scoring", blocks - done, "blocks")
+            if done:
+                click.echo(f"{done:,} of {blocks:,} blocks are finished already", err=True)
+        self._shown(done - self._before)
 
 
 def _url(source: Path) -> str:

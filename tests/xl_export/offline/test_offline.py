@@ -104,6 +104,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     refused(xl(*score, "--ray", "local"), "give --out FILE")
     refused(xl(*score, "--ray", "local", "--out", text), "exists already; give another --out, or --force")
     refused(xl(*score, "--ray", "local", "--out", tmp_path / "out", "--weight", 1), "--weight needs")
+    refused(xl("score", tmp_path, *score[2:], "--ray", "local", "--out", tmp_path / "out"), "is neither")
     refused(xl(*evaluate, "--ray", "local"), "give --work FOLDER")
     refused(xl(*evaluate, "--ray", "local", "--work", tmp_path, "--segment", "1,2"), "one setting at a time")
     if importlib.util.find_spec("ray") is None:
