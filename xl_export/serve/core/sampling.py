@@ -1,9 +1,10 @@
 """Drawing a token in each row of a batch of logits, and the likeliest tokens beside it.
 
-The tokens are bitwise those of `runtimes.tasks.sample.Sampler` for the same random numbers; the tests compare
-them. The Sampler sorts the whole vocabulary, row by row. Here rows that are drawn alike are drawn together,
-and only what may be drawn is sorted. Sums go over the whole vocabulary all the same, with its zeros: the
-order in which NumPy adds decides the last bit.
+Every token is the one of `runtimes.tasks.sample.Sampler` for the same random numbers; the tests compare them.
+The Sampler sorts and adds up the whole vocabulary, row by row. Here rows that are drawn alike are drawn
+together, and only what may be drawn is added up, in another order. That changes the last bits of the sums. So
+a row whose random number lies too near to the border between two tokens, or whose top_k or top_p cuts between
+equals, is drawn again as the Sampler does it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from xl_export.serve.core.task import Likeliest
 MOST_SPARSE = 1024  # the largest top_k for which the kept tokens are gathered
 HEAD = 512  # the likeliest tokens among which the end of top_p is looked for first
 CELLS = 1 << 16  # logits that are drawn from at once; more would leave the cache of the processor
+SORTED = 1024  # a row of so many logits is sorted faster than its top k are found
+BLOCK = 256  # weights that are added up one by one
+ROUNDING = 1e-9  # far more than any order of adding changes, relative to the sum
+COLDEST = 1e-200  # temperatures below may overflow
 
 
 class Draws:
@@ -51,22 +56,22 @@ class Draws:
         if not sound.all():
             rows = np.flatnonzero(sound).tolist()
             tokens = [-1] * len(self.runs)
-            for row, token in zip(
-                rows, Draws([self.runs[r] for r in rows])._drawn(logits[rows]), strict=True
-            ):
+            others = Draws([self.runs[row] for row in rows])._drawn(logits[rows], highest[rows])
+            for row, token in zip(rows, others, strict=True):
                 tokens[row] = token
             return tokens
-        return self._drawn(logits)
+        return self._drawn(logits, highest)
 
-    def _drawn(self, logits: np.ndarray) -> list[int]:
-        """The tokens where every row has a finite maximum and its bias."""
+    def _drawn(self, logits: np.ndarray, highest: np.ndarray) -> list[int]:
+        """The tokens where every row has its bias and a finite maximum, `highest`."""
         groups = self._groups
         if len(groups) == 1 and groups[0].whole:
-            drawn: list[int] = groups[0].draw(logits, self.runs).tolist()
+            drawn: list[int] = groups[0].draw(logits, highest, self.runs).tolist()
             return drawn
         tokens = np.empty(len(self.runs), np.int64)
         for group in groups:
-            tokens[group.rows] = group.draw(logits[group.rows], [self.runs[row] for row in group.rows])
+            rows = group.rows
+            tokens[rows] = group.draw(logits[rows], highest[rows], [self.runs[row] for row in rows])
         drawn = tokens.tolist()
         return drawn
 
@@ -93,77 +98,146 @@ class _Group:
     def __init__(self, kind: int | str, rows: list[int], samplers: Sequence[Sampler], total: int) -> None:
         self.kind, self.rows, self.whole = kind, rows, len(rows) == total
         self.samplers = [samplers[row] for row in rows]
-        self._temperature = np.array([sampler.temperature for sampler in self.samplers])[:, None]
+        temperatures = np.array([sampler.temperature for sampler in self.samplers])
+        self._temperature = temperatures[:, None]
         self._share = np.array([sampler.top_p for sampler in self.samplers])[:, None]
         self._shares = bool((self._share < 1).any())
+        self._extreme = bool((temperatures < COLDEST).any())
 
-    def draw(self, logits: np.ndarray, runs: Sequence[Running]) -> np.ndarray:
-        """The tokens int64 [N] of the group's rows."""
+    def draw(self, logits: np.ndarray, highest: np.ndarray, runs: Sequence[Running]) -> np.ndarray:
+        """The tokens int64 [N] of the group's rows. highest: the largest logit of each."""
         if self.kind == "greedy":
             return logits.argmax(axis=1)
         uniform = np.array([run.uniform() for run in runs])
         at_once = max(1, CELLS // logits.shape[1])
         if len(logits) <= at_once:
-            return self._draw(logits, uniform, slice(None))
+            return self._draw(logits, highest, uniform, slice(None))
         parts = [slice(at, at + at_once) for at in range(0, len(logits), at_once)]
-        return np.concatenate([self._draw(logits[part], uniform[part], part) for part in parts])
+        return np.concatenate([self._draw(logits[p], highest[p], uniform[p], p) for p in parts])
 
-    def _draw(self, logits: np.ndarray, uniform: np.ndarray, part: slice) -> np.ndarray:
+    def _draw(self, logits: np.ndarray, highest: np.ndarray, uniform: np.ndarray, part: slice) -> np.ndarray:
         if isinstance(self.kind, int) and self.kind < logits.shape[1]:
-            return self._from_top_k(self.kind, logits, uniform, part)
-        if self._shares or str(self.kind).startswith("alone"):
-            alone = zip(self.samplers[part], logits, uniform.tolist(), strict=True)
-            return np.array([_alone(*row) for row in alone])
-        weights = np.exp(_scaled(logits, logits, self._temperature[part]))
-        return _chosen(weights / weights.sum(axis=1, keepdims=True), uniform)
+            tokens, sure = self._from_top_k(self.kind, logits, highest, uniform, part)
+        elif self._extreme or self._shares or str(self.kind).startswith("alone"):
+            tokens, sure = np.empty(len(logits), np.int64), np.zeros(len(logits), bool)
+        else:
+            tokens, sure = _chosen(self._weights(logits, highest, part), uniform)
+        if not sure.all():
+            samplers = self.samplers[part]
+            for row in np.flatnonzero(~sure).tolist():
+                tokens[row] = _alone(samplers[row], logits[row], float(uniform[row]))
+        return tokens
 
-    def _from_top_k(self, k: int, logits: np.ndarray, uniform: np.ndarray, part: slice) -> np.ndarray:
-        size = logits.shape[1]
-        parted = np.partition(logits, (size - k - 1, size - k), axis=1)
-        edge = parted[:, size - k, None]
-        kept = logits >= edge
-        # Equals at the edge, as large as they are or once they are scaled: the smaller ids are kept.
-        edges = _scaled(parted[:, size - k - 1 : size - k + 1], logits, self._temperature[part])
-        if (edges[:, 0] == edges[:, 1]).any():
-            alone = zip(self.samplers[part], logits, uniform.tolist(), strict=True)
-            return np.array([_alone(*row) for row in alone])
-        rows, ids = kept.nonzero()
-        ids = ids.reshape(-1, k)
-        weights = np.exp(_scaled(logits[rows, ids.ravel()].reshape(-1, k), logits, self._temperature[part]))
-        spread = np.zeros(logits.shape)
-        if self._shares:
-            np.put_along_axis(spread, ids, weights, axis=1)
-            order = np.argsort(-weights, axis=1, kind="stable")
-            ordered = np.take_along_axis(weights, order, axis=1)
-            before = np.cumsum(ordered, axis=1) - ordered
-            share = self._share[part]
-            dropped = (before >= share * spread.sum(axis=1, keepdims=True)) & (share < 1)
-            np.put_along_axis(weights, order, np.where(dropped, 0.0, ordered), axis=1)
-        np.put_along_axis(spread, ids, weights, axis=1)
-        chosen = _chosen(weights / spread.sum(axis=1, keepdims=True), uniform)
-        return ids[np.arange(len(ids)), chosen]
+    def _weights(self, logits: np.ndarray, highest: np.ndarray, part: slice) -> np.ndarray:
+        """Unnormalised probabilities float64 of some logits [N, K] of each row."""
+        weights = logits.astype(np.float64)
+        weights -= highest[:, None]
+        weights /= self._temperature[part]
+        return np.exp(weights, out=weights)
+
+    def _from_top_k(
+        self, k: int, logits: np.ndarray, highest: np.ndarray, uniform: np.ndarray, part: slice
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens, and whether they are sure."""
+        rows, size = logits.shape
+        if size <= SORTED:
+            ordered = np.sort(logits, axis=1)
+            edge, below = ordered[:, size - k], ordered[:, size - k - 1]
+            clear = _apart(edge, below, highest)
+        else:
+            edge = np.partition(logits, size - k, axis=1)[:, size - k]
+            below = np.where(logits < edge[:, None], logits, -np.inf).max(axis=1)
+            clear = _apart(edge, below, highest) & ((logits >= edge[:, None]).sum(axis=1) == k)
+        if self._extreme or not clear.all():
+            return self._where_clear(k, clear, logits, highest, uniform, part)
+        kept = (logits >= edge[:, None]).ravel().nonzero()[0]
+        values = logits.ravel()[kept].reshape(rows, k)
+        weights = self._weights(values, highest, part)
+        sure = True if not self._shares else _within_shares(weights, self._share[part])
+        places, found = _chosen(weights, uniform)
+        tokens = kept.reshape(rows, k)[np.arange(rows), places] - np.arange(0, rows * size, size)
+        return tokens, found & sure
+
+    def _where_clear(
+        self,
+        k: int,
+        clear: np.ndarray,
+        logits: np.ndarray,
+        highest: np.ndarray,
+        uniform: np.ndarray,
+        part: slice,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`_from_top_k` of the rows whose top k do not end between equals; the others are not sure."""
+        tokens, sure = np.zeros(len(logits), np.int64), np.zeros(len(logits), bool)
+        rows = np.flatnonzero(clear & ~self._extreme)
+        if len(rows):
+            samplers = [self.samplers[part][row] for row in rows]
+            own = _Group(k, list(range(len(rows))), samplers, len(rows))
+            tokens[rows], sure[rows] = own._from_top_k(
+                k, logits[rows], highest[rows], uniform[rows], slice(None)
+            )
+        return tokens, sure
 
 
-def _scaled(values: np.ndarray, logits: np.ndarray, temperature: np.ndarray) -> np.ndarray:
-    """Some values [N, K] of logits [N, V] as the Sampler scales them, float64."""
-    with np.errstate(over="ignore"):
-        scaled: np.ndarray = (values.astype(np.float64) - logits.max(axis=1)[:, None]) / temperature
-    return scaled
+def _apart(edge: np.ndarray, below: np.ndarray, highest: np.ndarray) -> np.ndarray:
+    """Whether two logits of each row [N] are different for sure once the largest is subtracted."""
+    with np.errstate(invalid="ignore"):  # minus infinity twice
+        return edge - below > ROUNDING * (np.abs(edge) + np.abs(highest))
 
 
-def _chosen(probabilities: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """The index that `Generator.choice` takes in each row for a random number of [0, 1)."""
-    below = np.cumsum(probabilities, axis=1)
-    below /= below[:, -1:].copy()
-    chosen: np.ndarray = (below <= uniform[:, None]).sum(axis=1)
-    return chosen
+def _within_shares(weights: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Sets the weights [N, K] to zero that top_p leaves out, and says in which rows that is sure."""
+    order = np.argsort(-weights, axis=1, kind="stable")
+    order += np.arange(0, weights.size, weights.shape[1])[:, None]
+    flat = weights.ravel()
+    ordered = flat[order]
+    up_to = np.cumsum(ordered, axis=1)
+    before = up_to - ordered
+    limit = share * up_to[:, -1:]
+    margin = ROUNDING * up_to[:, -1:]
+    flat[order[(before >= limit) & (share < 1)]] = 0.0
+    sure: np.ndarray = ((np.abs(before - limit) > margin) | (share >= 1)).all(axis=1)
+    return sure
+
+
+def _chosen(weights: np.ndarray, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The place in each row of weights [N, K] that a random number of [0, 1) falls on, and whether it does
+    for sure, in whatever order the weights are added.
+    """
+    rows, size = np.arange(len(weights)), weights.shape[1]
+    if size <= 2 * BLOCK:
+        up_to = np.cumsum(weights, axis=1)
+        total = up_to[:, -1]
+        wanted = uniform * total
+        places = (up_to > wanted[:, None]).argmax(axis=1)
+        upper = up_to[rows, places]
+        lower = upper - weights[rows, places]
+    else:  # first the block, then the place in it
+        blocks = np.cumsum(np.add.reduceat(weights, np.arange(0, size, BLOCK), axis=1), axis=1)
+        total = blocks[:, -1]
+        wanted = uniform * total
+        block = (blocks > wanted[:, None]).argmax(axis=1)
+        before = np.where(block > 0, blocks[rows, block - 1], 0.0)
+        inside = block[:, None] * BLOCK + np.arange(BLOCK)
+        own = np.where(inside < size, weights[rows[:, None], np.minimum(inside, size - 1)], 0.0)
+        up_to = before[:, None] + np.cumsum(own, axis=1)
+        place = (up_to > wanted[:, None]).argmax(axis=1)
+        places = inside[rows, place]
+        upper = up_to[rows, place]
+        lower = upper - own[rows, place]
+    margin = ROUNDING * total
+    sure: np.ndarray = (upper - wanted > margin) & ((wanted - lower > margin) | (places == 0))
+    return places, sure
 
 
 def _alone(sampler: Sampler, logits: np.ndarray, uniform: float) -> int:
-    """The token of one row, for any sampler."""
-    scaled = _scaled(logits[None], logits[None], np.array([[sampler.temperature]]))[0]
+    """What the Sampler draws from logits [V] for a random number, bit by bit."""
+    with np.errstate(over="ignore"):
+        scaled = (logits.astype(np.float64) - logits.max()) / sampler.temperature
     weights = _within_share(np.exp(keep_top_k(scaled, sampler.top_k)), sampler.top_p)
-    return int(_chosen((weights / weights.sum())[None], np.array([uniform]))[0])
+    below = (weights / weights.sum()).cumsum()
+    below /= below[-1]
+    return int(below.searchsorted(uniform, side="right"))
 
 
 def _within_share(weights: np.ndarray, share: float) -> np.ndarray:
@@ -175,7 +249,7 @@ def _within_share(weights: np.ndarray, share: float) -> np.ndarray:
     order = ids[np.argsort(-weights[ids], kind="stable")]
     ordered = weights[order]
     up_to, wanted = np.cumsum(ordered), share * weights.sum()
-    if up_to[-1] * (1 - 1e-9) < wanted:  # the rest may hold some of the share
+    if up_to[-1] * (1 - ROUNDING) < wanted:  # the rest may hold some of the share
         return keep_top_p(weights, share)
     kept = np.zeros_like(weights)
     inside = order[up_to - ordered < wanted]
