@@ -9,6 +9,7 @@ equals, is drawn again as the Sampler does it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -31,15 +32,30 @@ COLDEST = 1e-200  # temperatures below may overflow
 class Draws:
     """How the rows of some runs are drawn. It is made once for as long as the runs stay the same.
 
-    runs: in the order of the rows. scored: the rows whose log-probabilities are wanted. tops: those whose
-    likeliest tokens are wanted, with their number.
+    runs: in the order of the rows. end: the token that ends a document. places: what a token needs of its
+    run: the run, its drawn tokens, its text, the token that ends it (-1 where none does), the most tokens,
+    and whether its stream is kept. accounts: how many of the runs each tenant has. scored: the rows whose
+    log-probabilities are wanted. tops: those whose likeliest tokens are wanted, with their number.
     """
 
-    def __init__(self, runs: list[Running]) -> None:
-        self.runs = runs
+    def __init__(self, runs: list[Running], end: int | None) -> None:
+        self.runs, self._end = runs, end
         tasks = [run.task for run in runs]
         drawings = [task.drawing for task in tasks if task.drawing is not None]
         assert len(drawings) == len(runs), "every run draws"
+        self.places = [
+            (
+                run,
+                run.drawn,
+                text,
+                end if drawing.ends and end is not None else -1,
+                drawing.max_tokens,
+                run.task.keep,
+            )
+            for run, drawing in zip(runs, drawings, strict=True)
+            if (text := run.text) is not None
+        ]
+        self.accounts = list(Counter(run.account for run in runs).items())
         self.samplers = [drawing.sampler for drawing in drawings]
         self.biased = [(row, drawing.bias) for row, drawing in enumerate(drawings) if drawing.bias]
         self.scored = [row for row, task in enumerate(tasks) if task.score or task.top]
@@ -56,7 +72,7 @@ class Draws:
         if not sound.all():
             rows = np.flatnonzero(sound).tolist()
             tokens = [-1] * len(self.runs)
-            others = Draws([self.runs[row] for row in rows])._drawn(logits[rows], highest[rows])
+            others = Draws([self.runs[row] for row in rows], self._end)._drawn(logits[rows], highest[rows])
             for row, token in zip(rows, others, strict=True):
                 tokens[row] = token
             return tokens
@@ -108,7 +124,7 @@ class _Group:
         """The tokens int64 [N] of the group's rows. highest: the largest logit of each."""
         if self.kind == "greedy":
             return logits.argmax(axis=1)
-        uniform = np.array([run.uniform() for run in runs])
+        uniform = np.array([run.random.popleft() if run.random else run.uniform() for run in runs])
         at_once = max(1, CELLS // logits.shape[1])
         if len(logits) <= at_once:
             return self._draw(logits, highest, uniform, slice(None))

@@ -61,7 +61,7 @@ class Scheduler:
         self.paused: set[Running] = set()
         self._said: list[Running] = []  # runs with answers that are not delivered yet
         self._ready: list[Running] = []  # runs whose tokens were all fed, and who have no token yet
-        self._draws = Draws([])
+        self._draws = Draws([], None)
         self.iterations = self.steps = self.fed = self.cached = self.padded = self.drawn = self.parked = 0
         self.model_seconds = 0.0
         self.ended: Counter[str] = Counter()
@@ -269,35 +269,40 @@ class Scheduler:
                 assert run.logits is not None
                 self.rows.decode(run)
                 runs, logits = [*runs, run], np.concatenate([logits, run.logits[None]])
+                run.pending, run.logits = True, None
         if not runs:
             return
         if runs != self._draws.runs:
-            self._draws = Draws(runs)
-        tokens = self._draws.draw(logits)
+            self._draws = Draws(runs, self._end_of_document)
+        draws, said = self._draws, self._said
+        tokens = draws.draw(logits)
         self.drawn += len(tokens)
+        for account, count in draws.accounts:
+            account.served += count
         log_probs, likely = self._log_probs(logits, tokens)
-        for row, (run, token) in enumerate(zip(runs, tokens, strict=True)):
+        # The only code that runs once a token: what can be looked up once for all tokens is in `places`.
+        row = -1
+        for (run, drawn, text, end, most, keeps), token in zip(draws.places, tokens, strict=True):
+            row += 1
             if token < 0:
                 self._fail(run, NOT_FINITE)
                 continue
-            drawing, text = run.task.drawing, run.text
-            assert drawing is not None
-            assert text is not None
-            run.token, run.pending, run.logits = token, True, logits[row] if run.task.keep else None
-            run.drawn.append(token)
-            run.account.served += 1
-            if drawing.ends and token == self._end_of_document:
-                added = text.finish()
+            drawn.append(token)
+            run.token = token
+            added = text.finish() if token == end else text.add(token, last=len(drawn) == most)
+            if not run.answers:
+                said.append(run)
+            if log_probs:
+                answer = Drawn(
+                    token=token, text=added, log_prob=log_probs.get(row), likeliest=likely.get(row)
+                )
             else:
-                added = text.add(token, last=len(run.drawn) == drawing.max_tokens)
-            self._say(
-                run, Drawn(token=token, text=added, log_prob=log_probs.get(row), likeliest=likely.get(row))
-            )
-            if text.ended is not None:
-                if run.task.keep:
-                    run.closing = text.ended  # once this token is fed
-                else:
-                    self._end(run, text.ended)
+                answer = Drawn(token=token, text=added)
+            run.answers.append(answer)
+            if keeps:
+                run.logits, run.closing = logits[row], text.ended  # it ends once this token is fed
+            elif text.ended is not None:
+                self._end(run, text.ended)
 
     def _log_probs(
         self, logits: np.ndarray, tokens: Sequence[int]
@@ -356,12 +361,12 @@ class Scheduler:
     def delivery(self) -> Delivery:
         """All answers since the last delivery. Runs whose clients do not take them are paused."""
         said, self._said = self._said, []
-        delivery = []
+        delivery, unread = [], self._settings.unread
         for run in said:
             answers, run.answers = run.answers, []
             delivery.append((run.task, answers))
-            run.sent += len(answers)
-            if run.sent - run.taken > self._settings.unread and run.row >= 0:
+            run.sent = sent = run.sent + len(answers)
+            if sent - run.taken > unread and run.row >= 0:
                 self._pause(run)
         return delivery
 

@@ -10,7 +10,7 @@ import pytest
 
 from runtimes.base.logits import log_sum_exp
 from runtimes.tasks.sample import Sampler
-from xl_export.serve.core.running import Running
+from xl_export.serve.core.running import Account, Running
 from xl_export.serve.core.sampling import Draws, likeliest, log_probs_of
 from xl_export.serve.core.task import Drawing, Task
 
@@ -19,7 +19,9 @@ SESSION: Any = SimpleNamespace(vocab=SimpleNamespace(decoder=lambda: str, kind="
 
 def run(sampler: Sampler, seed: int, bias: dict[int, float]) -> Running:
     drawing = Drawing(max_tokens=1, sampler=sampler, seed=seed, index=3, bias=bias)
-    return Running(Task(tokens=np.zeros(1, np.int64), drawing=drawing), SESSION)
+    running = Running(Task(tokens=np.zeros(1, np.int64), drawing=drawing), SESSION)
+    running.account = Account("")
+    return running
 
 
 def any_sampler(chance: np.random.Generator) -> Sampler:
@@ -52,7 +54,7 @@ def check(chance: np.random.Generator, size: int, steps: int = 3) -> None:
     biases = [{int(chance.integers(size)): 7.5} if chance.random() < 0.3 else {} for _ in range(rows)]
     runs = [run(sampler, row, biases[row]) for row, sampler in enumerate(samplers)]
     naive = [np.random.default_rng([row, 3]) for row in range(rows)]
-    draws = Draws(runs)
+    draws = Draws(runs, None)
     for _ in range(steps):
         logits = any_logits(chance, rows, size)
         kept = logits.copy()
@@ -89,12 +91,12 @@ def test_a_row_without_a_finite_maximum_draws_nothing_and_the_others_draw_as_eve
     logits = any_logits(chance, 4, 50)
     runs = [run(Sampler(top_k=k), row, {3: 2.0}) for row, k in enumerate((None, 5, 5, 9))]
     others = [run(Sampler(top_k=k), row, {3: 2.0}) for row, k in enumerate((None, 5, 5, 9))]
-    expected = Draws(others).draw(logits)
+    expected = Draws(others, None).draw(logits)
     for row, bad in ((1, np.nan), (3, np.inf)):
         logits[row, 7] = bad
         expected[row] = -1
     logits[0, 9] = -np.inf if expected[0] != 9 else logits[0, 9]
-    found = Draws(runs).draw(logits)
+    found = Draws(runs, None).draw(logits)
     assert found[1:] == expected[1:]
     assert found[0] >= 0
 
