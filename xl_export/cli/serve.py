@@ -61,6 +61,22 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools",
     help="Where streams are kept while they are idle and while the server is down.",
 )
 @click.option(
+    "--stream-memory",
+    "stream_mb",
+    default=1024,
+    show_default=True,
+    type=click.IntRange(min=0),
+    metavar="MB",
+    help="The most megabytes of idle streams that stay in memory; the others lie in --state alone.",
+)
+@click.option(
+    "--max-streams",
+    default=10_000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="The most streams that one tenant may have.",
+)
+@click.option(
     "--max-tokens",
     default=1 << 17,
     show_default=True,
@@ -97,6 +113,8 @@ def serve_command(
     cache_mb: int,
     api_keys: Path | None,
     state: Path | None,
+    stream_mb: int,
+    max_streams: int,
     max_tokens: int,
     max_prompt: int,
     max_body: int,
@@ -118,6 +136,7 @@ def serve_command(
         from xl_export.serve.http.server import Server
         from xl_export.serve.http.serving import Address, refuse_open_door, run
     from xl_export.serve.core.settings import EngineSettings
+    from xl_export.serve.streams.facts import StoreSettings
 
     address = Address(host=host, port=port)
     refuse_open_door(address, has_keys=api_keys is not None)
@@ -133,6 +152,7 @@ def serve_command(
         limits=Limits(max_tokens=max_tokens, prompt_tokens=max_prompt, body_bytes=max_body << 20),
         read_keys=lambda: NO_KEYS if api_keys is None else read_keys(api_keys),
         state=state,
+        stream_limits=StoreSettings(ram_bytes=stream_mb << 20, streams=max_streams),
         log=Log(None if quiet else sys.stderr),
     )
 

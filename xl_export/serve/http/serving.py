@@ -23,6 +23,7 @@ from xl_export.serve.http.server import ON_SIGNAL, Server
 
 GRACE = 4  # seconds from a signal until connections that are still open are cut
 KEEP_ALIVE = 65  # seconds that an idle connection is kept; more than the 60 of the usual proxies
+PING = 20.0  # seconds between two pings of a WebSocket, and until the answer; then its client is gone
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -101,6 +102,8 @@ def configured(server: Server) -> uvicorn.Config:
         timeout_graceful_shutdown=GRACE,
         ws_max_size=server.limits.body_bytes,
         ws_per_message_deflate=False,
+        ws_ping_interval=PING,
+        ws_ping_timeout=PING,
     )
 
 

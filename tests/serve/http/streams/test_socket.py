@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 
 from tests.serve.http.conftest import Running
-from tests.serve.http.streams.conftest import Stream, created
+from tests.serve.http.streams.conftest import Keeping, Stream, created
+from xl_export.serve.http import serving
 
 sync = pytest.importorskip("websockets.sync.client", reason="the package websockets is not installed")
 
@@ -124,6 +126,29 @@ def test_a_connection_that_breaks_gives_its_row_back(kept: Running, tokens: np.n
     facts = kept.server.models["tiny"].engine.facts
     assert facts.decoding == facts.prompts == facts.waiting == 0
     assert stream.append(tokens[:3])["counted"] == 3
+
+
+def test_a_client_that_answers_no_ping_is_gone(
+    keeping: Keeping, tokens: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A half-open connection: the other machine is off, and nothing says so."""
+    monkeypatch.setattr(serving, "PING", 0.3)
+    with keeping(tmp_path) as server:
+        stream = created(server, tokens[:5])
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as raw:
+            raw.sendall(
+                f"GET {stream.path}/ws HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
+                "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+                "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n".encode()
+            )
+            assert raw.recv(1 << 12).startswith(b"HTTP/1.1 101 ")
+            message = b'{"op": "continue", "max_tokens": 2000, "ignore_eos": true}'
+            raw.sendall(bytes([0x81, 0x80 | len(message)]) + bytes(4) + message)  # masked with zeros
+            engine = server.server.models["tiny"].engine
+            while raw.recv(1 << 20):  # it reads, and answers nothing
+                pass
+        assert until_idle(stream) >= 5
+        assert engine.facts.decoding == engine.facts.waiting == 0
 
 
 @pytest.mark.slow  # buffers of the system have to fill
