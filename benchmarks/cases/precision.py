@@ -39,7 +39,6 @@ PRECISIONS: tuple[tuple[Precision, MemoryPrecision], ...] = (
     ("int4", "fp16"),
     ("fp32", "int8"),
     ("int8", "int8"),
-    ("int4", "int8"),
 )
 HEADER = (
     "weights      memory  operators  ms per token  at least  times faster  MB on disk  MB per stream  "

@@ -109,6 +109,9 @@ def test_precision(operators, tiny, tmp_path):
     )  # which reads position tables as they are stored
     (halves,) = (row for row in rows if (row["precision"], row["memory_precision"]) == ("fp32", "fp16"))
     assert halves["bytes_per_stream"] - 8 == (rows[0]["bytes_per_stream"] - 8) // 2
+    (in_bytes,) = (row for row in rows if (row["precision"], row["memory_precision"]) == ("fp32", "int8"))
+    # Heads 4 wide: the scale of a key takes as many bytes as the key.
+    assert in_bytes["bytes_per_stream"] == halves["bytes_per_stream"]
     assert all(row["measured"] is None for row in rows)
     assert "claim" not in result.output
 

@@ -108,12 +108,21 @@ def test_a_model_that_is_not_finite_takes_no_lengths_and_says_why(
     session.predict(np.zeros((2, 3), np.int64), session.start(2), lengths=np.array([3, 1]))
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8-stored", "int8", "int4"])
-def test_weights_of_few_bits_take_lengths(precision: str, make_run: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("precision", "memory"),
+    [
+        *((name, "fp16") for name in ("fp16", "int8-stored", "int8", "int4")),
+        ("fp32", "int8"),
+        ("int4", "int8"),
+    ],
+)
+def test_numbers_of_few_bits_take_lengths(
+    precision: str, memory: str, make_run: Make, tmp_path: Path
+) -> None:
     """They are tried as all graphs are, and what rounding changes must not count as seeing the end."""
     run = make_run(d_model=48, heads=2, head_dim=20, d_ff=64)
     session = open_session(
-        export(run, tmp_path / "artefact", precision=precision, memory_precision="fp16")  # type: ignore[arg-type]
+        export(run, tmp_path / "artefact", precision=precision, memory_precision=memory)  # type: ignore[arg-type]
     )
     said, memory = session.predict(np.full((2, 8), 5), session.start(2), lengths=np.array([8, 2]))
     assert memory.positions.tolist() == [8, 2]
