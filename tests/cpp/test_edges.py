@@ -20,6 +20,7 @@ from runtimes.contract.memory import save_memory
 from tests.cpp.program import Driver, compiled
 from tests.cpp.test_vocabularies import TALES, with_vocabulary
 from tests.runtimes.contract.mutation_worker import sealed
+from xl_export.artefact.export import export
 
 SMALL = 3 << 29  # bytes
 Change = Callable[[dict[str, Any]], object]
@@ -131,6 +132,20 @@ def test_a_stream_that_claims_too_much_is_refused_before_memory_is_taken(
     assert "more values than any file" in driver.refusal("steps", TALES, load=str(path), **question)
     nowhere = driver.refusal("steps", TALES, load=str(tmp_path / "nowhere"), **question)
     assert "is no file; give one that save" in nowhere
+
+
+def test_scales_that_no_key_or_value_has_are_refused(driver: Driver, run: Path, tmp_path: Path) -> None:
+    artefact = export(run, tmp_path / "artefact", memory_precision="int8")
+    session = open_session(artefact)
+    _, memory = session.step(np.arange(8)[None], session.start(1))
+    question = {"ids": [0, 1], "lengths": [1]}
+    save_memory(memory, tmp_path / "whole")
+    assert driver.ask("steps", artefact, load=str(tmp_path / "whole"), **question)
+    for wrong in (-0.5, 3e36):
+        memory.tensors["past_key_values.1.value_scale"][0, 0, 3] = wrong
+        save_memory(memory, tmp_path / "wrong")
+        said = driver.refusal("steps", artefact, load=str(tmp_path / "wrong"), **question)
+        assert "scales that no key or value has" in said
 
 
 def test_too_little_memory_is_an_error_like_any_other(

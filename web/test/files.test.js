@@ -6,9 +6,10 @@ import { join } from "node:path";
 import { test } from "node:test";
 import { canonical, parseExact } from "../src/files/json.js";
 import { textOf } from "../src/files/npz.js";
+import { readTensors, writeTensors } from "../src/files/safetensors.js";
 import { ownSha256, sha256 } from "../src/files/sha256.js";
 import { XLExportError, open } from "../src/index.js";
-import { given } from "./setup.js";
+import { caseOf, given } from "./setup.js";
 
 const [{ folder }] = given.cases;
 const files = Object.fromEntries(
@@ -169,6 +170,24 @@ test("a damaged or foreign stream is refused in one sentence", async () => {
   await assert.rejects(other.loadMemory(file), (error) => isSentence(error, /belongs to artefact/));
   await model.close();
   await other.close();
+});
+
+test("scales that no key or value has are refused in one sentence", async () => {
+  const { folder, stream } = caseOf("in-bytes");
+  const model = await open(folder, { device: "wasm" });
+  const { arrays, metadata } = await readTensors(readFileSync(stream), "the stream");
+  const scale = arrays.get("past_key_values.0.key_scale")?.data;
+  assert.ok(scale);
+  for (const [wrong, words] of /** @type {[number, RegExp][]} */ ([
+    [-0.5, /scales that no key or value has/],
+    [3e36, /scales that no key or value has/],
+    [NaN, /not finite/],
+  ])) {
+    new DataView(scale.buffer, scale.byteOffset).setFloat32(4, wrong, true);
+    const damaged = await writeTensors({ arrays, metadata });
+    await assert.rejects(model.loadMemory(damaged), (error) => isSentence(error, words));
+  }
+  await model.close();
 });
 
 /** @param {unknown} error @param {RegExp} words */
