@@ -83,7 +83,12 @@ def list_command() -> None:
     "--minutes",
     type=float,
     help="architectures, recipes: CPU minutes for the steps of each model, of all threads together; 3 by "
-    "default.",
+    "default. serve: minutes of mixed load; 2 by default.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(1000, 1 << 24),
+    help="serve: the tokens of its longest stream; 20,000 by default.",
 )
 @click.option(
     "--corpora",
@@ -110,7 +115,7 @@ def list_command() -> None:
     "--rows",
     "names",
     multiple=True,
-    help="architectures, recipes: train this one only; may be repeated.",
+    help="architectures, recipes: train this one only; serve: measure this part only; may be repeated.",
 )
 @click.option(
     "--parts", type=FILE, help="text-quality: the folder that examples/stories/prepare.py has written."

@@ -38,11 +38,15 @@ def random_weights(model: ModelConfig, *, seed: int = 0) -> Weights:
     return weights
 
 
-def write_run(folder: Path, model: ModelConfig, rule: MemoryRule, weights: Weights) -> Path:
-    """A run folder of these weights, as if training had ended there."""
+def write_run(
+    folder: Path, model: ModelConfig, rule: MemoryRule, weights: Weights, *, ids: bool = False
+) -> Path:
+    """A run folder of these weights, as if training had ended there. ids: whether its vocabulary is one of
+    ids, although it may have as many tokens as there are bytes.
+    """
     folder.mkdir(parents=True)
     # A model of bytes has their vocabulary; any other takes ids, of which the first stands before a text.
-    is_bytes = model.vocab_size == 256
+    is_bytes = model.vocab_size == 256 and not ids
     vocab: Vocab = ByteVocab() if is_bytes else IdsVocab(model.vocab_size, special=SpecialTokens(beginning=0))
     config = TrainConfig(
         model=model, training=rule, evaluation=rule, vocab="byte" if is_bytes else "word", text=None
@@ -53,8 +57,10 @@ def write_run(folder: Path, model: ModelConfig, rule: MemoryRule, weights: Weigh
     return folder
 
 
-def write_artefact(folder: Path, model: ModelConfig, rule: MemoryRule, weights: Weights, form: Form) -> Path:
+def write_artefact(
+    folder: Path, model: ModelConfig, rule: MemoryRule, weights: Weights, form: Form, *, ids: bool = False
+) -> Path:
     """An artefact of these weights; `export` has compared it with PyTorch before this returns."""
-    run = write_run(folder / f"run-{form}-{rule.mem_len}", model, rule, weights)
+    run = write_run(folder / f"run-{form}-{rule.mem_len}", model, rule, weights, ids=ids)
     artefact: Path = export(run, folder / f"artefact-{form}-{rule.mem_len}", memory=form, rule=rule)
     return artefact

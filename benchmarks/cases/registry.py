@@ -99,6 +99,14 @@ CASES = {
             may_skip=True,
         ),
         Case(
+            name="serve",
+            folder="serving",
+            summary="a server of many streams beside the steps of its model: CPU, tokens/s, gaps, memory",
+            keys=("part", "side", "streams"),
+            takes=("config", "repeats", "names", "minutes", "tokens"),
+            may_skip=True,
+        ),
+        Case(
             name="gpu",
             summary="one token and one segment on an NVIDIA GPU: ONNX Runtime against PyTorch (never run)",
             keys=("tokens", "mem_len"),

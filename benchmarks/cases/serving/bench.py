@@ -1,0 +1,168 @@
+"""What all parts of the case share: the model, rows of results, and streams whose tokens are known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cases.serving.server import Served
+from benchmarks.configs import BenchmarkConfig
+from benchmarks.measure import Timing
+from runtimes.base.errors import ArtefactError
+from runtimes.base.records import to_json
+from runtimes.contract.session import Session
+from runtimes.sessions.open import open_session
+from runtimes.tasks.evaluate import evaluate
+from runtimes.tasks.generate import generate
+from runtimes.tasks.sample import Sampler
+
+GREEDY = Sampler(temperature=0)
+CLOSE = 1e-4  # nats a token, between `/v1/score` and `evaluate`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One figure. part: of the case. side: what was measured. streams: how many at once. unit: of the value.
+
+    figure: the median, fastest and slowest of the repeats, in that unit; None where the side was skipped.
+    most, least: the mark that the median must keep, where there is one. note: what belongs to the figure, or
+    why it is missing.
+    """
+
+    part: str
+    side: str
+    streams: int
+    unit: str
+    figure: Timing | None
+    most: float | None = None
+    least: float | None = None
+    note: str = ""
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the mark is kept; None where there is none."""
+        if self.figure is None or (self.most is None and self.least is None):
+            return None
+        value = self.figure.median
+        return (self.most is None or value <= self.most) and (self.least is None or value >= self.least)
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much is measured. streams: of the overhead. together: of the throughput. prompt: tokens of each
+    prompt that arrives; arriving: how many do. listening: streams that are read meanwhile. clients, stored:
+    of the mixed load. warm: tokens of each stream before anything is timed.
+    """
+
+    streams: tuple[int, ...] = (1, 4, 16, 32)
+    together: int = 8
+    prompt: int = 10_000
+    arriving: int = 3
+    listening: int = 4
+    clients: int = 64
+    stored: int = 1000
+    warm: int = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """One run of the case. repeats: turns of each side. tokens: of the longest stream. minutes: of load."""
+
+    config: BenchmarkConfig
+    folder: Path
+    artefact: Path
+    threads: int
+    repeats: int
+    tokens: int
+    minutes: float
+    sizes: Sizes
+    progress: Callable[[str], None] = field(default=lambda line: None)
+
+    @property
+    def long(self) -> int:
+        """Tokens of each stream that is timed."""
+        return self.sizes.warm + 4 * self.config.token_repeats
+
+    def session(self, threads: int) -> Session:
+        """The model in this process."""
+        return open_session(self.artefact, threads=threads, device="cpu")
+
+    def prompts(self, count: int, segments: int = 1, *, seed: int = 0) -> list[list[int]]:
+        """Random prompts of whole segments, which a server feeds in the same pieces as `generate`."""
+        chance = np.random.default_rng([seed, segments])
+        size = (count, segments * self.config.segment)
+        found: list[list[int]] = chance.integers(self.config.model.vocab_size, size=size).tolist()
+        return found
+
+
+def body(prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
+    """A request for a greedy completion as a stream, with its usage at the end."""
+    return {
+        "prompt": list(prompt),
+        "max_tokens": max_tokens,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def greedy(session: Session, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[str]]:
+    """The texts of the tokens with which `generate` continues each prompt, without blanks."""
+    texts: list[list[str]] = [[] for _ in prompts]
+    for piece in generate(
+        session, [list(p) for p in prompts], max_tokens=max_tokens, sampler=GREEDY, text=False
+    ):
+        texts[piece.row].append(str(piece.token))
+    return texts
+
+
+def check_texts(found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> None:
+    """Raises ArtefactError where a stream has other tokens than it should, or another number of them."""
+    for stream, (texts, right) in enumerate(zip(found, expected, strict=True)):
+        if [text.strip() for text in texts] != list(right):
+            raise ArtefactError(
+                f"stream {stream} has other tokens through the server than from `generate`; please report "
+                "this."
+            )
+
+
+def check_scores(served: Served, session: Session, texts: Sequence[Sequence[int]]) -> None:
+    """Raises ArtefactError where `/v1/score` differs from `evaluate`."""
+    answer = served.asked("POST", "/v1/score", {"texts": [list(text) for text in texts]}).document()
+    for text, found in zip(texts, answer["data"], strict=True):
+        if abs(found["log_prob"] + evaluate(session, np.array(text)).nats) > CLOSE * len(text):
+            raise ArtefactError("a score of the server differs from `evaluate`; please report this.")
+
+
+def timing(values: Sequence[float]) -> Timing:
+    """The median of repeats, with the smallest and the largest."""
+    return Timing(median=median(values), fastest=min(values), slowest=max(values), repeats=len(values))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raw:
+    """Steps of a session in this process: wall and CPU seconds of one."""
+
+    seconds: float
+    cpu: float
+
+
+def raw_steps(session: Session, rows: int, count: int, width: int = 1, *, warm: int = 5) -> Raw:
+    """What `predict` alone takes for a step of `rows` rows of `width` tokens, in a loop of `count` steps."""
+    memory = session.start(rows)
+    tokens = np.random.default_rng(0).integers(session.vocab.size, size=(count + warm, rows, width))
+    for step in range(warm):
+        session.predict(tokens[step], memory)
+    seconds, cpu = time.perf_counter(), time.process_time()
+    for step in range(warm, count + warm):
+        session.predict(tokens[step], memory)
+    return Raw(seconds=(time.perf_counter() - seconds) / count, cpu=(time.process_time() - cpu) / count)

@@ -1,0 +1,233 @@
+"""Mixed load for minutes: completions, some of which are left, scores, and stored streams.
+
+A client is a generator: it yields a request, and goes on when its answer is whole or the connection was cut.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.cases.serving.events import LoadError
+from benchmarks.cases.serving.wire import Loop, Request, resident_bytes
+
+Job = dict[str, Any]
+Client = Iterator[tuple[Request, int | None]]  # a request, and after how many events its client leaves
+COMPLETIONS, SCORE, STREAMS = "/v1/completions", "/v1/score", "/v1/streams"
+CLOSE = 1e-4  # nats a token
+LONGEST = 2000  # tokens of a stored stream, after which it is deleted and another one made
+TOGETHER = 32  # tokens that a stored stream is continued by, at most
+RETURNED = 16  # stored streams whose tokens are given back for a check
+SAMPLES = 600  # of the resident memory
+
+
+@dataclass(eq=False)
+class Stored:
+    """A stored stream: all of its tokens, and the bits of each, which are None for the first."""
+
+    name: str
+    tokens: list[int] = field(default_factory=list)
+    bits: list[float | None] = field(default_factory=list)
+
+
+class Mixed:
+    """What all clients of one job share."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.chance = job, random.Random(job["seed"])
+        self.until: float = time.perf_counter() + job["seconds"]
+        self.done: Counter[str] = Counter()
+        self.idle: list[Stored] = []  # stored streams on which no client works
+
+    @property
+    def has_ended(self) -> bool:
+        return time.perf_counter() >= self.until
+
+    def post(self, path: str, body: Any, *, method: str = "POST") -> Request:
+        return Request(self.job["port"], method, path, body)
+
+    # Clients without state.
+
+    def any_client(self) -> Client:
+        """Completions and scores, until the time is over."""
+        kinds = (self.complete, self.leave, self.score, self.several)
+        while not self.has_ended:
+            (kind,) = self.chance.choices(kinds, (5, 3, 1, 1))
+            yield from kind()
+
+    def complete(self) -> Client:
+        """A stream whose tokens are known."""
+        known = self.chance.choice(self.job["known"])
+        yield (request := self.post(COMPLETIONS, known["body"])), None
+        if request.answer.completion()[0] != known["texts"]:
+            raise LoadError("a stream under mixed load has other tokens than `generate`.")
+        self.done["completions"] += 1
+
+    def leave(self) -> Client:
+        """A stream whose client leaves somewhere in the middle."""
+        known = self.chance.choice(self.job["known"])
+        yield self.post(COMPLETIONS, known["body"]), self.chance.randrange(len(known["texts"]))
+        self.done["clients that left"] += 1
+
+    def score(self) -> Client:
+        """Scores that are known."""
+        scores = self.job["scores"]
+        yield (request := self.post(SCORE, {"texts": [score["tokens"] for score in scores]})), None
+        for score, found in zip(scores, request.answer.document()["data"], strict=True):
+            if abs(score["log_prob"] - found["log_prob"]) > CLOSE * len(score["tokens"]):
+                raise LoadError("a score under mixed load differs from `evaluate`.")
+        self.done["scores"] += 1
+
+    def several(self) -> Client:
+        """Four random choices of one prompt in one document."""
+        body = {**self.chance.choice(self.job["known"])["body"], "stream": False, "n": 4, "temperature": 1.0}
+        del body["stream_options"]
+        yield (request := self.post(COMPLETIONS, body)), None
+        document = request.answer.document()
+        if document["usage"]["completion_tokens"] != 4 * body["max_tokens"]:
+            raise LoadError("four choices have not as many tokens as were asked for.")
+        self.done["requests for four choices"] += 1
+
+    # Clients of stored streams.
+
+    def storing_client(self, first: int) -> Client:
+        """Makes `first` streams, and then works on any until the time is over."""
+        for _ in range(first):
+            yield from self.create()
+        kinds = (self.append, self.go_on, self.go_on_and_leave, self.fork, self.any_one)
+        while not self.has_ended:
+            (kind,) = self.chance.choices(kinds, (45, 25, 10, 10, 10))
+            yield from kind()
+
+    def any_one(self) -> Client:
+        yield from self.chance.choice((self.complete, self.leave, self.score))()
+
+    def create(self) -> Client:
+        body = {"tokens": self._tokens(1)}
+        yield (request := self.post(STREAMS, body)), None
+        self._note(Stored(request.answer.document()["stream"]["id"]), request, body["tokens"])
+        self.done["streams created"] += 1
+
+    def append(self) -> Client:
+        stored, body = self._taken(), {"tokens": self._tokens(2)}
+        yield (request := self.post(f"{STREAMS}/{stored.name}/append", body)), None
+        self._note(stored, request, body["tokens"])
+        self.done["appends"] += 1
+        if len(stored.tokens) > LONGEST:
+            yield from self._replaced(stored)
+
+    def go_on(self) -> Client:
+        stored = self._taken()
+        body = {"max_tokens": self.chance.randint(1, TOGETHER), "temperature": 0.0, "ignore_eos": True}
+        yield (request := self.post(f"{STREAMS}/{stored.name}/continue", body)), None
+        self._note(stored, request, [])
+        self.done["continuations"] += 1
+
+    def go_on_and_leave(self) -> Client:
+        """What was generated is not known to the client, so the stream is replaced."""
+        stored = self._taken()
+        body = {"max_tokens": TOGETHER, "stream": True, "ignore_eos": True}
+        yield self.post(f"{STREAMS}/{stored.name}/continue", body), self.chance.randrange(TOGETHER // 2)
+        self.done["clients that left"] += 1
+        yield from self._replaced(stored)
+
+    def fork(self) -> Client:
+        """A fork takes the place of another stream, which is deleted."""
+        stored, other = self._taken(), self._taken()
+        yield (request := self.post(f"{STREAMS}/{stored.name}/fork", None)), None
+        name = request.answer.document()["id"]
+        self.idle += [stored, Stored(name, [*stored.tokens], [*stored.bits])]
+        self.done["forks"] += 1
+        yield from self._deleted(other)
+
+    def _replaced(self, stored: Stored) -> Client:
+        if stored in self.idle:
+            self.idle.remove(stored)
+        yield from self._deleted(stored)
+        yield from self.create()
+
+    def _deleted(self, stored: Stored) -> Client:
+        """Deletes a stream; while the server ends an operation whose client has left, it is busy."""
+        while True:
+            yield (request := self.post(f"{STREAMS}/{stored.name}", None, method="DELETE")), None
+            if request.answer.status != 409:
+                request.answer.document()
+                return
+
+    def _taken(self) -> Stored:
+        """Any stream on which no other client works."""
+        at = self.chance.randrange(len(self.idle))
+        self.idle[at], self.idle[-1] = self.idle[-1], self.idle[at]
+        return self.idle.pop()
+
+    def _note(self, stored: Stored, request: Request, appended: list[int]) -> None:
+        """Notes what the server says has happened to a stream, which is free again."""
+        document = request.answer.document()
+        stored.tokens += document["tokens"]
+        stored.bits += document["bits"]
+        if document["tokens"][: len(appended)] != appended or document["stream"]["position"] not in (
+            len(stored.tokens),
+            len(stored.tokens) - 1,
+        ):
+            raise LoadError("a stored stream has other tokens than were appended to it.")
+        self.idle.append(stored)
+
+    def _tokens(self, segments: int) -> list[int]:
+        count = self.chance.randint(1, segments * self.job["segment"])
+        return [self.chance.randrange(self.job["vocabulary"]) for _ in range(count)]
+
+
+def mixed(job: Job) -> Job:
+    """Runs `clients` clients for `seconds`; streams: how many are stored, 0 where the server stores none.
+
+    resident: bytes of the server's process over the time, from when all streams are stored. done: how often
+    each operation was done. stored: tokens and bits of some streams.
+    """
+    shared, loop = Mixed(job), Loop()
+    clients: dict[Request, tuple[Client, int | None]] = {}
+    resident: list[int] = []
+    due = 0.0
+
+    def advance(client: Client) -> None:
+        """Lets a client send its next request; one that leaves at once has sent it all the same."""
+        for request, leaves in client:
+            if leaves == 0:
+                request.leave()
+                continue
+            clients[request] = client, leaves
+            loop.add([request])
+            return
+
+    def each(ready: list[Request]) -> None:
+        nonlocal due
+        for request in ready:
+            client, leaves = clients[request]
+            if request.ended is None and leaves is not None and request.count >= leaves:
+                loop.leave(request)
+            if request.ended is not None:
+                del clients[request]
+                advance(client)
+        now = time.perf_counter()
+        if shared.done["streams created"] >= job["streams"] and now >= due:
+            due = now + job["seconds"] / SAMPLES
+            resident.append(resident_bytes(job["pid"]))
+
+    share = -(-job["streams"] // job["clients"])
+    make: Callable[[], Client] = shared.any_client
+    if job["streams"]:
+        make = lambda: shared.storing_client(share)  # noqa: E731
+    for _ in range(job["clients"]):
+        advance(make())
+    loop.run(each)
+    if not resident:
+        raise LoadError("the time was over before all streams were stored; give more minutes.")
+    some = shared.chance.sample(shared.idle, min(RETURNED, len(shared.idle)))
+    return {
+        "resident": resident,
+        "done": dict(shared.done),
+        "stored": [{"tokens": stored.tokens, "bits": stored.bits} for stored in some],
+    }

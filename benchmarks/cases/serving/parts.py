@@ -1,0 +1,291 @@
+"""The parts of the case that measure the server itself. Each gives rows, and checks all tokens first."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cases.serving.bench import (
+    CLOSE,
+    Bench,
+    Row,
+    body,
+    check_scores,
+    check_texts,
+    greedy,
+    raw_steps,
+    timing,
+)
+from benchmarks.cases.serving.server import Served, serving
+from benchmarks.measure import Timing
+from runtimes.base.errors import ArtefactError
+from runtimes.contract.session import Session
+from runtimes.tasks.evaluate import evaluate
+
+MICROSECONDS, MILLISECONDS, RATIO = "µs of CPU a token", "ms", "ratio"
+MANY, AT_MANY, AT_ONE = 16, 15.0, 80.0  # streams from which the first mark holds, and the marks
+SHARE, SHARE_STREAMS, SHARE_SIZE = 0.97, 8, "enwik8-base"
+LATE = 1.05  # of the millionth token
+BLOCK = 1000  # tokens that are one figure of a long stream
+FLAT = 1.02  # of the resident memory
+FIRST_TOKENS = 4  # that are checked after each long prompt
+
+
+def overhead(bench: Bench) -> Iterator[Row]:
+    """CPU time of the server's process beyond that of the same steps, per token, with one thread.
+
+    The main thread of the server runs the event loop, so its CPU time is that of HTTP; the engine has a
+    thread of its own.
+    """
+    session = bench.session(1)
+    prompts = bench.prompts(max(bench.sizes.streams))
+    expected = greedy(session, prompts, bench.long)
+    with serving(bench.artefact, threads=1, options=("--rows", max(bench.sizes.streams))) as served:
+        check_scores(served, session, prompts[:4])
+        for streams in bench.sizes.streams:
+            bench.progress(f"overhead: {streams} streams")
+            found: dict[str, list[float]] = {"whole": [], "HTTP": [], "engine": [], "client": []}
+            for _ in range(bench.repeats):
+                raw = raw_steps(session, streams, bench.long - bench.sizes.warm)
+                window = _window(served, bench, prompts[:streams], expected[:streams])
+                per_token = 1e6 / window["tokens"]
+                whole = window["server_cpu"] * per_token - raw.cpu / streams * 1e6
+                http = window["server_main_cpu"] * per_token
+                found["whole"].append(whole)
+                found["HTTP"].append(http)
+                found["engine"].append(whole - http)
+                found["client"].append(window["client_cpu"] / window["seconds"])
+            mark = AT_MANY if streams >= MANY else AT_ONE if streams == 1 else None
+            note = f"the client used {median(found['client']):.0%} of a CPU"
+            for side in ("whole", "engine", "HTTP"):
+                yield Row(
+                    part="overhead",
+                    side=side,
+                    streams=streams,
+                    unit=MICROSECONDS,
+                    figure=timing(found[side]),
+                    most=mark if side == "whole" else None,
+                    note=note if side == "whole" else "",
+                )
+
+
+def throughput(bench: Bench) -> Iterator[Row]:
+    """Tokens per second through the server over those of the raw loop, with one thread and with all."""
+    streams = bench.sizes.together
+    prompts = bench.prompts(streams)
+    for threads in sorted({1, bench.threads}):
+        bench.progress(f"throughput: {streams} streams, {threads} threads")
+        session = bench.session(threads)
+        expected = greedy(session, prompts, bench.long)
+        rates: dict[str, list[float]] = {"raw loop": [], "server": []}
+        with serving(bench.artefact, threads=threads) as served:
+            for _ in range(bench.repeats):
+                raw = raw_steps(session, streams, bench.long - bench.sizes.warm)
+                window = _window(served, bench, prompts, expected)
+                rates["raw loop"].append(streams / raw.seconds)
+                rates["server"].append(window["tokens"] / window["seconds"])
+        ratios = [a / b for a, b in zip(rates["server"], rates["raw loop"], strict=True)]
+        named = f", {threads} thread{'s' * (threads > 1)}"
+        for side, values in rates.items():
+            yield Row(
+                part="throughput", side=side + named, streams=streams, unit="tokens/s", figure=timing(values)
+            )
+        claimed = bench.config.name == SHARE_SIZE and streams == SHARE_STREAMS
+        yield Row(
+            part="throughput",
+            side="server over raw loop" + named,
+            streams=streams,
+            unit=RATIO,
+            figure=timing(ratios),
+            least=SHARE if claimed else None,
+        )
+
+
+def between(bench: Bench) -> Iterator[Row]:
+    """The time between tokens while long prompts arrive, and the time to the first token of an idle server.
+
+    Marks: 99 % within two median steps and a piece of prompt; the prompt's own pieces and two steps.
+    """
+    sizes, segment = bench.sizes, bench.config.segment
+    session = bench.session(bench.threads)
+    pieces = -(-sizes.prompt // segment)
+    longs = bench.prompts(sizes.arriving + bench.repeats, pieces, seed=1)
+    shorts = bench.prompts(bench.repeats, seed=2)
+    prompts = bench.prompts(sizes.listening, seed=3)
+    warm = sizes.warm + bench.config.token_repeats
+    length = warm + sizes.arriving * pieces
+    bench.progress("between: what the model says in this process")
+    answers = greedy(session, prompts, length)
+    long_answers = [greedy(session, [prompt], FIRST_TOKENS)[0] for prompt in longs]
+    short_answers = [greedy(session, [prompt], FIRST_TOKENS)[0] for prompt in shorts]
+    piece = raw_steps(session, 1, max(8, bench.config.token_repeats), segment).seconds
+    step = raw_steps(session, 1, bench.config.token_repeats).seconds
+    with serving(bench.artefact, threads=bench.threads, options=("--cache", 0)) as served:
+        bench.progress(f"between: {sizes.arriving} prompts of {len(longs[0]):,} tokens arrive")
+        found = served.load(
+            "arrivals",
+            bodies=[body(prompt, length) for prompt in prompts],
+            prompts=[body(prompt, FIRST_TOKENS) for prompt in longs[: sizes.arriving]],
+            warm=warm,
+        )
+        check_texts(found["texts"], answers)
+        check_texts(found["prompt_texts"], long_answers[: sizes.arriving])
+        idle, busy = (np.array(found["gaps"][name]) * 1e3 for name in ("idle", "busy"))
+        middle = float(np.median(idle))
+        common: dict[str, Any] = {"part": "between", "streams": sizes.listening, "unit": MILLISECONDS}
+        yield Row(side="idle, p50", figure=_percentile(idle, 50), **common)
+        yield Row(side="idle, p99", figure=_percentile(idle, 99), **common)
+        yield Row(side=f"prompts of {len(longs[0]):,} arrive, p50", figure=_percentile(busy, 50), **common)
+        yield Row(
+            side=f"prompts of {len(longs[0]):,} arrive, p99",
+            figure=_percentile(busy, 99),
+            most=2 * middle + piece * 1e3,
+            note=f"a piece of {segment} tokens alone takes {piece * 1e3:.3g} ms",
+            **common,
+        )
+        for some, right in (
+            (shorts, short_answers),
+            (longs[sizes.arriving :], long_answers[sizes.arriving :]),
+        ):
+            bench.progress(f"between: first token after {len(some[0]):,} tokens")
+            first = served.load("first_token", bodies=[body(prompt, FIRST_TOKENS) for prompt in some])
+            check_texts(first["texts"], right)
+            own = len(some[0]) // segment * piece
+            yield Row(
+                part="between",
+                side=f"first token after {len(some[0]):,} tokens",
+                streams=1,
+                unit=MILLISECONDS,
+                figure=timing([seconds * 1e3 for seconds in first["seconds"]]),
+                most=(own + 2 * step) * 1e3,
+                note=f"the pieces alone take {own * 1e3:.3g} ms and a step {step * 1e3:.3g} ms",
+            )
+
+
+def long_stream(bench: Bench) -> Iterator[Row]:
+    """The last thousand tokens of one long stream beside its second thousand."""
+    session = bench.session(bench.threads)
+    block = min(BLOCK, bench.tokens // 4)
+    (prompt,) = bench.prompts(1)
+    expected = greedy(session, [prompt], block)
+    options = ("--max-tokens", bench.tokens)
+    with serving(bench.artefact, threads=bench.threads, options=options) as served:
+        bench.progress(f"long: one stream of {bench.tokens:,} tokens")
+        found = served.load("long", body=body(prompt, bench.tokens), block=block)
+    check_texts([found["texts"]], expected)
+    blocks = [seconds * 1e3 for seconds in found["blocks"]]
+    if found["tokens"] != bench.tokens:
+        raise ArtefactError(f"the stream has {found['tokens']:,} tokens, not {bench.tokens:,}.")
+    # The median of three blocks hides a moment in which the machine was slow.
+    early, late = median(blocks[1:4]), median(blocks[-3:])
+    common: dict[str, Any] = {"part": "long", "streams": 1}
+    yield Row(side=f"at token {2 * block:,}", unit=MILLISECONDS, figure=timing(blocks[1:4]), **common)
+    yield Row(side=f"at token {bench.tokens:,}", unit=MILLISECONDS, figure=timing(blocks[-3:]), **common)
+    yield Row(
+        side=f"token {bench.tokens:,} over token {2 * block:,}",
+        unit=RATIO,
+        figure=timing([late / early]),
+        most=LATE,
+        note=f"slowest block over the fastest: {max(blocks) / min(blocks):.3f}",
+        **common,
+    )
+
+
+def resident(bench: Bench) -> Iterator[Row]:
+    """The server's resident memory under mixed load: at the end over the first tenth."""
+    sizes, session = bench.sizes, bench.session(bench.threads)
+    # Whole segments, so that the same pieces are fed here and there.
+    prompts = [prompt for segments in (1, 2, 3) for prompt in bench.prompts(4, segments, seed=4 + segments)]
+    lengths = [8 + 5 * at for at in range(len(prompts))]
+    known = [
+        {"body": body(prompt, length), "texts": [" " + text for text in greedy(session, [prompt], length)[0]]}
+        for prompt, length in zip(prompts, lengths, strict=True)
+    ]
+    scores = [{"tokens": p, "log_prob": -evaluate(session, np.array(p)).nats} for p in prompts[::3]]
+    options = ("--cache", 16, "--state", bench.folder / "state")
+    with serving(bench.artefact, threads=bench.threads, options=options) as served:
+        stored = sizes.stored if served.asked("GET", "/v1/streams").status == 200 else 0
+        what = f"{stored:,} stored streams" if stored else "completions and scores; the server stores none"
+        bench.progress(f"resident: {bench.minutes:g} minutes of mixed load, {what}")
+        found = served.load(
+            "mixed",
+            seconds=bench.minutes * 60,
+            streams=stored,
+            clients=sizes.clients,
+            segment=bench.config.segment,
+            vocabulary=bench.config.model.vocab_size,
+            seed=0,
+            known=known,
+            scores=scores,
+        )
+        _check_all_rows_are_free(served)
+    _check_stored(session, found["stored"])
+    memory = found["resident"]
+    tenth = max(1, len(memory) // 10)
+    first, last = median(memory[:tenth]), median(memory[-tenth:])
+    done = ", ".join(f"{count:,} {name}" for name, count in sorted(found["done"].items()))
+    common: dict[str, Any] = {"part": "resident", "streams": stored}
+    for side, value in (("first tenth", memory[:tenth]), ("end", memory[-tenth:])):
+        yield Row(side=side, unit="MB", figure=timing([bytes_ / 1e6 for bytes_ in value]), **common)
+    yield Row(
+        side=f"end over first tenth of {bench.minutes:g} minutes",
+        unit=RATIO,
+        figure=timing([last / first]),
+        most=FLAT,
+        note=f"{what}; {done}",
+        **common,
+    )
+
+
+def _window(
+    served: Served, bench: Bench, prompts: list[list[int]], expected: list[list[str]]
+) -> dict[str, float]:
+    """What was measured while all streams were decoded; every stream is compared to its end."""
+    found = served.load(
+        "streams",
+        bodies=[body(prompt, bench.long) for prompt in prompts],
+        warm=bench.sizes.warm,
+        until=bench.long - 2,
+    )
+    check_texts(found["texts"], expected)
+    window: dict[str, float] = found["window"]
+    return window
+
+
+def _percentile(values: np.ndarray, which: int) -> Timing:
+    """A percentile as a figure, with the smallest and the largest of all values."""
+    found = timing(values.tolist())
+    return replace(found, median=float(np.percentile(values, which)))
+
+
+def _check_all_rows_are_free(served: Served) -> None:
+    """Raises ArtefactError where tasks that have ended still hold rows."""
+    for _ in range(100):
+        text = served.asked("GET", "/metrics").body.decode()
+        held = [
+            float(line.rpartition(" ")[2])
+            for line in text.splitlines()
+            if line.startswith(("xl_export_rows_decoding{", "xl_export_rows_prompt{"))
+        ]
+        if held and not any(held):
+            return
+        time.sleep(0.1)
+    raise ArtefactError("rows of the server are not free although no client is left; please report this.")
+
+
+def _check_stored(session: Session, stored: list[dict[str, Any]]) -> None:
+    """Raises ArtefactError where the surprisals of stored streams differ from `evaluate`."""
+    for stream in stored:
+        if len(stream["tokens"]) < 2:
+            continue
+        nats = np.array(stream["bits"][1:], float) * math.log(2)
+        if not np.allclose(
+            nats, evaluate(session, np.array(stream["tokens"])).token_nats, rtol=0, atol=CLOSE
+        ):
+            raise ArtefactError("a stored stream differs from `evaluate`; please report this.")

@@ -1,0 +1,109 @@
+"""Many requests at once from one thread: sockets that do not block, and a loop over those that are ready."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cases.serving.events import Answer, LoadError
+
+RECEIVE = 1 << 18  # bytes at once
+SILENCE = 600.0  # seconds without a byte from the server after which it is given up
+
+
+class Request:
+    """One request on a connection of its own, and its answer.
+
+    count: events that have arrived. sent: when the request was sent. ended: when the answer was whole, or
+    when `leave` was called.
+    """
+
+    def __init__(self, port: int, method: str, path: str, body: Any = None) -> None:
+        self.answer = Answer()
+        self.count = 0
+        self.ended: float | None = None
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        content = b"" if body is None else json.dumps(body).encode()
+        head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        self.sent = time.perf_counter()
+        self.socket.sendall(head.encode() + content)
+        self.socket.setblocking(False)
+
+    def leave(self) -> None:
+        """Cuts the connection, as a client does that has crashed."""
+        with contextlib.suppress(OSError):  # the server has ended it before
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+        self.ended = time.perf_counter()
+
+
+class Loop:
+    """Reads the answers of requests. `run` returns when none is left."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self.requests: set[Request] = set()
+
+    def add(self, requests: Iterable[Request]) -> None:
+        """Reads the answers of these requests too."""
+        for request in requests:
+            self.requests.add(request)
+            self._selector.register(request.socket, selectors.EVENT_READ, request)
+
+    def leave(self, request: Request) -> None:
+        """Cuts the connection of a request in the middle of its answer."""
+        self._selector.unregister(request.socket)
+        self.requests.remove(request)
+        request.leave()
+
+    def run(self, each: Callable[[list[Request]], None] = lambda ready: None) -> None:
+        """Reads until every answer is whole. each: called with the requests of which something has arrived,
+        each time; it may add requests and leave some.
+
+        Raises LoadError where the server ends a connection early, or is silent for ten minutes.
+        """
+        while self.requests:
+            ready = [key.data for key, _ in self._selector.select(SILENCE)]
+            if not ready:
+                raise LoadError(f"the server was silent for {SILENCE:g} seconds.")
+            for request in ready:
+                self._read(request)
+            each(ready)
+
+    def _read(self, request: Request) -> None:
+        try:
+            data = request.socket.recv(RECEIVE)
+        except BlockingIOError:
+            return
+        now = time.perf_counter()
+        if data:
+            request.count += request.answer.feed(data, now)
+        if request.answer.done or not data:
+            if not request.answer.done:
+                raise LoadError("the server has ended a connection before its answer was whole.")
+            self._selector.unregister(request.socket)
+            self.requests.remove(request)
+            request.socket.close()
+            request.ended = now
+
+
+def cpu_seconds(pid: int) -> tuple[float, float]:
+    """CPU seconds of a process, and those of its main thread alone; Linux only."""
+    whole = time.clock_gettime(~pid << 3 | 2)  # the clock of a process, as clock_getcpuclockid makes it
+    main = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[0]
+    return whole, int(main) / 1e9
+
+
+def resident_bytes(pid: int) -> int:
+    """The physical memory that a process holds; Linux only."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) * 1024
