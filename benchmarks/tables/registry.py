@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.tables import architectures, headline, processes, recipes, steps, text_quality
+from benchmarks.tables import architectures, headline, processes, recipes, serving, steps, text_quality
 from benchmarks.tables.markdown import number
 from benchmarks.tables.runs import History
 
@@ -24,6 +24,7 @@ TABLES: dict[str, Callable[[History], list[str]]] = {
     "architectures": architectures.architectures,
     "recipes": recipes.recipes,
     "text-quality": text_quality.text_quality,
+    "serve": serving.serve,
 }
 
 

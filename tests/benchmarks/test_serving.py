@@ -1,8 +1,10 @@
-"""The case `serve`: its reader of events, and every part against a real server of a tiny model."""
+"""The case `serve`: its reader of events, and its parts against a real server of a tiny model."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +12,178 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.__main__ import main
-from benchmarks.cases.serving import bench, others, parts, serve
-from benchmarks.cases.serving.bench import Row, Sizes, timing
+from benchmarks.cases.serving import llama, parts, serve
+from benchmarks.cases.serving.bench import Bench, Row, Sizes, timing
 from benchmarks.cases.serving.events import Answer, LoadError
+from benchmarks.cases.serving.server import Served, serving
 from benchmarks.configs import BenchmarkConfig
 from benchmarks.measure import Limits
-from runtimes.base.errors import ArtefactError
+from benchmarks.tables.runs import History, Run
+from benchmarks.tables.serving import serve as serve_table
+from runtimes.base.errors import ArtefactError, ConfigError
+from trainer.model.config import ModelConfig
 
-SMALL = Sizes(streams=(1, 2), together=2, prompt=24, arriving=2, listening=2, clients=3, stored=12, warm=3)
+SIZES = Sizes(streams=(1, 2), together=2, prompt=24, arriving=2, listening=2, clients=2, stored=10, warm=3)
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+TOKENS = [b'data: {"choices":[{"text":" %d","finish_reason":null}]}\n\n' % token for token in (7, 12)]
+LAST = b'data: {"choices":[{"text":"","finish_reason":"length"}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"completion_tokens":2}}\n\n'
+DONE = b"data: [DONE]\n\n"
 
 
-def call(tmp_path: Path, *names: str) -> list[dict[str, Any]]:
+def sent(*events: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
+    return HEAD + b"".join(b"%x\r\n%s\r\n" % (len(event), event) for event in events) + end
+
+
+def read(data: bytes, size: int) -> Answer:
+    answer = Answer()
+    for at in range(0, len(data), size):
+        answer.feed(data[at : at + size], float(at))
+    return answer
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000])
+def test_events_are_read_however_they_arrive(size: int) -> None:
+    data = sent(TOKENS[0], TOKENS[1] + LAST, USAGE, DONE)  # two events in one chunk
+    answer = read(data, size)
+    texts, times = answer.completion()
+    assert texts == [" 7", " 12"]
+    assert times == sorted(times)
+    arrived = [data.index(event) + len(event) + 1 for event in (TOKENS[0], LAST)]  # with the chunk's end
+    assert all(at <= end < at + size for at, end in zip(times, arrived, strict=True))
+
+
+BROKEN = [
+    (sent(*TOKENS, LAST, USAGE, DONE, end=b""), "a stream has not ended"),
+    (sent(*TOKENS, LAST, USAGE), "without its last event"),
+    (sent(TOKENS[0], LAST, USAGE, DONE), "has 1 events with tokens, a usage of 2"),
+    (sent(*TOKENS, USAGE, DONE), "ended by None"),
+    (sent(TOKENS[0], b'data: {"error":{"message":"no"}}\n\n', DONE), "a stream has failed"),
+    (b"HTTP/1.1 429 No\r\nContent-Length: 2\r\n\r\nno", "429 b'no'"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), BROKEN)
+def test_a_stream_that_is_not_whole_is_an_error(data: bytes, message: str) -> None:
+    with pytest.raises(LoadError, match=message):
+        read(data, 1000).completion()
+
+
+@pytest.fixture
+def one_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All parts ask one server, which is started by the first of them."""
+    with contextlib.ExitStack() as stack:
+        found: list[Served] = []
+
+        @contextlib.contextmanager
+        def shared(artefact: Path, *, threads: int, options: Any = ()) -> Iterator[Served]:
+            if not found:
+                folder = ("--state", artefact.parent / "state", "--cache", 0)
+                found.append(stack.enter_context(serving(artefact, threads=threads, options=folder)))
+            yield found[0]
+
+        monkeypatch.setattr(parts, "serving", shared)
+        monkeypatch.setattr(serve, "SIZES", SIZES)
+        yield
+
+
+def test_every_part_measures_a_server_whose_tokens_are_right(
+    tiny: BenchmarkConfig, tmp_path: Path, one_server: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     history = tmp_path / "history.jsonl"
-    only = [word for name in names for word in ("--only", name)]
-    options = ["--config", "tiny", "--threads", "1", "--repeats", "1", "--tokens", "1000", "--minutes", "0.02"]
+    options = ["--config", "tiny", "--threads", "1", "--repeats", "1", "--tokens", "1000"]
+    options += ["--minutes", "0.01"]
+    only = [word for part in serve.PARTS if part != "others" for word in ("--only", part)]
     result = CliRunner().invoke(main, ["serve", *options, *only, "--history", str(history)])
     assert result.exit_code == 0, result.output
-    rows: list[dict[str, Any]] = json.loads(history.read_text())["rows"]
-    return rows
+    document = json.loads(history.read_text())
+    rows = {(row["part"], row["side"], row["streams"]): row for row in document["rows"]}
+    assert [row["most"] for row in rows.values() if row["side"] == "whole"] == [80.0, None]
+    assert {part for part, _, _ in rows} == set(serve.PARTS) - {"others"}
+    for row in rows.values():
+        assert row["figure"]["repeats"] > 0
+        assert row["figure"]["fastest"] <= row["figure"]["median"] <= row["figure"]["slowest"]
+    split = [rows["overhead", side, 2]["figure"]["median"] for side in ("whole", "engine", "HTTP")]
+    assert split[0] == pytest.approx(split[1] + split[2])
+    ratio = rows["throughput", "server over raw loop, 1 thread", 2]
+    assert ratio["figure"]["median"] > 0
+    assert ratio["least"] is None  # the mark is for another size
+    assert rows["between", "prompts of 24 arrive, p99", 2]["figure"]["repeats"] > 0
+    assert rows["between", "first token after 24 tokens", 1]["most"] > 0
+    assert rows["long", "token 1,000 over token 500", 1]["most"] == 1.05
+    note = rows["resident", "end over first tenth of 0.01 minutes", SIZES.stored]["note"]
+    assert "10 stored streams" in note
+    assert "streams created" in note
 
 
-def test_x(tiny: BenchmarkConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "SIZES", SMALL)
-    for part in serve.PARTS:
-        import time
-        b = time.time()
-        rows = call(tmp_path / part, part)
-        print(part, time.time() - b)
-        for row in rows: print({k: v for k, v in row.items() if v not in (None, "")})
+def test_other_tokens_than_those_of_generate_are_not_measured(
+    tiny: BenchmarkConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrong:
+        def load(self, do: str, **job: Any) -> dict[str, Any]:
+            return {"texts": [[" 1", " 3"]], "window": {}}
+
+    with pytest.raises(ArtefactError, match="stream 0 has other tokens through the server"):
+        parts._window(
+            Wrong(),
+            Bench(  # type: ignore[arg-type]
+                config=tiny,
+                folder=Path(),
+                artefact=Path(),
+                threads=1,
+                repeats=1,
+                tokens=1,
+                minutes=1.0,
+                sizes=SIZES,
+            ),
+            [[0]],
+            [["1", "2"]],
+        )
+
+
+def test_the_table_says_which_marks_are_kept_and_what_was_skipped() -> None:
+    rows = [
+        Row(part="overhead", side="whole", streams=16, unit="µs", figure=timing([12.0, 14.0]), most=15.0),
+        Row(part="overhead", side="whole", streams=1, unit="µs", figure=timing([81.0]), most=80.0),
+        Row(part="throughput", side="ratio", streams=8, unit="ratio", figure=timing([0.98]), least=0.97),
+        Row(part="others", side="llama.cpp's server", streams=8, unit="tokens/s", figure=None, note="why"),
+    ]
+    assert [row.holds for row in rows] == [True, False, True, None]
+    lines = serve.table(rows, Limits(read_bytes=1e9, multiply_adds=1e9))[1:]
+    assert [word for line in lines for word in ("holds", "MISSED", "skipped: why") if word in line] == [
+        "holds",
+        "MISSED",
+        "holds",
+        "skipped: why",
+    ]
+    run = {
+        "case": "serve",
+        "time": "2026-11-01T10:00:00+00:00",
+        "config": "small",
+        "threads": 2,
+        "rows": [row.to_json() for row in rows],
+        "machine": {"cpu": "A", "cpus": 2, "system": "Linux", "memory_bytes": 1 << 34, "busy_cpus": 0.0},
+        "versions": {},
+        "limits": {"read_bytes": 1e9, "multiply_adds": 1e9},
+        "commit": None,
+    }
+    written = serve_table(History((Run(run),)))
+    assert "| overhead | small | whole | 16 | 13.0 | 12.0 | 14.0 | µs | at most 15.0: holds |  |" in written
+    assert (
+        "| overhead | small | whole | 1 | 81.0 | 81.0 | 81.0 | µs | at most 80.0: **MISSED** |  |" in written
+    )
+    assert written[-1].count("python -m benchmarks run serve") == 1
+    assert "no run yet" in serve_table(History(()))[0]
+
+
+def test_an_unknown_part_is_refused() -> None:
+    assert serve.chosen(["long", "overhead"]) == ["overhead", "long"]
+    with pytest.raises(ConfigError, match="nothing is no part of serve"):
+        serve.chosen(["nothing"])
+
+
+def test_a_llama_has_about_as_many_bytes() -> None:
+    model = ModelConfig(layers=6, d_model=256, heads=4, head_dim=64, d_ff=1024, vocab_size=256)
+    width = llama.feed_forward_width(model, 20_000_000)
+    words = 6 * (4 * 256 * 256 + 3 * 256 * width) + 2 * 259 * 256
+    assert 4 * words == pytest.approx(20_000_000, rel=0.02)

@@ -60,7 +60,8 @@ class Row:
 class Sizes:
     """How much is measured. streams: of the overhead. together: of the throughput. prompt: tokens of each
     prompt that arrives; arriving: how many do. listening: streams that are read meanwhile. clients, stored:
-    of the mixed load. warm: tokens of each stream before anything is timed.
+    of the mixed load. warm: tokens of each stream before anything is timed. spare: tokens by which streams
+    outlast the prompts that arrive.
     """
 
     streams: tuple[int, ...] = (1, 4, 16, 32)
@@ -71,6 +72,7 @@ class Sizes:
     clients: int = 64
     stored: int = 1000
     warm: int = 20
+    spare: int = 500
 
 
 @dataclass(frozen=True, kw_only=True)

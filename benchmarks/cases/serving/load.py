@@ -98,6 +98,8 @@ def arrivals(job: Job) -> Job:
                 gaps["idle"].append(after - before)
             elif after <= end:
                 gaps["busy"].append(after - before)
+    if not gaps["idle"] or not gaps["busy"]:
+        raise LoadError("the streams had no tokens before or while the prompts arrived; ask for more tokens.")
     return {
         "gaps": gaps,
         "texts": texts,

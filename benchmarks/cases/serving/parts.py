@@ -119,7 +119,7 @@ def between(bench: Bench) -> Iterator[Row]:
     shorts = bench.prompts(bench.repeats, seed=2)
     prompts = bench.prompts(sizes.listening, seed=3)
     warm = sizes.warm + bench.config.token_repeats
-    length = warm + sizes.arriving * pieces
+    length = warm + sizes.arriving * pieces + sizes.spare
     bench.progress("between: what the model says in this process")
     answers = greedy(session, prompts, length)
     long_answers = [greedy(session, [prompt], FIRST_TOKENS)[0] for prompt in longs]
