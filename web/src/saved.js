@@ -13,7 +13,12 @@ const TYPES = { float32: "F32", float16: "F16", int8: "I8" };
 /** With a larger scale, its bytes would not be finite numbers. */
 const MOST_SCALE = (2 - 2 ** -23) * 2 ** 120;
 /** Types of NumPy's older form. */
-const NUMPY = /** @type {Record<string, string>} */ ({ "<f4": "F32", "<f2": "F16", "<i8": "I64", "|i1": "I8" });
+const NUMPY = /** @type {Record<string, string>} */ ({
+  "<f4": "F32",
+  "<f2": "F16",
+  "<i8": "I64",
+  "|i1": "I8",
+});
 const MOST_POSITION = 1n << 62n;
 const WHERE = "the saved stream";
 
