@@ -14,40 +14,53 @@ from runtimes.base.errors import UserError
 from xl_export.serve.http.errors import ClientLeftError, RefusedError
 
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+LOOKS = 4  # how often a client is looked at until it counts as stalled
 DONE = b"data: [DONE]\n\n"
 
 
 class Channel:
-    """The way to one client: a whole document, or server-sent events as they come."""
+    """The way to one client: a whole document, or server-sent events as they come.
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.started = False
-        self.sending_since: float | None = None  # of what the client has not taken yet
+    begin: sends the first message. send: sends the others, as the web server's own `send` does, because each
+    layer around it costs time for every token. sending: whether the client has not taken the last message
+    yet. sent: messages that it has taken.
+    """
+
+    def __init__(self, begin: Send, send: Send) -> None:
+        self._begin, self._send = begin, send
+        self.started = self.sending = False
+        self.sent = 0
 
     async def document(self, content: Any, status: int = 200) -> None:
         """Sends one JSON document, which is the whole answer."""
-        self.started = True
         body = msgspec.json.encode(content)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await self._put({"type": "http.response.start", "status": status, "headers": headers})
+        await self._start({"type": "http.response.start", "status": status, "headers": headers})
         await self._put({"type": "http.response.body", "body": body, "more_body": False})
 
     async def events(self, data: bytes) -> None:
         """Sends encoded events, and the headers before the first of them."""
         if not self.started:
-            self.started = True
-            await self._put({"type": "http.response.start", "status": 200, "headers": EVENTS})
-        await self._put({"type": "http.response.body", "body": data, "more_body": True})
+            await self._start({"type": "http.response.start", "status": 200, "headers": EVENTS})
+        self.sending = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self.sending = False
+        self.sent += 1
 
     async def end(self, data: bytes = DONE) -> None:
         """Sends the last events."""
         await self._put({"type": "http.response.body", "body": data, "more_body": False})
 
+    async def _start(self, message: Message) -> None:
+        self.started = self.sending = True
+        await self._begin(message)
+        self.sending = False
+
     async def _put(self, message: Message) -> None:
-        self.sending_since = asyncio.get_running_loop().time()
+        self.sending = True
         await self._send(message)
-        self.sending_since = None
+        self.sending = False
+        self.sent += 1
 
 
 def event(document: Any) -> bytes:
@@ -68,8 +81,10 @@ class Answering(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        channel = Channel(send)
-        cut = scope["state"].get("abort")
+        state = scope["state"]
+        # The guard's own notes the status and is needed once; that of the web server is enough after it.
+        channel = Channel(state.get("begin", send), state.get("send", send))
+        cut = state.get("abort")
         try:
             await _until_gone(self._work(channel), channel, receive, self._stalled, cut)
         except (RefusedError, UserError) as error:
@@ -78,6 +93,8 @@ class Answering(Response):
                 await refusal.response()(scope, receive, send)
                 return
             await channel.end(b"data: " + refusal.body() + b"\n\n" + DONE)
+        except ClientLeftError:
+            state["left"] = True
 
 
 async def _until_gone(
@@ -92,15 +109,16 @@ async def _until_gone(
     working, leaving = loop.create_task(work), loop.create_task(_gone(receive))
     timer: asyncio.TimerHandle
 
-    def watch() -> None:
+    def watch(before: int, still: int) -> None:
         nonlocal timer
-        if channel.sending_since is not None and loop.time() - channel.sending_since > stalled:
+        still = still + 1 if channel.sending and channel.sent == before else 0
+        if still == LOOKS:
             leaving.cancel()
             if cut is not None:
                 cut()
-        timer = loop.call_later(stalled / 4, watch)
+        timer = loop.call_later(stalled / LOOKS, watch, channel.sent, still)
 
-    timer = loop.call_later(stalled / 4, watch)
+    timer = loop.call_later(stalled / LOOKS, watch, 0, 0)
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

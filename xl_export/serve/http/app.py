@@ -104,6 +104,7 @@ class Guard:
                 }
             await send(message)
 
+        scope["state"].update(begin=noted, send=send)  # see `answering`
         server.requests += 1
         try:
             self._admit(scope, headers)
@@ -124,6 +125,8 @@ class Guard:
             await _answer(fault, scope, receive, noted)
         finally:
             server.requests -= 1
+            if scope["state"].get("left"):
+                status = 499
             path = self._paths.get(scope.get("endpoint"), "other")
             server.metrics.answered[path, str(status or 499)] += 1
             if path not in ("/health", "/ready", "/metrics"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
@@ -35,6 +36,7 @@ class Bridge:
     def __init__(self, loop: asyncio.AbstractEventLoop, *, unread: int = 256) -> None:
         self._loop, self.step = loop, max(1, unread // 8)
         self.places: dict[Task, tuple[Inbox, OnEnd | None]] = {}
+        self.now = 0.0  # when the last answers arrived
 
     def deliver(self, batch: Delivery) -> None:
         """Called on the engine's thread, once a step."""
@@ -42,6 +44,7 @@ class Bridge:
             self._loop.call_soon_threadsafe(self._spread, batch)
 
     def _spread(self, batch: Delivery) -> None:
+        self.now = time.monotonic()
         for task, answers in batch:
             place = self.places.get(task)
             if place is None:  # its client has left

@@ -174,7 +174,7 @@ class Completion:
 
     def _take(self, inbox: Inbox, task: Task, answers: list[Answer]) -> None:
         """Notes the answers of one task, and makes events of them."""
-        if (number := self._feeding.get(task)) is not None:
+        if self._feeding and (number := self._feeding.get(task)) is not None:
             for answer in answers:
                 if type(answer) is Fed:
                     self._prompts[number].feed(answer)
@@ -209,7 +209,7 @@ class Completion:
 
     def _time(self, drawn: int) -> None:
         """Notes when tokens arrived."""
-        now = time.monotonic()
+        now = self._model.bridge.now
         if self._last is None:
             self._figures.to_first.observe(now - self._began)
         else:

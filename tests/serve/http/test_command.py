@@ -1,0 +1,77 @@
+"""`xl-export serve` as a process, and what it refuses before it serves."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.commands import refused, xl
+from tests.serve.http.test_clients import comes_true
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--host", "0.0.0.0"], "--api-keys"),
+        (["--api-keys", "nowhere"], "nowhere"),
+        (["b={}", "--name", "x"], "NAME=FOLDER"),
+        (["{}"], "two models have one name"),
+        (["--host", "192.0.2.1", "--api-keys", "{keys}"], "cannot listen at 192.0.2.1"),
+    ],
+)
+def test_what_cannot_be_served_is_one_sentence(
+    artefacts: dict[str, Path], tmp_path: Path, options: list[str], words: str
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("anna 0123456789abcdef\n")
+    filled = [each.format(artefacts["ring"], keys=keys) for each in options]
+    refused(xl("serve", artefacts["ring"], "--port", "0", *filled), words)
+
+
+def test_memory_that_cannot_be_served_is_refused(artefacts: dict[str, Path]) -> None:
+    refused(xl("serve", artefacts["shift"], "--port", "0"), "ring")
+
+
+def test_a_missing_package_names_the_extra(artefacts: dict[str, Path], monkeypatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("xl_export.serve.http")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    refused(xl("serve", artefacts["ring"]), "msgspec is not installed", "xl-export[cpu,serve]")
+
+
+def test_the_command_serves_reloads_and_ends_with_the_signal(
+    artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("anna anna-0123456789abcdef\n")
+    command = [sys.executable, "-m", "xl_export", "serve", f"small={artefacts['ring']}", "--port", "0"]
+    command += ["--api-keys", str(keys), "--threads", "1"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=os.getcwd()
+    ) as server:
+        try:
+            line = server.stdout.readline()
+            at = re.fullmatch(r"(http://127.0.0.1:\d+)/v1 serves small until Ctrl-C\n", line)
+            assert at is not None, line + server.stderr.read()
+            url, old, new = f"{at[1]}/v1/models", "anna-0123456789abcdef", "bert-0123456789abcdef"
+
+            def status(key: str) -> int:
+                return httpx.get(url, headers={"Authorization": f"Bearer {key}"}, timeout=60).status_code
+
+            assert (status(old), status(new)) == (200, 401)
+            keys.write_text(f"bert {new}\n")
+            server.send_signal(signal.SIGHUP)
+            assert comes_true(lambda: status(new) == 200)
+            assert status(old) == 401
+            assert '"event":"reloaded"' in next(line for line in server.stderr if "reloaded" in line)
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(60) == 0
+        finally:
+            server.kill()

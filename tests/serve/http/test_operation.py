@@ -1,0 +1,209 @@
+"""What operators see and do: models, health, figures, keys, logs, reloads, and the end of the server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from runtimes.base.errors import ConfigError
+from tests.serve.http.conftest import Running, running, sources
+from tests.serve.http.test_clients import LONG, comes_true, connection, head, wait_for
+from xl_export.serve.http.keys import keys_of
+
+ANNA, BERT, ROOT = "anna-0123456789abcdef", "bert-0123456789abcdef", "root-0123456789abcdef"
+KEYS = [f"anna {ANNA}", "# a line for people", f"bert {BERT}", f"operator {ROOT} admin"]
+
+
+@pytest.fixture(scope="module")
+def keyed(artefacts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server with keys and two models; the folder of `first` may be changed."""
+    own = tmp_path_factory.mktemp("served") / "first"
+    shutil.copytree(artefacts["ring"], own)
+    named = [("first", own), ("second", artefacts["ring"])]
+    with running(sources(*named, rows=2), read_keys=lambda: keys_of(KEYS, "keys")) as server:
+        yield server
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_a_model_says_what_it_is(served: Running, session) -> None:
+    (model,) = served.get("/v1/models").json()["data"]
+    assert (model["id"], model["object"], model["owned_by"]) == ("tiny", "model", "xl-export")
+    facts = model["xl_export"]
+    assert facts["identity"] == session.identity
+    assert (facts["mem_len"], facts["segment"], facts["mask"]) == (16, 8, "same-length")
+    assert facts["vocabulary"]["size"] == session.vocab.size
+    assert facts["precision"] == "fp32"
+    assert facts["rows_independent"] is True
+    assert served.get("/v1/models/tiny").json() == model
+    assert served.get("/v1/models/other").status_code == 404
+
+
+def test_the_server_is_alive_and_ready(served: Running) -> None:
+    assert served.get("/health").json()["status"] == "ok"
+    assert served.get("/ready").json() == {"ready": True}
+
+
+def test_figures_have_the_usual_names_and_grow(served: Running) -> None:
+    def figures() -> dict[str, float]:
+        lines = served.get("/metrics").text.splitlines()
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
+
+    before = figures()
+    served.post("/v1/completions", {"prompt": "abc", "max_tokens": 5, "n": 2})
+    after = figures()
+    label = '{model_name="tiny"}'
+    grown = {
+        "xl_export_prompt_tokens_total": 3,
+        "xl_export_generation_tokens_total": 10,
+        "xl_export_time_to_first_token_seconds_count": 1,
+        "xl_export_inter_token_latency_seconds_count": 8,
+        "xl_export_e2e_request_latency_seconds_count": 1,
+        "xl_export_engine_tokens_drawn_total": 10,
+    }
+    for name, count in grown.items():
+        # Tokens of two choices may arrive together; then the first ones of both are no intervals.
+        least = count - 2 if "inter" in name else count
+        assert least <= after[name + label] - before.get(name + label, 0) <= count + 2, name
+    for name in ("num_requests_running", "num_requests_waiting", "rows", "prefix_cache_bytes"):
+        assert f"xl_export_{name}{label}" in after
+    route = 'xl_export_http_requests_total{path="/v1/completions",status="200"}'
+    assert after[route] - before.get(route, 0) == 1
+    served.get("/v1/models/tiny")
+    assert 'path="/v1/models/{name}"' in served.get("/metrics").text
+
+
+def test_each_request_has_an_id_and_a_line_in_the_log(served: Running) -> None:
+    given = served.post(
+        "/v1/completions", {"prompt": "abc", "max_tokens": 4}, headers={"X-Request-Id": "mine-1"}
+    )
+    assert given.headers["x-request-id"] == "mine-1"
+    assert given.json()["id"] == "cmpl-mine-1"
+    broken = served.get("/v1/models", headers={"X-Request-Id": "two words"})
+    assert broken.headers["x-request-id"] != "two words"
+    assert comes_true(lambda: '"id":"mine-1"' in served.log.getvalue())
+    lines = [json.loads(line) for line in served.log.getvalue().splitlines()]
+    (line,) = [line for line in lines if line.get("id") == "mine-1"]
+    assert (line["status"], line["model"], line["prompt_tokens"], line["completion_tokens"]) == (
+        200,
+        "tiny",
+        3,
+        4,
+    )
+    assert line["reason"] == "length"
+
+
+def test_without_a_key_only_the_state_is_told(keyed: Running) -> None:
+    for headers in ({}, bearer("wrong-0123456789abcdef"), {"Authorization": f"Basic {ANNA}"}):
+        answer = keyed.get("/v1/models", headers=headers)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert keyed.get("/metrics", headers=headers).status_code == 401
+    for path in ("/health", "/ready", "/openapi.json"):
+        assert keyed.get(path).status_code == 200
+    assert len(keyed.get("/v1/models", headers=bearer(ANNA)).json()["data"]) == 2
+    assert comes_true(lambda: '"tenant":"anna"' in keyed.log.getvalue())
+    assert ANNA not in keyed.log.getvalue()
+
+
+def test_a_key_may_reload_a_model_that_goes_on_meanwhile(keyed: Running) -> None:
+    model = keyed.server.models["first"]
+    client = connection(keyed)
+    body = json.dumps({**LONG, "model": "first", "max_tokens": 100_000}).encode()
+    client.sendall(head(body).replace(b"\r\n\r\n", f"\r\nAuthorization: Bearer {ANNA}\r\n\r\n".encode(), 1))
+    wait_for(client, b"data: ")
+    path = "/admin/models/first/reload"
+    assert keyed.post(path, headers=bearer(ANNA)).status_code == 403
+    assert keyed.post(path, headers=bearer(ROOT)).json()["id"] == "first"
+    fresh = keyed.server.models["first"]
+    assert fresh is not model
+    assert model.engine.alive
+    wait_for(client, b"data: ")  # the old one goes on
+    client.close()
+    assert comes_true(lambda: not model.engine.alive)
+    answer = keyed.post("/v1/completions", {"model": "first", "prompt": "a"}, headers=bearer(BERT))
+    assert answer.status_code == 200
+
+
+def test_a_damaged_artefact_is_not_loaded(keyed: Running) -> None:
+    model = keyed.server.models["first"]
+    weights = model.path / "weights.bin"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    answer = keyed.post("/admin/models/first/reload", headers=bearer(ROOT))
+    weights.write_bytes(whole)
+    assert answer.status_code == 409
+    assert "weights.bin" in answer.json()["error"]["message"]
+    assert keyed.server.models["first"] is model
+    assert model.engine.alive
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("anna", "line 2 of keys is no key"),
+        ("an/na 0123456789abcdef", "is no key"),
+        ("anna 0123456789abcdef root", "is no key"),
+        ("anna short", "can be guessed"),
+        (f"bert {ANNA}", "stands above already"),
+        ("anna sha256:12", "64 hexadecimal digits"),
+    ],
+)
+def test_a_line_that_is_no_key_is_refused(line: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        keys_of([KEYS[0], line], "keys")
+    with pytest.raises(ConfigError, match="has no keys"):
+        keys_of(["# nothing"], "keys")
+
+
+def test_a_key_may_be_kept_as_its_hash() -> None:
+    import hashlib
+
+    keys = keys_of([f"anna sha256:{hashlib.sha256(ANNA.encode()).hexdigest()}"], "keys")
+    tenant = keys.tenant(ANNA)
+    assert tenant is not None
+    assert tenant.name == "anna"
+    assert keys.tenant("sha256:" + hashlib.sha256(ANNA.encode()).hexdigest()) is None
+
+
+def test_the_end_of_the_server_ends_streams_and_refuses_others(artefacts: dict[str, Path]) -> None:
+    with running(sources(("m", artefacts["ring"]), rows=1)) as server:
+        stream, waiting = connection(server), connection(server)
+        stream.sendall(head(json.dumps({**LONG, "max_tokens": 100_000}).encode()))
+        begun = wait_for(stream, b"data: ")
+        waiting.sendall(head(json.dumps({**LONG, "max_tokens": 100_000, "stream": False}).encode()))
+        engine = server.server.models["m"].engine
+        assert comes_true(
+            lambda: engine.facts.waiting + engine.facts.prompts > 0 or engine.facts.decoding > 1
+        )
+        server.end()
+        rest = begun + wait_for(stream, b"[DONE]")
+        assert b'"code":"stopping"' in rest
+        assert wait_for(waiting, b"}}").startswith(b"HTTP/1.1 503")
+        with contextlib.suppress(httpx.TransportError):  # it may have stopped listening
+            assert server.get("/ready").status_code == 503
+        stream.close()
+        waiting.close()
+
+
+def test_the_end_does_not_wait_for_a_client_that_reads_nothing(artefacts: dict[str, Path]) -> None:
+    done = threading.Event()
+    with running(sources(("m", artefacts["ring"]), rows=1, unread=8)) as server:
+        server.web.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+        still = connection(server)
+        still.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        still.sendall(head(json.dumps({**LONG, "max_tokens": 100_000}).encode()))
+        assert comes_true(lambda: server.server.models["m"].engine.facts.decoding == 1)
+        done.set()
+    assert done.is_set()
+    still.close()
