@@ -118,6 +118,8 @@ def test_echo_gives_the_true_log_probabilities_of_the_prompt(
             [max(top.values()) for top in likeliest[1:]], every[:-1].max(axis=1), atol=1e-4
         )
         assert all(3 <= len(top) <= 4 for top in likeliest[1:])
+        named = zip(likeliest[1:], tokens[1:], log_p[1:], strict=True)
+        assert all(top[token] == value for top, token, value in named)  # lm-eval compares them
 
 
 def test_the_best_of_several_has_the_highest_mean(openai) -> None:

@@ -79,8 +79,10 @@ class LogProbs:
         if self._top and ids is not None and log_probs is not None:
             pairs = zip(ids[: self._top].tolist(), log_probs[: self._top].tolist(), strict=True)
             for other, value in pairs:
-                named.setdefault(text if other == token else self._text(other), value)
-        named.setdefault(text or f"token_id:{token}", log_prob)
+                if other != token:
+                    named.setdefault(self._text(other), value)
+        # The same number as in the list: clients compare them to see whether the token was the likeliest.
+        named[text or f"token_id:{token}"] = log_prob
         return named
 
     def _text(self, token: int) -> str:
