@@ -25,6 +25,7 @@ from xl_export.serve.streams.store import Operation
 Document = dict[str, Any]
 Each = Callable[[Document], Awaitable[None]]
 Result = TypeVar("Result")
+LARGE = 1 << 12  # characters
 KEPT: set[asyncio.Task[Any]] = set()  # event loops forget tasks that nobody keeps
 
 
@@ -62,8 +63,7 @@ class StreamWork:
 
     async def create(self, body: CreateBody) -> Document:
         """Makes a stream, which has been fed the tokens of the body."""
-        vocab = self._model.session.vocab
-        tokens = await asyncio.to_thread(tokens_of, body, vocab, self._limits, needed=False)
+        tokens = await self._tokens(body, needed=False)
         self._store.refuse_more(self._tenant)
         told = self._told(np.empty(0, np.int64), body)
         state = self._fresh()
@@ -81,8 +81,7 @@ class StreamWork:
 
     async def append(self, name: str, body: Fields) -> Document:
         """Feeds tokens to a stream, and tells how surprising each of them was."""
-        vocab = self._model.session.vocab
-        tokens = await asyncio.to_thread(tokens_of, body, vocab, self._limits, needed=True)
+        tokens = await self._tokens(body, needed=True)
         with self._store.operation(name, self._tenant) as operation:
             before = await self._state(operation)
             told = self._told(before.tail, body)
@@ -101,9 +100,8 @@ class StreamWork:
         each: called with what is new, as long as the client is there; then the answer has only what is told
         at the end.
         """
-        vocab = self._model.session.vocab
-        tokens = await asyncio.to_thread(tokens_of, body, vocab, self._limits, needed=False)
-        drawing = drawing_in(body, vocab, self._limits)
+        tokens = await self._tokens(body, needed=False)
+        drawing = drawing_in(body, self._model.session.vocab, self._limits)
         with self._store.operation(name, self._tenant) as operation:
             before = await self._state(operation)
             if not len(tokens) and before.logits is None:
@@ -162,6 +160,13 @@ class StreamWork:
         with self._store.operation(name, self._tenant) as operation:
             await self._state(operation)
             return await asyncio.to_thread(operation.snapshot)
+
+    async def _tokens(self, body: Fields | ContinueBody, *, needed: bool) -> np.ndarray:
+        """The tokens that a body appends; a long text is encoded on a thread, and holds nobody up."""
+        vocab = self._model.session.vocab
+        if len(body.text or "") < LARGE:
+            return tokens_of(body, vocab, self._limits, needed=needed)
+        return await asyncio.to_thread(tokens_of, body, vocab, self._limits, needed=needed)
 
     def _appending(self, state: StreamState, tokens: np.ndarray, alternatives: int = 0) -> Task:
         """The task that appends. It asks for surprisals always: what is asked of a session decides the last
