@@ -118,6 +118,18 @@ def test_states_leave_ram_and_come_back(
     assert [store.facts(name, "anna").in_ram for name in names] == [False, False, False, True, True]
 
 
+def test_a_state_that_grows_makes_room(
+    open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray
+) -> None:
+    """A stream without logits is smaller than it is after its first token."""
+    store = open_store(ram_bytes=2 * fresh.num_bytes)
+    names = [store.create("anna", fresh).id for _ in range(2)]
+    assert store.totals.in_ram == 2
+    for name in names:
+        append(store, name, tokens[:3], advance)
+        assert store.totals.ram_bytes <= 2 * fresh.num_bytes
+
+
 def test_appended_tokens_cost_no_snapshot(
     open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray
 ) -> None:

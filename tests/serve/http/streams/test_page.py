@@ -60,6 +60,7 @@ def appended(page: Page, text: str) -> None:
     calm(page)
 
 
+@pytest.mark.slow
 def test_a_reader_types_watches_forks_and_takes_back(
     kept: Running, session: Session, open_page: Open
 ) -> None:
