@@ -65,7 +65,7 @@ def settings(states: list[StreamState]) -> StoreSettings:
 
 
 def breaking(monkeypatch: pytest.MonkeyPatch, at: int, fault: Callable[[], None]) -> list[int]:
-    """Lets call number `at` of CALLS end in a fault; half of what it writes is written. Counts the calls."""
+    """Lets call number `at` of CALLS end in a fault; all but the end of a line is written. Counts them."""
     count = [0]
 
     def broken(name: str) -> Callable[..., Any]:
@@ -75,7 +75,7 @@ def breaking(monkeypatch: pytest.MonkeyPatch, at: int, fault: Callable[[], None]
             count[0] += 1
             if count[0] == at:
                 if name == "pwrite":
-                    call(given[0], given[1][: len(given[1]) // 2], given[2])
+                    call(given[0], given[1][:-1], given[2])
                 fault()
             return call(*given, **options)
 

@@ -115,10 +115,6 @@ class StreamFolder:
                 os.ftruncate(file, self.journal_bytes)  # what an append that was refused has left
                 if os.pwrite(file, line, self.journal_bytes) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(file, self.journal_bytes)
-                raise
             finally:
                 os.close(file)
         self.journal_bytes += len(line)
