@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from xl_export.serve.core.waiting import Busy
 __all__ = ["Busy", "Cache", "Delivery", "Engine"]
 
 Command = tuple[Literal["enter", "cancel", "resume"], Running]
+LOG = logging.getLogger(__name__)
 LEAST_WAIT, MOST_WAIT = 1.0, 60.0  # seconds that a client is told to wait
 
 
@@ -98,7 +100,9 @@ class Engine:
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+        if self._thread.ident is None:  # never started: nothing runs that could end the tasks
+            self._run()
+        elif self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(within)
 
     @property
@@ -143,7 +147,7 @@ class Engine:
             raise Busy(waiting, self._retry_after(waiting))
 
     def _retry_after(self, waiting: int) -> float:
-        """About when a place in the queue is free, in seconds: as long as its tasks have taken on average."""
+        """In about how many seconds an eighth of the queue is served, if its tasks are as those before."""
         scheduler = self._scheduler
         ended = sum(scheduler.ended.values())
         seconds = (scheduler.model_seconds + self._other_seconds) / max(1, ended)
@@ -195,4 +199,7 @@ class Engine:
         for task, answers in delivery:
             if answers[-1].__class__ is Ended:
                 self._submitted.pop(task, None)
-        self._deliver(delivery)
+        try:
+            self._deliver(delivery)
+        except Exception:  # the clients of this delivery are lost, and the others are not
+            LOG.exception("the answers of %d tasks could not be delivered", len(delivery))

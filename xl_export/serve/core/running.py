@@ -20,21 +20,22 @@ AHEAD = 64  # random numbers that are drawn at once
 class Running:
     """A task on its way. It is made on the thread that submits the task, and then the engine's thread has it.
 
-    row: its row, -1 where it has none. fed: how many of the task's tokens were fed. drawn: the drawn tokens;
-    all of them are fed but the last one, `token`, while `pending`. memory: of its stream, where it gave up a
-    row or has not had one yet. logits: float32 [V] after the last fed token, where they are known and may
-    still be wanted. known: log p of the next token, where a step has said it already. written: as in
-    `StreamState`, of the pieces; drawn tokens are written without padding. answers: those of this iteration.
-    sent, taken: answers that were delivered, and those that the client has taken; the latter is written by
-    another thread. closing: why the task ends, once its last token is fed. order, since, last_piece: the
-    iterations in which it came, got its row, and was fed a piece.
+    row: its row, -1 where it has none. fed: how many of the task's tokens were fed. count: how many tokens
+    were drawn. drawn: the last of them; all are fed but the very last, `token`, while `pending`. memory: of
+    its stream, where it gave up a row or has not had one yet. logits: float32 [V] after the last fed token,
+    where they are known and may still be wanted. known: log p of the next token, where a step has said it
+    already. written: as in `StreamState`, of the pieces; drawn tokens are written without padding. answers:
+    those of this iteration. sent, taken: answers that were delivered, and those that the client has taken;
+    the latter is written by another thread. closing: why the task ends, once its last token is fed. order,
+    since, last_piece: the iterations in which it came, got its row, and was fed a piece.
     """
 
     def __init__(self, task: Task, session: Session) -> None:
         self.task = task
         self.row, self.fed, self.order, self.since, self.last_piece = -1, 0, 0, 0, 0
-        self.sent = self.taken = self.served = 0
-        self.drawn: list[int] = []
+        self.sent = self.taken = 0
+        self.drawn: deque[int] = deque(maxlen=session.rule.segment + 2)
+        self.count = 0
         self.token, self.pending, self.paused = 0, False, False
         self.answers: list[Answer] = []
         self.closing: Reason | None = None
@@ -63,8 +64,8 @@ class Running:
 
     def tail(self, longest: int) -> np.ndarray:
         """The ids of the last fed tokens of the stream, at most so many, the newest last."""
-        drawn = self.drawn[:-1] if self.pending else self.drawn
-        fed = [self.task.tokens[: self.fed][-longest:], np.array(drawn[-longest:], np.int64)]
+        drawn = list(self.drawn)[: -1 if self.pending else None]
+        fed = [self.task.tokens[: self.fed][-longest:], np.array(drawn, np.int64)]
         if self.task.state is not None:
             fed.insert(0, self.task.state.tail)
         return np.concatenate(fed)[-longest:].astype(np.int64, copy=False)

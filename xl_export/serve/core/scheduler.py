@@ -289,7 +289,8 @@ class Scheduler:
                 continue
             drawn.append(token)
             run.token = token
-            added = text.finish() if token == end else text.add(token, last=len(drawn) == most)
+            run.count = count = run.count + 1
+            added = text.finish() if token == end else text.add(token, last=count == most)
             if not run.answers:
                 said.append(run)
             if log_probs:

@@ -148,6 +148,33 @@ def test_stopping_returns_within_its_limit_and_a_step_that_hangs_is_told_of_late
     assert [end.reason for end in clients.ends(task)] == ["stopped"]
 
 
+def test_an_engine_that_was_never_started_ends_its_tasks_too(session: Session) -> None:
+    clients = Clients()
+    engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)
+    engine.submit(task := endless(keep=True))
+    engine.stop(within=60)
+    assert [end.reason for end in clients.ends(task)] == ["stopped"]
+    assert clients.ends(task)[0].state.position == 0
+
+
+def test_a_delivery_that_fails_stops_nobody(session: Session) -> None:
+    clients, failed = Clients(), []
+
+    def deliver(delivery: Delivery) -> None:
+        if not failed:
+            failed.append(delivery)
+            raise ZeroDivisionError("a slip")
+        clients.deliver(delivery)
+
+    engine = Engine(session, EngineSettings(rows=2), deliver=deliver)
+    engine.start()
+    engine.submit(Task(tokens=np.arange(3)))
+    engine.submit(task := Task(tokens=np.arange(30)))
+    clients.wait(task)
+    engine.stop(within=60)
+    assert len(failed) == 1
+
+
 def test_a_full_queue_refuses_before_any_work_and_takes_tasks_again(session: Session) -> None:
     clients, held = Clients(), Held(session)
     engine = Engine(held, EngineSettings(rows=2, queue=3), deliver=clients.deliver)  # type: ignore[arg-type]
