@@ -163,7 +163,9 @@ class Faulty:
     def _answer(
         self, verb: str, tokens: np.ndarray, *others: Any, **lengths: Any
     ) -> tuple[np.ndarray, Memory]:
-        if (tokens == self._raises).any():
+        if (tokens == self._raises).any():  # in the middle of a step, which has written something
+            for array in others[-1].tensors.values():
+                array[:] = np.nan
             raise RuntimeError("the model is out of order")
         answer, memory = getattr(self._session, verb)(tokens, *others, **lengths)
         for row in np.flatnonzero((tokens == self._spoils).any(axis=1)):

@@ -14,7 +14,9 @@ from xl_export.serve.core.running import Account, Running
 from xl_export.serve.core.sampling import Draws, likeliest, log_probs_of
 from xl_export.serve.core.task import Drawing, Task
 
-SESSION: Any = SimpleNamespace(vocab=SimpleNamespace(decoder=lambda: str, kind="char"))
+SESSION: Any = SimpleNamespace(
+    vocab=SimpleNamespace(decoder=lambda: str, kind="char"), rule=SimpleNamespace(segment=8)
+)
 
 
 def run(sampler: Sampler, seed: int, bias: dict[int, float]) -> Running:
