@@ -50,6 +50,15 @@ CONFIGS = {
     config.name: config
     for config in (
         BenchmarkConfig(
+            name="demo",  # of `xl-export demo`: a step is so short that what is beside it can be seen
+            segment=64,
+            attention_lengths=(128,),
+            repeats=24,
+            mem_len=128,
+            token_repeats=200,
+            model=ModelConfig(layers=3, d_model=128, heads=4, head_dim=32, d_ff=512, vocab_size=256),
+        ),
+        BenchmarkConfig(
             name="small",
             segment=32,
             attention_lengths=(64, 128, 256, 512, 1024),

@@ -8,7 +8,7 @@ from benchmarks.tables.runs import History, Row, Run, sources
 from runtimes.base.errors import ArtefactError
 
 PARTS = ("overhead", "throughput", "between", "long", "resident", "others")
-SIZES = ("small", "enwik8-base")
+SIZES = ("demo", "small", "enwik8-base")
 
 
 def serve(history: History) -> list[str]:

@@ -29,6 +29,8 @@ from runtimes.contract.session import Session
 from runtimes.tasks.evaluate import evaluate
 
 MICROSECONDS, MILLISECONDS, RATIO = "µs of CPU a token", "ms", "ratio"
+SIDES = ("whole", "engine", "HTTP", "engine's clock")  # of the overhead
+OUTSIDE = ("engine_other_seconds_total", "engine_tokens_drawn_total")
 MANY, AT_MANY, AT_ONE = 16, 15.0, 80.0  # streams from which the first mark holds, and the marks
 SHARE, SHARE_STREAMS, SHARE_SIZE = 0.97, 8, "enwik8-base"
 LATE = 1.05  # of the millionth token
@@ -41,7 +43,7 @@ def overhead(bench: Bench) -> Iterator[Row]:
     """CPU time of the server's process beyond that of the same steps, per token, with one thread.
 
     The main thread of the server runs the event loop, so its CPU time is that of HTTP; the engine has a
-    thread of its own.
+    thread of its own. `engine's clock` is what the engine itself says of its time outside of steps.
     """
     session = bench.session(1)
     prompts = bench.prompts(max(bench.sizes.streams))
@@ -50,25 +52,28 @@ def overhead(bench: Bench) -> Iterator[Row]:
         check_scores(served, session, prompts[:4])
         for streams in bench.sizes.streams:
             bench.progress(f"overhead: {streams} streams")
-            found: dict[str, list[float]] = {"whole": [], "HTTP": [], "engine": [], "client": []}
+            found: dict[str, list[float]] = {side: [] for side in (*SIDES, "client")}
             for _ in range(bench.repeats):
                 raw = raw_steps(session, streams, bench.long - bench.sizes.warm)
+                before = served.metrics()
                 window = _window(served, bench, prompts[:streams], expected[:streams])
+                outside, drawn = (served.metrics()[name] - before[name] for name in OUTSIDE)
                 per_token = 1e6 / window["tokens"]
                 whole = window["server_cpu"] * per_token - raw.cpu / streams * 1e6
                 http = window["server_main_cpu"] * per_token
                 found["whole"].append(whole)
                 found["HTTP"].append(http)
                 found["engine"].append(whole - http)
+                found["engine's clock"].append(outside / drawn * 1e6)
                 found["client"].append(window["client_cpu"] / window["seconds"])
             mark = AT_MANY if streams >= MANY else AT_ONE if streams == 1 else None
             note = f"the client used {median(found['client']):.0%} of a CPU"
-            for side in ("whole", "engine", "HTTP"):
+            for side in SIDES:
                 yield Row(
                     part="overhead",
                     side=side,
                     streams=streams,
-                    unit=MICROSECONDS,
+                    unit="µs a token" if side == "engine's clock" else MICROSECONDS,
                     figure=timing(found[side]),
                     most=mark if side == "whole" else None,
                     note=note if side == "whole" else "",
@@ -267,13 +272,8 @@ def _percentile(values: np.ndarray, which: int) -> Timing:
 def _check_all_rows_are_free(served: Served) -> None:
     """Raises ArtefactError where tasks that have ended still hold rows."""
     for _ in range(100):
-        text = served.asked("GET", "/metrics").body.decode()
-        held = [
-            float(line.rpartition(" ")[2])
-            for line in text.splitlines()
-            if line.startswith(("xl_export_rows_decoding{", "xl_export_rows_prompt{"))
-        ]
-        if held and not any(held):
+        figures = served.metrics()
+        if figures["rows_decoding"] + figures["rows_prompt"] == 0:
             return
         time.sleep(0.1)
     raise ArtefactError("rows of the server are not free although no client is left; please report this.")

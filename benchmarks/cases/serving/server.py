@@ -20,6 +20,7 @@ from runtimes.base.errors import ArtefactError
 ROOT = Path(__file__).parents[3]
 ENDS_WITHIN = 20.0  # seconds from SIGTERM
 PORT = re.compile(r"http://[^ ]*:(\d+)")
+METRIC = re.compile(r'xl_export_(\w+)\{model_name="[^"]*"\} (\S+)')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,12 @@ class Served:
         loop.add([request := Request(self.port, method, path, body)])
         loop.run()
         return request.answer
+
+    def metrics(self) -> dict[str, float]:
+        """The figures that have no label but the model, by their names."""
+        lines = self.asked("GET", "/metrics").body.decode().splitlines()
+        found = [METRIC.fullmatch(line) for line in lines]
+        return {match[1]: float(match[2]) for match in found if match}
 
 
 @contextlib.contextmanager
