@@ -112,7 +112,7 @@ class StreamFolder:
         with _written():
             file = os.open(self._journal, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
-                os.ftruncate(file, self.journal_bytes)  # what an append that was refused has left
+                # What a refused append has left is written over; the rest of it has no end of a line.
                 if os.pwrite(file, line, self.journal_bytes) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             finally:
