@@ -11,7 +11,7 @@ import pytest
 from runtimes.base.logits import log_sum_exp
 from runtimes.tasks.sample import Sampler
 from xl_export.serve.core.running import Account, Running
-from xl_export.serve.core.sampling import Draws, likeliest, log_probs_of
+from xl_export.serve.core.sampling import Draws, _chosen, _within_shares, likeliest, log_probs_of
 from xl_export.serve.core.task import Drawing, Task
 
 SESSION: Any = SimpleNamespace(
@@ -44,8 +44,9 @@ def any_logits(chance: np.random.Generator, rows: int, size: int) -> np.ndarray:
     if kind == 3:  # most tokens are impossible, in some rows all but a few
         logits[chance.random(logits.shape) < chance.choice([0.5, 0.99])] = -np.inf
         logits[:, 0] = 0
-    if kind == 4:  # differences that vanish beside the others when they are scaled
-        logits[:, ::2] = -10 + 1e-6 * chance.random((rows, len(logits[0, ::2])))
+    if kind == 4:  # differences that vanish when the largest is subtracted
+        logits[:] = 1e-20 * chance.random(logits.shape)
+        logits[:, 0] = 2
     return logits
 
 
@@ -86,6 +87,29 @@ def test_many_mixed_batches_draw_what_each_sampler_draws_alone() -> None:
     chance = np.random.default_rng(7)
     for _ in range(300):
         check(chance, int(chance.choice([2, 7, 65, 513, 2100, 33_000])))
+
+
+def test_ordinary_rows_are_not_drawn_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That would be right too, and slow."""
+    monkeypatch.setattr("xl_export.serve.core.sampling._alone", lambda *given: pytest.fail("one by one"))
+    chance = np.random.default_rng(4)
+    for size in (41, 300, 3000):
+        for sampler in (Sampler(), Sampler(top_k=20), Sampler(top_k=20, top_p=0.9, temperature=0.7)):
+            runs = [run(sampler, row, {}) for row in range(6)]
+            naive = [np.random.default_rng([row, 3]) for row in range(6)]
+            for _ in range(20):
+                logits = (3 * chance.normal(size=(6, size))).astype(np.float32)
+                expected = [sampler(row, rng) for row, rng in zip(logits, naive, strict=True)]
+                assert Draws(runs, None).draw(logits) == expected
+
+
+def test_what_rounding_could_decide_is_not_sure() -> None:
+    weights = np.array([[1.0, 1, 1, 1], [4.0, 1, 1, 1], [1.0, 1, 1, 1]])
+    sure = _within_shares(weights, np.array([[0.5], [0.5], [1.0]]))
+    assert sure.tolist() == [False, True, True]
+    assert weights[1:].tolist() == [[4, 0, 0, 0], [1, 1, 1, 1]]
+    places, sure = _chosen(np.array([[1.0, 1, 2], [1, 1, 2], [0, 1, 1]]), np.array([0.25, 0.3, 0.0]))
+    assert (places.tolist(), sure.tolist()) == ([1, 1, 1], [False, True, False])
 
 
 def test_a_row_without_a_finite_maximum_draws_nothing_and_the_others_draw_as_ever() -> None:

@@ -149,6 +149,7 @@ def test_a_stream_that_is_kept_goes_on_bitwise_as_if_it_had_not_ended(session: S
     cut = parts.ended(third).state
     drawn = parts.tokens(third)
     assert cut.position == 32 + len(drawn) - 1  # the last drawn token was not fed yet
+    assert cut.tail.tolist() == [*text, *drawn[:-1]][-9:]
     rest = Drawing(max_tokens=20 - len(drawn) + 1, sampler=Sampler(temperature=0))
     parts.run(fourth := Task(tokens=nothing, drawing=rest, keep=True, state=cut))
     assert drawn[:-1] + parts.tokens(fourth) == whole.tokens(task)
@@ -204,11 +205,13 @@ def test_a_fault_of_the_engine_ends_all_tasks_and_the_engine_goes_on(
     session: Session, pool: list[tuple[Task, list[object]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = Driver(session, rows=2)
-    driver.submit(*(again(task) for task, _ in pool[:6]))
+    endless = Drawing(max_tokens=10**6)
+    driver.submit(*(Task(tokens=np.arange(n), drawing=endless) for n in (3, 30, 4, 5)))
     driver.iterate(2)
+    assert driver.scheduler.rows.free == 0
     driver.scheduler.fail_all(ZeroDivisionError("a slip"))
     ends = [answers[-1] for _, answers in driver.scheduler.delivery()]
-    assert ends
+    assert len(ends) == 4
     assert all(isinstance(end, Ended) and "ZeroDivisionError: a slip" in end.error for end in ends)
     driver.answers.clear()
     driver.run(*(tasks := [again(task) for task, _ in pool[:6]]))

@@ -79,6 +79,7 @@ def test_a_long_prompt_takes_one_piece_an_iteration_from_those_who_draw(session:
         if isinstance(answer, Fed)
     ]
     assert len(fed) == len(set(fed)) == 8
+    assert driver.at[short][0] not in fed
     assert driver.at[short][0] <= 7  # it does not wait until the long one is fed
 
 
