@@ -7,13 +7,21 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
+from click.testing import Result
 
 from tests.commands import refused, xl
 from tests.serve.http.test_clients import comes_true
+
+
+def serve(*arguments: object) -> Result:
+    """The result of the command, in a thread, because a browser under test keeps a loop in the main one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(xl, "serve", *arguments).result()
 
 
 @pytest.mark.parametrize(
@@ -32,18 +40,18 @@ def test_what_cannot_be_served_is_one_sentence(
     keys = tmp_path / "keys"
     keys.write_text("anna 0123456789abcdef\n")
     filled = [each.format(artefacts["ring"], keys=keys) for each in options]
-    refused(xl("serve", artefacts["ring"], "--port", "0", *filled), words)
+    refused(serve(artefacts["ring"], "--port", "0", *filled), words)
 
 
 def test_memory_that_cannot_be_served_is_refused(artefacts: dict[str, Path]) -> None:
-    refused(xl("serve", artefacts["shift"], "--port", "0"), "ring")
+    refused(serve(artefacts["shift"], "--port", "0"), "ring")
 
 
 def test_a_missing_package_names_the_extra(artefacts: dict[str, Path], monkeypatch) -> None:
     for name in [name for name in sys.modules if name.startswith("xl_export.serve.http")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "msgspec", None)
-    refused(xl("serve", artefacts["ring"]), "msgspec is not installed", "xl-export[cpu,serve]")
+    refused(serve(artefacts["ring"]), "msgspec is not installed", "xl-export[cpu,serve]")
 
 
 def test_the_command_serves_reloads_and_ends_with_the_signal(
