@@ -53,6 +53,15 @@ def test_events_are_read_however_they_arrive(size: int) -> None:
     assert all(at <= end < at + size for at, end in zip(times, arrived, strict=True))
 
 
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_a_document_is_read_however_it_arrives(size: int) -> None:
+    answer = read(b'HTTP/1.1 200 OK\r\ncontent-length: 14\r\n\r\n{"data":[1,2]}', size)
+    assert answer.document() == {"data": [1, 2]}
+    cut = read(b'HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\n{"data":[1,2]}', size)
+    with pytest.raises(LoadError, match="before its answer was whole"):
+        cut.document()
+
+
 BROKEN = [
     (sent(*TOKENS, LAST, USAGE, DONE, end=b""), "a stream has not ended"),
     (sent(*TOKENS, LAST, USAGE), "without its last event"),

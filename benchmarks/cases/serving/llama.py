@@ -76,6 +76,8 @@ def write_model(path: Path, model: ModelConfig, num_bytes: int, *, context: int)
     total = 0
     for name, shape in shapes.items():
         weights = draw.standard_normal(shape, np.float32) * np.float32(shape[-1] ** -0.5)
+        if name == "output":
+            weights[:SPECIAL] = 0  # a logit of 0 is never the largest; these tokens would have no text
         writer.add_tensor(f"{name}.weight", weights)
         total += weights.nbytes
     for name in (*norms, "output_norm"):
