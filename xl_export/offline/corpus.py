@@ -2,12 +2,15 @@
 
 A block is what an actor scores at a time and what is finished at a time. Where it begins depends on the files
 alone, and neither on the number of actors nor on what was finished before. So every call gives the same
-numbers.
+numbers. Each block has the hash of its content, so that nobody scores a file that has changed since.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import itertools
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, cast
@@ -26,8 +29,9 @@ class Block:
     """Some texts of a file.
 
     file: path or URL. form: of its lines; None for Parquet. start, stop: in bytes; in Parquet the number of
-    the row group, and the next. line: the first line or row, from 1 on. texts: how many there are. first: the
-    number of its first text in the corpus, from 1 on.
+    the row group, and the next. line: the first line or row, from 1 on. texts: how many there are. sha256: of
+    its bytes, as `_hash_of_group` says for Parquet. first: the number of its first text in the corpus, from
+    1 on.
     """
 
     file: str
@@ -36,6 +40,7 @@ class Block:
     stop: int
     line: int
     texts: int
+    sha256: str
     first: int = 1
 
 
@@ -53,12 +58,6 @@ def list_files(patterns: str) -> list[str]:
             f"{patterns} names no file; give a file, or a glob in quotation marks: 'texts/*.txt'."
         )
     return files
-
-
-def size_of(file: str) -> int:
-    """The bytes of a file."""
-    system, path = fsspec.core.url_to_fs(file)
-    return int(system.size(path))
 
 
 def blocks_of(file: str, form: Format | None, num_bytes: int) -> list[Block]:
@@ -86,7 +85,10 @@ def numbered(files: list[list[Block]]) -> list[Block]:
 
 
 def texts_of(block: Block) -> Iterator[TextToScore]:
-    """Yields the texts of a block. One that has no id gets its number in the corpus, as `score` gives it."""
+    """Yields the texts of a block. One that has no id gets its number in the corpus, as `score` gives it.
+
+    Raises TextError where the file is no longer what it was when the blocks were made.
+    """
     texts = _texts_of_rows(block) if block.form is None else _texts_of_lines(block)
     for number, text in enumerate(texts, block.first):
         yield text if text.id is not None else replace(text, id=number)
@@ -99,34 +101,42 @@ def _blocks_of_lines(stream: BinaryIO, file: str, form: Format | None, num_bytes
         stream.seek(0)
     blocks: list[Block] = []
     start = at = texts = 0
-    line = 1
+    line, content = 1, hashlib.sha256()
     for number, raw in enumerate(lines_of(stream, name=file), 1):
         at += len(raw)
+        content.update(raw)
         # Empty lines of JSON are no texts; `read_texts` tells them in the same way.
         shown = raw.removeprefix(BOM) if number == 1 else raw
         texts += form == "lines" or bool(shown.decode("utf-8", "replace").strip())
         if at - start >= num_bytes:
-            blocks.append(Block(file=file, form=form, start=start, stop=at, line=line, texts=texts))
-            start, line, texts = at, number + 1, 0
+            blocks.append(_block_of_lines(file, form, (start, at), line, texts, content.hexdigest()))
+            start, line, texts, content = at, number + 1, 0, hashlib.sha256()
     if at > start:
-        blocks.append(Block(file=file, form=form, start=start, stop=at, line=line, texts=texts))
+        blocks.append(_block_of_lines(file, form, (start, at), line, texts, content.hexdigest()))
     return blocks
+
+
+def _block_of_lines(
+    file: str, form: Format | None, span: tuple[int, int], line: int, texts: int, sha256: str
+) -> Block:
+    start, stop = span
+    return Block(file=file, form=form, start=start, stop=stop, line=line, texts=texts, sha256=sha256)
 
 
 def _texts_of_lines(block: Block) -> Iterator[TextToScore]:
     with fsspec.open(block.file, "rb") as stream:
         stream.seek(block.start)
-        lines = _until(cast(BinaryIO, stream), block.stop - block.start)
-        yield from read_texts(lines, form=block.form, name=block.file, first=block.line)
+        content = cast(BinaryIO, stream).read(block.stop - block.start)
+    if hashlib.sha256(content).hexdigest() != block.sha256:
+        raise _changed(block)
+    yield from read_texts(io.BytesIO(content), form=block.form, name=block.file, first=block.line)
 
 
-def _until(stream: BinaryIO, num_bytes: int) -> Iterator[bytes]:
-    while num_bytes > 0:
-        line = stream.readline()
-        if not line:
-            raise TextError("a file of the corpus has become shorter; begin again with another --work.")
-        num_bytes -= len(line)
-        yield line
+def _changed(block: Block) -> TextError:
+    return TextError(
+        f"{block.file} has changed since the call began, so its texts are not those of the other blocks; "
+        "begin again with another --work."
+    )
 
 
 def _row_groups(file: str) -> list[Block]:
@@ -134,20 +144,56 @@ def _row_groups(file: str) -> list[Block]:
     with _parquet(file) as table:
         for group in range(table.num_row_groups):
             rows = table.metadata.row_group(group).num_rows
-            blocks.append(Block(file=file, form=None, start=group, stop=group + 1, line=line, texts=rows))
+            span = {"start": group, "stop": group + 1, "line": line, "texts": rows}
+            blocks.append(Block(file=file, form=None, sha256=_hash_of_group(file, table, group), **span))
             line += rows
     return blocks
 
 
+def _hash_of_group(file: str, table: Any, group: int) -> str:
+    """The SHA-256 of those columns of a row group that are read, and of their schema."""
+    digest = hashlib.sha256(str(table.schema_arrow.remove_metadata()).encode())
+    facts = table.metadata.row_group(group)
+    with fsspec.open(file, "rb") as stream:
+        for column in map(facts.column, range(facts.num_columns)):
+            if column.path_in_schema.partition(".")[0] in FIELDS:
+                starts = (column.data_page_offset, column.dictionary_page_offset)
+                start = min(offset for offset in starts if offset is not None)
+                stream.seek(start)
+                digest.update(f"{column.path_in_schema} {start} {column.num_values}".encode())
+                digest.update(stream.read(column.total_compressed_size))
+    return digest.hexdigest()
+
+
 def _texts_of_rows(block: Block) -> Iterator[TextToScore]:
     with _parquet(block.file) as table:
+        _refuse_other_group(block, table)
         columns = [name for name in table.schema_arrow.names if name in FIELDS]
         line = block.line
         for batch in table.iter_batches(1024, row_groups=[block.start], columns=columns):
             for row in batch.to_pylist():
                 given = {name: value for name, value in row.items() if value is not None}
+                _refuse_unfit_id(given.get("id"), f"row {line} of {block.file}")
                 yield to_score(given, f"row {line} of {block.file}")
                 line += 1
+        _refuse_other_group(block, table)  # it may have changed while it was read
+
+
+def _refuse_other_group(block: Block, table: Any) -> None:
+    groups = table.num_row_groups
+    if block.start >= groups or _hash_of_group(block.file, table, block.start) != block.sha256:
+        raise _changed(block)
+
+
+def _refuse_unfit_id(value: Any, place: str) -> None:
+    """Raises TextError for an id that no line of JSON can repeat, such as a date."""
+    try:
+        json.dumps(value)
+    except TypeError:
+        raise TextError(
+            f"the id of {place} is of the type {type(value).__name__}; make the column one of strings or of "
+            "numbers."
+        ) from None
 
 
 def _parquet(file: str) -> Any:

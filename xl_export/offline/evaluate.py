@@ -6,6 +6,7 @@ import hashlib
 import io
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ import numpy as np
 from runtimes.base.records import to_json
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
-from runtimes.sessions.open import open_session
 from runtimes.tasks.evaluate import Score, checked_lanes, nats_of_lanes
-from xl_export.offline.cluster import finished_units
+from xl_export.offline.cluster import finished_units, in_tasks
 from xl_export.offline.finished import Finished
+from xl_export.offline.model import Facts, facts_of, open_same
 
 LANES = 4  # of a unit: rows of one batch
 
@@ -26,9 +27,16 @@ class EvaluateLanes:
     """The work of an actor: the losses of some lanes as the bytes of an array, float64 [targets]."""
 
     def __init__(
-        self, model: str, device: str, threads: int, rule: MemoryRule, segment: int, carry_memory: bool
+        self,
+        model: str,
+        device: str,
+        threads: int,
+        facts: Facts,
+        rule: MemoryRule,
+        segment: int,
+        carry_memory: bool,
     ) -> None:
-        self._session = open_session(model, threads=threads, device=device).with_rule(rule)
+        self._session = open_same(model, device, threads, facts, rule)
         self._segment, self._carry_memory = segment, carry_memory
 
     def __call__(self, unit: bytes) -> bytes:
@@ -60,31 +68,36 @@ def evaluate_on_ray(
     `evaluate` raises, and UserError for a work folder of another call.
     """
     tokens, segment, starts = checked_lanes(session, tokens, lanes=lanes, segment=segment)
-    plan = {
-        "model": session.identity,
+    path = str(model.resolve())
+    [facts] = in_tasks(facts_of, [(path, device, threads, session.rule)])
+    facts["model"] = (
+        session.identity
+    )  # of the session that has encoded the text: actors compare theirs with it
+    plan = facts | {
         "text": hashlib.sha256(np.ascontiguousarray(tokens, "<i8")).hexdigest(),
         "settings": [lanes, segment, carry_memory, to_json(session.rule)],
     }
     groups = [starts[at : at + LANES + 1] for at in range(0, lanes, LANES)]
-    finished = Finished(work, plan, blocks=len(groups))
-    began, done = time.perf_counter(), len(tokens) - 1
-    missing = finished.missing
-    done -= sum(groups[number][-1] - groups[number][0] for number in missing)
-    units = [(number, _packed(tokens, groups[number])) for number in missing]
-    options: dict[str, Any] = {
-        "model": str(model.resolve()),
-        "device": device,
-        "threads": threads,
-        "rule": session.rule,
-        "segment": segment,
-        "carry_memory": carry_memory,
-    }
-    for unit in finished_units(units, EvaluateLanes, options, actors=actors, threads=threads):
-        finished.write(unit.number, unit.content)
-        done += groups[unit.number][-1] - groups[unit.number][0]
-        progress(done)
-    token_nats = np.frombuffer(b"".join(finished.contents()), "<f8").astype(np.float64)
-    finished.remove()
+    with closing(Finished(work, plan, blocks=len(groups))) as finished:
+        began, done = time.perf_counter(), len(tokens) - 1
+        missing = finished.missing
+        done -= sum(groups[number][-1] - groups[number][0] for number in missing)
+        units = [(number, _packed(tokens, groups[number])) for number in missing]
+        options: dict[str, Any] = {
+            "model": path,
+            "device": device,
+            "threads": threads,
+            "facts": facts,
+            "rule": session.rule,
+            "segment": segment,
+            "carry_memory": carry_memory,
+        }
+        for unit in finished_units(units, EvaluateLanes, options, actors=actors, threads=threads):
+            finished.write(unit.number, unit.content)
+            done += groups[unit.number][-1] - groups[unit.number][0]
+            progress(done)
+        token_nats = np.frombuffer(b"".join(finished.contents()), "<f8").astype(np.float64)
+        finished.remove()
     return Score(
         tokens=len(token_nats),
         nats=float(token_nats.sum()),

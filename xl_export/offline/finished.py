@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,15 +19,27 @@ PLAN = "plan.json"
 class Finished:
     """A folder of finished blocks, and the plan that they belong to.
 
-    plan: everything that the content of a block depends on. blocks: how many there are.
+    plan: everything that the content of a block depends on. blocks: how many there are. No other call works
+    with the folder until `close`.
     """
 
     def __init__(self, folder: Path, plan: dict[str, Any], *, blocks: int) -> None:
         """Makes the folder, or takes one that holds the same plan; raises UserError for another plan."""
         self.folder, self._blocks = folder, blocks
-        plan = json.loads(json.dumps(plan | {"blocks": blocks}))
+        self._held: int | None = None
+        try:
+            self._begin(json.loads(json.dumps(plan | {"blocks": blocks})))
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, plan: dict[str, Any]) -> None:
+        folder = self.folder
         if (folder / PLAN).is_file():
+            self._lock()
             before = read_json(folder / PLAN)
+            if not isinstance(before, dict):
+                raise UserError(f"{folder / PLAN} is no plan of finished blocks; give another --work.")
             different = [name for name in plan if before.get(name) != plan[name]]
             if different:
                 raise UserError(
@@ -37,6 +51,7 @@ class Finished:
             raise UserError(f"{folder} holds other things than finished blocks; give another --work.")
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
+        self._lock()
         write_json(folder / PLAN, plan)
 
     @property
@@ -57,6 +72,29 @@ class Finished:
     def remove(self) -> None:
         """Removes the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        self.close()
+
+    def close(self) -> None:
+        """Lets another call have the folder; a process that ends does the same."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+    def _lock(self) -> None:
+        """Raises UserError where another call works with the folder.
+
+        On a file system without locks nothing is refused.
+        """
+        self._held = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise UserError(
+                f"another call works with {self.folder} now; wait until it ends, or give another --work."
+            ) from None
+        except OSError:
+            self.close()
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{number:09}.block"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,11 @@ from typing import Any
 from runtimes.base.files import atomic_file
 from runtimes.cli.lines import Format
 from runtimes.cli.score import Totals, line_of
-from runtimes.sessions.open import describe, open_session
 from runtimes.tasks.score_texts import score_texts
 from xl_export.offline.cluster import finished_units, in_tasks
-from xl_export.offline.corpus import BLOCK_BYTES, Block, blocks_of, list_files, numbered, size_of, texts_of
+from xl_export.offline.corpus import BLOCK_BYTES, Block, blocks_of, list_files, numbered, texts_of
 from xl_export.offline.finished import Finished
+from xl_export.offline.model import Facts, facts_of, open_same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +37,8 @@ class ScoreOptions:
 class ScoreBlock:
     """The work of an actor: the totals of a block as a line of JSON, and then its lines."""
 
-    def __init__(self, model: str, device: str, threads: int, options: dict[str, Any]) -> None:
-        self._session = open_session(model, threads=threads, device=device)
+    def __init__(self, model: str, device: str, threads: int, facts: Facts, options: dict[str, Any]) -> None:
+        self._session = open_same(model, device, threads, facts)
         self._options = ScoreOptions(**options)
 
     def __call__(self, unit: str) -> bytes:
@@ -73,36 +75,43 @@ def score_corpus(
 
     corpus: a path, a URL, or a glob; every actor reads it. work: a folder for finished blocks, which is
     removed at the end. A call that finds it there does only what is missing, and writes the same file.
-    Raises UserError for a work folder of another call and as `score_texts` does.
+    Raises UserError for a work folder of another call, for a file or a model that changes meanwhile, and as
+    `score_texts` does.
     """
     files = list_files(corpus)
     arguments = [(file, options.form, options.block_bytes) for file in files]
     blocks = numbered(in_tasks(blocks_of, arguments))
-    plan = {
-        "model": describe(model)["identity"],
+    [facts] = in_tasks(facts_of, [(str(model.resolve()), device, threads)])
+    plan = facts | {
         "options": asdict(options),
-        "files": [[file, size_of(file)] for file in files],
+        "files": [[file, _hash_of(file, blocks)] for file in files],
     }
-    finished = Finished(work, plan, blocks=len(blocks))
-    missing = finished.missing
-    units = [(number, json.dumps(asdict(blocks[number]))) for number in missing]
-    settings = {
-        "model": str(model.resolve()),
-        "device": device,
-        "threads": threads,
-        "options": asdict(options),
-    }
-    done = len(blocks) - len(missing)
-    progress(done, len(blocks))
-    for unit in finished_units(units, ScoreBlock, settings, actors=actors, threads=threads):
-        finished.write(unit.number, unit.content)
-        done += 1
+    with closing(Finished(work, plan, blocks=len(blocks))) as finished:
+        missing = finished.missing
+        units = [(number, json.dumps(asdict(blocks[number]))) for number in missing]
+        settings = {
+            "model": str(model.resolve()),
+            "device": device,
+            "threads": threads,
+            "facts": facts,
+            "options": asdict(options),
+        }
+        done = len(blocks) - len(missing)
         progress(done, len(blocks))
-    totals = Totals(None)
-    with atomic_file(out) as temporary, open(temporary, "wb") as stream:
-        for content in finished.contents():
-            head, _, lines = content.partition(b"\n")
-            totals.add(json.loads(head))
-            stream.write(lines)
-    finished.remove()
+        for unit in finished_units(units, ScoreBlock, settings, actors=actors, threads=threads):
+            finished.write(unit.number, unit.content)
+            done += 1
+            progress(done, len(blocks))
+        totals = Totals(None)
+        with atomic_file(out) as temporary, open(temporary, "wb") as stream:
+            for content in finished.contents():
+                head, _, lines = content.partition(b"\n")
+                totals.add(json.loads(head))
+                stream.write(lines)
+        finished.remove()
     return totals
+
+
+def _hash_of(file: str, blocks: list[Block]) -> str:
+    own = "".join(block.sha256 for block in blocks if block.file == file)
+    return hashlib.sha256(own.encode()).hexdigest()

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import runtimes
-from runtimes.base.errors import UserError
+from runtimes.base.errors import ConfigError, TextError, UserError
 from runtimes.cli.lines import read_texts
 from runtimes.cli.score import Totals
 from runtimes.tasks.evaluate import checked_lanes
 from runtimes.tasks.score_texts import WINDOW
 from tests.commands import refused, xl
+from xl_export.offline import score
+from xl_export.offline.cluster import Unit
 from xl_export.offline.corpus import blocks_of, list_files, numbered, texts_of
 from xl_export.offline.evaluate import LANES, EvaluateLanes, _packed
-from xl_export.offline.finished import Finished
+from xl_export.offline.finished import PLAN, Finished
+from xl_export.offline.model import facts_of, open_same
 from xl_export.offline.score import ScoreBlock, ScoreOptions
 
 ARTEFACT = Path(__file__).parents[2] / "data" / "version-0.1" / "ring"
@@ -52,7 +58,8 @@ def test_lines_and_totals_are_those_of_the_command(tmp_path: Path) -> None:
     (tmp_path / "corpus").write_text("\n".join(texts))
     alone = xl("score", ARTEFACT, "--input", tmp_path / "corpus", "--json", "--threads", "1")
     options = ScoreOptions(window=WINDOW, as_json=True, block_bytes=64)
-    work, totals, lines = ScoreBlock(str(ARTEFACT), "cpu", 1, asdict(options)), Totals(None), []
+    facts = facts_of(str(ARTEFACT), "cpu", 1)
+    work, totals, lines = ScoreBlock(str(ARTEFACT), "cpu", 1, facts, asdict(options)), Totals(None), []
     blocks = numbered([blocks_of(str(tmp_path / "corpus"), None, options.block_bytes)])
     assert len(blocks) > 4
     for block in blocks:
@@ -71,7 +78,8 @@ def test_groups_of_lanes_give_the_losses_of_all(lanes: int) -> None:
     tokens = np.random.default_rng(lanes).integers(0, session.vocab.size, 137)
     expected = runtimes.evaluate(session, tokens, lanes=lanes).token_nats
     _, segment, starts = checked_lanes(session, tokens, lanes=lanes, segment=None)
-    work = EvaluateLanes(str(ARTEFACT), "cpu", 1, session.rule, segment, True)
+    facts = facts_of(str(ARTEFACT), "cpu", 1, session.rule)
+    work = EvaluateLanes(str(ARTEFACT), "cpu", 1, facts, session.rule, segment, True)
     parts = [work(_packed(tokens, starts[at : at + LANES + 1])) for at in range(0, lanes, LANES)]
     assert np.abs(np.frombuffer(b"".join(parts)) - expected).max() < 1e-4
 
@@ -80,19 +88,131 @@ def test_a_folder_of_finished_blocks_belongs_to_one_plan(tmp_path: Path) -> None
     folder = tmp_path / "work"
     finished = Finished(folder, {"model": "a", "options": [1]}, blocks=3)
     finished.write(1, b"one")
+    with pytest.raises(UserError, match="another call works with"):
+        Finished(folder, {"model": "a", "options": [1]}, blocks=3)
+    finished.close()
     again = Finished(folder, {"model": "a", "options": [1]}, blocks=3)
     assert again.missing == [0, 2]
     for number in (2, 0):
         again.write(number, str(number).encode())
     assert (again.missing, list(again.contents())) == ([], [b"0", b"one", b"2"])
+    again.close()
     with pytest.raises(UserError, match=r"with other model and blocks; give another --work"):
-        Finished(folder, {"model": "b", "options": [1]}, blocks=4)
+        Finished(folder, {"model": "b", "options": [1]}, blocks=4).close()
+    (folder / PLAN).write_text("[]")
+    with pytest.raises(UserError, match="is no plan of finished blocks"):
+        Finished(folder, {}, blocks=4)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     with pytest.raises(UserError, match="holds other things than finished blocks"):
         Finished(tmp_path / "other", {}, blocks=1)
     again.remove()
     assert not folder.exists()
+
+
+class KilledError(Exception):
+    """The call ends in the middle."""
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., bytes]:
+    """`scored(corpus, blocks=N)` → the lines of all texts, by this process in place of actors; None for all.
+
+    blocks: after so many the call is killed.
+    """
+
+    def in_tasks(function: Any, arguments: Any) -> list[Any]:
+        return [function(*own) for own in arguments]
+
+    def units_of(left: int | None) -> Callable[..., Iterator[Unit]]:
+        def finished_units(units: Any, work: Any, options: Any, **more: Any) -> Iterator[Unit]:
+            actor = work(**options)
+            for at, (number, unit) in enumerate(units):
+                if at == left:
+                    raise KilledError
+                yield Unit(number=number, content=actor(unit), began=0, ended=0)
+
+        return finished_units
+
+    def run(corpus: Path, *, blocks: int | None = None, model: Path = ARTEFACT) -> bytes:
+        monkeypatch.setattr(score, "in_tasks", in_tasks)
+        monkeypatch.setattr(score, "finished_units", units_of(blocks))
+        score.score_corpus(
+            model,
+            str(corpus),
+            tmp_path / "out",
+            options=ScoreOptions(window=WINDOW, as_json=True, block_bytes=8),
+            work=tmp_path / "work",
+            actors=1,
+            threads=1,
+            device="cpu",
+        )
+        return (tmp_path / "out").read_bytes()
+
+    return run
+
+
+def test_a_call_after_a_kill_writes_the_same_file_and_refuses_a_corpus_that_was_edited(
+    scored: Callable[..., bytes], tmp_path: Path
+) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.write_text("abc abc\ndeh deh\n")
+    whole = scored(corpus)
+    with pytest.raises(KilledError):
+        scored(corpus, blocks=1)
+    assert scored(corpus) == whole
+    with pytest.raises(KilledError):
+        scored(corpus, blocks=1)
+    corpus.write_text("abc abc\ndeh abc\n")  # as long as before
+    with pytest.raises(UserError, match=r"of a call with other files; give another --work"):
+        scored(corpus)
+
+
+@pytest.mark.parametrize("after", ["abcdefg\ncba\n", "abc\n", "abc\nfed\nabc\n"])
+def test_a_file_that_changes_while_actors_read_is_refused(after: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("abc\ndef\nabc\n")
+    blocks = blocks_of(str(file), None, 8)
+    assert [text.text for text in texts_of(blocks[0])] == ["abc", "def"]
+    file.write_text(after)
+    with pytest.raises(TextError, match="has changed since the call began"):
+        list(texts_of(blocks[0]))
+
+
+def test_a_parquet_file_that_changes_and_ids_that_are_dates_are_refused(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = str(tmp_path / "a.parquet")
+
+    def written(texts: list[str], **more: list[Any]) -> None:
+        parquet.write_table(arrow.table({"text": texts} | more), file, row_group_size=2, compression="none")
+
+    written(["abc", "def", "abc"])
+    blocks = blocks_of(file, None, 1)
+    assert [[text.text for text in texts_of(block)] for block in blocks] == [["abc", "def"], ["abc"]]
+    written(["abc", "fed", "abc"])
+    with pytest.raises(TextError, match="has changed since the call began"):
+        list(texts_of(blocks[0]))
+    written(["abc"], id=[datetime.date(2020, 1, 1)])
+    with pytest.raises(TextError, match=r"the id of row 1 of .* is of the type date"):
+        list(texts_of(blocks_of(file, None, 1)[0]))
+
+
+@pytest.mark.parametrize(
+    ("fact", "sentence"), [("model", "is another model"), ("computed_by", "computes with")]
+)
+def test_an_actor_with_another_model_or_device_computes_nothing(fact: str, sentence: str) -> None:
+    facts = facts_of(str(ARTEFACT), "cpu", 1)
+    assert open_same(str(ARTEFACT), "cpu", 1, facts).identity == facts["model"]
+    other = facts | {fact: "another"}
+    options = asdict(ScoreOptions(window=WINDOW))
+    rule = runtimes.open_session(ARTEFACT, device="cpu").rule
+    for actor in (
+        lambda: ScoreBlock(str(ARTEFACT), "cpu", 1, other, options),
+        lambda: EvaluateLanes(str(ARTEFACT), "cpu", 1, other, rule, 4, True),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            actor()
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
