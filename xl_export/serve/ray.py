@@ -11,7 +11,6 @@ right does not depend on it.
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +23,10 @@ from runtimes.base.errors import UserError
 from runtimes.base.records import from_json
 from runtimes.sessions.open import open_session
 from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.replica import ConflictError, Replica, UnavailableError
+from xl_export.serve.replica import ConflictError, Replica, TooLargeError, UnavailableError, parsed
 from xl_export.serve.shared import SharedStreams
 
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
-BODY_BYTES = 1 << 22
 PATH = "/streams/"
 
 
@@ -69,15 +67,21 @@ class Streams:
         )
 
     async def __call__(self, request: Request) -> Response:
-        """The answer to a request, or one sentence: 400, 404, 409 for another position, 503 to ask again."""
+        """The answer to a request, or one sentence: 400, 404, 409 for another position, 413 for a body that
+        is too large, 503 to ask again. A client that leaves ends nothing: its request is done, and its answer
+        is there when it asks again.
+        """
         name = request.url.path.partition(PATH)[2]
         try:
             if request.method == "DELETE":
                 return JSONResponse({"deleted": await self._replica.delete(name)})
             if request.method != "POST" or not name:
                 return _refusal(404, f"there is nothing here; send POST {PATH}NAME.")
-            answer = await self._replica.answer(name, await _body(request))
+            declared = request.headers.get("content-length", "")
+            answer = await self._replica.answer(name, await parsed(request.stream(), declared))
             return JSONResponse(answer, headers={"x-replica": self._id})
+        except TooLargeError as error:
+            return _refusal(413, str(error))
         except UserError as error:
             return _refusal(400, str(error))
         except ConflictError as error:
@@ -93,16 +97,6 @@ class Streams:
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # the constructor has failed
             self._replica.stop()
-
-
-async def _body(request: Request) -> object:
-    content = await request.body()
-    if len(content) > BODY_BYTES:
-        raise UserError(f"the body has more than {BODY_BYTES:,} bytes; send several requests.")
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise UserError("the body is not JSON.") from error
 
 
 def _refusal(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:

@@ -8,9 +8,11 @@ stream, and either goes on from there or finds that the request was done and giv
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -18,6 +20,7 @@ import numpy as np
 
 from runtimes.base.errors import UserError
 from runtimes.contract.session import Session
+from runtimes.tasks.generate import encode_prompt
 from runtimes.tasks.sample import Sampler
 from xl_export.serve.core.engine import Busy, Delivery, Engine
 from xl_export.serve.core.settings import EngineSettings
@@ -26,10 +29,16 @@ from xl_export.serve.shared import MovedError, SharedStream, SharedStreams
 
 ALL = 1 << 40  # answers that may be unread: they are collected until a request is done
 MOST_TOKENS = 1 << 16  # of a request
+MOST_INTEGER = (1 << 63) - 1
+BODY_BYTES = 1 << 22
 
 
 class ConflictError(Exception):
     """The stream is not at the position that the request says."""
+
+
+class TooLargeError(UserError):
+    """The body of a request is larger than a replica reads."""
 
 
 class UnavailableError(Exception):
@@ -69,24 +78,48 @@ class Ask:
             if name not in kinds:
                 raise UserError(f"the body has {name!r:.60}; expected some of {', '.join(kinds)}.")
             if not _fits(value, kinds[name]):
-                raise UserError(f"{name} is {value!r:.60}; expected {kinds[name]}.")
+                raise UserError(f"{name} is {value!r:.60}; expected {kinds[name]}, integers of 64 bits.")
         if "position" not in body:
             raise UserError("the body has no position; give how many tokens the stream has had, at first 0.")
         ask = cls(**body)
         if bool(ask.text) == bool(ask.tokens):
             raise UserError("give either text or tokens, and at least one character or token.")
         if not 0 <= ask.max_tokens <= MOST_TOKENS or len(ask.tokens) > MOST_TOKENS:
-            raise UserError(f"a request has at most {MOST_TOKENS:,} tokens; send several.")
+            raise _too_many_tokens()
         return ask
+
+
+def _too_many_tokens() -> UserError:
+    return UserError(f"a request has at most {MOST_TOKENS:,} tokens; send several.")
 
 
 def _fits(value: object, kind: str) -> bool:
     if kind.startswith("list"):
-        inner = str if "str" in kind else int
-        return isinstance(value, list) and all(type(item) is inner for item in value)
-    if kind == "float":
-        return type(value) in (int, float)
+        inner = "str" if "str" in kind else "int"
+        return isinstance(value, list) and all(_fits(item, inner) for item in value)
+    if type(value) is int:
+        return kind in ("int", "float") and -MOST_INTEGER <= value <= MOST_INTEGER
     return type(value).__name__ == kind
+
+
+async def parsed(parts: AsyncIterable[bytes], declared: str) -> object:
+    """The body of a request in parsed JSON. No more of a large one is read than what shows that it is.
+
+    declared: its length as the client says it, or nothing. Raises UserError.
+    """
+    size = int(declared) if declared.isdecimal() else 0
+    content = bytearray()
+    if size <= BODY_BYTES:
+        async for part in parts:
+            content += part
+            if len(content) > BODY_BYTES:
+                break
+    if max(size, len(content)) > BODY_BYTES:
+        raise TooLargeError(f"the body has more than {BODY_BYTES:,} bytes; send several requests.")
+    try:
+        return await asyncio.to_thread(json.loads, content)
+    except (ValueError, RecursionError) as error:
+        raise UserError("the body is not JSON; send a JSON object.") from error
 
 
 class Replica:
@@ -110,23 +143,33 @@ class Replica:
         self._answers: dict[Task, tuple[list[Answer], asyncio.Future[None]]] = {}
         self._ram: OrderedDict[str, SharedStream] = OrderedDict()
         self._busy: dict[str, asyncio.Lock] = {}
+        self._users: Counter[str] = Counter()  # requests that have or want each of these locks
         self._engine.start()
 
     async def answer(self, name: str, body: object) -> dict[str, Any]:
         """Does a request and answers it: the position afterwards, the tokens drawn, and what was asked for.
 
-        The answer to a request that was done already, and whose client asks again, is what it was. Raises
-        UserError, ConflictError where the stream is elsewhere, and UnavailableError.
+        The answer to a request that was done already, and whose client asks again, is what it was. A request
+        whose client has left is done all the same: it asks again. Raises UserError, ConflictError where the
+        stream is elsewhere, and UnavailableError.
         """
         ask = Ask.parse(body)
         asked = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        async with self._alone(name):
+            return await self._answer(name, ask, asked)
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, name: str) -> AsyncIterator[None]:
+        """While the block runs, no other request of this replica uses the stream."""
         lock = self._busy.setdefault(name, asyncio.Lock())
+        self._users[name] += 1
         try:
             async with lock:
-                return await self._answer(name, ask, asked)
+                yield
         finally:
-            if not lock.locked() and self._busy.get(name) is lock:
-                del self._busy[name]
+            self._users[name] -= 1
+            if not self._users[name]:
+                del self._users[name], self._busy[name]
 
     async def _answer(self, name: str, ask: Ask, asked: str) -> dict[str, Any]:
         before = await asyncio.to_thread(self._current, name)
@@ -139,7 +182,7 @@ class Replica:
                 "tokens from there, or begin another stream."
             )
         task = Task(
-            tokens=self._session.vocab.encode(ask.text) if ask.text else np.array(ask.tokens, np.int64),
+            tokens=await asyncio.to_thread(self._tokens, ask),
             state=None if before is None else before.state,
             score=ask.score,
             drawing=self._drawing(ask),
@@ -177,9 +220,10 @@ class Replica:
         return answer
 
     async def delete(self, name: str) -> bool:
-        """Removes a stream; False where there was none."""
-        self._ram.pop(name, None)
-        return await asyncio.to_thread(self._streams.delete, name)
+        """Removes a stream, after the requests that use it; False where there was none."""
+        async with self._alone(name):
+            self._ram.pop(name, None)
+            return await asyncio.to_thread(self._streams.delete, name)
 
     def stop(self, *, within: float = 3.0) -> None:
         """Ends all tasks; their clients ask another replica."""
@@ -189,6 +233,14 @@ class Replica:
     def alive(self) -> bool:
         """Whether the engine's thread runs."""
         return self._engine.alive
+
+    def _tokens(self, ask: Ask) -> np.ndarray:
+        """The tokens that are fed, int64 [N]; raises UserError for too many, and for unknown ones."""
+        what = "text" if ask.text else "tokens"
+        tokens = encode_prompt(self._session.vocab, ask.text or ask.tokens, what=what)
+        if len(tokens) > MOST_TOKENS:
+            raise _too_many_tokens()
+        return tokens
 
     def _drawing(self, ask: Ask) -> Drawing | None:
         if not ask.max_tokens:
@@ -231,7 +283,8 @@ class Replica:
     def _deliver(self, delivery: Delivery) -> None:
         """Called on the engine's thread, once a step."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._spread, delivery)
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
+            self._loop.call_soon_threadsafe(self._spread, delivery)
 
     def _spread(self, delivery: Delivery) -> None:
         for task, answers in delivery:

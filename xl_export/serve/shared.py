@@ -129,15 +129,17 @@ class SharedStreams:
 
     def delete(self, name: str) -> bool:
         """Removes a stream; False where there was none."""
-        try:
-            self._system.rm_file(self._file(name))
-        except FileNotFoundError:
-            return False
+        file = self._file(name)
+        with self._alone(name):
+            try:
+                self._system.rm_file(file)
+            except FileNotFoundError:
+                return False
         return True
 
     @contextlib.contextmanager
     def _alone(self, name: str) -> Iterator[None]:
-        """While the block runs, no replica writes the stream; in an object store, nothing is locked."""
+        """While the block runs, no other replica changes the stream; an object store locks nothing."""
         if not _is_local(self._system):
             yield
             return

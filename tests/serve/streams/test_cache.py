@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from runtimes import Session
 from tests.serve.streams.conftest import Advance, assert_same
 from xl_export.serve.core.state import StreamState
+from xl_export.serve.streams import cache as cache_module
 from xl_export.serve.streams.cache import PrefixCache
 
 T = 8
@@ -140,3 +142,48 @@ def test_a_long_prompt_is_hashed_once(
     for prompt in prompts:
         assert cache.longest(prompt)[0] == 803
         assert cache.longest(prompt[:-1])[0] == 800
+
+
+def test_each_of_many_prompts_is_hashed_once(state: StreamState, tokens: np.ndarray) -> None:
+    """More prompts are fed at once than an engine has rows, a piece of each in turn."""
+    cache, hashed = cache_of(1000, state), [0]
+    keys = cache._keys
+
+    def counted(given: np.ndarray, chain: Any, *, begin: int = 0) -> Any:
+        hashed[0] += len(given) - begin
+        return keys(given, chain, begin=begin)
+
+    cache._keys = counted  # type: ignore[method-assign]
+    prompts = [np.roll(tokens[:80], at) for at in range(40)]
+    for length in range(T, 81, T):
+        for prompt in prompts:
+            cache.put(prompt[:length], state)
+    assert hashed[0] == 40 * 80
+    assert cache.longest(prompts[7])[0] == 80
+
+
+def test_an_array_at_the_address_of_an_old_one_is_another_prompt(
+    state: StreamState, tokens: np.ndarray
+) -> None:
+    cache = cache_of(1000, state)
+    for at in range(20):  # each array may get the place of the one before
+        prompt = np.roll(tokens[:16], at)
+        cache.put(prompt[:8], state)
+        cache.put(prompt, state)
+        del prompt
+    for at in range(20):
+        assert cache.longest(np.roll(tokens[:16], at))[0] == 16
+
+
+def test_a_prefix_that_was_forgotten_is_put_again(
+    state: StreamState, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "KNOWN", 2)
+    cache, prompt = cache_of(1000, state), tokens[:8].copy()
+    cache.put(prompt, state)
+    for at in (8, 16, 24):
+        cache.put(tokens[at : at + 8].copy(), state)
+    assert cache.longest(prompt)[0] == 0
+    cache.put(prompt, state)
+    assert cache.longest(prompt)[0] == 8
+    assert cache.facts.num_bytes == cache.facts.states * state.num_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,15 @@ from runtimes import Session
 from runtimes.base.errors import UserError
 from tests.serve.streams.conftest import KEY, Advance, assert_same
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.streams.facts import BusyStreamError, NoStreamError, StoreSettings, TooManyStreamsError
-from xl_export.serve.streams.store import StreamStore
+from xl_export.serve.streams.facts import (
+    BusyStreamError,
+    ClosedStoreError,
+    NoStreamError,
+    StoreSettings,
+    TooManyStreamsError,
+)
+from xl_export.serve.streams.folder import StreamFolder
+from xl_export.serve.streams.store import Operation, StreamStore
 
 Open = Callable[..., StreamStore]
 
@@ -182,6 +190,77 @@ def test_a_damaged_folder_is_told_and_left_alone(open_store: Open, fresh: Stream
     (said,) = store.damaged
     assert said.startswith(names[0])
     assert folder.exists()
+
+
+def test_a_state_is_saved_while_other_threads_use_it(
+    open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray
+) -> None:
+    """A fork has the state of its source; both are saved, and stepped from, at any moment."""
+    store = open_store()
+    name = store.create("anna", fresh).id
+    append(store, name, tokens[:3], advance)
+    fork = store.fork(name, "anna").id
+    with store.operation(name, "anna") as operation, store.operation(fork, "anna") as other:
+        state = operation.ready()
+        assert state is not None
+        with state.memory.in_use():
+            operation.snapshot().close()
+            other.snapshot().close()
+            other.commit(state)
+
+
+def test_what_was_committed_does_not_fail_when_another_stream_cannot_be_saved(
+    open_store: Open,
+    fresh: StreamState,
+    advance: Advance,
+    tokens: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While a state leaves RAM and its snapshot fails, an operation on it begins: it keeps what it got."""
+    store = open_store(ram_bytes=advance(fresh, tokens[:3]).num_bytes)
+    name = store.create("anna", fresh).id
+    append(store, name, tokens[:3], advance)
+    begun: list[tuple[Operation, StreamState | None]] = []
+
+    def failing(folder: StreamFolder, state: StreamState, *, key: bytes) -> None:
+        operation = store.begin(name, "anna")
+        begun.append((operation, operation.ready()))  # although its files are in use
+        raise UserError("the memory holds values that are not finite.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamFolder, "replace", failing)
+        assert store.create("ben", advance(fresh, tokens[:9])).position == 9
+    ((operation, state),) = begun
+    assert state is not None
+    assert operation.ready() is state
+    operation.commit(advance(state, tokens[3:5]), appended=tokens[3:5])
+    operation.end()
+    read(store, store.create("ben", advance(fresh, tokens[:9])).id, advance, "ben")
+    assert not store.facts(name, "anna").in_ram
+    assert_same(read(store, name, advance), advance(advance(fresh, tokens[:3]), tokens[3:5]))
+
+
+def test_a_folder_is_given_back_once_nobody_writes_there(
+    open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray
+) -> None:
+    store = open_store()
+    name = store.create("anna", fresh).id
+    append(store, name, tokens[:3], advance)
+    with store.operation(name, "anna") as operation:
+        writes = operation.stream.lock
+    with writes:
+        store.close(within=0.1)
+        with pytest.raises(UserError, match="being written by another process"):
+            open_store()
+    files = sorted(store._path.rglob("*"))
+    store._settings = replace(store._settings, ram_bytes=0)
+    store._make_room()  # of an operation that ends late
+    assert sorted(store._path.rglob("*")) == files
+    for late in (lambda: store.create("anna", fresh), lambda: store.begin(name, "anna")):
+        with pytest.raises(ClosedStoreError):
+            late()
+    store._stack.close()
+    assert_same(read(open_store(), name, advance), advance(fresh, tokens[:3]))
 
 
 def test_random_operations_of_tenants_equal_a_naive_model(

@@ -61,7 +61,7 @@ def operations(
 
 
 def settings(states: list[StreamState]) -> StoreSettings:
-    return StoreSettings(ram_bytes=states[-1].num_bytes, replayed=10)
+    return StoreSettings(ram_bytes=states[-1].num_bytes, replayed=10, flush=True)
 
 
 def breaking(monkeypatch: pytest.MonkeyPatch, at: int, fault: Callable[[], None]) -> list[int]:

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 import runtimes
 from runtimes.base.errors import ArtefactError, UserError
+from xl_export.serve import replica as replica_module
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.replica import ConflictError, Replica, UnavailableError
 from xl_export.serve.shared import SharedStreams
@@ -136,6 +137,11 @@ BODIES: list[tuple[object, str]] = [
     ({"position": 0, "text": "a", "beam": 2}, "the body has 'beam'; expected some of position"),
     ({"position": 0, "text": "a", "max_tokens": 1, "temperature": -1}, "temperature is -1"),
     ({"position": 0, "text": "a", "max_tokens": -1}, "at most"),
+    ({"position": 0, "text": "a" * 70_000}, "at most 65,536 tokens"),
+    ({"position": 0, "tokens": [1 << 70]}, r"tokens is \[\d+\]; expected list\[int\], integers of 64 bits"),
+    ({"position": 0, "text": "a", "max_tokens": 1, "temperature": 10**400}, "temperature is 1000"),
+    ({"position": 0, "text": "a", "max_tokens": 1, "seed": -1}, "seed is -1"),
+    ({"position": 0, "text": "\ud800"}, "text"),
 ]
 
 
@@ -152,4 +158,62 @@ def test_what_does_not_fit_is_refused_in_a_sentence(session: runtimes.Session, t
 
     with replica(session, str(tmp_path)) as one:
         asyncio.run(ask(one))
+        one._deliver([])  # of a step that ends after the loop
     assert not list(itertools.chain(tmp_path.glob("*/*.stream")))
+
+
+def test_requests_of_one_stream_are_done_one_after_the_other(
+    session: runtimes.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that comes after the first was answered and before the second, which waited, goes on."""
+    inside, most = [0], [0]
+
+    async def slowly(*_: object) -> dict[str, Any]:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        for _turn in range(5):
+            await asyncio.sleep(0)
+        inside[0] -= 1
+        return {}
+
+    async def ask(one: Replica) -> None:
+        body = {"position": 0, "text": "a"}
+
+        async def twice() -> None:
+            await one.answer("a", body)
+            await one.answer("a", body)
+
+        await asyncio.gather(twice(), one.answer("a", body))
+        deleting = asyncio.ensure_future(one.answer("a", body))
+        await asyncio.sleep(0)
+        await one.delete("a")
+        assert deleting.done(), "a stream is deleted after the requests that use it"
+        assert not one._busy
+
+    with replica(session, str(tmp_path)) as one:
+        monkeypatch.setattr(one, "_answer", slowly)
+        asyncio.run(ask(one))
+    assert most == [1]
+
+
+def test_no_more_of_a_body_is_read_than_a_replica_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "BODY_BYTES", 20)
+    read = [0]
+
+    async def parts(content: bytes) -> AsyncIterator[bytes]:
+        for at in range(0, len(content), 4):
+            read[0] += 4
+            yield content[at : at + 4]
+
+    def parsed(content: bytes, declared: str = "") -> object:
+        return asyncio.run(asyncio.wait_for(replica_module.parsed(parts(content), declared), 30))
+
+    assert parsed(b'{"position": 0}', "15") == {"position": 0}
+    for content in (b"{", b"[" * 20, b"\xff"):
+        with pytest.raises(UserError, match="is not JSON"):
+            parsed(content)
+    for declared, most in (("", 24), ("4000", 0)):
+        read[0] = 0
+        with pytest.raises(replica_module.TooLargeError, match="more than 20 bytes"):
+            parsed(bytes(4000), declared)
+        assert read[0] == most

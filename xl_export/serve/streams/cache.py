@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from runtimes.base.errors import ConfigError
 from xl_export.serve.core.state import StreamState
 
 KNOWN = 1 << 16  # prefixes whose hash is remembered after their state was dropped
-WALKS = 16  # prompts that are being fed, of which the hash so far is remembered
+WALKS = 1 << 12  # prompts that are being fed, of which the hash so far is remembered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +55,11 @@ class _Prefix:
 
 @dataclass
 class _Walk:
-    """How far the prefixes of one prompt were noted. tokens: keeps the array alive by which it is known."""
+    """How far the prefixes of one prompt were noted. array: that holds its tokens; once it is gone, another
+    one may lie at its address.
+    """
 
-    tokens: np.ndarray = field(repr=False)
+    array: weakref.ref[np.ndarray] = field(repr=False)
     chain: hashlib._Hash = field(repr=False)
     length: int = 0
     key: bytes | None = None
@@ -109,7 +112,7 @@ class PrefixCache:
             if not len(tokens) or state.num_bytes > self._max_bytes:
                 return
             key = self._walked(tokens, tenant)
-            prefix = self._known[key]
+            prefix = self._known.setdefault(key, _Prefix())  # it may have been forgotten since it was noted
             if prefix.state is None:
                 prefix.state = state
                 self._num_bytes += state.num_bytes
@@ -147,9 +150,10 @@ class PrefixCache:
         the one before has ended, or a long prompt would be hashed again with each of its pieces.
         """
         name = (tokens.__array_interface__["data"][0], tenant)
+        array = tokens.base if isinstance(tokens.base, np.ndarray) else tokens
         walk = self._walks.pop(name, None)
-        if walk is None or walk.length > len(tokens) or walk.length % self._segment:
-            walk = _Walk(tokens=tokens, chain=self._begin(tenant))
+        if walk is None or walk.array() is not array or walk.length > len(tokens):
+            walk = _Walk(array=weakref.ref(array), chain=self._begin(tenant))
         for length, key in self._keys(tokens, walk.chain, begin=walk.length):
             self._note(key, walk.key)
             walk.length, walk.key = length, key

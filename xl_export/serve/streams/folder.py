@@ -106,8 +106,11 @@ class StreamFolder:
         """The file of the snapshot, open for reading; it stays readable when it is replaced."""
         return open_file(self._snapshot)
 
-    def append(self, tokens: np.ndarray) -> None:
-        """Adds a line to the journal: it is there as a whole, or the operation is refused."""
+    def append(self, tokens: np.ndarray, *, flush: bool = False) -> None:
+        """Adds a line to the journal: it is there as a whole, or the operation is refused.
+
+        flush: whether it is on the disk, and not only with the system, when this returns.
+        """
         line = json.dumps(tokens.tolist(), separators=(",", ":")).encode() + b"\n"
         with _written():
             file = os.open(self._journal, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -115,10 +118,26 @@ class StreamFolder:
                 # What a refused append has left is written over; the rest of it has no end of a line.
                 if os.pwrite(file, line, self.journal_bytes) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if flush:
+                    self._flush(file)
             finally:
                 os.close(file)
         self.journal_bytes += len(line)
         self.appended.append(tokens)
+
+    def _flush(self, file: int) -> None:
+        """Brings the journal to the disk; where that fails, the line that was written last is taken back."""
+        try:
+            os.fsync(file)
+            if not self.journal_bytes:  # the name of a new file is in its folder
+                parent = os.open(self.path, os.O_RDONLY)
+                try:
+                    os.fsync(parent)
+                finally:
+                    os.close(parent)
+        except OSError:
+            os.ftruncate(file, self.journal_bytes)
+            raise
 
     def replace(self, state: StreamState, *, key: bytes) -> None:
         """Writes a new snapshot in place of the old one and the journal. A kill leaves either of them."""

@@ -81,6 +81,7 @@ def _make_key(path: Path) -> None:
 def write_snapshot(state: StreamState, path: Path, *, key: bytes) -> None:
     """Writes a stream to a signed file, atomically.
 
+    Nobody steps the memory of a state. So several threads may write one, and an engine may read it meanwhile.
     Raises UserError where the disk is full, and StreamError for a memory with values that are not finite.
     """
     logits = b"" if state.logits is None else np.ascontiguousarray(state.logits, "<f4").tobytes()
@@ -90,7 +91,7 @@ def write_snapshot(state: StreamState, path: Path, *, key: bytes) -> None:
         "tail": " ".join(map(str, state.tail.tolist())),
         "logits": base64.b64encode(logits).decode(),
     }
-    with state.memory.in_use(), atomic_file(path) as temporary, open(temporary, "wb+") as stream:
+    with atomic_file(path) as temporary, open(temporary, "wb+") as stream:
         write_memory(state.memory, stream, notes)
         stream.seek(0)
         signature = _signature(_header(stream, most=1 << 62), key)

@@ -1,13 +1,16 @@
 """The streams of one artefact that a server has promised to keep, most of them idle.
 
-Every operation is on the disk before it is answered. So a server that is killed at any moment loses at most
-the operations that were not answered, never the streams before them. The states that were used last are also
-in RAM, within a bound; the others come back from the disk when they are asked for.
+Every operation is written before it is answered. So a server that is killed at any moment loses at most the
+operations that were not answered, never the streams before them. A machine that loses its power may lose the
+last seconds, which the system had not brought to the disk yet; with `StoreSettings.flush` an append is there
+before it is answered. The states that were used last are also in RAM, within a bound; the others come back
+from the disk when they are asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import threading
 import time
@@ -33,8 +36,10 @@ from xl_export.serve.streams.facts import (
     TooManyStreamsError,
     no_stream,
 )
-from xl_export.serve.streams.folder import StreamFolder, UnwritableError, sweep
+from xl_export.serve.streams.folder import StreamFolder, sweep
 from xl_export.serve.streams.snapshot import read_snapshot
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass
@@ -117,6 +122,7 @@ class StreamStore:
         with self.operation(name, owner) as source:
             stream = source.stream
             with self._new(owner) as (other, facts), stream.lock:
+                self._refuse_closed()
                 folder = stream.folder.fork(self._path / other, facts)
                 fork = self._add(other, owner, facts["created"], folder, stream.state)
         self._make_room()
@@ -135,6 +141,7 @@ class StreamStore:
     def delete(self, name: str, owner: str) -> None:
         """Removes a stream for ever; uses the disk. Raises BusyStreamError while an operation runs."""
         with self.operation(name, owner) as operation, operation.stream.lock:
+            self._refuse_closed()
             operation.stream.folder.delete()
             operation.stream.gone = True
             with self._lock:
@@ -174,15 +181,31 @@ class StreamStore:
         fed again when the stream is used.
         """
         end = time.monotonic() + within
-        while time.monotonic() < end and any(stream.busy for stream in list(self._streams.values())):
+        while time.monotonic() < end and self._is_used:
             time.sleep(0.01)
         with self._lock:
             self._closed = True
+        all_written = True
         for stream in list(self._streams.values()):
-            if time.monotonic() > end:
-                break
-            self._rest(stream)
-        self._stack.close()
+            # Another thread may be writing this stream: the folder is given back after that, or with the end
+            # of the process.
+            if not stream.lock.acquire(timeout=max(0.0, end - time.monotonic())):
+                all_written = False
+                continue
+            try:
+                if time.monotonic() < end:
+                    self._write_ahead(stream)
+            finally:
+                stream.lock.release()
+        if all_written:
+            self._stack.close()
+
+    @property
+    def _is_used(self) -> bool:
+        """Whether an operation runs or a stream is being made."""
+        with self._lock:
+            making = any(self._making.values())
+            return making or any(stream.busy for stream in self._streams.values())
 
     @property
     def totals(self) -> StoreFacts:
@@ -227,6 +250,7 @@ class StreamStore:
         row = sum(tensor.num_bytes(batch=1) for tensor in self._session.state)
         most = min(self._settings.streams, self._settings.tenant_bytes // max(row, 1))
         with self._lock:
+            self._refuse_closed()
             held = sum(stream.owner == owner for stream in self._streams.values()) + self._making[owner]
             if held >= most:
                 raise TooManyStreamsError(
@@ -266,7 +290,10 @@ class StreamStore:
             self._ram_bytes += state.num_bytes
 
     def _make_room(self) -> None:
-        """Takes idle states out of RAM until the others fit, the one that was used longest ago first."""
+        """Takes idle states out of RAM until the others fit, the one that was used longest ago first.
+
+        It never fails: whoever calls it has done what was asked, and must be able to say so.
+        """
         while True:
             with self._lock:
                 idle = (name for name in self._ram if not self._streams[name].busy)
@@ -275,22 +302,25 @@ class StreamStore:
                     return
                 stream = self._streams[victim]
                 self._in_ram(victim, None)
-            self._rest(stream, leave=True)
+            with stream.lock:
+                if not (stream.gone or self._closed):
+                    self._write_ahead(stream)
+                with self._lock:
+                    if stream.id not in self._ram:  # an operation may have brought it back meanwhile
+                        stream.state = None
 
-    def _rest(self, stream: _Stream, *, leave: bool = False) -> None:
-        """Writes a snapshot where a stream is ahead of it. leave: whether its state leaves RAM."""
-        with stream.lock:
-            state = stream.state
-            if stream.gone or state is None:
-                return
-            if stream.folder.appended:
-                # A full disk loses nothing here: the journal has what the snapshot has not.
-                with contextlib.suppress(UnwritableError):
-                    stream.folder.replace(state, key=self._key)
-                    self._written += 1
-            with self._lock:
-                if leave and stream.id not in self._ram:  # an operation may have brought it back meanwhile
-                    stream.state = None
+    def _write_ahead(self, stream: _Stream) -> None:
+        """Writes a snapshot where a stream is ahead of it, under the lock of the stream. A snapshot that
+        cannot be written is logged and loses nothing: the journal has what the old one has not.
+        """
+        state = stream.state
+        if stream.gone or state is None or not stream.folder.appended:
+            return
+        try:
+            stream.folder.replace(state, key=self._key)
+            self._written += 1
+        except Exception as error:
+            LOG.warning("the snapshot of %s was not written (%s); its journal is kept", stream.id, error)
 
 
 class Operation:
@@ -309,10 +339,13 @@ class Operation:
         """What is known of the stream, as it is once this operation has ended."""
         return replace(self._store._facts(self.stream), busy=False)
 
-    @property
-    def is_loaded(self) -> bool:
-        """Whether `load` returns at once."""
-        return self.stream.state is not None
+    def ready(self) -> StreamState | None:
+        """The stream as it is now, where it is in RAM; uses no disk, and waits for nobody who does."""
+        with self._store._lock:
+            state = self.stream.state
+            if state is not None:  # from here on it stays, also where another thread was taking it out
+                self._store._in_ram(self.stream.id, state)
+        return state
 
     def load(self) -> tuple[StreamState, list[np.ndarray]]:
         """A state of the stream, and the appends that have to be fed to it, each as one task, to get the
@@ -345,14 +378,11 @@ class Operation:
         """
         store, folder = self._store, self.stream.folder
         with self.stream.lock:
-            if store._closed:  # another process may have the folder by now
-                raise UnwritableError(
-                    "the server has ended, and the stream stays as it was; ask again later."
-                )
+            store._refuse_closed()
             few = appended is not None and folder.num_appended + len(appended) <= store._settings.replayed
             if few and appended is not None:
                 if len(appended):
-                    folder.append(appended)
+                    folder.append(appended, flush=store._settings.flush)
             else:
                 folder.replace(state, key=store._key)
                 store._written += 1

@@ -176,8 +176,9 @@ class StreamWork:
 
     async def _state(self, operation: Operation) -> StreamState:
         """The stream as it is now; from the disk, and fed again what is in its journal, where necessary."""
-        if operation.is_loaded:
-            return operation.load()[0]
+        ready = operation.ready()
+        if ready is not None:
+            return ready
         state, appended = await asyncio.to_thread(operation.load)
         for tokens in appended:
             state = whole(await self._perform(self._appending(state, tokens)))
