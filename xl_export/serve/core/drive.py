@@ -14,9 +14,9 @@ from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.facts import EngineFacts
-from xl_export.serve.core.scheduler import Cache, Delivery
+from xl_export.serve.core.pieces import Cache
 from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.core.task import Answer, Drawing, Ended, Task
+from xl_export.serve.core.task import Answer, Delivery, Drawing, Ended, Task
 
 
 def answers_of(

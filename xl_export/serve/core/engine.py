@@ -5,24 +5,28 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Literal
 
 from runtimes.base.errors import UserError
 from runtimes.contract.session import Session
 from xl_export.serve.core.facts import EngineFacts
+from xl_export.serve.core.pieces import Cache
 from xl_export.serve.core.running import Running
-from xl_export.serve.core.scheduler import Cache, Delivery, Scheduler
+from xl_export.serve.core.scheduler import Scheduler
 from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.core.task import Ended, Task
+from xl_export.serve.core.task import Delivery, Ended, Task
 from xl_export.serve.core.trial import dependence_of_rows, refuse_unserved
 from xl_export.serve.core.validate import refuse_impossible
-from xl_export.serve.core.waiting import Busy
+from xl_export.serve.core.waiting import Busy, Door, Places, TooManyError
 
-__all__ = ["Busy", "Cache", "Delivery", "Engine"]
+__all__ = ["Busy", "Cache", "Delivery", "Engine", "Places", "TooManyError"]
 
 Command = tuple[Literal["enter", "cancel", "resume"], Running]
 LOG = logging.getLogger(__name__)
+NO_BYTES = "the streams of the tasks that wait fill the memory that is kept for them"
+LOST = "the engine has ended by a fault of its own; see the server's log, and start it again."
 LEAST_WAIT, MOST_WAIT = 1.0, 60.0  # seconds that a client is told to wait
 
 
@@ -44,7 +48,7 @@ class Engine:
         refuse_unserved(session)
         self._session, self._settings, self._deliver = session, settings, deliver
         self._dependence = dependence_of_rows(session, settings)
-        self._scheduler = Scheduler(session, settings, cache)
+        self._scheduler, self._door = Scheduler(session, settings, cache), Door(settings)
         self._changed = threading.Condition()
         self._commands: list[Command] = []
         self._entering = 0  # commands that bring a task
@@ -57,23 +61,55 @@ class Engine:
         """Starts the thread."""
         self._thread.start()
 
-    def submit(self, task: Task) -> None:
+    def reserve(self, count: int, *, tenant: str = "", bulk: bool = False) -> Places:
+        """Places for so many tasks of one tenant and class, which `submit` then takes whatever the load; any
+        thread. Use it in a `with` block, which gives back what was not used.
+
+        Raises Busy where there are not so many places now, TooManyError where there never are, and UserError
+        where the engine stops. See `Door`.
+        """
+        self._refuse_more(count, tenant, bulk, take=True)
+        return Places(self._door, count, tenant, bulk)
+
+    def refuse_more(self, count: int = 1, *, tenant: str = "", bulk: bool = False) -> None:
+        """Raises what `reserve` would raise now, and reserves nothing; any thread."""
+        self._refuse_more(count, tenant, bulk, take=False)
+
+    def _refuse_more(self, count: int, tenant: str, bulk: bool, *, take: bool) -> None:
+        if self._stopping:
+            raise UserError("the engine stops and takes no more tasks; ask another server.")
+        paused = [run.task for run in list(self._scheduler.paused)]
+        if why := self._door.why_not(count, tenant, bulk, paused=paused, take=take):
+            raise Busy(why, self._retry_after(self._waiting))
+
+    def submit(self, task: Task, places: Places | None = None) -> None:
         """Lets a task wait for a row; any thread. Its answers are delivered, the last one an Ended.
 
-        Raises Busy where the queue is full, and UserError for a task that cannot be done; neither has cost
-        any work.
+        places: reserved ones; then it is never Busy. Raises what `reserve(1)` raises, and UserError for a
+        task that cannot be done; neither has cost any work.
         """
         refuse_impossible(task, self._session)
-        with self._changed:
-            self._refuse_more()
-        run = Running(task, self._session)
-        with self._changed:
-            self._refuse_more()
-            if task in self._submitted:
-                raise UserError("the task was submitted before; make a new one.")
-            self._submitted[task] = run
-            self._entering += 1
-            self._command("enter", run)
+        with ExitStack() as undo:
+            if places is None:
+                own = undo.enter_context(self.reserve(1, tenant=task.tenant, bulk=task.bulk))
+                own.use(task)
+            else:
+                places.use(task)
+            undo.callback(self._door.leave, 1, task.tenant, task.bulk)
+            if task.state is not None:
+                if not self._door.bring(task.state, needed=places is not None):
+                    raise Busy(NO_BYTES, self._retry_after(self._waiting))
+                undo.callback(self._door.drop, task.state)
+            run = Running(task, self._session)
+            with self._changed:
+                if self._stopping:
+                    raise UserError("the engine stops and takes no more tasks; ask another server.")
+                if task in self._submitted:
+                    raise UserError("the task was submitted before; make a new one.")
+                self._submitted[task] = run
+                self._entering += 1
+                self._command("enter", run)
+            undo.pop_all()
 
     def cancel(self, task: Task) -> None:
         """Ends a task as soon as the present step is over; any thread. One that has ended is left alone."""
@@ -139,13 +175,6 @@ class Engine:
         """How many tasks have no row."""
         return max(0, self._entering + self._scheduler.outside)
 
-    def _refuse_more(self) -> None:
-        """Raises Busy where the queue is full, and UserError after `stop`."""
-        if self._stopping:
-            raise UserError("the engine stops and takes no more tasks; ask another server.")
-        if (waiting := self._waiting) >= self._settings.queue:
-            raise Busy(waiting, self._retry_after(waiting))
-
     def _retry_after(self, waiting: int) -> float:
         """In about how many seconds an eighth of the queue is served, if its tasks are as those before."""
         scheduler = self._scheduler
@@ -160,45 +189,63 @@ class Engine:
             self._changed.notify()
 
     def _run(self) -> None:
-        """The engine's thread."""
+        """The engine's thread. However it ends, no task is left without its end."""
+        try:
+            while not self._turn():
+                pass
+        finally:
+            with self._changed:
+                self._stopping = True
+                left = list(self._submitted)
+            if left:
+                self._send([(task, [Ended(reason="failed", error=LOST)]) for task in left])
+
+    def _turn(self) -> bool:
+        """Waits for work and does one iteration; whether it was the last."""
         scheduler = self._scheduler
-        while True:
-            if self._commands or self._stopping or not scheduler.has_work:
+        commands: list[Command] = []
+        stopping = self._stopping
+        if self._commands or stopping or not scheduler.has_work:
+            with self._changed:
+                while not (self._commands or self._stopping or scheduler.has_work):
+                    self._sleeping = True
+                    self._changed.wait()
+                    self._sleeping = False
+                commands, self._commands, stopping = self._commands, [], self._stopping
+        began, before = time.perf_counter(), scheduler.model_seconds
+        try:
+            if commands:
+                self._obey(commands)
+            delivery = scheduler.stop() if stopping else scheduler.iterate()
+        except Exception as error:  # a fault of this project: its tasks end, and the engine goes on
+            with self._changed:  # whatever a command has brought, or would bring, ends as well
+                runs, self._commands, self._entering = list(self._submitted.values()), [], 0
+            scheduler.fail_all(error, runs)
+            delivery = scheduler.delivery()
+        self._send(delivery)
+        self._other_seconds += time.perf_counter() - began - (scheduler.model_seconds - before)
+        return stopping
+
+    def _obey(self, commands: Sequence[Command]) -> None:
+        scheduler = self._scheduler
+        for what, run in commands:
+            if what == "enter":
                 with self._changed:
-                    while not (self._commands or self._stopping or scheduler.has_work):
-                        self._sleeping = True
-                        self._changed.wait()
-                        self._sleeping = False
-                    commands, self._commands, self._entering = self._commands, [], 0
-                    stopping = self._stopping
-                    for what, run in commands:
-                        if what == "enter":
-                            scheduler.enter(run)
-                for what, run in commands:
-                    if what == "cancel":
-                        scheduler.cancel(run, "cancelled")
-                    elif what == "resume":
-                        scheduler.resume(run)
-                if stopping:
-                    for run in list(scheduler.runs.values()):
-                        scheduler.cancel(run, "stopped")
-                    self._send(scheduler.delivery())
-                    return
-            began, before = time.perf_counter(), scheduler.model_seconds
-            try:
-                delivery = scheduler.iterate()
-            except Exception as error:  # a fault of this project: its tasks end, and the engine goes on
-                scheduler.fail_all(error)
-                delivery = scheduler.delivery()
-            self._send(delivery)
-            self._other_seconds += time.perf_counter() - began - (scheduler.model_seconds - before)
+                    scheduler.enter(run)
+                    self._entering -= 1
+            elif what == "cancel":
+                scheduler.cancel(run, "cancelled")
+            else:
+                scheduler.resume(run)
 
     def _send(self, delivery: Delivery) -> None:
         if not delivery:
             return
         for task, answers in delivery:
-            if answers[-1].__class__ is Ended:
-                self._submitted.pop(task, None)
+            if answers[-1].__class__ is Ended and self._submitted.pop(task, None) is not None:
+                self._door.leave(1, task.tenant, task.bulk)
+                if task.state is not None:
+                    self._door.drop(task.state)
         try:
             self._deliver(delivery)
         except Exception:  # the clients of this delivery are lost, and the others are not

@@ -10,8 +10,8 @@ class EngineFacts:
     """What an engine does now, and what it has done since it was started.
 
     rows: R. decoding, prompts: how many of them draw tokens, and are fed tokens of their tasks. waiting: the
-    tasks that have no row, which count against `EngineSettings.queue`; those that wait for their client to
-    take answers (paused) are among them. tokens_fed: of tasks, without those that were found in the cache
+    tasks that have no row; those that wait for their client to take answers (paused) are among them, and do
+    not count against `EngineSettings.queue`. tokens_fed: of tasks, without those that were found in the cache
     (tokens_cached). tokens_padded: of pieces, beyond their tokens. tokens_drawn: of all tasks. steps: of the
     session. tasks_ended: by their reason. parked: how often a task gave up its row to others. moved: how
     often the memory of a row was copied, between rows or in and out. model_seconds, other_seconds: of the

@@ -45,11 +45,6 @@ class Rows:
         self._exchange(run.row, self.decoding)
         self.decoding += 1
 
-    def feed(self, run: Running) -> None:
-        """Moves a row from the decoding ones to the prompts."""
-        self._exchange(run.row, self.decoding - 1)
-        self.decoding -= 1
-
     def taken_out(self, run: Running) -> Memory:
         """A copy of the memory of a run's row."""
         self.moved += 1

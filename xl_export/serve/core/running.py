@@ -27,7 +27,8 @@ class Running:
     already. written: as in `StreamState`, of the pieces; drawn tokens are written without padding. answers:
     those of this iteration. sent, taken: answers that were delivered, and those that the client has taken;
     the latter is written by another thread. closing: why the task ends, once its last token is fed. order,
-    since, last_piece: the iterations in which it came, got its row, and was fed a piece.
+    since, last_piece: the iterations in which it came, got its row, and was fed a piece. copied: whether its
+    memory is a copy of a row that it gave up. ended: whether its `Ended` was said.
     """
 
     def __init__(self, task: Task, session: Session) -> None:
@@ -37,6 +38,7 @@ class Running:
         self.drawn: deque[int] = deque(maxlen=session.rule.segment + 2)
         self.count = 0
         self.token, self.pending, self.paused = 0, False, False
+        self.copied = self.ended = False
         self.answers: list[Answer] = []
         self.closing: Reason | None = None
         self.account: Account

@@ -91,6 +91,17 @@ class Draws:
         drawn = tokens.tolist()
         return drawn
 
+    def log_probs(
+        self, logits: np.ndarray, tokens: Sequence[int]
+    ) -> tuple[dict[int, float], dict[int, Likeliest]]:
+        """log p of the drawn tokens, and the likeliest ones, by the rows that want them."""
+        wanted = self.scored
+        if not wanted:
+            return {}, {}
+        found = log_probs_of(logits[wanted], np.array([tokens[row] for row in wanted])).tolist()
+        likely = {row: likeliest(logits[row][None], top) for row, top in self.tops}
+        return dict(zip(wanted, found, strict=True)), likely
+
     @cached_property
     def _groups(self) -> list[_Group]:
         """The rows that are drawn in the same way."""

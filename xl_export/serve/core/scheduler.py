@@ -7,49 +7,37 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from runtimes.base.errors import UserError, first_line
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
-from xl_export.serve.core.pieces import Piece, chosen_pieces, step_of, take_in
+from xl_export.serve.core.pieces import Cache, Piece, chosen_pieces, longest_prefix, step_of, take_in
 from xl_export.serve.core.rows import Rows
 from xl_export.serve.core.running import Running
-from xl_export.serve.core.sampling import Draws, likeliest, log_probs_of
+from xl_export.serve.core.sampling import Draws
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.core.task import Answer, Drawn, Ended, Fed, Likeliest, Reason, Task
+from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Reason, Task
 from xl_export.serve.core.waiting import Waiting
 
-Delivery: TypeAlias = list[tuple[Task, list[Answer]]]
-TURN = 512  # tokens that one tenant may be ahead of another who waits
 NOT_FINITE = (
     "the model's logits are not finite, so nothing can be said of the next token; its weights are damaged or "
     "diverged, or the stream that it continues is damaged."
 )
+NO_ROOM = (
+    "the client takes no answers, and the memory for streams that wait for their clients is full; take "
+    "answers sooner, or give the server more memory."
+)
 LOG = logging.getLogger(__name__)
-
-
-class Cache(Protocol):
-    """States after the beginnings of prompts; called on the engine's thread only."""
-
-    def longest(self, tokens: np.ndarray, tenant: str = "") -> tuple[int, StreamState | None]:
-        """How many of these tokens, from the first on, a kept state has been fed, and that state; 0 and None
-        where nothing is known.
-        """
-        ...
-
-    def put(self, tokens: np.ndarray, state: StreamState, tenant: str = "") -> None:
-        """Keeps the state after all of these tokens: at a multiple of the segment, or at a prompt's end."""
-        ...
 
 
 class Scheduler:
     """All tasks of an engine. Its methods are called on the engine's thread only.
 
-    runs: the tasks that have not ended. paused: those that wait for their clients.
+    runs: the tasks that have not ended. paused: those that wait for their clients. copies: the rows that were
+    given up and whose memory is kept.
     """
 
     def __init__(self, session: Session, settings: EngineSettings, cache: Cache | None) -> None:
@@ -57,6 +45,8 @@ class Scheduler:
         self._segment = session.rule.segment
         self._end_of_document = session.vocab.special.end_of_document
         self.rows, self.waiting = Rows(session, settings.rows), Waiting()
+        tensors = self.rows.memory.tensors.values()
+        self._row_bytes, self.copies = sum(array.nbytes for array in tensors) // settings.rows, 0
         self.runs: dict[Task, Running] = {}
         self.paused: set[Running] = set()
         self._said: list[Running] = []  # runs with answers that are not delivered yet
@@ -84,8 +74,19 @@ class Scheduler:
 
     def cancel(self, run: Running, reason: Reason) -> None:
         """Ends a run where it is; with the state of its stream, where that is kept."""
-        if run.task in self.runs:
-            self._end(run, reason, state=self._state(run) if run.task.keep else None)
+        if run.ended:
+            return
+        if run.task.keep and run.pending and run.row >= 0:
+            run.closing = run.closing or reason  # the client knows its last token: the next step feeds it
+        else:
+            self._close(run, reason)
+
+    def stop(self) -> Delivery:
+        """Ends all runs as `stopped`, and gives what is left to say."""
+        for run in list(self.runs.values()):
+            self.cancel(run, "stopped")
+        self._decode()
+        return self.delivery()
 
     def resume(self, run: Running) -> None:
         """Lets a paused run wait for a row again."""
@@ -94,14 +95,17 @@ class Scheduler:
             run.paused = False
             self.waiting.add(run, first=True)
 
-    def fail_all(self, error: BaseException) -> None:
-        """Ends all runs after a fault of the engine itself."""
+    def fail_all(self, error: BaseException, runs: Sequence[Running] = ()) -> None:
+        """Ends all runs after a fault of the engine itself, also some that have not entered yet."""
         LOG.error("the engine failed and ends all of its tasks", exc_info=error)
-        for run in self.runs.values():
+        for run in [*self.runs.values(), *runs]:
+            if run.ended:
+                continue
+            run.row, run.memory, run.ended = -1, None, True
             self.ended["failed"] += 1
             self._say(run, Ended(reason="failed", error=f"the server failed ({_line(error)}); ask again."))
         self.rows.clear()
-        self.waiting = Waiting()
+        self.waiting, self.copies = Waiting(), 0
         for gathered in (self.runs, self.paused, self._ready):
             gathered.clear()
 
@@ -121,7 +125,7 @@ class Scheduler:
         waiting, rows = self.waiting, self.rows
         while len(waiting):
             if not rows.free:
-                victim = self._victim()
+                victim = waiting.victim(rows.runs) if self._may_copy else None
                 if victim is None:
                     return
                 self.parked += 1
@@ -129,31 +133,18 @@ class Scheduler:
                 waiting.add(victim, first=True)
             self._admit(waiting.take())
 
-    def _victim(self) -> Running | None:
-        """The run that gives its row to one that waits; None where nobody has to.
-
-        Bulk gives way to people. Of tenants, who has several rows gives one to who has none, and who is a
-        turn ahead gives one to who has fewer.
-        """
-        bulk = not self.waiting.has(bulk=False)
-        if not bulk and (rows := [run for run in self.rows.runs if run.task.bulk]):
-            return max(rows, key=lambda run: (run.account.served, run.order))
-        waits = self.waiting.next(bulk=bulk)
-        others = [r for r in self.rows.runs if r.account is not waits and r.task.bulk == bulk]
-        if waits is None or not others:
-            return None
-        most = max((run.account for run in others), key=lambda account: (account.rows, account.served))
-        ahead = waits.served + TURN <= most.served and most.rows > waits.rows
-        if not (ahead or (waits.rows == 0 and most.rows > 1)):
-            return None
-        return min((run for run in others if run.account is most), key=lambda run: run.since)
-
     def _admit(self, run: Running) -> None:
         task, memory = run.task, run.memory
         if memory is None and self._cache is not None and task.cached and not task.score:
-            memory = self._found(run, self._cache)
+            state = longest_prefix(self._cache, task, self._segment)
+            if state is not None:
+                run.fed, run.logits, run.written = state.position, state.logits, state.written
+                memory = state.memory
+                self.cached += run.fed
+                self._say(run, Fed(count=run.fed, cached=run.fed))
         self.rows.admit(run, memory)
-        run.memory, run.since = None, self.iterations
+        self._forget_memory(run)
+        run.since = self.iterations
         run.account.rows += 1
         if run.prompt_left:
             return
@@ -162,26 +153,20 @@ class Scheduler:
         else:
             self._ready.append(run)
 
-    def _found(self, run: Running, cache: Cache) -> Memory | None:
-        """The memory of the longest prefix that the cache has, if it was fed in the pieces of this task."""
-        tokens = run.task.tokens
-        count, state = cache.longest(tokens, run.task.tenant)
-        while state is not None and (
-            (count == len(tokens) and state.logits is None) or (count < len(tokens) and count % self._segment)
-        ):
-            tokens = tokens[: (count - 1) // self._segment * self._segment]
-            count, state = cache.longest(tokens, run.task.tenant) if len(tokens) else (0, None)
-        if state is None:
-            return None
-        run.fed, run.logits, run.written = count, state.logits, state.written
-        self.cached += count
-        self._say(run, Fed(count=count, cached=count))
-        return state.memory
-
     def _park(self, run: Running) -> None:
         """Takes a run out of its row, with its memory."""
-        run.memory = self.rows.taken_out(run)
+        run.memory, run.copied = self.rows.taken_out(run), True
+        self.copies += 1
         self._leave_row(run)
+
+    @property
+    def _may_copy(self) -> bool:
+        """Whether a row more may be kept outside."""
+        return self.copies == 0 or (self.copies + 1) * self._row_bytes <= self._settings.state_bytes
+
+    def _forget_memory(self, run: Running) -> None:
+        self.copies -= run.copied
+        run.memory, run.copied = None, False
 
     def _leave_row(self, run: Running) -> None:
         self.rows.release(run)
@@ -251,11 +236,18 @@ class Scheduler:
             return
         self._say(run, fed)
         task = run.task
-        if self._cache is not None and task.cached and task.state is None and run.logits is not None:
-            state = run.state(self.rows.taken_out(run), segment=self._segment)
-            self._cache.put(task.tokens[: run.fed], state, task.tenant)
+        if self._cache is not None and task.cached and task.state is None and not task.score:
+            self._keep_prefix(run, self._cache)
         if not run.prompt_left:
             self._ready.append(run)
+
+    def _keep_prefix(self, run: Running, cache: Cache) -> None:
+        """Gives the cache the state after a piece, if it would keep it: the copy of a row may be large."""
+        tokens, tenant = run.task.tokens[: run.fed], run.task.tenant
+        tail = min(run.fed, self._segment + 1) * tokens.itemsize
+        logits = 0 if run.logits is None else run.logits.size * np.dtype(np.float32).itemsize
+        if cache.wants(tokens, self._row_bytes + logits + tail, tenant):
+            cache.put(tokens, run.state(self.rows.taken_out(run), segment=self._segment), tenant)
 
     # Tokens.
 
@@ -279,7 +271,7 @@ class Scheduler:
         self.drawn += len(tokens)
         for account, count in draws.accounts:
             account.served += count
-        log_probs, likely = self._log_probs(logits, tokens)
+        log_probs, likely = draws.log_probs(logits, tokens)
         # The only code that runs once a token: what can be looked up once for all tokens is in `places`.
         row = -1
         for (run, drawn, text, end, most, keeps), token in zip(draws.places, tokens, strict=True):
@@ -301,25 +293,16 @@ class Scheduler:
                 answer = Drawn(token=token, text=added)
             run.answers.append(answer)
             if keeps:
-                run.logits, run.closing = logits[row], text.ended  # it ends once this token is fed
+                run.closing = text.ended  # it ends once this token is fed
             elif text.ended is not None:
                 self._end(run, text.ended)
-
-    def _log_probs(
-        self, logits: np.ndarray, tokens: Sequence[int]
-    ) -> tuple[dict[int, float], dict[int, Likeliest]]:
-        """log p of the drawn tokens, and the likeliest ones, by the rows that want them."""
-        wanted = self._draws.scored
-        if not wanted:
-            return {}, {}
-        found = log_probs_of(logits[wanted], np.array([tokens[row] for row in wanted])).tolist()
-        likely = {row: likeliest(logits[row][None], top) for row, top in self._draws.tops}
-        return dict(zip(wanted, found, strict=True)), likely
 
     # Ends and answers.
 
     def _state(self, run: Running) -> StreamState:
-        """The stream of a run after all tokens that were fed."""
+        """The stream of a run after all tokens that its client knows: one that was drawn and has not been fed
+        is fed here.
+        """
         if run.row >= 0:
             memory = self.rows.taken_out(run)
         elif run.memory is None:
@@ -328,11 +311,22 @@ class Scheduler:
             return run.task.state
         else:
             memory = run.memory
+        if run.pending:
+            self.steps += 1
+            logits, _ = self._session.predict(np.array([[run.token]]), memory)
+            run.pending, run.logits = False, logits[0]
         return run.state(memory, segment=self._segment)
 
-    def _close(self, run: Running, reason: Reason) -> None:
-        """Ends a run whose tokens are all fed."""
-        self._end(run, reason, state=self._state(run) if run.task.keep else None)
+    def _close(self, run: Running, reason: Reason, *, error: str = "") -> None:
+        """Ends a run with the state of its stream, where that is kept."""
+        state = None
+        try:
+            if run.task.keep:
+                state = self._state(run)
+        except Exception as fault:  # no memory for a copy, or a failing step: nobody else is concerned
+            LOG.error("the state of a stream could not be kept", exc_info=fault)
+            reason, error = "failed", _sentence(fault)
+        self._end(run, reason, state=state, error=error)
 
     def _fail(self, run: Running, sentence: str) -> None:
         self.rows.spoil(run.row, run.row + 1)
@@ -348,6 +342,8 @@ class Scheduler:
         else:
             self.waiting.remove(run)
         self.waiting.leave(run)
+        self._forget_memory(run)
+        run.ended = True
         del self.runs[run.task]
         self.ended[reason] += 1
         cut = reason in ("cancelled", "stopped", "failed")
@@ -362,17 +358,27 @@ class Scheduler:
     def delivery(self) -> Delivery:
         """All answers since the last delivery. Runs whose clients do not take them are paused."""
         said, self._said = self._said, []
-        delivery, unread = [], self._settings.unread
+        delivery, slow, unread = [], [], self._settings.unread
         for run in said:
             answers, run.answers = run.answers, []
-            delivery.append((run.task, answers))
+            if answers:
+                delivery.append((run.task, answers))
             run.sent = sent = run.sent + len(answers)
             if sent - run.taken > unread and run.row >= 0:
-                self._pause(run)
+                slow.append(run)
+        for run in slow:  # after all answers were gathered: whatever fails here, none of them is lost
+            self._pause(run)
         return delivery
 
     def _pause(self, run: Running) -> None:
-        self._park(run)
+        if not self._may_copy:
+            self._close(run, "cancelled", error=NO_ROOM)
+            return
+        try:
+            self._park(run)
+        except MemoryError as error:
+            self._end(run, "failed", error=_sentence(error))
+            return
         self.paused.add(run)
         run.paused = True
         if self.may_resume(run):  # the client has taken some in the meantime, when it was not paused yet

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -45,7 +44,7 @@ class Task:
     is wanted; it is unknown for the first token where `state` has no logits. top: how many of the likeliest
     tokens are wanted beside each log p. drawing: None only feeds. keep: whether the state at the end is
     wanted; then every drawn token is fed, the last one too. cached: whether a prefix of `tokens` may come
-    from the prefix cache, and its snapshots be kept there; a state or `score` excludes reading. tenant: whose
+    from the prefix cache, and its snapshots be kept there; a state or `score` excludes both. tenant: whose
     task it is. bulk: whether it yields to tasks that people wait for.
     """
 
@@ -58,7 +57,6 @@ class Task:
     cached: bool = True
     tenant: str = ""
     bulk: bool = False
-    arrived: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +97,8 @@ class Drawn:
 class Ended:
     """The last answer of every task, whatever happened. text: what was held back for a stop string.
 
-    state: of the stream after all fed tokens, where `Task.keep` (for `cancelled` and `stopped` too: what was
-    fed until then). error: one sentence, where the reason is `failed`.
+    state: of the stream after all tokens that the answers have told of, where `Task.keep`; for `cancelled`
+    and `stopped` too. error: one sentence, where the reason is `failed`, or the engine itself has cancelled.
     """
 
     reason: Reason
@@ -110,3 +108,4 @@ class Ended:
 
 
 Answer: TypeAlias = Fed | Drawn | Ended
+Delivery: TypeAlias = list[tuple[Task, list[Answer]]]

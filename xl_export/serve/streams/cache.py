@@ -106,6 +106,20 @@ class PrefixCache:
             self._misses += 1
             return 0, None
 
+    def wants(self, tokens: np.ndarray, num_bytes: int, tenant: str = "") -> bool:
+        """Whether a state of so many bytes after all of these tokens would be kept: it is no copy of what is
+        there, and not too large. It is asked before the state is copied, and notes that the prefix was seen.
+        """
+        with self._lock:
+            if not len(tokens) or num_bytes > self._max_bytes:
+                return False
+            key = self._walked(tokens, tenant)
+            prefix = self._known.get(key)
+            if prefix is None or prefix.state is None:
+                return True
+            self._place(key, prefix)
+            return False
+
     def put(self, tokens: np.ndarray, state: StreamState, tenant: str = "") -> None:
         """Keeps the state after all of these tokens: at a multiple of the segment, or at a prompt's end."""
         with self._lock:
@@ -152,15 +166,19 @@ class PrefixCache:
         name = (tokens.__array_interface__["data"][0], tenant)
         array = tokens.base if isinstance(tokens.base, np.ndarray) else tokens
         walk = self._walks.pop(name, None)
-        if walk is None or walk.array() is not array or walk.length > len(tokens):
+        if (
+            walk is None
+            or walk.array() is not array
+            or walk.length > len(tokens)
+            or (walk.length < len(tokens) and walk.length % self._segment)
+        ):
             walk = _Walk(array=weakref.ref(array), chain=self._begin(tenant))
         for length, key in self._keys(tokens, walk.chain, begin=walk.length):
             self._note(key, walk.key)
             walk.length, walk.key = length, key
-        if walk.length % self._segment == 0:
-            self._walks[name] = walk
-            while len(self._walks) > WALKS:
-                self._walks.popitem(last=False)
+        self._walks[name] = walk
+        while len(self._walks) > WALKS:
+            self._walks.popitem(last=False)
         assert walk.key is not None
         return walk.key
 

@@ -9,8 +9,9 @@ import numpy as np
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.tasks.sample import Sampler
+from xl_export.serve.core.pieces import Cache
 from xl_export.serve.core.running import Running
-from xl_export.serve.core.scheduler import Cache, Scheduler
+from xl_export.serve.core.scheduler import Scheduler
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Answer, Drawing, Drawn, Ended, Fed, Task
 

@@ -19,9 +19,8 @@ from tests.xl_export.serve.core.driver import Driver, any_task, said
 from xl_export.artefact.export import export
 from xl_export.serve.core.drive import answers_of, cost_of
 from xl_export.serve.core.engine import Engine
-from xl_export.serve.core.scheduler import Delivery
 from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.core.task import Answer, Drawing, Ended, Task
+from xl_export.serve.core.task import Answer, Delivery, Drawing, Ended, Task
 from xl_export.serve.core.trial import dependence_of_rows
 from xl_export.serve.core.waiting import Busy
 
@@ -178,18 +177,18 @@ def test_a_delivery_that_fails_stops_nobody(session: Session) -> None:
 def test_a_full_queue_refuses_before_any_work_and_takes_tasks_again(session: Session) -> None:
     clients, held = Clients(), Held(session)
     engine = Engine(held, EngineSettings(rows=2, queue=3), deliver=clients.deliver)  # type: ignore[arg-type]
-    tasks = [Task(tokens=np.arange(3)) for _ in range(4)]
-    for task in tasks[:3]:
+    tasks = [Task(tokens=np.arange(3)) for _ in range(6)]
+    for task in tasks[:5]:
         engine.submit(task)  # the engine has not started: all of them wait
     for _ in range(20):
         with pytest.raises(Busy, match=r"3 tasks wait already.*ask again in") as refused:
-            engine.submit(tasks[3])
+            engine.submit(tasks[5])
     assert 1 <= refused.value.retry_after <= 60
-    assert engine.facts.waiting == 3
+    assert engine.facts.waiting == 5
     engine.start()
-    clients.wait(*tasks[:3])
-    engine.submit(tasks[3])
-    clients.wait(tasks[3])
+    clients.wait(*tasks[:5])
+    engine.submit(tasks[5])
+    clients.wait(tasks[5])
     engine.submit(task := endless())
     with pytest.raises(UserError, match="was submitted before"):
         engine.submit(task)

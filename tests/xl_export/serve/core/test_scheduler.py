@@ -148,11 +148,11 @@ def test_a_stream_that_is_kept_goes_on_bitwise_as_if_it_had_not_ended(session: S
     parts.run()
     cut = parts.ended(third).state
     drawn = parts.tokens(third)
-    assert cut.position == 32 + len(drawn) - 1  # the last drawn token was not fed yet
-    assert cut.tail.tolist() == [*text, *drawn[:-1]][-9:]
-    rest = Drawing(max_tokens=20 - len(drawn) + 1, sampler=Sampler(temperature=0))
+    assert cut.position == 32 + len(drawn)  # the last drawn token too: the client knows it
+    assert cut.tail.tolist() == [*text, *drawn][-9:]
+    rest = Drawing(max_tokens=20 - len(drawn), sampler=Sampler(temperature=0))
     parts.run(fourth := Task(tokens=nothing, drawing=rest, keep=True, state=cut))
-    assert drawn[:-1] + parts.tokens(fourth) == whole.tokens(task)
+    assert drawn + parts.tokens(fourth) == whole.tokens(task)
     one, other = whole.ended(task).state, parts.ended(fourth).state
     assert np.array_equal(one.logits, other.logits)
     assert (one.position, one.tail.tolist()) == (52, other.tail.tolist())

@@ -39,7 +39,7 @@ def test_rows_are_shared_by_what_was_served_and_not_by_who_asks_most(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both tenants always have tasks, and in the end each has about half of the tokens."""
-    monkeypatch.setattr("xl_export.serve.core.scheduler.TURN", 60)
+    monkeypatch.setattr("xl_export.serve.core.waiting.TURN", 60)
     driver = Driver(session, rows=4)
     driver.submit(
         *(drawing_task("many", 60) for _ in range(60)), *(drawing_task("few", 5) for _ in range(300))
@@ -52,7 +52,7 @@ def test_rows_are_shared_by_what_was_served_and_not_by_who_asks_most(
 
 
 def test_a_single_row_is_shared_in_turns(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xl_export.serve.core.scheduler.TURN", 20)
+    monkeypatch.setattr("xl_export.serve.core.waiting.TURN", 20)
     driver = Driver(session, rows=1)
     driver.submit(long := drawing_task("a", 80), other := drawing_task("b", 80))
     driver.iterate(60)
@@ -146,6 +146,7 @@ class Remembers:
     def __init__(self) -> None:
         self.kept: dict[tuple[str, bytes], StreamState] = {}
         self.asked = 0
+        self.sizes: set[int] = set()  # of the states it was asked for
 
     def longest(self, tokens: np.ndarray, tenant: str = "") -> tuple[int, StreamState | None]:
         self.asked += 1
@@ -154,7 +155,12 @@ class Remembers:
                 return count, state
         return 0, None
 
+    def wants(self, tokens: np.ndarray, num_bytes: int, tenant: str = "") -> bool:
+        self.sizes.add(num_bytes)
+        return (tenant, tokens.tobytes()) not in self.kept
+
     def put(self, tokens: np.ndarray, state: StreamState, tenant: str = "") -> None:
+        assert state.num_bytes in self.sizes
         assert state.position == len(tokens)
         self.kept[tenant, tokens.tobytes()] = state
 
