@@ -183,3 +183,13 @@ def test_every_event_may_have_the_usage(served) -> None:
     lines = served.post("/v1/completions", body).text.split("\n\n")[:-2]
     counts = [json.loads(line.removeprefix("data: "))["usage"]["completion_tokens"] for line in lines]
     assert counts == [1, 2, 3, 3, 3]
+
+
+def test_neighbours_of_the_usual_numbers_are_taken(served) -> None:
+    def text(**fields: object) -> str:
+        answer = served.post("/v1/completions", {"prompt": "abc", "max_tokens": 12, **fields})
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["text"]
+
+    assert text(top_p=0, seed=3) == text(temperature=0), "no share of the probability: the likeliest token"
+    assert text(seed=-1) == text(seed=(1 << 64) - 1)

@@ -103,6 +103,20 @@ def test_each_request_has_an_id_and_a_line_in_the_log(served: Running) -> None:
     assert line["reason"] == "length"
 
 
+def test_a_fault_of_the_engine_is_a_line_of_the_log(
+    served: Running, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("the arithmetic unit burns")
+
+    monkeypatch.setattr(served.server.models["tiny"].session, "predict", fail)
+    assert served.post("/v1/completions", {"prompt": "abc"}).status_code == 500
+    lines = [json.loads(line) for line in served.log.getvalue().splitlines()]
+    (line,) = [line for line in lines if line["event"] == "engine"]
+    assert (line["level"], line["error"]) == ("error", "the arithmetic unit burns")
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_without_a_key_only_the_state_is_told(keyed: Running) -> None:
     for headers in ({}, bearer("wrong-0123456789abcdef"), {"Authorization": f"Basic {ANNA}"}):
         answer = keyed.get("/v1/models", headers=headers)

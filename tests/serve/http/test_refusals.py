@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -10,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from xl_export.serve.http.openai import completions
 from xl_export.serve.http.openai.refused import REFUSED
 
 COMPLETIONS = "/v1/completions"
@@ -34,15 +38,16 @@ def refused(answer: httpx.Response, status: int, *words: str) -> dict[str, Any]:
     [
         ("n", 0, "expected 1 to 16"),
         ("n", 17, "expected 1 to 16"),
-        ("n", 1.5, "Expected `int | null`"),
+        ("n", 1.5, "n is a number; expected an integer or null"),
         ("best_of", 0, "best_of is 0"),
         ("max_tokens", -1, "expected 0 to 64"),
         ("max_tokens", 65, "expected 0 to 64"),
         ("temperature", -0.1, "temperature is -0.1"),
-        ("top_p", 0, "top_p is 0"),
+        ("top_p", -0.1, "top_p is -0.1"),
         ("top_k", -2, "top_k is -2"),
         ("logprobs", 21, "expected 0 to 20"),
-        ("seed", -1, "seed is -1"),
+        ("logprobs", True, "logprobs is a boolean; expected an integer or null"),
+        ("seed", -1 << 64, "expected -2^63 to 2^64 - 1"),
         ("seed", 1 << 64, "seed is"),
         ("stop", "", "empty"),
         ("stop", ["a"] * 17, "at most 16"),
@@ -65,7 +70,7 @@ def refused(answer: httpx.Response, status: int, *words: str) -> dict[str, Any]:
         ("prompt", "\u4e00", "\u4e00"),
         ("prompt", ["a"] * 17, "choices"),
         ("prompt", "a" * 2001, "2,001 tokens"),
-        ("prompt", None, "prompt"),
+        ("prompt", None, "prompt is null; expected a text or a list"),
         ("model", 3, "model"),
         ("tools", [], "'tools' is not known"),
         ("messages", [], "'messages' is not known"),
@@ -93,6 +98,43 @@ def test_the_best_of_several_cannot_be_streamed(served) -> None:
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/score", "/tokenize", "/detokenize"])
 def test_a_malformed_body_is_refused(served, path: str, body: bytes) -> None:
     refused(served.post(path, body), 400)
+
+
+def test_more_log_probabilities_than_an_answer_holds_are_refused(
+    served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = replace(served.server.limits, log_probs=1000)
+    monkeypatch.setattr(served.server, "limits", limits)
+    body = {"prompt": "a" * 200, "max_tokens": 1, "logprobs": 4, "echo": True}
+    error = refused(served.post(COMPLETIONS, body), 400, "logprobs is 4 for 201 tokens", "1,000")
+    assert error["param"] == "logprobs"
+    assert served.post(COMPLETIONS, {**body, "echo": False}).status_code == 200
+
+
+def test_half_of_a_character_is_named(served) -> None:
+    refused(served.post(COMPLETIONS, b'{"prompt":"\\ud800"}'), 400, "half of a character")
+    refused(served.post(COMPLETIONS, {}), 400, "'prompt' is missing")
+
+
+def test_a_large_body_holds_up_nobody(served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is decoded from JSON and encoded to tokens on a thread."""
+    threads: list[threading.Thread] = []
+
+    def noting(function: Any) -> Any:
+        def noted(*arguments: Any) -> Any:
+            threads.append(threading.current_thread())
+            return function(*arguments)
+
+        return noted
+
+    decoder = SimpleNamespace(decode=noting(completions.DECODER.decode))
+    monkeypatch.setattr(completions, "DECODER", decoder)
+    monkeypatch.setattr(completions, "plan_of", noting(completions.plan_of))
+    served.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1})
+    served.post(COMPLETIONS, {"prompt": "a" * 5000})
+    loops, (decoding, encoding) = threads[:2], threads[2:]
+    assert loops[0] is loops[1]
+    assert loops[0] not in (decoding, encoding)
 
 
 def test_a_model_that_is_not_there_is_refused(served) -> None:

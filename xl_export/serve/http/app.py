@@ -96,7 +96,9 @@ class Guard:
 
         async def noted(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
+            if message["type"] == "websocket.accept":
+                status = 101
+            elif message["type"] in ("http.response.start", "websocket.http.response.start"):
                 status = message["status"]
                 message = {
                     **message,

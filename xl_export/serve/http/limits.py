@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -13,24 +14,36 @@ from starlette.requests import ClientDisconnect, Request
 from runtimes.base.errors import ConfigError
 from xl_export.serve.http.errors import ClientLeftError, RefusedError
 
-KEPT = 1 << 16  # bytes: a body up to this size is read to its end although its request is refused
-Body = TypeVar("Body")
+LARGE = 1 << 12  # bytes of a body, or symbols; what is larger is decoded and encoded on a thread
+Body, Result = TypeVar("Body"), TypeVar("Result")
+KINDS = {  # how messages name msgspec's types
+    "int": "an integer",
+    "float": "a number",
+    "str": "a text",
+    "bool": "a boolean",
+    "null": "null",
+    "array": "a list",
+    "object": "an object",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """The most that one request may take, and how long a client may take for it.
 
-    body_bytes: of one request. prompt_tokens: of all prompts of a request together. max_tokens: that one
-    choice draws. choices: prompts times `n` or `best_of`. texts: of one request to score. requests: that are
-    served or wait at once. connections: that are open at once. header_seconds, body_seconds: until a request
-    has arrived. stalled_seconds: after so long in which a client took nothing of what was sent, it is
-    disconnected.
+    body_bytes: of one request. message_bytes: of one message of a WebSocket. prompt_tokens: of all prompts of
+    a request together. max_tokens: that one choice draws. log_probs: that one answer has, where each token
+    counts once for itself and once for each of the likeliest beside it. choices: prompts times `n` or
+    `best_of`. texts: of one request to score. requests: that are served or wait at once. connections: that
+    are open at once. header_seconds, body_seconds: until a request has arrived. stalled_seconds: after so
+    long in which a client took nothing of what was sent, it is disconnected.
     """
 
     body_bytes: int = 16 << 20
+    message_bytes: int = 1 << 20
     prompt_tokens: int = 1 << 20
     max_tokens: int = 1 << 17
+    log_probs: int = 1 << 19
     choices: int = 128
     texts: int = 4096
     requests: int = 2048
@@ -66,10 +79,37 @@ async def read_body(request: Request, limits: Limits) -> bytes:
 async def read_json(request: Request, limits: Limits, decoder: msgspec.json.Decoder[Body]) -> Body:
     """The body as the decoder's type; raises RefusedError with one sentence for anything else."""
     body = await read_body(request, limits)
+    request.scope["state"]["size"] = len(body)
     try:
-        return decoder.decode(body)
+        return await unless_large(len(body), decoder.decode, body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RefusedError(decoding_error(error), param=_field(error)) from None
+
+
+def refuse_log_probs(limits: Limits, tokens: int, likeliest: int, param: str) -> None:
+    """Raises RefusedError for an answer with the likeliest tokens beside more tokens than one can hold.
+    Without any, other limits hold.
+    """
+    if likeliest and tokens * (1 + likeliest) > limits.log_probs:
+        raise RefusedError(
+            f"{param} is {likeliest} for {tokens:,} tokens, and this server gives {limits.log_probs:,} "
+            "log-probabilities in an answer; ask for fewer, or in parts.",
+            param=param,
+        )
+
+
+async def unless_large(size: int, function: Callable[..., Result], *arguments: Any) -> Result:
+    """The result of a function of something of that size. A large thing is given to a thread, so that no
+    other client waits for it.
+    """
+    if size < LARGE:
+        return function(*arguments)
+    return await asyncio.to_thread(function, *arguments)
+
+
+async def of_body(request: Request, function: Callable[..., Result], *arguments: Any) -> Result:
+    """The result of a function of the body that `read_json` has read; see `unless_large`."""
+    return await unless_large(request.scope["state"]["size"], function, *arguments)
 
 
 def decoding_error(error: Exception) -> str:
@@ -77,15 +117,34 @@ def decoding_error(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "the body is nested too deeply; send a plain JSON object."
     if isinstance(error, msgspec.ValidationError):
-        reason = str(error).rstrip(".")
-        if "unknown field" in reason:
-            name = reason.partition("`")[2].partition("`")[0]
-            return (
-                f"the field {name!r:.60} is not known here; leave it out, or see the table of fields in "
-                "docs/guides/serve.md."
-            )
-        return f"the body does not fit: {reason:.300}; mend that field as /openapi.json describes it."
+        return _misfit(str(error))
+    if "truncated" in str(error):  # also what half of a surrogate pair is called
+        return (
+            "the body is not JSON: it ends too early, or a text in it has half of a character, as \\ud800; "
+            "send a whole JSON object."
+        )
     return f"the body is not JSON ({str(error).rstrip('.'):.200}); send a JSON object."
+
+
+def _misfit(reason: str) -> str:
+    """One sentence for a document with a field that is not what was expected, from msgspec's message."""
+    name = reason.partition("`")[2].partition("`")[0]
+    if "unknown field" in reason:
+        return (
+            f"the field {name!r:.60} is not known here; leave it out, or see the table of fields in "
+            "docs/guides/serve.md."
+        )
+    if "missing required field" in reason:
+        return f"the field {name!r} is missing; give it, as /openapi.json describes it."
+    place = re.search(r"- at (`key` in )?`\$\.?([^`]*)`", reason)
+    what = place[2].replace("[...]", "[]") if place and place[2] else "the body"
+    if place and place[1]:
+        what = f"a key of {what}"
+    if found := re.match(r"Expected `([^`]*)`, got `([^`]*)`", reason):
+        *kinds, last = [KINDS.get(kind, kind) for kind in found[1].split(" | ")]
+        expected = f"{', '.join(kinds)} or {last}" if kinds else last
+        return f"{what:.60} is {KINDS.get(found[2], found[2])}; expected {expected}."
+    return f"{what:.60} does not fit ({reason.partition(' - at ')[0].rstrip('.'):.200}); see /openapi.json."
 
 
 async def _read(request: Request, limits: Limits) -> bytes:

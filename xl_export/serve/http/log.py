@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 import traceback
 from datetime import datetime, timezone
@@ -17,6 +18,7 @@ class Log:
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
+        self._lock = threading.Lock()  # an engine says its faults on its own thread
 
     def event(self, event: str, *, level: str = "info", **fields: Any) -> None:
         """One line with the time, the level, the name of the event, and its fields without those that are
@@ -27,7 +29,7 @@ class Log:
         now = datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds")
         known = {name: value for name, value in fields.items() if value is not None}
         line = msgspec.json.encode({"time": now, "level": level, "event": event, **known})
-        with contextlib.suppress(OSError, ValueError):  # nobody reads the log any more
+        with self._lock, contextlib.suppress(OSError, ValueError):  # nobody reads the log any more
             self._stream.write(line.decode() + "\n")
             self._stream.flush()
 
@@ -38,7 +40,7 @@ class Log:
 
 
 class Handler(logging.Handler):
-    """Sends what libraries log to our log."""
+    """Sends what engines and libraries log to our log."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()
@@ -47,7 +49,8 @@ class Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         fields = {"logger": record.name, "message": record.getMessage()}
+        event = "engine" if record.name.startswith("xl_export") else "library"
         if error is not None:
-            self._log.fault("library", error, **fields)
+            self._log.fault(event, error, **fields)
         else:
-            self._log.event("library", level=record.levelname.lower(), **fields)
+            self._log.event(event, level=record.levelname.lower(), **fields)

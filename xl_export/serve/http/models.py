@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -22,6 +23,7 @@ from xl_export.serve.core.facts import EngineFacts
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Answer, Task
 from xl_export.serve.http.bridge import Accepts, Bridge, Delivery, Inbox, OnEnd, answers
+from xl_export.serve.http.token_texts import TokenTexts
 from xl_export.serve.streams.cache import PrefixCache
 
 
@@ -102,6 +104,11 @@ class Model:
     attached: dict[str, Attached] = field(default_factory=dict)
     stopped: bool = False
     _stopping: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @cached_property
+    def texts(self) -> TokenTexts:
+        """The texts of the tokens of this model."""
+        return TokenTexts(self.session.vocab)
 
     def figures(self) -> Iterator[tuple[str, str, float]]:
         """Name, meaning and value of each figure of the engine, for `/metrics`."""

@@ -75,11 +75,15 @@ async def serve(server: Server, address: Address, *, ready: Ready | None = None)
     """
     refuse_open_door(address, has_keys=bool(server.keys))
     listener = address.bind()
+    with _logs(server):
+        await _serve(server, address, listener, ready)
+
+
+async def _serve(server: Server, address: Address, listener: socket.socket, ready: Ready | None) -> None:
     try:
         await server.start()
         if not server.keys:
             server.hosts = LOOPBACK | {f"[{address.host}]" if ":" in address.host else address.host}
-        _logs(server)
         web = Web(configured(server), server, ready)
         with _reloads(server):
             await web.serve([listener])
@@ -100,7 +104,8 @@ def configured(server: Server) -> uvicorn.Config:
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=GRACE,
-        ws_max_size=server.limits.body_bytes,
+        ws_max_size=min(server.limits.body_bytes, server.limits.message_bytes),
+        ws_max_queue=2,
         ws_per_message_deflate=False,
         ws_ping_interval=PING,
         ws_ping_timeout=PING,
@@ -218,15 +223,22 @@ def _reloads(server: Server) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGHUP)
 
 
-def _logs(server: Server) -> None:
-    """Sends uvicorn's log to ours. Its warnings of broken requests are no fault of the server."""
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.asgi"):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [], False
-    logger = logging.getLogger("uvicorn")
-    logger.setLevel(logging.WARNING)
-    logger.addHandler(Handler(server.log))
-    logging.getLogger("uvicorn.error").propagate = True
+@contextlib.contextmanager
+def _logs(server: Server) -> Iterator[None]:
+    """While the block runs, faults of engines and what uvicorn logs go to the server's own log. uvicorn's
+    warnings of broken requests are no fault of the server.
+    """
+    for name in ("uvicorn", "uvicorn.asgi"):
+        logging.getLogger(name).propagate = False
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    handler, loggers = Handler(server.log), [logging.getLogger(name) for name in ("uvicorn", "xl_export")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
 
 
 def run(server: Server, address: Address, *, ready: Ready | None = None) -> None:

@@ -14,7 +14,9 @@ import pytest
 
 from tests.serve.http.conftest import Running
 from tests.serve.http.streams.conftest import Keeping, Stream, created
+from tests.serve.http.test_clients import comes_true
 from xl_export.serve.http import serving
+from xl_export.serve.http.streams.socket import WAITING
 
 sync = pytest.importorskip("websockets.sync.client", reason="the package websockets is not installed")
 
@@ -86,9 +88,11 @@ def test_what_is_wrong_is_answered_and_the_connection_stays(kept: Running) -> No
             ("[1]", "no JSON object"),
             ('{"op": "sing"}', "'sing'"),
             ('{"op": "append", "colour": 1}', "'colour'"),
-            ('{"op": "append", "tokens": [1e9]}', "does not fit"),
+            ('{"op": "append", "tokens": [1e9]}', "tokens[] is a number; expected an integer"),
             ('{"op": "append", "tokens": [100000]}', "outside the vocabulary"),
-            ('{"op": "rewind", "tokens": 3, "tag": [7]}', "expected 0 to 0"),
+            ('{"op": "rewind", "tokens": 3, "tag": 7}', "expected 0 to 0"),
+            ('{"op": "facts", "tag": [7]}', "tag is [7]"),
+            (json.dumps({"op": "facts", "tag": "a" * 129}), "at most 128 characters"),
             ("[" * 20_000, "JSON"),
         ]:
             talk.connection.send(message)
@@ -114,6 +118,33 @@ def test_cancel_ends_what_runs_and_tells_where_the_stream_is(kept: Running, toke
         position = heard[-1]["stream"]["position"]
         assert position - 5 in (drawn, drawn - 1), "the last token may not have been fed"
         assert talk.ask("facts")["position"] == position
+
+
+def test_cancel_is_read_although_messages_wait(kept: Running, tokens: np.ndarray) -> None:
+    stream = created(kept, tokens[:5])
+    with Talk(stream) as talk:
+        talk.say("continue", tag="run", max_tokens=2000, ignore_eos=True)
+        assert talk.hear()["event"] == "chunk"
+        for _ in range(WAITING + 4):
+            talk.say("facts", tag="facts")
+        talk.say("cancel")
+        ends: dict[str, list[dict[str, Any]]] = {"run": [], "facts": []}
+        while sum(map(len, ends.values())) < WAITING + 5:
+            if (answer := talk.hear())["event"] != "chunk":
+                ends[answer["tag"]].append(answer)
+        assert ends["run"][0]["finish_reason"] == "cancelled"
+        errors = [answer["error"]["code"] for answer in ends["facts"] if answer["event"] == "error"]
+        assert errors == ["too_many_messages"] * 4
+
+
+def test_a_connection_counts_as_one_that_was_served(kept: Running) -> None:
+    def counted() -> int:
+        return kept.server.metrics.answered["/v1/streams/{id}/ws", "101"]
+
+    before = counted()
+    with Talk(created(kept)) as talk:
+        talk.ask("facts")
+    assert comes_true(lambda: counted() == before + 1)
 
 
 def test_a_connection_that_breaks_gives_its_row_back(kept: Running, tokens: np.ndarray) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,7 @@ from xl_export.serve.core.task import Answer, Drawing, Drawn, Ended, Fed, Task
 from xl_export.serve.http.answering import Answering, Channel
 from xl_export.serve.http.bridge import Inbox
 from xl_export.serve.http.errors import RefusedError, stopping
-from xl_export.serve.http.limits import read_json
+from xl_export.serve.http.limits import of_body, read_json
 from xl_export.serve.http.models import Model
 from xl_export.serve.http.openai.description import Operation
 from xl_export.serve.http.openai.log_probs import LogProbs
@@ -40,7 +39,6 @@ OPERATIONS = [
         events=True,
     )
 ]
-LARGE = 1 << 16  # bytes of a body whose encoding to tokens would hold up other clients
 
 
 def routes(server: Server) -> list[BaseRoute]:
@@ -51,10 +49,7 @@ def routes(server: Server) -> list[BaseRoute]:
         body = await read_json(request, server.limits, DECODER)
         model = server.model(body.model)
         vocab = model.session.vocab
-        if int(request.headers.get("content-length", LARGE)) < LARGE:
-            plan = plan_of(body, vocab, server.limits)
-        else:
-            plan = await asyncio.to_thread(plan_of, body, vocab, server.limits)
+        plan = await of_body(request, plan_of, body, vocab, server.limits)
         completion = Completion(plan, model, server, request)
         return Answering(completion.run, stalled=server.limits.stalled_seconds)
 
@@ -96,13 +91,13 @@ class Completion:
         self._figures = server.metrics.of(model.name)
         self._began = time.monotonic()
         self._last: float | None = None  # when the last tokens arrived
-        vocab = model.session.vocab
+        texts = model.texts
         self._scores = plan.echo and plan.log_probs is not None
         self._prompts = [
-            _Prompt(tokens, LogProbs(vocab, plan.log_probs or 0, tokens[:0]) if self._scores else None)
+            _Prompt(tokens, LogProbs(texts, plan.log_probs or 0, tokens[:0]) if self._scores else None)
             for tokens in plan.prompts
         ]
-        self._writer = Writer(plan, model.name, vocab, request.scope["state"]["request_id"])
+        self._writer = Writer(plan, model.name, texts, request.scope["state"]["request_id"])
         self._feeding: dict[Task, int] = {}  # the prompt of each task that only feeds one
         self._choosing: dict[Task, tuple[Choice, _Prompt]] = {}
         self._choices: list[Choice] = []

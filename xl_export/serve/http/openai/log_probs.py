@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.contract.vocabulary import Vocab
+from xl_export.serve.http.token_texts import TokenTexts
 
 CONTEXT = 32  # tokens before a text that decide how its first token reads
 
@@ -20,9 +20,9 @@ class LogProbs:
     text is empty.
     """
 
-    def __init__(self, vocab: Vocab, top: int, before: np.ndarray, offset: int = 0) -> None:
-        self._vocab, self._top, self._offset = vocab, top, offset
-        self._decode = vocab.decoder()
+    def __init__(self, texts: TokenTexts, top: int, before: np.ndarray, offset: int = 0) -> None:
+        self._texts, self._top, self._offset = texts, top, offset
+        self._decode = texts.vocab.decoder()
         self._last: int | None = None
         for token in before[-CONTEXT:].tolist():
             self._decode(token)
@@ -80,14 +80,7 @@ class LogProbs:
             pairs = zip(ids[: self._top].tolist(), log_probs[: self._top].tolist(), strict=True)
             for other, value in pairs:
                 if other != token:
-                    named.setdefault(self._text(other), value)
+                    named.setdefault(self._texts.after(self._last, other) or f"token_id:{other}", value)
         # The same number as in the list: clients compare them to see whether the token was the likeliest.
         named[text or f"token_id:{token}"] = log_prob
         return named
-
-    def _text(self, token: int) -> str:
-        """What the token would have added to the text here."""
-        decode = self._vocab.decoder()
-        if self._last is not None:
-            decode(self._last)
-        return decode(token) or f"token_id:{token}"

@@ -16,7 +16,7 @@ from runtimes.tasks.generate import encode_prompt
 from runtimes.tasks.sample import Sampler
 from xl_export.serve.core.task import Drawing
 from xl_export.serve.http.errors import RefusedError
-from xl_export.serve.http.limits import Limits
+from xl_export.serve.http.limits import Limits, refuse_log_probs
 
 MOST_LIKELIEST = 20  # tokens beside each one
 MOST_STOPS, LONGEST_STOP = 16, 1000
@@ -140,6 +140,8 @@ def plan_of(body: CompletionBody, vocab: Vocab, limits: Limits) -> Plan:
             param="prompt",
             code="prompt_too_long",
         )
+    answered = (tokens if echo else 0) + (0 if stream else max_tokens * best_of * len(listed))
+    refuse_log_probs(limits, answered, log_probs or 0, "logprobs")
     drawing = drawing_of(body, vocab, max_tokens) if max_tokens else None
     return Plan(
         prompts=prompts,
@@ -178,9 +180,12 @@ def _encoded(vocab: Vocab, prompt: str | Sequence[int], number: int) -> np.ndarr
 
 def drawing_of(body: SamplingFields, vocab: Vocab, max_tokens: int) -> Drawing:
     """How so many tokens are drawn; raises RefusedError, with the field, for what cannot be served."""
+    temperature = 1.0 if body.temperature is None else body.temperature
+    if body.top_p == 0 and temperature >= 0:  # the likeliest token alone
+        body.top_p, temperature = None, 0.0
     try:
         sampler = Sampler(
-            temperature=1.0 if body.temperature is None else body.temperature,
+            temperature=temperature,
             top_k=body.top_k if body.top_k is not None and body.top_k > 0 else None,  # 0 and -1: all, as vLLM
             top_p=1.0 if body.top_p is None else body.top_p,
         )
@@ -189,12 +194,12 @@ def drawing_of(body: SamplingFields, vocab: Vocab, max_tokens: int) -> Drawing:
     if body.top_k is not None and body.top_k < -1:
         raise RefusedError(f"top_k is {body.top_k}; expected at least 1, or 0 for all tokens.", param="top_k")
     seed = secrets.randbits(63) if body.seed is None else body.seed
-    if not 0 <= seed < 1 << 64:
-        raise RefusedError(f"seed is {seed}; expected 0 to 2^64 - 1.", param="seed")
+    if not -1 << 63 <= seed < 1 << 64:
+        raise RefusedError(f"seed is {seed}; expected -2^63 to 2^64 - 1.", param="seed")
     return Drawing(
         max_tokens=max_tokens,
         sampler=sampler,
-        seed=seed,
+        seed=seed % (1 << 64),  # as an integer without sign
         stop=_stops(body.stop, vocab),
         bias=_bias(body.logit_bias or {}, vocab),
         ends=not body.ignore_eos,

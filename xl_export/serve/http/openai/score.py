@@ -5,7 +5,6 @@ The texts wait behind the requests of people. A context is fed once for all text
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +22,7 @@ from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Ended, Fed, Task
 from xl_export.serve.http.answering import Answering, Channel
 from xl_export.serve.http.errors import RefusedError
-from xl_export.serve.http.limits import Limits, read_json
+from xl_export.serve.http.limits import Limits, of_body, read_json
 from xl_export.serve.http.models import Model
 from xl_export.serve.http.openai.completions import refuse_failure, usage
 from xl_export.serve.http.openai.description import Operation
@@ -73,7 +72,7 @@ def routes(server: Server) -> list[BaseRoute]:
         server.refuse_when_full()
         body = await read_json(request, server.limits, DECODER)
         model = server.model(body.model)
-        rows = await asyncio.to_thread(rows_of, body, model.session.vocab, server.limits)
+        rows = await of_body(request, rows_of, body, model.session.vocab, server.limits)
         work = Scoring(rows, body.tokens, model, request)
         return Answering(work.run, stalled=server.limits.stalled_seconds)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -15,7 +14,7 @@ from runtimes.contract.checks import checked_ids
 from runtimes.contract.vocabulary import Vocab, decode
 from runtimes.tasks.generate import encode_prompt
 from xl_export.serve.http.errors import RefusedError
-from xl_export.serve.http.limits import read_json
+from xl_export.serve.http.limits import of_body, read_json
 from xl_export.serve.http.openai.description import Operation
 from xl_export.serve.http.operation import json
 from xl_export.serve.http.server import Server
@@ -37,7 +36,6 @@ class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
 
 
-LARGE = 1 << 12  # characters or tokens that would hold up other clients
 TOKENIZE, DETOKENIZE = msgspec.json.Decoder(TokenizeBody), msgspec.json.Decoder(DetokenizeBody)
 OPERATIONS = [
     Operation(method="POST", path="/tokenize", summary="The ids of a text.", body=TokenizeBody),
@@ -53,16 +51,12 @@ def routes(server: Server) -> list[BaseRoute]:
         body = await read_json(request, server.limits, TOKENIZE)
         vocab = server.model(body.model).session.vocab
         most = server.limits.prompt_tokens
-        if len(body.prompt) < LARGE:
-            return json(tokenized(vocab, body, most))
-        return json(await asyncio.to_thread(tokenized, vocab, body, most))
+        return json(await of_body(request, tokenized, vocab, body, most))
 
     async def detokenize(request: Request) -> Response:
         body = await read_json(request, server.limits, DETOKENIZE)
         vocab = server.model(body.model).session.vocab
-        if len(body.tokens) < LARGE:
-            return json({"prompt": detokenized(vocab, body.tokens)})
-        return json({"prompt": await asyncio.to_thread(detokenized, vocab, body.tokens)})
+        return json({"prompt": await of_body(request, detokenized, vocab, body.tokens)})
 
     async def info(request: Request) -> Response:
         vocab = server.model(request.query_params.get("model")).session.vocab

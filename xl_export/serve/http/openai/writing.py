@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from runtimes.contract.vocabulary import Vocab
 from xl_export.serve.core.task import Drawn, Ended
 from xl_export.serve.http.answering import DONE, event
 from xl_export.serve.http.openai.log_probs import LogProbs
 from xl_export.serve.http.openai.plan import Plan
+from xl_export.serve.http.token_texts import TokenTexts
 
 REASONS = {"end": "stop", "stop": "stop", "length": "length"}
 encode = msgspec.json.Encoder().encode
@@ -43,8 +43,8 @@ class Choice:
 class Writer:
     """Writes the answer to one request."""
 
-    def __init__(self, plan: Plan, model: str, vocab: Vocab, request_id: str) -> None:
-        self._plan, self._vocab = plan, vocab
+    def __init__(self, plan: Plan, model: str, texts: TokenTexts, request_id: str) -> None:
+        self._plan, self._texts = plan, texts
         self._facts = {
             "id": f"cmpl-{request_id}",
             "object": "text_completion",
@@ -63,11 +63,11 @@ class Writer:
     def begin(self, choice: Choice, prompt_log_probs: LogProbs | None) -> bytes:
         """What comes before the first token of a choice: the prompt, where it is to be repeated."""
         plan, choice.begun = self._plan, True
-        text = plan.prompt_text(choice.prompt, self._vocab) if plan.echo else ""
+        text = plan.prompt_text(choice.prompt, self._texts.vocab) if plan.echo else ""
         wanted = plan.log_probs is not None
         if wanted or plan.best_of > plan.n:
             before = plan.prompts[choice.prompt]
-            choice.log_probs = LogProbs(self._vocab, plan.log_probs or 0, before, len(text))
+            choice.log_probs = LogProbs(self._texts, plan.log_probs or 0, before, len(text))
         if not plan.echo:
             return b""
         own = prompt_log_probs.all() if wanted and prompt_log_probs is not None else None

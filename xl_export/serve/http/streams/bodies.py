@@ -12,7 +12,7 @@ from runtimes.contract.vocabulary import Vocab
 from runtimes.tasks.generate import encode_prompt
 from xl_export.serve.core.task import Drawing
 from xl_export.serve.http.errors import RefusedError
-from xl_export.serve.http.limits import Limits
+from xl_export.serve.http.limits import Limits, refuse_log_probs
 from xl_export.serve.http.openai.plan import DEFAULT_TOKENS, MOST_LIKELIEST, SamplingFields, drawing_of
 
 
@@ -92,6 +92,8 @@ def tokens_of(body: Fields | ContinueBody, vocab: Vocab, limits: Limits, *, need
             param=name,
             code="prompt_too_long",
         )
+    drawn = body.max_tokens if isinstance(body, ContinueBody) and not body.stream else 0
+    refuse_log_probs(limits, len(tokens) + drawn, body.alternatives, "alternatives")
     return tokens
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.contract.vocabulary import Vocab
 from xl_export.serve.core.task import Drawn, Fed, Likeliest
+from xl_export.serve.http.token_texts import TokenTexts
 from xl_export.serve.streams.facts import StreamFacts
 
 CONTEXT = 32  # tokens before a text that decide how its first token reads
@@ -35,9 +35,9 @@ class Told:
     alternatives: how many of the likeliest tokens.
     """
 
-    def __init__(self, vocab: Vocab, before: np.ndarray, *, surprisal: bool, alternatives: int) -> None:
-        self._vocab, self._surprisal, self._alternatives = vocab, surprisal, alternatives
-        self._decode = vocab.decoder()
+    def __init__(self, texts: TokenTexts, before: np.ndarray, *, surprisal: bool, alternatives: int) -> None:
+        self._table, self._surprisal, self._alternatives = texts, surprisal, alternatives
+        self._decode = texts.vocab.decoder()
         for token in before[-CONTEXT:].tolist():
             self._decode(token)
         self._last = int(before[-1]) if len(before) else None
@@ -95,13 +95,6 @@ class Told:
             return None
         pairs = zip(ids[: self._alternatives].tolist(), log_probs[: self._alternatives].tolist(), strict=True)
         return [
-            {"token": token, "text": self._text(token), "bits": -log_prob / math.log(2)}
+            {"token": token, "text": self._table.after(self._last, token), "bits": -log_prob / math.log(2)}
             for token, log_prob in pairs
         ]
-
-    def _text(self, token: int) -> str:
-        """What a token would have added to the text here."""
-        decode = self._vocab.decoder()
-        if self._last is not None:
-            decode(self._last)
-        return decode(token)

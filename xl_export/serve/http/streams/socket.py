@@ -1,8 +1,8 @@
 """One stream over one WebSocket: messages of JSON, one operation after the other.
 
 A message is an object with `op` (`append`, `continue`, `rewind`, `fork`, `facts`, `cancel`), the fields of
-that operation, and `tag`, which comes back with each answer. Answers have `event`: `chunk` while a stream
-goes on, `end` with the result, or `error`.
+that operation, and `tag`, a short text or an integer, which comes back with each answer. Answers have
+`event`: `chunk` while a stream goes on, `end` with the result, or `error`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from runtimes.base.errors import UserError
 from xl_export.serve.http.errors import RefusedError
-from xl_export.serve.http.limits import decoding_error
+from xl_export.serve.http.limits import decoding_error, unless_large
 from xl_export.serve.http.models import Model
 from xl_export.serve.http.server import Server, tenant_of
 from xl_export.serve.http.streams.bodies import AppendBody, ContinueBody, NoBody, RewindBody
@@ -24,7 +24,9 @@ from xl_export.serve.http.streams.documents import facts_document
 from xl_export.serve.http.streams.stores import answered, store_of
 from xl_export.serve.http.streams.work import StreamWork, found
 
-WAITING = 8  # messages that wait for the operation before them; no more are read from the connection
+WAITING = 8  # messages that wait for the operation before them; more are refused
+LONGEST_TAG = 128  # characters
+Tag = str | int | None
 BODIES: dict[str, type[msgspec.Struct]] = {
     "append": AppendBody,
     "continue": ContinueBody,
@@ -33,7 +35,12 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "facts": NoBody,
     "cancel": NoBody,
 }
-TOO_SLOW, GOING_AWAY, NOT_JSON = 1008, 1001, 1003  # codes with which a connection is closed
+TOO_SLOW = 1008  # the code with which a connection is closed
+TOO_MANY = RefusedError(
+    f"{WAITING} messages wait already; send the next one when one of them is answered.",
+    status=429,
+    code="too_many_messages",
+)
 
 
 async def conversation(server: Server, socket: WebSocket) -> None:
@@ -52,7 +59,7 @@ class Conversation:
     def __init__(self, server: Server, socket: WebSocket, model: Model, name: str, tenant: str) -> None:
         self._server, self._socket, self._model = server, socket, model
         self._name, self._tenant = name, tenant
-        self._messages: asyncio.Queue[tuple[Any, str, Any]] = asyncio.Queue(WAITING)
+        self._messages: asyncio.Queue[tuple[Tag, str, Any]] = asyncio.Queue(WAITING)
         self._work: StreamWork | None = None
 
     async def run(self) -> None:
@@ -75,27 +82,18 @@ class Conversation:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
                 return
-            tag: Any = None
-            try:
-                data = message.get("text")
-                fields = msgspec.json.decode(message["bytes"] if data is None else data)
-                if not isinstance(fields, dict):
-                    raise RefusedError('a message is no JSON object; send {"op": …}.')
-                tag, op = fields.pop("tag", None), fields.pop("op", None)
-                if op not in BODIES:
-                    known = ", ".join(BODIES)
-                    raise RefusedError(f"op is {op!r:.40}; expected one of {known}.", param="op")
-                body = msgspec.convert(fields, BODIES[op])
-            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-                await self._send(tag, "error", refused(RefusedError(decoding_error(error))))
-            except RefusedError as error:
-                await self._send(tag, "error", refused(error))
+            data = message.get("text")
+            data = message["bytes"] if data is None else data
+            tag, op, body = await unless_large(len(data), parsed, data)
+            if op == "cancel":
+                if self._work is not None:
+                    self._work.leave()
+            elif isinstance(body, RefusedError):
+                await self._send(tag, "error", refused(body))
+            elif self._messages.full():  # waiting here would leave a `cancel` unread
+                await self._send(tag, "error", refused(TOO_MANY))
             else:
-                if op == "cancel":
-                    if self._work is not None:
-                        self._work.leave()
-                else:
-                    await self._messages.put((tag, op, body))
+                self._messages.put_nowait((tag, op, body))
 
     async def _answer(self) -> None:
         """Does what the messages ask for, one after the other."""
@@ -109,11 +107,13 @@ class Conversation:
             else:
                 await self._send(tag, "end", document)
 
-    async def _do(self, tag: Any, op: str, body: Any) -> dict[str, Any]:
+    async def _do(self, tag: Tag, op: str, body: Any) -> dict[str, Any]:
         if op == "facts":
             with answered():
                 return facts_document(store_of(self._model).facts(self._name, self._tenant), self._model.name)
         self._server.refuse_when_full()
+        if op == "continue":  # it is told as it goes on
+            body.stream = True
 
         async def each(document: dict[str, Any]) -> None:
             await self._send(tag, "chunk", document)
@@ -130,7 +130,7 @@ class Conversation:
         finally:
             self._work = None
 
-    async def _send(self, tag: Any, event: str, document: dict[str, Any]) -> None:
+    async def _send(self, tag: Tag, event: str, document: dict[str, Any]) -> None:
         """Sends one answer; waits while the client does not read, and then closes the connection."""
         text = msgspec.json.encode({"tag": tag, "event": event, **document}).decode()
         try:
@@ -139,6 +139,32 @@ class Conversation:
             with contextlib.suppress(asyncio.TimeoutError, RuntimeError):
                 await asyncio.wait_for(self._socket.close(TOO_SLOW), 1)
             raise WebSocketDisconnect(TOO_SLOW) from None
+
+
+def parsed(data: str | bytes) -> tuple[Tag, str, Any]:
+    """The tag, the operation and the body of a message; for one that is wrong the body is its refusal."""
+    tag: Tag = None
+    try:
+        fields = msgspec.json.decode(data)
+        if not isinstance(fields, dict):
+            raise RefusedError('a message is no JSON object; send {"op": …}.')
+        given, op = fields.pop("tag", None), fields.pop("op", None)
+        is_text = isinstance(given, str) and len(given) <= LONGEST_TAG
+        is_number = type(given) is int and -1 << 63 <= given < 1 << 64
+        if not (given is None or is_text or is_number):
+            raise RefusedError(
+                f"tag is {given!r:.40}; expected an integer, or a text of at most {LONGEST_TAG} characters.",
+                param="tag",
+            )
+        tag = given
+        if not isinstance(op, str) or op not in BODIES:
+            known = ", ".join(BODIES)
+            raise RefusedError(f"op is {op!r:.40}; expected one of {known}.", param="op")
+        return tag, op, msgspec.convert(fields, BODIES[op])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        return tag, "", RefusedError(decoding_error(error))
+    except RefusedError as error:
+        return tag, "", error
 
 
 def refused(refusal: RefusedError) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from runtimes.base.errors import StreamError
 from xl_export.serve.core.state import StreamState, most_rewound, rewound
 from xl_export.serve.core.task import Drawn, Ended, Fed, Task
 from xl_export.serve.http.errors import RefusedError
-from xl_export.serve.http.limits import Limits
+from xl_export.serve.http.limits import Limits, unless_large
 from xl_export.serve.http.models import Model
 from xl_export.serve.http.openai.completions import refuse_failure
 from xl_export.serve.http.server import Server
@@ -25,7 +26,6 @@ from xl_export.serve.streams.store import Operation
 Document = dict[str, Any]
 Each = Callable[[Document], Awaitable[None]]
 Result = TypeVar("Result")
-LARGE = 1 << 12  # characters
 KEPT: set[asyncio.Task[Any]] = set()  # event loops forget tasks that nobody keeps
 
 
@@ -164,9 +164,8 @@ class StreamWork:
     async def _tokens(self, body: Fields | ContinueBody, *, needed: bool) -> np.ndarray:
         """The tokens that a body appends; a long text is encoded on a thread, and holds nobody up."""
         vocab = self._model.session.vocab
-        if len(body.text or "") < LARGE:
-            return tokens_of(body, vocab, self._limits, needed=needed)
-        return await asyncio.to_thread(tokens_of, body, vocab, self._limits, needed=needed)
+        size = len(body.text or body.tokens or ())
+        return await unless_large(size, partial(tokens_of, needed=needed), body, vocab, self._limits)
 
     def _appending(self, state: StreamState, tokens: np.ndarray, alternatives: int = 0) -> Task:
         """The task that appends. It asks for surprisals always: what is asked of a session decides the last
@@ -221,8 +220,7 @@ class StreamWork:
                         self.leave()
 
     def _told(self, before: np.ndarray, body: Fields | ContinueBody) -> Told:
-        vocab = self._model.session.vocab
-        return Told(vocab, before, surprisal=body.surprisal, alternatives=body.alternatives)
+        return Told(self._model.texts, before, surprisal=body.surprisal, alternatives=body.alternatives)
 
     def _fresh(self) -> StreamState:
         memory = self._model.session.start(1)
