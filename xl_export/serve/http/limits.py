@@ -15,7 +15,8 @@ from runtimes.base.errors import ConfigError
 from xl_export.serve.http.errors import ClientLeftError, RefusedError
 
 LARGE = 1 << 12  # bytes of a body, or symbols; what is larger is decoded and encoded on a thread
-Body, Result = TypeVar("Body"), TypeVar("Result")
+Body = TypeVar("Body")
+Result = TypeVar("Result")
 KINDS = {  # how messages name msgspec's types
     "int": "an integer",
     "float": "a number",
