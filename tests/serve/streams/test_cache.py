@@ -33,8 +33,21 @@ def feed(cache: PrefixCache, prompt: np.ndarray, state: StreamState, tenant: str
     found, _ = cache.longest(prompt, tenant)
     for at in range(found // T * T + T, len(prompt) + T, T):
         if min(at, len(prompt)) > found:
-            cache.put(prompt[:at], state, tenant)
+            if cache.wants(prompt[:at], state.num_bytes, tenant):
+                cache.put(prompt[:at], state, tenant)
     return found
+
+
+def test_a_cache_wants_what_it_has_not_and_can_keep(state: StreamState, tokens: np.ndarray) -> None:
+    cache, size = cache_of(2, state), state.num_bytes
+    assert not cache.wants(tokens[:T], 2 * size + 1)
+    assert not cache.wants(tokens[:0], size)
+    for length in (T, T + 3):
+        assert cache.wants(tokens[:length], size)
+        cache.put(tokens[:length], state)
+        assert not cache.wants(tokens[:length], size)
+        assert cache.wants(tokens[:length], size, "another")
+    assert cache.facts.states == 2
 
 
 def test_a_hit_is_bit_for_bit_what_feeding_gives(

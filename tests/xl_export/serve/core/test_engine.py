@@ -20,7 +20,7 @@ from xl_export.artefact.export import export
 from xl_export.serve.core.drive import answers_of, cost_of
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.core.task import Answer, Delivery, Drawing, Ended, Task
+from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Task
 from xl_export.serve.core.trial import dependence_of_rows
 from xl_export.serve.core.waiting import Busy
 
@@ -126,7 +126,10 @@ def test_stopping_ends_every_task_once_with_its_state(session: Session) -> None:
     for task in tasks:
         (end,) = clients.ends(task)
         assert (end.reason, clients.answers[task][-1]) == ("stopped", end)
-        assert end.state.position == len(end.state.tail) or len(end.state.tail) == session.rule.segment + 1
+        drawn = [answer.token for answer in clients.answers[task] if isinstance(answer, Drawn)]
+        fed = 3 if drawn else 0
+        assert end.state.position == fed + len(drawn)  # all that the client was told, and no more
+        assert end.state.tail.tolist() == [1, 2, 3, *drawn][: fed + len(drawn)][-9:]
     with pytest.raises(UserError, match="takes no more tasks"):
         engine.submit(endless())
     engine.stop(within=60)

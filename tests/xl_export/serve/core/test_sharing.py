@@ -190,6 +190,24 @@ def test_a_prefix_from_the_cache_changes_no_bit(session: Session) -> None:
     ]
     driver.run(*others)
     assert cache.asked == asked + 1
+    assert {tenant for tenant, _ in cache.kept} == {"", "another"}
+    assert ("", text[:8].tobytes()) in cache.kept
     for task in others:
         assert not any(answer.cached for answer in driver.answers[task] if isinstance(answer, Fed))
         assert len([answer for answer in driver.answers[task] if isinstance(answer, Drawn)]) in (0, 2)
+
+
+def test_no_row_is_copied_for_a_cache_that_does_not_want_it(session: Session) -> None:
+    cache = Remembers()
+    driver = Driver(session, rows=1, cache=cache)
+    text = np.arange(21) % session.vocab.size
+    driver.run(Task(tokens=text, score=True))
+    assert not cache.sizes  # texts to score neither take nor leave anything
+    driver.run(Task(tokens=text))
+    assert (len(cache.kept), driver.scheduler.rows.moved) == (3, 3)
+    driver.run(Task(tokens=text[:16]), Task(tokens=text[:16]))
+    assert driver.scheduler.rows.moved == 3 + 2  # what was found is copied in, and nothing out again
+    cache.kept.clear()
+    cache.wants = lambda *given: False  # type: ignore[assignment, method-assign]
+    driver.run(Task(tokens=text))
+    assert (len(cache.kept), driver.scheduler.rows.moved) == (0, 5)

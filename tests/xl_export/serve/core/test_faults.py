@@ -1,0 +1,117 @@
+"""Whatever fails on the engine's thread, every task has one end, and the engine goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtimes.contract.session import Session
+from tests.xl_export.serve.core.test_engine import Clients, endless
+from xl_export.serve.core.engine import Engine
+from xl_export.serve.core.running import Running
+from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.core.task import Drawing, Task
+
+
+def fails(*_: Any, **__: Any) -> Any:
+    raise MemoryError("no memory for a copy")
+
+
+def reasons(clients: Clients, *tasks: Task) -> list[str]:
+    clients.wait(*tasks)
+    assert all(len(clients.ends(task)) == 1 for task in tasks)
+    return [clients.ends(task)[0].reason for task in tasks]
+
+
+def test_a_fault_ends_tasks_whose_clients_take_nothing_too(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a task would be paused with its last answers: its row must not be given up a second time."""
+    clients = Clients()
+    engine = Engine(session, EngineSettings(rows=2, unread=3), deliver=clients.deliver)
+    monkeypatch.setattr(engine._scheduler.waiting, "victim", fails)  # as soon as a third task waits
+    engine.start()
+    for task in (tasks := [endless(), endless(), endless()]):
+        engine.submit(task)
+    assert reasons(clients, *tasks) == ["failed"] * 3
+    assert "MemoryError" in clients.ends(tasks[0])[0].error
+    engine.submit(last := Task(tokens=np.arange(3)))
+    assert reasons(clients, last) == ["length"]
+    engine.stop(within=60)
+    assert not engine._door._taken
+
+
+def test_the_unread_answers_of_a_failed_task_do_not_pause_it(session: Session) -> None:
+    clients = Clients()
+    engine = Engine(session, EngineSettings(rows=2, unread=2), deliver=clients.deliver)
+    engine.submit(task := endless())
+    scheduler, feed = engine._scheduler, engine._scheduler._feed
+    scheduler._feed = lambda: fails() if scheduler.drawn else feed()  # type: ignore[method-assign]
+    engine.start()
+    assert reasons(clients, task) == ["failed"]
+    engine.stop(within=60)
+    assert scheduler.rows.free == 2
+
+
+def test_a_stream_that_cannot_be_copied_fails_alone(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = Clients()
+    engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)
+    monkeypatch.setattr(engine._scheduler.rows, "taken_out", fails)
+    engine.start()
+    kept, other = endless(keep=True), Task(tokens=np.arange(3), drawing=Drawing(max_tokens=60))
+    engine.submit(kept)
+    with clients.changed:
+        assert clients.changed.wait_for(lambda: kept in clients.answers, 60)
+    engine.submit(other)
+    engine.cancel(kept)
+    assert reasons(clients, kept, other) == ["failed", "length"]
+    tasks = [endless(keep=True), endless()]
+    for task in tasks:
+        engine.submit(task)
+    with clients.changed:
+        assert clients.changed.wait_for(lambda: all(task in clients.answers for task in tasks), 60)
+    engine.stop(within=60)
+    assert reasons(clients, *tasks) == ["failed", "stopped"]
+
+
+def test_a_command_that_fails_loses_no_task(session: Session) -> None:
+    clients = Clients()
+    engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)
+    scheduler, enter = engine._scheduler, engine._scheduler.enter
+    tasks = [endless() for _ in range(4)]
+
+    def slips(run: Running) -> None:
+        if run.task is tasks[1]:
+            fails()
+        enter(run)
+
+    scheduler.enter = slips  # type: ignore[method-assign]
+    for task in tasks:
+        engine.submit(task)
+    engine.start()
+    assert reasons(clients, *tasks) == ["failed"] * 4  # those before it and those behind it
+    engine.submit(last := Task(tokens=np.arange(3)))
+    assert reasons(clients, last) == ["length"]
+    assert (engine.alive, engine.facts.waiting) == (True, 0)
+    engine.stop(within=60)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ends_by_a_fault_says_so_to_every_client(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = Clients()
+    engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)
+    monkeypatch.setattr(engine._scheduler, "iterate", fails)
+    monkeypatch.setattr(engine._scheduler, "fail_all", fails)
+    for task in (tasks := [endless() for _ in range(3)]):
+        engine.submit(task)
+    engine.start()
+    assert reasons(clients, *tasks) == ["failed"] * 3
+    assert "engine has ended" in clients.ends(tasks[0])[0].error
+    engine.stop(within=60)
+    assert not engine.alive

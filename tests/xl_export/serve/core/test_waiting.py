@@ -1,0 +1,131 @@
+"""Who is let in: shares of bulk and of tenants, reserved places, bytes of states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtimes.base.errors import UserError
+from runtimes.contract.session import Session
+from tests.xl_export.serve.core.driver import Driver
+from xl_export.serve.core.engine import Busy, Engine, TooManyError
+from xl_export.serve.core.settings import EngineSettings
+from xl_export.serve.core.task import Drawing, Task
+from xl_export.serve.core.waiting import Door
+
+
+def task(**others: Any) -> Task:
+    return Task(tokens=np.arange(3), **others)
+
+
+def enters(door: Door, tenant: str = "", *, bulk: bool = False, most: int = 100) -> int:
+    """How many tasks of one kind the door lets in, one after the other."""
+    return next(n for n in range(most) if door.why_not(1, tenant, bulk, take=True))
+
+
+def test_bulk_leaves_half_of_the_queue_to_people() -> None:
+    door = Door(EngineSettings(rows=2, queue=8))
+    assert enters(door, bulk=True) == 2 + 4
+    assert enters(door) == 4
+    door.leave(6, "", True)
+    assert enters(door) == 6  # people may have all of it
+    assert enters(door, bulk=True) == 0
+
+
+def test_no_tenant_shuts_out_the_first_task_of_another() -> None:
+    door = Door(EngineSettings(rows=2, queue=8))
+    assert [enters(door, tenant) for tenant in "abcd"] == [2 + 4, 2, 1, 1]
+    assert door.why_not(1, "e", False)
+    door.leave(3, "a", False)
+    assert enters(door, "e") == 1
+    assert door.why_not(1, "a", False) == "the tenant has its share of the queue, 3 tasks"
+    door = Door(EngineSettings(rows=2, queue=8))
+    assert [enters(door, tenant, bulk=True) for tenant in "ab"] == [2 + 2, 1]
+    assert enters(door, "a") == 2  # its own bulk does not count against its people
+
+
+def test_tasks_that_wait_for_their_clients_need_no_place() -> None:
+    door = Door(EngineSettings(rows=2, queue=2))
+    paused = [task() for _ in range(3)]
+    assert enters(door) == 4
+    assert not door.why_not(3, "", False, paused=paused)
+    assert door.why_not(4, "", False, paused=paused)
+
+
+@pytest.mark.parametrize(("tenant", "bulk", "most"), [("", False, 5), ("", True, 3), ("a", False, 3)])
+def test_more_than_there_ever_are_is_said_for_good(tenant: str, bulk: bool, most: int) -> None:
+    door = Door(EngineSettings(rows=2, queue=3))
+    with pytest.raises(TooManyError, match=f"{most + 1} tasks.*at most {most}") as refused:
+        door.why_not(most + 1, tenant, bulk)
+    assert refused.value.most == most
+    assert not door.why_not(most, tenant, bulk, take=True)
+
+
+def test_reserved_places_are_there_whoever_comes_in_between(session: Session) -> None:
+    engine = Engine(session, EngineSettings(rows=2, queue=2), deliver=lambda delivery: None)
+    with engine.reserve(3) as places:
+        engine.submit(task())
+        for refused in (lambda: engine.submit(task()), lambda: engine.reserve(1), engine.refuse_more):
+            with pytest.raises(Busy, match=r"^2 tasks wait already.*ask again in"):
+                refused()
+        with pytest.raises(UserError, match="no place is reserved"):
+            engine.submit(task(bulk=True), places)
+        with pytest.raises(UserError, match="no tokens"):
+            engine.submit(Task(tokens=np.zeros(0, np.int64)), places)
+        engine.submit(one := task(), places)
+        with pytest.raises(UserError, match="submitted before"):
+            engine.submit(one, places)  # and its place is free again
+    engine.reserve(2).release()
+    with pytest.raises(Busy):
+        engine.reserve(3)
+    with engine.reserve(1) as places:
+        engine.submit(task(), places)
+        with pytest.raises(UserError, match="no place is reserved"):
+            engine.submit(task(), places)
+    engine.stop(within=60)
+    assert not engine._door._taken
+    with pytest.raises(UserError, match="takes no more tasks"):
+        engine.reserve(1)
+
+
+def test_the_bytes_of_states_that_wait_are_bounded(session: Session) -> None:
+    driver = Driver(session, rows=1)
+    driver.run(*(tasks := [task(keep=True), task(keep=True)]))
+    one, other = (driver.ended(each).state for each in tasks)
+    engine = Engine(session, EngineSettings(state_bytes=one.num_bytes), deliver=lambda delivery: None)
+    engine.submit(task(state=one))
+    engine.submit(task(state=one))  # the same bytes
+    with pytest.raises(Busy, match="fill the memory"):
+        engine.submit(task(state=other))
+    with engine.reserve(1) as places:
+        engine.submit(task(state=other), places)
+    engine.stop(within=60)
+    assert (engine._door._bytes, engine._door._states, +engine._door._taken) == (0, {}, {})
+
+
+def test_the_bytes_of_rows_that_were_given_up_are_bounded(session: Session) -> None:
+    """One copy is kept whatever its size; the next slow client loses its place, and keeps its stream."""
+    driver = Driver(session, rows=2, unread=4, state_bytes=1)
+    slow = [
+        Task(tokens=np.arange(3), keep=True, drawing=Drawing(max_tokens=50, seed=n), tenant="a")
+        for n in range(4)
+    ]
+    driver.slow.update(slow)
+    driver.submit(*slow)
+    driver.iterate(30)
+    scheduler = driver.scheduler
+    assert (len(scheduler.paused), scheduler.copies, scheduler.rows.free) == (1, 1, 2)
+    ends = [driver.ended(each) for each in slow if each not in scheduler.runs]
+    assert [end.reason for end in ends] == ["cancelled"] * 3
+    assert all("takes no answers" in end.error for end in ends)
+    assert [end.state.position for end in ends] == [3 + len(driver.tokens(each)) for each in slow[1:]]
+    busy = Task(tokens=np.arange(3), drawing=Drawing(max_tokens=9), tenant="a")
+    driver.submit(busy, Task(tokens=np.arange(4), drawing=Drawing(max_tokens=9), tenant="a"))
+    driver.submit(Task(tokens=np.arange(3), tenant="b"))
+    driver.iterate(3)
+    assert scheduler.parked == 0  # nobody gives way while there is no room for another copy
+    driver.cancel(slow[0])
+    driver.run()
+    assert scheduler.copies == 0
