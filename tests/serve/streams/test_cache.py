@@ -32,9 +32,8 @@ def feed(cache: PrefixCache, prompt: np.ndarray, state: StreamState, tenant: str
     """Does with a prompt what an engine does, and returns how many of its tokens were found."""
     found, _ = cache.longest(prompt, tenant)
     for at in range(found // T * T + T, len(prompt) + T, T):
-        if min(at, len(prompt)) > found:
-            if cache.wants(prompt[:at], state.num_bytes, tenant):
-                cache.put(prompt[:at], state, tenant)
+        if min(at, len(prompt)) > found and cache.wants(prompt[:at], state.num_bytes, tenant):
+            cache.put(prompt[:at], state, tenant)
     return found
 
 
