@@ -38,6 +38,10 @@ class Channel:
         await self._start({"type": "http.response.start", "status": status, "headers": headers})
         await self._put({"type": "http.response.body", "body": body, "more_body": False})
 
+    async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Sends the headers of an answer whose parts are sent by `events`, and the last one by `end`."""
+        await self._start({"type": "http.response.start", "status": 200, "headers": headers})
+
     async def events(self, data: bytes) -> None:
         """Sends encoded events, and the headers before the first of them."""
         if not self.started:

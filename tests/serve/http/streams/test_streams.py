@@ -6,8 +6,9 @@ import contextlib
 import json
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 import numpy as np
@@ -19,6 +20,7 @@ from runtimes.contract.vocabulary import decode
 from tests.serve.http.conftest import Running
 from tests.serve.http.streams.conftest import Keeping, Stream, created, restored, straight
 from xl_export.serve.streams.facts import StoreSettings
+from xl_export.serve.streams.store import Operation
 
 
 def test_surprisals_equal_evaluation(kept: Running, session: Session, tokens: np.ndarray) -> None:
@@ -70,6 +72,42 @@ def test_a_stream_continues_as_generate_does(kept: Running, session: Session, to
     assert events[-1]["finish_reason"] == "length"
     assert len(events) > 5, "the tokens come as they are drawn"
     assert stream.append(tokens[:1])["stream"]["position"] == 106
+
+
+def test_a_request_that_is_sent_again_feeds_nothing_twice(kept: Running, tokens: np.ndarray) -> None:
+    stream = created(kept, tokens[:10])
+    for what, body, position in (
+        ("append", {"tokens": tokens[10:15].tolist(), "position": 10}, 15),
+        ("continue", {"max_tokens": 3, "ignore_eos": True, "position": 15}, 18),
+    ):
+        assert stream.post(what, body)["stream"]["position"] == position
+        again = kept.post(f"{stream.path}/{what}", body)
+        assert again.status_code == 409
+        error = again.json()["error"]
+        assert (error["code"], error["param"], error["position"]) == ("other_position", "position", position)
+        assert kept.get(stream.path).json()["position"] == position
+
+
+def test_a_client_that_stops_taking_its_snapshot_is_disconnected(
+    keeping: Keeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = tmp_path / "large"
+    with open(large, "wb") as file:
+        file.truncate(1 << 28)  # more than lies in the buffers of a connection
+    opened: list[BinaryIO] = []
+
+    def snapshot(_: Operation) -> BinaryIO:
+        opened.append(large.open("rb"))
+        return opened[0]
+
+    with keeping(tmp_path / "state") as server:
+        stream = created(server)
+        server.server.limits = replace(server.server.limits, stalled_seconds=0.4)
+        monkeypatch.setattr(Operation, "snapshot", snapshot)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as raw:
+            raw.sendall(f"GET {stream.path}/snapshot HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
+            assert raw.recv(9) == b"HTTP/1.1 "
+            until(lambda: opened[0].closed and server.server.requests == 0)
 
 
 def streamed(stream: Stream, fields: dict[str, Any]) -> tuple[list[dict[str, Any]], Stream]:

@@ -34,14 +34,19 @@ class CreateBody(Fields, forbid_unknown_fields=True, kw_only=True):
 
 
 class AppendBody(Fields, forbid_unknown_fields=True, kw_only=True):
-    """Appends to a stream."""
+    """Appends to a stream. position: of the stream before, so that a request that is sent again feeds nothing
+    twice.
+    """
+
+    position: int | None = None
 
 
 class ContinueBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """Appends, where there is a text or tokens, and then continues the stream. The other fields are those of
-    completions.
+    """Appends, where there is a text or tokens, and then continues the stream. position: as in appends. The
+    other fields are those of completions.
     """
 
+    position: int | None = None
     text: str | None = None
     tokens: list[int] | None = None
     surprisal: bool = True
@@ -54,6 +59,26 @@ class RewindBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """tokens: how many of its last tokens the stream takes back."""
 
     tokens: int
+
+
+class ElsewhereError(RefusedError):
+    """The stream is not at the position that the request says."""
+
+    def __init__(self, position: int, given: int) -> None:
+        super().__init__(
+            f"the stream has had {position} tokens and the request says {given}; where these are the tokens "
+            "of this request, it was done before, and otherwise go on from there.",
+            status=409,
+            param="position",
+            code="other_position",
+        )
+        self._position = position
+
+    def body(self) -> bytes:
+        """The JSON document of the answer, with the position of the stream."""
+        document = msgspec.json.decode(super().body())
+        document["error"]["position"] = self._position
+        return msgspec.json.encode(document)
 
 
 class NoBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
-from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from xl_export.serve.http.answering import Answering, Channel, event
@@ -149,18 +149,22 @@ class _Routes:
     async def snapshot(self, request: Request) -> Response:
         """The stream as a signed file."""
         work, name = self._found(request)
-        file: BinaryIO = await work.lasting(work.snapshot(name))
-        size = file.seek(0, 2)
-        file.seek(0)
-        headers = {
-            "content-length": str(size),
-            "content-disposition": f'attachment; filename="{name}.stream"',
-            "cache-control": "no-store",
-        }
-        kind = "application/octet-stream"
-        return StreamingResponse(
-            _blocks(file), media_type=kind, headers=headers, background=BackgroundTask(file.close)
-        )
+
+        async def run(channel: Channel) -> None:
+            file: BinaryIO = await work.lasting(work.snapshot(name))
+            with file:
+                headers = {
+                    "content-type": "application/octet-stream",
+                    "content-length": str(os.fstat(file.fileno()).st_size),
+                    "content-disposition": f'attachment; filename="{name}.stream"',
+                    "cache-control": "no-store",
+                }
+                await channel.start([(key.encode(), value.encode()) for key, value in headers.items()])
+                while block := await asyncio.to_thread(file.read, BLOCK):
+                    await channel.events(block)
+            await channel.end(b"")
+
+        return Answering(run, stalled=self._server.limits.stalled_seconds)
 
     async def restore(self, request: Request) -> Response:
         """A new stream from a signed file."""
@@ -228,8 +232,3 @@ async def _received(request: Request, path: Path, most: int, seconds: float) -> 
 def _too_large(size: int, most: int) -> RefusedError:
     message = too_large("the snapshot", size, most)
     return RefusedError(message, status=413, code="body_too_large", closes=True)
-
-
-async def _blocks(file: BinaryIO) -> AsyncIterator[bytes]:
-    while block := await asyncio.to_thread(file.read, BLOCK):
-        yield block

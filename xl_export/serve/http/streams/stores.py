@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtimes.base.errors import UserError
@@ -22,6 +23,7 @@ from xl_export.serve.streams.snapshot import server_key
 from xl_export.serve.streams.store import StreamStore
 
 ATTACHED = "streams"  # the name under which a model has its store
+CLOSING = 2.0  # seconds; with those of the engine before it, a server ends within five
 # Of each error: the status of HTTP, and a word for programs.
 ANSWERS: tuple[tuple[type[UserError], int, str], ...] = (
     (NoStreamError, 404, "stream_not_found"),
@@ -32,6 +34,15 @@ ANSWERS: tuple[tuple[type[UserError], int, str], ...] = (
 )
 
 
+@dataclass
+class _Kept:
+    """The store of one artefact, and how many models use it; None while no model does."""
+
+    store: StreamStore | None = None
+    users: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+
 class Stores:
     """Opens the store of each artefact once, and closes it with the last model that uses it."""
 
@@ -39,27 +50,30 @@ class Stores:
         """folder: for everything that outlives the server; it is made where there is none."""
         self._folder, self._settings, self._key = folder / "streams", settings, server_key(folder)
         self._lock = threading.Lock()
-        self._open: dict[str, tuple[StreamStore, int]] = {}
+        self._kept: dict[str, _Kept] = {}
 
     def attach(self, model: Model) -> None:
         """Gives a model that was opened its store; called on a thread."""
         identity = model.session.identity
-        with self._lock:
-            store, users = self._open.get(identity, (None, 0))
-            if store is None:
-                store = StreamStore(self._folder, model.session, key=self._key, settings=self._settings)
-            self._open[identity] = store, users + 1
-        model.attached[ATTACHED] = AttachedStore(store, self, identity)
+        kept = self._of(identity)
+        with kept.lock:
+            if kept.store is None:
+                kept.store = StreamStore(self._folder, model.session, key=self._key, settings=self._settings)
+            kept.users += 1
+            model.attached[ATTACHED] = AttachedStore(kept.store, self, identity)
 
     def detach(self, identity: str) -> None:
-        """One model less uses the store of an artefact."""
+        """One model less uses the store of an artefact. Those of several artefacts close at one time."""
+        kept = self._of(identity)
+        with kept.lock:
+            kept.users -= 1
+            if not kept.users and kept.store is not None:
+                store, kept.store = kept.store, None
+                store.close(within=CLOSING)
+
+    def _of(self, identity: str) -> _Kept:
         with self._lock:
-            store, users = self._open[identity]
-            if users > 1:
-                self._open[identity] = store, users - 1
-                return
-            store.close(within=2.0)
-            del self._open[identity]
+            return self._kept.setdefault(identity, _Kept())
 
 
 class AttachedStore:

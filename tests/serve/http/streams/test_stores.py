@@ -1,0 +1,47 @@
+"""The stores of several artefacts: opened once each, and closed at one time."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from runtimes import Session
+from xl_export.serve.http.streams.stores import ATTACHED, Stores
+from xl_export.serve.streams.facts import StoreSettings
+from xl_export.serve.streams.store import StreamStore
+
+
+def test_stores_are_shared_by_the_models_of_an_artefact_and_closed_at_one_time(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def model(identity: str) -> Any:
+        part = SimpleNamespace(identity=identity * 64, state=session.state)
+        made = SimpleNamespace(session=part, attached={})
+        stores.attach(made)  # type: ignore[arg-type]
+        return made.attached[ATTACHED]
+
+    stores = Stores(tmp_path, StoreSettings())
+    first, second, other = model("a"), model("a"), model("b")
+    assert first.store is second.store
+    assert first.store is not other.store
+    together, close = threading.Barrier(2, timeout=20), StreamStore.close
+    closed: list[StreamStore] = []
+
+    def slowly(store: StreamStore, *, within: float) -> None:
+        together.wait()  # one after the other, they would wait for ever
+        close(store, within=within)
+        closed.append(store)
+
+    monkeypatch.setattr(StreamStore, "close", slowly)
+    first.close()
+    threads = [threading.Thread(target=each.close) for each in (second, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {id(store) for store in closed} == {id(first.store), id(other.store)}
+    assert model("a").store is not first.store, "the folder was given back"
