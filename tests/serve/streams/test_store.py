@@ -32,7 +32,8 @@ from xl_export.serve.streams.facts import (
     TooManyStreamsError,
 )
 from xl_export.serve.streams.folder import StreamFolder
-from xl_export.serve.streams.store import Operation, StreamStore
+from xl_export.serve.streams.operation import Operation
+from xl_export.serve.streams.store import StreamStore
 
 Open = Callable[..., StreamStore]
 
@@ -253,8 +254,8 @@ def test_a_folder_is_given_back_once_nobody_writes_there(
         with pytest.raises(UserError, match="being written by another process"):
             open_store()
     files = sorted(store._path.rglob("*"))
-    store._settings = replace(store._settings, ram_bytes=0)
-    store._make_room()  # of an operation that ends late
+    store._index.settings = replace(store._index.settings, ram_bytes=0)
+    store._index.make_room()  # of an operation that ends late
     assert sorted(store._path.rglob("*")) == files
     for late in (lambda: store.create("anna", fresh), lambda: store.begin(name, "anna")):
         with pytest.raises(ClosedStoreError):

@@ -30,7 +30,7 @@ from xl_export.serve.http.streams.bodies import (
 from xl_export.serve.http.streams.documents import Told, facts_document
 from xl_export.serve.http.streams.stores import answered, store_of
 from xl_export.serve.streams.facts import NoStreamError, StreamFacts, no_stream
-from xl_export.serve.streams.store import Operation
+from xl_export.serve.streams.operation import Operation
 
 Document = dict[str, Any]
 Each = Callable[[Document], Awaitable[None]]

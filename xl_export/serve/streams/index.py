@@ -1,0 +1,116 @@
+"""The streams of a store: which there are, which of their states are in RAM, and which snapshots are old."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from runtimes.contract.session import Session
+from xl_export.serve.core.state import StreamState
+from xl_export.serve.streams.facts import ClosedStoreError, StoreFacts, StoreSettings, StreamFacts
+from xl_export.serve.streams.folder import StreamFolder
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass
+class Stream:
+    """A stream of the index. The lock is held while its files are used; `busy` lasts a whole operation."""
+
+    id: str
+    owner: str
+    created: float
+    used: float
+    folder: StreamFolder
+    state: StreamState | None = field(default=None, repr=False)
+    busy: bool = False
+    gone: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+
+class StreamIndex:
+    """What a store and its operations share.
+
+    lock: of all that is here; it is taken after the lock of a stream, never before it, and never held while
+    the disk is used. closed: whether another process may have the folder by now. read, written: snapshots.
+    """
+
+    def __init__(self, session: Session, *, key: bytes, settings: StoreSettings) -> None:
+        self.session, self.key, self.settings = session, key, settings
+        self.lock = threading.Lock()
+        self.streams: dict[str, Stream] = {}
+        self.closed = False
+        self.read = self.written = 0
+        self._ram: OrderedDict[str, int] = OrderedDict()  # bytes by id, the one used longest ago first
+        self._ram_bytes = 0
+
+    @property
+    def totals(self) -> StoreFacts:
+        """What the store holds and has done since it was opened."""
+        with self.lock:
+            return StoreFacts(
+                streams=len(self.streams),
+                in_ram=len(self._ram),
+                ram_bytes=self._ram_bytes,
+                read=self.read,
+                written=self.written,
+            )
+
+    def refuse_closed(self) -> None:
+        """Raises ClosedStoreError once the store is closed."""
+        if self.closed:
+            raise ClosedStoreError("the server has ended, and the stream stays as it was; ask again later.")
+
+    def facts(self, stream: Stream) -> StreamFacts:
+        """What a client may know of a stream."""
+        return StreamFacts(
+            id=stream.id,
+            owner=stream.owner,
+            position=stream.folder.position,
+            created=stream.created,
+            used=stream.used,
+            in_ram=stream.state is not None,
+            busy=stream.busy,
+        )
+
+    def in_ram(self, name: str, state: StreamState | None) -> None:
+        """Counts the bytes of a stream in RAM as those used last; None where it has left."""
+        self._ram_bytes -= self._ram.pop(name, 0)
+        if state is not None:
+            self._ram[name] = state.num_bytes
+            self._ram_bytes += state.num_bytes
+
+    def make_room(self) -> None:
+        """Takes idle states out of RAM until the others fit, the one that was used longest ago first.
+
+        It never fails: whoever calls it has done what was asked, and must be able to say so.
+        """
+        while True:
+            with self.lock:
+                idle = (name for name in self._ram if not self.streams[name].busy)
+                victim = next(idle, None) if self._ram_bytes > self.settings.ram_bytes else None
+                if victim is None:
+                    return
+                stream = self.streams[victim]
+                self.in_ram(victim, None)
+            with stream.lock:
+                if not (stream.gone or self.closed):
+                    self.write_ahead(stream)
+                with self.lock:
+                    if stream.id not in self._ram:  # an operation may have brought it back meanwhile
+                        stream.state = None
+
+    def write_ahead(self, stream: Stream) -> None:
+        """Writes a snapshot where a stream is ahead of it; the caller has its lock. A snapshot that cannot be
+        written is logged and loses nothing: the journal has what the old one has not.
+        """
+        state = stream.state
+        if stream.gone or state is None or not stream.folder.appended:
+            return
+        try:
+            stream.folder.replace(state, key=self.key)
+            self.written += 1
+        except Exception as error:
+            LOG.warning("the snapshot of %s was not written (%s); its journal is kept", stream.id, error)
