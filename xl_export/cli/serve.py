@@ -77,6 +77,11 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools",
     help="The most streams that one tenant may have.",
 )
 @click.option(
+    "--flush-streams",
+    is_flag=True,
+    help="Bring each append to the disk before it is answered, so that it survives a loss of power.",
+)
+@click.option(
     "--max-tokens",
     default=1 << 17,
     show_default=True,
@@ -115,6 +120,7 @@ def serve_command(
     state: Path | None,
     stream_mb: int,
     max_streams: int,
+    flush_streams: bool,
     max_tokens: int,
     max_prompt: int,
     max_body: int,
@@ -152,7 +158,7 @@ def serve_command(
         limits=Limits(max_tokens=max_tokens, prompt_tokens=max_prompt, body_bytes=max_body << 20),
         read_keys=lambda: NO_KEYS if api_keys is None else read_keys(api_keys),
         state=state,
-        stream_limits=StoreSettings(ram_bytes=stream_mb << 20, streams=max_streams),
+        stream_limits=StoreSettings(ram_bytes=stream_mb << 20, streams=max_streams, flush=flush_streams),
         log=Log(None if quiet else sys.stderr),
     )
 
