@@ -128,9 +128,10 @@ def serve_command(
     threads: int | None,
     device: Device,
 ) -> None:
-    """Serve the artefacts or runs MODEL over HTTP, as OpenAI's completions.
+    """Serve MODEL to many clients over HTTP.
 
-    A MODEL is a folder, or NAME=FOLDER. Its name is the one that clients ask for; by default it is that of
+    The interface is that of OpenAI's completions, and stored streams. A MODEL is the folder of an artefact or
+    of a run, or NAME=FOLDER. Its name is the one that clients ask for; by default it is that of
     the folder. The server answers this machine alone, unless --host says otherwise. SIGTERM or Ctrl-C ends it
     within 5 seconds, SIGHUP reads keys and models again.
     """
