@@ -134,7 +134,7 @@ class StreamStore:
             self._index.refuse_closed()
             if stream.busy:
                 raise BusyStreamError(
-                    f"another operation is using the stream {name}; wait for its answer, or fork the stream."
+                    f"another operation is using the stream {name}; wait for its answer and ask again."
                 )
             stream.busy, stream.used = True, time.time()
         return Operation(self._index, stream)
