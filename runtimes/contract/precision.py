@@ -44,8 +44,10 @@ MEAN_TOLERANCES: dict[Precision, float] = {
 # Of older artefacts, whose reference holds answers of the machine that exported. Another machine, or the
 # fused operator, rounds some activations otherwise. The most that was measured is 0.0186 in the mean.
 OLDER_MEAN_TOLERANCES = MEAN_TOLERANCES | {"int8": 2e-2, "int4": 2e-2, "fp8": 2e-2}
-# Memory in int8 has the limits of int8 weights. Beside fp32 weights the answers are PyTorch's, so the mean
-# has the limit of older artefacts. Two trained models differed by 0.053 at most and 0.0047 in the mean.
+# The largest and the mean difference from PyTorch with memory in int8, which rounds as the artefact does:
+# only a value between two bytes may go either way. The trained model of stories differed by 0.0027 at most,
+# and by 0.00006 in the mean. Where the reference holds other answers, memory in int8 has the limits of int8 weights.
+MEMORY_IN_BYTES = (2e-2, 2e-3)
 # The largest number of bits per token that a preset may lose against fp32.
 LIMITS: dict[Precision, float] = {
     "fp32": 0.0,

@@ -28,6 +28,7 @@ from runtimes.base.sealed import (
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.precision import (
     MEAN_TOLERANCES,
+    MEMORY_IN_BYTES,
     MEMORY_TYPES,
     OLDER_MEAN_TOLERANCES,
     TOLERANCES,
@@ -56,8 +57,7 @@ REFERENCE, ANSWERS = "reference.json", "reference.bin"
 OLD_REFERENCE = "reference.npz"  # the one file of both in artefacts without `inputs` and `outputs`
 # The graph of an artefact for mobile, in ONNX Runtime's own format, and the operators that it needs there.
 ORT_GRAPH, OPERATORS = "step.ort", "required_operators.config"
-# The same step for the fused operator, over the same weights; absent where the operator does not serve the
-# model.
+# The same step for the fused operator, over the same weights; absent where it does not serve the model.
 FUSED = "fused.onnx"
 # A plain name: no folder, no "..", nothing that a file system refuses.
 FILE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
@@ -68,9 +68,9 @@ Target = Literal["onnxruntime", "tensorrt", "web"]
 Exporter = Literal["graph", "trace"]
 # Whose answers the reference holds. `exported`: PyTorch's, and with quantised weights those of the graph on
 # the machine that exported, as in older artefacts. `stored-weights`: those of the stored weights in fp32.
-Answers = Literal["exported", "stored-weights"]
-# Where the graph and its weights lie: in `step.onnx` beside `weights.bin`, in `step.onnx` alone, or in
-# `step.ort`.
+# `memory-in-bytes`: PyTorch's, whose memory is rounded to int8 too.
+Answers = Literal["exported", "stored-weights", "memory-in-bytes"]
+# Where graph and weights lie: in `step.onnx` beside `weights.bin`, in `step.onnx` alone, or in `step.ort`.
 Storage = Literal["external", "single-file", "ort"]
 GRAPH_FILES: dict[Storage, tuple[str, ...]] = {
     "external": (GRAPH, WEIGHTS),
@@ -168,6 +168,8 @@ class Spec:
         It is a constant of this project. A file chooses among them by precision, memory_precision, target and
         answers, and cannot give another number.
         """
+        if self.answers == "memory-in-bytes":
+            return max(TOLERANCES[self.precision], MEMORY_IN_BYTES[0])
         return max(TOLERANCES[precision] for precision in self._judged_as)
 
     @property
@@ -176,6 +178,8 @@ class Spec:
 
         It is tighter where `tolerance` leaves room for single values.
         """
+        if self.answers == "memory-in-bytes":
+            return max(MEAN_TOLERANCES[self.precision], MEMORY_IN_BYTES[1])
         limits = OLDER_MEAN_TOLERANCES if self.answers == "exported" else MEAN_TOLERANCES
         return max(limits[precision] for precision in self._judged_as)
 

@@ -120,6 +120,8 @@ def _against(spec: Spec) -> str:
     """Whose answers the reference of an artefact holds, in words."""
     if spec.answers == "stored-weights":
         return "the stored weights in fp32"
+    if spec.answers == "memory-in-bytes":
+        return "PyTorch with int8 memory"
     return "the exporting machine" if spec.precision in QUANTISED else "PyTorch"
 
 

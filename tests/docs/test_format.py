@@ -93,6 +93,15 @@ def test_the_limits_depend_on_target_and_answers(
     assert (spec.tolerance, spec.mean_tolerance) == limits
 
 
+@pytest.mark.parametrize(("precision", "limits"), [("fp32", (2e-2, 2e-3)), ("fp16", (5e-2, 1e-2))])
+def test_memory_in_bytes_has_limits_of_its_own(precision: Any, limits: tuple[float, float]) -> None:
+    artefact = load_spec(ROOT / "tests/data/version-0.1/int4")
+    changed = {"precision": precision, "memory_precision": "int8", "answers": "memory-in-bytes"}
+    spec = dataclasses.replace(artefact, **changed)
+    assert (spec.tolerance, spec.mean_tolerance) == limits
+    assert "has the limits 2e-2 and 2e-3" in PAGE
+
+
 # Independent of the project: a parser of JSON that keeps numbers, true, false and null as they are written.
 LITERAL = re.compile(r"[-+.\w]+")
 

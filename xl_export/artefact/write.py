@@ -23,13 +23,14 @@ from runtimes.base.machine import package_versions, refuse_beyond_memory
 from runtimes.base.sealed import file_facts
 from runtimes.contract.model_facts import ModelFacts
 from runtimes.contract.precision import QUANTISED, Measured, MemoryPrecision, Precision
-from runtimes.contract.reference import Reference, save_reference
+from runtimes.contract.reference import Reference, replay, save_reference
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.session import Session
-from runtimes.contract.spec import GRAPH, SPEC, Exporter, Spec, Target, save_spec
+from runtimes.contract.spec import GRAPH, SPEC, Answers, Exporter, Spec, Target, save_spec
 from runtimes.contract.tensors import AnyForm, Shapes
 from runtimes.contract.vocabulary import Vocab, save_vocab
 from runtimes.sessions.onnx_runtime import OrtSession
+from trainer.model.projected import append_in_bytes
 from trainer.run.checkpoint import Run
 from trainer.run.session import ProjectedTorchSession
 from xl_export.artefact.pack import pack
@@ -81,8 +82,14 @@ def spec_of(
         source=source,
         exporter=exporter,
         memory_shapes=shapes,
-        answers="stored-weights" if precision in QUANTISED else "exported",
+        answers=_answers_of(precision, memory_precision),
     ).with_tensors()
+
+
+def _answers_of(precision: Precision, memory_precision: MemoryPrecision) -> Answers:
+    if precision in QUANTISED:
+        return "stored-weights"
+    return "memory-in-bytes" if memory_precision == "int8" else "exported"
 
 
 def precisions_for(
@@ -200,10 +207,24 @@ def write_lowered(
         if spec.answers == "stored-weights":
             reference = check_quantised(low, over_stored_weights(exact, Path(name), folder), reference)
         else:
+            if spec.answers == "memory-in-bytes":
+                reference = with_memory_in_bytes(model, reference, spec.rule)
             check_again(low, reference)
         if tokens is None:
             return reference, None
         return reference, measure(low, exact, tokens, folders=(folder, Path(name)))
+
+
+def with_memory_in_bytes(model: Exportable, reference: Reference, rule: MemoryRule) -> Reference:
+    """Returns the answers of PyTorch, to the same tokens, with memory that is rounded to int8."""
+    exact = model.reference(rule)
+    assert isinstance(exact, ProjectedTorchSession), "traced modules have no memory in int8"
+    naive = ProjectedTorchSession(
+        exact.model, exact.vocab, rule, identity=f"{exact.identity} in bytes", write=append_in_bytes
+    )
+    lengths = reference.segments.tolist()
+    log_probs, last = replay(naive, reference.tokens, lengths, reference.restarts)
+    return dataclasses.replace(reference, log_probs=log_probs.astype(np.float32), last=last)
 
 
 def over_stored_weights(exact: OrtSession, folder: Path, lowered: Path) -> OrtSession:

@@ -189,8 +189,9 @@ def bytes_and_scales(op: Ops, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     last, most = op.constant(np.array([3])), op.constant(MOST)
     zero, one = op.constant(np.float32(0)), op.constant(np.float32(1))
     largest = op.ReduceMax(op.Abs(x), last)
-    # A maximum may pass over NaN, and a sum does not: 0 times it is 0 for finite numbers, and NaN otherwise.
-    scale = op.Add(op.Div(largest, most), op.Mul(op.ReduceSum(x, last), zero))
+    # A maximum may pass over NaN, and a sum does not. The zeros are summed, because a sum of large finite
+    # numbers may be infinite; 0 times a number that is not finite is NaN.
+    scale = op.Add(op.Div(largest, most), op.ReduceSum(op.Mul(x, zero), last))
     divisor = op.Where(op.Equal(scale, zero), one, scale)
     # A scale below the normal numbers has few bits, and a quotient may then be larger than 127.
     rounded = op.Clip(op.Round(op.Div(x, divisor)), op.constant(-MOST), most)

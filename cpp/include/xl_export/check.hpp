@@ -97,7 +97,10 @@ inline void set_tolerances(Report& report, const Spec& spec) {
   const auto either = [&](const char* precision) {
     return spec.precision == precision || spec.memory_precision == precision;
   };
-  if (either("int8") || either("int4") || either("fp8")) {
+  if (spec.answers == "memory-in-bytes") {
+    report.tolerance = spec.precision == "fp16" ? 5e-2 : 2e-2;
+    report.mean_tolerance = spec.precision == "fp16" ? 1e-2 : 2e-3;
+  } else if (either("int8") || either("int4") || either("fp8")) {
     report.tolerance = 0.5, report.mean_tolerance = spec.answers == "stored-weights" ? 5e-2 : 2e-2;
   } else if (either("fp16")) {
     report.tolerance = 5e-2, report.mean_tolerance = 1e-2;

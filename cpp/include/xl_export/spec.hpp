@@ -135,7 +135,8 @@ inline Spec parse_fields(const json::Value& document) {
                           {"fp32", "fp16", "int8-stored", "int8", "int4", "fp8"});
   spec.memory_precision =
       one_of("memory_precision", text_or(document, "memory_precision", "fp32"), {"fp32", "fp16", "int8"});
-  spec.answers = one_of("answers", text_or(document, "answers", "exported"), {"exported", "stored-weights"});
+  spec.answers = one_of("answers", text_or(document, "answers", "exported"),
+                        {"exported", "stored-weights", "memory-in-bytes"});
   spec.storage =
       one_of("storage", text_or(document, "storage", "external"), {"external", "single-file", "ort"});
   spec.target =

@@ -15,7 +15,7 @@ import torch
 from click.testing import CliRunner
 
 from runtimes import check, open_session
-from runtimes.base.errors import ConfigError
+from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.spec import SPEC, load_spec
 from runtimes.contract.tensors import TensorFacts
 from tests.architectures import ARCHITECTURES
@@ -65,6 +65,13 @@ def test_what_is_not_finite_is_not_lost_in_the_bytes(wrong: float) -> None:
     assert np.isnan(again[0, 1, 2]).all()
     assert np.isfinite(scales[0, 0]).all()
     assert np.isfinite(again[0, 1, :2]).all()
+
+
+def test_large_finite_numbers_whose_sum_is_infinite_are_kept() -> None:
+    x = np.full((1, 2, 3, 16), 1e38, np.float32)
+    _, scales, again = quantiser().run(None, {"x": x})
+    assert np.isfinite(scales).all()
+    assert np.abs(again / x - 1).max() < 1e-6
 
 
 RULES: dict[str, dict[str, Any]] = {
@@ -136,7 +143,25 @@ def test_its_tensors_are_in_the_spec_and_take_half_of_halves(
     assert (in_bytes.bytes_per_stream - 8) / (halves.bytes_per_stream - 8) == (32 + 4) / 64
     report = check(tmp_path / "int8")
     assert report.passed
-    assert (report.tolerance, report.mean_tolerance) == (0.5, 0.02)
+    assert (report.tolerance, report.mean_tolerance) == (0.02, 0.002)
+    assert report.against == "PyTorch with int8 memory"
+
+
+def test_memory_that_is_a_tenth_too_large_is_found_by_the_export_and_by_the_check(
+    make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(d_model=48, heads=2, head_dim=20, d_ff=64)
+
+    def too_large(op: Ops, stored: ir.Value, scales: ir.Value) -> ir.Value:
+        return op.Mul(widened(op, stored, scales), op.constant(np.float32(1.1)))
+
+    monkeypatch.setattr("xl_export.graph.memory.widened", too_large)
+    with pytest.raises(ArtefactError, match=r"with int8 memory.* nothing was written"):
+        export(run, tmp_path / "refused", memory_precision="int8")
+    monkeypatch.setattr("xl_export.artefact.write.check_again", lambda *arguments: None)
+    report = check(export(run, tmp_path / "wrong", memory_precision="int8"))
+    assert not report.passed, report.sentence
+    assert report.max_difference < 0.5, "so the limits of int8 weights would let it pass"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import secrets
 import time
@@ -29,7 +30,9 @@ from xl_export.serve.http.streams import routes as streams
 OPEN_PATHS = ("/health", "/ready", "/openapi.json")
 OPEN_FOLDERS = ("/page/",)  # and the page itself at "/", which asks for a key
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-KEY_PROTOCOL = "key."  # a browser gives the key of a WebSocket as a subprotocol, `key.` and the key
+# A browser gives the key of a WebSocket as a subprotocol: the prefix and the key, or the key in base64url,
+# because a subprotocol may have no "/" and no "=".
+KEY_PROTOCOL, ENCODED_KEY_PROTOCOL = "key.", "key64."
 
 
 def routes(server: Server) -> list[BaseRoute]:
@@ -171,9 +174,20 @@ def _key(scope: Scope, headers: dict[str, str]) -> str:
     if kind.lower() == "bearer":
         return key.strip()
     if scope["type"] == "websocket":
-        offered = [each for each in scope.get("subprotocols", ()) if each.startswith(KEY_PROTOCOL)]
-        return offered[0].removeprefix(KEY_PROTOCOL) if offered else ""
+        for offered in scope.get("subprotocols", ()):
+            if offered.startswith(KEY_PROTOCOL):
+                return str(offered.removeprefix(KEY_PROTOCOL))
+            if offered.startswith(ENCODED_KEY_PROTOCOL):
+                return _decoded(offered.removeprefix(ENCODED_KEY_PROTOCOL))
     return ""
+
+
+def _decoded(key: str) -> str:
+    """A key of base64url without padding; empty, which is no key, where it is none."""
+    try:
+        return base64.urlsafe_b64decode(key + "=" * (-len(key) % 4)).decode()
+    except ValueError:
+        return ""
 
 
 def _refuse_foreign(headers: dict[str, str], hosts: frozenset[str] | None) -> None:

@@ -16,7 +16,8 @@ export class Client {
     this.key = sessionStorage.getItem(KEY) ?? "";
     /** @type {WebSocket | null} */
     this.socket = null;
-    /** @type {Map<number, {each: (chunk: any) => void, done: (end: any) => void, fail: (e: Error) => void}>} */
+    /** @typedef {{each: (chunk: any) => void, done: (end: any) => void, fail: (e: Error) => void}} Waiting */
+    /** @type {Map<number, Waiting>} */
     this.waiting = new Map();
     this.tag = 0;
   }
@@ -46,7 +47,8 @@ export class Client {
     }
     if (answer.ok) return answer;
     const told = await answer.json().catch(() => null);
-    throw new Refusal(told?.error?.message ?? `The server answered with status ${answer.status}.`, answer.status);
+    const message = told?.error?.message ?? `The server answered with status ${answer.status}.`;
+    throw new Refusal(message, answer.status);
   }
 
   /** The JSON answer to a request. @param {string} path @param {any} [options] */
@@ -57,7 +59,7 @@ export class Client {
   /** Connects to a stream; whatever was asked on another connection fails. @param {string} id */
   async open(id) {
     this.close();
-    const protocols = this.key ? ["xl-export", `key.${this.key}`] : ["xl-export"];
+    const protocols = this.key ? ["xl-export", `key64.${base64url(this.key)}`] : ["xl-export"];
     const address = new URL(`v1/streams/${id}/ws`, location.href);
     address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
     const socket = new WebSocket(address, protocols);
@@ -119,4 +121,10 @@ export class Client {
     }
     this.waiting.clear();
   }
+}
+
+/** A text in letters that a subprotocol may have: a key may hold "/" and "=". @param {string} text */
+function base64url(text) {
+  const bytes = String.fromCharCode(...new TextEncoder().encode(text));
+  return btoa(bytes).replace(/\+/g, "-").replace(/\//g, "_").replace(/=+$/, "");
 }

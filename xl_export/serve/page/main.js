@@ -6,7 +6,7 @@ import { inBytes } from "./tokens.js";
 
 const LIKELIEST = 4; // tokens that are shown beside each one
 const EVERY = 1000; // milliseconds between two looks at the server
-const KEPT = "xl-export text "; // of each stream, in the storage of this tab
+const KEPT = "xl-export text "; // of each stream, with its position, in the storage of this tab
 const MOST_KEPT = 2000; // tokens
 
 /** @param {string} id @returns {any} */
@@ -28,6 +28,7 @@ class Page {
     /** @type {any[]} */
     this.models = [];
     this.running = false;
+    this.away = false; // whether the error that is shown is of `look`
     this.busy = Promise.resolve(); // operations come one after the other
     this.view.onchoose = () => this.buttons();
     this.#listen();
@@ -65,6 +66,7 @@ class Page {
 
   /** @param {KeyboardEvent} event */
   #key(event) {
+    if (event.isComposing) return; // Enter ends what an input method composes
     if (event.key === "Escape" && this.running) this.stop();
     else if (event.key === "Enter" && event.ctrlKey && !this.running) this.inTurn(() => this.go());
     else if (event.key === "Enter" && !event.shiftKey && event.target === part("typed"))
@@ -82,6 +84,7 @@ class Page {
         await act();
       } catch (error) {
         this.fail(error);
+        this.away = false;
       }
       this.buttons();
     });
@@ -91,8 +94,8 @@ class Page {
   /** @param {any} error */
   fail(error) {
     if (!(error instanceof Refusal)) console.error(error);
-    part("key-form").hidden = error.status !== 401 && !this.client.key;
-    part("error").textContent = error.message;
+    part("key-form").hidden = error.status !== 401;
+    if (part("error").textContent !== error.message) part("error").textContent = error.message;
     part("error").hidden = false;
   }
 
@@ -143,7 +146,9 @@ class Page {
       item.append(button);
       return item;
     });
+    const focused = document.activeElement?.closest("#streams button")?.getAttribute("title");
     part("streams").replaceChildren(...items);
+    if (focused) items.find((item) => item.firstElementChild.title === focused)?.firstElementChild.focus();
   }
 
   /** Shows a stream. @param {any} stream */
@@ -151,8 +156,8 @@ class Page {
     await this.client.open(stream.id);
     const facts = await this.client.ask("facts");
     this.stream = { ...stream, ...facts };
-    this.view.show(kept(stream.id), facts.position);
-    this.#at(facts);
+    this.view.show(kept(stream.id, facts.position), facts.position);
+    this.#at(facts, facts.position);
     this.#showList();
   }
 
@@ -177,7 +182,7 @@ class Page {
 
   async fork() {
     const fork = await this.client.ask("fork");
-    keep(fork.id, this.view.tokens);
+    keep(fork.id, this.view.position, this.view.tokens);
     await this.list();
     await this.open(fork);
     this.say(`This is a fork, at position ${fork.position}.`);
@@ -188,7 +193,7 @@ class Page {
     const text = part("typed").value;
     if (!text) return;
     const answer = await this.client.ask("append", { text, alternatives: LIKELIEST });
-    part("typed").value = "";
+    untype(text);
     this.#done(answer);
     this.say(`${answer.tokens.length} tokens, ${answer.total_bits.toFixed(1)} bits.`);
   }
@@ -196,6 +201,13 @@ class Page {
   /** Appends what was typed, and lets the stream go on until it is stopped. */
   async go() {
     const text = part("typed").value;
+    let unread = text; // of what was typed: until the server has read it
+    const read = () => {
+      untype(unread);
+      unread = "";
+    };
+    this.#at(await this.client.ask("facts"), this.view.position);
+    const begun = this.view.position;
     this.running = true;
     this.buttons();
     try {
@@ -210,11 +222,14 @@ class Page {
         ignore_eos: true,
       };
       const answer = await this.client.ask("continue", fields, (chunk) => {
-        if (text && chunk.appended) part("typed").value = "";
+        if (chunk.appended) read();
         this.view.add(tokensIn(chunk));
       });
-      part("typed").value = "";
-      this.#done(answer);
+      read();
+      this.#done(answer, begun);
+    } catch (error) {
+      await this.#find(begun);
+      throw error;
     } finally {
       this.running = false;
     }
@@ -226,8 +241,9 @@ class Page {
 
   /** Takes back the tokens from the chosen one on, or the last one. */
   async back() {
-    const facts = await this.client.ask("rewind", { tokens: this.view.back });
-    this.#at(facts);
+    const { back } = this.view;
+    const facts = await this.client.ask("rewind", { tokens: back });
+    this.#at(facts, this.view.position - back);
   }
 
   async save() {
@@ -251,17 +267,32 @@ class Page {
     await this.open(stream);
   }
 
-  /** @param {any} answer */
-  #done(answer) {
+  /** @param {any} answer @param {number} [least] as `#at` has it */
+  #done(answer, least) {
     this.view.add(tokensIn(answer));
-    this.#at(answer.stream);
+    this.#at(answer.stream, this.view.position, least);
   }
 
-  /** The stream is there now. @param {any} facts */
-  #at(facts) {
+  /** Asks where the stream is, after an answer that broke off; shows nothing that may be wrong. */
+  async #find(least = this.view.position) {
+    try {
+      this.#at(await this.client.ask("facts"), this.view.position, least);
+    } catch {
+      // The connection has ended: whoever opens the stream again compares its position with what is kept.
+    }
+  }
+
+  /**
+   * The stream is there now. Where that is not the position that was expected, somebody else has moved it,
+   * and the tokens that are shown are not its last ones. After a stop the last tokens may not have been fed,
+   * so the position is then one from `least` on.
+   * @param {any} facts @param {number} expected @param {number} [least]
+   */
+  #at(facts, expected, least = expected) {
     this.stream = { ...this.stream, ...facts };
-    this.view.move(facts.position);
-    keep(this.stream.id, this.view.tokens);
+    if (least <= facts.position && facts.position <= expected) this.view.move(facts.position);
+    else this.view.show([], facts.position);
+    keep(this.stream.id, facts.position, this.view.tokens);
     const listed = this.streams.find(({ id }) => id === facts.id);
     if (listed) Object.assign(listed, facts);
     this.#showList();
@@ -290,13 +321,19 @@ class Page {
     if (document.hidden) return;
     try {
       const told = await this.client.json("v1/server");
-      showServer(told.models[part("model").value], {
+      const name = part("model").value;
+      const figures = told.models[name];
+      if (!figures) throw new Refusal(`The server has no model ${name} any more; load the page again.`, 404);
+      if (this.away) part("error").hidden = true;
+      this.away = false;
+      showServer(figures, {
         rows: part("rows"),
         text: part("rows-text"),
         memory: part("memory"),
       });
     } catch (error) {
       this.fail(error);
+      this.away = true;
     }
   }
 
@@ -306,18 +343,30 @@ class Page {
   }
 }
 
-/** The tokens of a stream that this tab remembers: the server keeps the memory of a stream, not its text. */
-function kept(/** @type {string} */ id) {
+/** Takes away what was sent, and leaves what was typed behind it. @param {string} text */
+function untype(text) {
+  const typed = part("typed");
+  if (text && typed.value.startsWith(text)) typed.value = typed.value.slice(text.length);
+}
+
+/**
+ * The last tokens of a stream, where this tab remembers those before this position: the server keeps the
+ * memory of a stream, not its text.
+ * @param {string} id @param {number} position @returns {any[]}
+ */
+function kept(id, position) {
   try {
-    return JSON.parse(sessionStorage.getItem(KEPT + id) ?? "[]");
+    const told = JSON.parse(sessionStorage.getItem(KEPT + id) ?? "null");
+    return told?.position === position ? told.tokens : [];
   } catch {
     return [];
   }
 }
 
-function keep(/** @type {string} */ id, /** @type {any[]} */ tokens) {
+/** @param {string} id @param {number} position @param {any[]} tokens */
+function keep(id, position, tokens) {
   try {
-    sessionStorage.setItem(KEPT + id, JSON.stringify(tokens.slice(-MOST_KEPT)));
+    sessionStorage.setItem(KEPT + id, JSON.stringify({ position, tokens: tokens.slice(-MOST_KEPT) }));
   } catch {
     sessionStorage.removeItem(KEPT + id); // no room: the text is not shown again
   }

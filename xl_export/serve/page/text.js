@@ -3,7 +3,9 @@ import { colourOf, inBits } from "./tokens.js";
 
 const SHOWN = 4000; // tokens; of a longer stream the beginning leaves the page
 
-/** @typedef {{id: number, text: string, bits: number | null, typed: boolean, likeliest: any[] | null}} Token */
+/**
+ * @typedef {{id: number, text: string, bits: number | null, typed: boolean, likeliest: any[] | null}} Token
+ */
 
 export class TextView {
   /** @param {{text: HTMLElement, scroll: HTMLElement, token: HTMLElement, earlier: HTMLElement}} parts */

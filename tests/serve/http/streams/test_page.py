@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ from runtimes import Session
 from tests.browsers import Page
 from tests.serve.http.conftest import Running
 from tests.serve.http.streams.conftest import Keeping, straight
+from xl_export.serve.http.app import _key
 from xl_export.serve.http.keys import keys_of
 
 TEXT = "The first thing that a man"
@@ -137,8 +139,52 @@ def test_stop_and_sentences(kept: Running, open_page: Open) -> None:
 
 
 @pytest.mark.slow
+def test_what_somebody_else_appends_hides_the_tokens_before_and_typing_is_kept(
+    kept: Running, open_page: Open
+) -> None:
+    page = open_page(kept)
+    page.page.click("#new")
+    page.until("page.stream.position === 0")
+    calm(page)
+    appended(page, "The cat")
+    path = f"/v1/streams/{page.do('page.stream.id')}"
+    assert httpx.post(f"{kept.at}{path}/append", json={"text": " is"}).status_code == 200
+    appended(page, " a man")
+    assert shown(page) == ""
+    assert "… 16 earlier tokens" in page.text("earlier")
+    appended(page, "The cat")
+    assert shown(page) == "The cat"
+    assert httpx.post(f"{kept.at}{path}/append", json={"text": " is"}).status_code == 200
+    page.page.reload()
+    page.until("Boolean(globalThis.page?.stream)")
+    calm(page)
+    page.do(f"page.inTurn(() => page.open(page.streams.find((each) => '{path}'.endsWith(each.id))))")
+    assert shown(page) == "", "these tokens are not the last ones"
+    assert "… 26 earlier tokens" in page.text("earlier")
+    page.page.fill("#typed", "The man")
+    page.page.fill("#count", "500")
+    page.page.click("#go")
+    page.do("document.getElementById('typed').value += ' is typing'")
+    page.until("!page.running && page.view.tokens.length > 500")
+    calm(page)
+    assert page.do("document.getElementById('typed').value") == " is typing"
+    composed = "new KeyboardEvent('keydown', {key: 'Enter', bubbles: true, isComposing: true})"
+    page.do(f"document.getElementById('typed').dispatchEvent({composed})")
+    calm(page)
+    assert page.do("document.getElementById('typed').value") == " is typing"
+
+
+@pytest.mark.parametrize("key", ["0123456789abcdef/+==", "schlüssel-schlüssel"])
+def test_a_subprotocol_may_carry_any_key(key: str) -> None:
+    encoded = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
+    scope = {"type": "websocket", "subprotocols": ["xl-export", f"key64.{encoded}"]}
+    assert _key(scope, {}) == key
+    assert _key(scope | {"subprotocols": ["xl-export", "key64._w"]}, {}) == ""
+
+
+@pytest.mark.slow
 def test_a_key_is_asked_for(keeping: Keeping, open_page: Open, tmp_path: Path) -> None:
-    key = "0123456789abcdef0123"
+    key = "0123456789abcdef/123+4=="  # a subprotocol may have no "/" and no "="
     with keeping(tmp_path, read_keys=lambda: keys_of([f"anna {key}"], "keys")) as server:
         page = open_page(server, faulty=True)
         assert "no valid API key" in str(page.error)
