@@ -46,7 +46,8 @@ MEAN_TOLERANCES: dict[Precision, float] = {
 OLDER_MEAN_TOLERANCES = MEAN_TOLERANCES | {"int8": 2e-2, "int4": 2e-2, "fp8": 2e-2}
 # The largest and the mean difference from PyTorch with memory in int8, which rounds as the artefact does:
 # only a value between two bytes may go either way. The trained model of stories differed by 0.0027 at most,
-# and by 0.00006 in the mean. Where the reference holds other answers, memory in int8 has the limits of int8 weights.
+# and by 0.00006 in the mean. Where the reference holds other answers, memory in int8 has the limits of int8
+# weights.
 MEMORY_IN_BYTES = (2e-2, 2e-3)
 # The largest number of bits per token that a preset may lose against fp32.
 LIMITS: dict[Precision, float] = {

@@ -26,7 +26,8 @@ from runtimes.sessions.onnx_runtime import OrtSession
 INPUTS, ANSWERS, COMMANDS = "inputs.json", "answers.json", "polygraphy.txt"
 RUNNER = "xl-export"  # what the tool calls the answers of these files
 SEED = 0
-RELATIVE = {"float32": 1e-4, "float16": 1e-2}  # by type of the memory, whose values have any size
+# By type of the memory, whose values have any size; of int8 it is for their scales.
+RELATIVE: dict[str, float] = {"float32": 1e-4, "float16": 1e-2, "int8": 1e-4}
 
 
 def write_polygraphy_files(artefact: Path, out: Path, *, batch: int = 2, force: bool = False) -> list[str]:
@@ -70,7 +71,9 @@ def command_lines(artefact: Path, session: OrtSession) -> list[str]:
     spec = session.spec
     relative = RELATIVE[spec.state_dtype]
     files = ["--load-inputs", INPUTS, "--load-outputs", ANSWERS]
-    tolerances = ["--atol", f"{spec.tolerance:g}", "--rtol", f"{relative:g}"]
+    # A value between two bytes may go either way.
+    in_bytes = [f"{state.present}:1" for state in spec.state if state.dtype == "int8"]
+    tolerances = ["--atol", f"{spec.tolerance:g}", *in_bytes, "--rtol", f"{relative:g}"]
     graph = str((artefact / GRAPH).resolve())
     lines = [["polygraphy", "run", graph, "--onnxrt"]]
     if spec.form == "shift":

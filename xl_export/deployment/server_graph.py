@@ -7,8 +7,8 @@ whatever the server left in the memory of an earlier stream is never seen.
 
 The server pairs state inputs with state outputs by their places in alphabetical order, not by the pairs of
 its configuration (triton-inference-server/server#8586). Here both names of a pair end in the same key behind
-a constant beginning, so both orders are the same, and numbers in keys have equal width, so no name begins
-another.
+a constant beginning, and numbers in keys have equal width. So both orders are the same, also where one name
+begins another, as the keys of memory in int8 begin their scales.
 """
 
 from __future__ import annotations

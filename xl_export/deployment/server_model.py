@@ -13,7 +13,7 @@ request of a sequence that has no row is an error.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,6 +186,17 @@ class Sequences:
         return every[:, -1], log_probability(every, targets)
 
 
+def rows_of(config: Mapping[str, Any]) -> int:
+    """How many rows the memory has: one for each sequence that the server keeps, and spare ones.
+
+    The server drops a cancelled sequence without a word and lets another one begin, while the row of the
+    former is still taken here. Without spare rows the new one would get the row of whoever rested longest,
+    which the server may still keep.
+    """
+    candidates = int(config["sequence_batching"]["oldest"]["max_candidate_sequences"])
+    return candidates + 2 * max(1, int(config["max_batch_size"]))
+
+
 def _turns(requests: Sequence[Request]) -> Iterator[list[int]]:
     """Indices of the requests, each sequence at most once in a turn; its requests keep their order."""
     waiting = list(range(len(requests)))
@@ -216,13 +227,12 @@ class TritonPythonModel:
     """What the server's Python backend looks for in `model.py`."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Opens the artefact; the number of rows is that of sequences in `config.pbtxt`."""
+        """Opens the artefact; `config.pbtxt` says for how many sequences."""
         config = json.loads(args["model_config"])
         threads = config.get("parameters", {}).get("threads", {}).get("string_value")
         folder = Path(args["model_repository"]) / ARTEFACT
         session = runtimes.open_session(folder, threads=int(threads) if threads else None, device="cpu")
-        rows = int(config["sequence_batching"]["oldest"]["max_candidate_sequences"])
-        self.sequences = Sequences(session, rows)
+        self.sequences = Sequences(session, rows_of(config))
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """The response to each request."""

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from runtimes import open_session
+from runtimes.contract.precision import MEMORY_TYPES
 from runtimes.contract.spec import load_spec
 from tests.architectures import ARCHITECTURES
 from tests.commands import xl
@@ -22,6 +23,7 @@ from xl_export.deployment.polygraphy_files import (
     ANSWERS,
     COMMANDS,
     INPUTS,
+    RELATIVE,
     roomy_position,
     write_polygraphy_files,
 )
@@ -70,6 +72,21 @@ def test_the_tool_itself_finds_wrong_answers(files: Path) -> None:
     told = run_tool(files, line.replace(ANSWERS, "wrong.json"))
     assert told.returncode == 1
     assert "FAILED" in told.stdout
+
+
+def test_memory_in_int8_may_differ_by_one_in_each_byte(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    artefact = export(make_run(), tmp_path / "artefact", memory_precision="int8")
+    write_polygraphy_files(artefact, tmp_path / "files")
+    line = (tmp_path / "files" / COMMANDS).read_text().splitlines()[0]
+    assert "--atol 0.02 present.0.key:1 present.0.value:1 " in line
+    assert "scale:1" not in line
+    told = run_tool(tmp_path / "files", line)
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+@pytest.mark.parametrize("memory", MEMORY_TYPES.values())
+def test_every_type_of_memory_has_a_tolerance(memory: str) -> None:
+    assert memory in RELATIVE
 
 
 @pytest.mark.parametrize("form", ["ring", "shift", "selective"])

@@ -17,7 +17,7 @@ from tests.commands import refused, xl
 from tests.triton_server import read_config
 from xl_export.deployment import server_model
 from xl_export.deployment.model_repository import write_session
-from xl_export.deployment.server_model import Answer, Request, Sequences, TritonPythonModel
+from xl_export.deployment.server_model import Answer, Request, Sequences, TritonPythonModel, rows_of
 
 ARTEFACT = Path(__file__).parents[2] / "data" / "version-0.1" / "ring"
 ROWS = 3
@@ -68,6 +68,18 @@ def drawn(chance: random.Random, sequence: int | str, session: runtimes.Session,
         position=chance.choice([None, right, right, 1000]),
         logits=chance.random() < 0.8,
     )
+
+
+def test_a_sequence_that_the_server_keeps_outlives_one_that_it_dropped_without_a_word(
+    session: runtimes.Session,
+) -> None:
+    """The server keeps two: A rests longest, B is cancelled in its queue, and C begins in B's place."""
+    oldest = {"max_candidate_sequences": 2}
+    sequences = Sequences(session, rows_of({"sequence_batching": {"oldest": oldest}, "max_batch_size": 1}))
+    begun = [Request(sequence=name, tokens=np.array([1]), start=True) for name in "ABC"]
+    goes_on = Request(sequence="A", tokens=np.array([2]), position=1)
+    answers = sequences.answer([*begun, goes_on])
+    assert [getattr(answer, "position", answer) for answer in answers] == [1, 1, 1, 2]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -150,11 +162,11 @@ def test_the_backend_finds_what_it_asks_for(tmp_path: Path) -> None:
     model.initialize(
         {
             "model_repository": str(folder),
-            "model_config": '{"sequence_batching": {"oldest": {"max_candidate_sequences": 5}}, '
+            "model_config": '{"max_batch_size": 4, "sequence_batching": {"oldest": {"max_candidate_sequences": 5}}, '
             '"parameters": {"threads": {"string_value": "1"}}}',
         }
     )
-    assert (model.sequences.memory.batch, rows) == (5, 64)
+    assert (model.sequences.memory.batch, rows) == (5 + 2 * 4, 64)
 
 
 def test_memory_that_is_not_written_in_place_is_refused(run: Path, tmp_path: Path) -> None:
