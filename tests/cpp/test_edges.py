@@ -106,7 +106,7 @@ def test_fp8_has_its_limit_and_a_reference_is_finite(
 ) -> None:
     eighth = changed(artefacts["ring"], tmp_path / "fp8", lambda spec: spec.update(precision="fp8"))
     assert (report := driver.ask("check", eighth))["passed"], report
-    assert (report["tolerance"], report["mean_tolerance"]) == (2e-2, 2e-3)
+    assert (report["tolerance"], report["mean_tolerance"]) == (0.5, 2e-2)
     vocabulary = json.loads((artefacts["ring"] / "vocab.json").read_text())
     answers = bytearray((artefacts["ring"] / "reference.bin").read_bytes())
     answers[:4] = np.array(-np.inf, "<f4").tobytes()

@@ -162,7 +162,8 @@ def test_the_backend_finds_what_it_asks_for(tmp_path: Path) -> None:
     model.initialize(
         {
             "model_repository": str(folder),
-            "model_config": '{"max_batch_size": 4, "sequence_batching": {"oldest": {"max_candidate_sequences": 5}}, '
+            "model_config": '{"max_batch_size": 4, '
+            '"sequence_batching": {"oldest": {"max_candidate_sequences": 5}}, '
             '"parameters": {"threads": {"string_value": "1"}}}',
         }
     )
