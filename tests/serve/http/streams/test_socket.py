@@ -15,6 +15,7 @@ import pytest
 from tests.serve.http.conftest import Running
 from tests.serve.http.streams.conftest import Keeping, Stream, created
 from tests.serve.http.test_clients import comes_true
+from xl_export.serve.core.scheduler import Scheduler
 from xl_export.serve.http import serving
 from xl_export.serve.http.streams.socket import WAITING
 
@@ -104,8 +105,13 @@ def test_what_is_wrong_is_answered_and_the_connection_stays(kept: Running) -> No
         assert kept_busy.decoding == kept_busy.prompts == 0
 
 
-def test_cancel_ends_what_runs_and_tells_where_the_stream_is(kept: Running, tokens: np.ndarray) -> None:
+@pytest.mark.parametrize("has_row", [True, False])
+def test_cancel_ends_what_runs_and_tells_where_the_stream_is(
+    kept: Running, tokens: np.ndarray, has_row: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = created(kept, tokens[:5])
+    if not has_row:  # then no step can feed the token that was told last
+        monkeypatch.setattr(Scheduler, "cancel", Scheduler._close)
     with Talk(stream) as talk:
         talk.say("continue", tag=1, max_tokens=2000, ignore_eos=True)
         heard = [talk.hear()]
@@ -118,6 +124,10 @@ def test_cancel_ends_what_runs_and_tells_where_the_stream_is(kept: Running, toke
         position = heard[-1]["stream"]["position"]
         assert position - 5 == drawn, "every token that was told"
         assert talk.ask("facts")["position"] == position
+        ours = talk.ask("append", tokens=tokens[50:60].tolist())["bits"]
+    told = np.array([token for each in heard for token in each["tokens"]])
+    theirs = created(kept, np.concatenate([tokens[:5], told])).append(tokens[50:60])["bits"]
+    assert np.abs(np.array(ours) - theirs).max() <= 1e-3
 
 
 def test_cancel_is_read_although_messages_wait(kept: Running, tokens: np.ndarray) -> None:
