@@ -67,7 +67,9 @@ class Operation:
 
         appended: int64 [N], where the operation fed these tokens to the state before, as one task, and did
         nothing else. then: int64 [N], tokens that come after this state and were not fed yet: they are fed
-        when the stream is used next. Raises UnwritableError for a full disk; the stream is then as it was before.
+        when the stream is used next.
+
+        Raises UnwritableError for a full disk; the stream is then as it was before.
         """
         index, folder = self._index, self.stream.folder
         with self.stream.lock:
