@@ -137,6 +137,19 @@ def test_a_connection_serves_request_after_request(small: Running) -> None:
         assert client.get(small.at + "/v1/models").status_code == 200
 
 
+def test_what_fits_is_served_and_what_never_fits_is_no_matter_of_time(small: Running) -> None:
+    """Two rows and four waiting tasks; several choices of a prompt need one task more, which feeds it."""
+    assert comes_true(lambda: is_idle(small))
+    body = {"prompt": "abc", "max_tokens": 2}
+    answer = small.post("/v1/completions", {**body, "n": 5})
+    assert len(answer.json()["choices"]) == 5
+    assert small.post("/v1/completions", {**body, "prompt": ["a"] * 6}).status_code == 200
+    for fields in ({"n": 6}, {"prompt": ["a"] * 7}):
+        answer = small.post("/v1/completions", {**body, **fields})
+        assert (answer.status_code, answer.headers.get("retry-after")) == (400, None)
+        assert "at most 6" in answer.json()["error"]["message"]
+
+
 def test_a_full_queue_answers_before_the_body_comes(small: Running) -> None:
     crowd = [connection(small) for _ in range(6)]
     facts = small.server.models["m"].engine
@@ -169,7 +182,8 @@ def test_ten_times_the_load_is_served_in_turn_or_refused(small: Running) -> None
             for _ in range(5):
                 answer = client.post(small.at + "/v1/completions", json=body)
                 counts[answer.status_code] += 1
-                longest = max(longest, engine.facts.waiting)
+                facts = engine.facts
+                longest = max(longest, facts.waiting - facts.paused)  # those that pause hold no place
                 if answer.status_code == 200:
                     right = answer.json()["choices"][0]["text"] == alone
                 else:

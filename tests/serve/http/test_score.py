@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from runtimes.tasks.score_texts import score_texts
 from runtimes.tasks.text_rows import TextToScore
+from xl_export.serve.core.waiting import Busy
 
 TEXTS = ["Cut a text where you like.", "A", "The same text has the same score, however long it is.", ""]
 PAIRS = [("the stream", "A model reads "), ("a segment", "A model reads "), ("words", "It has ")]
@@ -24,6 +27,26 @@ def test_scores_are_those_of_the_command(served, session) -> None:
         assert each == pytest.approx(expected.token_log_probs.tolist(), abs=1e-4)
         assert [token["id"] for token in found["token_log_probs"]] == expected.token_ids.tolist()
     assert [each["id"] for each in answer["data"]] == [1, 2, 3, 4, *(text for text, _ in PAIRS), 8]
+
+
+def test_a_queue_that_fills_later_delays_texts_and_refuses_none(
+    served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The context has been fed by then, and that work would be lost."""
+    engine, calls = served.server.models["tiny"].engine, itertools.count()
+    submit = engine.submit
+
+    def full_for_a_while(*arguments: object) -> None:
+        if next(calls) in (1, 2):
+            raise Busy("all places are taken", 1.0)
+        submit(*arguments)
+
+    monkeypatch.setattr(engine, "submit", full_for_a_while)
+    body = {"texts": [{"text": "abc", "context": "ab"}]}
+    answer = served.post("/v1/score", body)
+    assert answer.status_code == 200, answer.text
+    assert next(calls) == 4
+    assert answer.json()["data"][0]["tokens"] == 3
 
 
 def test_more_texts_than_places_in_the_queue_are_scored(served, session) -> None:

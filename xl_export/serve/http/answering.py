@@ -15,6 +15,7 @@ from xl_export.serve.http.errors import ClientLeftError, RefusedError
 
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 LOOKS = 4  # how often a client is looked at until it counts as stalled
+Write = Callable[[bytes | bytearray | None], bool]  # without data it only says whether it would write
 DONE = b"data: [DONE]\n\n"
 
 
@@ -23,11 +24,13 @@ class Channel:
 
     begin: sends the first message. send: sends the others, as the web server's own `send` does, because each
     layer around it costs time for every token. sending: whether the client has not taken the last message
-    yet. sent: messages that it has taken.
+    yet. sent: messages that it has taken. write: writes encoded events at once, and returns False where they
+    would have to wait.
     """
 
-    def __init__(self, begin: Send, send: Send) -> None:
+    def __init__(self, begin: Send, send: Send, write: Write | None = None) -> None:
         self._begin, self._send = begin, send
+        self.write = write or _never
         self.started = self.sending = False
         self.sent = 0
 
@@ -67,6 +70,10 @@ class Channel:
         self.sent += 1
 
 
+def _never(data: bytes | bytearray | None = None) -> bool:
+    return False
+
+
 def event(document: Any) -> bytes:
     """A document as a server-sent event."""
     return b"data: " + msgspec.json.encode(document) + b"\n\n"
@@ -87,7 +94,7 @@ class Answering(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
         # The guard's own notes the status and is needed once; that of the web server is enough after it.
-        channel = Channel(state.get("begin", send), state.get("send", send))
+        channel = Channel(state.get("begin", send), state.get("send", send), state.get("write"))
         cut = state.get("abort")
         try:
             await _until_gone(self._work(channel), channel, receive, self._stalled, cut)

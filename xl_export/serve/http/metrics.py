@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from xl_export.serve.http.models import Model
-
 PREFIX = "xl_export_"
+
+
 TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0)
 BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
 WHOLE = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 300.0)
@@ -49,10 +49,18 @@ class Figures:
         self.ended: Counter[str] = Counter()
 
 
+class HasFigures(Protocol):
+    """What they need of a model."""
+
+    def figures(self) -> Iterator[tuple[str, str, float]]: ...
+
+
 class HasModels(Protocol):
     """What the figures need of a server."""
 
-    models: dict[str, Model]
+    @property
+    def models(self) -> Mapping[str, HasFigures]: ...
+
     requests: int
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,8 +21,8 @@ from runtimes.tasks.check import check
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.facts import EngineFacts
 from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.core.task import Answer, Task
-from xl_export.serve.http.bridge import Accepts, Bridge, Delivery, Inbox, OnEnd, answers
+from xl_export.serve.http.bridge import Accepts, Bridge, Delivery, Inbox
+from xl_export.serve.http.metrics import Figures
 from xl_export.serve.http.token_texts import TokenTexts
 from xl_export.serve.streams.cache import PrefixCache
 
@@ -89,8 +89,9 @@ MakeEngine = Callable[[Session, EngineSettings, Callable[[Delivery], None]], Mad
 class Model:
     """One artefact under one name. After a reload there is another object under the name; this one drains.
 
-    users: requests and connections that use it. attached: what other parts of the server keep for it, by
-    their name; each has `figures`, and is closed after the engine has stopped.
+    requests: the figures of what was asked of it. users: requests and connections that use it. attached: what
+    other parts of the server keep for it, by their name; each has `figures`, and is closed after the engine
+    has stopped.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Model:
     cache: PrefixCache | None
     bridge: Bridge
     created: int = field(default_factory=lambda: int(time.time()))
+    requests: Figures = field(default_factory=Figures)
     users: int = 0
     attached: dict[str, Attached] = field(default_factory=dict)
     stopped: bool = False
@@ -144,11 +146,7 @@ class Model:
 
     def inbox(self) -> Inbox:
         """An inbox for tasks of this model; use it in a `with` block."""
-        return Inbox(self.bridge, self.engine)
-
-    def answers(self, task: Task, on_end: OnEnd | None = None) -> AsyncIterator[list[Answer]]:
-        """See `xl_export.serve.http.bridge.answers`."""
-        return answers(self.bridge, self.engine, task, on_end)
+        return Inbox(self.bridge, self.engine, self.requests)
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from starlette.requests import HTTPConnection
 
 from runtimes.base.errors import ConfigError
-from xl_export.serve.http.errors import RefusedError, busy, stopping
+from xl_export.serve.http.bridge import refusing
+from xl_export.serve.http.errors import RefusedError, stopping
 from xl_export.serve.http.keys import ANYBODY, NO_KEYS, Keys, Tenant
 from xl_export.serve.http.limits import Limits
 from xl_export.serve.http.log import Log
@@ -80,14 +81,20 @@ class Server:
             )
         return self.models[name]
 
-    def refuse_when_full(self) -> None:
-        """Raises RefusedError where no model could take a task, before anything of a request is read."""
+    def refuse_when_full(self, request: HTTPConnection, *, bulk: bool = False) -> None:
+        """Raises RefusedError where no model could take a task of this client, before anything of a request
+        is read. bulk: whether it yields to tasks that people wait for.
+        """
         if self.stopping:
             raise stopping()
-        full = [model.engine.facts for model in self.models.values()]
-        settings = [source.settings for source in self.sources.values()]
-        if all(facts.waiting >= each.queue for facts, each in zip(full, settings, strict=True)):
-            raise busy(1.0)
+        tenant, full = tenant_of(request).name, RefusedError("no model is served here.", status=503)
+        for model in self.models.values():
+            try:
+                with refusing():
+                    return model.engine.refuse_more(tenant=tenant, bulk=bulk)
+            except RefusedError as refusal:
+                full = refusal
+        raise full
 
     async def reload(self, name: str) -> Model:
         """Opens the artefact of a model again, checks it, and puts it in the place of the one that is served.
@@ -124,6 +131,7 @@ class Server:
     async def _open(self, name: str) -> Model:
         loop = asyncio.get_running_loop()
         model = await on_thread(self.sources[name].open, loop)
+        model.requests = self.metrics.of(name)
         self._open_models.add(model)
         try:
             for hook in self.on_open:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from runtimes.base.errors import ConfigError, UserError
 from xl_export.serve.http.app import application
@@ -175,11 +175,26 @@ def patient(limits: Limits) -> type[HttpToolsProtocol]:
         def on_headers_complete(self) -> None:
             self._head_arrived()
             super().on_headers_complete()
-            self.scope["state"]["abort"] = self.transport.abort
+            self.scope["state"].update(abort=self.transport.abort, write=self._write_of(self.cycle))
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._head_arrived()
             super().connection_lost(exc)
+
+        def _write_of(self, cycle: RequestResponseCycle) -> Callable[[bytes | bytearray | None], bool]:
+            """Writes a chunk of an answer that has begun, as `cycle.send` does without its coroutine; returns
+            False where the client does not take what was written before.
+            """
+            flow, write = self.flow, self.transport.write
+
+            def written(data: bytes | bytearray | None) -> bool:
+                if flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+                    return False
+                if data:
+                    write(b"%x\r\n" % len(data) + data + b"\r\n")
+                return True
+
+            return written
 
         def _wait_for_head(self) -> None:
             self._head = self.loop.call_later(limits.header_seconds, self.transport.abort)

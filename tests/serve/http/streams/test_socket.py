@@ -147,6 +147,21 @@ def test_cancel_is_read_although_messages_wait(kept: Running, tokens: np.ndarray
         assert errors == ["too_many_messages"] * 4
 
 
+def test_what_streams_and_scores_cost_is_counted(kept: Running, tokens: np.ndarray) -> None:
+    figures, stream = kept.server.metrics.of("tiny"), created(kept)
+    counted = [
+        lambda: stream.append(tokens[:5]),
+        lambda: kept.post("/v1/score", {"texts": [tokens[:5].tolist()]}),
+        lambda: stream.continue_(3),
+    ]
+    for do in counted:
+        before = figures.to_first.counts.copy(), figures.prompt_tokens, figures.generated_tokens
+        do()
+        assert sum(figures.to_first.counts) == sum(before[0]) + 1
+        grown = figures.prompt_tokens - before[1], figures.generated_tokens - before[2]
+        assert grown in ((5, 0), (0, 3))
+
+
 def test_a_connection_counts_as_one_that_was_served(kept: Running) -> None:
     def counted() -> int:
         return kept.server.metrics.answered["/v1/streams/{id}/ws", "101"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 
 from xl_export.serve.core.task import Answer, Drawing, Drawn, Ended, Fed, Task
 from xl_export.serve.http.answering import Answering, Channel
-from xl_export.serve.http.bridge import Inbox
+from xl_export.serve.http.bridge import Delivery, Inbox
 from xl_export.serve.http.errors import RefusedError, stopping
 from xl_export.serve.http.limits import of_body, read_json
 from xl_export.serve.http.models import Model
@@ -45,7 +44,7 @@ def routes(server: Server) -> list[BaseRoute]:
     """The route of completions."""
 
     async def completions(request: Request) -> Response:
-        server.refuse_when_full()
+        server.refuse_when_full(request)
         body = await read_json(request, server.limits, DECODER)
         model = server.model(body.model)
         vocab = model.session.vocab
@@ -88,9 +87,6 @@ class Completion:
         self._plan, self._model, self._server = plan, model, server
         self._tenant = tenant_of(request).name
         self._note: dict[str, Any] = request.scope["state"]["note"]
-        self._figures = server.metrics.of(model.name)
-        self._began = time.monotonic()
-        self._last: float | None = None  # when the last tokens arrived
         texts = model.texts
         self._scores = plan.echo and plan.log_probs is not None
         self._prompts = [
@@ -106,11 +102,28 @@ class Completion:
     async def run(self, channel: Channel) -> None:
         """Submits the tasks and sends their answers; see `Answering`."""
         with self._model.in_use(), self._model.inbox() as inbox:
+
+            def at_once(arrived: Delivery) -> bool:
+                """Writes the events of tokens where nothing has to wait."""
+                if not channel.write(None):
+                    return False
+                for _, answers in arrived:
+                    if answers[-1].__class__ is not Drawn:
+                        return False
+                for task, answers in arrived:
+                    self._take(inbox, task, answers)
+                channel.write(self._ready)
+                self._ready.clear()
+                return True
+
             try:
+                plan = self._plan  # a prompt with several choices is fed by a task of its own
+                each = plan.best_of + (plan.best_of > 1)
+                inbox.reserve(len(self._prompts) * each, self._tenant)
                 for prompt in range(len(self._prompts)):
                     self._submit_prompt(inbox, prompt)
                 while inbox.running:
-                    for task, answers in await inbox.get():
+                    for task, answers in await inbox.get(at_once if self._plan.stream else None):
                         self._take(inbox, task, answers)
                     if self._ready:
                         data, self._ready = bytes(self._ready), bytearray()
@@ -178,10 +191,8 @@ class Completion:
                     self._submit_choices(inbox, number, answer)
             return
         choice, prompt = self._choosing[task]
-        drawn = 0
         for answer in answers:
             if type(answer) is Drawn:
-                drawn += 1
                 if not choice.begun:
                     self._begin(choice, prompt)
                 self._ready += self._writer.drawn(choice, answer)
@@ -190,8 +201,6 @@ class Completion:
             elif type(answer) is Ended:
                 refuse_failure(answer)
                 self._end(choice, prompt, answer)
-        if drawn:
-            self._time(drawn)
 
     def _begin(self, choice: Choice, prompt: _Prompt) -> None:
         self._ready += self._writer.begin(choice, prompt.log_probs)
@@ -200,16 +209,6 @@ class Completion:
         if not choice.begun:
             self._begin(choice, prompt)
         self._ready += self._writer.ended(choice, ended)
-        self._figures.ended[ended.reason] += 1
-
-    def _time(self, drawn: int) -> None:
-        """Notes when tokens arrived."""
-        now = self._model.bridge.now
-        if self._last is None:
-            self._figures.to_first.observe(now - self._began)
-        else:
-            self._figures.between.observe((now - self._last) / drawn, drawn)
-        self._last = now
 
     def _usage(self) -> dict[str, Any]:
         return usage(
@@ -219,18 +218,13 @@ class Completion:
         )
 
     def _count(self) -> None:
-        """Adds the request to the figures and to its line of the log."""
-        figures, drawn = self._figures, sum(choice.tokens for choice in self._choices)
-        figures.prompt_tokens += sum(prompt.fed for prompt in self._prompts)
-        figures.cached_tokens += sum(prompt.cached for prompt in self._prompts)
-        figures.generated_tokens += drawn
-        figures.whole.observe(time.monotonic() - self._began)
+        """Adds the request to its line of the log."""
         reasons = {choice.reason or "unfinished" for choice in self._choices}
         self._note.update(
             model=self._model.name,
             prompt_tokens=self._plan.prompt_tokens,
             cached_tokens=sum(prompt.cached for prompt in self._prompts),
-            completion_tokens=drawn,
+            completion_tokens=sum(choice.tokens for choice in self._choices),
             reason=",".join(sorted(reasons)),
         )
 

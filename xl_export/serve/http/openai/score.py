@@ -5,6 +5,7 @@ The texts wait behind the requests of people. A context is fed once for all text
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -29,6 +30,7 @@ from xl_export.serve.http.openai.description import Operation
 from xl_export.serve.http.server import Server, tenant_of
 
 AT_ONCE = 64  # texts of one request that the engine has at once
+AGAIN = 0.05  # seconds until a full queue is asked again
 
 
 class ScoredText(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -69,7 +71,7 @@ def routes(server: Server) -> list[BaseRoute]:
     """The route of scores."""
 
     async def score(request: Request) -> Response:
-        server.refuse_when_full()
+        server.refuse_when_full(request, bulk=True)
         body = await read_json(request, server.limits, DECODER)
         model = server.model(body.model)
         rows = await of_body(request, rows_of, body, model.session.vocab, server.limits)
@@ -117,17 +119,21 @@ class Scoring:
 
     async def run(self, channel: Channel) -> None:
         """Submits the texts, some at a time, and sends all scores at the end; see `Answering`."""
-        waiting = list(self._first_tasks())[::-1]
+        waiting, begun = list(self._first_tasks())[::-1], False
         with self._model.in_use(), self._model.inbox() as inbox:
             while waiting or inbox.running:
                 while waiting and len(inbox.running) < AT_ONCE:
                     try:
                         inbox.submit(waiting[-1])
                     except RefusedError:
-                        if not inbox.running:  # there is nothing of this request to wait for
+                        if not begun:
                             raise
-                        break
+                        break  # what was done would be lost; the rest waits for a place
                     waiting.pop()
+                    begun = True
+                if not inbox.running:
+                    await asyncio.sleep(AGAIN)
+                    continue
                 for task, answers in await inbox.get():
                     for answer in answers:
                         if type(answer) is Fed and answer.log_probs is not None:

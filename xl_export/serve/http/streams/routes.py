@@ -83,19 +83,19 @@ class _Routes:
         self._server = server
 
     async def create(self, request: Request) -> Response:
-        self._server.refuse_when_full()
+        self._server.refuse_when_full(request)
         body = await read_json(request, self._server.limits, CREATE)
         work = self._work(request, self._server.model(body.model))
         return self._answer(work, lambda: work.create(body), status=201)
 
     async def append(self, request: Request) -> Response:
-        self._server.refuse_when_full()
+        self._server.refuse_when_full(request)
         body = await read_json(request, self._server.limits, APPEND)
         work, name = self._found(request)
         return self._answer(work, lambda: work.append(name, body))
 
     async def continue_(self, request: Request) -> Response:
-        self._server.refuse_when_full()
+        self._server.refuse_when_full(request)
         body = await read_json(request, self._server.limits, CONTINUE)
         work, name = self._found(request)
         if not body.stream:

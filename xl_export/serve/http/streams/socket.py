@@ -111,7 +111,7 @@ class Conversation:
         if op == "facts":
             with answered():
                 return facts_document(store_of(self._model).facts(self._name, self._tenant), self._model.name)
-        self._server.refuse_when_full()
+        self._server.refuse_when_full(self._socket)
         if op == "continue":  # it is told as it goes on
             body.stream = True
 
