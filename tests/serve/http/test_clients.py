@@ -174,16 +174,13 @@ def test_ten_times_the_load_is_served_in_turn_or_refused(small: Running) -> None
     alone = small.post("/v1/completions", body).json()["choices"][0]["text"]
     engine, before = small.server.models["m"].engine, small.server.models["m"].engine.facts
     counts: Counter[int] = Counter()
-    longest, wrong = 0, []
+    wrong: list[str] = []
 
     def ask() -> None:
-        nonlocal longest
         with httpx.Client(timeout=60) as client:
             for _ in range(5):
                 answer = client.post(small.at + "/v1/completions", json=body)
                 counts[answer.status_code] += 1
-                facts = engine.facts
-                longest = max(longest, facts.waiting - facts.paused)  # those that pause hold no place
                 if answer.status_code == 200:
                     right = answer.json()["choices"][0]["text"] == alone
                 else:
@@ -198,7 +195,6 @@ def test_ten_times_the_load_is_served_in_turn_or_refused(small: Running) -> None
     after = engine.facts
     assert set(counts) == {200, 429}
     assert wrong == []
-    assert longest <= 2 + 4
     drawn = after.tokens_drawn - before.tokens_drawn
     assert drawn == counts[200] * 40
     assert after.steps - before.steps < 1.0 * drawn  # both rows advance in most steps
