@@ -60,16 +60,11 @@ class Operation:
             self._hold(state)
         self._index.make_room()
 
-    def commit(
-        self, state: StreamState, *, appended: np.ndarray | None = None, then: np.ndarray | None = None
-    ) -> None:
+    def commit(self, state: StreamState, *, appended: np.ndarray | None = None) -> None:
         """The stream is now in this state, and the disk has it when this returns; uses the disk.
 
         appended: int64 [N], where the operation fed these tokens to the state before, as one task, and did
-        nothing else. then: int64 [N], tokens that come after this state and were not fed yet: they are fed
-        when the stream is used next.
-
-        Raises UnwritableError for a full disk; the stream is then as it was before.
+        nothing else. Raises UnwritableError for a full disk; the stream is then as it was before.
         """
         index, folder = self._index, self.stream.folder
         with self.stream.lock:
@@ -82,12 +77,6 @@ class Operation:
                 folder.replace(state, key=index.key)
                 index.written += 1
             assert folder.position == state.position, (folder.position, state.position)
-            if then is not None:
-                folder.append(then, flush=index.settings.flush)
-                self.stream.state = None
-                with index.lock:
-                    index.in_ram(self.stream.id, None)
-                return
             self._hold(state)  # under the lock: whoever writes a snapshot now must not write an older state
         index.make_room()
 

@@ -110,7 +110,7 @@ def test_cancel_ends_what_runs_and_tells_where_the_stream_is(
     kept: Running, tokens: np.ndarray, has_row: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = created(kept, tokens[:5])
-    if not has_row:  # then no step can feed the token that was told last
+    if not has_row:  # then it is not among those whose last token the next step feeds
         monkeypatch.setattr(Scheduler, "cancel", Scheduler._close)
     with Talk(stream) as talk:
         talk.say("continue", tag=1, max_tokens=2000, ignore_eos=True)

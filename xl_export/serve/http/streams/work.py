@@ -52,7 +52,6 @@ class StreamWork:
         self._store = store_of(model)
         self._left = False
         self._running: Task | None = None
-        self._drawn, self._token = 0, -1  # how many tokens were drawn, and the last of them
 
     async def lasting(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of one of the coroutines below. Cancelling this one lets it end early by itself."""
@@ -134,14 +133,11 @@ class StreamWork:
             state = ended.state if each is not None and ended.reason != "failed" else whole(ended)
             if state is None:
                 raise RefusedError(ended.error, status=500, code="engine_failed")
-            # A stream that was ended while it had no row has not been fed its last token, which was told.
-            all_fed = not self._drawn or state.position == before.position + len(tokens) + self._drawn
-            then = None if all_fed else np.array([self._token], np.int64)
-            if state is not before or then is not None:
-                await asyncio.to_thread(operation.commit, state, then=then)
+            if state is not before:
+                await asyncio.to_thread(operation.commit, state)
             return {
                 "object": "stream.continue",
-                "stream": self._facts(operation.facts, state if all_fed else None),
+                "stream": self._facts(operation.facts, state),
                 "finish_reason": ended.reason,
                 "seed": drawing.seed,
                 "text": "".join(texts),
@@ -226,7 +222,6 @@ class StreamWork:
                             fed += answer.count
                         elif type(answer) is Drawn:
                             if told is not None and texts is not None:
-                                self._drawn, self._token = self._drawn + 1, answer.token
                                 told.draw(answer)
                                 texts.append(answer.text)
                         elif type(answer) is Ended:
