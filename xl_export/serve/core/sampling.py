@@ -114,13 +114,15 @@ class Draws:
             elif k is not None and k <= MOST_SPARSE:
                 kind = k
             else:
-                kind = "whole" if sampler.top_p >= 1 and k is None else f"alone {row}"
+                kind = f"alone {row}" if k is not None else "whole" if sampler.top_p >= 1 else "share"
             rows.setdefault(kind, []).append(row)
         return [_Group(kind, own, self.samplers, len(self.runs)) for kind, own in rows.items()]
 
 
 class _Group:
-    """Rows that are drawn in the same way: greedily, from their top k, from everything, or one row alone."""
+    """Rows that are drawn in the same way: greedily, from their top k, from a share of the probability, from
+    everything, or one row alone.
+    """
 
     def __init__(self, kind: int | str, rows: list[int], samplers: Sequence[Sampler], total: int) -> None:
         self.kind, self.rows, self.whole = kind, rows, len(rows) == total
@@ -145,6 +147,8 @@ class _Group:
     def _draw(self, logits: np.ndarray, highest: np.ndarray, uniform: np.ndarray, part: slice) -> np.ndarray:
         if isinstance(self.kind, int) and self.kind < logits.shape[1]:
             tokens, sure = self._from_top_k(self.kind, logits, highest, uniform, part)
+        elif self.kind == "share" and not self._extreme:
+            tokens, sure = self._from_share(logits, highest, uniform, part)
         elif self._extreme or self._shares or str(self.kind).startswith("alone"):
             tokens, sure = np.empty(len(logits), np.int64), np.zeros(len(logits), bool)
         else:
@@ -184,6 +188,31 @@ class _Group:
         places, found = _chosen(weights, uniform)
         tokens = kept.reshape(rows, k)[np.arange(rows), places] - np.arange(0, rows * size, size)
         return tokens, found & sure
+
+    def _from_share(
+        self, logits: np.ndarray, highest: np.ndarray, uniform: np.ndarray, part: slice
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens where top_p alone leaves some out, and whether they are sure: not where the likeliest
+        HEAD of them hold less than the share.
+        """
+        size = logits.shape[1]
+        count = min(size, HEAD)
+        head = np.partition(logits, size - count, axis=1)[:, size - count :] if count < size else logits
+        head = np.sort(head, axis=1)[:, ::-1]
+        weights = self._weights(logits, highest, part)
+        total = weights.sum(axis=1, keepdims=True)
+        ordered = self._weights(head, highest, part)
+        up_to = np.cumsum(ordered, axis=1)
+        before = up_to - ordered
+        limit, margin = self._share[part] * total, ROUNDING * total
+        rows, kept = np.arange(len(logits)), (before < limit).sum(axis=1)  # at least one: before begins at 0
+        edge = head[rows, kept - 1]
+        below = np.where(kept < count, head[rows, np.minimum(kept, count - 1)], -np.inf)
+        sure = (np.abs(before - limit) > margin).all(axis=1) & _apart(edge, below, highest)
+        sure &= (kept < count) | (count == size)
+        weights[logits < edge[:, None]] = 0.0
+        places, found = _chosen(weights, uniform)
+        return places, found & sure
 
     def _where_clear(
         self,
