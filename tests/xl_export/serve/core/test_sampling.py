@@ -94,7 +94,12 @@ def test_ordinary_rows_are_not_drawn_one_by_one(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("xl_export.serve.core.sampling._alone", lambda *given: pytest.fail("one by one"))
     chance = np.random.default_rng(4)
     for size in (41, 300, 3000):
-        for sampler in (Sampler(), Sampler(top_k=20), Sampler(top_k=20, top_p=0.9, temperature=0.7), Sampler(top_p=0.9)):
+        for sampler in (
+            Sampler(),
+            Sampler(top_k=20),
+            Sampler(top_k=20, top_p=0.9, temperature=0.7),
+            Sampler(top_p=0.9),
+        ):
             runs = [run(sampler, row, {}) for row in range(6)]
             naive = [np.random.default_rng([row, 3]) for row in range(6)]
             for _ in range(20):

@@ -256,6 +256,20 @@ def test_a_run_in_pytorch_is_served_too(run: Path, session: Session) -> None:
         assert driver.tokens(task) == [piece.token for piece in pieces]
 
 
+def test_streams_that_are_stopped_are_fed_their_last_tokens_in_one_step(session: Session) -> None:
+    driver = Driver(session, rows=4)
+    tasks = [Task(tokens=np.arange(n), keep=True, drawing=Drawing(max_tokens=99)) for n in (3, 4, 5)]
+    driver.submit(*tasks)
+    driver.iterate(6)
+    steps = driver.scheduler.steps
+    ends = dict(driver.scheduler.stop())
+    assert driver.scheduler.steps == steps + 1
+    for task in tasks:
+        (end,) = ends[task]
+        assert isinstance(end, Ended)
+        assert end.state.position == len(task.tokens) + len(driver.tokens(task))
+
+
 def test_running_is_told_of_a_task_once(session: Session) -> None:
     run = Running(Task(tokens=np.arange(3), drawing=Drawing(max_tokens=200, seed=4, index=2)), session)
     naive = np.random.default_rng([4, 2])

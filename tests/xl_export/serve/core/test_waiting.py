@@ -123,6 +123,7 @@ def test_the_bytes_of_rows_that_were_given_up_are_bounded(session: Session) -> N
     assert [end.state.position for end in ends] == [3 + len(driver.tokens(each)) for each in slow[1:]]
     busy = Task(tokens=np.arange(3), drawing=Drawing(max_tokens=9), tenant="a")
     driver.submit(busy, Task(tokens=np.arange(4), drawing=Drawing(max_tokens=9), tenant="a"))
+    driver.iterate()
     driver.submit(Task(tokens=np.arange(3), tenant="b"))
     driver.iterate(3)
     assert scheduler.parked == 0  # nobody gives way while there is no room for another copy
