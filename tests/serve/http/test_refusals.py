@@ -237,3 +237,17 @@ def test_the_description_names_every_route(served) -> None:
     assert {"/v1/completions", "/v1/score", "/tokenize", "/v1/models/{name}", "/metrics"} <= set(paths)
     fields = served.server_description["components"]["schemas"]["CompletionBody"]["properties"]
     assert {"prompt", "logit_bias", "best_of", "stream_options"} <= set(fields)
+
+
+def test_the_description_says_what_each_field_means(served) -> None:
+    schemas = served.server_description["components"]["schemas"]
+    fields = {
+        name: schema["properties"]
+        for name, schema in schemas.items()
+        if name != "Error" and "properties" in schema
+    }
+    assert {"CompletionBody", "ScoreBody", "ContinueBody", "RewindBody"} <= set(fields)
+    silent = [
+        (body, name) for body, own in fields.items() for name in own if not own[name].get("description")
+    ]
+    assert silent == [], "give them a line in xl_export/serve/http/openai/fields.py"

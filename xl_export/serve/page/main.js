@@ -147,7 +147,9 @@ class Page {
       return item;
     });
     const focused = document.activeElement?.closest("#streams button")?.getAttribute("title");
+    const { scrollTop } = part("streams");
     part("streams").replaceChildren(...items);
+    part("streams").scrollTop = scrollTop;
     if (focused) items.find((item) => item.firstElementChild.title === focused)?.firstElementChild.focus();
   }
 
@@ -159,6 +161,16 @@ class Page {
     this.view.show(kept(stream.id, facts.position), facts.position);
     this.#at(facts, facts.position);
     this.#showList();
+    this.#reveal();
+  }
+
+  /** Brings the chosen stream into view in its list; the page itself stays where it is. */
+  #reveal() {
+    const list = part("streams");
+    const [box, frame] = [list.querySelector("[aria-current=true]") ?? list, list].map((each) =>
+      each.getBoundingClientRect(),
+    );
+    list.scrollTop += Math.min(0, box.top - frame.top) + Math.max(0, box.bottom - frame.bottom);
   }
 
   async create() {
@@ -172,7 +184,9 @@ class Page {
   }
 
   async delete() {
-    const { id } = this.stream;
+    const { id, position } = this.stream;
+    const tokens = position.toLocaleString("en");
+    if (!confirm(`Delete this stream of ${tokens} tokens? It cannot be brought back.`)) return;
     this.client.close();
     await this.client.json(`v1/streams/${id}`, { method: "DELETE" });
     sessionStorage.removeItem(KEPT + id);

@@ -108,11 +108,41 @@ def test_a_reader_types_watches_forks_and_takes_back(
     assert "of 4 rows" in page.text("rows-text")
     assert "Streams kept" in page.text("memory")
 
+    asked: list[str] = []
+    page.page.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    page.page.click("#delete")
+    calm(page)
+    assert "56 tokens" in asked[0]
+    assert page.do("page.stream.id") == fork, "the reader said no"
+    page.page.once("dialog", lambda dialog: dialog.accept())
     page.page.click("#delete")
     page.until(f"page.stream && page.stream.id !== {fork!r}")
     calm(page)
     assert kept.get(f"/v1/streams/{fork}").status_code == 404
     assert page.error is None
+
+
+@pytest.mark.slow
+def test_the_chosen_stream_is_in_view(kept: Running, open_page: Open) -> None:
+    for _ in range(12):
+        kept.post("/v1/streams", {"text": TEXT}).raise_for_status()
+    page = open_page(kept)
+    calm(page)
+    hidden = """(() => { const list = document.getElementById('streams').getBoundingClientRect();
+        const item = document.querySelector('#streams [aria-current=true]').getBoundingClientRect();
+        return Math.max(list.top - item.top, item.bottom - list.bottom); })()"""
+    assert page.do("document.querySelector('#streams [aria-current=true] span').textContent") != "Stream 1"
+    assert page.do("document.getElementById('streams').scrollTop") > 0
+    assert page.do(hidden) < 1
+    assert page.do("scrollY") == 0
+    hint = "getComputedStyle(document.getElementById('text'), '::before').content"
+    assert page.text("earlier").startswith(f"… {len(TEXT)} earlier tokens")
+    assert page.do(hint) == "none", "there are tokens, although they are not shown"
+    page.page.click("#new")
+    page.until("page.stream.position === 0")
+    calm(page)
+    assert "Nothing yet" in page.do(hint)
+    assert page.do(hidden) < 1
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from xl_export.serve.http.openai.fields import describe
+
 ERROR = {
     "type": "object",
     "required": ["error"],
@@ -67,6 +69,7 @@ def description(operations: Sequence[Operation], *, version: str) -> dict[str, A
     """The OpenAPI document of these operations."""
     bodies = [operation.body for operation in operations if operation.body is not None]
     schemas, components = msgspec.json.schema_components(bodies, ref_template=REFERENCE)
+    describe(components)
     by_body = dict(zip(bodies, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
