@@ -19,7 +19,7 @@ FIELDS = {
     "ignore_eos": "Whether the end of a document does not end the answer.",
     "include_usage": "Whether a last event has the usage.",
     "logit_bias": "Numbers from -100 to 100 that are added to the logits of these token ids.",
-    "logprobs": "How many of the likeliest tokens are told beside each token, with log-probabilities in nats.",
+    "logprobs": "How many of the likeliest tokens are told beside each one, with log-probabilities in nats.",
     "max_tokens": "How many tokens are drawn at most.",
     "min_p": UNUSED,
     "min_tokens": "Served up to max_tokens, together with ignore_eos and without stop; refused otherwise.",
