@@ -114,6 +114,7 @@ def test_more_log_probabilities_than_an_answer_holds_are_refused(
 def test_half_of_a_character_is_named(served) -> None:
     refused(served.post(COMPLETIONS, b'{"prompt":"\\ud800"}'), 400, "half of a character")
     refused(served.post(COMPLETIONS, {}), 400, "'prompt' is missing")
+    refused(served.post(COMPLETIONS, b""), 400, "has no body")
 
 
 def test_a_large_body_holds_up_nobody(served, monkeypatch: pytest.MonkeyPatch) -> None:

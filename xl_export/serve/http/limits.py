@@ -84,6 +84,8 @@ async def read_json(request: Request, limits: Limits, decoder: msgspec.json.Deco
     try:
         return await unless_large(len(body), decoder.decode, body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if not body:
+            raise RefusedError("the request has no body; send a JSON object.") from None
         raise RefusedError(decoding_error(error), param=_field(error)) from None
 
 
@@ -132,8 +134,8 @@ def _misfit(reason: str) -> str:
     name = reason.partition("`")[2].partition("`")[0]
     if "unknown field" in reason:
         return (
-            f"the field {name!r:.60} is not known here; leave it out, or see the table of fields in "
-            "docs/guides/serve.md."
+            f"the field {name!r:.60} is not known here; leave it out, or see /openapi.json for the fields "
+            "that are."
         )
     if "missing required field" in reason:
         return f"the field {name!r} is missing; give it, as /openapi.json describes it."
