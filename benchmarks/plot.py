@@ -102,7 +102,7 @@ def _recipes(figure: Any, rows: Sequence[RecipeRow]) -> None:
             axes.plot(tokens, [bits for _, bits in curve], style, ms=3, lw=1, color=colour, label=label)
         published = math.log2(row.published) if row.unit == "word" else row.published
         axes.axhline(
-            published, color=PAPER, ls="--", lw=1, label=f"the paper, its size and data: {row.published:g}"
+            published, color=PAPER, ls="--", lw=1, label=f"the paper, its size and data: {published:.3g}"
         )
         top = sorted(bits for _, bits in row.curve)[int(0.97 * len(row.curve))]
         axes.set_ylim(min(published, *(bits for _, bits in row.curve)) - 0.1, top + 0.2)
