@@ -89,7 +89,9 @@ def test_two_processes_train_the_run_of_one_and_share_the_cpu(make_config: Make,
         torch.testing.assert_close(state[name], other[name], rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_a_signal_ends_all_processes_and_says_how_to_resume(
     number: signal.Signals, code: int, make_config: Make, tmp_path: Path
 ) -> None:

@@ -7,9 +7,10 @@ import contextlib
 import itertools
 import random
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -22,6 +23,13 @@ from xl_export.serve.shared import SharedStreams
 
 ARTEFACT = Path(__file__).parents[2] / "data" / "version-0.1" / "ring"
 STREAMS = 5
+Answered = TypeVar("Answered")
+
+
+def in_thread(work: Coroutine[Any, Any, Answered]) -> Answered:
+    """The result of a coroutine; a browser under test keeps an event loop in the main thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +83,7 @@ def test_the_answers_are_those_of_one_replica(folder: str, session: runtimes.Ses
         shared = folder or str(tmp_path / "shared")
         alone = stack.enter_context(replica(session, str(tmp_path / "alone"), streams_in_ram=100))
         several = [stack.enter_context(replica(session, shared)) for _ in range(3)]
-        asyncio.run(talk(alone, several, stack, shared))
+        in_thread(talk(alone, several, stack, shared))
     assert sum(at.values()) > 80
 
 
@@ -102,7 +110,7 @@ def test_a_slow_replica_does_not_undo_what_another_one_did(session: runtimes.Ses
             await slow.answer("a", body)
 
     with replica(session, str(tmp_path)) as slow, replica(session, str(tmp_path)) as fast:
-        asyncio.run(race(slow, fast))
+        in_thread(race(slow, fast))
 
 
 def test_an_altered_stream_is_refused_and_a_deleted_one_begins_again(
@@ -121,7 +129,7 @@ def test_an_altered_stream_is_refused_and_a_deleted_one_begins_again(
         assert await other.answer("a", {"position": 0, "text": "abc", "score": True}) == first
 
     with replica(session, str(tmp_path)) as one, replica(session, str(tmp_path)) as other:
-        asyncio.run(use(one, other))
+        in_thread(use(one, other))
 
 
 VERSION = 64  # bytes in front of the facts
@@ -157,7 +165,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(session: runtimes.Session, t
             await one.answer("a", {"position": 7, "text": "a"})
 
     with replica(session, str(tmp_path)) as one:
-        asyncio.run(ask(one))
+        in_thread(ask(one))
         one._deliver([])  # of a step that ends after the loop
     assert not list(itertools.chain(tmp_path.glob("*/*.stream")))
 
@@ -192,7 +200,7 @@ def test_requests_of_one_stream_are_done_one_after_the_other(
 
     with replica(session, str(tmp_path)) as one:
         monkeypatch.setattr(one, "_answer", slowly)
-        asyncio.run(ask(one))
+        in_thread(ask(one))
     assert most == [1]
 
 
@@ -206,7 +214,7 @@ def test_no_more_of_a_body_is_read_than_a_replica_takes(monkeypatch: pytest.Monk
             yield content[at : at + 4]
 
     def parsed(content: bytes, declared: str = "") -> object:
-        return asyncio.run(asyncio.wait_for(replica_module.parsed(parts(content), declared), 30))
+        return in_thread(asyncio.wait_for(replica_module.parsed(parts(content), declared), 30))
 
     assert parsed(b'{"position": 0}', "15") == {"position": 0}
     for content in (b"{", b"[" * 20, b"\xff"):
