@@ -83,22 +83,7 @@ dtype_option = click.option(
 @threads_option
 @device_option
 @json_option
-def eval_command(
-    path: Path,
-    text: Path,
-    ids: bool,
-    dtype: str | None,
-    lanes: int,
-    mem_len: str | None,
-    segment: str | None,
-    clamp_len: str | None,
-    no_memory: bool,
-    losses: Path | None,
-    force: bool,
-    threads: int | None,
-    device: Device,
-    as_json: bool,
-) -> None:
+def eval_command(**options: Any) -> None:
     """Score a text with the artefact or run at PATH.
 
     The text is read segment by segment, and the memory is carried from one segment to the next. Every token
@@ -109,7 +94,7 @@ def eval_command(
     first, last and step. Then every combination is scored. The memory and the clamp of an artefact are fixed
     when it is exported.
     """
-    score_text(**locals())
+    score_text(**options)
 
 
 def score_text(
