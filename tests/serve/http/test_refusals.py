@@ -13,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from xl_export.serve.core.task import Ended, Reason
+from xl_export.serve.http.errors import RefusedError, refuse_failure
 from xl_export.serve.http.openai import completions
 from xl_export.serve.http.openai.refused import REFUSED
 
@@ -252,3 +254,25 @@ def test_the_description_says_what_each_field_means(served) -> None:
         (body, name) for body, own in fields.items() for name in own if not own[name].get("description")
     ]
     assert silent == [], "give them a line in xl_export/serve/http/openai/fields.py"
+
+
+@pytest.mark.parametrize(
+    ("ended", "status", "code", "words"),
+    [
+        (Ended(reason="failed", error="a step failed."), 500, "engine_failed", "a step failed."),
+        (Ended(reason="cancelled", error="no memory is left."), 503, "no_room", "no memory is left."),
+        (Ended(reason="cancelled"), 503, "stopping", "is stopping"),
+        (Ended(reason="stopped"), 503, "stopping", "is stopping"),
+    ],
+)
+def test_a_client_is_told_why_the_server_ended_its_task(
+    ended: Ended, status: int, code: str, words: str
+) -> None:
+    with pytest.raises(RefusedError, match=words) as raised:
+        refuse_failure(ended)
+    assert (raised.value.status, raised.value.code) == (status, code)
+
+
+@pytest.mark.parametrize("reason", ["end", "stop", "length"])
+def test_a_task_that_was_done_is_not_refused(reason: Reason) -> None:
+    refuse_failure(Ended(reason=reason))

@@ -7,6 +7,8 @@ import math
 import msgspec
 from starlette.responses import Response
 
+from xl_export.serve.core.task import Ended
+
 TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -78,3 +80,13 @@ def busy(retry_after: float) -> RefusedError:
         code="queue_full",
         retry_after=retry_after,
     )
+
+
+def refuse_failure(ended: Ended) -> None:
+    """Raises RefusedError where a task ended because of the server."""
+    if ended.reason == "failed":
+        raise RefusedError(ended.error or "the engine failed; see the log.", status=500, code="engine_failed")
+    if ended.reason == "cancelled" and ended.error:  # by the engine, and not because the server stops
+        raise RefusedError(ended.error, status=503, code="no_room")
+    if ended.reason in ("stopped", "cancelled"):
+        raise stopping()

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 from xl_export.serve.core.task import Answer, Drawing, Drawn, Ended, Fed, Task
 from xl_export.serve.http.answering import Answering, Channel
 from xl_export.serve.http.bridge import Delivery, Inbox
-from xl_export.serve.http.errors import RefusedError, stopping
+from xl_export.serve.http.errors import refuse_failure
 from xl_export.serve.http.limits import of_body, read_json
 from xl_export.serve.http.models import Model
 from xl_export.serve.http.openai.description import Operation
@@ -237,11 +237,3 @@ def usage(prompt: int, drawn: int, cached: int) -> dict[str, Any]:
         "total_tokens": prompt + drawn,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
-
-
-def refuse_failure(ended: Ended) -> None:
-    """Raises RefusedError where a task ended because of the server."""
-    if ended.reason == "failed":
-        raise RefusedError(ended.error or "the engine failed; see the log.", status=500, code="engine_failed")
-    if ended.reason in ("stopped", "cancelled"):
-        raise stopping()

@@ -22,10 +22,10 @@ from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Ended, Fed, Task
 from xl_export.serve.http.answering import Answering, Channel
-from xl_export.serve.http.errors import RefusedError
+from xl_export.serve.http.errors import RefusedError, refuse_failure
 from xl_export.serve.http.limits import Limits, of_body, read_json
 from xl_export.serve.http.models import Model
-from xl_export.serve.http.openai.completions import refuse_failure, usage
+from xl_export.serve.http.openai.completions import usage
 from xl_export.serve.http.openai.description import Operation
 from xl_export.serve.http.server import Server, tenant_of
 

@@ -13,10 +13,9 @@ import numpy as np
 from runtimes.base.errors import StreamError
 from xl_export.serve.core.state import StreamState, most_rewound, rewound
 from xl_export.serve.core.task import Drawn, Ended, Fed, Task
-from xl_export.serve.http.errors import RefusedError
+from xl_export.serve.http.errors import RefusedError, refuse_failure
 from xl_export.serve.http.limits import Limits, unless_large
 from xl_export.serve.http.models import Model
-from xl_export.serve.http.openai.completions import refuse_failure
 from xl_export.serve.http.server import Server
 from xl_export.serve.http.streams.bodies import (
     AppendBody,
@@ -139,6 +138,7 @@ class StreamWork:
                 "object": "stream.continue",
                 "stream": self._facts(operation.facts, state),
                 "finish_reason": ended.reason,
+                **({"error": ended.error} if ended.error else {}),
                 "seed": drawing.seed,
                 "text": "".join(texts),
                 **_sums(told),
@@ -269,7 +269,7 @@ def found(server: Server, name: str, tenant: str) -> tuple[Model, str]:
 
 def whole(ended: Ended) -> StreamState:
     """The state at the end of a task that was done; raises RefusedError for any other end."""
-    if ended.reason == "cancelled":
+    if ended.reason == "cancelled" and not ended.error:
         raise RefusedError(
             "the operation was cancelled, and the stream stays as it was; send it again.",
             status=409,
