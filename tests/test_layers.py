@@ -24,6 +24,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cli",),
     ),
     "xl_export.serve": (("core",), ("streams",), ("http",)),
+    "xl_export.serve.http": (("base",), ("openai",), ("streams",)),
 }
 # Graphs for TensorRT are graphs: the exporter of an artefact writes them too.
 # The page of a server has the style and the colours of the page of a site.
@@ -66,21 +67,25 @@ def upward(importer: str, imported: str) -> bool:
     folders = importer.partition(".")[0], imported.partition(".")[0]
     if folders[0] != folders[1]:
         return FOLDERS.index(folders[0]) < FOLDERS.index(folders[1])
-    rooms = tuple(".".join(name.split(".")[:2]) for name in (importer, imported))
-    levels = tuple(_level(room) for room in rooms)
-    return levels[0] < levels[1] or (
-        levels[0] == levels[1] and rooms[0] != rooms[1] and _is_room(rooms[0]) and rooms not in NEIGHBOURS
-    )
+    folder = folders[0]
+    while folder in ROOMS:  # the innermost folder that has both decides by the rooms in it
+        rooms = _inside(importer, folder), _inside(imported, folder)
+        if rooms[0] != rooms[1]:
+            levels = _level(folder, rooms[0]), _level(folder, rooms[1])
+            neighbours = (f"{folder}.{rooms[0]}", f"{folder}.{rooms[1]}") in NEIGHBOURS
+            same = levels[0] == levels[1] < len(ROOMS[folder])
+            return levels[0] < levels[1] or (same and not neighbours)
+        folder = f"{folder}.{rooms[0]}"
+    return False
 
 
-def _is_room(name: str) -> bool:
-    folder, _, room = name.partition(".")
-    return any(room in level for level in ROOMS.get(folder, ()))
+def _inside(module: str, folder: str) -> str:
+    """The room or the file of a folder that a module is in; empty for the folder itself."""
+    return module.removeprefix(folder).removeprefix(".").partition(".")[0]
 
 
-def _level(name: str) -> int:
-    folder, _, room = name.partition(".")
-    levels = ROOMS.get(folder, ())
+def _level(folder: str, room: str) -> int:
+    levels = ROOMS[folder]
     return next((number for number, level in enumerate(levels) if room in level), len(levels))
 
 
@@ -186,6 +191,12 @@ def test_no_file_is_endless() -> None:
         ("xl_export.tensorrt.graph", "xl_export.artefact.export", True),
         ("benchmarks.measure", "benchmarks.cases.latency", False),
         ("xl_export.cli", "xl_export.shadow", False),
+        ("xl_export.serve.core.engine", "xl_export.serve.streams.store", True),
+        ("xl_export.serve.replica", "xl_export.serve.core.engine", False),
+        ("xl_export.serve.http.base.server", "xl_export.serve.http.streams.work", True),
+        ("xl_export.serve.http.base.server", "xl_export.serve.http.operation", True),
+        ("xl_export.serve.http.streams.bodies", "xl_export.serve.http.openai.plan", False),
+        ("xl_export.serve.http.app", "xl_export.serve.http.openai.plan", False),
     ],
 )
 def test_what_goes_up(importer: str, imported: str, goes_up: bool) -> None:

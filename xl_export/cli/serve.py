@@ -136,11 +136,11 @@ def serve_command(
     within 5 seconds, SIGHUP reads keys and models again.
     """
     with needs("cpu,serve", *PACKAGES):
-        from xl_export.serve.http.keys import NO_KEYS, read_keys
-        from xl_export.serve.http.limits import Limits
-        from xl_export.serve.http.log import Log
-        from xl_export.serve.http.models import sources_of
-        from xl_export.serve.http.server import Server
+        from xl_export.serve.http.base.keys import NO_KEYS, read_keys
+        from xl_export.serve.http.base.limits import Limits
+        from xl_export.serve.http.base.log import Log
+        from xl_export.serve.http.base.models import sources_of
+        from xl_export.serve.http.base.server import Server
         from xl_export.serve.http.serving import Address, refuse_open_door, run
     from xl_export.serve.core.settings import EngineSettings
     from xl_export.serve.streams.facts import StoreSettings

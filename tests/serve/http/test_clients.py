@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.serve.http.conftest import Running, running, sources
-from xl_export.serve.http.limits import Limits
+from xl_export.serve.http.base.limits import Limits
 
 LONG = {"prompt": "abc", "max_tokens": 1_000_000, "stream": True, "ignore_eos": True}
 

@@ -16,7 +16,7 @@ import pytest
 from runtimes.base.errors import ConfigError
 from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.test_clients import LONG, comes_true, connection, head, wait_for
-from xl_export.serve.http.keys import keys_of
+from xl_export.serve.http.base.keys import keys_of
 
 ANNA, BERT, ROOT = "anna-0123456789abcdef", "bert-0123456789abcdef", "root-0123456789abcdef"
 KEYS = [f"anna {ANNA}", "# a line for people", f"bert {BERT}", f"operator {ROOT} admin"]

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from xl_export.serve.core.task import Ended, Reason
-from xl_export.serve.http.errors import RefusedError, refuse_failure
+from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.openai import completions
 from xl_export.serve.http.openai.refused import REFUSED
 

@@ -19,11 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtimes.base.errors import UserError
 from xl_export.serve.http import operation, page
-from xl_export.serve.http.errors import ClientLeftError, RefusedError, busy
-from xl_export.serve.http.keys import ANYBODY, Tenant
+from xl_export.serve.http.base.answering import json
+from xl_export.serve.http.base.description import description
+from xl_export.serve.http.base.errors import ClientLeftError, RefusedError, busy
+from xl_export.serve.http.base.keys import ANYBODY, Tenant
+from xl_export.serve.http.base.server import Server
 from xl_export.serve.http.openai import completions, refused, score, tokens
-from xl_export.serve.http.openai.description import description
-from xl_export.serve.http.server import Server
 from xl_export.serve.http.streams import routes as streams
 
 # Paths that need no key: what a load balancer asks for, and the description of the others.
@@ -50,7 +51,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
 
 async def _described(request: Request) -> Response:
-    return operation.json(description(OPERATIONS, version=version("xl-export")))
+    return json(description(OPERATIONS, version=version("xl-export")))
 
 
 OPERATIONS = [

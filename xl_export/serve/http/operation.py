@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from runtimes.base.errors import UserError
-from xl_export.serve.http.errors import RefusedError
-from xl_export.serve.http.models import Model
-from xl_export.serve.http.openai.description import Operation
-from xl_export.serve.http.server import Server, tenant_of
+from xl_export.serve.http.base.answering import json
+from xl_export.serve.http.base.description import Operation
+from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.models import Model
+from xl_export.serve.http.base.server import Server, tenant_of
 
 TEXT = {"type": "string"}
 
@@ -119,8 +119,3 @@ def _figures(model: Model) -> Iterator[tuple[str, float]]:
     """The figures of a model by name, and the bytes of a stream."""
     yield "bytes_per_stream", sum(tensor.num_bytes(batch=1) for tensor in model.session.state)
     yield from ((name, value) for name, _, value in model.figures())
-
-
-def json(document: Any, status: int = 200) -> Response:
-    """A JSON answer."""
-    return Response(msgspec.json.encode(document), status, media_type="application/json")

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from xl_export.serve.http.errors import RefusedError
+from xl_export.serve.http.base.errors import RefusedError
 from xl_export.web.files import PAGE, web_files
 
 OWN = Path(__file__).parents[1] / "page"

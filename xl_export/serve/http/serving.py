@@ -17,9 +17,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from runtimes.base.errors import ConfigError, UserError
 from xl_export.serve.http.app import application
-from xl_export.serve.http.limits import Limits
-from xl_export.serve.http.log import Handler
-from xl_export.serve.http.server import ON_SIGNAL, Server
+from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.http.base.log import Handler
+from xl_export.serve.http.base.server import ON_SIGNAL, Server
 
 GRACE = 4  # seconds from a signal until connections that are still open are cut
 KEEP_ALIVE = 65  # seconds that an idle connection is kept; more than the 60 of the usual proxies

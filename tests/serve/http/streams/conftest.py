@@ -13,7 +13,7 @@ import pytest
 
 from runtimes import Session
 from tests.serve.http.conftest import Running, running, sources
-from xl_export.serve.http.limits import Limits
+from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.streams.facts import StoreSettings
 
 LIMITS = Limits(body_bytes=1 << 16, prompt_tokens=4000, max_tokens=2000, choices=16, texts=50)

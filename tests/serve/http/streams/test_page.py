@@ -17,7 +17,7 @@ from tests.browsers import Page
 from tests.serve.http.conftest import Running
 from tests.serve.http.streams.conftest import Keeping, straight
 from xl_export.serve.http.app import _key
-from xl_export.serve.http.keys import keys_of
+from xl_export.serve.http.base.keys import keys_of
 
 TEXT = "The first thing that a man"
 Open = Callable[..., Page]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runtimes import Session
-from xl_export.serve.http.streams.stores import ATTACHED, Stores
+from xl_export.serve.http.base.stores import ATTACHED, Stores
 from xl_export.serve.streams.facts import StoreSettings
 from xl_export.serve.streams.store import StreamStore
 

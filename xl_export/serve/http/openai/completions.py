@@ -12,16 +12,16 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from xl_export.serve.core.task import Answer, Drawing, Drawn, Ended, Fed, Task
-from xl_export.serve.http.answering import Answering, Channel
-from xl_export.serve.http.bridge import Delivery, Inbox
-from xl_export.serve.http.errors import refuse_failure
-from xl_export.serve.http.limits import of_body, read_json
-from xl_export.serve.http.models import Model
-from xl_export.serve.http.openai.description import Operation
+from xl_export.serve.http.base.answering import Answering, Channel
+from xl_export.serve.http.base.bridge import Delivery, Inbox
+from xl_export.serve.http.base.description import Operation
+from xl_export.serve.http.base.errors import refuse_failure
+from xl_export.serve.http.base.limits import of_body, read_json
+from xl_export.serve.http.base.models import Model
+from xl_export.serve.http.base.server import Server, tenant_of
 from xl_export.serve.http.openai.log_probs import LogProbs
 from xl_export.serve.http.openai.plan import CompletionBody, Plan, plan_of
 from xl_export.serve.http.openai.writing import Choice, Writer
-from xl_export.serve.http.server import Server, tenant_of
 
 DECODER = msgspec.json.Decoder(CompletionBody)
 OPERATIONS = [

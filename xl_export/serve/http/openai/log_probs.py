@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from xl_export.serve.http.token_texts import TokenTexts
+from xl_export.serve.http.base.token_texts import TokenTexts
 
 CONTEXT = 32  # tokens before a text that decide how its first token reads
 

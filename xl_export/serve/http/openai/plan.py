@@ -15,8 +15,8 @@ from runtimes.contract.vocabulary import Vocab, decode
 from runtimes.tasks.generate import encode_prompt
 from runtimes.tasks.sample import Sampler
 from xl_export.serve.core.task import Drawing
-from xl_export.serve.http.errors import RefusedError
-from xl_export.serve.http.limits import Limits, refuse_log_probs
+from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.limits import Limits, refuse_log_probs
 
 MOST_LIKELIEST = 20  # tokens beside each one
 MOST_STOPS, LONGEST_STOP = 16, 1000

@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from xl_export.serve.http.errors import RefusedError
-from xl_export.serve.http.server import Server
+from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.server import Server
 
 CHAT = "these models continue text and have learned no roles; send the text to /v1/completions"
 REFUSED = {

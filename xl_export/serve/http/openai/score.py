@@ -21,13 +21,13 @@ from runtimes.contract.vocabulary import Vocab
 from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Ended, Fed, Task
-from xl_export.serve.http.answering import Answering, Channel
-from xl_export.serve.http.errors import RefusedError, refuse_failure
-from xl_export.serve.http.limits import Limits, of_body, read_json
-from xl_export.serve.http.models import Model
+from xl_export.serve.http.base.answering import Answering, Channel
+from xl_export.serve.http.base.description import Operation
+from xl_export.serve.http.base.errors import RefusedError, refuse_failure
+from xl_export.serve.http.base.limits import Limits, of_body, read_json
+from xl_export.serve.http.base.models import Model
+from xl_export.serve.http.base.server import Server, tenant_of
 from xl_export.serve.http.openai.completions import usage
-from xl_export.serve.http.openai.description import Operation
-from xl_export.serve.http.server import Server, tenant_of
 
 AT_ONCE = 64  # texts of one request that the engine has at once
 AGAIN = 0.05  # seconds until a full queue is asked again

@@ -13,11 +13,11 @@ from runtimes.base.errors import UserError
 from runtimes.contract.checks import checked_ids
 from runtimes.contract.vocabulary import Vocab, decode
 from runtimes.tasks.generate import encode_prompt
-from xl_export.serve.http.errors import RefusedError
-from xl_export.serve.http.limits import of_body, read_json
-from xl_export.serve.http.openai.description import Operation
-from xl_export.serve.http.operation import json
-from xl_export.serve.http.server import Server
+from xl_export.serve.http.base.answering import json
+from xl_export.serve.http.base.description import Operation
+from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.limits import of_body, read_json
+from xl_export.serve.http.base.server import Server
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

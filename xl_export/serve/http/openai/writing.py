@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from xl_export.serve.core.task import Drawn, Ended
-from xl_export.serve.http.answering import DONE, event
+from xl_export.serve.http.base.answering import DONE, event
+from xl_export.serve.http.base.token_texts import TokenTexts
 from xl_export.serve.http.openai.log_probs import LogProbs
 from xl_export.serve.http.openai.plan import Plan
-from xl_export.serve.http.token_texts import TokenTexts
 
 REASONS = {"end": "stop", "stop": "stop", "length": "length"}
 encode = msgspec.json.Encoder().encode

@@ -11,8 +11,8 @@ from runtimes.base.errors import UserError
 from runtimes.contract.vocabulary import Vocab
 from runtimes.tasks.generate import encode_prompt
 from xl_export.serve.core.task import Drawing
-from xl_export.serve.http.errors import RefusedError
-from xl_export.serve.http.limits import Limits, refuse_log_probs
+from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.limits import Limits, refuse_log_probs
 from xl_export.serve.http.openai.plan import DEFAULT_TOKENS, MOST_LIKELIEST, SamplingFields, drawing_of
 
 

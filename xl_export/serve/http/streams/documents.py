@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from xl_export.serve.core.task import Drawn, Fed, Likeliest
-from xl_export.serve.http.token_texts import TokenTexts
+from xl_export.serve.http.base.token_texts import TokenTexts
 from xl_export.serve.streams.facts import StreamFacts
 
 CONTEXT = 32  # tokens before a text that decide how its first token reads

@@ -13,17 +13,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
-from xl_export.serve.http.answering import Answering, Channel, event
-from xl_export.serve.http.errors import ClientLeftError, RefusedError
-from xl_export.serve.http.limits import read_json
-from xl_export.serve.http.models import Model
-from xl_export.serve.http.openai.description import Operation
-from xl_export.serve.http.operation import json
-from xl_export.serve.http.server import Server, tenant_of
+from xl_export.serve.http.base.answering import Answering, Channel, event, json
+from xl_export.serve.http.base.description import Operation
+from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
+from xl_export.serve.http.base.limits import read_json
+from xl_export.serve.http.base.models import Model
+from xl_export.serve.http.base.server import Server, tenant_of
+from xl_export.serve.http.base.stores import answered, store_of
 from xl_export.serve.http.streams.bodies import AppendBody, ContinueBody, CreateBody, NoBody, RewindBody
 from xl_export.serve.http.streams.documents import facts_document
 from xl_export.serve.http.streams.socket import conversation
-from xl_export.serve.http.streams.stores import answered, store_of
 from xl_export.serve.http.streams.work import StreamWork, found
 from xl_export.serve.streams.snapshot import most_snapshot_bytes, too_large
 

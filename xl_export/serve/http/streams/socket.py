@@ -15,13 +15,13 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from runtimes.base.errors import UserError
-from xl_export.serve.http.errors import RefusedError
-from xl_export.serve.http.limits import decoding_error, unless_large
-from xl_export.serve.http.models import Model
-from xl_export.serve.http.server import Server, tenant_of
+from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.limits import decoding_error, unless_large
+from xl_export.serve.http.base.models import Model
+from xl_export.serve.http.base.server import Server, tenant_of
+from xl_export.serve.http.base.stores import answered, store_of
 from xl_export.serve.http.streams.bodies import AppendBody, ContinueBody, NoBody, RewindBody
 from xl_export.serve.http.streams.documents import facts_document
-from xl_export.serve.http.streams.stores import answered, store_of
 from xl_export.serve.http.streams.work import StreamWork, found
 
 WAITING = 8  # messages that wait for the operation before them; more are refused

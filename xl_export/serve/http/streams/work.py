@@ -13,10 +13,11 @@ import numpy as np
 from runtimes.base.errors import StreamError
 from xl_export.serve.core.state import StreamState, most_rewound, rewound
 from xl_export.serve.core.task import Drawn, Ended, Fed, Task
-from xl_export.serve.http.errors import RefusedError, refuse_failure
-from xl_export.serve.http.limits import Limits, unless_large
-from xl_export.serve.http.models import Model
-from xl_export.serve.http.server import Server
+from xl_export.serve.http.base.errors import RefusedError, refuse_failure
+from xl_export.serve.http.base.limits import Limits, unless_large
+from xl_export.serve.http.base.models import Model
+from xl_export.serve.http.base.server import Server
+from xl_export.serve.http.base.stores import answered, store_of
 from xl_export.serve.http.streams.bodies import (
     AppendBody,
     ContinueBody,
@@ -27,7 +28,6 @@ from xl_export.serve.http.streams.bodies import (
     tokens_of,
 )
 from xl_export.serve.http.streams.documents import Told, facts_document
-from xl_export.serve.http.streams.stores import answered, store_of
 from xl_export.serve.streams.facts import NoStreamError, StreamFacts, no_stream
 from xl_export.serve.streams.operation import Operation
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from starlette.requests import HTTPConnection
 
 from runtimes.base.errors import ConfigError
-from xl_export.serve.http.bridge import refusing
-from xl_export.serve.http.errors import RefusedError, stopping
-from xl_export.serve.http.keys import ANYBODY, NO_KEYS, Keys, Tenant
-from xl_export.serve.http.limits import Limits
-from xl_export.serve.http.log import Log
-from xl_export.serve.http.metrics import Metrics
-from xl_export.serve.http.models import Model, Source, on_thread
-from xl_export.serve.http.streams.stores import Stores
+from xl_export.serve.http.base.bridge import refusing
+from xl_export.serve.http.base.errors import RefusedError, stopping
+from xl_export.serve.http.base.keys import ANYBODY, NO_KEYS, Keys, Tenant
+from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.http.base.log import Log
+from xl_export.serve.http.base.metrics import Metrics
+from xl_export.serve.http.base.models import Model, Source, on_thread
+from xl_export.serve.http.base.stores import Stores
 from xl_export.serve.streams.facts import StoreSettings
 
 DRAIN = 600.0  # seconds that the requests of a replaced model have to end

@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from runtimes.base.errors import ConfigError
-from xl_export.serve.http.errors import ClientLeftError, RefusedError
+from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 
 LARGE = 1 << 12  # bytes of a body, or symbols; what is larger is decoded and encoded on a thread
 Body = TypeVar("Body")

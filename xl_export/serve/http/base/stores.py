@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtimes.base.errors import UserError
-from xl_export.serve.http.errors import RefusedError
-from xl_export.serve.http.models import Model
+from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.models import Model
 from xl_export.serve.streams.facts import (
     BusyStreamError,
     ClosedStoreError,

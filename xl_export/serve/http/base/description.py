@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from xl_export.serve.http.openai.fields import describe
+from xl_export.serve.http.base.fields import describe
 
 ERROR = {
     "type": "object",

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from runtimes.base.errors import UserError
-from xl_export.serve.http.errors import ClientLeftError, RefusedError
+from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 LOOKS = 4  # how often a client is looked at until it counts as stalled
@@ -77,6 +77,11 @@ def _never(data: bytes | bytearray | None = None) -> bool:
 def event(document: Any) -> bytes:
     """A document as a server-sent event."""
     return b"data: " + msgspec.json.encode(document) + b"\n\n"
+
+
+def json(document: Any, status: int = 200) -> Response:
+    """A document as a whole answer that nobody has to wait for."""
+    return Response(msgspec.json.encode(document), status, media_type="application/json")
 
 
 class Answering(Response):

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from xl_export.serve.core.task import Answer, Drawn, Ended, Fed, Task
 from xl_export.serve.core.waiting import Busy, Places
-from xl_export.serve.http.errors import busy
-from xl_export.serve.http.metrics import Figures
+from xl_export.serve.http.base.errors import busy
+from xl_export.serve.http.base.metrics import Figures
 
 Delivery = list[tuple[Task, list[Answer]]]
 AtOnce = Callable[[Delivery], bool]

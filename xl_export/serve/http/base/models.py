@@ -21,9 +21,9 @@ from runtimes.tasks.check import check
 from xl_export.serve.core.engine import Engine
 from xl_export.serve.core.facts import EngineFacts
 from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.http.bridge import Accepts, Bridge, Delivery, Inbox
-from xl_export.serve.http.metrics import Figures
-from xl_export.serve.http.token_texts import TokenTexts
+from xl_export.serve.http.base.bridge import Accepts, Bridge, Delivery, Inbox
+from xl_export.serve.http.base.metrics import Figures
+from xl_export.serve.http.base.token_texts import TokenTexts
 from xl_export.serve.streams.cache import PrefixCache
 
 
