@@ -49,6 +49,22 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools",
     help="The most megabytes of memory for prompts that may come again, for each model; 0 keeps none.",
 )
 @click.option(
+    "--share-cache",
+    is_flag=True,
+    help="Let tenants find prompts of each other in the cache. The time to the first token then tells a "
+    "tenant whether somebody else has sent the same prompt.",
+)
+@click.option(
+    "--waiting-memory",
+    "waiting_mb",
+    default=4096,
+    show_default=True,
+    type=click.IntRange(min=1),
+    metavar="MB",
+    help="The most megabytes of streams that wait for a row, and as much for those whose clients take "
+    "nothing, for each model.",
+)
+@click.option(
     "--api-keys",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -75,6 +91,15 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools",
     show_default=True,
     type=click.IntRange(min=1),
     help="The most streams that one tenant may have.",
+)
+@click.option(
+    "--tenant-disk",
+    "tenant_mb",
+    default=1 << 16,
+    show_default=True,
+    type=click.IntRange(min=1),
+    metavar="MB",
+    help="The most megabytes of streams that one tenant may have.",
 )
 @click.option(
     "--flush-streams",
@@ -116,10 +141,13 @@ def serve_command(
     rows: int,
     queue: int,
     cache_mb: int,
+    share_cache: bool,
+    waiting_mb: int,
     api_keys: Path | None,
     state: Path | None,
     stream_mb: int,
     max_streams: int,
+    tenant_mb: int,
     flush_streams: bool,
     max_tokens: int,
     max_prompt: int,
@@ -149,8 +177,9 @@ def serve_command(
     refuse_open_door(address, has_keys=api_keys is not None)
     sources = sources_of(
         named(models, name),
-        EngineSettings(rows=rows, queue=queue),
+        EngineSettings(rows=rows, queue=queue, state_bytes=waiting_mb << 20),
         cache_bytes=cache_mb << 20,
+        cache_shared=share_cache,
         threads=threads,
         device=device,
     )
@@ -159,7 +188,12 @@ def serve_command(
         limits=Limits(max_tokens=max_tokens, prompt_tokens=max_prompt, body_bytes=max_body << 20),
         read_keys=lambda: NO_KEYS if api_keys is None else read_keys(api_keys),
         state=state,
-        stream_limits=StoreSettings(ram_bytes=stream_mb << 20, streams=max_streams, flush=flush_streams),
+        stream_limits=StoreSettings(
+            ram_bytes=stream_mb << 20,
+            streams=max_streams,
+            tenant_bytes=tenant_mb << 20,
+            flush=flush_streams,
+        ),
         log=Log(None if quiet else sys.stderr),
     )
 

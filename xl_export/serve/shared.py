@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import inspect
 import json
 import re
 import secrets
@@ -109,8 +110,9 @@ class SharedStreams:
         """Writes the stream in place of what it was; it is there as a whole when this returns.
 
         before: the version that it was computed from. Raises MovedError, and writes nothing, where the file
-        has another one by now: a replica that was slow must not undo what another one did meanwhile. In an
-        object store this is looked at just before; in a folder nobody comes between.
+        has another one by now: a replica that was slow must not undo what another one did meanwhile. In a
+        folder nobody comes between. In an object store the file of a new stream is written only where there
+        is none, if the store can do that; the version of any other is looked at just before.
         """
         facts = json.dumps({"asked": stream.asked, "answer": stream.answer})
         with tempfile.TemporaryDirectory() as folder:
@@ -125,7 +127,18 @@ class SharedStreams:
                 with atomic_file(Path(file)) as temporary:
                     temporary.write_bytes(content)
             else:  # an object of a store appears whole
-                self._system.pipe_file(file, content)
+                self._put(name, content, new=before is None)
+
+    def _put(self, name: str, content: bytes, *, new: bool) -> None:
+        """Writes an object. Where it is new and another replica has made it first, the store itself refuses,
+        if it is one that can (of S3 the header `If-None-Match`).
+        """
+        put = self._system.pipe_file
+        can_refuse = "mode" in inspect.signature(put).parameters
+        try:
+            put(self._file(name), content, **({"mode": "create"} if new and can_refuse else {}))
+        except FileExistsError as error:
+            raise MovedError(name) from error
 
     def delete(self, name: str) -> bool:
         """Removes a stream; False where there was none."""

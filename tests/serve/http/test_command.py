@@ -11,11 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from click.testing import Result
 
 from tests.commands import refused, xl
 from tests.serve.http.test_clients import comes_true
+from xl_export.serve.core.state import StreamState
+from xl_export.serve.http import serving
+from xl_export.serve.http.base.server import Server
 
 
 def serve(*arguments: object) -> Result:
@@ -45,6 +49,28 @@ def test_what_cannot_be_served_is_one_sentence(
 
 def test_memory_that_cannot_be_served_is_refused(artefacts: dict[str, Path]) -> None:
     refused(serve(artefacts["shift"], "--port", "0"), "ring")
+
+
+def test_the_bounds_of_the_command_reach_the_server(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[Server] = []
+    monkeypatch.setattr(serving, "run", lambda server, address, ready: served.append(server))
+    options = ["--waiting-memory", "3", "--tenant-disk", "5", "--stream-memory", "7", "--rows", "2"]
+    for more in ([], ["--share-cache"]):
+        assert serve(artefacts["ring"], *options, *more).exit_code == 0
+    stores = served[0]._stream_limits
+    assert (stores.tenant_bytes, stores.ram_bytes) == (5 << 20, 7 << 20)
+    for server, shared in zip(served, (False, True), strict=True):
+        (source,) = server.sources.values()
+        assert source.settings.state_bytes == 3 << 20
+        session = source.open_session(source.path)
+        engine, cache = source.make_engine(session, source.settings, lambda batch: None)
+        tokens = np.arange(session.rule.segment)
+        state = StreamState(memory=session.start(1), logits=None, tail=tokens, written=len(tokens))
+        cache.put(tokens, state, "anna")
+        assert (cache.longest(tokens, "bert")[0] > 0) is shared
+        engine.stop(within=0)
 
 
 def test_a_missing_package_names_the_extra(artefacts: dict[str, Path], monkeypatch) -> None:

@@ -69,6 +69,7 @@ def test_figures_have_the_usual_names_and_grow(served: Running) -> None:
         "xl_export_time_to_first_token_seconds_count": 1,
         "xl_export_inter_token_latency_seconds_count": 78,
         "xl_export_e2e_request_latency_seconds_count": 1,
+        "xl_export_request_queue_time_seconds_count": 3,  # the prompt and its two choices
         "xl_export_engine_tokens_drawn_total": 80,
     }
     for name, count in grown.items():

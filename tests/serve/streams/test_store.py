@@ -66,6 +66,24 @@ def read(store: StreamStore, name: str, advance: Advance, owner: str = "anna") -
         return current(operation, advance)
 
 
+@pytest.mark.parametrize("ram_bytes", [0, 1 << 20])
+def test_a_fork_while_an_operation_runs_is_the_stream_before_it(
+    open_store: Open, fresh: StreamState, advance: Advance, ram_bytes: int
+) -> None:
+    store = open_store(ram_bytes=ram_bytes)
+    name, tokens = store.create("anna", fresh).id, np.arange(1, 6)
+    append(store, name, tokens[:2], advance)
+    before = read(store, name, advance)
+    with store.operation(name, "anna") as operation:
+        state = advance(current(operation, advance), tokens[2:])
+        fork = store.fork(name, "anna").id
+        operation.commit(state, appended=tokens[2:])
+        later = store.fork(name, "anna").id
+    assert [store.facts(each, "anna").position for each in (name, fork, later)] == [5, 2, 5]
+    assert_same(read(store, fork, advance), before)
+    assert_same(read(store, later, advance), read(store, name, advance))
+
+
 def test_one_operation_at_a_time(open_store: Open, fresh: StreamState, advance: Advance) -> None:
     store = open_store()
     name = store.create("anna", fresh).id
@@ -74,8 +92,6 @@ def test_one_operation_at_a_time(open_store: Open, fresh: StreamState, advance: 
         for other in (store.operation(name, "anna").__enter__, lambda: store.delete(name, "anna")):
             with pytest.raises(BusyStreamError, match="another operation is using the stream"):
                 other()
-        with pytest.raises(BusyStreamError):
-            store.fork(name, "anna")
     with pytest.raises(ZeroDivisionError), store.operation(name, "anna"):
         raise ZeroDivisionError
     assert not store.facts(name, "anna").busy

@@ -113,6 +113,25 @@ def test_a_slow_replica_does_not_undo_what_another_one_did(session: runtimes.Ses
         in_thread(race(slow, fast))
 
 
+def test_an_object_store_lets_one_of_two_replicas_begin_a_stream(
+    session: runtimes.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have looked, and seen that there is none."""
+
+    async def race(one: Replica, late: Replica) -> None:
+        await one.answer("a", {"position": 0, "text": "abc"})
+        kept = one._streams.version("a")
+        with monkeypatch.context() as before:
+            before.setattr(late._streams, "version", lambda name: None)
+            before.setattr(late._streams, "read", lambda name: None)
+            with pytest.raises(UnavailableError, match="another replica has gone on"):
+                await late.answer("a", {"position": 0, "text": "x"})
+        assert late._streams.version("a") == kept
+
+    with replica(session, "memory://begun") as one, replica(session, "memory://begun") as late:
+        in_thread(race(one, late))
+
+
 def test_an_altered_stream_is_refused_and_a_deleted_one_begins_again(
     session: runtimes.Session, tmp_path: Path
 ) -> None:

@@ -167,6 +167,7 @@ class Engine:
             moved=scheduler.rows.moved,
             model_seconds=scheduler.model_seconds,
             other_seconds=self._other_seconds,
+            queued=scheduler.queued,
             dependence=self._dependence,
         )
 

@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+
+QUEUED = (0.001, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 300.0)
+
+
+class Histogram:
+    """How often a value fell between two bounds. One thread adds to it, and any may read it."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Notes a value, or several that are equal."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Bound and how many values are at most that."""
+        total, found = 0, []
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            total += count
+            found.append((bound, float(total)))
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +38,8 @@ class EngineFacts:
     (tokens_cached). tokens_padded: of pieces, beyond their tokens. tokens_drawn: of all tasks. steps: of the
     session. tasks_ended: by their reason. parked: how often a task gave up its row to others. moved: how
     often the memory of a row was copied, between rows or in and out. model_seconds, other_seconds: of the
-    engine's thread, in steps of the session and in everything else but waiting for work.
+    engine's thread, in steps of the session and in everything else but waiting for work. queued: seconds from
+    the submission of each task to its first row, without bulk, which waits for others; it goes on growing.
 
     dependence: None where a trial at the start found each row bitwise independent of the rows that are
     stepped with it, so that the same seed gives the same tokens under any load; otherwise a sentence that
@@ -37,6 +61,7 @@ class EngineFacts:
     moved: int
     model_seconds: float
     other_seconds: float
+    queued: Histogram
     dependence: str | None
 
     @property

@@ -14,6 +14,7 @@ import numpy as np
 
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
+from xl_export.serve.core.rows import Rows
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.sampling import likeliest, log_probs_of
 from xl_export.serve.core.state import StreamState
@@ -105,6 +106,15 @@ def longest_prefix(cache: Cache, task: Task, segment: int) -> StreamState | None
         tokens = tokens[: (count - 1) // segment * segment]
         count, state = cache.longest(tokens, task.tenant) if len(tokens) else (0, None)
     return state
+
+
+def keep_prefix(cache: Cache, run: Running, rows: Rows, segment: int, row_bytes: int) -> None:
+    """Gives the cache the state after a piece, if it would keep it: the copy of a row may be large."""
+    tokens, tenant = run.task.tokens[: run.fed], run.task.tenant
+    tail = min(run.fed, segment + 1) * tokens.itemsize
+    logits = 0 if run.logits is None else run.logits.size * np.dtype(np.float32).itemsize
+    if cache.wants(tokens, row_bytes + logits + tail, tenant):
+        cache.put(tokens, run.state(rows.taken_out(run), segment=segment), tenant)
 
 
 def _verb(session: Session, run: Running, length: int) -> Verb:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -27,12 +28,13 @@ class Running:
     already. written: as in `StreamState`, of the pieces; drawn tokens are written without padding. answers:
     those of this iteration. sent, taken: answers that were delivered, and those that the client has taken;
     the latter is written by another thread. closing: why the task ends, once its last token is fed. order,
-    since, last_piece: the iterations in which it came, got its row, and was fed a piece. copied: whether its
-    memory is a copy of a row that it gave up. ended: whether its `Ended` was said.
+    since, last_piece: the iterations in which it came, got its row, and was fed a piece. arrived: when it was
+    submitted, by the monotonic clock. copied: whether its memory is a copy of a row that it gave up. ended:
+    whether its `Ended` was said.
     """
 
     def __init__(self, task: Task, session: Session) -> None:
-        self.task = task
+        self.task, self.arrived = task, time.monotonic()
         self.row, self.fed, self.order, self.since, self.last_piece = -1, 0, 0, 0, 0
         self.sent = self.taken = 0
         self.drawn: deque[int] = deque(maxlen=session.rule.segment + 2)

@@ -13,7 +13,16 @@ import numpy as np
 from runtimes.base.errors import UserError, first_line
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
-from xl_export.serve.core.pieces import Cache, Piece, chosen_pieces, longest_prefix, step_of, take_in
+from xl_export.serve.core.facts import QUEUED, Histogram
+from xl_export.serve.core.pieces import (
+    Cache,
+    Piece,
+    chosen_pieces,
+    keep_prefix,
+    longest_prefix,
+    step_of,
+    take_in,
+)
 from xl_export.serve.core.rows import Rows
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.sampling import Draws
@@ -53,7 +62,7 @@ class Scheduler:
         self._ready: list[Running] = []  # runs whose tokens were all fed, and who have no token yet
         self._draws = Draws([], None)
         self.iterations = self.steps = self.fed = self.cached = self.padded = self.drawn = self.parked = 0
-        self.model_seconds = 0.0
+        self.model_seconds, self.queued = 0.0, Histogram(QUEUED)
         self.ended: Counter[str] = Counter()
 
     @property
@@ -144,6 +153,8 @@ class Scheduler:
                 self._say(run, Fed(count=run.fed, cached=run.fed))
         self.rows.admit(run, memory)
         self._forget_memory(run)
+        if not (run.since or task.bulk):  # it has a row for the first time
+            self.queued.observe(time.monotonic() - run.arrived)
         run.since = self.iterations
         run.account.rows += 1
         if run.prompt_left:
@@ -237,17 +248,9 @@ class Scheduler:
         self._say(run, fed)
         task = run.task
         if self._cache is not None and task.cached and task.state is None and not task.score:
-            self._keep_prefix(run, self._cache)
+            keep_prefix(self._cache, run, self.rows, self._segment, self._row_bytes)
         if not run.prompt_left:
             self._ready.append(run)
-
-    def _keep_prefix(self, run: Running, cache: Cache) -> None:
-        """Gives the cache the state after a piece, if it would keep it: the copy of a row may be large."""
-        tokens, tenant = run.task.tokens[: run.fed], run.task.tenant
-        tail = min(run.fed, self._segment + 1) * tokens.itemsize
-        logits = 0 if run.logits is None else run.logits.size * np.dtype(np.float32).itemsize
-        if cache.wants(tokens, self._row_bytes + logits + tail, tenant):
-            cache.put(tokens, run.state(self.rows.taken_out(run), segment=self._segment), tenant)
 
     # Tokens.
 

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtimes.base.errors import UserError
@@ -38,6 +38,11 @@ KEY_PROTOCOL, ENCODED_KEY_PROTOCOL = "key.", "key64."
 
 def routes(server: Server) -> list[BaseRoute]:
     """The routes of all parts."""
+    document = description(OPERATIONS, version=version("xl-export"))
+
+    async def described(request: Request) -> Response:
+        return json(document)
+
     return [
         *operation.routes(server),
         *completions.routes(server),
@@ -46,12 +51,8 @@ def routes(server: Server) -> list[BaseRoute]:
         *streams.routes(server),
         *page.routes(),
         *refused.routes(server),
-        Route("/openapi.json", _described),
+        Route("/openapi.json", described),
     ]
-
-
-async def _described(request: Request) -> Response:
-    return json(description(OPERATIONS, version=version("xl-export")))
 
 
 OPERATIONS = [
@@ -243,5 +244,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
     else:
         message = f"there is nothing at {path!r:.200}; see /openapi.json for what there is."
     answer = RefusedError(message, status=error.status_code).response()
-    answer.headers.update(dict(error.headers or {}))
+    if error.status_code == 405:  # several routes may share a path, and the router names the first one's
+        answer.headers["allow"] = ", ".join(_methods(request))
     return answer
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods that the path of a request is served with."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    return sorted(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Literal, TypedDict
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,7 +16,69 @@ from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server, tenant_of
 
-TEXT = {"type": "string"}
+
+class Health(TypedDict):
+    """Whether the engines run. failed: the models whose engine does not."""
+
+    status: Literal["ok", "failed"]
+    failed: list[str]
+
+
+class Ready(TypedDict):
+    """Whether requests are answered."""
+
+    ready: bool
+
+
+class ServerFigures(TypedDict):
+    """The figures of each model by their names in /metrics."""
+
+    object: Literal["server"]
+    requests: int
+    models: dict[str, dict[str, float]]
+
+
+class VocabularyFacts(TypedDict):
+    """The vocabulary of a model."""
+
+    kind: str
+    size: int
+    special: dict[str, int]
+
+
+class ModelFacts(TypedDict):
+    """What is known of a model beyond what OpenAI tells."""
+
+    identity: str
+    mem_len: int
+    segment: int
+    mask: str
+    vocabulary: VocabularyFacts
+    parameters: int | None
+    precision: str
+    memory_precision: str
+    bytes_per_stream: int
+    computed_by: str
+    rows_independent: bool
+    rows_dependence: str | None
+
+
+class ModelDocument(TypedDict):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+    xl_export: ModelFacts
+
+
+class ModelList(TypedDict):
+    """The models that are served; the first one answers requests without a name."""
+
+    object: Literal["list"]
+    data: list[ModelDocument]
 
 
 def routes(server: Server) -> list[BaseRoute]:
@@ -72,21 +134,47 @@ def routes(server: Server) -> list[BaseRoute]:
 
 
 OPERATIONS = [
-    Operation(method="GET", path="/health", summary="Whether the engines run."),
-    Operation(method="GET", path="/ready", summary="Whether requests are answered."),
     Operation(
-        method="GET", path="/metrics", summary="Figures for Prometheus.", content="text/plain", answer=TEXT
+        method="GET",
+        path="/health",
+        summary="Whether the engines run.",
+        answer=Health,
+        instead={503: Health},
+        is_open=True,
     ),
-    Operation(method="GET", path="/v1/server", summary="The figures of each model as JSON."),
-    Operation(method="GET", path="/v1/models", summary="The models that are served."),
-    Operation(method="GET", path="/v1/models/{name}", summary="One model."),
     Operation(
-        method="POST", path="/admin/models/{name}/reload", summary="Opens the artefact of a model again."
+        method="GET",
+        path="/ready",
+        summary="Whether requests are answered.",
+        answer=Ready,
+        instead={503: Ready},
+        is_open=True,
+    ),
+    Operation(method="GET", path="/metrics", summary="Figures for Prometheus.", content="text/plain"),
+    Operation(
+        method="GET", path="/v1/server", summary="The figures of each model as JSON.", answer=ServerFigures
+    ),
+    Operation(
+        method="GET",
+        path="/v1/models",
+        summary="The models that are served.",
+        answer=ModelList,
+        tells=("name", "/data/0/id"),
+    ),
+    Operation(
+        method="GET", path="/v1/models/{name}", summary="One model.", answer=ModelDocument, refused=(404, 503)
+    ),
+    Operation(
+        method="POST",
+        path="/admin/models/{name}/reload",
+        summary="Opens the artefact of a model again.",
+        answer=ModelDocument,
+        refused=(404, 409, 503),
     ),
 ]
 
 
-def facts(model: Model, prompt_tokens: int) -> dict[str, Any]:
+def facts(model: Model, prompt_tokens: int) -> ModelDocument:
     """A model as OpenAI lists it, with what is known about it under `xl_export`."""
     session, spec = model.session, model.session.spec
     rule, vocab = session.rule, session.vocab

@@ -91,13 +91,19 @@ class StreamStore:
         return self.create(owner, read_snapshot(path, self._index.session, key=self._index.key))
 
     def fork(self, name: str, owner: str) -> StreamFacts:
-        """A new stream in the state of another one, which goes on by itself; uses the disk a little."""
-        with self.operation(name, owner) as source:
-            stream = source.stream
-            with self._new(owner) as (other, facts), stream.lock:
-                self._index.refuse_closed()
-                folder = stream.folder.fork(self._path / other, facts)
-                fork = self._add(other, owner, facts["created"], folder, stream.state)
+        """A new stream in the state of another one, which goes on by itself; uses the disk a little.
+
+        While an operation runs on the other one, it is the state before that operation: its files and what is
+        in RAM change together, under its lock, when the operation is done.
+        """
+        stream = self._owned(name, owner)
+        with self._new(owner) as (other, facts), stream.lock:
+            self._index.refuse_closed()
+            if stream.gone:
+                raise no_stream(name)
+            stream.used = time.time()
+            folder = stream.folder.fork(self._path / other, facts)
+            fork = self._add(other, owner, facts["created"], folder, stream.state)
         self._index.make_room()
         return self._index.facts(fork)
 

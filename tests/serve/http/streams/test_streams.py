@@ -211,14 +211,16 @@ def test_one_operation_at_a_time_and_what_a_client_that_leaves_has_done(
     with httpx.stream("POST", f"{kept.at}{stream.path}/continue", json=body, timeout=60) as answer:
         lines = answer.iter_lines()
         next(lines)
-        for what, fields in (("append", {"tokens": [1]}), ("rewind", {"tokens": 1}), ("fork", None)):
-            busy = kept.post(f"{stream.path}/{what}", fields if fields is not None else {})
+        fork = stream.fork()  # of the stream before what runs
+        assert kept.get(fork.path).json()["position"] == 10
+        for what, fields in (("append", {"tokens": [1]}), ("rewind", {"tokens": 1})):
+            busy = kept.post(f"{stream.path}/{what}", fields)
             assert busy.status_code == 409, busy.text
             assert busy.json()["error"]["code"] == "stream_busy"
     facts = until(lambda: (now := kept.get(stream.path).json()) and not now["busy"] and now)
     count = facts["position"] - 10
     assert 0 < count < 2000, "it was cancelled, and keeps what was generated"
-    alone = created(kept, tokens[:10]).post("continue", {**body, "stream": False, "max_tokens": count})
+    alone = fork.post("continue", {**body, "stream": False, "max_tokens": count})
     again = created(kept, np.concatenate([tokens[:10], alone["tokens"]]))
     ours, theirs = (each.append(tokens[100:120])["bits"] for each in (stream, again))
     assert np.abs(np.array(ours) - theirs).max() <= 1e-3

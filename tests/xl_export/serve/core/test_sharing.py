@@ -29,6 +29,7 @@ def test_many_tasks_of_one_tenant_do_not_delay_another_tenants_first(session: Se
     assert driver.at[one][-1] - began <= 15
     assert driver.scheduler.parked == 1
     driver.run()
+    assert sum(driver.scheduler.queued.counts) == 61, "a task that gives up its row is not counted again"
     alone = Driver(session, rows=1)
     alone.run(task := drawing_task("many", 20))
     for each in many:  # the one that gave up its row among them
@@ -211,3 +212,14 @@ def test_no_row_is_copied_for_a_cache_that_does_not_want_it(session: Session) ->
     cache.wants = lambda *given: False  # type: ignore[assignment, method-assign]
     driver.run(Task(tokens=text))
     assert (len(cache.kept), driver.scheduler.rows.moved) == (0, 5)
+
+
+def test_the_time_in_the_queue_is_that_of_tasks_that_people_wait_for(session: Session) -> None:
+    driver = Driver(session, rows=2)
+    driver.submit(one := drawing_task("one"), drawing_task("one", bulk=True))
+    driver.scheduler.runs[one].arrived -= 7
+    driver.run()
+    queued = driver.scheduler.queued
+    assert queued.sum >= 7
+    buckets = dict(queued.buckets())
+    assert (buckets["5.0"], buckets["+Inf"]) == (0, 1)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
-from xl_export.serve.http.base.fields import describe
+from xl_export.serve.http.base.fields import ANSWER_FIELDS, BODY_FIELDS, describe
 
 ERROR = {
     "type": "object",
@@ -26,55 +27,89 @@ ERROR = {
         }
     },
 }
-OBJECT: dict[str, Any] = {"type": "object"}
-REFERENCE = "#/components/schemas/{name}"
-# What any request may be answered with, and why.
+TEXT = {"type": "string"}
+BINARY = "application/octet-stream"
+SCHEMA, HEADER = "#/components/schemas/{name}", "#/components/headers/{name}"
+RESPONSE = "#/components/responses/{name}"
+# Why a request may be refused, by the status of the answer.
 REFUSALS = {
-    "400": "Something in the request cannot be served; the message says what.",
-    "401": "The request has no valid API key.",
-    "403": "The key may not do this, or the request comes from the page of another site.",
-    "404": "There is no such model or path.",
-    "408": "The body did not arrive in time.",
-    "409": "It cannot be done in the present state.",
-    "413": "The body is too large.",
-    "429": "The queue is full; `Retry-After` says when to send the request again.",
-    "499": "The client left before the answer.",
-    "500": "The server failed; its log says why.",
-    "501": "The server keeps no streams.",
-    "503": "The server is starting or stopping.",
-    "507": "The server's disk is full.",
+    400: "Something in the request cannot be served; the message says what.",
+    401: "The request has no valid API key.",
+    403: "The key may not do this, or the request comes from the page of another site.",
+    404: "There is no such model or stream.",
+    408: "The body did not arrive in time.",
+    409: "It cannot be done in the present state.",
+    413: "The body is too large.",
+    429: "The queue is full; `Retry-After` says when to send the request again.",
+    500: "The server failed; its log says why.",
+    501: "The server keeps no streams.",
+    503: "The server is starting or stopping, or has no room.",
+    507: "The server's disk is full.",
+}
+ALWAYS, WITH_KEY, WITH_BODY = (403, 500), (401, 429), (400, 408, 413)
+HEADERS = {
+    "X-Request-Id": {
+        "description": "The id of the request in the server's log; the client's own, where it sent one.",
+        "schema": TEXT,
+    },
+    "Retry-After": {
+        "description": "After so many seconds the same request may succeed.",
+        "schema": {"type": "integer"},
+    },
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One method of one path. body: the type that its body is read as. answer: the schema of status 200.
+    """One method of one path.
 
-    events: whether it may answer with server-sent events. path: names in braces are parameters. query: of
-    the query string.
+    path: names in braces are parameters. query: those of the query string. body: the type that its body is
+    read as. file: whether the body is a file. answer: the type of a success, whose status is `status`; None
+    for a text or a file. event: the type of its server-sent events, where it may answer with them. instead:
+    types of answers with other statuses that are no errors in the usual form. refused: the statuses of
+    refusals that this operation has beside those of its kind. tells: the parameter of other paths that the
+    answer names, and where in it. is_open: whether it needs no key.
     """
 
     method: str
     path: str
     summary: str
-    body: type | None = None
-    answer: dict[str, Any] = field(default_factory=lambda: OBJECT)
-    content: str = "application/json"
-    events: bool = False
-    status: int = 200
     query: tuple[str, ...] = ()
+    body: type | None = None
+    file: bool = False
+    answer: Any = None
+    content: str = "application/json"
+    event: Any = None
+    status: int = 200
+    instead: Mapping[int, Any] = field(default_factory=dict)
+    refused: tuple[int, ...] = ()
+    tells: tuple[str, str] | None = None
+    is_open: bool = False
+
+    @property
+    def name(self) -> str:
+        """What programs call it."""
+        parts = [part.strip("{}").replace(".", "_") for part in self.path.split("/") if part]
+        return "_".join([self.method.lower(), *parts])
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names in its path."""
+        return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
 
 
 def description(operations: Sequence[Operation], *, version: str) -> dict[str, Any]:
     """The OpenAPI document of these operations."""
-    bodies = [operation.body for operation in operations if operation.body is not None]
-    schemas, components = msgspec.json.schema_components(bodies, ref_template=REFERENCE)
-    describe(components)
-    by_body = dict(zip(bodies, schemas, strict=True))
+    bodies = {each.body for each in operations if each.body is not None}
+    answers = {
+        kind for each in operations for kind in (each.answer, each.event, *each.instead.values()) if kind
+    }
+    of_bodies, of_answers = _schemas(bodies), _schemas(answers)
+    describe(of_bodies, BODY_FIELDS)
+    describe(of_answers, ANSWER_FIELDS)
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
-        schema = None if operation.body is None else by_body[operation.body]
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _document(operation, schema)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _document(operation, operations)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -84,29 +119,88 @@ def description(operations: Sequence[Operation], *, version: str) -> dict[str, A
         },
         "paths": paths,
         "components": {
-            "schemas": {**components, "Error": ERROR},
+            "schemas": {**of_bodies, **of_answers, "Error": ERROR},
+            "headers": HEADERS,
+            "responses": _refusals(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}, {}],
     }
 
 
-def _document(operation: Operation, schema: dict[str, Any] | None) -> dict[str, Any]:
-    content: dict[str, Any] = {operation.content: {"schema": operation.answer}}
-    if operation.events:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
-    error = {"application/json": {"schema": {"$ref": REFERENCE.format(name="Error")}}}
-    responses = {status: {"description": why, "content": error} for status, why in REFUSALS.items()}
-    responses[str(operation.status)] = {"description": operation.summary, "content": content}
-    names = [part[1:-1].partition(":")[0] for part in operation.path.split("/") if part.startswith("{")]
-    text = {"type": "string"}
-    parameters = [{"name": name, "in": "path", "required": True, "schema": text} for name in names]
-    parameters += [
-        {"name": name, "in": "query", "required": False, "schema": text} for name in operation.query
+def _schemas(types: Iterable[Any]) -> dict[str, Any]:
+    """The schemas of types and of what they consist of, by name."""
+    ordered = sorted(types, key=lambda kind: str(kind.__name__))
+    return msgspec.json.schema_components(ordered, ref_template=SCHEMA)[1]
+
+
+def _document(operation: Operation, operations: Sequence[Operation]) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "responses": _responses(operation, operations),
+    }
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": TEXT} for name in operation.parameters
     ]
-    document: dict[str, Any] = {"summary": operation.summary, "responses": responses}
+    parameters += [
+        {"name": name, "in": "query", "required": False, "schema": TEXT} for name in operation.query
+    ]
     if parameters:
         document["parameters"] = parameters
-    if schema is not None:
-        document["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if operation.body is not None:
+        content = {"application/json": {"schema": _named(operation.body)}}
+        document["requestBody"] = {"required": True, "content": content}
+    elif operation.file:
+        document["requestBody"] = {"required": True, "content": {BINARY: {}}}
+    if operation.is_open:
+        document["security"] = []
     return document
+
+
+def _responses(operation: Operation, operations: Sequence[Operation]) -> dict[str, Any]:
+    schema = _named(operation.answer) if operation.answer else TEXT
+    content: dict[str, Any] = {operation.content: {} if operation.content == BINARY else {"schema": schema}}
+    text = operation.summary
+    if operation.event:
+        content["text/event-stream"] = {"schema": TEXT}
+        name = operation.event.__name__
+        text += (
+            f" With `stream`, events come, each a `data:` line with a {name}, and after the last `[DONE]`."
+        )
+    success = _response(text, content)
+    if operation.tells is not None:
+        parameter, place = operation.tells
+        success["links"] = {
+            other.name: {"operationId": other.name, "parameters": {parameter: f"$response.body#{place}"}}
+            for other in operations
+            if parameter in other.parameters
+        }
+    found = {operation.status: success}
+    for status, kind in operation.instead.items():
+        text = HTTPStatus(status).phrase
+        found[status] = _response(text, {"application/json": {"schema": _named(kind)}})
+    statuses = {*ALWAYS, *operation.refused} | (set() if operation.is_open else {*WITH_KEY})
+    if operation.body is not None or operation.file:
+        statuses |= {*WITH_BODY}
+    for status in statuses - found.keys():
+        found[status] = {"$ref": RESPONSE.format(name=f"Refused{status}")}
+    return {str(status): found[status] for status in sorted(found)}
+
+
+def _refusals() -> dict[str, Any]:
+    """The answers to requests that are refused, by name."""
+    error = {"application/json": {"schema": {"$ref": SCHEMA.format(name="Error")}}}
+    found = {f"Refused{status}": _response(why, error) for status, why in REFUSALS.items()}
+    for status in (409, 429, 503):
+        found[f"Refused{status}"]["headers"]["Retry-After"] = {"$ref": HEADER.format(name="Retry-After")}
+    return found
+
+
+def _response(text: str, content: dict[str, Any]) -> dict[str, Any]:
+    headers = {"X-Request-Id": {"$ref": HEADER.format(name="X-Request-Id")}}
+    return {"description": text, "headers": headers, "content": content}
+
+
+def _named(kind: Any) -> dict[str, str]:
+    return {"$ref": SCHEMA.format(name=kind.__name__)}

@@ -1,11 +1,14 @@
-"""What the fields of bodies mean, for `/openapi.json`. A field has one meaning in every body that has it."""
+"""What the fields of bodies and of answers mean, for `/openapi.json`. A field has one meaning in all bodies,
+and one in all answers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 UNUSED = "Taken where it asks for nothing, and refused otherwise."
-FIELDS = {
+BODY_FIELDS = {
     "add_special_tokens": "Taken for the sake of clients: these vocabularies put nothing before a text.",
     "alternatives": "How many of the likeliest tokens are told beside each token.",
     "best_of": "How many choices are drawn; those with the highest mean log-probability are returned.",
@@ -46,9 +49,94 @@ FIELDS = {
 }
 
 
-def describe(schemas: dict[str, Any]) -> None:
+ANSWER_FIELDS = {
+    "added_tokens_decoder": "The tokens that the vocabulary sets apart, by id.",
+    "appended": "How many of these tokens were fed; the others were drawn.",
+    "bits": "The surprisal of a token; null where nothing comes before it. One for each of the tokens.",
+    "bos_token": "The token that stood before each text in training.",
+    "bos_token_id": "Its id.",
+    "busy": "Whether an operation runs on the stream.",
+    "bytes": "Of the text in UTF-8; null where it was given as ids.",
+    "bytes_per_stream": "The memory of one stream.",
+    "cached_tokens": "Tokens of prompts that were not computed again.",
+    "characters": "Of the text; null where it was given as ids.",
+    "chat_template": "These models have learned no roles, so there is none.",
+    "choices": "The continuations; in the last event with the usage there are none.",
+    "completion_tokens": "Tokens that were drawn, of all choices.",
+    "computed_by": "The engine that computes the model.",
+    "content": "The text of the token.",
+    "count": "How many tokens there are.",
+    "counted": "How many tokens total_bits are the sum of.",
+    "created": "Seconds since 1970.",
+    "data": "The list.",
+    "deleted": "Whether it is no more.",
+    "eos_token": "The token that stood behind each text in training.",
+    "eos_token_id": "Its id.",
+    "error": "Why the server ended the stream's continuation; not there where it did not.",
+    "failed": "The models whose engine does not run.",
+    "finish_reason": "Why the text ended: at `stop`, or by its length; of a stream also what the server did.",
+    "id": "The name of what is answered; of a score the one of the request, of a token its id.",
+    "identity": "The hash of the artefact.",
+    "in_memory": "Whether the next operation need not read the disk.",
+    "index": "Its number in the answer; of a score in the request.",
+    "kind": "char, word, subword, ids, bytes: what tokens are.",
+    "likeliest": "The likeliest tokens at each place; null where nothing comes before it.",
+    "log_prob": "In nats; of a text the sum over its tokens.",
+    "logprobs": "Of the tokens, where they were asked for.",
+    "mask": "Which positions a token sees.",
+    "max_model_len": "The most tokens of the prompts of a request. A stream has no end.",
+    "mem_len": "How many tokens the memory holds.",
+    "memory_precision": "Of the numbers in the memory.",
+    "model": "The name of the model.",
+    "model_max_length": "The most tokens of the prompts of a request.",
+    "models": "By the name of the model.",
+    "object": "The kind of this document.",
+    "owned_by": "The same for all models.",
+    "pad_token": "The token for padding.",
+    "pad_token_id": "Its id.",
+    "parameters": "Their number; null where it is not known.",
+    "position": "How many tokens the stream has had.",
+    "precision": "Of the weights.",
+    "prompt": "The text of the ids.",
+    "prompt_tokens": "Tokens of all prompts, or of all texts that were scored and of their contexts.",
+    "prompt_tokens_details": "Of them, those that were not computed again.",
+    "ready": "Whether requests are answered.",
+    "requests": "Requests that are served or wait.",
+    "rewindable": "How many of its last tokens can be taken back exactly.",
+    "rows_dependence": "Why not, where they are not independent.",
+    "rows_independent": "Whether an answer is the same to the bit whatever else is computed with it.",
+    "seed": "With which the same tokens are drawn again.",
+    "segment": "The most tokens of one step.",
+    "size": "How many tokens there are.",
+    "special": "Tokens that are set apart, by their meaning; of one token, whether it is.",
+    "status": "Whether all engines run.",
+    "stream": "The stream after this request.",
+    "text": "What was drawn; in an event, what is new of it; of a token its own text.",
+    "text_offset": "Where each token begins in the text.",
+    "texts": "The text of each token.",
+    "token": "The id of the token.",
+    "token_log_probs": "Of each token of the text, where they were asked for.",
+    "token_logprobs": "Of each token in nats; null where nothing comes before it.",
+    "token_strs": "The text of each token, where they were asked for.",
+    "tokenizer_class": "What kind of vocabulary it is.",
+    "tokens": "The tokens: ids, or texts in logprobs; of a score their number.",
+    "top_logprobs": "The likeliest tokens at each place by their texts, and the token itself.",
+    "total_bits": "The sum of the surprisals of this request.",
+    "total_tokens": "Those of prompts and those that were drawn.",
+    "unk_token": "The token for what the vocabulary does not have.",
+    "unk_token_id": "Its id.",
+    "unknown": "How many symbols of the text the vocabulary does not have.",
+    "usage": "How many tokens the request has had.",
+    "used": "When the stream was used last, in seconds since 1970.",
+    "vocab_size": "How many tokens there are.",
+    "vocabulary": "What tokens are, and which are set apart.",
+    "xl_export": "What is known of the model beyond what OpenAI tells.",
+}
+
+
+def describe(schemas: dict[str, Any], meanings: Mapping[str, str]) -> None:
     """Gives each property of these JSON schemas its description, in place."""
     for schema in schemas.values():
         for name, field in schema.get("properties", {}).items():
-            if name in FIELDS:
-                field["description"] = FIELDS[name]
+            if name in meanings:
+                field["description"] = meanings[name]

@@ -5,7 +5,6 @@ They change on the event loop alone, and a token adds to them without a lock.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Protocol
@@ -13,31 +12,14 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from xl_export.serve.core.facts import Histogram
+
 PREFIX = "xl_export_"
 
 
 TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0)
 BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
 WHOLE = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 300.0)
-
-
-class Histogram:
-    """How often a value fell between two bounds."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.sum += value * times
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Bound and how many values are at most that."""
-        total, found = 0, []
-        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
-            total += count
-            found.append((bound, float(total)))
-        return found
 
 
 class Figures:
@@ -53,6 +35,8 @@ class HasFigures(Protocol):
     """What they need of a model."""
 
     def figures(self) -> Iterator[tuple[str, str, float]]: ...
+    @property
+    def queued(self) -> Histogram: ...
 
 
 class HasModels(Protocol):
@@ -108,6 +92,14 @@ class Metrics:
                 histogram = getattr(figures, attribute)
                 family.add_metric((model,), histogram.buckets(), histogram.sum)
             yield family
+        queued = HistogramMetricFamily(
+            f"{PREFIX}request_queue_time_seconds",
+            "Time from a task to its row; the texts of /v1/score are left out.",
+            labels=("model_name",),
+        )
+        for name, served in self._server.models.items():
+            queued.add_metric((name,), served.queued.buckets(), served.queued.sum)
+        yield queued
         counters = {
             "prompt_tokens": ("Tokens of prompts.", "prompt_tokens"),
             "cached_prompt_tokens": ("Tokens of prompts that were in the prefix cache.", "cached_tokens"),

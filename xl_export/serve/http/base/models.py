@@ -19,7 +19,7 @@ from runtimes.contract.spec import SPEC
 from runtimes.sessions.open import open_session
 from runtimes.tasks.check import check
 from xl_export.serve.core.engine import Engine
-from xl_export.serve.core.facts import EngineFacts
+from xl_export.serve.core.facts import EngineFacts, Histogram
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.http.base.bridge import Accepts, Bridge, Delivery, Inbox
 from xl_export.serve.http.base.metrics import Figures
@@ -144,6 +144,11 @@ class Model:
         for part in self.attached.values():
             yield from part.figures()
 
+    @property
+    def queued(self) -> Histogram:
+        """Seconds that tasks have waited for their first row."""
+        return self.engine.facts.queued
+
     def inbox(self) -> Inbox:
         """An inbox for tasks of this model; use it in a `with` block."""
         return Inbox(self.bridge, self.engine, self.requests)
@@ -204,10 +209,13 @@ def sources_of(
     settings: EngineSettings,
     *,
     cache_bytes: int = 0,
+    cache_shared: bool = False,
     threads: int | None = None,
     device: Device | str = "auto",
 ) -> list[Source]:
-    """The sources of models by name and folder. cache_bytes: of the prefix cache of each; 0 for none."""
+    """The sources of models by name and folder. cache_bytes: of the prefix cache of each; 0 for none.
+    cache_shared: whether tenants may find each other's prefixes in it.
+    """
 
     def opened(path: Path) -> Session:
         return open_session(path, threads=threads, device=device)
@@ -221,9 +229,11 @@ def sources_of(
 
     def made(session: Session, settings: EngineSettings, deliver: Callable[[Delivery], None]) -> Made:
         identity, segment = session.identity, session.rule.segment
-        cache = (
-            PrefixCache(identity=identity, segment=segment, max_bytes=cache_bytes) if cache_bytes else None
-        )
+        cache = None
+        if cache_bytes:
+            cache = PrefixCache(
+                identity=identity, segment=segment, max_bytes=cache_bytes, shared=cache_shared
+            )
         return Made(Engine(session, settings, cache=cache, deliver=deliver), cache)
 
     return [

@@ -19,6 +19,7 @@ from xl_export.serve.http.base.errors import refuse_failure
 from xl_export.serve.http.base.limits import of_body, read_json
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server, tenant_of
+from xl_export.serve.http.openai.documents import CompletionEvent, Completions, Usage
 from xl_export.serve.http.openai.log_probs import LogProbs
 from xl_export.serve.http.openai.plan import CompletionBody, Plan, plan_of
 from xl_export.serve.http.openai.writing import Choice, Writer
@@ -30,12 +31,9 @@ OPERATIONS = [
         path="/v1/completions",
         summary="Continues texts.",
         body=CompletionBody,
-        answer={
-            "type": "object",
-            "required": ["id", "object", "created", "model", "choices", "usage"],
-            "properties": {"choices": {"type": "array", "items": {"type": "object"}}},
-        },
-        events=True,
+        answer=Completions,
+        event=CompletionEvent,
+        refused=(404, 503),
     )
 ]
 
@@ -210,7 +208,7 @@ class Completion:
             self._begin(choice, prompt)
         self._ready += self._writer.ended(choice, ended)
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> Usage:
         return usage(
             self._plan.prompt_tokens,
             sum(choice.tokens for choice in self._choices),
@@ -229,7 +227,7 @@ class Completion:
         )
 
 
-def usage(prompt: int, drawn: int, cached: int) -> dict[str, Any]:
+def usage(prompt: int, drawn: int, cached: int) -> Usage:
     """The usage of a request in OpenAI's form. cached: tokens of the prompt that were not computed again."""
     return {
         "prompt_tokens": prompt,

@@ -28,6 +28,7 @@ from xl_export.serve.http.base.limits import Limits, of_body, read_json
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server, tenant_of
 from xl_export.serve.http.openai.completions import usage
+from xl_export.serve.http.openai.documents import Scores
 
 AT_ONCE = 64  # texts of one request that the engine has at once
 AGAIN = 0.05  # seconds until a full queue is asked again
@@ -62,7 +63,8 @@ OPERATIONS = [
         path="/v1/score",
         summary="The log-probability of each text.",
         body=ScoreBody,
-        answer={"type": "object", "required": ["object", "model", "data", "usage"]},
+        answer=Scores,
+        refused=(404, 503),
     )
 ]
 

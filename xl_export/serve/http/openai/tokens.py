@@ -18,6 +18,7 @@ from xl_export.serve.http.base.description import Operation
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import of_body, read_json
 from xl_export.serve.http.base.server import Server
+from xl_export.serve.http.openai.documents import Detokenized, Tokenized, TokenizerInfo
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -38,9 +39,30 @@ class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 TOKENIZE, DETOKENIZE = msgspec.json.Decoder(TokenizeBody), msgspec.json.Decoder(DetokenizeBody)
 OPERATIONS = [
-    Operation(method="POST", path="/tokenize", summary="The ids of a text.", body=TokenizeBody),
-    Operation(method="POST", path="/detokenize", summary="The text of ids.", body=DetokenizeBody),
-    Operation(method="GET", path="/tokenizer_info", summary="The vocabulary's own tokens.", query=("model",)),
+    Operation(
+        method="POST",
+        path="/tokenize",
+        summary="The ids of a text.",
+        body=TokenizeBody,
+        answer=Tokenized,
+        refused=(404, 503),
+    ),
+    Operation(
+        method="POST",
+        path="/detokenize",
+        summary="The text of ids.",
+        body=DetokenizeBody,
+        answer=Detokenized,
+        refused=(404, 503),
+    ),
+    Operation(
+        method="GET",
+        path="/tokenizer_info",
+        summary="The vocabulary's own tokens.",
+        query=("model",),
+        answer=TokenizerInfo,
+        refused=(404, 503),
+    ),
 ]
 
 
@@ -69,7 +91,7 @@ def routes(server: Server) -> list[BaseRoute]:
     ]
 
 
-def tokenized(vocab: Vocab, body: TokenizeBody, most: int) -> dict[str, Any]:
+def tokenized(vocab: Vocab, body: TokenizeBody, most: int) -> Tokenized:
     """The ids of a text, and their own texts where they are asked for."""
     try:
         ids = encode_prompt(vocab, body.prompt, what="prompt").tolist() if body.prompt else []

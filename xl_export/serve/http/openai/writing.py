@@ -10,6 +10,7 @@ import msgspec
 from xl_export.serve.core.task import Drawn, Ended
 from xl_export.serve.http.base.answering import DONE, event
 from xl_export.serve.http.base.token_texts import TokenTexts
+from xl_export.serve.http.openai.documents import Usage
 from xl_export.serve.http.openai.log_probs import LogProbs
 from xl_export.serve.http.openai.plan import Plan
 
@@ -103,13 +104,13 @@ class Writer:
             return b""
         return self._event(choice, ended.text, None, choice.reason)
 
-    def last_events(self, usage: dict[str, Any]) -> bytes:
+    def last_events(self, usage: Usage) -> bytes:
         """What ends a stream."""
         if not self._plan.usage:
             return DONE
         return event({**self._facts, "choices": [], "usage": usage}) + DONE
 
-    def document(self, choices: list[Choice], usage: dict[str, Any]) -> dict[str, Any]:
+    def document(self, choices: list[Choice], usage: Usage) -> dict[str, Any]:
         """The whole answer: of each prompt the `n` best choices, in order."""
         plan, found = self._plan, []
         for prompt in range(len(plan.prompts)):

@@ -3,15 +3,100 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
-from xl_export.serve.core.task import Drawn, Fed, Likeliest
+from xl_export.serve.core.task import Drawn, Fed, Likeliest, Reason
 from xl_export.serve.http.base.token_texts import TokenTexts
 from xl_export.serve.streams.facts import StreamFacts
 
 CONTEXT = 32  # tokens before a text that decide how its first token reads
+
+
+class _Stream(TypedDict):
+    id: str
+    object: Literal["stream"]
+    model: str
+    position: int
+    created: int
+    used: int
+    in_memory: bool
+    busy: bool
+
+
+class StreamDocument(_Stream, total=False):
+    """A stream as it is now."""
+
+    rewindable: int
+
+
+class StreamList(TypedDict):
+    """The streams of a client."""
+
+    object: Literal["list"]
+    data: list[StreamDocument]
+
+
+class DeletedStream(TypedDict):
+    """A stream that is no more."""
+
+    id: str
+    object: Literal["stream"]
+    deleted: bool
+
+
+class LikelyToken(TypedDict):
+    """One of the likeliest tokens at a place."""
+
+    token: int
+    text: str
+    bits: float
+
+
+class _Told(TypedDict):
+    appended: int
+    tokens: list[int]
+    texts: list[str]
+
+
+class _ToldMore(_Told, total=False):
+    bits: list[float | None]
+    likeliest: list[list[LikelyToken] | None]
+
+
+class AppendResult(_ToldMore):
+    """The stream after an append, and what its tokens were worth."""
+
+    object: Literal["stream.append"]
+    stream: StreamDocument
+    total_bits: float
+    counted: int
+
+
+class _Continued(_ToldMore):
+    object: Literal["stream.continue"]
+    stream: StreamDocument
+    total_bits: float
+    counted: int
+    finish_reason: Reason
+    seed: int
+    text: str
+
+
+class ContinueResult(_Continued, total=False):
+    """The stream after it was continued, and what was appended and drawn."""
+
+    error: str
+
+
+class ContinueChunk(_ToldMore):
+    """One server-sent event while a stream is continued. The last event is a ContinueResult, which has the
+    rest; after it comes `[DONE]`.
+    """
+
+    object: Literal["stream.chunk"]
+    text: str
 
 
 def facts_document(facts: StreamFacts, model: str) -> dict[str, Any]:

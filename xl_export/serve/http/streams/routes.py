@@ -21,7 +21,15 @@ from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server, tenant_of
 from xl_export.serve.http.base.stores import answered, store_of
 from xl_export.serve.http.streams.bodies import AppendBody, ContinueBody, CreateBody, NoBody, RewindBody
-from xl_export.serve.http.streams.documents import facts_document
+from xl_export.serve.http.streams.documents import (
+    AppendResult,
+    ContinueChunk,
+    ContinueResult,
+    DeletedStream,
+    StreamDocument,
+    StreamList,
+    facts_document,
+)
 from xl_export.serve.http.streams.socket import conversation
 from xl_export.serve.http.streams.work import StreamWork, found
 from xl_export.serve.streams.snapshot import most_snapshot_bytes, too_large
@@ -31,30 +39,91 @@ CONTINUE, REWIND = msgspec.json.Decoder(ContinueBody), msgspec.json.Decoder(Rewi
 NOTHING = msgspec.json.Decoder(NoBody | None)
 BLOCK = 1 << 20  # bytes of a snapshot that are read or written at once
 ONE = "/v1/streams/{id}"
+WRITES = (404, 409, 501, 503, 507)  # what operations that change a stream may be refused with
 OPERATIONS = [
-    Operation(method="POST", path="/v1/streams", summary="A new stream.", body=CreateBody, status=201),
-    Operation(method="GET", path="/v1/streams", summary="The streams of the client.", query=("model",)),
+    Operation(
+        method="POST",
+        path="/v1/streams",
+        summary="A new stream.",
+        body=CreateBody,
+        answer=AppendResult,
+        status=201,
+        tells=("id", "/stream/id"),
+        refused=WRITES,
+    ),
+    Operation(
+        method="GET",
+        path="/v1/streams",
+        summary="The streams of the client.",
+        query=("model",),
+        answer=StreamList,
+        refused=(404, 501, 503),
+    ),
     Operation(
         method="POST",
         path="/v1/streams/restore",
         summary="A new stream from a snapshot.",
         query=("model",),
+        file=True,
+        answer=StreamDocument,
         status=201,
+        tells=("id", "/id"),
+        refused=WRITES,
     ),
-    Operation(method="GET", path=ONE, summary="A stream as it is now."),
-    Operation(method="DELETE", path=ONE, summary="Deletes a stream."),
-    Operation(method="POST", path=f"{ONE}/append", summary="The surprisal of each token.", body=AppendBody),
     Operation(
-        method="POST", path=f"{ONE}/continue", summary="Continues a stream.", body=ContinueBody, events=True
+        method="GET",
+        path=ONE,
+        summary="A stream as it is now.",
+        answer=StreamDocument,
+        refused=(404, 501, 503),
     ),
-    Operation(method="POST", path=f"{ONE}/rewind", summary="Takes back the last tokens.", body=RewindBody),
-    Operation(method="POST", path=f"{ONE}/fork", summary="A second stream in the same state.", status=201),
+    Operation(
+        method="DELETE",
+        path=ONE,
+        summary="Deletes a stream.",
+        answer=DeletedStream,
+        refused=WRITES,
+    ),
+    Operation(
+        method="POST",
+        path=f"{ONE}/append",
+        summary="Appends to a stream and tells the surprisal of each token.",
+        body=AppendBody,
+        answer=AppendResult,
+        refused=WRITES,
+    ),
+    Operation(
+        method="POST",
+        path=f"{ONE}/continue",
+        summary="Continues a stream.",
+        body=ContinueBody,
+        answer=ContinueResult,
+        event=ContinueChunk,
+        refused=WRITES,
+    ),
+    Operation(
+        method="POST",
+        path=f"{ONE}/rewind",
+        summary="Takes back the last tokens.",
+        body=RewindBody,
+        answer=StreamDocument,
+        refused=WRITES,
+    ),
+    Operation(
+        method="POST",
+        path=f"{ONE}/fork",
+        summary="A second stream in the same state.",
+        answer=StreamDocument,
+        status=201,
+        tells=("id", "/id"),
+        refused=WRITES,
+    ),
     Operation(
         method="GET",
         path=f"{ONE}/snapshot",
         summary="The stream as a signed file.",
         content="application/octet-stream",
-        answer={"type": "string", "format": "binary"},
+        refused=WRITES,
     ),
 ]
 
