@@ -18,7 +18,7 @@ folder, prompt = Path(sys.argv[1]), sys.argv[2]
 spec = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
 symbols = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))["symbols"]
 assert spec["form"] == "ring", (
-    "other forms need two sets of buffers that change places; see docs/reference/format.md"
+    "other forms need two sets of buffers that change places; see docs/reference/step.md"
 )
 
 session = onnxruntime.InferenceSession(folder / "step.onnx", providers=["CPUExecutionProvider"])

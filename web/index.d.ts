@@ -90,7 +90,7 @@ export interface Model {
    * 0])`.
    */
   generate(prompt: Prompt, options?: GenerateOptions): AsyncGenerator<Piece, void, void>;
-  /** The file of some streams (docs/reference/format.md), which Python's `load_memory` reads too. */
+  /** The file of some streams (docs/reference/saved-streams.md), which Python's `load_memory` reads too. */
   saveMemory(memory: Memory): Promise<Uint8Array>;
   /** The streams in a file that this or Python's `save_memory` wrote. */
   loadMemory(file: Uint8Array | ArrayBuffer): Promise<Memory>;

@@ -1,4 +1,4 @@
-"""Readers in other languages read no field of an artefact that the page on the format does not name."""
+"""Readers in other languages read no field of an artefact that the pages on the format do not name."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.cpp.program import CPP, ROOT
+from tests.docs.pages import FORMAT
 
-PAGE = (ROOT / "docs" / "reference" / "format.md").read_text(encoding="utf-8")
-NAMED = set(re.findall(r"`([A-Za-z_][\w.]*)`", PAGE))
+NAMED = set(re.findall(r"`([A-Za-z_][\w.]*)`", FORMAT))
 # A file of the library `tokenizers`, whose fields are not this project's to specify.
 OF_OTHERS = {"tokenizer_json.hpp", "bpe.hpp"}
 # A string that a reader of JSON is asked for: a key of a call, or the second argument of a helper.

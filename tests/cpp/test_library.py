@@ -17,8 +17,9 @@ from runtimes.contract.spec import Storage
 from runtimes.tasks.generate import generate
 from tests.architectures import ARCHITECTURES
 from tests.cpp.comparison import compare
-from tests.cpp.program import ROOT, Driver
+from tests.cpp.program import Driver
 from tests.cpp.test_vocabularies import with_vocabulary
+from tests.docs.pages import FORMAT
 from xl_export.artefact.export import export
 
 
@@ -170,8 +171,7 @@ def test_random_numbers_are_numpy_s(driver: Driver, artefacts: dict[str, Path]) 
 
 
 def test_the_digest_keeps_every_number_as_it_is_written(driver: Driver) -> None:
-    page = (ROOT / "docs/reference/format.md").read_text(encoding="utf-8")
-    text = page.split("<!-- digest example -->", 1)[1].split("```json\n", 1)[1].split("```", 1)[0]
+    text = FORMAT.split("<!-- digest example -->", 1)[1].split("```json\n", 1)[1].split("```", 1)[0]
     assert driver.ask("digest", Path(), text=text)["digest"] == json.loads(text)["digest"]
     for wrong in (
         '{"a": 1, "a": 2}',

@@ -27,6 +27,11 @@ PAGES = tuple(
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
     if path.name != "log.md"  # the log keeps what once was; nobody is asked to run it
 )
+# The pages on the artefact's format, which are a specification together.
+FORMAT = "\n".join(
+    (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
+    for name in ("format.md", "step.md", "answers.md", "saved-streams.md")
+)
 TOLERANCE, SMALLEST = 0.05, 0.001  # relative, absolute: other processors round training otherwise
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<language>\w+)[^\n]*\n(?P<body>.*?)^```$", re.M | re.S

@@ -1,6 +1,6 @@
-"""The page on the format names exactly the fields that there are, and is enough to write a reader.
+"""The pages on the format name exactly the fields that there are, and are enough to write a reader.
 
-What it says of the digest is computed here by an implementation that shares nothing with the project: it
+What they say of the digest is computed here by an implementation that shares nothing with the project: it
 never converts a number.
 """
 
@@ -26,9 +26,9 @@ from runtimes.contract.spec import ADDED_FIELDS, Spec, load_spec
 from runtimes.contract.tensors import ListedTensor, StateFacts
 from runtimes.contract.vocabulary import SpecialTokens
 from runtimes.contract.vocabulary.word import WORD_OPTIONS
-from tests.docs.pages import ROOT
+from tests.docs.pages import FORMAT, ROOT
 
-PAGE = (ROOT / "docs/reference/format.md").read_text(encoding="utf-8")
+PAGE = FORMAT
 QUOTED = re.compile(r"`([^`\n]+)`")
 TABLES: dict[str, tuple[type, set[str]]] = {  # what begins a section, its record, and what else its table has
     "## spec.json": (Spec, {"digest"}),
@@ -70,7 +70,7 @@ def test_the_page_names_added_fields_and_the_options_of_words() -> None:
 def test_the_tolerances_are_those_of_check() -> None:
     stated = {
         precision: (float(cells[1]), float(cells[2]))
-        for cells in table("**The limits**")
+        for cells in table("The limits are constants")
         for precision in QUOTED.findall(cells[0])
     }
     assert stated == {name: (TOLERANCES[name], MEAN_TOLERANCES[name]) for name in TOLERANCES}

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import runtimes
+from runtimes.base.sealed import identity_of
 from runtimes.contract.vocabulary import ByteVocab, Vocab, WordVocab, save_vocab, vocab_from_file
 from tests.browsers import FIREFOX, SWIFTSHADER
 from tests.runtimes.contract.test_subword import trained
@@ -322,6 +323,19 @@ def test_an_old_browser_is_told(
     assert "This browser has no" in page.inner_text("#error")
     assert page.evaluate("tooOld")
     page.close()
+
+
+def test_a_model_that_may_be_of_no_use_is_named(
+    artefacts: dict[str, Path], make_site: Callable[..., Path], open_page: Callable[..., Any]
+) -> None:
+    site = make_site(artefacts["ring"])
+    file = site / "models" / "ring" / "spec.json"
+    spec = json.loads(file.read_text()) | {"concern": "this run was never validated."}
+    del spec["digest"]
+    file.write_text(json.dumps(spec | {"digest": identity_of(spec)}))
+    page = open_page(site)
+    assert page.page.inner_text("#concern") == "Warning: this run was never validated."
+    assert page.error is None
 
 
 @pytest.mark.parametrize("adapter", [True, False])

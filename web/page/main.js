@@ -105,7 +105,8 @@ function facts({ facts: known, spec }, name) {
   element.textContent = `${name}: ${millions} M parameters · ${computed}`;
   const reasons = [known.deviceReason, known.memoryReason, known.threadsReason].filter(Boolean);
   element.title = reasons.join("; ");
-  if (spec.concern) say(spec.concern);
+  part("concern").textContent = spec.concern ? `Warning: ${spec.concern}` : "";
+  part("concern").hidden = !spec.concern;
 }
 
 /** The names of the tokens where they are those of music. @param {import("../index.js").Model} model */
@@ -172,7 +173,9 @@ function files(work, name) {
     if (!given) return;
     try {
       if (given.size > MOST_FILE)
-        throw new Refusal(`${given.name} is larger than any stream; choose a file that was saved here.`);
+        throw new Refusal(
+          `${given.name} is larger than any saved stream; choose a file that Save has written.`,
+        );
       const stream = new Uint8Array(await given.arrayBuffer());
       await work.load(stream, noteOf(stream));
     } catch (error) {

@@ -1,6 +1,6 @@
 /**
- * The file of a saved stream (docs/reference/format.md) with a note of the page among its metadata: the text.
- * Every other reader passes over a name that it does not know.
+ * The file of a saved stream (docs/reference/saved-streams.md), with a note of the page among its metadata:
+ * the text. Every other reader passes over a name that it does not know.
  */
 
 const LENGTH = 8; // bytes of the number of bytes of the header

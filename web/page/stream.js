@@ -283,8 +283,8 @@ export class Stream {
       }
       await memory.dispose();
       throw new Refusal(
-        "this place of the text came with the loaded file, and its memory cannot go back so far; undo the " +
-          "change, or begin a new text.",
+        "this part of the text came with the loaded file, and the memory in it cannot go back that far; " +
+          "undo the change, or begin a new text.",
       );
     }
     await this.#become(memory, all.length > 0);

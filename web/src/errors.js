@@ -16,7 +16,7 @@ export class AlteredError extends XLExportError {}
 /** The error of a step that was stopped by an AbortSignal; its name is that of the platform's own. */
 export class StoppedError extends XLExportError {
   constructor() {
-    super("the work was stopped by its signal; start it again without one that is aborted.");
+    super("the work was stopped by its signal; start it again with a signal that was not aborted.");
     this.name = "AbortError";
   }
 }

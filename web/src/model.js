@@ -101,7 +101,7 @@ export class Model {
     refuseSeveral(memory);
     if (form !== "ring" || target === "tensorrt") {
       throw new XLExportError(
-        `memory of the form ${form} cannot be taken back; feed the text again from its beginning.`,
+        `no token can be taken back from memory of the form ${form}; feed the text again from its beginning.`,
       );
     }
     // What lies beyond a segment behind the furthest position was written over.

@@ -18,7 +18,7 @@ import { logSumExp } from "./text/logits.js";
 
 const JSON_FILE = "reference.json";
 const NPZ_FILE = "reference.npz";
-/** The largest difference, and the largest mean difference, that may pass (docs/reference/format.md). */
+/** The largest difference, and the largest mean difference, that may pass (docs/reference/answers.md). */
 const LIMITS = /** @type {Record<string, [number, number]>} */ ({
   fp32: [1e-4, 1e-4],
   fp16: [5e-2, 1e-2],

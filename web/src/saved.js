@@ -1,6 +1,6 @@
 /**
  * Saved streams: the file that Python's `save_memory` writes and `load_memory` reads
- * (docs/reference/format.md).
+ * (docs/reference/saved-streams.md).
  */
 import { XLExportError } from "./errors.js";
 import { readNpz, textOf } from "./files/npz.js";

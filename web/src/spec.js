@@ -110,7 +110,7 @@ function verify(spec, where) {
 }
 
 /**
- * Whether the graph computes only the logits that are asked for (see docs/reference/format.md).
+ * Whether the graph computes only the logits that are asked for (see docs/reference/step.md).
  * @param {Spec} spec
  */
 export function selective(spec) {

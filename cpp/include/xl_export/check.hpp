@@ -92,7 +92,7 @@ inline Reference read_reference(const Session& session) {
   });
 }
 
-// The limits of docs/reference/format.md, for the coarser of weights and memory.
+// The limits of docs/reference/answers.md, for the coarser of weights and memory.
 inline void set_tolerances(Report& report, const Spec& spec) {
   const auto either = [&](const char* precision) {
     return spec.precision == precision || spec.memory_precision == precision;

@@ -134,14 +134,15 @@ class Session {
     if (memory.positions.size() != batch)
       throw Error(Fault::stream, "the memory has " + std::to_string(memory.positions.size()) +
                                      " positions for " + std::to_string(batch) +
-                                     " streams; give one to each.");
+                                     " streams; give one position for each stream.");
     for (const std::int64_t at : memory.positions)
       if (at > detail::furthest_position || at < -detail::furthest_position)
         throw Error(Fault::stream,
                     "a position of the memory is beyond 2^62; set it to 0 to start a new text.");
     if (tokens.size() % batch)
       throw Error(Fault::stream, std::to_string(tokens.size()) + " tokens were given for " +
-                                     std::to_string(batch) + " streams; give each as many.");
+                                     std::to_string(batch) +
+                                     " streams; give every stream the same number of tokens.");
     const std::size_t length = tokens.size() / batch;
     if (length < 1 || length > static_cast<std::size_t>(spec().segment))
       throw Error(Fault::stream, "the segment has " + std::to_string(length) +

@@ -145,9 +145,11 @@ struct Streams {
 inline void Streams::save(const Memory& memory, const std::filesystem::path& path) {
   const std::size_t batch = memory.positions.size();
   if (batch != static_cast<std::size_t>(memory.batch()))
-    throw Error(Fault::stream, "the memory has not one position for each stream; give one to each.");
+    throw Error(Fault::stream,
+                "the memory has not one position for each stream; give as many positions as it has streams.");
   if (path.extension() == ".npz")
-    throw Error(Fault::option, path.string() + " has the name of the older form; leave .npz out of it.");
+    throw Error(Fault::option, path.string() + " ends in .npz, as files of an older form do, which are not "
+                                               "written here; choose another name.");
   Bytes numbers;
   const auto add = [&](const void* data, std::size_t num_bytes) {
     const auto* bytes = static_cast<const std::uint8_t*>(data);

@@ -1,6 +1,6 @@
 /**
  * Arrays in one file that any language can read: the layout of safetensors, with a SHA-256 of the numbers
- * (see docs/reference/format.md, "Saved streams").
+ * (see docs/reference/saved-streams.md).
  */
 import { XLExportError, shown } from "../errors.js";
 import { sha256 } from "./sha256.js";

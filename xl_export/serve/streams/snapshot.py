@@ -1,8 +1,9 @@
 """A stream as one signed file: download it, keep it, move it to another server of the same artefact.
 
-The file is a file of saved streams (docs/reference/format.md), so `load_memory`, C++ and JavaScript read the
-memory in it. A server's own facts stand in the header as further texts. The first of them is the signature,
-at a place that is always the same: it is checked before anything else of the file is read or believed.
+The file is a file of saved streams (docs/reference/saved-streams.md), so `load_memory`, C++ and JavaScript
+read the memory in it. A server's own facts stand in the header as further texts. The first of them is the
+signature, at a place that is always the same: it is checked before anything else of the file is read or
+believed.
 """
 
 from __future__ import annotations
