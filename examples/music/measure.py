@@ -25,6 +25,7 @@ from runtimes.tasks.context_losses import context_losses, spread_positions
 
 HISTORY = Path(__file__).with_name("measurements.jsonl")
 WINDOWS = (16, 32, 64, 128, 256)  # events
+TURNS, WARMUP, CALLS = 4, 3, 10
 
 
 def main() -> None:
@@ -94,8 +95,8 @@ def bits_of_each_way(session: runtimes.Session, tokens: np.ndarray, count: int) 
 def milliseconds_of_each_way(session: runtimes.Session, tokens: np.ndarray) -> dict[str, float]:
     """Returns the median time to compute the distribution of the next event; the ways take turns.
 
-    Each is called twice in its turn, and the second call is timed: in use, too, a call finds in the caches of
-    the processor what the call before it has left there.
+    A turn is several calls one after the other, as in use: then the weights are in the caches of the
+    processor. After a call of another way they are not.
     """
     full, fresh = session.start(1), session.start(1)
     for at in range(0, session.rule.slots + 1, session.rule.segment):
@@ -112,13 +113,13 @@ def milliseconds_of_each_way(session: runtimes.Session, tokens: np.ndarray) -> d
     for length in WINDOWS:
         calls[f"sliding window of {length}"] = lambda length=length: window(length)  # type: ignore[misc]
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(42):
+    for _ in range(TURNS):
         for name, call in calls.items():
-            call()
-            began = time.perf_counter()
-            call()
-            if turn >= 2:  # the first calls warm up
-                times[name].append((time.perf_counter() - began) * 1e3)
+            for number in range(WARMUP + CALLS):
+                began = time.perf_counter()
+                call()
+                if number >= WARMUP:
+                    times[name].append((time.perf_counter() - began) * 1e3)
     return {name: median(values) for name, values in times.items()}
 
 
