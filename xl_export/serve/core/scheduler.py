@@ -10,7 +10,6 @@ from functools import partial
 
 import numpy as np
 
-from runtimes.base.errors import UserError, first_line
 from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from xl_export.serve.core.facts import QUEUED, Histogram
@@ -28,17 +27,21 @@ from xl_export.serve.core.running import Running
 from xl_export.serve.core.sampling import Draws
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Reason, Task
+from xl_export.serve.core.task import (
+    NO_ROOM,
+    NOT_FINITE,
+    Answer,
+    Delivery,
+    Drawn,
+    Ended,
+    Fed,
+    Reason,
+    Task,
+    fault_line,
+    fault_sentence,
+)
 from xl_export.serve.core.waiting import Waiting
 
-NOT_FINITE = (
-    "the model's logits are not finite, so nothing can be said of the next token; its weights are damaged or "
-    "diverged, or the stream that it continues is damaged."
-)
-NO_ROOM = (
-    "the client takes no answers, and the memory for streams that wait for their clients is full; take "
-    "answers sooner, or give the server more memory."
-)
 LOG = logging.getLogger(__name__)
 
 
@@ -112,7 +115,9 @@ class Scheduler:
                 continue
             run.row, run.memory, run.ended = -1, None, True
             self.ended["failed"] += 1
-            self._say(run, Ended(reason="failed", error=f"the server failed ({_line(error)}); ask again."))
+            self._say(
+                run, Ended(reason="failed", error=f"the server failed ({fault_line(error)}); ask again.")
+            )
         self.rows.clear()
         self.waiting, self.copies = Waiting(), 0
         for gathered in (self.runs, self.paused, self._ready):
@@ -196,7 +201,7 @@ class Scheduler:
             LOG.error("a step of %d rows failed", len(runs), exc_info=error)
             self.rows.spoil(first, last)
             for run in runs:
-                self._end(run, "failed", error=_sentence(error))
+                self._end(run, "failed", error=fault_sentence(error))
             return None
         finally:
             self.model_seconds += time.perf_counter() - began
@@ -328,7 +333,7 @@ class Scheduler:
                 state = self._state(run)
         except Exception as fault:  # no memory for a copy, or a failing step: nobody else is concerned
             LOG.error("the state of a stream could not be kept", exc_info=fault)
-            reason, error = "failed", _sentence(fault)
+            reason, error = "failed", fault_sentence(fault)
         self._end(run, reason, state=state, error=error)
 
     def _fail(self, run: Running, sentence: str) -> None:
@@ -380,7 +385,7 @@ class Scheduler:
         try:
             self._park(run)
         except MemoryError as error:
-            self._end(run, "failed", error=_sentence(error))
+            self._end(run, "failed", error=fault_sentence(error))
             return
         self.paused.add(run)
         run.paused = True
@@ -390,13 +395,3 @@ class Scheduler:
     def may_resume(self, run: Running) -> bool:
         """Whether the client of a paused run has taken enough; called on any thread."""
         return run.sent - run.taken <= self._settings.unread // 2
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {first_line(error):.200}"
-
-
-def _sentence(error: Exception) -> str:
-    if isinstance(error, UserError):
-        return str(error)
-    return f"the model's step failed ({_line(error)}); ask again, and tell the operator if it fails again."
