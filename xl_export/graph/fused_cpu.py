@@ -76,6 +76,10 @@ class _FusedStepGraph(StepGraph):
             inputs = self.operator_inputs(group, query, context)
             name, in_bytes = OPERATORS[self.spec.state_dtype], self.spec.state_dtype == "int8"
             answer, *kept = op.custom(DOMAIN, name, inputs, attributes, outputs=5 if in_bytes else 3)
+            # ONNX Runtime knows no shapes behind an operator of another library. Where they are declared, it
+            # makes one node of a residual addition, its bias and the LayerNormalization behind it.
+            answer.dtype = ir.DataType.FLOAT
+            answer.shape = ir.Shape(["batch", "segment", len(group.heads) * config.head_dim])
             answers.append(answer)
             # The operator gives keys, values and the scales of both; the spec has scales behind their bytes.
             present += [kept[at] for at in (0, 2, 1, 3)] if in_bytes else kept

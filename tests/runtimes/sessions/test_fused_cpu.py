@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
@@ -60,6 +61,18 @@ def test_it_serves_every_architecture(
     if "segment-end" not in name:  # whose positions depend on the lengths of all rows
         check_schedules(OrtSession.open(artefact, kernel="fused"), open_session(run), 2)
         check_parts(OrtSession.open(artefact, kernel="fused"), 6)
+
+
+def test_onnx_runtime_joins_additions_and_norms(artefact: Path, tmp_path: Path) -> None:
+    optimised = tmp_path / "optimised"
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(fused_cpu.built()))
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(optimised)
+    onnxruntime.InferenceSession(str(artefact / FUSED), options, providers=["CPUExecutionProvider"])
+    kinds = [node.op_type for node in onnx.load(optimised, load_external_data=False).graph.node]
+    assert kinds.count("SkipLayerNormalization") == 4  # of two layers
+    assert "LayerNormalization" not in kinds
 
 
 # Spans of 6 and 26 tokens: the softmax ends at distance 64, which a segment of 100 tokens sees past.
