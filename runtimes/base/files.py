@@ -28,6 +28,8 @@ from numpy.lib import format as npy_format
 from runtimes.base.errors import ArtefactError, UserError, first_line
 from runtimes.base.partial import make_hidden, sweep
 
+Content = bytes | bytearray | memoryview  # of a file that was read
+
 # Everything that zipfile and NumPy raise for a damaged archive (an encrypted member is a RuntimeError,
 # a header that is no Python literal a SyntaxError, TypeError or TokenError).
 NPZ_ERRORS = (
@@ -150,13 +152,13 @@ def reading(path: Path) -> Iterator[None]:
         raise UserError(f"{path} could not be read: {error.strerror or error}.") from error
 
 
-def read_json(path: Path, content: bytes | bytearray | None = None) -> Any:
+def read_json(path: Path, content: Content | None = None) -> Any:
     """Parsed JSON; raises ArtefactError when the file is missing or is not JSON.
 
     content: of the file, where it was read already.
     """
     try:
-        return json.loads((read_bytes(path) if content is None else content).decode("utf-8"))
+        return json.loads((read_bytes(path) if content is None else bytes(content)).decode("utf-8"))
     except (UserError, RecursionError, ValueError) as error:
         if isinstance(error, UserError):
             raise ArtefactError(str(error)) from error

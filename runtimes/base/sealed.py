@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import open_file, reading, sha256, write_json
@@ -88,22 +91,46 @@ def read_verified(path: Path, facts: FileFacts, *, record: str, again: str) -> b
     """The content of a file that is the one that `record` lists; raises ArtefactError where it is another.
 
     The file is read once, and what is returned is what was hashed: whatever happens to the file afterwards
-    changes nothing. Large files are hashed by another thread while the next part is read.
+    changes nothing.
     """
-    _refuse_other_size(path, facts, again=again)
     content = bytearray(facts.num_bytes)
-    view, digest = memoryview(content), hashlib.sha256()
-    with reading(path), open_file(path) as stream, ThreadPoolExecutor(1) as hasher:
-        at, hashed = 0, None
-        while at < len(content) and (length := stream.readinto(view[at : at + BLOCK])):
-            if hashed is not None:
-                hashed.result()  # so that at most one part waits, and parts are hashed in order
-            hashed = hasher.submit(digest.update, view[at : at + length])
-            at += length
-        if hashed is not None:
-            hashed.result()
-    _refuse_other_hash(path, digest.hexdigest(), facts, record=record, again=again)
-    return content
+    with _verifying(path, memoryview(content), facts, record=record, again=again):
+        return content
+
+
+@contextlib.contextmanager
+def reading_verified(path: Path, facts: FileFacts, *, record: str, again: str) -> Iterator[memoryview]:
+    """The content of a large file, which another thread hashes while the body of the `with` statement runs.
+
+    Raises ArtefactError at the end of the body, also in the place of the body's own error, where the file is
+    not the one that `record` lists. Until then the body must give nothing away that it made of the content.
+    """
+    # NumPy asks for huge pages, and the first use of their memory takes less time.
+    content = memoryview(np.empty(facts.num_bytes, np.uint8))
+    with _verifying(path, content, facts, record=record, again=again):
+        yield content
+
+
+@contextlib.contextmanager
+def _verifying(
+    path: Path, content: memoryview, facts: FileFacts, *, record: str, again: str
+) -> Iterator[None]:
+    """Fills `content` from a file, and hashes it in another thread until the end of the body."""
+    _refuse_other_size(path, facts, again=again)
+    digest = hashlib.sha256()
+    with ThreadPoolExecutor(1) as hasher:
+        hashed = []
+        with reading(path), open_file(path) as stream:
+            at = 0
+            while at < len(content) and (length := stream.readinto(content[at : at + BLOCK])):
+                hashed.append(hasher.submit(digest.update, content[at : at + length]))
+                at += length
+        try:
+            yield
+        finally:
+            for part in hashed:
+                part.result()
+            _refuse_other_hash(path, digest.hexdigest(), facts, record=record, again=again)
 
 
 def _refuse_other_size(path: Path, facts: FileFacts, *, again: str) -> None:

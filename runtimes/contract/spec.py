@@ -7,21 +7,23 @@ L layers · H heads · K head width · D model width · V vocabulary · N persis
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.base.files import read_json
+from runtimes.base.files import Content, read_json
 from runtimes.base.records import to_json
 from runtimes.base.sealed import (
     FileFacts,
     identity_of,
     parse_sealed,
     read_verified,
+    reading_verified,
     verify_file,
     write_sealed,
 )
@@ -316,13 +318,17 @@ def load_spec(folder: Path) -> Spec:
 
     Raises ArtefactError that names the file at fault and says how to mend it.
     """
-    return open_artefact(folder, wanted=())[0]
+    with open_artefact(folder, wanted=()) as (spec, _):
+        return spec
 
 
-def open_artefact(folder: Path, *, wanted: Collection[str]) -> tuple[Spec, dict[str, bytearray]]:
+@contextlib.contextmanager
+def open_artefact(folder: Path, *, wanted: Collection[str]) -> Iterator[tuple[Spec, dict[str, Content]]]:
     """The spec of an artefact folder as `load_spec` verifies it, and the content of some of its files.
 
     wanted: names of files. Their content is exactly what was verified, whatever happens to the folder since.
+    The weights are hashed by another thread while the body of the `with` statement runs, and verified at its
+    end; until then it must give nothing away that it made of them. All other files are verified before.
     Raises ArtefactError that names the file at fault and says how to mend it.
     """
     path = folder / SPEC
@@ -337,13 +343,17 @@ def open_artefact(folder: Path, *, wanted: Collection[str]) -> tuple[Spec, dict[
             "ARTEFACT`."
         )
     spec = parse_spec(read_json(path), where=str(path))
-    contents = {}
-    for name, facts in spec.files.items():
-        if name in wanted:
-            contents[name] = read_verified(folder / name, facts, record=SPEC, again=EXPORT_AGAIN)
-        else:
-            verify_file(folder / name, facts, record=SPEC, again=EXPORT_AGAIN)
-    return spec, contents
+    contents: dict[str, Content] = {}
+    with contextlib.ExitStack() as verified_later:
+        for name, facts in spec.files.items():
+            if name not in wanted:
+                verify_file(folder / name, facts, record=SPEC, again=EXPORT_AGAIN)
+            elif name == WEIGHTS:
+                weights = reading_verified(folder / name, facts, record=SPEC, again=EXPORT_AGAIN)
+                contents[name] = verified_later.enter_context(weights)
+            else:
+                contents[name] = read_verified(folder / name, facts, record=SPEC, again=EXPORT_AGAIN)
+        yield spec, contents
 
 
 def parse_spec(data: Any, *, where: str) -> Spec:

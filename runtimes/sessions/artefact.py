@@ -35,9 +35,9 @@ class ArtefactOpener:
         device that computes no artefact, and MissingPackageError or ArtefactError for one that cannot here.
         """
         refuse_for_artefact(device, folder)
-        spec, contents = read_artefact(folder)
-        if device == CPU or (device == AUTO and not _has_cuda()):
-            return OrtSession.of(folder, spec, contents, threads=threads)
+        with read_artefact(folder) as (spec, contents):
+            if device == CPU or (device == AUTO and not _has_cuda()):
+                return OrtSession.of(folder, spec, contents, threads=threads)
         if device != AUTO:
             return OrtGpuSession.of(folder, spec, contents, device=device, threads=threads)
         if fault := PROVIDERS[BEST.kind].fault(load_onnxruntime()):

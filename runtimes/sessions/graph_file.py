@@ -7,10 +7,12 @@ GraphProto, NodeProto, TensorProto); the edge has no package that knows them all
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from runtimes.base.errors import ArtefactError
+from runtimes.base.files import Content
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # how a field is stored
 MODEL = {"graph": 7, "functions": 25}
@@ -40,9 +42,7 @@ class _Inside:
     compiled: bool = False
 
 
-def refuse_foreign_graph(
-    data: bytes | bytearray, *, name: str, files: Collection[str], compiled: bool = False
-) -> None:
+def refuse_foreign_graph(data: Content, *, name: str, files: Collection[str], compiled: bool = False) -> None:
     """Raises ArtefactError unless an ONNX file takes its tensors from itself and `files` only, and has no
     loop and no compiled code.
 
@@ -76,14 +76,14 @@ def refuse_foreign_graph(
         )
 
 
-def refuse_foreign_ort_graph(data: bytes | bytearray, *, name: str) -> None:
+def refuse_foreign_ort_graph(data: Content, *, name: str) -> None:
     """Raises ArtefactError where a graph in ONNX Runtime's own format has a loop or compiled code.
 
     The format is a flatbuffer, in which the name of an operator stands with its length before it and a zero
     behind it, so its bytes tell. Such a file names no other files.
     """
     for operator in sorted((*LOOPS, COMPILED)):
-        if len(operator).to_bytes(4, "little") + operator + b"\0" in data:
+        if re.search(re.escape(len(operator).to_bytes(4, "little") + operator + b"\0"), data):
             raise ArtefactError(
                 f"{name} has an operator {operator.decode()}, which no artefact has; export the artefact "
                 "again."

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError, first_line
-from runtimes.base.files import read_bytes
+from runtimes.base.files import Content, read_bytes
 from runtimes.base.machine import available_cpus
 from runtimes.base.startup import FATAL, load_onnxruntime
 from runtimes.contract.memory import Memory
@@ -66,7 +67,7 @@ class OrtSession(GraphSession):
         *,
         threads: int | None = None,
         library: Path | None = None,
-        contents: Mapping[str, bytes | bytearray] | None = None,
+        contents: Mapping[str, Content] | None = None,
     ) -> None:
         super().__init__(spec, vocab, spec.identity)
         self._kernel: Kernel = "fused" if library else "standard"
@@ -108,19 +109,20 @@ class OrtSession(GraphSession):
         operator: `xl-export fused-kernel` has built it, or the package's wheel holds it. Otherwise it takes
         the standard operators. Raises ConfigError where `fused` cannot be had.
         """
-        return cls.of(folder, *read_artefact(folder), threads=threads, kernel=kernel)
+        with read_artefact(folder) as (spec, contents):
+            return cls.of(folder, spec, contents, threads=threads, kernel=kernel)
 
     @classmethod
     def of(
         cls,
         folder: Path,
         spec: Spec,
-        contents: Mapping[str, bytearray],
+        contents: Mapping[str, Content],
         *,
         threads: int | None = None,
         kernel: KernelChoice = "auto",
     ) -> OrtSession:
-        """The same for an artefact that was read already, by `read_artefact`."""
+        """The same for an artefact that is being read by `read_artefact`."""
         library = chosen_library(spec, kernel)
         graph = folder / (FUSED if library else spec.graph_file)
         vocab = load_vocab(folder / VOCAB, contents[VOCAB], contents)
@@ -151,7 +153,7 @@ class OrtSession(GraphSession):
     def _load(
         self,
         graph: Path,
-        contents: Mapping[str, bytes | bytearray],
+        contents: Mapping[str, Content],
         threads: int | None,
         library: Path | None,
     ) -> Any:
@@ -229,8 +231,11 @@ class _Binding:
         return io
 
 
-def read_artefact(folder: Path) -> tuple[Spec, dict[str, bytearray]]:
-    """The spec of an artefact folder, every hash verified, and the content of what a session loads."""
+def read_artefact(folder: Path) -> AbstractContextManager[tuple[Spec, dict[str, Content]]]:
+    """The spec of an artefact folder and the content of what a session loads.
+
+    The weights are verified at the end of the `with` statement; see `open_artefact`.
+    """
     return open_artefact(folder, wanted=(GRAPH, ORT_GRAPH, FUSED, WEIGHTS, *VOCAB_FILES))
 
 
@@ -238,7 +243,7 @@ def load_graph(
     ort: Any,
     spec: Spec,
     graph: Path,
-    contents: Mapping[str, bytes | bytearray],
+    contents: Mapping[str, Content],
     options: Any,
     providers: Mapping[str, Any],
     *,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import ArtefactError
-from runtimes.base.files import atomic_file, read_bytes, read_json, write_json
+from runtimes.base.files import Content, atomic_file, read_bytes, read_json, write_json
 from runtimes.contract.vocabulary.base import SpecialTokens, Vocab, not_unicode
 from runtimes.contract.vocabulary.ids import IdsVocab
 from runtimes.contract.vocabulary.subword import FILES, Library, SubwordVocab
@@ -42,8 +42,8 @@ def save_vocab(folder: Path, vocab: Vocab) -> None:
 
 def load_vocab(
     path: Path,
-    content: bytes | bytearray | None = None,
-    files: Mapping[str, bytes | bytearray] | None = None,
+    content: Content | None = None,
+    files: Mapping[str, Content] | None = None,
 ) -> Vocab:
     """The vocabulary in a `vocab.json`; raises ArtefactError when it is not one.
 
@@ -154,7 +154,7 @@ def _ids_vocab(data: dict[str, Any], path: Path) -> IdsVocab:
     return IdsVocab(size, names=names, special=_special(data, size, path))
 
 
-def _subword_vocab(data: dict[str, Any], path: Path, files: Mapping[str, bytes | bytearray]) -> SubwordVocab:
+def _subword_vocab(data: dict[str, Any], path: Path, files: Mapping[str, Content]) -> SubwordVocab:
     library, size = data.get("library"), _size(data, path)
     if library not in FILES or data.get("file") != FILES[library]:
         raise ArtefactError(

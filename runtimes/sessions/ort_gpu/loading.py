@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.base.errors import ArtefactError, MissingPackageError, first_line
+from runtimes.base.files import Content
 from runtimes.base.machine import available_cpus
 from runtimes.base.progress import say_once
 from runtimes.contract.device import Device
@@ -19,7 +20,7 @@ from runtimes.sessions.ort_gpu.engines import keeping_engine, kept_engine, key_o
 from runtimes.sessions.ort_gpu.placement import RECORD, TELLS_PLACEMENT, elsewhere
 from runtimes.sessions.ort_gpu.providers import Provider
 
-Contents = Mapping[str, bytes | bytearray]
+Contents = Mapping[str, Content]
 # ONNX Runtime's options of a session that write what a provider has compiled as an ONNX file of its own.
 WRITE_CONTEXT, CONTEXT_FILE, CONTEXT_INSIDE = (
     "ep.context_enable",

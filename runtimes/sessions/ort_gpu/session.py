@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ from runtimes.contract.vocabulary import Vocab, load_vocab
 from runtimes.sessions.graph import GraphSession, Positions
 from runtimes.sessions.onnx_runtime import import_onnxruntime
 from runtimes.sessions.ort_gpu.buffers import DeviceBinding, OrtArray
-from runtimes.sessions.ort_gpu.loading import Loader
+from runtimes.sessions.ort_gpu.loading import Contents, Loader
 from runtimes.sessions.ort_gpu.providers import PROVIDERS
 
 REFERENCE_ROWS = 2
@@ -48,7 +48,7 @@ class OrtGpuSession(GraphSession):
         spec: Spec,
         vocab: Vocab,
         graph: Path,
-        contents: Mapping[str, bytes | bytearray],
+        contents: Contents,
         *,
         device: Device,
         threads: int | None = None,
@@ -98,7 +98,7 @@ class OrtGpuSession(GraphSession):
         cls,
         folder: Path,
         spec: Spec,
-        contents: Mapping[str, bytearray],
+        contents: Contents,
         *,
         device: Device,
         threads: int | None = None,

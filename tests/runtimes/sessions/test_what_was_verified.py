@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 
 from runtimes import check, open_session
 from runtimes.base.errors import ArtefactError
-from runtimes.base.sealed import file_facts, read_verified
+from runtimes.base.sealed import file_facts, read_verified, reading_verified
 from runtimes.contract.spec import GRAPH, WEIGHTS
 
 
@@ -63,6 +64,24 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
         assert read_verified(path, facts, record="spec.json", again="make it again") == content
     except ArtefactError as error:
         assert "was altered" in str(error)  # noqa: PT017 (either end is right, by which thread was first)
+
+
+@pytest.mark.parametrize("altered", [False, True])
+def test_a_large_file_is_verified_when_the_work_on_it_ends(altered: bool, tmp_path: Path) -> None:
+    """That the file was altered is said first, also where the work has failed, perhaps for that reason."""
+    path, content = tmp_path / "file", os.urandom(10_500)
+    path.write_bytes(content)
+    facts = file_facts(path)
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ altered]))
+    for failed in (None, ValueError("the work failed")):
+        with contextlib.ExitStack() as stack:
+            if altered or failed:
+                expected = (ArtefactError, "was altered") if altered else (ValueError, "the work failed")
+                stack.enter_context(pytest.raises(expected[0], match=expected[1]))
+            with reading_verified(path, facts, record="spec.json", again="make it again") as read:
+                assert bytes(read) == path.read_bytes()
+                if failed:
+                    raise failed
 
 
 @pytest.mark.parametrize("where", ["initializer", "branch"])
