@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, ConfigError
-from runtimes.base.files import open_file, reading, sha256, write_json
+from runtimes.base.files import Content, open_file, reading, sha256, write_json
 from runtimes.base.records import from_json, to_json
 
 Record = TypeVar("Record")
@@ -109,6 +109,35 @@ def reading_verified(path: Path, facts: FileFacts, *, record: str, again: str) -
     content = memoryview(np.empty(facts.num_bytes, np.uint8))
     with _verifying(path, content, facts, record=record, again=again):
         yield content
+
+
+@contextlib.contextmanager
+def reading_files(
+    folder: Path,
+    files: Mapping[str, FileFacts],
+    *,
+    wanted: Collection[str],
+    large: Collection[str],
+    record: str,
+    again: str,
+) -> Iterator[dict[str, Content]]:
+    """The content of the wanted files of a folder, each of which is the one that `record` lists.
+
+    files: all that `record` lists; those that are not wanted are verified too. large: files that are read as
+    `reading_verified` does; all others are verified before the body of the `with` statement runs.
+    """
+    contents: dict[str, Content] = {}
+    with contextlib.ExitStack() as verified_later:
+        for name, facts in files.items():
+            path = folder / name
+            if name not in wanted:
+                verify_file(path, facts, record=record, again=again)
+            elif name in large:
+                content = reading_verified(path, facts, record=record, again=again)
+                contents[name] = verified_later.enter_context(content)
+            else:
+                contents[name] = read_verified(path, facts, record=record, again=again)
+        yield contents
 
 
 @contextlib.contextmanager

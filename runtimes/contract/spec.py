@@ -22,9 +22,7 @@ from runtimes.base.sealed import (
     FileFacts,
     identity_of,
     parse_sealed,
-    read_verified,
-    reading_verified,
-    verify_file,
+    reading_files,
     write_sealed,
 )
 from runtimes.contract.model_facts import ModelFacts
@@ -343,16 +341,8 @@ def open_artefact(folder: Path, *, wanted: Collection[str]) -> Iterator[tuple[Sp
             "ARTEFACT`."
         )
     spec = parse_spec(read_json(path), where=str(path))
-    contents: dict[str, Content] = {}
-    with contextlib.ExitStack() as verified_later:
-        for name, facts in spec.files.items():
-            if name not in wanted:
-                verify_file(folder / name, facts, record=SPEC, again=EXPORT_AGAIN)
-            elif name == WEIGHTS:
-                weights = reading_verified(folder / name, facts, record=SPEC, again=EXPORT_AGAIN)
-                contents[name] = verified_later.enter_context(weights)
-            else:
-                contents[name] = read_verified(folder / name, facts, record=SPEC, again=EXPORT_AGAIN)
+    files = reading_files(folder, spec.files, wanted=wanted, large=[WEIGHTS], record=SPEC, again=EXPORT_AGAIN)
+    with files as contents:
         yield spec, contents
 
 
