@@ -15,7 +15,8 @@ class GrowingText:
 
     decoder: of the stream; it has had the tokens before the text. stop: strings that are not empty. border:
     what stands around each token, and so around a stop string (see `border_of`). ended: why the text has
-    ended; None while it grows.
+    ended; None while it grows. plain: the decoder, where nothing is ever held back. It may be called instead
+    of `add` for any token but the last.
     """
 
     def __init__(self, decoder: Decoder, stop: Sequence[str], border: str) -> None:
@@ -23,6 +24,7 @@ class GrowingText:
         self._stop = [border + (text.strip() if border else text) + border for text in stop]
         self._held = ""
         self.ended: Reason | None = None
+        self.plain = None if stop else decoder
 
     def finish(self) -> str:
         """The text that was held back, released by the end of the document."""

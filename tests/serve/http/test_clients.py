@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import threading
@@ -151,11 +152,12 @@ def test_what_fits_is_served_and_what_never_fits_is_no_matter_of_time(small: Run
 
 
 def test_a_full_queue_answers_before_the_body_comes(small: Running) -> None:
-    crowd = [connection(small) for _ in range(6)]
+    crowd: list[socket.socket] = []
     facts = small.server.models["m"].engine
-    for number, client in enumerate(crowd, 1):
-        client.sendall(head(json.dumps({**LONG, "stream": False}).encode()))
-        assert comes_true(lambda n=number: facts.facts.decoding + facts.facts.waiting == n)
+    while len(crowd) < 6:
+        crowd.append(connection(small))
+        crowd[-1].sendall(head(json.dumps({**LONG, "stream": False}).encode()))
+        assert comes_true(lambda: facts.facts.decoding + facts.facts.waiting == len(crowd))
     late = connection(small)
     late.sendall(head(b"", length=1 << 21))  # nothing of the body is sent
     answer = wait_for(late, b"}}")
@@ -199,3 +201,29 @@ def test_ten_times_the_load_is_served_in_turn_or_refused(small: Running) -> None
     assert drawn == counts[200] * 40
     assert after.steps - before.steps < 1.0 * drawn  # both rows advance in most steps
     assert comes_true(lambda: is_idle(small))
+
+
+def test_a_client_that_reads_in_bursts_gets_what_a_quick_one_gets(small: Running) -> None:
+    """Its events are written at once, then they wait for it, and then they are written at once again."""
+    body = {**LONG, "max_tokens": 600, "seed": 1, "n": 2, "stream_options": {"include_usage": True}}
+    whole = small.post("/v1/completions", {**LONG, "max_tokens": 600, "seed": 1, "n": 2, "stream": False})
+    client = connection(small)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.sendall(head(json.dumps(body).encode()))
+    paused = False
+    with http.client.HTTPResponse(client, method="POST") as response:
+        response.begin()
+        events = response.read(1000)
+        while part := response.read(20_000):  # raises where a chunk is not well formed
+            events += part
+            paused = paused or comes_true(lambda: small.server.models["m"].engine.facts.paused == 2)
+    client.close()
+    *parts, usage, done = events.removesuffix(b"\n\n").split(b"\n\n")
+    assert paused
+    assert done == b"data: [DONE]"
+    texts = ["", ""]
+    for part in parts:
+        (choice,) = json.loads(part.removeprefix(b"data: "))["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert texts == [choice["text"] for choice in whole.json()["choices"]]
+    assert json.loads(usage.removeprefix(b"data: "))["usage"] == whole.json()["usage"]

@@ -20,11 +20,20 @@ class Rows:
         self.memory = session.start(count)
         self.runs: list[Running] = []
         self.decoding = self.moved = 0
+        self._part, self._ends = self.memory, (0, count)  # the last one that was asked for
 
     @property
     def free(self) -> int:
         """How many rows nobody has."""
         return self.memory.batch - len(self.runs)
+
+    def part(self, first: int, last: int) -> Memory:
+        """The memory of some rows, as `Memory.part`; of a step as the one before it costs nothing, because
+        the arrays are never exchanged here.
+        """
+        if self._ends != (first, last):
+            self._part, self._ends = self.memory.part(first, last), (first, last)
+        return self._part
 
     def admit(self, run: Running, memory: Memory | None) -> None:
         """Gives a run the first free row, with a copy of a memory of one row, or for a new stream."""

@@ -9,6 +9,7 @@ equals, is drawn again as the Sampler does it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
@@ -33,8 +34,9 @@ class Draws:
     """How the rows of some runs are drawn. It is made once for as long as the runs stay the same.
 
     runs: in the order of the rows. end: the token that ends a document. places: what a token needs of its
-    run: the run, its drawn tokens, its text, the token that ends it (-1 where none does), the most tokens,
-    and whether its stream is kept. accounts: how many of the runs each tenant has. scored: the rows whose
+    run: the run, how it notes a drawn token, its text, `GrowingText.plain` of that, the token that ends it
+    (-1 where none does), and the most tokens. keeps: whether a stream of them is kept. tokens: int64 [N, 1],
+    those that were drawn last. accounts: how many of the runs each tenant has. scored: the rows whose
     log-probabilities are wanted. tops: those whose likeliest tokens are wanted, with their number.
     """
 
@@ -46,15 +48,17 @@ class Draws:
         self.places = [
             (
                 run,
-                run.drawn,
+                run.drawn.append,
                 text,
+                text.plain,
                 end if drawing.ends and end is not None else -1,
                 drawing.max_tokens,
-                run.task.keep,
             )
             for run, drawing in zip(runs, drawings, strict=True)
             if (text := run.text) is not None
         ]
+        self.keeps = any(task.keep for task in tasks)
+        self.tokens = np.empty((0, 1), np.int64)
         self.accounts = list(Counter(run.account for run in runs).items())
         self.samplers = [drawing.sampler for drawing in drawings]
         self.biased = [(row, drawing.bias) for row, drawing in enumerate(drawings) if drawing.bias]
@@ -63,6 +67,17 @@ class Draws:
 
     def draw(self, logits: np.ndarray) -> list[int]:
         """The token of each row of logits float32 [N, V]; -1 where a row has no finite maximum."""
+        if self._all_greedy:
+            tokens = logits.argmax(axis=1)
+            if math.isfinite(np.add.reduce(logits[self._rows, tokens])):  # it is not where any of them is not
+                self.tokens = tokens[:, None]
+                drawn: list[int] = tokens.tolist()
+                return drawn
+        drawn = self._draw(logits)
+        self.tokens = np.array(drawn, np.int64)[:, None]
+        return drawn
+
+    def _draw(self, logits: np.ndarray) -> list[int]:
         if self.biased:
             logits = logits.copy()
             for row, bias in self.biased:
@@ -101,6 +116,15 @@ class Draws:
         found = log_probs_of(logits[wanted], np.array([tokens[row] for row in wanted])).tolist()
         likely = {row: likeliest(logits[row][None], top) for row, top in self.tops}
         return dict(zip(wanted, found, strict=True)), likely
+
+    @cached_property
+    def _rows(self) -> np.ndarray:
+        return np.arange(len(self.runs))
+
+    @cached_property
+    def _all_greedy(self) -> bool:
+        """Whether the token of every row is that of its largest logit."""
+        return not self.biased and all(sampler.temperature == 0 for sampler in self.samplers)
 
     @cached_property
     def _groups(self) -> list[_Group]:

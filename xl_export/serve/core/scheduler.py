@@ -64,6 +64,7 @@ class Scheduler:
         self._said: list[Running] = []  # runs with answers that are not delivered yet
         self._ready: list[Running] = []  # runs whose tokens were all fed, and who have no token yet
         self._draws = Draws([], None)
+        self._no_logits = np.empty((0, session.vocab.size), np.float32)
         self.iterations = self.steps = self.fed = self.cached = self.padded = self.drawn = self.parked = 0
         self.model_seconds, self.queued = 0.0, Histogram(QUEUED)
         self.ended: Counter[str] = Counter()
@@ -196,7 +197,7 @@ class Scheduler:
         self.steps += 1
         began = time.perf_counter()
         try:
-            return compute(self.rows.memory.part(first, last))
+            return compute(self.rows.part(first, last))
         except Exception as error:
             LOG.error("a step of %d rows failed", len(runs), exc_info=error)
             self.rows.spoil(first, last)
@@ -208,14 +209,18 @@ class Scheduler:
 
     def _decode(self) -> tuple[list[Running], np.ndarray]:
         """Feeds the last token of each decoding row; the runs that draw another one, and their logits."""
-        nothing = np.empty((0, self._session.vocab.size), np.float32)
+        nothing = self._no_logits
         runs = self.rows.runs[: self.rows.decoding]
         if not runs:
             return [], nothing
-        tokens = np.array([run.token for run in runs], np.int64)[:, None]
+        draws = self._draws
+        same = runs == draws.runs  # as in the last iteration, which has drawn these tokens
+        tokens = draws.tokens if same else np.array([run.token for run in runs], np.int64)[:, None]
         logits = self._step(runs, lambda memory: self._session.predict(tokens, memory)[0])
         if logits is None:
             return [], nothing
+        if same and not draws.keeps:
+            return runs, logits
         closing = [row for row, run in enumerate(runs) if run.closing]
         if not closing:
             return runs, logits
@@ -227,6 +232,8 @@ class Scheduler:
 
     def _feed(self) -> None:
         """Feeds pieces of prompts within the budget."""
+        if self.rows.decoding == len(self.rows.runs):
+            return
         prompts = self.rows.runs[self.rows.decoding :]
         prompts = [run for run in prompts if run.prompt_left]
         if not prompts:
@@ -282,28 +289,29 @@ class Scheduler:
         log_probs, likely = draws.log_probs(logits, tokens)
         # The only code that runs once a token: what can be looked up once for all tokens is in `places`.
         row = -1
-        for (run, drawn, text, end, most, keeps), token in zip(draws.places, tokens, strict=True):
+        for (run, note, text, plain, end, most), token in zip(draws.places, tokens, strict=True):
             row += 1
             if token < 0:
                 self._fail(run, NOT_FINITE)
                 continue
-            drawn.append(token)
+            note(token)
             run.token = token
             run.count = count = run.count + 1
-            added = text.finish() if token == end else text.add(token, last=count == most)
+            if plain is not None and count < most and token != end:  # the usual way
+                added = plain(token)
+            else:
+                added = text.finish() if token == end else text.add(token, last=count == most)
+            answer = Drawn(token, added)
+            if log_probs:
+                answer.log_prob, answer.likeliest = log_probs.get(row), likely.get(row)
             if not run.answers:
                 said.append(run)
-            if log_probs:
-                answer = Drawn(
-                    token=token, text=added, log_prob=log_probs.get(row), likeliest=likely.get(row)
-                )
-            else:
-                answer = Drawn(token=token, text=added)
             run.answers.append(answer)
-            if keeps:
-                run.closing = text.ended  # it ends once this token is fed
-            elif text.ended is not None:
-                self._end(run, text.ended)
+            if (ended := text.ended) is not None:
+                if run.task.keep:
+                    run.closing = ended  # it ends once this token is fed
+                else:
+                    self._end(run, ended)
 
     # Ends and answers.
 

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from runtimes.base.errors import ConfigError, UserError
 from xl_export.serve.http.app import application
+from xl_export.serve.http.base.answering import Write
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.log import Handler
 from xl_export.serve.http.base.server import ON_SIGNAL, Server
@@ -24,6 +25,7 @@ from xl_export.serve.http.base.server import ON_SIGNAL, Server
 GRACE = 4  # seconds from a signal until connections that are still open are cut
 KEEP_ALIVE = 65  # seconds that an idle connection is kept; more than the 60 of the usual proxies
 PING = 20.0  # seconds between two pings of a WebSocket, and until the answer; then its client is gone
+SIZES = [b"%x\r\n" % size for size in range(1024)]  # the heads of short chunks
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -181,17 +183,17 @@ def patient(limits: Limits) -> type[HttpToolsProtocol]:
             self._head_arrived()
             super().connection_lost(exc)
 
-        def _write_of(self, cycle: RequestResponseCycle) -> Callable[[bytes | bytearray | None], bool]:
+        def _write_of(self, cycle: RequestResponseCycle) -> Write:
             """Writes a chunk of an answer that has begun, as `cycle.send` does without its coroutine; returns
             False where the client does not take what was written before.
             """
             flow, write = self.flow, self.transport.write
 
-            def written(data: bytes | bytearray | None) -> bool:
+            def written(data: bytes) -> bool:
                 if flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
                     return False
-                if data:
-                    write(b"%x\r\n" % len(data) + data + b"\r\n")
+                size = len(data)
+                write((SIZES[size] if size < len(SIZES) else b"%x\r\n" % size) + data + b"\r\n")
                 return True
 
             return written

@@ -15,7 +15,7 @@ from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 LOOKS = 4  # how often a client is looked at until it counts as stalled
-Write = Callable[[bytes | bytearray | None], bool]  # without data it only says whether it would write
+Write = Callable[[bytes], bool]
 DONE = b"data: [DONE]\n\n"
 
 
@@ -70,7 +70,7 @@ class Channel:
         self.sent += 1
 
 
-def _never(data: bytes | bytearray | None = None) -> bool:
+def _never(data: bytes) -> bool:
     return False
 
 

@@ -1,8 +1,9 @@
 """Between an engine's thread and the tasks of an event loop: one call a step of the engine.
 
 An inbox receives the answers of the tasks that one request has submitted. The request waits for it once a
-step, whatever the number of its tasks, and takes all that is there. What it can pass on without waiting it
-takes in the bridge's own call, because waking a task for each step and request costs more than the rest.
+step, whatever the number of its tasks, and takes all that is there. A drawn token that can be written to its
+client without waiting goes there in the bridge's own call, because waking a task for each step and request
+costs more than all the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from xl_export.serve.http.base.errors import busy
 from xl_export.serve.http.base.metrics import Figures
 
 Delivery = list[tuple[Task, list[Answer]]]
-AtOnce = Callable[[Delivery], bool]
+Pass = Callable[[Drawn], bool]
+
+
+def _never(drawn: Drawn) -> bool:
+    return False
 
 
 class Accepts(Protocol):
@@ -40,29 +45,65 @@ class Bridge:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, unread: int = 256) -> None:
         self._loop, self.step = loop, max(1, unread // 8)
-        self.places: dict[Task, Inbox] = {}
+        self.places: dict[Task, Place] = {}
         self.now = 0.0  # when the last answers arrived
 
     def deliver(self, batch: Delivery) -> None:
         """Called on the engine's thread, once a step."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits for an answer
+        try:
             self._loop.call_soon_threadsafe(self._spread, batch)
+        except RuntimeError:  # the loop is closed, so nobody waits for an answer
+            return
 
     def _spread(self, batch: Delivery) -> None:
-        self.now = time.monotonic()
-        places, inboxes = self.places, []
+        self.now = now = time.monotonic()
+        places, step = self.places, self.step
+        inboxes: list[Inbox] = []
+        gap, times, figures = 0.0, 0, None  # of tokens that were passed on: nearly all have one gap
         for answered in batch:
             task, answers = answered
-            inbox = places.get(task)
-            if inbox is None:  # its client has left
+            place = places.get(task)
+            if place is None:  # its client has left
                 continue
-            if answers[-1].__class__ is Ended:
+            inbox, answer, passed = place.inbox, answers[-1], False
+            if inbox.open and answer.__class__ is Drawn and len(answers) == 1:
+                try:
+                    passed = place.pass_on(answer)
+                except Exception as error:  # it is the fault of the request
+                    inbox.fail(error)
+            if passed:
+                if now - place.last != gap or inbox.figures is not figures:
+                    if figures is not None:
+                        figures.note_tokens(gap, times)
+                    gap, times, figures = now - place.last, 0, inbox.figures
+                place.last, times = now, times + 1
+                place.untold = untold = place.untold + 1
+                if untold >= step:
+                    inbox.tell(task, place)
+                continue
+            if answer.__class__ is Ended:
                 del places[task]
             if not inbox.arrived:
                 inboxes.append(inbox)
             inbox.arrived.append(answered)
+            inbox.open = False
+        if figures is not None:
+            figures.note_tokens(gap, times)
         for inbox in inboxes:
-            inbox.look()
+            inbox.wake()
+
+
+class Place:
+    """Where the answers of one task go. pass_on: writes a drawn token to the client at once, and returns
+    False where it would have to wait, or there is no such way; then it has changed nothing. untold: answers
+    that were taken and of which the engine does not know it. last: when the last drawn token arrived.
+    """
+
+    __slots__ = ("inbox", "last", "pass_on", "untold")
+
+    def __init__(self, inbox: Inbox) -> None:
+        self.inbox, self.untold, self.last = inbox, 0, 0.0
+        self.pass_on: Pass = _never
 
 
 @contextlib.contextmanager
@@ -77,26 +118,26 @@ def refusing() -> Iterator[None]:
 class Inbox:
     """The answers of some tasks of one engine. Leaving its `with` block cancels those that have not ended.
 
-    arrived: answers that nobody has taken. running: the tasks that have not ended, with how many of their
-    answers were taken and not yet told to the engine. figures: to which its tokens and times are added.
+    arrived: answers that nobody has taken. open: whether the request waits and nothing has arrived, so that
+    tokens may be passed on. running: the tasks that have not ended. figures: to which its tokens and times
+    are added.
     """
 
     def __init__(self, bridge: Bridge, engine: Accepts, figures: Figures) -> None:
-        self._bridge, self._engine, self._figures = bridge, engine, figures
+        self._bridge, self._engine, self.figures = bridge, engine, figures
         self._began = time.monotonic()
-        self._last = 0.0  # when the last drawn tokens arrived
         self._answers = False  # whether a token has been drawn or scored
         self._waiting: asyncio.Future[None] | None = None
-        self._at_once: AtOnce | None = None
         self._places: Places | None = None
+        self.open = False
         self.arrived: Delivery = []
-        self.running: dict[Task, int] = {}
+        self.running: dict[Task, Place] = {}
 
     def __enter__(self) -> Inbox:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._figures.whole.observe(time.monotonic() - self._began)
+        self.figures.whole.observe(time.monotonic() - self._began)
         if self._places is not None:
             self._places.release()
         for task in self.running:
@@ -114,78 +155,77 @@ class Inbox:
         """Gives a task to the engine; raises RefusedError where its queue is full and no place was reserved,
         UserError where the task cannot be done.
         """
-        self._bridge.places[task] = self
+        self._bridge.places[task] = place = Place(self)
         try:
             with refusing():
                 self._engine.submit(task, self._places)
         except BaseException:
             del self._bridge.places[task]
             raise
-        self.running[task] = 0
+        self.running[task] = place
 
-    def look(self) -> None:
+    def pass_on(self, task: Task, way: Pass) -> None:
+        """From now on drawn tokens of this task are given to `way` while `get` waits; see `Place`. Those that
+        it takes are not given by `get`.
+        """
+        if place := self.running.get(task):
+            place.pass_on = way
+
+    def fail(self, error: Exception) -> None:
+        """Called by the bridge when a token could not be passed on: `get` raises the error."""
+        self.open = False
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(error)
+
+    def wake(self) -> None:
         """Called by the bridge when answers have arrived."""
-        waiting = self._waiting
-        if waiting is None or waiting.done():
-            return
-        if self._at_once is not None:
-            try:
-                if self._at_once(self.arrived):
-                    self._note(self.arrived)
-                    self.arrived.clear()
-                    return
-            except Exception as error:  # it is the fault of the request, which waits for the future
-                waiting.set_exception(error)
-                return
-        waiting.set_result(None)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
-    async def get(self, at_once: AtOnce | None = None) -> Delivery:
+    def tell(self, task: Task, place: Place) -> None:
+        """Tells the engine how much of a task's answers was taken."""
+        self._engine.taken(task, place.untold)
+        place.untold = 0
+
+    async def get(self) -> Delivery:
         """All answers that have arrived since the last call; waits for at least one.
 
         They count as taken. So whoever cannot pass them on does not call again, and the engine pauses the
-        tasks of this inbox after `unread` more answers each. at_once: is given answers as soon as they arrive
-        while this call waits; where it returns True it has taken them, and the call goes on waiting. Where it
-        returns False it has changed nothing.
+        tasks of this inbox after `unread` more answers each.
         """
         if not self.arrived:
-            self._waiting, self._at_once = asyncio.get_running_loop().create_future(), at_once
+            self._waiting, self.open = asyncio.get_running_loop().create_future(), True
             try:
                 await self._waiting
             finally:
-                self._waiting = self._at_once = None
+                self._waiting, self.open = None, False
         arrived, self.arrived = self.arrived, []
         self._note(arrived)
         return arrived
 
     def _note(self, arrived: Delivery) -> None:
         """Adds to the figures, and tells the engine now and then how much was taken."""
-        running, step, drawn = self.running, self._bridge.step, 0
+        running, figures, now = self.running, self.figures, self._bridge.now
         for task, answers in arrived:
-            if len(answers) == 1 and answers[0].__class__ is Drawn:  # the usual way
-                drawn += 1
-            else:
-                drawn += self._count(task, answers)
+            place = running[task]
+            if drawn := self._count(task, answers):
+                if place.last:
+                    figures.note_tokens((now - place.last) / drawn, drawn)
+                else:
+                    figures.generated_tokens += drawn
+                    if not self._answers:
+                        self._answers = True
+                        figures.to_first.observe(now - self._began)
+                place.last = now
+            place.untold += len(answers)
             if answers[-1].__class__ is Ended:
-                running.pop(task, None)
-            elif (count := running[task] + len(answers)) >= step:
-                self._engine.taken(task, count)
-                running[task] = 0
-            else:
-                running[task] = count
-        if not drawn:
-            return
-        figures, now = self._figures, self._bridge.now
-        figures.generated_tokens += drawn
-        if self._last:
-            figures.between.observe((now - self._last) / drawn, drawn)
-        elif not self._answers:
-            self._answers = True
-            figures.to_first.observe(now - self._began)
-        self._last = now
+                del running[task]
+            elif place.untold >= self._bridge.step:
+                self.tell(task, place)
 
     def _count(self, task: Task, answers: list[Answer]) -> int:
         """Adds answers to the figures; how many of them are drawn tokens."""
-        figures, drawn = self._figures, 0
+        figures, drawn = self.figures, 0
         for answer in answers:
             if isinstance(answer, Drawn):
                 drawn += 1

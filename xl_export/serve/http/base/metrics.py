@@ -30,6 +30,11 @@ class Figures:
         self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
         self.ended: Counter[str] = Counter()
 
+    def note_tokens(self, gap: float, times: int) -> None:
+        """So many drawn tokens arrived, each so many seconds after the one before it in its stream."""
+        self.generated_tokens += times
+        self.between.observe(gap, times)
+
 
 class HasFigures(Protocol):
     """What they need of a model."""

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 
 from xl_export.serve.core.task import Answer, Drawing, Drawn, Ended, Fed, Task
 from xl_export.serve.http.base.answering import Answering, Channel
-from xl_export.serve.http.base.bridge import Delivery, Inbox
+from xl_export.serve.http.base.bridge import Inbox
 from xl_export.serve.http.base.description import Operation
 from xl_export.serve.http.base.errors import refuse_failure
 from xl_export.serve.http.base.limits import of_body, read_json
@@ -100,20 +100,6 @@ class Completion:
     async def run(self, channel: Channel) -> None:
         """Submits the tasks and sends their answers; see `Answering`."""
         with self._model.in_use(), self._model.inbox() as inbox:
-
-            def at_once(arrived: Delivery) -> bool:
-                """Writes the events of tokens where nothing has to wait."""
-                if not channel.write(None):
-                    return False
-                for _, answers in arrived:
-                    if answers[-1].__class__ is not Drawn:
-                        return False
-                for task, answers in arrived:
-                    self._take(inbox, task, answers)
-                channel.write(self._ready)
-                self._ready.clear()
-                return True
-
             try:
                 plan = self._plan  # a prompt with several choices is fed by a task of its own
                 each = plan.best_of + (plan.best_of > 1)
@@ -121,8 +107,8 @@ class Completion:
                 for prompt in range(len(self._prompts)):
                     self._submit_prompt(inbox, prompt)
                 while inbox.running:
-                    for task, answers in await inbox.get(at_once if self._plan.stream else None):
-                        self._take(inbox, task, answers)
+                    for task, answers in await inbox.get():
+                        self._take(inbox, task, answers, channel)
                     if self._ready:
                         data, self._ready = bytes(self._ready), bytearray()
                         await channel.events(data)
@@ -178,7 +164,7 @@ class Completion:
     def _drawing(self, choice: Choice) -> Drawing | None:
         return None if self._plan.drawing is None else replace(self._plan.drawing, index=choice.index)
 
-    def _take(self, inbox: Inbox, task: Task, answers: list[Answer]) -> None:
+    def _take(self, inbox: Inbox, task: Task, answers: list[Answer], channel: Channel) -> None:
         """Notes the answers of one task, and makes events of them."""
         if self._feeding and (number := self._feeding.get(task)) is not None:
             for answer in answers:
@@ -193,6 +179,8 @@ class Completion:
             if type(answer) is Drawn:
                 if not choice.begun:
                     self._begin(choice, prompt)
+                    if way := self._writer.straight(choice, channel.write):
+                        inbox.pass_on(task, way)
                 self._ready += self._writer.drawn(choice, answer)
             elif type(answer) is Fed:
                 prompt.feed(answer)

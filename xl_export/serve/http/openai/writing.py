@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from xl_export.serve.core.task import Drawn, Ended
-from xl_export.serve.http.base.answering import DONE, event
+from xl_export.serve.http.base.answering import DONE, Write, event
+from xl_export.serve.http.base.bridge import Pass
 from xl_export.serve.http.base.token_texts import TokenTexts
 from xl_export.serve.http.openai.documents import Usage
 from xl_export.serve.http.openai.log_probs import LogProbs
@@ -95,6 +96,22 @@ class Writer:
         if collected is None and not self._plan.each_usage:  # the usual way, which every token goes
             return choice.head + encode(drawn.text) + self._tail if drawn.text else b""
         return self._event(choice, drawn.text, None if collected is None else collected.take(), None)
+
+    def straight(self, choice: Choice, write: Write) -> Pass | None:
+        """Writes the event of one more token of a choice that has begun, as `drawn` gives it, or returns
+        False where the client has to be waited for; None where events are not all alike.
+        """
+        if not self._plan.stream or choice.log_probs is not None or self._plan.each_usage:
+            return None
+        head, tail = choice.head, self._tail
+
+        def passed(drawn: Drawn) -> bool:
+            if (text := drawn.text) and not write(head + encode(text) + tail):
+                return False
+            choice.tokens += 1
+            return True
+
+        return passed
 
     def ended(self, choice: Choice, ended: Ended) -> bytes:
         """The end of a choice: its reason, and the text that was held back."""
