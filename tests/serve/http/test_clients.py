@@ -158,15 +158,21 @@ def test_a_full_queue_answers_before_the_body_comes(small: Running) -> None:
         crowd.append(connection(small))
         crowd[-1].sendall(head(json.dumps({**LONG, "stream": False}).encode()))
         assert comes_true(lambda: facts.facts.decoding + facts.facts.waiting == len(crowd))
-    late = connection(small)
-    late.sendall(head(b"", length=1 << 21))  # nothing of the body is sent
-    answer = wait_for(late, b"}}")
-    assert answer.startswith(b"HTTP/1.1 429")
+    answer = b""
+
+    def is_refused() -> bool:
+        nonlocal answer
+        with connection(small) as late:
+            late.sendall(head(b"", length=1 << 21))  # nothing of the body is sent
+            answer = wait_for(late, b"}}")
+        return answer.startswith(b"HTTP/1.1 429")
+
+    assert comes_true(is_refused)  # not while a task waits a moment for a server that is short of time
     assert b"retry-after: " in answer.lower()
     assert b'"code":"queue_full"' in answer
     assert small.post("/v1/score", {"texts": ["a"]}).status_code == 429
     assert small.get("/health").status_code == 200
-    for client in (*crowd, late):
+    for client in crowd:
         client.close()
     assert comes_true(lambda: is_idle(small))
 
@@ -208,7 +214,7 @@ def test_a_client_that_reads_in_bursts_gets_what_a_quick_one_gets(small: Running
     body = {**LONG, "max_tokens": 600, "seed": 1, "n": 2, "stream_options": {"include_usage": True}}
     whole = small.post("/v1/completions", {**LONG, "max_tokens": 600, "seed": 1, "n": 2, "stream": False})
     client = connection(small)
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)  # far less than the answer
     client.sendall(head(json.dumps(body).encode()))
     paused = False
     with http.client.HTTPResponse(client, method="POST") as response:

@@ -49,12 +49,14 @@ class Engine:
         self._session, self._settings, self._deliver = session, settings, deliver
         self._dependence = dependence_of_rows(session, settings)
         self._scheduler, self._door = Scheduler(session, settings, cache), Door(settings)
+        self._scheduler.before_step = self._tell
         self._changed = threading.Condition()
         self._commands: list[Command] = []
         self._entering = 0  # commands that bring a task
         self._submitted: dict[Task, Running] = {}
         self._stopping = self._sleeping = False
         self._other_seconds = 0.0
+        self._untold: Delivery = []  # of the last iteration
         self._thread = threading.Thread(target=self._run, name="xl-export engine", daemon=True)
 
     def start(self) -> None:
@@ -195,6 +197,7 @@ class Engine:
             while not self._turn():
                 pass
         finally:
+            self._tell()
             with self._changed:
                 self._stopping = True
                 left = list(self._submitted)
@@ -207,6 +210,7 @@ class Engine:
         commands: list[Command] = []
         stopping = self._stopping
         if self._commands or stopping or not scheduler.has_work:
+            self._tell()
             with self._changed:
                 while not (self._commands or self._stopping or scheduler.has_work):
                     self._sleeping = True
@@ -223,7 +227,12 @@ class Engine:
                 runs, self._commands, self._entering = list(self._submitted.values()), [], 0
             scheduler.fail_all(error, runs)
             delivery = scheduler.delivery()
-        self._send(delivery)
+        self._tell()
+        # Whoever is woken by a delivery wants Python's lock. So it goes out when the next step, which does
+        # not need the lock, is about to begin.
+        self._untold = delivery
+        if not scheduler.rows.decoding or len(scheduler.waiting):  # rows are moved before the next step
+            self._tell()
         self._other_seconds += time.perf_counter() - began - (scheduler.model_seconds - before)
         return stopping
 
@@ -239,9 +248,13 @@ class Engine:
             else:
                 scheduler.resume(run)
 
+    def _tell(self) -> None:
+        """Delivers what the last iteration has said, once."""
+        untold, self._untold = self._untold, []
+        if untold:
+            self._send(untold)
+
     def _send(self, delivery: Delivery) -> None:
-        if not delivery:
-            return
         for task, answers in delivery:
             if answers[-1].__class__ is Ended and self._submitted.pop(task, None) is not None:
                 self._door.leave(1, task.tenant, task.bulk)

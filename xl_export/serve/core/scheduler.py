@@ -49,11 +49,12 @@ class Scheduler:
     """All tasks of an engine. Its methods are called on the engine's thread only.
 
     runs: the tasks that have not ended. paused: those that wait for their clients. copies: the rows that were
-    given up and whose memory is kept.
+    given up and whose memory is kept. before_step: called when the model is about to compute.
     """
 
     def __init__(self, session: Session, settings: EngineSettings, cache: Cache | None) -> None:
         self._session, self._settings, self._cache = session, settings, cache
+        self.before_step: Callable[[], None] = lambda: None
         self._segment = session.rule.segment
         self._end_of_document = session.vocab.special.end_of_document
         self.rows, self.waiting = Rows(session, settings.rows), Waiting()
@@ -64,7 +65,6 @@ class Scheduler:
         self._said: list[Running] = []  # runs with answers that are not delivered yet
         self._ready: list[Running] = []  # runs whose tokens were all fed, and who have no token yet
         self._draws = Draws([], None)
-        self._no_logits = np.empty((0, session.vocab.size), np.float32)
         self.iterations = self.steps = self.fed = self.cached = self.padded = self.drawn = self.parked = 0
         self.model_seconds, self.queued = 0.0, Histogram(QUEUED)
         self.ended: Counter[str] = Counter()
@@ -195,6 +195,7 @@ class Scheduler:
         """The answer of the session to a step of neighbouring rows; None where it failed, with its tasks."""
         first, last = runs[0].row, runs[-1].row + 1
         self.steps += 1
+        self.before_step()
         began = time.perf_counter()
         try:
             return compute(self.rows.part(first, last))
@@ -209,19 +210,17 @@ class Scheduler:
 
     def _decode(self) -> tuple[list[Running], np.ndarray]:
         """Feeds the last token of each decoding row; the runs that draw another one, and their logits."""
-        nothing = self._no_logits
+        nothing = np.empty((0, self._session.vocab.size), np.float32)
         runs = self.rows.runs[: self.rows.decoding]
         if not runs:
             return [], nothing
-        draws = self._draws
-        same = runs == draws.runs  # as in the last iteration, which has drawn these tokens
-        tokens = draws.tokens if same else np.array([run.token for run in runs], np.int64)[:, None]
+        same = runs == self._draws.runs  # as in the last iteration, which has drawn these tokens
+        tokens = self._draws.tokens if same else np.array([run.token for run in runs], np.int64)[:, None]
         logits = self._step(runs, lambda memory: self._session.predict(tokens, memory)[0])
         if logits is None:
             return [], nothing
-        if same and not draws.keeps:
-            return runs, logits
-        closing = [row for row, run in enumerate(runs) if run.closing]
+        plain = same and not self._draws.keeps
+        closing = [] if plain else [row for row, run in enumerate(runs) if run.closing]
         if not closing:
             return runs, logits
         for row in closing:
@@ -232,10 +231,7 @@ class Scheduler:
 
     def _feed(self) -> None:
         """Feeds pieces of prompts within the budget."""
-        if self.rows.decoding == len(self.rows.runs):
-            return
-        prompts = self.rows.runs[self.rows.decoding :]
-        prompts = [run for run in prompts if run.prompt_left]
+        prompts = [run for run in self.rows.runs[self.rows.decoding :] if run.prompt_left]
         if not prompts:
             return
         for group in chosen_pieces(self._session, prompts, self._settings.prompt_tokens):
@@ -288,9 +284,8 @@ class Scheduler:
             account.served += count
         log_probs, likely = draws.log_probs(logits, tokens)
         # The only code that runs once a token: what can be looked up once for all tokens is in `places`.
-        row = -1
-        for (run, note, text, plain, end, most), token in zip(draws.places, tokens, strict=True):
-            row += 1
+        drawn = zip(draws.places, tokens, strict=True)
+        for row, ((run, note, text, plain, end, most), token) in enumerate(drawn):
             if token < 0:
                 self._fail(run, NOT_FINITE)
                 continue

@@ -150,6 +150,23 @@ def test_stopping_returns_within_its_limit_and_a_step_that_hangs_is_told_of_late
     assert [end.reason for end in clients.ends(task)] == ["stopped"]
 
 
+def test_a_token_is_delivered_before_the_next_step(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients, known = Clients(), []
+    engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)
+    engine.submit(task := Task(tokens=np.arange(3), drawing=Drawing(max_tokens=5, ends=False)))
+    predict = session.predict
+
+    def noted(*given: Any, **lengths: Any) -> Any:
+        known.append(sum(isinstance(answer, Drawn) for answer in clients.answers.get(task, [])))
+        return predict(*given, **lengths)
+
+    monkeypatch.setattr(session, "predict", noted)
+    engine.start()
+    clients.wait(task)
+    engine.stop(within=60)
+    assert known == [0, 1, 2, 3, 4]
+
+
 def test_an_engine_that_was_never_started_ends_its_tasks_too(session: Session) -> None:
     clients = Clients()
     engine = Engine(session, EngineSettings(rows=2), deliver=clients.deliver)

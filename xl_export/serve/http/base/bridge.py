@@ -59,7 +59,8 @@ class Bridge:
         self.now = now = time.monotonic()
         places, step = self.places, self.step
         inboxes: list[Inbox] = []
-        gap, times, figures = 0.0, 0, None  # of tokens that were passed on: nearly all have one gap
+        gap, times = 0.0, 0  # of tokens that were passed on: nearly all have one gap
+        figures: Figures | None = None
         for answered in batch:
             task, answers = answered
             place = places.get(task)

@@ -98,12 +98,18 @@ class Writer:
         return self._event(choice, drawn.text, None if collected is None else collected.take(), None)
 
     def straight(self, choice: Choice, write: Write) -> Pass | None:
-        """Writes the event of one more token of a choice that has begun, as `drawn` gives it, or returns
-        False where the client has to be waited for; None where events are not all alike.
+        """A function that does what `drawn` does with a token of a begun choice, and writes the event.
+
+        It returns False where the client has to be waited for. None where events are not all alike.
         """
-        if not self._plan.stream or choice.log_probs is not None or self._plan.each_usage:
+        if choice.log_probs is not None or self._plan.each_usage:
             return None
         head, tail = choice.head, self._tail
+
+        def kept(drawn: Drawn) -> bool:
+            choice.tokens += 1
+            choice.parts.append(drawn.text)
+            return True
 
         def passed(drawn: Drawn) -> bool:
             if (text := drawn.text) and not write(head + encode(text) + tail):
@@ -111,7 +117,7 @@ class Writer:
             choice.tokens += 1
             return True
 
-        return passed
+        return passed if self._plan.stream else kept
 
     def ended(self, choice: Choice, ended: Ended) -> bytes:
         """The end of a choice: its reason, and the text that was held back."""
