@@ -6,6 +6,7 @@ A = H·K is the width of all heads together. Softmax, look-ups and norms are lef
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import Form
@@ -30,13 +31,23 @@ def step_multiply_adds(model: ModelConfig, rule: MemoryRule, form: Form, segment
     return model.layers * layer + T * D * model.vocab_size
 
 
-def training_multiply_adds(model: ModelConfig, rule: MemoryRule, batch: int) -> int:
+def training_multiply_adds(
+    model: ModelConfig, rule: MemoryRule, batch: int, lengths: Sequence[int] | None = None
+) -> int:
     """For one training step of all lanes: three forward passes, two of which stand for the backward pass.
 
     The memory is hidden states, whose keys and values every step projects. Of an adaptive softmax the head
-    alone is counted.
+    alone is counted. lengths: for each layer, the tokens of the memory that it reads at most; None for all.
     """
-    return 3 * batch * step_multiply_adds(with_head(model), rule, "hidden", rule.segment)
+
+    def of_layer(mem_len: int) -> int:
+        read = dataclasses.replace(rule, mem_len=min(mem_len, rule.mem_len))
+        return step_multiply_adds(dataclasses.replace(model, layers=1), read, "hidden", rule.segment)
+
+    step = step_multiply_adds(with_head(model), rule, "hidden", rule.segment)
+    for length in lengths or ():
+        step -= of_layer(rule.mem_len) - of_layer(length)  # the output layer is in both
+    return 3 * batch * step
 
 
 def with_head(model: ModelConfig) -> ModelConfig:

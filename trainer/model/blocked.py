@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 BLOCK = 128  # queries; a smaller block sees fewer keys in vain, and a larger one makes fewer calls
-SMALLEST_BLOCK = 64
+SMALL_BLOCK, SHORT_DISTANCE = 64, 384  # up to this distance a small block is faster
 GROUP_BYTES = 4 << 20  # of the scores that are computed together
 
 
@@ -45,9 +45,10 @@ def block_length(T: int, longest: int | None) -> int:
     """The number of queries in a block of a segment of T tokens; the last block may be shorter.
 
     longest: the largest distance that any query sees; None for all. A query meets all keys that some query
-    of its block sees. Where the distances are short, much of that is in vain, and shorter blocks are faster.
+    of its block sees. Where the distances are short, much of that is in vain, and shorter blocks are faster:
+    up to 1.25 times at distances of 64 to 384, and slower from 512 on (measured for segments of 64 to 256).
     """
-    size = BLOCK if longest is None else min(BLOCK, max(SMALLEST_BLOCK, longest // 2))
+    size = BLOCK if longest is None or longest > SHORT_DISTANCE else min(BLOCK, SMALL_BLOCK)
     return -(-T // max(1, round(T / size)))
 
 

@@ -236,34 +236,53 @@ class LanguageModel(nn.Module):
         rule: MemoryRule,
         *,
         attention: AttentionFunction = relative_attention,
-        longest: Sequence[int] | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The output [B, T, D] of each layer, and the memory after the segment.
+
+        The arguments are those of `inputs_and_outputs`; the memory after has M tokens too.
+        """
+        inputs, outputs = self.inputs_and_outputs(tokens, memory, positions, rule, attention=attention)
+        T, newest = tokens.shape[1], max(0, tokens.shape[1] - rule.mem_len)
+        pairs = zip(memory, inputs, strict=True)
+        return outputs, [torch.cat([held[:, T:], x[:, newest:]], dim=1) for held, x in pairs]
+
+    def inputs_and_outputs(
+        self,
+        tokens: Tensor,
+        memory: list[Tensor],
+        positions: Tensor,
+        rule: MemoryRule,
+        *,
+        attention: AttentionFunction = relative_attention,
+        longest: Sequence[int] | None = None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The input [B, T, D] of each layer, without gradients, which the memory will hold, and its output.
 
         tokens int64 [B, T]; memory: the last M inputs of each layer, L tensors [B, M, D]; positions int64
         [B]: stream position of each row's first token, or [1] where all rows are at the same one. Memory from
         before position 0 is masked or read as zeros, as the rule says. No gradient flows into the memory.
         longest: for each layer, a distance beyond which no head has a weight (see `SpanLengths`). It changes
-        no answer; the memory beyond it is kept and not computed.
+        no answer. The memory beyond it is not read, so it may be left out.
         """
         T, M = tokens.shape[1], rule.mem_len
         visibility = visibility_of(T, positions, rule, attention)
         vectors = self.positions.vectors(M + T, rule)
         x = self.embed(tokens)
-        outputs, after = [], []
+        inputs, outputs = [], []
         for layer, block in enumerate(self.blocks):
             x = self.positions.embed(layer, x, visibility.positions)
-            after.append(torch.cat([memory[layer][:, T:], x[:, -M:] if M else x[:, :0]], dim=1).detach())
+            inputs.append(x.detach())
             limit = None if longest is None else longest[layer]
             used = M if limit is None else min(M, limit)
+            past = memory[layer][:, memory[layer].shape[1] - used :]
             terms = self.positions.terms(layer, vectors[: used + T])
-            inputs = (x, memory[layer][:, M - used :], terms, visibility.nearest(used, limit))
+            arguments = (x, past, terms, visibility.nearest(used, limit))
             if self.checkpoint_activations and self.training:
-                x = checkpoint(block, *inputs, use_reentrant=False)  # draws the same dropout again
+                x = checkpoint(block, *arguments, use_reentrant=False)  # draws the same dropout again
             else:
-                x = block(*inputs)
+                x = block(*arguments)
             outputs.append(x)
-        return outputs, after
+        return inputs, outputs
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The input [B, T, D] of the first layer, before positions are added."""

@@ -36,14 +36,14 @@ def segment_loss(
     progress: float,
     longest: Sequence[int] | None = None,
 ) -> tuple[Loss, list[Tensor]]:
-    """The loss of one segment, and the memory after it.
+    """The loss of one segment, and the input [B, T, D] of each layer for the memory.
 
     targets: int64 [B, T], the token after each. progress: share of the training that is done, 0 to 1. As it
     grows, the losses of the intermediate layers end one by one (Al-Rfou et al. 2018, section 3.2). The other
-    arguments are those of `LanguageModel.layers`.
+    arguments are those of `LanguageModel.inputs_and_outputs`.
     """
     config = model.config
-    outputs, after = model.layers(tokens, memory, positions, rule, longest=longest)
+    inputs, outputs = model.inputs_and_outputs(tokens, memory, positions, rule, longest=longest)
     first = tokens.shape[1] // 2 if config.objective.half else 0
     hidden, wanted = model.last(outputs)[:, first:], targets[:, first:]
     nats = -model.vocabulary.log_prob(hidden.flatten(0, 1), wanted.flatten()).mean()
@@ -63,4 +63,4 @@ def segment_loss(
         )
     for span in model.spans():
         objective = objective + span.penalty()
-    return Loss(objective, nats.detach()), after
+    return Loss(objective, nats.detach()), inputs

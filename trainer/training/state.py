@@ -6,6 +6,7 @@ import importlib.util
 import math
 import os
 import shutil
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from runtimes.contract.rule import MemoryRule
 from trainer.model.model import LanguageModel
 from trainer.run.config import TrainConfig
 from trainer.run.history import Validation, best
+from trainer.training.lane_memory import LaneMemory
 from trainer.training.objective import segment_loss
 from trainer.training.optimizer import make_optimizer, set_rate_and_clip
 from trainer.training.parallel import ALONE, Ranks, unexchanged
@@ -43,8 +45,8 @@ class Objective(nn.Module):
         self.model = model
 
     def forward(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
-        loss, memory = segment_loss(self.model, *arguments, **options)
-        return loss.objective, loss.nats, memory
+        loss, inputs = segment_loss(self.model, *arguments, **options)
+        return loss.objective, loss.nats, inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +71,8 @@ class Step:
 class Training:
     """The state of one process.
 
-    memories: the memory of this process's lanes, for each of the `accumulate` parts that are computed one
-    after another.
+    lanes: the memory of this process's lanes, for each of the `accumulate` parts that are computed one after
+    another.
     step: number of steps done. at: index in the lanes where the next segment begins. position: its stream
     position. epoch: how often the streams have started again. validation_extent: lanes of each validation,
     and its most tokens. final: the score of the whole held-out text at the end of training, in bits a token.
@@ -85,7 +87,7 @@ class Training:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     average: AveragedModel | None
-    memories: list[list[Tensor]]
+    lanes: list[LaneMemory]
     span_lengths: SpanLengths
     step: int = 0
     at: int = 0
@@ -140,10 +142,19 @@ class Training:
             scaler=torch.amp.GradScaler(device.type, enabled=config.autocast == "fp16"),
             average=average,
             validation_extent=(config.batch, config.validate_tokens),
-            memories=[[memory.to(device) for memory in part] for part in parts],
+            lanes=[LaneMemory([memory.to(device) for memory in part]) for part in parts],
             span_lengths=SpanLengths(model, optimizer, config.optimizer.clip),
             first_not_finite=torch.zeros(3, device=device),
         )
+
+    @property
+    def memories(self) -> list[list[Tensor]]:
+        """The memory [B, M, D] of each layer, for each part of this process's lanes."""
+        return [lanes.whole() for lanes in self.lanes]
+
+    @memories.setter
+    def memories(self, parts: Sequence[Sequence[Tensor]]) -> None:
+        self.lanes = [LaneMemory(part) for part in parts]
 
     @property
     def rule(self) -> MemoryRule:
@@ -225,23 +236,23 @@ class Training:
         """Objective and nats [2] of one part of the lanes, whose gradient is added to the parameters."""
         last, device = part == self.config.accumulate - 1, self.ranks.device
         positions = torch.full((1,), self.position, device=device)  # all lanes are there
-        dtype = AUTOCAST.get(self.config.autocast)
+        dtype, longest = AUTOCAST.get(self.config.autocast), self.span_lengths.current()
         # Processes exchange gradients once per step: in the backward pass of the last part, when the sum is
         # complete.
         with nullcontext() if last else unexchanged(self.objective):
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
-                objective, nats, memory = self.objective(
+                objective, nats, inputs = self.objective(
                     piece[:, :-1],
                     piece[:, 1:],
-                    self.memories[part],
+                    self.lanes[part].last(longest),
                     positions,
                     self.rule,
                     progress=self.step / self.config.steps,
-                    longest=self.span_lengths.current(),
+                    longest=longest,
                 )
             # Every part weighs the same in the mean over the whole batch.
             self.scaler.scale(objective / self.config.accumulate).backward()
-        self.memories[part] = [tensor.float() for tensor in memory]
+        self.lanes[part].add(inputs, self.rule.mem_len)
         return torch.stack([objective.detach(), nats])
 
     def _update(self, rate: float) -> Tensor:

@@ -74,13 +74,13 @@ def test_lanes_are_read_in_order_and_wrap_around_with_positions_restarted(
     passes = (tokens_BN.shape[1] - 1) // 8
     assert passes == 4
     seen: list[tuple[Tensor, Tensor]] = []
-    layers = training.model.layers
+    layers = training.model.inputs_and_outputs
 
     def spy(tokens: Tensor, memory: list[Tensor], positions: Tensor, rule: MemoryRule, **options: Any) -> Any:
         seen.append((tokens, positions))
         return layers(tokens, memory, positions, rule, **options)
 
-    monkeypatch.setattr(training.model, "layers", spy)
+    monkeypatch.setattr(training.model, "inputs_and_outputs", spy)
     random, starts = torch.get_rng_state(), []
     while len(starts) < 30:
         torch.set_rng_state(random)

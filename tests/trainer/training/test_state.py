@@ -106,7 +106,7 @@ class Feed:
     def __init__(self, training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tokens: list[Tensor] = []
         self.positions: list[int] = []
-        layers = training.model.layers
+        layers = training.model.inputs_and_outputs
 
         def spy(
             tokens: Tensor, memory: list[Tensor], positions: Tensor, rule: MemoryRule, **options: Any
@@ -118,7 +118,7 @@ class Feed:
             self.positions.append(int(positions[0]))
             return layers(tokens, memory, positions, rule, **options)
 
-        monkeypatch.setattr(training.model, "layers", spy)
+        monkeypatch.setattr(training.model, "inputs_and_outputs", spy)
 
 
 def test_a_segment_schedule_reads_on_where_the_last_segment_ended(

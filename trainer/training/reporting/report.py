@@ -135,8 +135,10 @@ class Report:
         )
 
     def _mfu(self, number: int, speed: float) -> float | None:
-        each = multiply_adds_per_token(self.config, number - 1)
-        return None if each is None or self.peak is None else speed * each / self.peak
+        if self.peak is None:
+            return None
+        lengths = self.training.span_lengths.lengths  # of the step that is reported; empty without spans
+        return speed * multiply_adds_per_token(self.config, number - 1, lengths) / self.peak
 
     def _seconds(self) -> float:
         assert self.journal

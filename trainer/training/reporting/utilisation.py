@@ -1,14 +1,16 @@
 """The share of a device's peak that training reaches: model FLOPs utilisation (MFU, Chowdhery et al. 2022).
 
 The numerator is arithmetic (`trainer.model.arithmetic`): three forward passes of a step, over all keys of the
-memory, whether the mask hides them or not. The denominator is the peak of the device for matrix products in
-the precision of training.
+memory, whether the mask hides them or not. With adaptive spans it is the part of the memory that each layer
+computes with its current spans. The denominator is the peak of the device for matrix products in the
+precision of training.
 """
 
 from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -33,12 +35,13 @@ GPUS = {
 SIZE, TRIALS = 768, 6  # of the product that is timed on a CPU
 
 
-def multiply_adds_per_token(config: TrainConfig, step: int) -> float | None:
-    """The multiply-adds of one token of a step; None with adaptive spans, which leave out unknown parts."""
-    if config.model.span is not None:
-        return None
+def multiply_adds_per_token(config: TrainConfig, step: int, lengths: Sequence[int] | None = None) -> float:
+    """The multiply-adds of one token of a step.
+
+    lengths: for each layer, the tokens of the memory that it reads at most; None for all.
+    """
     rule = training_rule(config, step)
-    return training_multiply_adds(config.model, rule, 1) / rule.segment
+    return training_multiply_adds(config.model, rule, 1, lengths) / rule.segment
 
 
 def peak_multiply_adds(config: TrainConfig, ranks: Ranks) -> float | None:

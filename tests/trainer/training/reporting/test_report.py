@@ -152,22 +152,26 @@ def test_the_peak_of_a_cpu_is_measured_or_given(make_config: Make) -> None:
     assert measured is not None
     assert 1e8 < measured < 1e15
     assert torch.equal(torch.get_rng_state(), before)
-    spans = make_config(span=SpanConfig(maximum=8))
-    assert multiply_adds_per_token(spans, 0) is None
 
 
-def test_multiply_adds_are_those_of_the_matrix_products() -> None:
+@pytest.mark.parametrize("lengths", [None, (8, 40)], ids=["every key", "spans"])
+def test_multiply_adds_are_those_of_the_matrix_products(
+    lengths: tuple[int, int] | None, make_config: Make
+) -> None:
     """Counted by PyTorch over a forward pass: the two differ in the products of distances alone."""
     from torch.utils.flop_counter import FlopCounterMode
 
     from runtimes.contract.rule import MemoryRule
 
     rule = MemoryRule(mem_len=24, segment=8)
-    model = LanguageModel(ModelConfig(layers=2, d_model=32, heads=2, head_dim=16, d_ff=64, vocab_size=50))
+    config = ModelConfig(layers=2, d_model=32, heads=2, head_dim=16, d_ff=64, vocab_size=50)
+    model, start = LanguageModel(config), torch.zeros(3, dtype=torch.int64)
     tokens = torch.zeros(3, 8, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
-        outputs, _ = model.layers(tokens, model.start(3, rule), torch.zeros(3, dtype=torch.int64), rule)
+        _, outputs = model.inputs_and_outputs(tokens, model.start(3, rule), start, rule, longest=lengths)
         model.vocabulary.logits(model.last(outputs))
-    assert training_multiply_adds(model.config, rule, 3) == pytest.approx(
-        3 * counter.get_total_flops() / 2, rel=0.1
-    )
+    counted = 3 * counter.get_total_flops() / 2
+    assert training_multiply_adds(config, rule, 3, lengths) == pytest.approx(counted, rel=0.1)
+    recipe = make_config(training=rule)
+    recipe = dataclasses.replace(recipe, model=config)
+    assert multiply_adds_per_token(recipe, 0, lengths) == pytest.approx(counted / (3 * 8), rel=0.1)

@@ -1,0 +1,50 @@
+"""The memory of training holds the pieces in which it came, and reads as one tensor."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from trainer.training.lane_memory import LaneMemory
+
+
+@pytest.mark.parametrize("mem_len", [0, 3, 10])
+def test_pieces_read_as_one_memory(mem_len: int) -> None:
+    """Segments shorter and longer than the memory; the whole and parts of it are read between them."""
+    draw, at = random.Random(mem_len), 0
+    naive = [torch.zeros(2, mem_len, 1) for _ in range(2)]
+    memory = LaneMemory(naive)
+    for _ in range(60):
+        T = draw.choice([1, 2, 3, 7, 12])
+        segment = torch.arange(at, at + T, dtype=torch.float32)[None, :, None].expand(2, T, 1)
+        at += T
+        memory.add([segment, -segment], mem_len)
+        naive = [
+            torch.cat([held, x], dim=1)[:, T:] for held, x in zip(naive, [segment, -segment], strict=True)
+        ]
+        lengths = draw.choice([None, [0, 1], [2, 5], [99, 4]])
+        for layer, part in enumerate(memory.last(lengths)):
+            length = mem_len if lengths is None else min(mem_len, lengths[layer])
+            assert torch.equal(part, naive[layer][:, mem_len - length :])
+            assert part.is_contiguous()
+        if draw.random() < 0.2:
+            assert all(map(torch.equal, memory.whole(), naive))
+
+
+def test_to_read_a_part_copies_no_more_than_the_part() -> None:
+    first = torch.zeros(1, 100, 4)
+    memory = LaneMemory([first])
+    for _ in range(3):
+        memory.add([torch.ones(1, 10, 4)], 100)
+        assert memory.last([25])[0].untyped_storage().nbytes() == 25 * 4 * 4
+    oldest = memory._pieces[0][0]
+    assert oldest.shape[1] == 70
+    assert oldest.untyped_storage().data_ptr() == first.untyped_storage().data_ptr(), "it was copied"
+
+
+def test_the_memory_is_kept_in_fp32() -> None:
+    memory = LaneMemory([torch.zeros(1, 4, 2)])
+    memory.add([torch.ones(1, 2, 2, dtype=torch.bfloat16)], 4)
+    assert {tensor.dtype for tensor in [*memory.last([2]), *memory.whole()]} == {torch.float32}
