@@ -237,6 +237,16 @@ def test_no_body_makes_the_server_fail(served, data: st.DataObject) -> None:
         refused(answer, answer.status_code)
 
 
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [("/v1/streams/a", "DELETE, GET, HEAD"), ("/v1/streams/restore", "POST"), ("/v1/models", "GET, HEAD")],
+)
+def test_a_method_that_a_path_has_not_is_told_those_that_it_has(served, path: str, methods: str) -> None:
+    answer = httpx.request("PATCH", served.at + path)
+    refused(answer, 405, "does not answer PATCH")
+    assert answer.headers["allow"] == methods
+
+
 def test_the_description_names_every_route(served) -> None:
     paths = served.server_description["paths"]
     assert {"/v1/completions", "/v1/score", "/tokenize", "/v1/models/{name}", "/metrics"} <= set(paths)

@@ -250,9 +250,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """The methods that the path of a request is served with."""
-    found: set[str] = set()
-    for route in request.app.routes:
-        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
-            found |= route.methods or set()
-    return sorted(found)
+    """The methods of the routes that have the same path as the first one that a request fits."""
+    fitting = [
+        route
+        for route in request.app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+    ]
+    same = [route.methods or set() for route in fitting if route.path == fitting[0].path]
+    return sorted(set().union(*same))

@@ -163,7 +163,9 @@ def _responses(operation: Operation, operations: Sequence[Operation]) -> dict[st
     content: dict[str, Any] = {operation.content: {} if operation.content == BINARY else {"schema": schema}}
     text = operation.summary
     if operation.event:
-        content["text/event-stream"] = {"schema": TEXT}
+        data = {**TEXT, "contentMediaType": "application/json", "contentSchema": _named(operation.event)}
+        event = {"type": "object", "required": ["data"], "properties": {"data": data}}
+        content["text/event-stream"] = {"schema": event}
         name = operation.event.__name__
         text += (
             f" With `stream`, events come, each a `data:` line with a {name}, and after the last `[DONE]`."

@@ -1,0 +1,48 @@
+"""Requests that schemathesis makes from the server's own description, with malformed ones among them."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.serve.http.streams.conftest import Keeping
+from tests.serve.http.test_clients import comes_true
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "unsupported_method",
+    "allow_header_conformance",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not installed")
+def test_every_answer_is_as_described_and_no_row_is_held(keeping: Keeping, tmp_path: Path) -> None:
+    """Each operation alone, and operations on streams that earlier ones have made."""
+    program = "from schemathesis.cli import schemathesis; schemathesis()"
+    options = ["--phases", "coverage,fuzzing,stateful", "--checks", ",".join(CHECKS), "--no-shrink"]
+    options += ["--max-examples", "10", "--seed", "1", "--request-timeout", "60", "--continue-on-failure"]
+    with keeping(tmp_path / "state") as server:
+        command = [sys.executable, "-c", program, "run", f"{server.at}/openapi.json", *options]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=550)
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+        model = server.server.models["tiny"]
+
+        def is_idle() -> bool:
+            facts = model.engine.facts
+            tasks = facts.decoding + facts.prompts + facts.waiting
+            return tasks == 0 and server.server.requests == 0 and not model.users
+
+        assert comes_true(is_idle)
+        assert '"event":"fault"' not in server.log.getvalue()
+        assert server.server.models["tiny"].engine.facts.tokens_drawn > 0
+        assert '"path":"/v1/streams/stream-' in server.log.getvalue()
