@@ -39,8 +39,6 @@ COMPUTED_BY: dict[Kernel, str] = {
     "fused": "ONNX Runtime, fused operator",
 }
 ON_THE_CPU: dict[str, Any] = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}
-# Weights get memory of their own, which is given back when they are packed; in the pool it would often stay.
-OWN_MEMORY = "session.use_device_allocator_for_initializers"
 FROM_MEMORY = "add_external_initializers_from_files_in_memory"
 FORMAT = "session.load_model_format"
 # ONNX Runtime's name of the folder in which it looks for tensors outside of a graph that is given as bytes.
@@ -162,7 +160,6 @@ class OrtSession(GraphSession):
         """ONNX Runtime's session over the bytes of a graph and of its weights."""
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = threads or available_cpus()
-        options.add_session_config_entry(OWN_MEMORY, "1")
         if library:
             self._register(options, library)
         try:
