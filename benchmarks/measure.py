@@ -21,9 +21,8 @@ from xl_export.graph.ops import Ops, graph_input
 
 READ_BYTES = 512 << 20  # much larger than any cache
 PAIRED_BYTES = 256 << 20  # read beside each timed call; larger than most caches, and quicker to read
-PAUSE = 0.02  # seconds between a timed call and reading, since the idle threads of an engine spin for a while
 MATRIX = 2048
-REST = 0.3  # seconds before another side is timed, since the idle threads of an engine spin for a while
+REST = 0.3  # seconds before anything else is timed, since the idle threads of an engine spin for a while
 Side = TypeVar("Side", bound=str)
 
 
@@ -107,7 +106,7 @@ class Reader:
         durations, rates = [], [self()]
         for call in calls:
             durations += milliseconds(call, repeats=1, warmup=0)
-            time.sleep(PAUSE)
+            time.sleep(REST)
             rates.append(self())
         return durations, [(before + after) / 2 for before, after in itertools.pairwise(rates)]
 
