@@ -18,6 +18,7 @@ from trainer.model.attention import AttentionFunction, relative_attention
 from trainer.model.config import ModelConfig
 from trainer.model.model import LanguageModel, count_parameters, parameter_shapes
 from trainer.model.naive import naive_attention
+from trainer.training.lane_memory import LaneMemory
 from trainer.training.objective import segment_loss
 
 SIZES: dict[str, Any] = {"layers": 2, "d_model": 8, "heads": 2, "head_dim": 3, "d_ff": 9, "vocab_size": 70}
@@ -113,10 +114,12 @@ def losses_of(name: str) -> list[float]:
     model = LanguageModel(ModelConfig(**SIZES | options)).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     text = torch.arange(4 * 200).view(4, 200) * 7 % 70
-    memory, losses = model.start(4, rule), []
+    memory, losses = LaneMemory(model.start(4, rule)), []
     for step in range(20):
         piece, at = text[:, step * 8 : step * 8 + 9], torch.full((4,), step * 8)
-        loss, memory = segment_loss(model, piece[:, :-1], piece[:, 1:], memory, at, rule, progress=step / 20)
+        tokens, targets = piece[:, :-1], piece[:, 1:]
+        loss, inputs = segment_loss(model, tokens, targets, memory.whole(), at, rule, progress=step / 20)
+        memory.add(inputs, rule.mem_len)
         optimizer.zero_grad()
         loss.objective.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -15,6 +15,7 @@ from trainer.model.config import ModelConfig, SpanConfig
 from trainer.model.model import LanguageModel, parameter_shapes
 from trainer.run.choices import CORPUS_NAMES
 from trainer.run.config import BUILT_IN, TrainConfig, built_in
+from trainer.training.lane_memory import LaneMemory
 from trainer.training.objective import segment_loss
 
 VOCABULARY = {"enwik8": 256, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "ptb": 10_000}
@@ -123,10 +124,12 @@ def test_every_published_configuration_takes_steps_at_a_small_size(name: str) ->
     small.config.check_training_rule(rule)
     optimizer = torch.optim.Adam(small.parameters(), lr=0.01)
     text = (torch.arange(2 * 33).view(2, 33) * 3) % 40
-    memory = small.start(2, rule)
+    memory = LaneMemory(small.start(2, rule))
     for step in range(4):
         piece, at = text[:, step * 8 : step * 8 + 9], torch.full((2,), step * 8)
-        loss, memory = segment_loss(small, piece[:, :-1], piece[:, 1:], memory, at, rule, progress=step / 4)
+        tokens, targets = piece[:, :-1], piece[:, 1:]
+        loss, inputs = segment_loss(small, tokens, targets, memory.whole(), at, rule, progress=step / 4)
+        memory.add(inputs, rule.mem_len)
         optimizer.zero_grad()
         loss.objective.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
