@@ -163,8 +163,7 @@ def _responses(operation: Operation, operations: Sequence[Operation]) -> dict[st
     content: dict[str, Any] = {operation.content: {} if operation.content == BINARY else {"schema": schema}}
     text = operation.summary
     if operation.event:
-        data = {**TEXT, "contentMediaType": "application/json", "contentSchema": _named(operation.event)}
-        event = {"type": "object", "required": ["data"], "properties": {"data": data}}
+        event = {"type": "object", "required": ["data"], "properties": {"data": TEXT}}
         content["text/event-stream"] = {"schema": event}
         name = operation.event.__name__
         text += (
