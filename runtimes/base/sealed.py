@@ -123,8 +123,8 @@ def reading_files(
 ) -> Iterator[dict[str, Content]]:
     """The content of the wanted files of a folder, each of which is the one that `record` lists.
 
-    files: all that `record` lists; those that are not wanted are verified too. large: files that are read as
-    `reading_verified` does; all others are verified before the body of the `with` statement runs.
+    files: all that `record` lists; those that are not wanted are verified too. large: names of files that
+    `reading_verified` reads; all others are verified before the body of the `with` statement runs.
     """
     contents: dict[str, Content] = {}
     with contextlib.ExitStack() as verified_later:

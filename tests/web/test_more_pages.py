@@ -333,9 +333,19 @@ def test_a_model_that_may_be_of_no_use_is_named(
     spec = json.loads(file.read_text()) | {"concern": "this run was never validated."}
     del spec["digest"]
     file.write_text(json.dumps(spec | {"digest": identity_of(spec)}))
-    page = open_page(site)
+    page = open_page(site, viewport={"width": 1280, "height": 900})
     assert page.page.inner_text("#concern") == "Warning: this run was never validated."
     assert page.error is None
+    page.page.click("#check")
+    page.until("!document.getElementById('check').disabled")
+    assert page.page.is_visible("#concern")
+    assert page.page.is_visible("#check-result")
+    bottom = "document.getElementById('text-work').getBoundingClientRect().bottom"
+    assert page.do(f"innerHeight - 64 < {bottom} && {bottom} <= innerHeight"), (
+        "two lines stand above the text"
+    )
+    page.do("document.getElementById('concern').textContent = 'long and longer '.repeat(40)")
+    assert page.do(f"{bottom} <= innerHeight"), "a line that wraps leaves the text on the screen"
 
 
 @pytest.mark.parametrize("adapter", [True, False])
