@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from runtimes.base.errors import ConfigError, needs
 from runtimes.cli.options import device_option, threads_option
 from runtimes.contract.device import Device
 
 PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools", "websockets")
+OF_STATE = ("stream_mb", "max_streams", "tenant_mb", "flush_streams")  # what says nothing without --state
 
 
 @click.command("serve")
@@ -61,8 +63,8 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools",
     show_default=True,
     type=click.IntRange(min=1),
     metavar="MB",
-    help="The most megabytes of streams that wait for a row, and as much for those whose clients take "
-    "nothing, for each model.",
+    help="The most megabytes of states from which requests begin, as those of stored streams, until they end. "
+    "As much again for requests that have begun and wait without a row. For each model.",
 )
 @click.option(
     "--api-keys",
@@ -90,7 +92,7 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools",
     default=10_000,
     show_default=True,
     type=click.IntRange(min=1),
-    help="The most streams that one tenant may have.",
+    help="The most streams in --state that one tenant may have.",
 )
 @click.option(
     "--tenant-disk",
@@ -99,12 +101,14 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools",
     show_default=True,
     type=click.IntRange(min=1),
     metavar="MB",
-    help="The most megabytes of streams that one tenant may have.",
+    help="The most megabytes of memories of streams in --state that one tenant may have. Their journals are "
+    "not counted.",
 )
 @click.option(
     "--flush-streams",
     is_flag=True,
-    help="Bring each append to the disk before it is answered, so that it survives a loss of power.",
+    help="Bring each append to the disk before it is answered, so that it survives a loss of power. It needs "
+    "--state.",
 )
 @click.option(
     "--max-tokens",
@@ -133,7 +137,9 @@ PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools",
 )
 @threads_option
 @device_option
+@click.pass_context
 def serve_command(
+    context: click.Context,
     models: tuple[str, ...],
     port: int,
     host: str,
@@ -173,6 +179,8 @@ def serve_command(
     from xl_export.serve.core.settings import EngineSettings
     from xl_export.serve.streams.facts import StoreSettings
 
+    if state is None:
+        refuse_of_state(context)
     address = Address(host=host, port=port)
     refuse_open_door(address, has_keys=api_keys is not None)
     sources = sources_of(
@@ -202,6 +210,17 @@ def serve_command(
         click.echo(f"http://{shown}:{at}/v1 serves {', '.join(server.models)} until Ctrl-C")
 
     run(server, address, ready=ready)
+
+
+def refuse_of_state(context: click.Context) -> None:
+    """Raises ConfigError where an option is given that says nothing without --state."""
+    for param in context.command.params:
+        source = context.get_parameter_source(param.name or "")
+        if param.name in OF_STATE and source is not ParameterSource.DEFAULT:
+            raise ConfigError(
+                f"{param.opts[0]} is given without --state, and no streams are kept then; add --state FOLDER, "
+                f"or leave {param.opts[0]} out."
+            )
 
 
 def named(models: Sequence[str], name: str | None) -> list[tuple[str, Path]]:

@@ -14,6 +14,7 @@ import json
 import re
 import secrets
 import tempfile
+import warnings
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +32,11 @@ from xl_export.serve.streams.snapshot import KEY_BYTES, KEY_FILE, read_snapshot,
 NAME = re.compile(r"[\w-]{1,128}", re.ASCII)
 VERSION_BYTES = 64
 LOCKS = 64  # files; streams of one hash share one
+RACES = (409, 412)  # HTTP: two requests write one object at this moment; there is one already
+NO_REFUSALS = (
+    "the store of the streams does not write an object only where there is none; of two replicas that begin "
+    "one stream at the same moment, the later one undoes the other."
+)
 
 
 class MovedError(Exception):
@@ -131,14 +137,23 @@ class SharedStreams:
 
     def _put(self, name: str, content: bytes, *, new: bool) -> None:
         """Writes an object. Where it is new and another replica has made it first, the store itself refuses,
-        if it is one that can (of S3 the header `If-None-Match`).
+        if it is one that can (of S3 the header `If-None-Match`); any other store writes it as it is.
+
+        Whether a store can, only its answer says: fsspec's S3 sends the header to every store, and some
+        answer with an error of their own.
         """
-        put = self._system.pipe_file
-        can_refuse = "mode" in inspect.signature(put).parameters
+        put, file = self._system.pipe_file, self._file(name)
+        if not new or "mode" not in inspect.signature(put).parameters:
+            put(file, content)
+            return
         try:
-            put(self._file(name), content, **({"mode": "create"} if new and can_refuse else {}))
-        except FileExistsError as error:
-            raise MovedError(name) from error
+            put(file, content, mode="create")
+        except Exception as error:  # of botocore some are no OSError
+            made = isinstance(error, FileExistsError) or _status(error) in RACES
+            if made or self.version(name) is not None:
+                raise MovedError(name) from error
+            put(file, content)
+            warnings.warn(NO_REFUSALS, RuntimeWarning, stacklevel=2)  # Python tells it once
 
     def delete(self, name: str) -> bool:
         """Removes a stream; False where there was none."""
@@ -167,6 +182,14 @@ class SharedStreams:
                 "at random."
             )
         return f"{self._folder}/{name}.stream"
+
+
+def _status(error: Exception) -> int | None:
+    """The status of the HTTP answer behind an error, where botocore tells it."""
+    response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
+    known = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+    status = known.get("HTTPStatusCode")
+    return status if isinstance(status, int) else None
 
 
 def _is_local(system: Any) -> bool:

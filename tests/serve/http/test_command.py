@@ -36,6 +36,8 @@ def serve(*arguments: object) -> Result:
         (["b={}", "--name", "x"], "NAME=FOLDER"),
         (["{}"], "two models have one name"),
         (["--host", "192.0.2.1", "--api-keys", "{keys}"], "cannot listen at 192.0.2.1"),
+        (["--tenant-disk", "5"], "--tenant-disk is given without --state"),
+        (["--flush-streams"], "--flush-streams is given without --state"),
     ],
 )
 def test_what_cannot_be_served_is_one_sentence(
@@ -52,11 +54,12 @@ def test_memory_that_cannot_be_served_is_refused(artefacts: dict[str, Path]) -> 
 
 
 def test_the_bounds_of_the_command_reach_the_server(
-    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     served: list[Server] = []
     monkeypatch.setattr(serving, "run", lambda server, address, ready: served.append(server))
     options = ["--waiting-memory", "3", "--tenant-disk", "5", "--stream-memory", "7", "--rows", "2"]
+    options += ["--state", str(tmp_path)]
     for more in ([], ["--share-cache"]):
         assert serve(artefacts["ring"], *options, *more).exit_code == 0
     stores = served[0]._stream_limits

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import random
+import secrets
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -130,6 +131,58 @@ def test_an_object_store_lets_one_of_two_replicas_begin_a_stream(
 
     with replica(session, "memory://begun") as one, replica(session, "memory://begun") as late:
         in_thread(race(one, late))
+
+
+def answer_of_s3(status: int) -> OSError:
+    """What s3fs raises for an answer that it has no error for."""
+    error, cause = OSError(22, "the answer of the store"), RuntimeError("of botocore")
+    cause.response = {"ResponseMetadata": {"HTTPStatusCode": status}}  # type: ignore[attr-defined]
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "begun", "refused"),
+    [
+        (answer_of_s3(412), True, True),
+        (answer_of_s3(409), False, True),  # another replica writes at this moment
+        (OSError(5, "unknown"), True, True),
+        (answer_of_s3(501), False, False),
+        (ValueError("unknown parameter IfNoneMatch"), False, False),  # of botocore, and no OSError
+    ],
+)
+def test_an_object_store_that_cannot_refuse_is_written_to_and_a_race_is_told(
+    error: Exception, begun: bool, refused: bool, session: runtimes.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(one: Replica, name: str) -> None:
+        system, body = one._streams._system, {"position": 0, "text": "abc"}
+        put, version, kept = system.pipe_file, one._streams.version, None
+        if begun:
+            await one.answer(name, {"position": 0, "text": "x"})
+            kept = version(name)
+            one._ram.clear()
+            looks = iter([None])  # just before the other one came
+            monkeypatch.setattr(one._streams, "version", lambda name: next(looks, kept))
+            monkeypatch.setattr(one._streams, "read", lambda name: None)
+
+        def pipe_file(path: str, value: bytes, mode: str = "overwrite") -> None:
+            if mode == "create":
+                raise error
+            put(path, value)
+
+        monkeypatch.setattr(system, "pipe_file", pipe_file)
+        if refused:
+            with pytest.raises(UnavailableError, match="another replica has gone on"):
+                await one.answer(name, body)
+            assert version(name) == kept
+        else:
+            with pytest.warns(RuntimeWarning, match="the later one undoes the other"):
+                answer = await one.answer(name, body)
+            assert await one.answer(name, body) == answer
+            assert version(name) is not None
+
+    with replica(session, f"memory://{secrets.token_hex(4)}") as one:
+        in_thread(ask(one, "a"))
 
 
 def test_an_altered_stream_is_refused_and_a_deleted_one_begins_again(

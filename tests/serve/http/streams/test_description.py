@@ -1,4 +1,4 @@
-"""Requests that schemathesis makes from the server's own description, with malformed ones among them."""
+"""Answers are as the server's own description says; schemathesis makes requests from it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from tests.serve.http.streams.conftest import Keeping
+from tests.serve.http.conftest import Running
+from tests.serve.http.streams.conftest import Keeping, created
 from tests.serve.http.test_clients import comes_true
+from xl_export.serve.http.streams.documents import ContinueChunk, ContinueResult
 
 CHECKS = (
     "not_a_server_error",
@@ -46,3 +49,22 @@ def test_every_answer_is_as_described_and_no_row_is_held(keeping: Keeping, tmp_p
         assert '"event":"fault"' not in server.log.getvalue()
         assert server.server.metrics.of("tiny").generated_tokens > 0  # also by an engine before a reload
         assert '"path":"/v1/streams/stream-' in server.log.getvalue()
+
+
+def test_the_events_of_a_stream_and_a_body_that_is_refused_are_as_described(kept: Running) -> None:
+    described = kept.get("/openapi.json").json()["paths"]
+    stream = created(kept)
+    body = {"text": "abc", "max_tokens": 3, "ignore_eos": True, "stream": True}
+    events = kept.post(f"{stream.path}/continue", body).text.split("\n\n")
+    *first, last, done = [each.removeprefix("data: ") for each in events if each]
+    for one in first:
+        msgspec.json.decode(one, type=ContinueChunk)
+    msgspec.json.decode(last, type=ContinueResult)
+    assert first
+    assert done == "[DONE]"
+    success = described["/v1/streams/{id}/continue"]["post"]["responses"]["200"]["description"]
+    assert "each a `data:` line with a ContinueChunk, the last one with a ContinueResult" in success
+    for asked in ({"text": "a"}, []):
+        status = kept.post(f"{stream.path}/fork", asked).status_code
+        assert status == 400
+        assert str(status) in described["/v1/streams/{id}/fork"]["post"]["responses"]

@@ -65,10 +65,10 @@ class Operation:
 
     path: names in braces are parameters. query: those of the query string. body: the type that its body is
     read as. file: whether the body is a file. answer: the type of a success, whose status is `status`; None
-    for a text or a file. event: the type of its server-sent events, where it may answer with them. instead:
-    types of answers with other statuses that are no errors in the usual form. refused: the statuses of
-    refusals that this operation has beside those of its kind. tells: the parameter of other paths that the
-    answer names, and where in it. is_open: whether it needs no key.
+    for a text or a file. event: the type of its server-sent events, where it may answer with them.
+    last_event: that of the last one, where it is another. instead: types of answers with other statuses that
+    are no errors in the usual form. refused: the statuses of refusals that this operation has beside those of
+    its kind. tells: the parameter of other paths that the answer names, and where in it. is_open: whether it needs no key.
     """
 
     method: str
@@ -80,6 +80,7 @@ class Operation:
     answer: Any = None
     content: str = "application/json"
     event: Any = None
+    last_event: Any = None
     status: int = 200
     instead: Mapping[int, Any] = field(default_factory=dict)
     refused: tuple[int, ...] = ()
@@ -102,7 +103,10 @@ def description(operations: Sequence[Operation], *, version: str) -> dict[str, A
     """The OpenAPI document of these operations."""
     bodies = {each.body for each in operations if each.body is not None}
     answers = {
-        kind for each in operations for kind in (each.answer, each.event, *each.instead.values()) if kind
+        kind
+        for each in operations
+        for kind in (each.answer, each.event, each.last_event, *each.instead.values())
+        if kind
     }
     of_bodies, of_answers = _schemas(bodies), _schemas(answers)
     describe(of_bodies, BODY_FIELDS)
@@ -165,10 +169,10 @@ def _responses(operation: Operation, operations: Sequence[Operation]) -> dict[st
     if operation.event:
         event = {"type": "object", "required": ["data"], "properties": {"data": TEXT}}
         content["text/event-stream"] = {"schema": event}
-        name = operation.event.__name__
-        text += (
-            f" With `stream`, events come, each a `data:` line with a {name}, and after the last `[DONE]`."
-        )
+        text += f" With `stream`, events come, each a `data:` line with a {operation.event.__name__}"
+        if operation.last_event:
+            text += f", the last one with a {operation.last_event.__name__}"
+        text += ", and then `data: [DONE]`. Where the server fails, the last one has an Error."
     success = _response(text, content)
     if operation.tells is not None:
         parameter, place = operation.tells

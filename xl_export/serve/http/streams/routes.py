@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from xl_export.serve.http.base.answering import Answering, Channel, event, json
-from xl_export.serve.http.base.description import Operation
+from xl_export.serve.http.base.description import WITH_BODY, Operation
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.base.limits import read_json
 from xl_export.serve.http.base.models import Model
@@ -99,6 +99,7 @@ OPERATIONS = [
         body=ContinueBody,
         answer=ContinueResult,
         event=ContinueChunk,
+        last_event=ContinueResult,
         refused=WRITES,
     ),
     Operation(
@@ -116,7 +117,7 @@ OPERATIONS = [
         answer=StreamDocument,
         status=201,
         tells=("id", "/id"),
-        refused=WRITES,
+        refused=(*WRITES, *WITH_BODY),  # a body is read, and refused where it asks for something
     ),
     Operation(
         method="GET",
