@@ -63,8 +63,8 @@ OF_STATE = ("stream_mb", "max_streams", "tenant_mb", "flush_streams")  # what sa
     show_default=True,
     type=click.IntRange(min=1),
     metavar="MB",
-    help="The most megabytes of states from which requests begin, as those of stored streams, until they end. "
-    "As much again for requests that have begun and wait without a row. For each model.",
+    help="The most megabytes of states from which requests begin, as those of stored streams, until they "
+    "end. As much again for requests that have begun and wait without a row. For each model.",
 )
 @click.option(
     "--api-keys",
@@ -218,7 +218,7 @@ def refuse_of_state(context: click.Context) -> None:
         source = context.get_parameter_source(param.name or "")
         if param.name in OF_STATE and source is not ParameterSource.DEFAULT:
             raise ConfigError(
-                f"{param.opts[0]} is given without --state, and no streams are kept then; add --state FOLDER, "
+                f"{param.opts[0]} is given without --state, and no streams are kept then; add --state FOLDER "
                 f"or leave {param.opts[0]} out."
             )
 

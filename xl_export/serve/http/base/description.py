@@ -68,7 +68,8 @@ class Operation:
     for a text or a file. event: the type of its server-sent events, where it may answer with them.
     last_event: that of the last one, where it is another. instead: types of answers with other statuses that
     are no errors in the usual form. refused: the statuses of refusals that this operation has beside those of
-    its kind. tells: the parameter of other paths that the answer names, and where in it. is_open: whether it needs no key.
+    its kind. tells: the parameter of other paths that the answer names, and where in it. is_open:
+    whether it needs no key.
     """
 
     method: str
