@@ -93,6 +93,7 @@ def read_verified(path: Path, facts: FileFacts, *, record: str, again: str) -> b
     The file is read once, and what is returned is what was hashed: whatever happens to the file afterwards
     changes nothing.
     """
+    _refuse_other_size(path, facts, again=again)  # before memory is taken for it
     content = bytearray(facts.num_bytes)
     with _verifying(path, memoryview(content), facts, record=record, again=again):
         return content
@@ -102,9 +103,11 @@ def read_verified(path: Path, facts: FileFacts, *, record: str, again: str) -> b
 def reading_verified(path: Path, facts: FileFacts, *, record: str, again: str) -> Iterator[memoryview]:
     """The content of a large file, which another thread hashes while the body of the `with` statement runs.
 
-    Raises ArtefactError at the end of the body, also in the place of the body's own error, where the file is
-    not the one that `record` lists. Until then the body must give nothing away that it made of the content.
+    Raises ArtefactError at the end of the body, also in the place of the body's own Exception, where the file
+    is not the one that `record` lists. Until then the body must give nothing away that it made of the
+    content. Other errors of the body, such as KeyboardInterrupt, go through at once.
     """
+    _refuse_other_size(path, facts, again=again)  # before memory is taken for it
     # NumPy asks for huge pages, and the first use of their memory takes less time.
     content = memoryview(np.empty(facts.num_bytes, np.uint8))
     with _verifying(path, content, facts, record=record, again=again):
@@ -145,21 +148,28 @@ def _verifying(
     path: Path, content: memoryview, facts: FileFacts, *, record: str, again: str
 ) -> Iterator[None]:
     """Fills `content` from a file, and hashes it in another thread until the end of the body."""
-    _refuse_other_size(path, facts, again=again)
     digest = hashlib.sha256()
-    with ThreadPoolExecutor(1) as hasher:
-        hashed = []
+    hasher, hashed = ThreadPoolExecutor(1), []
+    try:
         with reading(path), open_file(path) as stream:
             at = 0
             while at < len(content) and (length := stream.readinto(content[at : at + BLOCK])):
                 hashed.append(hasher.submit(digest.update, content[at : at + length]))
                 at += length
+        if at < len(content):  # it was cut since its size was seen, and the rest of `content` was never read
+            raise _other_size(path, at, facts, again=again)
+        failure: Exception | None = None
         try:
             yield
-        finally:
-            for part in hashed:
-                part.result()
-            _refuse_other_hash(path, digest.hexdigest(), facts, record=record, again=again)
+        except Exception as error:  # perhaps for the reason that the file was altered, which is said first
+            failure = error
+        for part in hashed:
+            part.result()
+        _refuse_other_hash(path, digest.hexdigest(), facts, record=record, again=again)
+        if failure:
+            raise failure
+    finally:
+        hasher.shutdown(cancel_futures=True)  # what still waits is of no use after an error, such as Ctrl-C
 
 
 def _refuse_other_size(path: Path, facts: FileFacts, *, again: str) -> None:
@@ -167,9 +177,11 @@ def _refuse_other_size(path: Path, facts: FileFacts, *, again: str) -> None:
         raise ArtefactError(f"{path} is missing; copy the whole folder, or {again}.")
     size = path.stat().st_size
     if size != facts.num_bytes:
-        raise ArtefactError(
-            f"{path} has {size} bytes, expected {facts.num_bytes}; copy it again, or {again}."
-        )
+        raise _other_size(path, size, facts, again=again)
+
+
+def _other_size(path: Path, size: int, facts: FileFacts, *, again: str) -> ArtefactError:
+    return ArtefactError(f"{path} has {size} bytes, expected {facts.num_bytes}; copy it again, or {again}.")
 
 
 def _refuse_other_hash(path: Path, digest: str, facts: FileFacts, *, record: str, again: str) -> None:

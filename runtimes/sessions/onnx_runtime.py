@@ -103,7 +103,10 @@ class OrtSession(GraphSession):
 
     @classmethod
     def open(cls, folder: Path, *, threads: int | None = None, kernel: KernelChoice = "auto") -> OrtSession:
-        """Verifies every hash of the artefact, then loads it.
+        """A session over the artefact in a folder, every hash of which was verified.
+
+        All files but the weights are verified before a model is loaded. The weights are hashed while ONNX
+        Runtime loads them, and no session is returned before their hash is right.
 
         kernel: `auto` takes the fused operator where the artefact has a graph for it and this machine has the
         operator: `xl-export fused-kernel` has built it, or the package's wheel holds it. Otherwise it takes

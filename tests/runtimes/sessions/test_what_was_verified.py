@@ -6,8 +6,11 @@ import contextlib
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,7 +18,7 @@ import pytest
 
 from runtimes import check, open_session
 from runtimes.base.errors import ArtefactError
-from runtimes.base.sealed import file_facts, read_verified, reading_verified
+from runtimes.base.sealed import FileFacts, file_facts, open_file, read_verified, reading_verified
 from runtimes.contract.spec import GRAPH, WEIGHTS
 
 
@@ -82,6 +85,99 @@ def test_a_large_file_is_verified_when_the_work_on_it_ends(altered: bool, tmp_pa
                 assert bytes(read) == path.read_bytes()
                 if failed:
                     raise failed
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, GRAPH])  # a large file and a small one
+@pytest.mark.parametrize("size", [10**15, -1])
+def test_a_stated_size_is_refused_before_memory_is_taken(
+    name: str, size: int, artefact: Path, reseal: Callable[..., None]
+) -> None:
+    files = json.loads((artefact / "spec.json").read_text())["files"]
+    files[name]["num_bytes"] = size
+    reseal(artefact, files=files)
+    with pytest.raises(ArtefactError, match=rf"{name} has \d+ bytes, expected {size};"):
+        open_session(artefact)
+
+
+def test_a_file_that_is_cut_after_its_size_was_seen_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is given out: the rest of the memory was never read, although the hash is that of the part."""
+    path, part = tmp_path / "file", os.urandom(50)
+    facts = FileFacts(sha256=hashlib.sha256(part).hexdigest(), num_bytes=100_000)
+
+    def cut_and_open(path: Path) -> Any:
+        os.truncate(path, len(part))
+        return open_file(path)
+
+    monkeypatch.setattr("runtimes.base.sealed.open_file", cut_and_open)
+    for read in (read_verified, lambda *a, **k: reading_verified(*a, **k).__enter__()):
+        path.write_bytes(part + bytes(facts.num_bytes - len(part)))
+        with pytest.raises(ArtefactError, match="has 50 bytes, expected 100000;"):
+            read(path, facts, record="spec.json", again="make it again")
+
+
+@pytest.mark.parametrize(
+    ("failure", "whole", "altered"),
+    [
+        (None, None, (ArtefactError, "was altered")),
+        (RuntimeError("damaged"), (ArtefactError, "could not be loaded"), (ArtefactError, "was altered")),
+        (KeyboardInterrupt("stop"), (KeyboardInterrupt, "stop"), (KeyboardInterrupt, "stop")),
+    ],
+    ids=["loads", "fails", "stopped"],
+)
+def test_altered_weights_are_named_also_where_they_cannot_be_loaded(
+    failure: BaseException | None,
+    whole: tuple[type[BaseException], str] | None,
+    altered: tuple[type[BaseException], str],
+    artefact: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise failure  # type: ignore[misc]
+
+    if failure:
+        monkeypatch.setattr("runtimes.sessions.onnx_runtime.load_graph", fail)
+    for expected in (whole, altered):
+        with contextlib.ExitStack() as stack:
+            if expected:
+                stack.enter_context(pytest.raises(expected[0], match=expected[1]))
+            open_session(artefact)
+        content = bytearray((artefact / WEIGHTS).read_bytes())
+        content[-1] ^= 1
+        (artefact / WEIGHTS).write_bytes(content)
+
+
+def test_what_waits_to_be_hashed_is_dropped_when_the_work_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, hashed, may_go_on = tmp_path / "file", [], threading.Event()
+    path.write_bytes(bytes(10_500))
+    facts = file_facts(path)
+
+    class Slow:
+        """Hashes the first part for as long as nobody has shut the hasher down."""
+
+        def update(self, data: bytes) -> None:
+            hashed.append(len(data))
+            if len(hashed) == 1:
+                may_go_on.wait(20)
+
+        def hexdigest(self) -> str:
+            return facts.sha256
+
+    class Hasher(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            may_go_on.set()
+            super().shutdown(wait)
+
+    monkeypatch.setattr("runtimes.base.sealed.BLOCK", 1000)
+    monkeypatch.setattr("runtimes.base.sealed.hashlib.sha256", Slow)
+    monkeypatch.setattr("runtimes.base.sealed.ThreadPoolExecutor", Hasher)
+    with pytest.raises(KeyboardInterrupt), reading_verified(path, facts, record="spec.json", again="again"):
+        raise KeyboardInterrupt
+    assert len(hashed) <= 1
 
 
 @pytest.mark.parametrize("where", ["initializer", "branch"])
