@@ -20,9 +20,11 @@ class LaneMemory:
         self._pieces = [[tensor] for tensor in memory]
 
     def whole(self) -> list[Tensor]:
-        """The memory [B, M, D] of each layer, contiguous."""
+        """The memory [B, M, D] of each layer, contiguous. It keeps no more alive than itself."""
         for pieces in self._pieces:
-            if len(pieces) > 1 or not pieces[0].is_contiguous():
+            # A view of one lane or of no token is contiguous too, and keeps its whole segment alive.
+            is_view = pieces[0].untyped_storage().nbytes() > pieces[0].nbytes
+            if len(pieces) > 1 or is_view or not pieces[0].is_contiguous():
                 pieces[:] = [torch.cat(pieces, dim=1)]
         return [pieces[0] for pieces in self._pieces]
 

@@ -11,14 +11,15 @@ from trainer.training.lane_memory import LaneMemory
 
 
 @pytest.mark.parametrize("mem_len", [0, 3, 10])
-def test_pieces_read_as_one_memory(mem_len: int) -> None:
+@pytest.mark.parametrize("B", [1, 2])
+def test_pieces_read_as_one_memory(B: int, mem_len: int) -> None:
     """Segments shorter and longer than the memory; the whole and parts of it are read between them."""
     draw, at = random.Random(mem_len), 0
-    naive = [torch.zeros(2, mem_len, 1) for _ in range(2)]
+    naive = [torch.zeros(B, mem_len, 1) for _ in range(2)]
     memory = LaneMemory(naive)
     for _ in range(60):
         T = draw.choice([1, 2, 3, 7, 12])
-        segment = torch.arange(at, at + T, dtype=torch.float32)[None, :, None].expand(2, T, 1)
+        segment = torch.arange(at, at + T, dtype=torch.float32)[None, :, None].repeat(B, 1, 1)
         at += T
         memory.add([segment, -segment], mem_len)
         naive = [
@@ -30,7 +31,9 @@ def test_pieces_read_as_one_memory(mem_len: int) -> None:
             assert torch.equal(part, naive[layer][:, mem_len - length :])
             assert part.is_contiguous()
         if draw.random() < 0.2:
-            assert all(map(torch.equal, memory.whole(), naive))
+            whole = memory.whole()
+            assert all(map(torch.equal, whole, naive))
+            assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in whole)
 
 
 def test_to_read_a_part_copies_no_more_than_the_part() -> None:
