@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from runtimes.contract.session import Session
 from xl_export.serve.core.task import Drawn, Ended, Task
+from xl_export.serve.http.base.answering import Channel
 from xl_export.serve.http.base.bridge import Bridge, Inbox
+from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.metrics import Figures
+from xl_export.serve.http.base.token_texts import TokenTexts
+from xl_export.serve.http.openai.completions import Completion
+from xl_export.serve.http.openai.plan import CompletionBody, plan_of
 
 
 class Engine:
@@ -18,8 +27,14 @@ class Engine:
 
     def __init__(self) -> None:
         self.told = 0
+        self.tasks: list[Task] = []
 
-    def submit(self, task: Task, places: Any = None) -> None: ...
+    def reserve(self, count: int, *, tenant: str) -> Any:
+        return SimpleNamespace(release=lambda: None)
+
+    def submit(self, task: Task, places: Any = None) -> None:
+        self.tasks.append(task)
+
     def cancel(self, task: Task) -> None: ...
 
     def taken(self, task: Task, count: int) -> None:
@@ -53,7 +68,7 @@ async def _answers(writable: list[bool], engine: Engine, figures: Figures) -> tu
         bridge.deliver([(task, [Drawn(token, "a")])])
     bridge.deliver([(task, [Ended(reason="length")])])
     await working
-    assert not bridge.places
+    assert not bridge.listeners
     return passed, taken
 
 
@@ -78,3 +93,71 @@ def test_a_fault_in_passing_on_is_raised_where_the_request_waits() -> None:
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(faulty())
+
+
+def test_a_client_that_takes_its_tokens_late_does_not_make_the_server_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr("xl_export.serve.http.base.bridge.time", clock)
+    now, figures, others = 10.0, Figures(), Figures()
+
+    async def requests() -> None:
+        nonlocal now
+        bridge = Bridge(asyncio.get_running_loop())
+        late, other = Task(tokens=np.arange(1)), Task(tokens=np.arange(1))
+        with Inbox(bridge, Engine(), figures) as inbox, Inbox(bridge, Engine(), others) as another:  # type: ignore[arg-type]
+            inbox.submit(late)
+            another.submit(other)
+            for arrival in (11.0, 13.0, 15.0):  # nobody takes these for a long time
+                now = arrival
+                bridge.deliver([(late, [Drawn(1, "a")])])
+                await asyncio.sleep(0)
+            now = 1000.0
+            bridge.deliver([(other, [Drawn(1, "a")])])
+            await asyncio.sleep(0)
+            await inbox.get()
+
+    asyncio.run(requests())
+    assert (figures.to_first.sum, sum(figures.to_first.counts)) == (1, 1)
+    assert (figures.between.sum, sum(figures.between.counts)) == (4, 2)
+    assert figures.generated_tokens == 3
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_choice_that_fails_does_not_take_the_tokens_of_another(session: Session, begun: bool) -> None:
+    """What arrives with the failure is sent before it, also text that was held back for a stop string. Where
+    nothing was sent, the failure is the whole answer.
+    """
+    sent, engine = b"", Engine()
+
+    async def send(message: Any) -> None:
+        nonlocal sent
+        sent += message.get("body", b"")
+
+    async def request() -> None:
+        bridge = Bridge(asyncio.get_running_loop())
+        model = SimpleNamespace(
+            name="m",
+            texts=TokenTexts(session.vocab),
+            in_use=contextlib.nullcontext,
+            inbox=lambda: Inbox(bridge, engine, Figures()),  # type: ignore[arg-type]
+        )
+        body = CompletionBody(prompt=["a", "b"], stream=True, stop=["xyz"])
+        asked = SimpleNamespace(scope={"state": {"note": {}, "request_id": "1"}})
+        plan = plan_of(body, session.vocab, Limits())
+        completion: Any = Completion(plan, model, None, asked)  # type: ignore[arg-type]
+        working = asyncio.ensure_future(completion.run(Channel(send, send)))
+        await asyncio.sleep(0)
+        failing, other = engine.tasks
+        bridge.deliver([(failing, [Drawn(1, "one")]), (other, [Drawn(1, "two")])])
+        if begun:
+            await asyncio.sleep(0.01)
+        failed = Ended(reason="failed", text="held", error="a step failed.")
+        bridge.deliver([(failing, [failed]), (other, [Drawn(2, "three")])])
+        with pytest.raises(RefusedError, match="a step failed"):
+            await working
+
+    asyncio.run(request())
+    texts = ("one", "two", "held", "three")
+    assert [b'"text":"%s"' % text.encode() in sent for text in texts] == [begun] * 4

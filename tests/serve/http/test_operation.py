@@ -138,16 +138,27 @@ def test_a_key_may_reload_a_model_that_goes_on_meanwhile(keyed: Running) -> None
     client.sendall(head(body).replace(b"\r\n\r\n", f"\r\nAuthorization: Bearer {ANNA}\r\n\r\n".encode(), 1))
     wait_for(client, b"data: ")
     path = "/admin/models/first/reload"
+    queued = _queued(keyed, "first")
+    assert queued >= 1
     assert keyed.post(path, headers=bearer(ANNA)).status_code == 403
     assert keyed.post(path, headers=bearer(ROOT)).json()["id"] == "first"
     fresh = keyed.server.models["first"]
     assert fresh is not model
     assert model.engine.alive
+    assert _queued(keyed, "first") == queued
     wait_for(client, b"data: ")  # the old one goes on
     client.close()
     assert comes_true(lambda: not model.engine.alive)
     answer = keyed.post("/v1/completions", {"model": "first", "prompt": "a"}, headers=bearer(BERT))
     assert answer.status_code == 200
+    assert _queued(keyed, "first") == queued + 1
+
+
+def _queued(server: Running, model: str) -> float:
+    """How many tasks of a model have had a row, as the histogram of the time in the queue says."""
+    name = f'xl_export_request_queue_time_seconds_count{{model_name="{model}"}} '
+    lines = server.get("/metrics", headers=bearer(ROOT)).text.splitlines()
+    return float(next(line for line in lines if line.startswith(name)).removeprefix(name))
 
 
 def test_a_damaged_artefact_is_not_loaded(keyed: Running) -> None:

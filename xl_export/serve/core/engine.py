@@ -33,7 +33,8 @@ LEAST_WAIT, MOST_WAIT = 1.0, 60.0  # seconds that a client is told to wait
 class Engine:
     """Advances many streams by one session.
 
-    deliver: called on the engine's thread, at most once an iteration, with everything new; it must not block.
+    deliver: called on the engine's thread with the answers of each iteration, once and in order; it must not
+    block.
     Raises StreamError for a session whose rows cannot be served so.
     """
 
@@ -229,9 +230,11 @@ class Engine:
             delivery = scheduler.delivery()
         self._tell()
         # Whoever is woken by a delivery wants Python's lock. So it goes out when the next step, which does
-        # not need the lock, is about to begin.
+        # not need the lock, is about to begin. It goes out now where much happens before that step: while
+        # tasks wait for a row, rows may be moved first; where no row decodes, pieces of prompts are chosen
+        # first, or there is no next step. So a server with a queue holds nothing back.
         self._untold = delivery
-        if not scheduler.rows.decoding or len(scheduler.waiting):  # rows are moved before the next step
+        if not scheduler.rows.decoding or len(scheduler.waiting):
             self._tell()
         self._other_seconds += time.perf_counter() - began - (scheduler.model_seconds - before)
         return stopping

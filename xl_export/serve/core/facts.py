@@ -19,6 +19,11 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
+    def add(self, other: Histogram) -> None:
+        """Adds the values of another one with the same bounds."""
+        self.counts = [one + more for one, more in zip(self.counts, other.counts, strict=True)]
+        self.sum += other.sum
+
     def buckets(self) -> list[tuple[str, float]]:
         """Bound and how many values are at most that."""
         total, found = 0, []
@@ -39,7 +44,8 @@ class EngineFacts:
     session. tasks_ended: by their reason. parked: how often a task gave up its row to others. moved: how
     often the memory of a row was copied, between rows or in and out. model_seconds, other_seconds: of the
     engine's thread, in steps of the session and in everything else but waiting for work. queued: seconds from
-    the submission of each task to its first row, without bulk, which waits for others; it goes on growing.
+    the submission of each task to its first row, without bulk, which waits for others, and without tasks that
+    end before they have a row; it goes on growing.
 
     dependence: None where a trial at the start found each row bitwise independent of the rows that are
     stepped with it, so that the same seed gives the same tokens under any load; otherwise a sentence that

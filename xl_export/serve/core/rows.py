@@ -20,7 +20,10 @@ class Rows:
         self.memory = session.start(count)
         self.runs: list[Running] = []
         self.decoding = self.moved = 0
-        self._part, self._ends = self.memory, (0, count)  # the last one that was asked for
+        # The last part that was asked for. A session may exchange the arrays of a whole memory, and never
+        # those of a part. So of several rows only parts are stepped, and all of them stay over the same
+        # arrays. One row has no other part, and a step of the whole need not copy the memory back.
+        self._part, self._ends = self.memory, (0, 1 if count == 1 else 0)
 
     @property
     def free(self) -> int:
@@ -28,9 +31,7 @@ class Rows:
         return self.memory.batch - len(self.runs)
 
     def part(self, first: int, last: int) -> Memory:
-        """The memory of some rows, as `Memory.part`; of a step as the one before it costs nothing, because
-        the arrays are never exchanged here.
-        """
+        """The memory of some rows, as `Memory.part`; that of the rows of the step before costs nothing."""
         if self._ends != (first, last):
             self._part, self._ends = self.memory.part(first, last), (first, last)
         return self._part

@@ -93,8 +93,10 @@ class Fed:
 
 @dataclass(slots=True)  # freezing it would take half of the time that a token costs here
 class Drawn:
-    """One drawn token; nobody changes it. text: what it adds to the text, without what may become a stop
-    string. log_prob: under the model at temperature 1 without bias, where `Task.score` or `Task.top`.
+    """One drawn token; nobody changes it once it is delivered. It has no hash, because it is not frozen.
+
+    text: what it adds to the text, without what may become a stop string. log_prob: under the model at
+    temperature 1 without bias, where `Task.score` or `Task.top`.
     """
 
     token: int

@@ -11,6 +11,7 @@ from runtimes import evaluate, generate, open_session
 from runtimes.contract.session import Session
 from runtimes.tasks.sample import Sampler
 from tests.xl_export.serve.core.driver import Driver, Faulty, any_task, said
+from xl_export.serve.core.rows import Rows
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.task import Drawing, Drawn, Ended, Fed, Task
 
@@ -274,3 +275,18 @@ def test_running_is_told_of_a_task_once(session: Session) -> None:
     run = Running(Task(tokens=np.arange(3), drawing=Drawing(max_tokens=200, seed=4, index=2)), session)
     naive = np.random.default_rng([4, 2])
     assert [run.uniform() for _ in range(150)] == [naive.random() for _ in range(150)]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_part_of_the_rows_stays_over_their_arrays(artefacts: dict[str, Path], count: int) -> None:
+    """Also where a session exchanges the arrays of what it steps."""
+    shifting = open_session(artefacts["shift"], threads=1)
+    rows = Rows(shifting, count)
+    for _ in range(3):
+        part = rows.part(0, count)
+        shifting.predict(np.ones((count, 1), np.int64), part)
+        assert part.tensors.keys() == rows.memory.tensors.keys()
+        for name, array in rows.memory.tensors.items():
+            assert np.shares_memory(part.tensors[name], array)
+            assert np.shares_memory(array, rows.memory.part(0, 1).tensors[name])
+    assert (rows.part(0, count) is rows.memory) == (count == 1)

@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from xl_export.serve.core.task import Answer, Drawn, Ended, Fed, Task
+from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Task
 from xl_export.serve.core.waiting import Busy, Places
 from xl_export.serve.http.base.errors import busy
 from xl_export.serve.http.base.metrics import Figures
 
-Delivery = list[tuple[Task, list[Answer]]]
 Pass = Callable[[Drawn], bool]
 
 
@@ -45,8 +44,7 @@ class Bridge:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, unread: int = 256) -> None:
         self._loop, self.step = loop, max(1, unread // 8)
-        self.places: dict[Task, Place] = {}
-        self.now = 0.0  # when the last answers arrived
+        self.listeners: dict[Task, Listener] = {}
 
     def deliver(self, batch: Delivery) -> None:
         """Called on the engine's thread, once a step."""
@@ -56,34 +54,35 @@ class Bridge:
             return
 
     def _spread(self, batch: Delivery) -> None:
-        self.now = now = time.monotonic()
-        places, step = self.places, self.step
+        now = time.monotonic()
+        listeners, step = self.listeners, self.step
         inboxes: list[Inbox] = []
         gap, times = 0.0, 0  # of tokens that were passed on: nearly all have one gap
         figures: Figures | None = None
         for answered in batch:
             task, answers = answered
-            place = places.get(task)
-            if place is None:  # its client has left
+            listener = listeners.get(task)
+            if listener is None:  # its client has left
                 continue
-            inbox, answer, passed = place.inbox, answers[-1], False
+            inbox, answer, passed = listener.inbox, answers[-1], False
             if inbox.open and answer.__class__ is Drawn and len(answers) == 1:
                 try:
-                    passed = place.pass_on(answer)
+                    passed = listener.pass_on(answer)
                 except Exception as error:  # it is the fault of the request
                     inbox.fail(error)
             if passed:
-                if now - place.last != gap or inbox.figures is not figures:
+                if now - listener.last != gap or inbox.figures is not figures:
                     if figures is not None:
                         figures.note_tokens(gap, times)
-                    gap, times, figures = now - place.last, 0, inbox.figures
-                place.last, times = now, times + 1
-                place.untold = untold = place.untold + 1
+                    gap, times, figures = now - listener.last, 0, inbox.figures
+                listener.last, times = now, times + 1
+                listener.untold = untold = listener.untold + 1
                 if untold >= step:
-                    inbox.tell(task, place)
+                    inbox.tell(task, listener)
                 continue
+            inbox.note(listener, answers, now, draws=task.drawing is not None)
             if answer.__class__ is Ended:
-                del places[task]
+                del listeners[task]
             if not inbox.arrived:
                 inboxes.append(inbox)
             inbox.arrived.append(answered)
@@ -94,7 +93,7 @@ class Bridge:
             inbox.wake()
 
 
-class Place:
+class Listener:
     """Where the answers of one task go. pass_on: writes a drawn token to the client at once, and returns
     False where it would have to wait, or there is no such way; then it has changed nothing. untold: answers
     that were taken and of which the engine does not know it. last: when the last drawn token arrived.
@@ -132,7 +131,7 @@ class Inbox:
         self._places: Places | None = None
         self.open = False
         self.arrived: Delivery = []
-        self.running: dict[Task, Place] = {}
+        self.running: dict[Task, Listener] = {}
 
     def __enter__(self) -> Inbox:
         return self
@@ -143,7 +142,7 @@ class Inbox:
             self._places.release()
         for task in self.running:
             self._engine.cancel(task)
-            self._bridge.places.pop(task, None)
+            self._bridge.listeners.pop(task, None)
 
     def reserve(self, count: int, tenant: str) -> None:
         """Takes places for all tasks that this request will submit, so that none of them is refused later;
@@ -156,21 +155,21 @@ class Inbox:
         """Gives a task to the engine; raises RefusedError where its queue is full and no place was reserved,
         UserError where the task cannot be done.
         """
-        self._bridge.places[task] = place = Place(self)
+        self._bridge.listeners[task] = listener = Listener(self)
         try:
             with refusing():
                 self._engine.submit(task, self._places)
         except BaseException:
-            del self._bridge.places[task]
+            del self._bridge.listeners[task]
             raise
-        self.running[task] = place
+        self.running[task] = listener
 
     def pass_on(self, task: Task, way: Pass) -> None:
-        """From now on drawn tokens of this task are given to `way` while `get` waits; see `Place`. Those that
-        it takes are not given by `get`.
+        """From now on drawn tokens of this task are given to `way` while `get` waits; see `Listener`. Those
+        that it takes are not given by `get`.
         """
-        if place := self.running.get(task):
-            place.pass_on = way
+        if listener := self.running.get(task):
+            listener.pass_on = way
 
     def fail(self, error: Exception) -> None:
         """Called by the bridge when a token could not be passed on: `get` raises the error."""
@@ -183,10 +182,10 @@ class Inbox:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    def tell(self, task: Task, place: Place) -> None:
+    def tell(self, task: Task, listener: Listener) -> None:
         """Tells the engine how much of a task's answers was taken."""
-        self._engine.taken(task, place.untold)
-        place.untold = 0
+        self._engine.taken(task, listener.untold)
+        listener.untold = 0
 
     async def get(self) -> Delivery:
         """All answers that have arrived since the last call; waits for at least one.
@@ -201,31 +200,26 @@ class Inbox:
             finally:
                 self._waiting, self.open = None, False
         arrived, self.arrived = self.arrived, []
-        self._note(arrived)
+        self._take(arrived)
         return arrived
 
-    def _note(self, arrived: Delivery) -> None:
-        """Adds to the figures, and tells the engine now and then how much was taken."""
-        running, figures, now = self.running, self.figures, self._bridge.now
+    def _take(self, arrived: Delivery) -> None:
+        """Tells the engine now and then how much was taken."""
+        running, step = self.running, self._bridge.step
         for task, answers in arrived:
-            place = running[task]
-            if drawn := self._count(task, answers):
-                if place.last:
-                    figures.note_tokens((now - place.last) / drawn, drawn)
-                else:
-                    figures.generated_tokens += drawn
-                    if not self._answers:
-                        self._answers = True
-                        figures.to_first.observe(now - self._began)
-                place.last = now
-            place.untold += len(answers)
+            listener = running[task]
+            listener.untold += len(answers)
             if answers[-1].__class__ is Ended:
                 del running[task]
-            elif place.untold >= self._bridge.step:
-                self.tell(task, place)
+            elif listener.untold >= step:
+                self.tell(task, listener)
 
-    def _count(self, task: Task, answers: list[Answer]) -> int:
-        """Adds answers to the figures; how many of them are drawn tokens."""
+    def note(self, listener: Listener, answers: list[Answer], now: float, *, draws: bool) -> None:
+        """Called by the bridge when answers arrive that are not passed on: adds them to the figures.
+
+        So a client that takes them late does not make the server look slow. draws: whether the task draws
+        tokens.
+        """
         figures, drawn = self.figures, 0
         for answer in answers:
             if isinstance(answer, Drawn):
@@ -233,9 +227,20 @@ class Inbox:
             elif isinstance(answer, Fed):
                 figures.prompt_tokens += answer.count
                 figures.cached_tokens += answer.cached
-                if answer.log_probs is not None and not self._answers:
-                    self._answers = True
-                    figures.to_first.observe(self._bridge.now - self._began)
-            elif task.drawing is not None:
+                if answer.log_probs is not None:
+                    self._note_first(now)
+            elif draws:
                 figures.ended[answer.reason] += 1
-        return drawn
+        if not drawn:
+            return
+        if listener.last:
+            figures.note_tokens((now - listener.last) / drawn, drawn)
+        else:
+            figures.generated_tokens += drawn
+            self._note_first(now)
+        listener.last = now
+
+    def _note_first(self, now: float) -> None:
+        if not self._answers:
+            self._answers = True
+            self.figures.to_first.observe(now - self._began)

@@ -12,7 +12,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from xl_export.serve.core.facts import Histogram
+from xl_export.serve.core.facts import QUEUED, Histogram
 
 PREFIX = "xl_export_"
 
@@ -23,12 +23,13 @@ WHOLE = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20
 
 
 class Figures:
-    """What requests to one model have cost."""
+    """What requests to one model have cost. queued: seconds in the queue, of each engine that it has had."""
 
     def __init__(self) -> None:
         self.to_first, self.between, self.whole = Histogram(TO_FIRST), Histogram(BETWEEN), Histogram(WHOLE)
         self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
         self.ended: Counter[str] = Counter()
+        self.queued: list[Histogram] = []
 
     def note_tokens(self, gap: float, times: int) -> None:
         """So many drawn tokens arrived, each so many seconds after the one before it in its stream."""
@@ -40,8 +41,6 @@ class HasFigures(Protocol):
     """What they need of a model."""
 
     def figures(self) -> Iterator[tuple[str, str, float]]: ...
-    @property
-    def queued(self) -> Histogram: ...
 
 
 class HasModels(Protocol):
@@ -99,11 +98,15 @@ class Metrics:
             yield family
         queued = HistogramMetricFamily(
             f"{PREFIX}request_queue_time_seconds",
-            "Time from a task to its row; the texts of /v1/score are left out.",
+            "Time from a task to its first row. Each of several choices is a task, and the prompt that they "
+            "share is one more; tasks that leave before and the texts of /v1/score are not counted.",
             labels=("model_name",),
         )
-        for name, served in self._server.models.items():
-            queued.add_metric((name,), served.queued.buckets(), served.queued.sum)
+        for model, figures in self._models.items():
+            total = Histogram(QUEUED)
+            for histogram in figures.queued:  # an engine that drains counts beside the one in its place
+                total.add(histogram)
+            queued.add_metric((model,), total.buckets(), total.sum)
         yield queued
         counters = {
             "prompt_tokens": ("Tokens of prompts.", "prompt_tokens"),

@@ -19,9 +19,10 @@ from runtimes.contract.spec import SPEC
 from runtimes.sessions.open import open_session
 from runtimes.tasks.check import check
 from xl_export.serve.core.engine import Engine
-from xl_export.serve.core.facts import EngineFacts, Histogram
+from xl_export.serve.core.facts import EngineFacts
 from xl_export.serve.core.settings import EngineSettings
-from xl_export.serve.http.base.bridge import Accepts, Bridge, Delivery, Inbox
+from xl_export.serve.core.task import Delivery
+from xl_export.serve.http.base.bridge import Accepts, Bridge, Inbox
 from xl_export.serve.http.base.metrics import Figures
 from xl_export.serve.http.base.token_texts import TokenTexts
 from xl_export.serve.streams.cache import PrefixCache
@@ -143,11 +144,6 @@ class Model:
         yield "engine_other_seconds_total", "Seconds of the engine outside of steps.", facts.other_seconds
         for part in self.attached.values():
             yield from part.figures()
-
-    @property
-    def queued(self) -> Histogram:
-        """Seconds that tasks have waited for their first row."""
-        return self.engine.facts.queued
 
     def inbox(self) -> Inbox:
         """An inbox for tasks of this model; use it in a `with` block."""

@@ -140,6 +140,7 @@ class Server:
             await on_thread(model.stop, 0.0)
             self._open_models.discard(model)
             raise
+        model.requests.queued.append(model.engine.facts.queued)
         return model
 
     async def _drain(self, model: Model) -> None:

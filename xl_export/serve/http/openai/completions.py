@@ -11,11 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from xl_export.serve.core.task import Answer, Drawing, Drawn, Ended, Fed, Task
+from runtimes.base.errors import UserError
+from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Fed, Task
 from xl_export.serve.http.base.answering import Answering, Channel
 from xl_export.serve.http.base.bridge import Inbox
 from xl_export.serve.http.base.description import Operation
-from xl_export.serve.http.base.errors import refuse_failure
+from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import of_body, read_json
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server, tenant_of
@@ -107,11 +108,13 @@ class Completion:
                 for prompt in range(len(self._prompts)):
                     self._submit_prompt(inbox, prompt)
                 while inbox.running:
-                    for task, answers in await inbox.get():
-                        self._take(inbox, task, answers, channel)
-                    if self._ready:
+                    refusal = self._take_all(inbox, await inbox.get(), channel)
+                    # Where nothing was sent yet, a refusal becomes the whole answer, with its own status.
+                    if self._ready and (refusal is None or channel.started):
                         data, self._ready = bytes(self._ready), bytearray()
                         await channel.events(data)
+                    if refusal is not None:
+                        raise refusal
                 if self._plan.stream:
                     await channel.end(self._writer.last_events(self._usage()))
                 else:
@@ -164,6 +167,18 @@ class Completion:
     def _drawing(self, choice: Choice) -> Drawing | None:
         return None if self._plan.drawing is None else replace(self._plan.drawing, index=choice.index)
 
+    def _take_all(
+        self, inbox: Inbox, delivery: Delivery, channel: Channel
+    ) -> RefusedError | UserError | None:
+        """Notes all answers, also those after a failure, which belong to other choices; the first failure."""
+        first: RefusedError | UserError | None = None
+        for task, answers in delivery:
+            try:
+                self._take(inbox, task, answers, channel)
+            except (RefusedError, UserError) as refusal:
+                first = first or refusal
+        return first
+
     def _take(self, inbox: Inbox, task: Task, answers: list[Answer], channel: Channel) -> None:
         """Notes the answers of one task, and makes events of them."""
         if self._feeding and (number := self._feeding.get(task)) is not None:
@@ -185,6 +200,7 @@ class Completion:
             elif type(answer) is Fed:
                 prompt.feed(answer)
             elif type(answer) is Ended:
+                self._ready += self._writer.held(choice, answer)
                 refuse_failure(answer)
                 self._end(choice, prompt, answer)
 

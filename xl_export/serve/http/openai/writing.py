@@ -127,6 +127,12 @@ class Writer:
             return b""
         return self._event(choice, ended.text, None, choice.reason)
 
+    def held(self, choice: Choice, ended: Ended) -> bytes:
+        """The text that was held back from a choice that the server has cut short; nothing for other ends."""
+        if not self._plan.stream or ended.reason in REASONS or not ended.text:
+            return b""
+        return self._event(choice, ended.text, None, None)
+
     def last_events(self, usage: Usage) -> bytes:
         """What ends a stream."""
         if not self._plan.usage:
