@@ -63,6 +63,9 @@ def test_it_serves_every_architecture(
         check_parts(OrtSession.open(artefact, kernel="fused"), 6)
 
 
+@pytest.mark.skipif(
+    not onnxruntime.__version__ >= "1.31", reason="an older ONNX Runtime was not tried, and may join less"
+)
 def test_onnx_runtime_joins_additions_and_norms(artefact: Path, tmp_path: Path) -> None:
     optimised = tmp_path / "optimised"
     options = onnxruntime.SessionOptions()
