@@ -244,7 +244,7 @@ class LanguageModel(nn.Module):
         inputs, outputs = self.inputs_and_outputs(tokens, memory, positions, rule, attention=attention)
         T, newest = tokens.shape[1], max(0, tokens.shape[1] - rule.mem_len)
         pairs = zip(memory, inputs, strict=True)
-        return outputs, [torch.cat([held[:, T:], x[:, newest:]], dim=1) for held, x in pairs]
+        return outputs, [torch.cat([held[:, T:], x[:, newest:]], dim=1).detach() for held, x in pairs]
 
     def inputs_and_outputs(
         self,

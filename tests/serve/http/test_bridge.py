@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -20,6 +22,14 @@ from xl_export.serve.http.base.metrics import Figures
 from xl_export.serve.http.base.token_texts import TokenTexts
 from xl_export.serve.http.openai.completions import Completion
 from xl_export.serve.http.openai.plan import CompletionBody, plan_of
+
+Answered = TypeVar("Answered")
+
+
+def in_thread(work: Coroutine[Any, Any, Answered]) -> Answered:
+    """The result of a coroutine; a browser under test keeps an event loop in the main thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 class Engine:
@@ -75,7 +85,7 @@ async def _answers(writable: list[bool], engine: Engine, figures: Figures) -> tu
 def test_tokens_keep_their_order_when_a_client_is_slow_for_a_moment() -> None:
     engine, figures = Engine(), Figures()
     writable = [True, True, False, True, True, True, True, False, True, True]
-    order, taken = asyncio.run(_answers(writable, engine, figures))
+    order, taken = in_thread(_answers(writable, engine, figures))
     assert [abs(token) for token in order] == list(range(10))
     assert taken == [2, 3, 7]  # the third came in the same turn as the second, and after it
     assert figures.generated_tokens == 10
@@ -92,14 +102,14 @@ def test_a_fault_in_passing_on_is_raised_where_the_request_waits() -> None:
             await inbox.get()
 
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(faulty())
+        in_thread(faulty())
 
 
 def test_a_client_that_takes_its_tokens_late_does_not_make_the_server_slow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr("xl_export.serve.http.base.bridge.time", clock)
+    monkeypatch.setitem(Bridge.deliver.__globals__, "time", clock)
     now, figures, others = 10.0, Figures(), Figures()
 
     async def requests() -> None:
@@ -118,7 +128,7 @@ def test_a_client_that_takes_its_tokens_late_does_not_make_the_server_slow(
             await asyncio.sleep(0)
             await inbox.get()
 
-    asyncio.run(requests())
+    in_thread(requests())
     assert (figures.to_first.sum, sum(figures.to_first.counts)) == (1, 1)
     assert (figures.between.sum, sum(figures.between.counts)) == (4, 2)
     assert figures.generated_tokens == 3
@@ -158,6 +168,6 @@ def test_a_choice_that_fails_does_not_take_the_tokens_of_another(session: Sessio
         with pytest.raises(RefusedError, match="a step failed"):
             await working
 
-    asyncio.run(request())
+    in_thread(request())
     texts = ("one", "two", "held", "three")
     assert [b'"text":"%s"' % text.encode() in sent for text in texts] == [begun] * 4
