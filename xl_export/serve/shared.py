@@ -34,8 +34,9 @@ VERSION_BYTES = 64
 LOCKS = 64  # files; streams of one hash share one
 RACES = (409, 412)  # HTTP: two requests write one object at this moment; there is one already
 NO_REFUSALS = (
-    "the store of the streams does not write an object only where there is none; of two replicas that begin "
-    "one stream at the same moment, the later one undoes the other."
+    "the store of the streams failed to write an object only where there is none ({}), and it was written "
+    "without that condition; of two replicas that begin one stream at the same moment, the later one undoes "
+    "the other."
 )
 
 
@@ -153,7 +154,8 @@ class SharedStreams:
             if made or self.version(name) is not None:
                 raise MovedError(name) from error
             put(file, content)
-            warnings.warn(NO_REFUSALS, RuntimeWarning, stacklevel=2)  # Python tells it once
+            # Python tells each text once.
+            warnings.warn(NO_REFUSALS.format(first_line(error)), RuntimeWarning, stacklevel=2)
 
     def delete(self, name: str) -> bool:
         """Removes a stream; False where there was none."""

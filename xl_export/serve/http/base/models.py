@@ -140,7 +140,8 @@ class Model:
             yield "prefix_cache_states", "States that the prefix cache holds.", held.states
             yield "prefix_cache_bytes", "Bytes of these states.", held.num_bytes
             yield "prefix_cache_evictions_total", "States that were dropped.", held.evicted
-        yield "engine_model_seconds_total", "Seconds in steps of the model.", facts.model_seconds
+        in_steps = "Seconds in steps of the model, with the wait for Python's lock at their end."
+        yield "engine_model_seconds_total", in_steps, facts.model_seconds
         yield "engine_other_seconds_total", "Seconds of the engine outside of steps.", facts.other_seconds
         for part in self.attached.values():
             yield from part.figures()
