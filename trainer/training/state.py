@@ -22,6 +22,7 @@ from runtimes.contract.rule import MemoryRule
 from trainer.model.model import LanguageModel
 from trainer.run.config import TrainConfig
 from trainer.run.history import Validation, best
+from trainer.training.allocator import keep_freed_memory
 from trainer.training.lane_memory import LaneMemory
 from trainer.training.objective import segment_loss
 from trainer.training.optimizer import make_optimizer, set_rate_and_clip
@@ -109,6 +110,8 @@ class Training:
         config.refuse_if_too_large(lanes=lanes, memory_bytes=ranks.memory_bytes(), shards=shards)
         if config.threads:
             torch.set_num_threads(config.threads)
+        if device.type == "cpu":
+            keep_freed_memory()
         torch.manual_seed(config.seed)
         model = LanguageModel(config.model).train()
         if shards == 1:
