@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
+import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from benchmarks.__main__ import main
 from benchmarks.cases.learning import architectures
-from benchmarks.cases.learning.architectures import MODELS, affordable, check, chosen, recipe
+from benchmarks.cases.learning.architectures import MODELS, affordable, as_long_as, check, chosen, recipe
 from benchmarks.measure import Limits
 from benchmarks.references.model import ReferenceModel
 from benchmarks.references.training import train_steps
@@ -109,11 +111,34 @@ def test_names_are_those_of_the_table() -> None:
         chosen(("transformer-xxl",))
 
 
+def clock(monkeypatch: pytest.MonkeyPatch, *durations: float) -> None:
+    """Training steps that take no time but so many seconds of CPU, in turns."""
+    steps = itertools.cycle(durations)
+
+    def ticks() -> Iterator[float]:
+        now = 100.0
+        while True:
+            yield now
+            now += next(steps)
+            yield now
+
+    times = ticks()
+    monkeypatch.setattr(architectures.time, "process_time", lambda: next(times))
+    monkeypatch.setattr(Training, "advance", lambda training, tokens: None)
+
+
 def test_the_budget_decides_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that says 2 seconds for the timed steps, 60 seconds pay for thirty times as many."""
-    ticks = iter((100.0, 102.0))
-    monkeypatch.setattr(architectures.time, "process_time", lambda: next(ticks))
-    assert affordable(recipe("without recurrence", threads=1), 60.0) == 30 * architectures.TIMED
+    clock(monkeypatch, 0.25)
+    assert affordable(recipe("without recurrence", threads=1), 60.0) == 240
+
+
+def test_a_model_gets_the_time_of_another_one_on_a_machine_of_any_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    models = [recipe(name, threads=1) for name in ("all-attention", "Transformer-XL")]
+    for speed in (1.0, 4.0):
+        clock(monkeypatch, 0.5 * speed, 0.25 * speed)
+        assert as_long_as(*models, 1000) == 500
 
 
 @pytest.fixture
@@ -217,6 +242,23 @@ def test_a_row_is_scored_as_it_was_trained_and_with_memory(tmp_path: Path, text:
         session = TorchSession(training.model.eval(), source.vocab, rule, identity="test")
         assert evaluate(session, tokens, lanes=16).bits_per_token == pytest.approx(bits, abs=1e-6)
     assert len({row.own, *row.stream.values()}) == 3
+
+
+def test_a_model_gets_the_time_of_one_whose_row_is_known(
+    tmp_path: Path, text: str, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text").write_text(text[:60_000], encoding="utf-8")
+    given: dict[str, Any] = {"minutes": 1, "threads": 1, "text": tmp_path / "text", "seeds": 1}
+    (known,) = architectures.run(**given, names=["Transformer-XL"])
+    sizes = []
+
+    def three(config: TrainConfig, other: TrainConfig, steps: int) -> int:
+        sizes.append((config.training.mem_len, other.training.mem_len, steps))
+        return 3
+
+    monkeypatch.setattr(architectures, "as_long_as", three)
+    (row,) = architectures.run(**given, names=["without recurrence"], before=[known.to_json()])
+    assert (row.steps, sizes) == (3, [(0, 64, 2)])
 
 
 def test_the_public_code_reads_the_tokens_that_this_project_reads_in_every_pass() -> None:

@@ -6,14 +6,16 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from benchmarks.__main__ import main
 from benchmarks.cases.serving import llama, parts, serve
-from benchmarks.cases.serving.bench import Bench, Row, Sizes, timing
+from benchmarks.cases.serving.bench import Bench, Row, Sizes, raw_prompt, timing
 from benchmarks.cases.serving.events import Answer, LoadError
 from benchmarks.cases.serving.server import Served, serving
 from benchmarks.configs import BenchmarkConfig
@@ -21,6 +23,7 @@ from benchmarks.measure import Limits
 from benchmarks.tables.runs import History, Run
 from benchmarks.tables.serving import serve as serve_table
 from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.contract.session import Session
 from trainer.model.config import ModelConfig
 
 SIZES = Sizes(streams=(1, 2), together=2, prompt=24, arriving=2, listening=2, clients=2, stored=10, warm=3)
@@ -76,6 +79,45 @@ BROKEN = [
 def test_a_stream_that_is_not_whole_is_an_error(data: bytes, message: str) -> None:
     with pytest.raises(LoadError, match=message):
         read(data, 1000).completion()
+
+
+class Recorder:
+    """A session that notes where its streams are, and computes nothing."""
+
+    def __init__(self) -> None:
+        self.vocab, self.fed = SimpleNamespace(size=5), list[tuple[list[int], list[int]]]()
+
+    def start(self, rows: int) -> SimpleNamespace:
+        return SimpleNamespace(positions=np.zeros(rows, np.int64))
+
+    def predict(self, tokens: np.ndarray, memory: SimpleNamespace) -> None:
+        self.fed.append((memory.positions.tolist(), tokens[:, 0].tolist()))
+        memory.positions += tokens.shape[1]
+
+
+def test_the_loop_is_where_the_streams_of_the_server_are(tiny: BenchmarkConfig) -> None:
+    """With as much memory behind them, or its tokens would cost less than theirs."""
+    bench = Bench(
+        config=tiny,
+        folder=Path(),
+        artefact=Path(),
+        threads=1,
+        repeats=1,
+        tokens=1000,
+        minutes=1.0,
+        sizes=SIZES,
+    )
+    session = Recorder()
+    bench.raw_loop(cast(Session, session), 2)
+    first, last = tiny.segment + SIZES.warm, tiny.segment + bench.long
+    assert [at for at, _ in session.fed[-(last - first) :]] == [[at, at] for at in range(first, last)]
+    assert min(at for positions, _ in session.fed for at in positions) >= 0
+
+
+def test_a_prompt_is_fed_once_and_in_pieces() -> None:
+    session = Recorder()
+    raw_prompt(cast(Session, session), [4, 0, 1, 3, 2, 0], 2)
+    assert session.fed == [([0], [4]), ([2], [1]), ([4], [2])]
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """Six small models of nearly equal size, trained for the same CPU time: does the order of the papers hold?
 
 Every model has 3 layers, D 128, segments of T = 64 bytes, and memory of 64 where it has recurrence. Text,
-batch, optimiser and schedule are the same. A model is trained for as many steps as its budget of CPU seconds
-allows, by the time of a few steps at the start. All seeds of a model take the same number of steps. CPU
-seconds are those of all threads together, of the steps alone.
+batch, optimiser and schedule are the same. The first model is trained for as many steps as its budget of CPU
+seconds allows, by the time of a few steps at the start. Each other model gets the steps that take as long as
+those of the first, by the time of a few steps of both in turns. So the machine may become faster or be
+replaced while a table grows. All seeds of a model take the same number of steps. CPU seconds are those of all
+threads together, of the steps alone.
 
 Each model is scored on the same held-out text. *Own*: segment by segment under the rule that it was trained
 with. *Stream* and *exact* give it contexts of c = T and c = 4 T tokens; none was trained with 4 T. Stream:
@@ -31,6 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -192,8 +195,7 @@ def run(
             if any((row.name, row.side, row.seed) == (job.name, job.side, job.seed) for row in rows):
                 continue
             config = dataclasses.replace(recipe(job.name, threads=threads, seed=job.seed), text=path)
-            steps = next((row.steps for row in rows if row.name == job.name), None)
-            config = config.with_steps(steps or affordable(config, 60 * minutes))
+            config = config.with_steps(_steps(config, job.name, rows, 60 * minutes))
             progress(f"{job.name}, {job.side}, seed {job.seed}: {config.steps:,} steps")
             source = load_source(config)
             config = with_vocab_size(config, source.vocab)
@@ -275,16 +277,45 @@ def check(config: TrainConfig) -> None:
         )
 
 
+def _steps(config: TrainConfig, name: str, rows: Sequence[Row], cpu_seconds: float) -> int:
+    """How many steps a model is trained; rows: those that are known."""
+    for row in rows:
+        if row.name == name:
+            return row.steps
+    for row in rows:
+        if row.side == HERE:
+            assert config.threads is not None
+            other = dataclasses.replace(recipe(row.name, threads=config.threads), text=config.text)
+            return as_long_as(config, other, row.steps)
+    return affordable(config, cpu_seconds)
+
+
 def affordable(config: TrainConfig, cpu_seconds: float) -> int:
     """The number of steps that these CPU seconds allow, by the time of a few steps after a warm-up."""
-    source = load_source(config)
-    training = Training.start(with_vocab_size(config, source.vocab))
-    for _ in range(WARM_UP):
-        training.advance(source.tokens)
-    began = time.process_time()
-    for _ in range(TIMED):
-        training.advance(source.tokens)
-    return max(2, int(cpu_seconds * TIMED / max(time.process_time() - began, 1e-9)))
+    (seconds,) = step_seconds([config])
+    return max(2, int(cpu_seconds / seconds))
+
+
+def as_long_as(config: TrainConfig, other: TrainConfig, steps: int) -> int:
+    """The number of steps that take the CPU time of `steps` steps of another model."""
+    seconds, of_other = step_seconds([config, other])
+    return max(2, int(steps * of_other / seconds))
+
+
+def step_seconds(configs: Sequence[TrainConfig]) -> list[float]:
+    """The median CPU seconds of a training step of each configuration, in turns after a warm-up."""
+    sources = [load_source(config) for config in configs]
+    trainings = [
+        Training.start(with_vocab_size(config, source.vocab))
+        for config, source in zip(configs, sources, strict=True)
+    ]
+    seconds: list[list[float]] = [[] for _ in configs]
+    for _ in range(WARM_UP + TIMED):
+        for source, training, times in zip(sources, trainings, seconds, strict=True):
+            began = time.process_time()
+            training.advance(source.tokens)
+            times.append(max(time.process_time() - began, 1e-9))
+    return [median(times[WARM_UP:]) for times in seconds]
 
 
 def _here(job: Job, config: TrainConfig, source: Source) -> dict[str, Any]:

@@ -98,6 +98,11 @@ class Bench:
         """The model in this process."""
         return open_session(self.artefact, threads=threads, device="cpu")
 
+    def raw_loop(self, session: Session, streams: int) -> Raw:
+        """Steps as those of streams after a prompt of one segment, between `warm` and `long` tokens."""
+        at, count = self.config.segment + self.sizes.warm, self.long - self.sizes.warm
+        return raw_steps(session, streams, count, at=at)
+
     def prompts(self, count: int, segments: int = 1, *, seed: int = 0) -> list[list[int]]:
         """Random prompts of whole segments, which a server feeds in the same pieces as `generate`."""
         chance = np.random.default_rng([seed, segments])
@@ -158,9 +163,16 @@ class Raw:
     cpu: float
 
 
-def raw_steps(session: Session, rows: int, count: int, width: int = 1, *, warm: int = 5) -> Raw:
-    """What `predict` alone takes for a step of `rows` rows of `width` tokens, in a loop of `count` steps."""
+def raw_steps(
+    session: Session, rows: int, count: int, width: int = 1, *, at: int, warm: int = 5
+) -> Raw:
+    """What `predict` alone takes for a step of `rows` rows of `width` tokens, in a loop of `count` steps.
+
+    at: the stream position of the first timed token. A token at a later position attends to more memory, so
+    the loop has to be where the streams are that it is compared with.
+    """
     memory = session.start(rows)
+    memory.positions[:] = max(0, at - warm * width)
     tokens = np.random.default_rng(0).integers(session.vocab.size, size=(count + warm, rows, width))
     for step in range(warm):
         session.predict(tokens[step], memory)
@@ -168,3 +180,12 @@ def raw_steps(session: Session, rows: int, count: int, width: int = 1, *, warm: 
     for step in range(warm, count + warm):
         session.predict(tokens[step], memory)
     return Raw(seconds=(time.perf_counter() - seconds) / count, cpu=(time.process_time() - cpu) / count)
+
+
+def raw_prompt(session: Session, prompt: Sequence[int], width: int) -> float:
+    """The seconds in which `predict` alone feeds a prompt to a new stream, in pieces of `width` tokens."""
+    memory, tokens = session.start(1), np.array([prompt])
+    began = time.perf_counter()
+    for first in range(0, len(prompt), width):
+        session.predict(tokens[:, first : first + width], memory)
+    return time.perf_counter() - began

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases.serving import llama
-from benchmarks.cases.serving.bench import Bench, Row, body, check_texts, greedy, raw_steps, timing
+from benchmarks.cases.serving.bench import Bench, Row, body, check_texts, greedy, timing
 from benchmarks.cases.serving.server import Served, running, serving
 
 UNIT = "tokens/s"
@@ -42,8 +42,7 @@ def others(bench: Bench) -> Iterator[Row]:
 
         bench.progress(f"others: {streams} streams")
         for _ in range(bench.repeats):
-            count = bench.long - bench.sizes.warm
-            measure(RAW, lambda n=streams, c=count: n / raw_steps(session, n, c).seconds)  # type: ignore[misc]
+            measure(RAW, lambda n=streams: n / bench.raw_loop(session, n).seconds)  # type: ignore[misc]
             with serving(bench.artefact, threads=bench.threads) as served:
                 measure(OWN, lambda at=served, p=some, r=right: _served(at, bench, p, r))  # type: ignore[misc]
             if not notes[GENAI]:

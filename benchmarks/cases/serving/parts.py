@@ -19,6 +19,7 @@ from benchmarks.cases.serving.bench import (
     check_scores,
     check_texts,
     greedy,
+    raw_prompt,
     raw_steps,
     timing,
 )
@@ -54,7 +55,7 @@ def overhead(bench: Bench) -> Iterator[Row]:
             bench.progress(f"overhead: {streams} streams")
             found: dict[str, list[float]] = {side: [] for side in (*SIDES, "client")}
             for _ in range(bench.repeats):
-                raw = raw_steps(session, streams, bench.long - bench.sizes.warm)
+                raw = bench.raw_loop(session, streams)
                 before = served.metrics()
                 window = _window(served, bench, prompts[:streams], expected[:streams])
                 outside, drawn = (served.metrics()[name] - before[name] for name in OUTSIDE)
@@ -91,7 +92,7 @@ def throughput(bench: Bench) -> Iterator[Row]:
         rates: dict[str, list[float]] = {"raw loop": [], "server": []}
         with serving(bench.artefact, threads=threads) as served:
             for _ in range(bench.repeats):
-                raw = raw_steps(session, streams, bench.long - bench.sizes.warm)
+                raw = bench.raw_loop(session, streams)
                 window = _window(served, bench, prompts, expected)
                 rates["raw loop"].append(streams / raw.seconds)
                 rates["server"].append(window["tokens"] / window["seconds"])
@@ -129,8 +130,7 @@ def between(bench: Bench) -> Iterator[Row]:
     answers = greedy(session, prompts, length)
     long_answers = [greedy(session, [prompt], FIRST_TOKENS)[0] for prompt in longs]
     short_answers = [greedy(session, [prompt], FIRST_TOKENS)[0] for prompt in shorts]
-    piece = raw_steps(session, 1, max(8, bench.config.token_repeats), segment).seconds
-    step = raw_steps(session, 1, bench.config.token_repeats).seconds
+    piece = raw_steps(session, 1, max(8, bench.config.token_repeats), segment, at=len(longs[0])).seconds
     with serving(bench.artefact, threads=bench.threads, options=("--cache", 0)) as served:
         bench.progress(f"between: {sizes.arriving} prompts of {len(longs[0]):,} tokens arrive")
         found = served.load(
@@ -161,7 +161,8 @@ def between(bench: Bench) -> Iterator[Row]:
             bench.progress(f"between: first token after {len(some[0]):,} tokens")
             first = served.load("first_token", bodies=[body(prompt, FIRST_TOKENS) for prompt in some])
             check_texts(first["texts"], right)
-            own = len(some[0]) // segment * piece
+            own = median(raw_prompt(session, prompt, segment) for prompt in some)
+            step = raw_steps(session, 1, bench.config.token_repeats, at=len(some[0])).seconds
             yield Row(
                 part="between",
                 side=f"first token after {len(some[0]):,} tokens",
