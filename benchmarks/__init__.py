@@ -4,6 +4,6 @@ from xl_export.shadow import refuse_shadowed
 
 refuse_shadowed()
 
-from runtimes.base.startup import prepare_libraries  # noqa: E402 (it may be shadowed)
+from runtimes.base.startup import prepare_training  # noqa: E402 (it may be shadowed)
 
-prepare_libraries()  # the cases import PyTorch and ONNX Runtime, and their children take over the environment
+prepare_training()  # the cases import PyTorch and ONNX Runtime, and their children take over the environment

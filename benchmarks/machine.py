@@ -6,13 +6,12 @@ import contextlib
 import os
 import platform
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
-from runtimes.base.machine import available_cpus, memory_bytes, package_versions
+from runtimes.base.machine import available_cpus, busy_cpus, memory_bytes, package_versions
 
-CPUINFO, STAT = Path("/proc/cpuinfo"), Path("/proc/stat")
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def machine_facts() -> dict[str, Any]:
@@ -24,23 +23,6 @@ def machine_facts() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "busy_cpus": round(busy_cpus(), 2),
     }
-
-
-def busy_cpus(seconds: float = 1.0) -> float:
-    """How many CPUs other processes use while this one sleeps; the load average on systems without /proc."""
-    if not STAT.is_file():
-        return os.getloadavg()[0]
-    before = _worked()
-    time.sleep(seconds)
-    return (_worked() - before) / os.sysconf("SC_CLK_TCK") / seconds
-
-
-def _worked() -> int:
-    """Clock ticks that all CPUs together have worked, or that the host of a virtual machine took from it."""
-    user, nice, system, _idle, _waiting, *rest = map(
-        int, STAT.read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]
-    )
-    return user + nice + system + sum(rest)
 
 
 def versions() -> dict[str, str]:

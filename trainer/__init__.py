@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtimes.base.startup import prepare_libraries
+from runtimes.base.startup import prepare_training
 
 __all__ = ["TrainConfig", "resume", "train"]
 
@@ -16,7 +16,7 @@ def __getattr__(name: str) -> Any:
 
         return TrainConfig
     if name in ("resume", "train"):
-        prepare_libraries()  # before PyTorch loads
+        prepare_training()  # before PyTorch loads
         import trainer.training.loop as steps
 
         return getattr(steps, name)

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 import os
+import time
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from runtimes.base.cgroup import cpu_limit, memory_limit
 from runtimes.base.errors import StreamError, UserError
+
+STAT = Path("/proc/stat")
 
 
 def available_cpus() -> int:
     """The number of CPUs that this process may use: by its affinity, and by the quota of its container."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cpus, cpu_limit() or cpus)
+
+
+def busy_cpus(seconds: float = 1.0) -> float:
+    """How many CPUs other processes use while this one sleeps; the load average on systems without /proc."""
+    if not STAT.is_file():
+        return os.getloadavg()[0]
+    before = _worked()
+    time.sleep(seconds)
+    return (_worked() - before) / os.sysconf("SC_CLK_TCK") / seconds
+
+
+def _worked() -> int:
+    """Clock ticks that all CPUs together have worked, or that the host of a virtual machine took from it."""
+    user, nice, system, _idle, _waiting, *rest = map(
+        int, STAT.read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]
+    )
+    return user + nice + system + sum(rest)
 
 
 def memory_bytes() -> int:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import machine, measure
+from benchmarks import measure
 from benchmarks.machine import machine_facts, versions
 from benchmarks.measure import Timing, measure_limits, median_milliseconds, take_turns
 
@@ -107,16 +107,3 @@ def test_machine_facts_are_plain_and_name_no_host_or_path():
     assert json.loads(text)[1]["onnxruntime"]
     assert "/home" not in text
     assert __import__("platform").node() not in text
-
-
-def test_the_work_of_others_is_counted(monkeypatch, tmp_path):
-    stat = tmp_path / "stat"
-    monkeypatch.setattr(machine, "STAT", stat)
-    monkeypatch.setattr(machine.os, "sysconf", lambda name: 100)
-    stat.write_text("cpu  10 0 5 900 7 1 1 0 0 0\ncpu0 …\n")
-    monkeypatch.setattr(
-        machine.time, "sleep", lambda _: stat.write_text("cpu  60 0 15 940 7 1 1 20 0 0\ncpu0 …\n")
-    )
-    assert machine.busy_cpus(2.0) == pytest.approx(
-        (50 + 10 + 20) / 100 / 2
-    )  # neither idle nor waiting; the host's share counts

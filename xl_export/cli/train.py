@@ -15,6 +15,7 @@ import click
 
 from runtimes.base.errors import UserError, needs
 from runtimes.base.records import to_json
+from runtimes.base.startup import prepare_training
 from runtimes.cli.options import warn_of_too_many
 from xl_export.cli.options import PACKAGES, force_option
 
@@ -128,6 +129,7 @@ def train_command(
         click.echo(json.dumps(to_json(_changed(TrainConfig.load(show), set_, changes)), indent=2))
         return
     _refuse_contradictions(config, out, resume_run, force, {**changes, **({"set": set_} if set_ else {})})
+    prepare_training()  # before PyTorch loads
     with needs("train", *PACKAGES):
         from trainer.training.launch import reporting
     run = resume_run or out
