@@ -25,7 +25,7 @@ DEFAULTS = {
 }
 # How often a waiting thread of libgomp looks for work before it sleeps; about a quarter of a millisecond.
 SPIN, SPINS = "GOMP_SPINCOUNT", "10000"
-LOOK, IDLE = 0.1, 0.2  # seconds in which other jobs are looked for, and the share of the CPUs that they may use
+LOOK, IDLE = 0.1, 0.2  # seconds in which other jobs are looked for, and the share of the CPUs they may use
 FATAL = 4  # ONNX Runtime's highest severity: its errors become exceptions, and their text says the same
 
 _in_command = False

@@ -1,8 +1,8 @@
 """Keeps the memory that training frees in the process, where PyTorch takes it from the C library.
 
-Every step takes and frees the same tensors. glibc gives larger ones back to the system at once, and the system
-clears each page again when it is next written. On a virtual machine this was a tenth of a step in fp32 and more
-in bf16, where tensors are cast (`docs/results/performance.md`).
+Every step takes and frees the same tensors. glibc gives larger ones back to the system at once, and the
+system clears each page again when it is next written. On a virtual machine this was a tenth of a step in fp32
+and more in bf16, where tensors are cast (`docs/log.md`).
 """
 
 from __future__ import annotations
@@ -22,4 +22,4 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt  # returns 1 where it has done so
-    return mallopt(TRIM_THRESHOLD, NEVER) == 1 and mallopt(MMAP_THRESHOLD, LARGEST) == 1
+    return bool(mallopt(TRIM_THRESHOLD, NEVER) == 1 and mallopt(MMAP_THRESHOLD, LARGEST) == 1)

@@ -163,9 +163,7 @@ class Raw:
     cpu: float
 
 
-def raw_steps(
-    session: Session, rows: int, count: int, width: int = 1, *, at: int, warm: int = 5
-) -> Raw:
+def raw_steps(session: Session, rows: int, count: int, width: int = 1, *, at: int, warm: int = 5) -> Raw:
     """What `predict` alone takes for a step of `rows` rows of `width` tokens, in a loop of `count` steps.
 
     at: the stream position of the first timed token. A token at a later position attends to more memory, so

@@ -138,7 +138,11 @@ class Report:
         if self.peak is None:
             return None
         lengths = self.training.span_lengths.lengths  # of the step that is reported; empty without spans
-        return speed * multiply_adds_per_token(self.config, number - 1, lengths) / self.peak
+        reached = speed * multiply_adds_per_token(self.config, number - 1, lengths)
+        is_measured = self.config.peak_tflops is None and self.training.ranks.device.type == "cpu"
+        if reached > self.peak and is_measured:  # others used the processor when the peak was measured
+            self.peak = max(reached, peak_multiply_adds(self.config, self.training.ranks) or 0.0)
+        return reached / self.peak
 
     def _seconds(self) -> float:
         assert self.journal

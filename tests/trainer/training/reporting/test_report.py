@@ -154,6 +154,19 @@ def test_the_peak_of_a_cpu_is_measured_or_given(make_config: Make) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("again", [1e15, 1.0], ids=["a higher peak", "the same peak"])
+def test_a_peak_that_was_measured_on_a_busy_cpu_is_measured_again(
+    again: float, make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peaks = iter([1.0, *[again] * 9])
+    monkeypatch.setattr(report_module, "peak_multiply_adds", lambda config, ranks: next(peaks))
+    run = train(make_config(steps=5, peak_tflops=None), tmp_path / "run", progress=False)
+    shares = [line["mfu"] for line in lines_of(run) if "mfu" in line]
+    assert len(shares) == 5
+    assert all(share <= 1 for share in shares)
+    assert (max(shares) == 1) == (again == 1.0)
+
+
 @pytest.mark.parametrize("lengths", [None, (8, 40)], ids=["every key", "spans"])
 def test_multiply_adds_are_those_of_the_matrix_products(
     lengths: tuple[int, int] | None, make_config: Make
