@@ -33,9 +33,10 @@ soak: $(READY)
 test-arm: $(READY)
 	$(BIN)/python -m pytest tests/arm -m arm -n 0
 
-# the real Triton Inference Server with its Python backend; what it installs stays in build/triton
+# the real Triton Inference Server with its Python backend; what it installs stays in build/triton and build/triton-client
 test-triton: $(READY)
-	$(BIN)/python -m pytest tests/xl_export/deployment/test_triton_program.py -m slow -n 0
+	test -d build/triton-client || $(INSTALL) --no-deps --target build/triton-client tritonclient python-rapidjson 'protobuf<7'
+	PYTHONPATH=build/triton-client $(BIN)/python -m pytest tests/xl_export/deployment/test_triton_program.py -m slow -n 0
 
 # Ray Data and Ray Serve, in an environment of their own; what it installs (690 MB) stays in build/ray
 test-ray: $(READY)

@@ -32,7 +32,9 @@ triton = pytest.importorskip(
 )
 ROOT = Path(__file__).parents[3]
 ARTEFACT = ROOT / "tests" / "data" / "version-0.1" / "ring"
-ENV = os.environ | {"PYTHONPATH": str(ROOT)}
+# `make test-triton` keeps the client beside the packages of the tests, and names its folder here.
+PATHS = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+ENV = os.environ | {"PYTHONPATH": os.pathsep.join(PATHS)}
 PIECE, IDLE_SECONDS = 6, 1.0  # the longest segment of the artefact; until a sequence is dropped
 pytestmark = pytest.mark.slow  # it installs the server, and starts it for each test
 
