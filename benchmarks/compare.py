@@ -215,6 +215,10 @@ def _doubts(what: str, one: Document, other: Document) -> list[str]:
     if any(machines[0].get(name) != machines[1].get(name) for name in MACHINE):
         named = " against ".join(_machine(machine) for machine in machines)
         doubts.append(f"the machines differ ({named}), so the ratios of {what} mean little")
+    if machines[0].get("threads_wait") != machines[1].get("threads_wait"):
+        doubts.append(
+            f"PyTorch's threads waited in different ways in {what}, so its figures are not comparable"
+        )
     differing = sorted(
         name
         for name in one["versions"].keys() | other["versions"].keys()

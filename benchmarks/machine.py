@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from runtimes.base.machine import available_cpus, busy_cpus, memory_bytes, package_versions
+from runtimes.base.startup import SPIN
 
 CPUINFO = Path("/proc/cpuinfo")
+WAITING = ("OMP_WAIT_POLICY", SPIN)
 
 
 def machine_facts() -> dict[str, Any]:
-    """The processor, the CPUs that this process may use, the memory, and how many CPUs were busy now."""
+    """The processor, the CPUs that this process may use, the memory, and how many CPUs were busy now.
+
+    threads_wait: how the waiting threads of PyTorch are told to wait (see `prepare_training`).
+    """
     return {
         "cpu": _cpu_model(),
         "cpus": available_cpus(),
         "memory_bytes": memory_bytes(),
         "system": f"{platform.system()} {platform.machine()}",
         "busy_cpus": round(busy_cpus(), 2),
+        "threads_wait": " ".join(f"{name}={os.environ[name]}" for name in WAITING if name in os.environ),
     }
 
 

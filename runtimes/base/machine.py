@@ -20,7 +20,11 @@ def available_cpus() -> int:
 
 
 def busy_cpus(seconds: float = 1.0) -> float:
-    """How many CPUs other processes use while this one sleeps; the load average on systems without /proc."""
+    """How many CPUs other processes use while this one sleeps; the load average on systems without /proc.
+
+    In a container it counts the processes of the whole machine. Raises OSError where the system does not
+    tell.
+    """
     if not STAT.is_file():
         return os.getloadavg()[0]
     before = _worked()

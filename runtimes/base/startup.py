@@ -1,7 +1,8 @@
 """Settings of this process that must be made before PyTorch or ONNX Runtime loads.
 
 Nothing here happens at import. A command calls `start_command` when it starts; functions that load one of
-these libraries for users of the Python interface call `prepare_libraries` or `load_onnxruntime`.
+these libraries for users of the Python interface call `prepare_libraries` or `load_onnxruntime`. Whoever
+trains calls `prepare_training`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ DEFAULTS = {
     # imported.
     "ORT_DISABLE_TELEMETRY": "1",
 }
-# How often a waiting thread of libgomp looks for work before it sleeps; about a quarter of a millisecond.
-SPIN, SPINS = "GOMP_SPINCOUNT", "10000"
-LOOK, IDLE = 0.1, 0.2  # seconds in which other jobs are looked for, and the share of the CPUs they may use
+SPIN, SPINS = "GOMP_SPINCOUNT", "10000"  # how often a thread of libgomp looks for work before it sleeps
+# Seconds in which other jobs are looked for; the share of the CPUs that they may use, and CPUs at most.
+LOOK, SHARE, MOST = 0.1, 0.2, 1.0
 FATAL = 4  # ONNX Runtime's highest severity: its errors become exceptions, and their text says the same
 
 _in_command = False
@@ -46,14 +47,22 @@ def prepare_training() -> None:
     A training step has thousands of parallel pieces, and to wake a thread takes longer than most of them: a
     step of a small model took half of the time so. Two trainings on the same two cores are 2.6 times as slow
     with it, so it is not done where other jobs run now. It takes a tenth of a second. What the user has set
-    stays as it is.
+    stays as it is. A process that another one of this project has started takes over what that has decided.
     """
+    prepare_libraries()
+    decided = SPIN in os.environ or "OMP_WAIT_POLICY" not in _own or "torch" in sys.modules
+    if not decided and _is_idle():
+        os.environ[SPIN] = SPINS
+
+
+def _is_idle() -> bool:
+    """Whether others hardly use the processors now; False where the system does not tell."""
     from runtimes.base.machine import available_cpus, busy_cpus
 
-    prepare_libraries()
-    chosen = SPIN in os.environ or "OMP_WAIT_POLICY" not in _own
-    if not chosen and "torch" not in sys.modules and busy_cpus(LOOK) <= IDLE * available_cpus():
-        os.environ[SPIN] = SPINS
+    try:
+        return busy_cpus(LOOK) <= min(MOST, SHARE * available_cpus())
+    except OSError:
+        return False
 
 
 def start_command() -> None:

@@ -139,6 +139,16 @@ def test_other_machines_and_versions_are_a_warning(tmp_path: Path) -> None:
     assert lines[1] == "warning: the versions of onnxruntime differ in decode, small"
 
 
+def test_threads_that_wait_in_another_way_are_told(tmp_path: Path) -> None:
+    """Entries from before this was recorded are told too."""
+    one, other = (
+        write(tmp_path / "one.jsonl", document(1, 1.0)),
+        write(tmp_path / "other.jsonl", document(2, 1.0, machine={**MACHINE, "threads_wait": "A=1"})),
+    )
+    (line,) = [line for line in call(one, other).stdout.splitlines() if "warning" in line]
+    assert line.startswith("warning: PyTorch's threads waited in different ways in decode, small")
+
+
 def test_other_threads_are_another_result(tmp_path: Path) -> None:
     one, other = (
         write(tmp_path / "one.jsonl", document(1, 1.0)),

@@ -88,7 +88,7 @@ class Recorder:
         self.vocab, self.fed = SimpleNamespace(size=5), list[tuple[list[int], list[int]]]()
 
     def start(self, rows: int) -> SimpleNamespace:
-        return SimpleNamespace(positions=np.zeros(rows, np.int64))
+        return SimpleNamespace(positions=np.zeros(rows, np.int64), tensors={"key": np.ones(2)})
 
     def predict(self, tokens: np.ndarray, memory: SimpleNamespace) -> None:
         self.fed.append((memory.positions.tolist(), tokens[:, 0].tolist()))

@@ -8,18 +8,25 @@ and more in bf16, where tensors are cast (`docs/log.md`).
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # the names of mallopt(3) without their M_
-NEVER, LARGEST = 2**31 - 1, 2**30  # bytes; a single tensor beyond a GiB costs far more than its pages
+NEVER = -1
+LARGEST = (2**30, 2**25)  # bytes of a tensor that is kept; glibc before 2.35 takes at most 32 MiB
+CHOSEN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")  # how users set the same
 
 
 def keep_freed_memory() -> bool:
-    """Lets this process keep freed memory for its next allocations, until it ends; whether that was possible.
+    """Lets this process keep freed memory for its next allocations, until it ends; whether that was done.
 
-    It changes no result. It does nothing where the C library is not glibc, which has other rules.
+    It changes no result. It is not done where the user has set one of the variables `CHOSEN`, and where the C
+    library is not glibc, which has other rules.
     """
-    if platform.libc_ver()[0] != "glibc":
+    if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in CHOSEN):
         return False
     mallopt = ctypes.CDLL(None).mallopt  # returns 1 where it has done so
-    return bool(mallopt(TRIM_THRESHOLD, NEVER) == 1 and mallopt(MMAP_THRESHOLD, LARGEST) == 1)
+    # Setting the other threshold alone would stop glibc from raising this one by itself, as it usually does.
+    if not any(mallopt(MMAP_THRESHOLD, size) == 1 for size in LARGEST):
+        return False
+    return bool(mallopt(TRIM_THRESHOLD, NEVER) == 1)

@@ -103,7 +103,8 @@ class Training:
     def start(cls, config: TrainConfig, ranks: Ranks = ALONE) -> Training:
         """The state at step 0, from the configuration's seed.
 
-        Raises ConfigError if this machine has too little memory.
+        On a CPU the process keeps freed memory from now on (see `keep_freed_memory`). Raises ConfigError if
+        this machine has too little memory.
         """
         lanes, device = ranks.lanes(config.batch, config.accumulate), ranks.device
         shards = ranks.count if config.parallel == "fsdp" else 1

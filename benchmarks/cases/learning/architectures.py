@@ -104,10 +104,10 @@ class Row:
     """One trained model: a name, a side, a seed.
 
     side: `xl-export`, or the name of the reference. tokens: of training, repetitions included.
-    budget_seconds: CPU time that was planned; cpu_seconds: that the steps took. own, exact, stream: bits per
-    byte, the latter two by context in tokens; empty for a reference. curve: the mean training loss in bits of
-    each 20th part of the steps. mean_span: in tokens, where spans are learned. text: its name, size and
-    SHA-256. recipe: the whole configuration of the run.
+    budget_seconds: CPU time that was planned for the first model; cpu_seconds: that the steps took. own,
+    exact, stream: bits per byte, the latter two by context in tokens; empty for a reference. curve: the mean
+    training loss in bits of each 20th part of the steps. mean_span: in tokens, where spans are learned. text:
+    its name, size and SHA-256. recipe: the whole configuration of the run.
     """
 
     name: str

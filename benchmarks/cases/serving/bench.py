@@ -169,8 +169,11 @@ def raw_steps(session: Session, rows: int, count: int, width: int = 1, *, at: in
     at: the stream position of the first timed token. A token at a later position attends to more memory, so
     the loop has to be where the streams are that it is compared with.
     """
+    warm = min(warm, at // width)
     memory = session.start(rows)
-    memory.positions[:] = max(0, at - warm * width)
+    for array in memory.tensors.values():
+        array.fill(0)  # memory that was never written would be read from the cache
+    memory.positions[:] = at - warm * width
     tokens = np.random.default_rng(0).integers(session.vocab.size, size=(count + warm, rows, width))
     for step in range(warm):
         session.predict(tokens[step], memory)

@@ -71,8 +71,8 @@ def first_token(job: Job) -> Job:
 def arrivals(job: Job) -> Job:
     """Streams, and when each has `warm` events, prompts that arrive one after the other.
 
-    gaps: the seconds between two tokens of a stream, before the first prompt was sent (`idle`), and from then
-    to the end of the last prompt's answer (`busy`).
+    gaps: the seconds between two tokens of a stream, from when each stream has its first token to when the
+    first prompt was sent (`idle`), and from then to the end of the last prompt's answer (`busy`).
     """
     loop, waiting, prompts = Loop(), list(job["prompts"])[::-1], list[Request]()
     requests = [Request(job["port"], "POST", COMPLETIONS, body) for body in job["bodies"]]
@@ -89,20 +89,19 @@ def arrivals(job: Job) -> Job:
         raise LoadError("the streams ended before all prompts were sent; ask for more tokens.")
     begin, end = prompts[0].sent, prompts[-1].ended or 0.0
     gaps: dict[str, list[float]] = {"idle": [], "busy": []}
-    texts = []
-    for request in requests:
-        found, times = request.answer.completion()
-        texts.append(found)
+    answers = [request.answer.completion() for request in requests]
+    decoding = max(times[0] for _, times in answers)
+    for _, times in answers:
         for before, after in itertools.pairwise(times):
             if after < begin:
-                gaps["idle"].append(after - before)
+                gaps["idle"] += [after - before] if before >= decoding else []
             elif after <= end:
                 gaps["busy"].append(after - before)
     if not gaps["idle"] or not gaps["busy"]:
         raise LoadError("the streams had no tokens before or while the prompts arrived; ask for more tokens.")
     return {
         "gaps": gaps,
-        "texts": texts,
+        "texts": [texts for texts, _ in answers],
         "prompt_texts": [request.answer.completion()[0] for request in prompts],
     }
 

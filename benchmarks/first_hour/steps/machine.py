@@ -60,6 +60,7 @@ def run(record: Record) -> None:
         record.fact("CUDA of the driver", ".".join(map(str, driver.cuda)))
     for name, value in machine_facts().items():
         names = {"cpu": "CPU", "cpus": "CPUs", "memory_bytes": "memory of the CPU", "busy_cpus": "CPUs busy"}
+        names["threads_wait"] = "waiting threads"
         record.fact(names.get(name, name), f"{value / 2**30:.1f} GiB" if name == "memory_bytes" else value)
     record.fact("Python", platform.python_version())
     record.fact("kernel of the system", platform.release().partition("-")[0])

@@ -19,12 +19,15 @@ from importlib.abc import MetaPathFinder
 class Recorder(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name == "torch":
-            print(os.environ.get("GOMP_SPINCOUNT"))
+            print(os.environ.get("GOMP_SPINCOUNT"), flush=True)
             os._exit(0)
 sys.meta_path.insert(0, Recorder())
 from runtimes.base import machine
 machine.busy_cpus = lambda seconds: float(sys.argv[1])
 machine.available_cpus = lambda: 2
+exec(sys.argv[2])
+"""
+COMMAND = """
 from xl_export.cli.main import main
 main(["train", "tiny", "--out", "run"], prog_name="xl-export")
 """
@@ -79,12 +82,45 @@ def test_what_the_user_has_chosen_for_threads_stays(
     assert (startup.SPIN in os.environ) == (name == startup.SPIN)
 
 
+def refuse(seconds: float) -> float:
+    raise OSError("there is no load average")
+
+
+def test_threads_sleep_where_the_system_does_not_tell(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "busy_cpus", refuse)
+    startup.prepare_training()
+    assert startup.SPIN not in os.environ
+
+
+def test_few_jobs_on_many_processors_are_seen(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "available_cpus", lambda: 64)
+    monkeypatch.setattr(machine, "busy_cpus", lambda seconds: 2.0)
+    startup.prepare_training()
+    assert startup.SPIN not in os.environ
+
+
+def test_a_process_takes_over_what_the_one_before_it_has_decided(
+    fresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All processes of one training wait alike; and where PyTorch is loaded it is too late."""
+    looks: list[float] = []
+    monkeypatch.setattr(machine, "busy_cpus", lambda seconds: looks.append(seconds) or 0.0)
+    with monkeypatch.context() as inherited:
+        inherited.setenv("OMP_WAIT_POLICY", "PASSIVE")
+        startup.prepare_training()
+    monkeypatch.setitem(sys.modules, "torch", machine)
+    startup.prepare_training()
+    assert not looks
+    assert startup.SPIN not in os.environ
+
+
+@pytest.mark.parametrize("program", [COMMAND, "import trainer; trainer.train"], ids=["command", "Python"])
 @pytest.mark.parametrize(("busy", "found"), [(0.0, startup.SPINS), (1.0, "None")])
-def test_train_decides_it_before_pytorch_loads(busy: float, found: str, tmp_path: Path) -> None:
+def test_train_decides_it_before_pytorch_loads(busy: float, found: str, program: str, tmp_path: Path) -> None:
     unset = ("OMP_WAIT_POLICY", startup.SPIN)
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     answer = subprocess.run(
-        [sys.executable, "-c", TRAIN, str(busy)],
+        [sys.executable, "-c", TRAIN, str(busy), program],
         capture_output=True,
         text=True,
         timeout=120,

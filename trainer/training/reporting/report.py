@@ -47,6 +47,7 @@ class Report:
         self.journal = Journal(run, self.config, step=training.step) if first else None
         busy = first and not training.finished
         self.peak = peak_multiply_adds(self.config, training.ranks) if busy else None
+        self._measured_again = False
         self.lines = progress and not on_terminal
         self.bar = tqdm(
             total=self.config.steps,
@@ -141,7 +142,12 @@ class Report:
         reached = speed * multiply_adds_per_token(self.config, number - 1, lengths)
         is_measured = self.config.peak_tflops is None and self.training.ranks.device.type == "cpu"
         if reached > self.peak and is_measured:  # others used the processor when the peak was measured
-            self.peak = max(reached, peak_multiply_adds(self.config, self.training.ranks) or 0.0)
+            again = None if self._measured_again else peak_multiply_adds(self.config, self.training.ranks)
+            self._measured_again = True
+            if again is None or again < reached:  # the peak is not known
+                self.peak = None
+                return None
+            self.peak = again
         return reached / self.peak
 
     def _seconds(self) -> float:
