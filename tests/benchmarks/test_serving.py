@@ -96,18 +96,23 @@ class Recorder:
         memory.positions += tokens.shape[1]
 
 
-def test_the_loop_is_where_the_streams_of_the_server_are(tiny: BenchmarkConfig) -> None:
-    """With as much memory behind them, or its tokens would cost less than theirs."""
-    bench = Bench(
-        config=tiny,
+def bench_of(config: BenchmarkConfig) -> Bench:
+    """A run of the case that needs no artefact."""
+    return Bench(
+        config=config,
         folder=Path(),
         artefact=Path(),
         threads=1,
         repeats=1,
-        tokens=1000,
+        tokens=1,
         minutes=1.0,
         sizes=SIZES,
     )
+
+
+def test_the_loop_is_where_the_streams_of_the_server_are(tiny: BenchmarkConfig) -> None:
+    """With as much memory behind them, or its tokens would cost less than theirs."""
+    bench = bench_of(tiny)
     session = Recorder()
     bench.raw_loop(cast(Session, session), 2)
     first, last = tiny.segment + SIZES.warm, tiny.segment + bench.long
@@ -180,16 +185,7 @@ def test_other_tokens_than_those_of_generate_are_not_measured(
     with pytest.raises(ArtefactError, match="stream 0 has other tokens through the server"):
         parts._window(
             Wrong(),
-            Bench(  # type: ignore[arg-type]
-                config=tiny,
-                folder=Path(),
-                artefact=Path(),
-                threads=1,
-                repeats=1,
-                tokens=1,
-                minutes=1.0,
-                sizes=SIZES,
-            ),
+            bench_of(tiny),
             [[0]],
             [["1", "2"]],
         )
