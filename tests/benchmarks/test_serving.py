@@ -18,6 +18,7 @@ from benchmarks.__main__ import main
 from benchmarks.cases.serving import llama, parts, serve
 from benchmarks.cases.serving.bench import Bench, Row, Sizes, raw_prompt, timing
 from benchmarks.cases.serving.events import Answer, LoadError
+from benchmarks.cases.serving.load import gaps_between
 from benchmarks.cases.serving.server import Served, serving
 from benchmarks.configs import CONFIGS, BenchmarkConfig
 from benchmarks.measure import Limits
@@ -118,6 +119,12 @@ def test_the_loop_is_where_the_streams_of_the_server_are(tiny: BenchmarkConfig) 
     first, last = tiny.segment + SIZES.warm, tiny.segment + bench.long
     assert [at for at, _ in session.fed[-(last - first) :]] == [[at, at] for at in range(first, last)]
     assert min(at for positions, _ in session.fed for at in positions) >= 0
+
+
+def test_the_streams_own_prompts_are_in_no_gap() -> None:
+    """The first stream waits for the prompt of the second one from 1 to 5."""
+    streams = [[1.0, 5.0, 6.0, 8.0, 11.0, 20.0], [4.0, 5.5, 9.0, 12.0]]
+    assert gaps_between(streams, 7.0, 12.0) == {"idle": [1.0, 1.5], "busy": [2.0, 3.0, 3.5, 3.0]}
 
 
 def test_a_prompt_is_fed_once_and_in_pieces() -> None:

@@ -71,8 +71,7 @@ def first_token(job: Job) -> Job:
 def arrivals(job: Job) -> Job:
     """Streams, and when each has `warm` events, prompts that arrive one after the other.
 
-    gaps: the seconds between two tokens of a stream, from when each stream has its first token to when the
-    first prompt was sent (`idle`), and from then to the end of the last prompt's answer (`busy`).
+    gaps: those of `gaps_between`, from when the first prompt was sent to the end of the last one's answer.
     """
     loop, waiting, prompts = Loop(), list(job["prompts"])[::-1], list[Request]()
     requests = [Request(job["port"], "POST", COMPLETIONS, body) for body in job["bodies"]]
@@ -87,16 +86,8 @@ def arrivals(job: Job) -> Job:
     loop.run(each)
     if waiting:
         raise LoadError("the streams ended before all prompts were sent; ask for more tokens.")
-    begin, end = prompts[0].sent, prompts[-1].ended or 0.0
-    gaps: dict[str, list[float]] = {"idle": [], "busy": []}
     answers = [request.answer.completion() for request in requests]
-    decoding = max(times[0] for _, times in answers)
-    for _, times in answers:
-        for before, after in itertools.pairwise(times):
-            if after < begin:
-                gaps["idle"] += [after - before] if before >= decoding else []
-            elif after <= end:
-                gaps["busy"].append(after - before)
+    gaps = gaps_between([times for _, times in answers], prompts[0].sent, prompts[-1].ended or 0.0)
     if not gaps["idle"] or not gaps["busy"]:
         raise LoadError("the streams had no tokens before or while the prompts arrived; ask for more tokens.")
     return {
@@ -104,6 +95,23 @@ def arrivals(job: Job) -> Job:
         "texts": [texts for texts, _ in answers],
         "prompt_texts": [request.answer.completion()[0] for request in prompts],
     }
+
+
+def gaps_between(streams: list[list[float]], begin: float, end: float) -> dict[str, list[float]]:
+    """The seconds between two tokens of a stream: before `begin` (`idle`), and from then to `end` (`busy`).
+
+    streams: when each token of each stream came. Idle gaps begin when all streams have their first token,
+    since the prompts of the others are fed until then.
+    """
+    gaps: dict[str, list[float]] = {"idle": [], "busy": []}
+    decoding = max(times[0] for times in streams)
+    for times in streams:
+        for before, after in itertools.pairwise(times):
+            if begin <= after <= end:
+                gaps["busy"].append(after - before)
+            elif before >= decoding and after < begin:
+                gaps["idle"].append(after - before)
+    return gaps
 
 
 def long(job: Job) -> Job:
