@@ -11,7 +11,7 @@ from xl_export.serve.core.pieces import piece_after
 from xl_export.serve.core.settings import EngineSettings
 
 BATCHES = (1, 2, 3, 5, 8, 16)  # that are compared with the largest batch
-STEPS = 2  # the second one behind the start of the streams
+STEPS = 3  # what a step writes to the memory shows in the logits of the steps after it
 
 
 def refuse_unserved(session: Session) -> None:
@@ -34,32 +34,31 @@ def refuse_unserved(session: Session) -> None:
         session.predict(np.zeros((2, 2), np.int64), memory, lengths=np.array([2, 1]))
 
 
-def dependence_of_rows(session: Session, settings: EngineSettings) -> str | None:
+def dependence_of_rows(session: Session, settings: EngineSettings, memory: Memory) -> str | None:
     """None where a row gets bitwise the same numbers in every batch that an engine of these settings steps;
     otherwise a sentence that says what the trial found.
+
+    memory: the rows of the engine, before any stream is in them. The trial steps them as the engine will, so
+    it needs no memory of its own, and the first streams find pages that were written before.
     """
     chance, segment = np.random.default_rng(0), session.rule.segment
     for width in sorted({1, 2, piece_after(0, max(1, segment // 3), segment)[1], segment}):
         most = settings.rows if width == 1 else min(settings.rows, max(1, settings.prompt_tokens // width))
-        batches = [batch for batch in BATCHES if batch < most]
-        memory = session.start(most)
-        for _ in range(STEPS):
-            tokens = chance.integers(session.vocab.size, size=(most, width))
-            before = memory.copy()
-            whole, _ = session.predict(tokens, memory)
-            for batch in batches:
-                own = before.select(range(batch))
-                part, _ = session.predict(tokens[:batch], own)
-                if not (np.array_equal(part, whole[:batch]) and _begins_with(memory, own)):
-                    return (
-                        f"rows are not independent of each other with {session.computed_by}: {batch} of "
-                        f"{most} rows that were fed {width} token(s) got other numbers than among all of "
-                        "them, so a seed may give other tokens under another load."
-                    )
+        tokens = chance.integers(session.vocab.size, size=(STEPS, most, width))
+        whole = _logits(session, tokens, memory.part(0, most))
+        for batch in (batch for batch in BATCHES if batch < most):
+            if not np.array_equal(
+                _logits(session, tokens[:, :batch], memory.part(0, batch)), whole[:, :batch]
+            ):
+                return (
+                    f"rows are not independent of each other with {session.computed_by}: {batch} of "
+                    f"{most} rows that were fed {width} token(s) got other numbers than among all of "
+                    "them, so a seed may give other tokens under another load."
+                )
     return None
 
 
-def _begins_with(memory: Memory, rows: Memory) -> bool:
-    return all(
-        np.array_equal(array, memory.tensors[name][: rows.batch]) for name, array in rows.tensors.items()
-    )
+def _logits(session: Session, tokens: np.ndarray, rows: Memory) -> np.ndarray:
+    """The logits [S, B, V] of S steps of new streams in some rows, from their tokens [S, B, T]."""
+    rows.positions[:] = 0
+    return np.stack([session.predict(step, rows)[0] for step in tokens])

@@ -12,6 +12,7 @@ import pytest
 
 from runtimes import open_session
 from runtimes.base.errors import StreamError, UserError
+from runtimes.contract.memory import Memory
 from runtimes.contract.session import Session
 from runtimes.tasks.sample import Sampler
 from tests.architectures import ARCHITECTURES
@@ -271,28 +272,53 @@ def test_sessions_whose_rows_cannot_advance_apart_are_refused(
             Engine(open_session(folder), EngineSettings(), deliver=lambda delivery: None)
 
 
-class Mixed:
-    """A session in which the number of rows shows in the last bit."""
+class Spied:
+    """A session that notes the batches that were started, and may be made wrong."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self._session, self.started = session, list[int]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
+
+    def start(self, batch: int) -> Memory:
+        self.started.append(batch)
+        return self._session.start(batch)
+
+
+class MixedLogits(Spied):
+    """The number of rows shows in the last bit of the logits."""
 
     def predict(self, tokens: np.ndarray, *given: Any, **lengths: Any) -> Any:
         answer, memory = self._session.predict(tokens, *given, **lengths)
         return answer * np.float32(1 + 1e-6 * len(tokens)), memory
 
 
-def test_rows_that_depend_on_each_other_are_noticed(session: Session) -> None:
-    assert dependence_of_rows(session, EngineSettings()) is None
-    engine = Engine(Mixed(session), EngineSettings(), deliver=lambda delivery: None)  # type: ignore[arg-type]
+class MixedMemory(Spied):
+    """The number of rows shows in the memory that a step leaves, and not in its logits."""
+
+    def predict(self, tokens: np.ndarray, *given: Any, **lengths: Any) -> Any:
+        answer, memory = self._session.predict(tokens, *given, **lengths)
+        for array in memory.tensors.values():
+            array *= np.float32(1 + 1e-6 * len(tokens))
+        return answer, memory
+
+
+@pytest.mark.parametrize("kind", [MixedLogits, MixedMemory])
+def test_rows_that_depend_on_each_other_are_noticed(kind: type[Spied], session: Session) -> None:
+    assert dependence_of_rows(session, EngineSettings(), session.start(32)) is None
+    engine = Engine(kind(session), EngineSettings(), deliver=lambda delivery: None)  # type: ignore[arg-type]
     said = engine.facts.dependence
     assert said.startswith(
         "rows are not independent of each other with ONNX Runtime, standard operators: 1 of"
     )
     assert "\n" not in said
+
+
+def test_the_trial_needs_no_memory_beside_the_rows(session: Session) -> None:
+    spied = Spied(session)
+    Engine(spied, EngineSettings(rows=32), deliver=lambda delivery: None)  # type: ignore[arg-type]
+    assert sorted(spied.started) == [2, 32]  # 2: whether the session is served at all
 
 
 def test_the_cost_of_an_engine_is_measured_without_http(session: Session) -> None:
