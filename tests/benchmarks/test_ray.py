@@ -13,11 +13,34 @@ from click.testing import CliRunner
 from benchmarks.__main__ import main
 from benchmarks.cases.serving import ray as case
 from benchmarks.configs import BenchmarkConfig
+from runtimes import open_session, score_texts
+from xl_export.offline import cluster
+from xl_export.offline.cluster import Unit
 
 
 def test_without_ray_the_case_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert case.unavailable() == "ray is not installed; run `pip install 'xl-export[ray]'`"
+
+
+def test_an_actor_s_work_is_that_of_one_process(
+    artefacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work of actors, done here one block after the other: it needs no Ray."""
+
+    def here(numbered: Any, work: Any, settings: dict[str, Any], **_: Any) -> Any:
+        actor = work(**settings)
+        for number, block in numbered:
+            yield Unit(number=number, content=actor(block), began=0.0, ended=1.0)
+
+    monkeypatch.setattr(cluster, "finished_units", here)
+    texts = [[1 + at, 2, 3, 4 + at % 5] for at in range(50)]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(f"{json.dumps(text)}\n" for text in texts))
+    found, _, rate = case._actors(artefacts["ring"], corpus, 2)
+    expected = list(score_texts(open_session(artefacts["ring"]), texts))
+    assert found == pytest.approx([score.log_prob for score in expected], abs=1e-6)
+    assert rate == sum(score.tokens for score in expected)  # the blocks took one second
 
 
 @pytest.mark.slow  # Ray takes half a minute to start

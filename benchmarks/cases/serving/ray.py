@@ -144,10 +144,12 @@ def _actors(artefact: Path, corpus: Path, actors: int) -> tuple[list[float], flo
     """The log-probability of each text, the seconds of the call, and the rate while actors worked."""
     from xl_export.offline.cluster import finished_units
     from xl_export.offline.corpus import blocks_of
+    from xl_export.offline.model import facts_of
     from xl_export.offline.score import ScoreBlock, ScoreOptions
 
+    opened: dict[str, Any] = {"model": str(artefact), "device": "cpu", "threads": 1}
     options = asdict(ScoreOptions(window=WINDOW, as_json=True))
-    settings = {"model": str(artefact), "device": "cpu", "threads": 1, "options": options}
+    settings = {**opened, "facts": facts_of(**opened), "options": options}
     blocks = blocks_of(str(corpus), None, corpus.stat().st_size // BLOCKS + 1)
     numbered = [(number, json.dumps(asdict(block))) for number, block in enumerate(blocks)]
     began = time.perf_counter()
