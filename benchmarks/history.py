@@ -6,19 +6,20 @@ import errno
 import io
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from benchmarks.configs import BenchmarkConfig
-from benchmarks.machine import commit, history_folder, machine_facts, versions
+from benchmarks.machine import HostClock, commit, history_folder, machine_facts, versions
 from benchmarks.measure import Limits, measure_limits
 from runtimes.base.files import writing
 from runtimes.base.records import to_json
 
 BUSY = 0.1  # the share of the CPUs that others may use while figures for publication are measured
+STOLEN = 0.01  # the share of the CPU time that the host may keep, likewise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,13 @@ class Result:
     versions: dict[str, str]
     engine: str = "onnxruntime"
     precision: str = "fp32"
+    began: HostClock = field(default_factory=HostClock.now)
+
+    @property
+    def stolen(self) -> float | None:
+        """The part of the CPU time that the host of a virtual machine has kept since the result was begun."""
+        share = HostClock.now().share_since(self.began)
+        return None if share is None else round(share, 4)
 
     @property
     def title(self) -> str:
@@ -61,6 +69,12 @@ class Result:
         ]
         if machine["busy_cpus"] > BUSY * machine["cpus"]:
             lines.insert(0, "note: other processes used the CPUs; do not publish the figures of this run")
+        if (stolen := self.stolen or 0.0) > STOLEN:
+            lines.insert(
+                0,
+                f"note: the host of this virtual machine kept {stolen:.1%} of the CPU time to itself; the "
+                "slowest calls may be its doing",
+            )
         return lines
 
     def remeasured(self) -> Result:
@@ -91,7 +105,7 @@ class Result:
             "engine": self.engine,
             "rows": rows,
             "limits": to_json(self.limits),
-            "machine": self.machine,
+            "machine": {**self.machine, "stolen": self.stolen},
             "versions": self.versions,
             "commit": commit(),
         }

@@ -6,6 +6,8 @@ import contextlib
 import os
 import platform
 import subprocess
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,35 @@ from runtimes.base.machine import available_cpus, busy_cpus, memory_bytes, packa
 from runtimes.base.startup import SPIN
 
 CPUINFO = Path("/proc/cpuinfo")
+STAT = Path("/proc/stat")
 WAITING = ("OMP_WAIT_POLICY", SPIN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostClock:
+    """Seconds on the wall, and CPU seconds that the host of a virtual machine has kept from all of its CPUs.
+
+    stolen: None where the system does not tell. A host that serves others too, or holds a machine to a share
+    of its CPUs, stops single calls for tens of milliseconds: a median hides that, and a percentile does not.
+    """
+
+    seconds: float
+    stolen: float | None
+
+    @classmethod
+    def now(cls) -> HostClock:
+        stolen = None
+        if STAT.is_file():
+            ticks = STAT.read_text(encoding="utf-8").split("\n", 1)[0].split()
+            stolen = int(ticks[8]) / os.sysconf("SC_CLK_TCK")  # man 5 proc_stat: the eighth figure
+        return cls(seconds=time.monotonic(), stolen=stolen)
+
+    def share_since(self, before: HostClock) -> float | None:
+        """The part of the CPU time since then that the host has kept; None where that is not known."""
+        passed = (self.seconds - before.seconds) * (os.cpu_count() or 1)
+        if self.stolen is None or before.stolen is None or passed <= 0:
+            return None
+        return (self.stolen - before.stolen) / passed
 
 
 def machine_facts() -> dict[str, Any]:

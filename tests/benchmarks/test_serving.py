@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from benchmarks.__main__ import main
 from benchmarks.cases.serving import llama, parts, serve
-from benchmarks.cases.serving.bench import Bench, Row, Sizes, raw_prompt, timing
+from benchmarks.cases.serving.bench import Bench, Row, Sizes, raw_between, raw_prompt, timing
 from benchmarks.cases.serving.events import Answer, LoadError
 from benchmarks.cases.serving.load import gaps_between
 from benchmarks.cases.serving.server import Served, serving
@@ -90,7 +90,14 @@ class Recorder:
         self.vocab, self.fed = SimpleNamespace(size=5), list[tuple[list[int], list[int]]]()
 
     def start(self, rows: int) -> SimpleNamespace:
-        return SimpleNamespace(positions=np.zeros(rows, np.int64), tensors={"key": np.ones(2)})
+        return self._of(np.zeros(rows, np.int64))
+
+    def _of(self, positions: np.ndarray) -> SimpleNamespace:
+        return SimpleNamespace(
+            positions=positions,
+            tensors={"key": np.ones(2)},
+            part=lambda first, last: self._of(positions[first:last]),
+        )
 
     def predict(self, tokens: np.ndarray, memory: SimpleNamespace) -> None:
         self.fed.append((memory.positions.tolist(), tokens[:, 0].tolist()))
@@ -131,6 +138,16 @@ def test_a_prompt_is_fed_once_and_in_pieces() -> None:
     session = Recorder()
     raw_prompt(cast(Session, session), [4, 0, 1, 3, 2, 0], 2)
     assert session.fed == [([0], [4]), ([2], [1]), ([4], [2])]
+
+
+def test_the_rounds_of_a_loop_are_those_of_a_server_while_prompts_arrive() -> None:
+    session = Recorder()
+    seconds = raw_between(cast(Session, session), 2, 4, at=9, prompts=2, pieces=2)
+    assert [positions for positions, _ in session.fed] == [
+        [9, 9], [0], [10, 10], [4],
+        [11, 11], [0], [12, 12], [4],
+    ]  # fmt: skip
+    assert len(seconds) == 4
 
 
 @pytest.fixture
@@ -175,6 +192,8 @@ def test_every_part_measures_a_server_whose_tokens_are_right(
     assert ratio["figure"]["median"] > 0
     assert ratio["least"] is None  # the mark is for another size
     assert rows["between", "prompts of 24 arrive, p99", 2]["figure"]["repeats"] > 0
+    rounds = rows["between", "the same rounds in a loop, p99", 2]["figure"]
+    assert rounds["repeats"] == SIZES.arriving * 24 // tiny.segment
     assert rows["between", "first token after 24 tokens", 1]["most"] > 0
     assert rows["long", "token 1,000 over token 500", 1]["most"] == 1.05
     note = rows["resident", "end over first tenth of 0.01 minutes", SIZES.stored]["note"]

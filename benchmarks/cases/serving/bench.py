@@ -183,6 +183,31 @@ def raw_steps(session: Session, rows: int, count: int, width: int = 1, *, at: in
     return Raw(seconds=(time.perf_counter() - seconds) / count, cpu=(time.process_time() - cpu) / count)
 
 
+def raw_between(
+    session: Session, rows: int, width: int, *, at: int, prompts: int, pieces: int
+) -> list[float]:
+    """The seconds of each round of a loop that does what a server does while prompts arrive: a step of `rows`
+    rows at position `at`, and a piece of `width` tokens of a prompt in the row behind them.
+
+    Prompts have `pieces` pieces each and come one after the other. A server's rounds cannot be steadier.
+    """
+    memory = session.start(rows + 1)
+    for array in memory.tensors.values():
+        array.fill(0)
+    memory.positions[:] = at
+    decoding, prompt = memory.part(0, rows), memory.part(rows, rows + 1)
+    tokens = np.random.default_rng(0).integers(session.vocab.size, size=(prompts, pieces, rows + width))
+    seconds = []
+    for of_prompt in tokens:
+        prompt.positions[:] = 0
+        for each in of_prompt:
+            began = time.perf_counter()
+            session.predict(each[:rows, None], decoding)
+            session.predict(each[None, rows:], prompt)
+            seconds.append(time.perf_counter() - began)
+    return seconds
+
+
 def raw_prompt(session: Session, prompt: Sequence[int], width: int) -> float:
     """The seconds in which `predict` alone feeds a prompt to a new stream, in pieces of `width` tokens."""
     memory, tokens = session.start(1), np.array([prompt])

@@ -19,6 +19,7 @@ from benchmarks.cases.serving.bench import (
     check_scores,
     check_texts,
     greedy,
+    raw_between,
     raw_prompt,
     raw_steps,
     timing,
@@ -131,6 +132,9 @@ def between(bench: Bench) -> Iterator[Row]:
     long_answers = [greedy(session, [prompt], FIRST_TOKENS)[0] for prompt in longs]
     short_answers = [greedy(session, [prompt], FIRST_TOKENS)[0] for prompt in shorts]
     piece = raw_steps(session, 1, max(8, bench.config.token_repeats), segment, at=len(longs[0])).seconds
+    rounds = raw_between(
+        session, sizes.listening, segment, at=segment + warm, prompts=sizes.arriving, pieces=pieces
+    )
     with serving(bench.artefact, threads=bench.threads, options=("--cache", 0)) as served:
         bench.progress(f"between: {sizes.arriving} prompts of {len(longs[0]):,} tokens arrive")
         found = served.load(
@@ -152,6 +156,12 @@ def between(bench: Bench) -> Iterator[Row]:
             figure=_percentile(busy, 99),
             most=2 * middle + piece * 1e3,
             note=f"a piece of {segment} tokens alone takes {piece * 1e3:.3g} ms",
+            **common,
+        )
+        yield Row(
+            side="the same rounds in a loop, p99",
+            figure=_percentile(np.array(rounds) * 1e3, 99),
+            note="a step of the streams and a piece of a prompt, by `Session.predict` alone",
             **common,
         )
         for some, right in (
