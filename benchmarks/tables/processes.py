@@ -1,4 +1,4 @@
-"""Tables of whole processes: opening and exporting a model, and a training step."""
+"""Tables of whole processes: opening and exporting a model, a training step, and scoring with Ray."""
 
 from __future__ import annotations
 
@@ -92,4 +92,35 @@ def training(history: History) -> list[str]:
             ]
         )
     note = "At least: the multiply-adds at the measured rate in fp32, for the whole memory."
+    return table(header, rows, note, sources(run))
+
+
+def ray(history: History) -> list[str]:
+    """A corpus scored by one process, by one actor and by two."""
+    run = history.newest("ray", SMALL)
+    header = [
+        "side",
+        "tokens/s",
+        "from",
+        "to",
+        "times one actor",
+        "seconds of the call",
+        "differs at most by, nats",
+    ]
+    sides = {0: "one process, without Ray", 1: "one actor"}
+    rows = [
+        [
+            sides.get(row["actors"], f"{row['actors']} actors"),
+            *(f"{row[name]:,.0f}" for name in ("rate", "lowest", "highest")),
+            f"{row['ratio']:.2f}",
+            number(row["seconds"]),
+            f"{row['difference']:.1e}" if row["actors"] else "",
+        ]
+        for row in run.rows
+    ]
+    first = run.rows[0]
+    note = (
+        f"{first['tokens']:,} tokens, Ray {first['ray']}, one thread for each actor. Two actors reach at most "
+        f"twice the rate of one; {first['cores']} cores serve them and Ray's own processes."
+    )
     return table(header, rows, note, sources(run))

@@ -25,6 +25,7 @@ TABLES: dict[str, Callable[[History], list[str]]] = {
     "recipes": recipes.recipes,
     "text-quality": text_quality.text_quality,
     "serve": serving.serve,
+    "ray": processes.ray,
 }
 
 

@@ -3,19 +3,19 @@
 The corpus is a file of token ids in blocks of equal size. The log-probabilities of all sides are compared.
 The rate of actors is that from the beginning of the first block to the end of the last one, by their own
 clocks: processes and sessions are open then, and `seconds` has the whole call. Each actor has one thread. Two
-actors can be twice as fast only on two idle cores, so the row has the number of cores and the load of the
-machine before the run.
+actors can be twice as fast only on two idle cores, so the row has the number of cores. Ray's own processes
+take a part of them.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,6 +36,7 @@ from runtimes.tasks.score_texts import WINDOW
 
 ACTORS = (1, 2)
 BLOCKS = 24
+LARGER = 4  # times as many texts as in the case `score`
 REPEATS = 3  # each takes seconds, and twice that to start the actors
 TOLERANCE = 1e-4  # nats a text, between one process and actors
 
@@ -45,8 +46,7 @@ class Row:
     """One side. actors: 0 is one process without Ray. rate: tokens per second, the median.
 
     seconds: of the whole call, in a cluster that runs. ratio: of this rate to that of one actor. difference:
-    of a text from one process, at most, in nats. cores: that this process may use. load: the mean number of
-    running processes of the machine in the minute before.
+    of a text from one process, at most, in nats. cores: that this process may use. ray: its version.
     """
 
     actors: int
@@ -58,7 +58,7 @@ class Row:
     tokens: int
     difference: float
     cores: int
-    load: float
+    ray: str
 
     def to_json(self) -> dict[str, Any]:
         return to_json(self)
@@ -85,11 +85,11 @@ def run(
     repeats = checked_repeats(repeats, min(config.repeats, REPEATS))
     rule = MemoryRule(mem_len=config.mem_len if mem_len is None else mem_len, segment=config.segment)
     with tempfile.TemporaryDirectory() as name:
-        folder, load = Path(name), os.getloadavg()[0]
+        folder = Path(name)
         progress("exporting and comparing with PyTorch")
         artefact = write_artefact(folder, config.model, rule, random_weights(config.model), "ring")
         session = open_session(artefact, threads=1, device="cpu")
-        texts = [[0, *text.tolist()] for text in draw_texts(config.texts, session.vocab.size)]
+        texts = [[0, *text.tolist()] for text in draw_texts(LARGER * config.texts, session.vocab.size)]
         corpus = folder / "corpus.jsonl"
         corpus.write_text("".join(f"{json.dumps(text)}\n" for text in texts))
         expected, one = _one_process(session, texts, repeats=repeats)
@@ -121,7 +121,7 @@ def run(
             tokens=tokens,
             difference=differences.get(actors, 0.0),
             cores=available_cpus(),
-            load=load,
+            ray=version("ray"),
         )
         for actors, times in {0: one, **sides}.items()
     ]
@@ -172,7 +172,7 @@ def table(rows: Sequence[Row], limits: Limits) -> list[str]:
         spread = f"({row.lowest:,.0f} to {row.highest:,.0f})"
         lines.append(f"{side:11}  {row.rate:<8,.0f}  {spread:21}  {row.ratio:<11.2f}  {row.seconds:.1f}")
     lines.append(
-        f"limits: {rows[0].cores} cores for all processes, and a load of {rows[0].load:.1f} before the run; "
-        "two actors are at most twice as fast as one, on two idle cores"
+        f"limits: {rows[0].cores} cores for all processes, Ray's own too; two actors are at most twice as "
+        f"fast as one, on two idle cores (Ray {rows[0].ray})"
     )
     return lines
