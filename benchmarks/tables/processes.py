@@ -120,7 +120,7 @@ def ray(history: History) -> list[str]:
     ]
     first = run.rows[0]
     note = (
-        f"{first['tokens']:,} tokens, Ray {first['ray']}, one thread for each actor. Two actors reach at most "
-        f"twice the rate of one; {first['cores']} cores serve them and Ray's own processes."
+        f"{first['tokens']:,} tokens, Ray {first['ray']}, one thread for each actor. Two actors reach at "
+        f"most twice the rate of one; {first['cores']} cores serve them and Ray's own processes."
     )
     return table(header, rows, note, sources(run))
