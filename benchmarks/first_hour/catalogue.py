@@ -56,16 +56,18 @@ def _onnx_attention(step: Step) -> Step:
     )
 
 
-def _provider(size: str, device: str, precision: str, minutes: float = 6) -> Step:
+def _provider(size: str, device: str, precision: str, minutes: float = 6, memory: str = "fp32") -> Step:
+    in_memory = "" if memory == "fp32" else f"-memory-{memory}"
     names = {"cuda": "CUDA", "ort-tensorrt": "TensorRT", "ort-tensorrt-rtx": "TensorRT-RTX"}
     return _step(
-        f"{device}-{size}-{precision}",
-        f"{size}: ONNX Runtime's {names[device]} provider, {precision}",
+        f"{device}-{size}-{precision}{in_memory}",
+        f"{size}: ONNX Runtime's {names[device]} provider, {precision}{in_memory.replace('-', ' ')}",
         "providers:run",
         minutes,
         size=size,
         device=device,
         precision=precision,
+        memory=memory,
     )
 
 
@@ -84,9 +86,27 @@ STEPS: tuple[Step, ...] = (
     _step("limits", "what the GPU can do at best: copies, products, launches", "limits:run", 3),
     _step("tests", "the project's own tests on the GPU", "tests:run", 10),
     _step("embedded", "the PTX of an engine through the CUDA driver", "embedded:run", 12),
-    _step("rtx-ahead", "TensorRT-RTX engines for every GPU, built ahead of time", "ahead:run", 8, gpu=False),
+    _step(
+        "rtx-ahead",
+        "TensorRT-RTX engines for every GPU, built ahead",
+        "building.ahead:run",
+        8,
+        gpu=False,
+    ),
     _provider("small", "cuda", "fp32"),
     _provider("small", "cuda", "fp16"),
+    _provider("small", "cuda", "int8"),
+    _provider("small", "cuda", "int4"),
+    _provider("small", "cuda", "fp32", memory="fp16"),
+    _provider("small", "cuda", "fp32", memory="int8"),
+    _step(
+        "commands",
+        "eval and generate of a run and of an artefact",
+        "commands:run",
+        6,
+        size="small",
+        devices="cuda,auto",
+    ),
     _engine("small", "tensorrt", "native", "ring", "fp16"),
     _onnx_attention(_engine("small", "tensorrt", "native", "ring", "fp16")),
     _engine("small", "tensorrt", "native", "shift", "fp16"),
@@ -96,14 +116,26 @@ STEPS: tuple[Step, ...] = (
     _engine("small", "tensorrt", "native", "ring", "fp8"),
     _engine("small", "tensorrt", "plugin", "ring", "fp16"),
     _engine("small", "tensorrt", "plugin", "shift", "fp16"),
+    _engine("small", "tensorrt", "plugin", "ring", "fp32"),
+    _engine("small", "tensorrt", "native", "shift", "fp32"),
     _engine("small", "rtx", "native", "ring", "fp16"),
     _onnx_attention(_engine("small", "rtx", "native", "ring", "fp16")),
     _engine("small", "rtx", "native", "shift", "fp16"),
     _engine("small", "rtx", "native", "ring", "fp32"),
+    _engine("small", "rtx", "native", "shift", "fp32"),
     _engine("small", "rtx", "native", "ring", "int8"),
-    _step("build-options", "the options of a build, each tried alone, and refit", "build_options:run", 10),
+    _engine("small", "rtx", "native", "ring", "int4"),
+    _engine("small", "rtx", "native", "ring", "fp8"),
+    _step(
+        "build-options",
+        "each option of a build alone, and refit",
+        "building.build_options:run",
+        10,
+    ),
     _provider("small", "ort-tensorrt", "fp16"),
+    _provider("small", "ort-tensorrt", "fp32"),
     _provider("small", "ort-tensorrt-rtx", "fp16"),
+    _provider("small", "ort-tensorrt-rtx", "fp32"),
     _shapes("plugin", "an engine with the project's kernels (NVIDIA/TensorRT#4849)"),
     _shapes("native", "an engine with TensorRT's own kernels"),
     _shapes("cuda", "ONNX Runtime's CUDA provider"),

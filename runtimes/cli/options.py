@@ -31,7 +31,8 @@ def _threads(ctx: click.Context, option: click.Parameter, value: int | None) -> 
     return value
 
 
-def _device(ctx: click.Context, option: click.Parameter, value: str) -> Device:
+def parsed_device(ctx: click.Context, option: click.Parameter, value: str) -> Device:
+    """The callback of an option whose value names a device."""
     return AUTO if ctx.resilient_parsing else Device.parse(value)
 
 
@@ -47,7 +48,7 @@ device_option = click.option(
     default="auto",
     show_default=True,
     metavar="DEVICE",
-    callback=_device,
+    callback=parsed_device,
     help=f"What computes: {', '.join(KINDS)}. cuda:1 is the second GPU. auto takes the best that passes a "
     "small test, and says why it takes none that is installed; `xl-export devices` lists what this machine "
     "has.",

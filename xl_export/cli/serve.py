@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from runtimes.base.errors import ConfigError, needs
-from runtimes.cli.options import device_option, threads_option
+from runtimes.cli.options import parsed_device, threads_option
 from runtimes.contract.device import Device
 
 PACKAGES = ("starlette", "uvicorn", "msgspec", "prometheus_client", "httptools", "websockets")
@@ -136,7 +136,15 @@ OF_STATE = ("stream_mb", "max_streams", "tenant_mb", "flush_streams")  # what sa
     "--quiet", is_flag=True, help="Write no log. Otherwise standard error gets a line of JSON a request."
 )
 @threads_option
-@device_option
+@click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    metavar="DEVICE",
+    callback=parsed_device,
+    help="What computes. A server keeps its streams in the memory of the CPU, and refuses models that would "
+    "keep them elsewhere.",
+)
 @click.pass_context
 def serve_command(
     context: click.Context,

@@ -11,7 +11,7 @@ from benchmarks.configs import CONFIGS, BenchmarkConfig
 from benchmarks.first_hour.record import Record
 from benchmarks.models import random_weights, write_run
 from runtimes.contract.engine import Attention
-from runtimes.contract.precision import Precision
+from runtimes.contract.precision import MemoryPrecision, Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import Form
 from trainer.model.config import ModelConfig
@@ -25,16 +25,20 @@ Target = Literal["onnxruntime", "tensorrt"]
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """One graph of a model. attention: what the attention of a graph for TensorRT is written as."""
+    """One graph of a model. attention: what the attention of a graph for TensorRT is written as.
+
+    memory: the precision of its memory tensors.
+    """
 
     target: Target
     form: Form
     precision: Precision
     attention: Attention = "plugin"
+    memory: MemoryPrecision = "fp32"
 
     @property
     def folder(self) -> str:
-        return f"{self.target}-{self.form}-{self.precision}-{self.attention}"
+        return f"{self.target}-{self.form}-{self.precision}-{self.attention}-{self.memory}"
 
 
 def config_of(size: str, *, quick: bool) -> BenchmarkConfig:
@@ -83,6 +87,7 @@ def artefact_of(record: Record, config: BenchmarkConfig, kind: Kind, *, seed: in
             target=kind.target,
             attention=kind.attention,
             precision=kind.precision,
+            memory_precision=kind.memory if kind.target == "onnxruntime" else None,
         )
         assert made == out
     return out

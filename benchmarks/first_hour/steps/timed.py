@@ -16,7 +16,7 @@ from benchmarks.first_hour.steps.models import rule_of
 from benchmarks.measure import Timing, take_turns
 from benchmarks.steps import filled
 from runtimes import Session, check, load_memory, open_session, save_memory
-from runtimes.contract.precision import TOLERANCES, Precision
+from runtimes.contract.precision import TOLERANCES, MemoryPrecision, Precision
 from runtimes.contract.rule import MemoryRule
 from runtimes.contract.tensors import Form
 from trainer.model.arithmetic import with_head
@@ -33,6 +33,7 @@ WEIGHT_BYTES: dict[Precision, float] = {
     "fp8": 1,
     "int4": 0.5,
 }
+MEMORY_BYTES: dict[MemoryPrecision, float] = {"fp32": 4, "fp16": 2, "int8": 1}  # the scales of int8 left out
 SAVED_TOLERANCE = 1e-3  # nats between a stream and the same stream saved and opened again
 
 
@@ -45,6 +46,7 @@ def tried(
     side: str,
     form: Form,
     precision: Precision,
+    memory: MemoryPrecision = "fp32",
     artefact: Path | None = None,
     device: str = "auto",
 ) -> None:
@@ -78,6 +80,7 @@ def tried(
                     side=side,
                     form=form,
                     precision=precision,
+                    memory=memory,
                     halves=for_engines and precision != "fp32",
                     batch=batch,
                     tokens=tokens,
@@ -127,19 +130,24 @@ def keep(
     halves: bool,
     batch: int,
     tokens: int,
+    memory: MemoryPrecision = "fp32",
 ) -> None:
     """Keeps a timing with the physical limit of the step beside it.
 
-    precision: of the weights. halves: whether the step computes in 16 bits, memory included.
+    precision: of the weights. memory: of the memory. halves: whether the step computes in 16 bits, memory
+    included.
     """
     rule = rule_of(config)
+    least = least_bytes(
+        config.model, rule, form, batch=batch, precision=precision, halves=halves, memory=memory
+    )
     record.time(
         timing,
         model=config.name,
         side=side,
         batch=batch,
         tokens=tokens,
-        num_bytes=least_bytes(config.model, rule, form, batch=batch, precision=precision, halves=halves),
+        num_bytes=least,
         multiply_adds=batch * step_multiply_adds(with_head(config.model), rule, form, tokens),
         halves=halves,
     )
@@ -151,18 +159,27 @@ def tolerance_of(precision: Precision) -> float:
 
 
 def least_bytes(
-    model: ModelConfig, rule: MemoryRule, form: Form, *, batch: int, precision: Precision, halves: bool
+    model: ModelConfig,
+    rule: MemoryRule,
+    form: Form,
+    *,
+    batch: int,
+    precision: Precision,
+    halves: bool,
+    memory: MemoryPrecision = "fp32",
 ) -> float:
     """The bytes of weights, tables and visible memory that a step reads.
 
     The form `shift` writes its whole memory again besides. Of an adaptive softmax the head alone is counted.
     """
-    others = 2 if halves else 4  # bytes of a number in tables and memory
+    of_table = 2 if halves else 4  # bytes of a number
+    of_memory = 2 if halves else MEMORY_BYTES[memory]
     weights_and_tables = step_bytes(with_head(model), rule, form, streams=0) / FLOAT
     tables = model.layers * model.heads * model.head_dim * rule.position_rows
-    memory = step_bytes(with_head(model), rule, form, streams=batch) / FLOAT - weights_and_tables
-    moved = 3 * memory if form == "shift" else memory  # read, and read once more and written
-    return WEIGHT_BYTES[precision] * (weights_and_tables - tables) + others * (tables + moved)
+    seen = step_bytes(with_head(model), rule, form, streams=batch) / FLOAT - weights_and_tables
+    moved = 3 * seen if form == "shift" else seen  # read, and read once more and written
+    matrices = WEIGHT_BYTES[precision] * (weights_and_tables - tables)
+    return matrices + of_table * tables + of_memory * moved
 
 
 def _scores(session: Session, tokens: np.ndarray, lengths: list[int]) -> np.ndarray:

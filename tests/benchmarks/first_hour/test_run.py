@@ -167,7 +167,7 @@ def test_names_of_steps() -> None:
     names = [step.name for step in STEPS]
     assert len(set(names)) == len(names)
     assert [step.name for step in chosen_steps("limits, tests")] == ["machine", "limits", "tests"]
-    assert len(chosen_steps("engine-small-*")) == 15
+    assert len(chosen_steps("engine-small-*")) == 20
     assert chosen_steps(None) == STEPS
     with pytest.raises(UserError, match="'engin', which is no step"):
         chosen_steps("engin")

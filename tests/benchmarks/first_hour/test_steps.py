@@ -11,26 +11,22 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import measure
-from benchmarks.first_hour.catalogue import STEPS
-from benchmarks.first_hour.rates import COPY, HALVES
+from benchmarks.first_hour.rates import COPY
 from benchmarks.first_hour.record import Record
 from benchmarks.first_hour.results import StepResult
 from benchmarks.first_hour.steps import (
-    ahead,
-    build_options,
     embedded,
     engines,
     limits,
     machine,
     models,
-    providers,
     pytorch,
     shapes,
     tests,
     timed,
     training,
 )
+from benchmarks.first_hour.steps.building import ahead, build_options
 from runtimes.base.errors import ArtefactError
 from runtimes.contract.engine import Profile, load_engine
 from runtimes.contract.rule import MemoryRule
@@ -39,28 +35,6 @@ from runtimes.sessions.tensorrt.session import TrtSession
 from tests import fake_gpu
 from trainer.model.config import ModelConfig
 from xl_export.tensorrt.naive import naive_relative_attention
-
-MEASURED = {COPY: (1e12, 2e12), HALVES: (1e14,)}
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The models that the steps share, exported before a stand-in takes the place of a library."""
-    work = tmp_path_factory.mktemp("models")
-    record = Record(path=work / "step.json", work=work, results=work, quick=True)
-    kind = models.Kind(target="tensorrt", form="ring", precision="fp16")
-    models.artefact_of(record, models.config_of("small", quick=True), kind)
-    return work
-
-
-@pytest.fixture
-def record(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
-    """A step of tiny models, on a GPU whose rates were measured."""
-    monkeypatch.setattr(measure, "REST", 0)
-    before = Record(path=tmp_path / "limits.json", work=tmp_path, results=tmp_path)
-    for name, values in MEASURED.items():
-        before.series(name, values)
-    return Record(path=tmp_path / "step.json", work=work, results=tmp_path, quick=True)
 
 
 @pytest.fixture
@@ -137,20 +111,10 @@ def test_the_bytes_of_a_step_are_those_of_its_form_and_precision() -> None:
             halves=precision != "fp32",  # type: ignore[arg-type]
         )
         assert found == expected
+    small = timed.least_bytes(config, rule, "ring", batch=1, precision="fp32", halves=False, memory="int8")
+    assert small == 4 * (matrices + table) + memory
     stored = timed.least_bytes(config, rule, "ring", batch=1, precision="fp16", halves=False)
     assert stored == 2 * matrices + 4 * (table + memory)
-
-
-def test_the_cuda_provider_is_given_no_graph_that_it_refuses() -> None:
-    for step in STEPS:
-        if step.target.endswith("providers:run"):
-            kinds = providers.kinds_of(step.options["device"], step.options["precision"])  # type: ignore[arg-type]
-            forms = [kind.form for kind in kinds]
-            if step.options["device"] == "cuda":
-                assert forms == ["ring", "shift"]
-                assert {kind.target for kind in kinds} == {"onnxruntime"}
-            else:
-                assert forms == ["shift"]
 
 
 @pytest.mark.parametrize(("leak", "passed"), [(0, True), (1 << 20, False)])

@@ -19,6 +19,7 @@ from tests.commands import refused, xl
 from tests.serve.http.test_clients import comes_true
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.http import serving
+from xl_export.serve.http.base import models
 from xl_export.serve.http.base.server import Server
 
 
@@ -78,6 +79,22 @@ def test_the_bounds_of_the_command_reach_the_server(
         cache.put(tokens, state, "anna")
         assert (cache.longest(tokens, "bert")[0] > 0) is shared
         engine.stop(within=0)
+
+
+def test_the_cpu_computes_also_where_a_gpu_is(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `auto` a GPU would be taken, and its memory refused."""
+    served: list[Server] = []
+    monkeypatch.setattr(serving, "run", lambda server, address, ready: served.append(server))
+    for words in ([], ["--device", "cuda:1"]):
+        assert serve(artefacts["ring"], *words).exit_code == 0
+    opened: list[str] = []
+    monkeypatch.setattr(models, "open_session", lambda path, threads, device: opened.append(str(device)))
+    for server in served:
+        (source,) = server.sources.values()
+        source.open_session(source.path)
+    assert opened == ["cpu", "cuda:1"]
 
 
 def test_a_missing_package_names_the_extra(artefacts: dict[str, Path], monkeypatch) -> None:

@@ -208,7 +208,7 @@ def sources_of(
     cache_bytes: int = 0,
     cache_shared: bool = False,
     threads: int | None = None,
-    device: Device | str = "auto",
+    device: Device | str = "cpu",
 ) -> list[Source]:
     """The sources of models by name and folder. cache_bytes: of the prefix cache of each; 0 for none.
     cache_shared: whether tenants may find each other's prefixes in it.
