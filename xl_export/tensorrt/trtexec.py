@@ -114,8 +114,8 @@ def full_position(slots: int, rings: Collection[int]) -> int:
     """A position from `slots` on at which each ring begins again, so that none ends within the step.
 
     rings: their numbers of slots. Rings of many sizes begin together at the start of a stream only: 0 is
-    given where they meet next beyond the longest stream. Engines with a ring have native attention, whose
-    time does not depend on what is visible.
+    given where they meet next beyond the longest stream. Native attention takes the same time there. The
+    kernels of a plugin skip what is not visible, so their times say less for such models.
     """
     turn = math.lcm(*rings)
     return 0 if turn > LONGEST_STREAM else -(-slots // turn) * turn
