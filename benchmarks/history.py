@@ -19,7 +19,7 @@ from runtimes.base.files import writing
 from runtimes.base.records import to_json
 
 BUSY = 0.1  # the share of the CPUs that others may use while figures for publication are measured
-STOLEN = 0.01  # the share of the CPU time that the host may keep, likewise
+STOLEN = 0.01  # the share of steal time from which on a note tells of it; nothing is refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +40,6 @@ class Result:
     engine: str = "onnxruntime"
     precision: str = "fp32"
     began: HostClock = field(default_factory=HostClock.now)
-
-    @property
-    def stolen(self) -> float | None:
-        """The part of the CPU time that the host of a virtual machine has kept since the result was begun."""
-        share = HostClock.now().share_since(self.began)
-        return None if share is None else round(share, 4)
 
     @property
     def title(self) -> str:
@@ -69,22 +63,26 @@ class Result:
         ]
         if machine["busy_cpus"] > BUSY * machine["cpus"]:
             lines.insert(0, "note: other processes used the CPUs; do not publish the figures of this run")
-        if (stolen := self.stolen or 0.0) > STOLEN:
+        if (stolen := machine.get("stolen") or 0.0) > STOLEN:
             lines.insert(
                 0,
-                f"note: the host of this virtual machine kept {stolen:.1%} of the CPU time to itself; the "
-                "slowest calls may be its doing",
+                f"note: steal time was {stolen:.1%} of the CPU time: the host of this virtual machine did "
+                "not run it, and the slowest calls may come from that",
             )
         return lines
 
     def remeasured(self) -> Result:
-        """The same result with the better of these limits and new ones, since a busy moment hides a limit."""
+        """The same result after the measurement: with the better of these limits and new ones, since a busy
+        moment hides a limit, and with the steal time since it was begun.
+        """
+        share = HostClock.now().share_since(self.began)
+        machine = {**self.machine, "stolen": None if share is None else round(share, 4)}
         again = measure_limits(self.threads)
         best = Limits(
             read_bytes=max(self.limits.read_bytes, again.read_bytes),
             multiply_adds=max(self.limits.multiply_adds, again.multiply_adds),
         )
-        return replace(self, limits=best)
+        return replace(self, limits=best, machine=machine)
 
     def finish(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Appends the result with its rows to the history file, and returns it as it was written."""
@@ -105,7 +103,7 @@ class Result:
             "engine": self.engine,
             "rows": rows,
             "limits": to_json(self.limits),
-            "machine": {**self.machine, "stolen": self.stolen},
+            "machine": self.machine,
             "versions": self.versions,
             "commit": commit(),
         }

@@ -21,7 +21,8 @@ WAITING = ("OMP_WAIT_POLICY", SPIN)
 
 @dataclass(frozen=True, kw_only=True)
 class HostClock:
-    """Seconds on the wall, and CPU seconds that the host of a virtual machine has kept from all of its CPUs.
+    """Seconds on the wall, and the steal time: CPU seconds in which a virtual machine had work for its CPUs
+    and its host did not run them.
 
     stolen: None where the system does not tell. A host that serves others too, or holds a machine to a share
     of its CPUs, stops single calls for tens of milliseconds: a median hides that, and a percentile does not.
@@ -35,15 +36,16 @@ class HostClock:
         stolen = None
         if STAT.is_file():
             ticks = STAT.read_text(encoding="utf-8").split("\n", 1)[0].split()
-            stolen = int(ticks[8]) / os.sysconf("SC_CLK_TCK")  # man 5 proc_stat: the eighth figure
+            if ticks[:1] == ["cpu"] and len(ticks) > 8:  # man 5 proc_stat: the eighth figure
+                stolen = int(ticks[8]) / os.sysconf("SC_CLK_TCK")
         return cls(seconds=time.monotonic(), stolen=stolen)
 
     def share_since(self, before: HostClock) -> float | None:
-        """The part of the CPU time since then that the host has kept; None where that is not known."""
+        """The steal time since then as a part of all CPU time; None where that is not known."""
         passed = (self.seconds - before.seconds) * (os.cpu_count() or 1)
         if self.stolen is None or before.stolen is None or passed <= 0:
             return None
-        return (self.stolen - before.stolen) / passed
+        return max(0.0, self.stolen - before.stolen) / passed
 
 
 def machine_facts() -> dict[str, Any]:

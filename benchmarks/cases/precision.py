@@ -120,8 +120,8 @@ def run(
             read.append(read_bytes(sessions[-1].spec, artefact / (FUSED if served[-1] == "fused" else GRAPH)))
         progress(f"timing {repeats} tokens of each")
         sides = {str(at): _one_token(session) for at, session in enumerate(sessions)}
-        # One token after the other, as a stream is generated. A rest before each token would add the wake-up
-        # of the threads, which is as long as an int8 step.
+        # One token after the other, as a stream is generated. A rest and a reading of other memory before
+        # each token would add the wake-up of the threads and empty the caches: as much as an int8 step.
         times = list(take_turns(sides, repeats=repeats, warmup=WARM_UP).values())
     return [
         Row(

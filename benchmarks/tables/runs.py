@@ -69,9 +69,9 @@ class Run:
 
     @property
     def limits(self) -> str:
-        """What the machine could do at best, measured in the same run, and what its host kept of that."""
+        """What the machine could do at best, measured in the same run, and the steal time."""
         limits, stolen = self.document["limits"], self.document["machine"].get("stolen")
-        kept = f", {stolen:.1%} of the CPU time kept by its host" if stolen is not None else ""
+        kept = f", steal time {stolen:.1%} of the CPU time" if stolen is not None else ""
         return (
             f"reading memory {limits['read_bytes'] / 1e9:.0f} GB/s, "
             f"fp32 products {limits['multiply_adds'] / 1e9:.0f} G multiply-adds/s{kept}"

@@ -67,7 +67,7 @@ def test_the_table_has_a_line_for_each_side() -> None:
     assert "| one process, without Ray | 120 | 90 | 110 | 1.20 | 2.00 |  |" in lines
     assert "| 2 actors | 170 | 90 | 110 | 1.70 | 2.00 | 2.0e-06 |" in lines
     assert any("1,000 tokens, Ray 2.60.0" in line for line in lines)
-    assert "25.0% of the CPU time kept by its host" in lines[-1]
+    assert "steal time 25.0% of the CPU time" in lines[-1]
     assert "two actors are at most twice" in case.table(rows, Limits(read_bytes=1.0, multiply_adds=1.0))[-1]
 
 

@@ -142,8 +142,8 @@ OF_STATE = ("stream_mb", "max_streams", "tenant_mb", "flush_streams")  # what sa
     show_default=True,
     metavar="DEVICE",
     callback=parsed_device,
-    help="What computes. A server keeps its streams in the memory of the CPU, and refuses models that would "
-    "keep them elsewhere.",
+    help="What computes. Streams are kept in the memory of the CPU, so artefacts are served on the CPU "
+    "alone. A run may compute on a GPU: cuda.",
 )
 @click.pass_context
 def serve_command(

@@ -37,7 +37,7 @@ def _compare(record: Record, name: str, found: dict[str, Any], expected: dict[st
     limit = tolerance_of("fp32")
     said = f"{found['bits']:.6f} bits a token, {apart:.2e} nats from the CPU (tolerance {limit:g})"
     record.check(f"{name}: eval", bool(apart <= limit), said)
-    same = found["text"] == expected["text"]
+    same = found["ids"] == expected["ids"]
     record.check(
         f"{name}: generate", same, f"its {DRAWN} tokens are {'' if same else 'not '}those of the CPU"
     )
@@ -48,13 +48,13 @@ def _said(folder: Path, text: Path, device: str) -> dict[str, Any]:
     drawn = _json(
         "generate", folder, "--prompt", "a", "--tokens", DRAWN, "--temperature", 0, "--device", device
     )
-    return {"bits": scored["bits_per_token"], "computed_by": scored["computed_by"], "text": drawn["text"]}
+    return {"bits": scored["bits_per_token"], "computed_by": scored["computed_by"], "ids": drawn["ids"]}
 
 
 def _json(*words: object) -> dict[str, Any]:
-    """The last line of JSON that a command prints. Its error is raised as it is."""
+    """The last line of JSON that a command prints. Raises the error that the command made a sentence of."""
     ended = CliRunner().invoke(main, [*map(str, words), "--json"], standalone_mode=False)
     if ended.exception is not None:
-        raise ended.exception
+        raise ended.exception.__cause__ or ended.exception
     document: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
     return document

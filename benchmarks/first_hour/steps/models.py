@@ -27,7 +27,7 @@ Target = Literal["onnxruntime", "tensorrt"]
 class Kind:
     """One graph of a model. attention: what the attention of a graph for TensorRT is written as.
 
-    memory: the precision of its memory tensors.
+    memory: the precision of the memory tensors in a graph for ONNX Runtime; one for TensorRT has its own.
     """
 
     target: Target
@@ -38,7 +38,8 @@ class Kind:
 
     @property
     def folder(self) -> str:
-        return f"{self.target}-{self.form}-{self.precision}-{self.attention}-{self.memory}"
+        by_target = self.memory if self.target == "onnxruntime" else self.attention
+        return f"{self.target}-{self.form}-{self.precision}-{by_target}"
 
 
 def config_of(size: str, *, quick: bool) -> BenchmarkConfig:

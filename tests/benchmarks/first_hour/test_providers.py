@@ -11,6 +11,8 @@ from benchmarks.first_hour.catalogue import STEPS
 from benchmarks.first_hour.record import Record
 from benchmarks.first_hour.results import StepResult
 from benchmarks.first_hour.steps import commands, providers
+from runtimes.base.errors import MissingPackageError
+from runtimes.cli import eval as evaluate_command
 
 
 def test_the_cuda_provider_is_given_no_graph_that_it_refuses() -> None:
@@ -58,15 +60,25 @@ def test_the_commands_are_compared_with_those_on_the_cpu(
 
     def other(folder: Path, text: Path, device: str) -> dict[str, Any]:
         answer = said(folder, text, "cpu")
-        return answer if device == "cpu" else {**answer, "bits": answer["bits"] + 0.01, "text": "other"}
+        return answer if device == "cpu" else {**answer, "bits": answer["bits"] + 0.01, "ids": [1]}
 
     monkeypatch.setattr(commands, "_said", other)
     record.result = StepResult(name="wrong")
     commands.run(record, size="small", devices="cuda")
     assert [check.passed for check in record.result.checks] == [False] * 4
-    monkeypatch.setattr(commands, "_said", said)
-    record.result = StepResult(name="missing")
-    commands.run(record, size="small", devices="cuda")
-    record.finish()
-    assert record.result.status in ("missing", "failed"), "there is no GPU here"
-    assert not record.result.checks or not any(check.passed for check in record.result.checks)
+
+
+def test_a_package_that_a_command_lacks_ends_the_step(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = commands._said
+
+    def lacking(path: Path, **options: Any) -> Any:
+        raise MissingPackageError("onnxruntime-gpu is not installed.")
+
+    def on_device(folder: Path, text: Path, device: str) -> dict[str, Any]:
+        if device != "cpu":
+            monkeypatch.setattr(evaluate_command, "open_session", lacking)
+        return said(folder, text, device)
+
+    monkeypatch.setattr(commands, "_said", on_device)
+    with pytest.raises(MissingPackageError, match=r"^onnxruntime-gpu is not installed\.$"):
+        commands.run(record, size="small", devices="cuda")

@@ -49,7 +49,7 @@ class Engine:
         refuse_unserved(session)
         self._session, self._settings, self._deliver = session, settings, deliver
         self._scheduler, self._door = Scheduler(session, settings, cache), Door(settings)
-        self._dependence = dependence_of_rows(session, settings, self._scheduler.rows.memory)
+        self._dependence = dependence_of_rows(session, settings, self._scheduler.rows)
         self._scheduler.before_step = self._tell
         self._changed = threading.Condition()
         self._commands: list[Command] = []

@@ -8,6 +8,7 @@ from runtimes.base.errors import StreamError
 from runtimes.contract.memory import DeviceTensor, Memory
 from runtimes.contract.session import Session
 from xl_export.serve.core.pieces import piece_after
+from xl_export.serve.core.rows import Rows
 from xl_export.serve.core.settings import EngineSettings
 
 BATCHES = (1, 2, 3, 5, 8, 16)  # that are compared with the largest batch
@@ -34,22 +35,23 @@ def refuse_unserved(session: Session) -> None:
         session.predict(np.zeros((2, 2), np.int64), memory, lengths=np.array([2, 1]))
 
 
-def dependence_of_rows(session: Session, settings: EngineSettings, memory: Memory) -> str | None:
+def dependence_of_rows(session: Session, settings: EngineSettings, rows: Rows) -> str | None:
     """None where a row gets bitwise the same numbers in every batch that an engine of these settings steps;
     otherwise a sentence that says what the trial found.
 
-    memory: the rows of the engine, before any stream is in them. The trial steps them as the engine will, so
-    it needs no memory of its own, and the first streams find pages that were written before.
+    rows: those of the engine, before any stream is in them. The trial steps them as the engine will, so it
+    needs no memory of its own.
     """
     chance, segment = np.random.default_rng(0), session.rule.segment
     for width in sorted({1, 2, piece_after(0, max(1, segment // 3), segment)[1], segment}):
         most = settings.rows if width == 1 else min(settings.rows, max(1, settings.prompt_tokens // width))
+        batches = [batch for batch in BATCHES if batch < most]
+        if not batches:
+            continue
         tokens = chance.integers(session.vocab.size, size=(STEPS, most, width))
-        whole = _logits(session, tokens, memory.part(0, most))
-        for batch in (batch for batch in BATCHES if batch < most):
-            if not np.array_equal(
-                _logits(session, tokens[:, :batch], memory.part(0, batch)), whole[:, :batch]
-            ):
+        whole = _logits(session, tokens, rows.part(0, most))
+        for batch in batches:
+            if not np.array_equal(_logits(session, tokens[:, :batch], rows.part(0, batch)), whole[:, :batch]):
                 return (
                     f"rows are not independent of each other with {session.computed_by}: {batch} of "
                     f"{most} rows that were fed {width} token(s) got other numbers than among all of "
@@ -58,7 +60,7 @@ def dependence_of_rows(session: Session, settings: EngineSettings, memory: Memor
     return None
 
 
-def _logits(session: Session, tokens: np.ndarray, rows: Memory) -> np.ndarray:
-    """The logits [S, B, V] of S steps of new streams in some rows, from their tokens [S, B, T]."""
-    rows.positions[:] = 0
-    return np.stack([session.predict(step, rows)[0] for step in tokens])
+def _logits(session: Session, tokens: np.ndarray, memory: Memory) -> np.ndarray:
+    """The logits [S, B, V] of S steps of new streams in a memory, from their tokens [S, B, T]."""
+    memory.positions[:] = 0
+    return np.stack([session.predict(step, memory)[0] for step in tokens])

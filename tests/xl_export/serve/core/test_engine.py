@@ -20,6 +20,7 @@ from tests.xl_export.serve.core.driver import Driver, any_task, said
 from xl_export.artefact.export import export
 from xl_export.serve.core.drive import answers_of, cost_of
 from xl_export.serve.core.engine import Engine
+from xl_export.serve.core.rows import Rows
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Answer, Delivery, Drawing, Drawn, Ended, Task
 from xl_export.serve.core.trial import dependence_of_rows
@@ -306,7 +307,7 @@ class MixedMemory(Spied):
 
 @pytest.mark.parametrize("kind", [MixedLogits, MixedMemory])
 def test_rows_that_depend_on_each_other_are_noticed(kind: type[Spied], session: Session) -> None:
-    assert dependence_of_rows(session, EngineSettings(), session.start(32)) is None
+    assert dependence_of_rows(session, EngineSettings(), Rows(session, 32)) is None
     engine = Engine(kind(session), EngineSettings(), deliver=lambda delivery: None)  # type: ignore[arg-type]
     said = engine.facts.dependence
     assert said.startswith(
@@ -315,7 +316,12 @@ def test_rows_that_depend_on_each_other_are_noticed(kind: type[Spied], session: 
     assert "\n" not in said
 
 
-def test_the_trial_needs_no_memory_beside_the_rows(session: Session) -> None:
+def test_the_trial_needs_no_memory_beside_the_rows(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    def copied(*arguments: Any) -> None:
+        raise AssertionError("memory was copied")
+
+    for name in ("copy", "select"):
+        monkeypatch.setattr(Memory, name, copied)
     spied = Spied(session)
     Engine(spied, EngineSettings(rows=32), deliver=lambda delivery: None)  # type: ignore[arg-type]
     assert sorted(spied.started) == [2, 32]  # 2: whether the session is served at all
