@@ -68,7 +68,9 @@ def test_the_commands_are_compared_with_those_on_the_cpu(
     assert [check.passed for check in record.result.checks] == [False] * 4
 
 
-def test_a_package_that_a_command_lacks_ends_the_step(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_a_command_lacks_ends_the_step(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = commands._said
 
     def lacking(path: Path, **options: Any) -> Any:
