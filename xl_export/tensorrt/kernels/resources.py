@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,6 @@ from xl_export.tensorrt.kernels.compile import (
 from xl_export.tensorrt.operator import Attributes
 
 GPUS = (75, 80, 86, 89, 90, 120, 121)
-RING_GPUS = (80, 86, 90, 120)  # 8.9 is like 8.6, and 12.1 like 12.0
 MEM_LEN = 1600
 ATTRIBUTES = Attributes(full_mask=0, nearest=0, initial_masked=1, persistent=0)
 HEADER = (
@@ -135,9 +134,9 @@ def table_line(compute_capability: int, tactic: Tactic, head_dim: int, form: For
 
 def all_kernels() -> Iterator[tuple[int, Tactic, int, Form]]:
     """GPU, tactic, head width and form of each row of the table: of heads 128 wide the largest tile alone."""
-    forms: tuple[tuple[Form, Sequence[int]], ...] = (("shift", GPUS), ("ring", RING_GPUS))
-    for form, gpus in forms:
-        for compute_capability in gpus:
+    forms: tuple[Form, ...] = ("shift", "ring")
+    for form in forms:
+        for compute_capability in GPUS:
             for tactic in tactics(64, compute_capability):
                 yield compute_capability, tactic, 64, form
             yield compute_capability, tactics(128, compute_capability)[-1], 128, form
