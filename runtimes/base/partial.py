@@ -38,28 +38,42 @@ def bring_back(path: Path) -> None:
 def make_hidden(path: Path, *, folder: bool) -> tuple[Path, int]:
     """Makes an empty hidden file or folder next to `path`.
 
-    Returns it, and the descriptor that holds its lock until it is closed.
+    Returns it, and the descriptor that holds its lock until it is closed. Whatever interrupts this leaves
+    nothing behind.
     """
     while True:
         hidden = hidden_name(path)
-        if folder:
-            hidden.mkdir()
-            try:
-                lock = os.open(hidden, os.O_RDONLY)
-            except FileNotFoundError:  # a sweeper was quicker
-                continue
-        else:
-            lock = os.open(hidden, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # a sweeper came between the two calls, and removes it: take another name
-            os.close(lock)
-            continue
-        except OSError:  # a file system without locks, where nothing is swept
+            lock = _made_and_locked(hidden, folder=folder)
+        except BaseException:  # a signal may come between any two calls
+            with contextlib.suppress(OSError):
+                hidden.rmdir() if folder else hidden.unlink()
+            raise
+        if lock is not None:
             return hidden, lock
-        if hidden.exists():
-            return hidden, lock
+
+
+def _made_and_locked(hidden: Path, *, folder: bool) -> int | None:
+    """The descriptor of a new file or folder, locked; None where a sweeper was quicker."""
+    if folder:
+        hidden.mkdir()
+        try:
+            lock = os.open(hidden, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+    else:
+        lock = os.open(hidden, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:  # the sweeper came between the two calls, and removes it
         os.close(lock)
+        return None
+    except OSError:  # a file system without locks, where nothing is swept
+        return lock
+    if hidden.exists():
+        return lock
+    os.close(lock)
+    return None
 
 
 def sweep(path: Path) -> None:

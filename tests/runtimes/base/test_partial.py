@@ -1,0 +1,36 @@
+"""What is being written has a hidden name, and no interruption leaves one behind."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimes.base import partial
+from runtimes.base.partial import make_hidden
+
+
+@pytest.mark.parametrize("folder", [True, False])
+@pytest.mark.parametrize("call", ["open", "flock"])
+def test_an_interruption_while_it_is_made_leaves_nothing(
+    call: str, folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal just after the file or folder appears."""
+    owner = os if call == "open" else fcntl
+    really = getattr(owner, call)
+
+    def interrupted(*arguments: Any) -> Any:
+        result = really(*arguments)
+        assert len(list(tmp_path.iterdir())) == 1
+        if call == "open":
+            os.close(result)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(getattr(partial, "os" if call == "open" else "fcntl"), call, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make_hidden(tmp_path / "out", folder=folder)
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []
