@@ -45,6 +45,8 @@ def make_hidden(path: Path, *, folder: bool) -> tuple[Path, int]:
         hidden = hidden_name(path)
         try:
             lock = _made_and_locked(hidden, folder=folder)
+        except FileExistsError:  # somebody else's: it is not ours to remove
+            continue
         except BaseException:  # a signal may come between any two calls
             with contextlib.suppress(OSError):
                 hidden.rmdir() if folder else hidden.unlink()

@@ -14,6 +14,20 @@ from runtimes.base.partial import make_hidden
 
 
 @pytest.mark.parametrize("folder", [True, False])
+def test_what_somebody_else_writes_is_left_alone(
+    folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = iter([tmp_path / "theirs", tmp_path / "ours"])
+    monkeypatch.setattr(partial, "hidden_name", lambda path: next(names))
+    theirs = tmp_path / "theirs"
+    theirs.mkdir() if folder else theirs.write_text("")
+    made, lock = make_hidden(tmp_path / "out", folder=folder)
+    os.close(lock)
+    assert made == tmp_path / "ours"
+    assert theirs.exists()
+
+
+@pytest.mark.parametrize("folder", [True, False])
 @pytest.mark.parametrize("call", ["open", "flock"])
 def test_an_interruption_while_it_is_made_leaves_nothing(
     call: str, folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
