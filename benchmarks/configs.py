@@ -86,7 +86,7 @@ CONFIGS = {
             token_repeats=50,
             model=ModelConfig(layers=12, d_model=512, heads=8, head_dim=64, d_ff=2048, vocab_size=256),
             ring_claim=6.0,
-            training_batch=2,
+            training_batch=8,
         ),
         BenchmarkConfig(
             name="wt103-base",
