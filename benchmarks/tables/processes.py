@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.tables.markdown import megabytes, number, table
-from benchmarks.tables.runs import History, sources
+from benchmarks.tables.runs import History, Row, Run, sources
 
-LARGE, SMALL = "enwik8-large", "small"
+LARGE, BASE, SMALL = "enwik8-large", "enwik8-base", "small"
 
 
 def load(history: History) -> list[str]:
@@ -64,8 +64,9 @@ TRAINED = {  # the sides of the case `training`
 
 def training(history: History) -> list[str]:
     """One trained token: with memory and without, in bf16, with spans, and of the papers' public code."""
-    run = history.newest("training", SMALL)
+    runs = [history.newest("training", size) for size in (SMALL, BASE)]
     header = [
+        "model",
         "what is trained",
         "memory, tokens",
         "ms per trained token",
@@ -74,25 +75,26 @@ def training(history: History) -> list[str]:
         "times as fast as the public code",
         "tokens/s",
     ]
-    public = {row.get("side") for row in run.rows} & {"reference", "reference spans"}
-    rows = []
-    for row in run.rows:
-        side = row.get("side")
-        spans = "spans" in (side or "")
-        compared = row.get("faster") is not None and ("reference spans" if spans else "reference") in public
-        rows.append(
-            [
-                TRAINED[side],
-                f"{row['mem_len']:,}",
-                number(row["token"]["median"]),
-                number(run.computing(row["multiply_adds"])),
-                "" if side else f"{row['ratio']:.2f}",
-                f"{row['faster']:.2f}" if compared else "",
-                f"{1e3 / row['token']['median']:,.0f}",
-            ]
-        )
+    rows = [_trained(run, row) for run in runs for row in run.rows]
     note = "At least: the multiply-adds at the measured rate in fp32, for the whole memory."
-    return table(header, rows, note, sources(run))
+    return table(header, rows, note, sources(*runs))
+
+
+def _trained(run: Run, row: Row) -> list[str]:
+    side = row.get("side")
+    spans = "spans" in (side or "")
+    public = "reference spans" if spans else "reference"
+    compared = row.get("faster") is not None and any(other.get("side") == public for other in run.rows)
+    return [
+        run.document["config"],
+        TRAINED[side],
+        f"{row['mem_len']:,}",
+        number(row["token"]["median"]),
+        number(run.computing(row["multiply_adds"])),
+        "" if side else f"{row['ratio']:.2f}",
+        f"{row['faster']:.2f}" if compared else "",
+        f"{1e3 / row['token']['median']:,.0f}",
+    ]
 
 
 def ray(history: History) -> list[str]:

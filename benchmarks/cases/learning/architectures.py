@@ -188,7 +188,7 @@ def run(
     jobs = _jobs(wanted, seeds, code_folders(references))
     for name in wanted:
         check(recipe(name, threads=threads))
-    with _plain_text(text) as (path, facts):
+    with plain_text(text) as (path, facts):
         same: dict[str, Any] = {"budget_seconds": 60 * minutes, "text": facts, "protocol": PROTOCOL}
         rows = [Row(**row) for row in before if all(row.get(name) == same[name] for name in same)]
         for job in jobs:
@@ -230,7 +230,7 @@ def _jobs(names: Sequence[str], seeds: int, projects: dict[str, Path]) -> list[J
 
 
 @contextmanager
-def _plain_text(text: Path | None) -> Iterator[tuple[str | None, dict[str, Any]]]:
+def plain_text(text: Path | None) -> Iterator[tuple[str | None, dict[str, Any]]]:
     """The path of a text that is not compressed, and its facts; the built-in text for None."""
     if text is None:
         yield None, {"name": "the built-in text", "num_bytes": None, "sha256": None}
@@ -325,7 +325,7 @@ def _here(job: Job, config: TrainConfig, source: Source) -> dict[str, Any]:
     losses = np.array([float(training.advance(source.tokens).nats) for _ in range(config.steps)])
     seconds = time.process_time() - began
     training.refuse_not_finite()
-    test = _test_tokens(source)
+    test = test_tokens(source)
     positions = spread_positions(len(test), count=min(POSITIONS, len(test) - FACTOR * T), longest=FACTOR * T)
     model, exact, stream = training.model.eval(), {}, {}
 
@@ -355,12 +355,12 @@ def _reference(job: Job, config: TrainConfig, source: Source) -> dict[str, Any]:
     """The figures of the public code after as many steps."""
     assert job.reference is not None
     outcome = train_reference(
-        job.side, job.reference, config, source.tokens, _test_tokens(source), lanes=LANES
+        job.side, job.reference, config, source.tokens, test_tokens(source), lanes=LANES
     )
     return to_json(outcome) | {"exact": {}, "stream": {}}
 
 
-def _test_tokens(source: Source) -> np.ndarray:
+def test_tokens(source: Source) -> np.ndarray:
     content = source.files[TEST]
     assert isinstance(content, bytes)
     return source.vocab.encode(content)
