@@ -99,9 +99,14 @@ def list_command() -> None:
 @click.option(
     "--text",
     type=FILE,
-    help="architectures: the text to train on, plain or compressed with gzip; the built-in one by default.",
+    help="architectures, autocast-loss: the text to train on, plain or compressed with gzip; the built-in "
+    "one by default.",
 )
-@click.option("--seeds", type=click.IntRange(1, 100), help="architectures: runs of each model; 2 by default.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(1, 100),
+    help="architectures: runs of each model; autocast-loss: pairs of runs; 2 by default.",
+)
 @click.option(
     "--reference",
     "references",

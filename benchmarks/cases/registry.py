@@ -185,6 +185,15 @@ CASES = {
             resumable=True,
         ),
         Case(
+            name="autocast-loss",
+            folder="learning",
+            summary="pairs of short trainings in fp32 and in bf16 from the same weights: their held-out bits",
+            keys=("seed", "steps"),
+            takes=("text", "seeds"),
+            engine="torch",
+            resumable=True,
+        ),
+        Case(
             name="recipes",
             folder="learning",
             summary="published recipes, reduced or as they are, trained for a stated CPU time: their curves",

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.tables import architectures, headline, processes, recipes, serving, steps, text_quality
+from benchmarks.tables import (
+    architectures,
+    autocast_loss,
+    headline,
+    processes,
+    recipes,
+    serving,
+    steps,
+    text_quality,
+)
 from benchmarks.tables.markdown import number
 from benchmarks.tables.runs import History
 
@@ -22,6 +31,7 @@ TABLES: dict[str, Callable[[History], list[str]]] = {
     "export": processes.export,
     "training": processes.training,
     "architectures": architectures.architectures,
+    "autocast-loss": autocast_loss.autocast_loss,
     "recipes": recipes.recipes,
     "text-quality": text_quality.text_quality,
     "serve": serving.serve,

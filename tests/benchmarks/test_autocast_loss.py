@@ -1,0 +1,86 @@
+"""Pairs of trainings in two precisions: what differs, what is kept, and how sure the mean is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.__main__ import main
+from benchmarks.cases.learning import autocast_loss
+from benchmarks.tables.autocast_loss import autocast_loss as table_of
+from benchmarks.tables.autocast_loss import half_interval, lines
+from benchmarks.tables.runs import History
+from trainer.run.config import TrainConfig
+
+
+def pair(seed: int, fp32: float, bf16: float) -> dict[str, Any]:
+    return {"seed": seed, "steps": 7, "fp32": fp32, "bf16": bf16}
+
+
+def test_a_pair_differs_in_nothing_but_the_precision(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autocast_loss, "STEPS", 3)
+    bits, trained = autocast_loss._bits, []
+
+    def noted(config: TrainConfig) -> float:
+        trained.append(config)
+        return bits(config)
+
+    monkeypatch.setattr(autocast_loss, "_bits", noted)
+    (tmp_path / "text").write_text(text[:20_000], encoding="utf-8")
+    arguments = ["run", "autocast-loss", "--text", tmp_path / "text", "--history", tmp_path / "h.jsonl"]
+
+    def call(seeds: int) -> list[dict[str, Any]]:
+        done = CliRunner().invoke(main, [*map(str, arguments), "--threads", "1", "--seeds", str(seeds)])
+        assert done.exit_code == 0, done.output
+        documents = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()]
+        return [row for document in documents for row in document["rows"]]
+
+    call(1)
+    rows = call(2)  # trains the second pair only
+    assert [row["seed"] for row in rows] == [0, 1]
+    assert [(config.seed, config.autocast) for config in trained] == [
+        (seed, precision) for seed in (0, 1) for precision in (None, "bf16")
+    ]
+    for fp32, bf16 in zip(trained[::2], trained[1::2], strict=True):
+        assert dataclasses.replace(bf16, autocast=None) == fp32
+    for row in rows:
+        assert 0 < abs(row["bf16"] - row["fp32"]) < 0.05  # they are two trainings, of the same model
+    history = History.load(tmp_path)
+    assert table_of(history)[2].startswith("| 2 | 3 |")
+    shared = table_of(History((*history.runs, other_text(history))))
+    assert shared[2].startswith("| 1 | 3 |")  # pairs of another text are not mixed with these
+
+
+def other_text(history: History) -> Any:
+    """The newest run, as if it had trained on another text a year later."""
+    document = json.loads(json.dumps(history.runs[-1].document))
+    document["time"] = "2099-01-01T00:00:00+00:00"
+    document["rows"][0]["text"]["name"] = "another"
+    return dataclasses.replace(history.runs[-1], document=document)
+
+
+def test_the_interval_is_that_of_students_t() -> None:
+    """Gosset's own example, hours of sleep that ten patients gained by a second drug (Biometrika 1908)."""
+    gained = [1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4]
+    assert half_interval(gained) == pytest.approx(
+        (2.4598858 - 0.7001142) / 2, abs=1e-4
+    )  # R's `t.test(sleep…)`
+    assert half_interval([1.0, 2.0]) == pytest.approx(12.706 * math.sqrt(0.5) / math.sqrt(2))
+    assert half_interval([0.3]) == math.inf
+
+
+def test_the_mark_is_kept_where_the_whole_interval_is_within_it() -> None:
+    near = [pair(0, 2.0, 2.0011), pair(1, 2.1, 2.1009), pair(2, 2.2, 2.2010)]
+    assert lines(near)[2] == "| 3 | 7 | 2.1000 | 2.1010 | +0.0010 ± 0.0002 | +0.0009 | +0.0011 | yes |"
+    wide = [pair(0, 2.0, 2.004), pair(1, 2.1, 2.096), pair(2, 2.2, 2.2)]
+    assert lines(wide)[2].endswith("| **not shown** |")
+    assert lines([pair(0, 2.0, 2.0)])[2].endswith("| +0.0000 | +0.0000 | +0.0000 | **not shown** |")
+    assert lines([pair(seed, 2.0, 2.02) for seed in range(3)])[2].endswith("| **not shown** |")
