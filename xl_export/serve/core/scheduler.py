@@ -234,7 +234,9 @@ class Scheduler:
         prompts = [run for run in self.rows.runs[self.rows.decoding :] if run.prompt_left]
         if not prompts:
             return
-        for group in chosen_pieces(self._session, prompts, self._settings.prompt_tokens):
+        # The last group first: where a run fails, the last row takes its place, and no row of a group that
+        # is still to be stepped moves.
+        for group in reversed(chosen_pieces(self._session, prompts, self._settings.prompt_tokens)):
             runs = [piece.run for piece in group]
             answers = self._step(runs, partial(step_of, self._session, group))
             if answers is not None:

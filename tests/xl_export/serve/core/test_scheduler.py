@@ -161,15 +161,18 @@ def test_a_stream_that_is_kept_goes_on_bitwise_as_if_it_had_not_ended(session: S
     assert all(np.array_equal(array, other.memory.tensors[n]) for n, array in one.memory.tensors.items())
 
 
-@pytest.mark.parametrize("what", ["raises", "spoils"])
+@pytest.mark.parametrize(
+    ("what", "prompt_tokens"),
+    [("raises", 8), ("spoils", 8), ("spoils", 64)],  # 64: several groups of prompts in an iteration
+)
 def test_a_failing_step_fails_only_its_tasks(
-    what: str, session: Session, pool: list[tuple[Task, list[object]]]
+    what: str, prompt_tokens: int, session: Session, pool: list[tuple[Task, list[object]]]
 ) -> None:
     """A poisonous token stands in some prompts. Whoever was stepped with it may fail too, where the step
     itself fails; all others are right, and so are those that come into the same rows afterwards.
     """
     faulty = Faulty(session, **{what: POISON})
-    driver = Driver(faulty, rows=4, prompt_tokens=8)  # type: ignore[arg-type]
+    driver = Driver(faulty, rows=4, prompt_tokens=prompt_tokens)  # type: ignore[arg-type]
     good = [(again(t), alone) for t, alone in pool if POISON not in t.tokens and t.drawing is None]
     bad = [Task(tokens=np.array([1, 2, POISON] * n), score=n % 2 == 1, keep=True) for n in range(1, 6)]
     for number, (task, _) in enumerate(good):
@@ -184,6 +187,24 @@ def test_a_failing_step_fails_only_its_tasks(
         assert ("out of order" if what == "raises" else "logits are not finite") in ended.error
         assert "\n" not in ended.error
     assert driver.scheduler.rows.free == 4
+
+
+@pytest.mark.parametrize("what", ["raises", "spoils"])
+def test_a_failing_prompt_leaves_the_prompts_after_it_alone(what: str, session: Session) -> None:
+    """It is stepped in a width of its own, and the last row takes its place in the middle of an iteration."""
+    drawings = [Drawing(max_tokens=5, seed=seed, bias={POISON: -1e6}) for seed in range(3)]
+    good = [Task(tokens=np.arange(5, 13), drawing=drawing) for drawing in drawings]
+    alone = Driver(session, rows=3)
+    alone.run(*(expected := [again(task) for task in good]))
+    driver = Driver(Faulty(session, **{what: POISON}), rows=6, prompt_tokens=64)  # type: ignore[arg-type]
+    endless = Task(tokens=np.array([1, 2]), drawing=Drawing(max_tokens=10**6, bias={4: 1e6}))
+    driver.submit(endless)
+    driver.iterate(2)
+    driver.submit(bad := Task(tokens=np.array([1, POISON])), *good)
+    driver.iterate(20)
+    assert driver.ended(bad).reason == "failed"
+    assert [driver.tokens(task) for task in good] == [alone.tokens(task) for task in expected]
+    assert list(driver.scheduler.runs) == [endless]
 
 
 def test_a_row_that_fails_while_it_draws_fails_alone(
