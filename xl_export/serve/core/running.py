@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from runtimes.contract.session import Session
 from runtimes.contract.vocabulary.growing_text import GrowingText, border_of
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Reason, Task
+
+if TYPE_CHECKING:
+    from xl_export.serve.core.rows import Copies
 
 PRIMED = 64  # tokens before a text that its decoder is given; what a token adds depends on fewer
 AHEAD = 64  # random numbers that are drawn at once
@@ -29,8 +33,8 @@ class Running:
     those of this iteration. sent, taken: answers that were delivered, and those that the client has taken;
     the latter is written by another thread. closing: why the task ends, once its last token is fed. order,
     since, last_piece: the iterations in which it came, got its row, and was fed a piece. arrived: when it was
-    submitted, by the monotonic clock. copied: whether its memory is a copy of a row that it gave up. ended:
-    whether its `Ended` was said.
+    submitted, by the monotonic clock. copied: where its memory is counted, if it is a copy of a row that it
+    gave up. ended: whether its `Ended` was said.
     """
 
     def __init__(self, task: Task, session: Session) -> None:
@@ -40,7 +44,8 @@ class Running:
         self.drawn: deque[int] = deque(maxlen=session.rule.segment + 2)
         self.count = 0
         self.token, self.pending, self.paused = 0, False, False
-        self.copied = self.ended = False
+        self.copied: Copies | None = None
+        self.ended = False
         self.answers: list[Answer] = []
         self.closing: Reason | None = None
         self.account: Account

@@ -22,7 +22,7 @@ from xl_export.serve.core.pieces import (
     step_of,
     take_in,
 )
-from xl_export.serve.core.rows import Rows
+from xl_export.serve.core.rows import Copies, Rows
 from xl_export.serve.core.running import Running
 from xl_export.serve.core.sampling import Draws
 from xl_export.serve.core.settings import EngineSettings
@@ -48,8 +48,9 @@ LOG = logging.getLogger(__name__)
 class Scheduler:
     """All tasks of an engine. Its methods are called on the engine's thread only.
 
-    runs: the tasks that have not ended. paused: those that wait for their clients. copies: the rows that were
-    given up and whose memory is kept. before_step: called when the model is about to compute.
+    runs: the tasks that have not ended. paused: those that wait for their clients. unread, given: the copies
+    of rows that were given up by those, and by tasks that gave way to others. before_step: called when the
+    model is about to compute.
     """
 
     def __init__(self, session: Session, settings: EngineSettings, cache: Cache | None) -> None:
@@ -59,7 +60,10 @@ class Scheduler:
         self._end_of_document = session.vocab.special.end_of_document
         self.rows, self.waiting = Rows(session, settings.rows), Waiting()
         tensors = self.rows.memory.tensors.values()
-        self._row_bytes, self.copies = sum(array.nbytes for array in tensors) // settings.rows, 0
+        self._row_bytes = sum(array.nbytes for array in tensors) // settings.rows
+        # Two budgets: slow clients, who fill theirs, do not keep others from a row.
+        self.unread = Copies(self._row_bytes, settings.state_bytes, shared=True)
+        self.given = Copies(self._row_bytes, settings.state_bytes, shared=False)
         self.runs: dict[Task, Running] = {}
         self.paused: set[Running] = set()
         self._said: list[Running] = []  # runs with answers that are not delivered yet
@@ -114,14 +118,14 @@ class Scheduler:
         for run in [*self.runs.values(), *runs]:
             if run.ended:
                 continue
-            run.row, run.memory, run.ended = -1, None, True
+            run.row, run.memory, run.copied, run.ended = -1, None, None, True
             self.ended["failed"] += 1
             self._say(
                 run, Ended(reason="failed", error=f"the server failed ({fault_line(error)}); ask again.")
             )
         self.rows.clear()
-        self.waiting, self.copies = Waiting(), 0
-        for gathered in (self.runs, self.paused, self._ready):
+        self.waiting = Waiting()
+        for gathered in (self.runs, self.paused, self._ready, self.unread, self.given):
             gathered.clear()
 
     def iterate(self) -> Delivery:
@@ -140,11 +144,11 @@ class Scheduler:
         waiting, rows = self.waiting, self.rows
         while len(waiting):
             if not rows.free:
-                victim = waiting.victim(rows.runs) if self._may_copy else None
-                if victim is None:
+                victim = waiting.victim(rows.runs)
+                if victim is None or not self.given.has_room(victim.task.tenant):
                     return
                 self.parked += 1
-                self._park(victim)
+                self._park(victim, self.given)
                 waiting.add(victim, first=True)
             self._admit(waiting.take())
 
@@ -170,20 +174,15 @@ class Scheduler:
         else:
             self._ready.append(run)
 
-    def _park(self, run: Running) -> None:
+    def _park(self, run: Running, copies: Copies) -> None:
         """Takes a run out of its row, with its memory."""
-        run.memory, run.copied = self.rows.taken_out(run), True
-        self.copies += 1
+        run.memory = self.rows.taken_out(run)
+        copies.add(run)
         self._leave_row(run)
 
-    @property
-    def _may_copy(self) -> bool:
-        """Whether a row more may be kept outside."""
-        return self.copies == 0 or (self.copies + 1) * self._row_bytes <= self._settings.state_bytes
-
     def _forget_memory(self, run: Running) -> None:
-        self.copies -= run.copied
-        run.memory, run.copied = None, False
+        Copies.remove(run)
+        run.memory = None
 
     def _leave_row(self, run: Running) -> None:
         self.rows.release(run)
@@ -384,11 +383,11 @@ class Scheduler:
         return delivery
 
     def _pause(self, run: Running) -> None:
-        if not self._may_copy:
+        if not self.unread.has_room(run.task.tenant):
             self._close(run, "cancelled", error=NO_ROOM)
             return
         try:
-            self._park(run)
+            self._park(run, self.unread)
         except MemoryError as error:
             self._end(run, "failed", error=fault_sentence(error))
             return

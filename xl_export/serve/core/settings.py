@@ -15,8 +15,9 @@ class EngineSettings:
     before any work, and bulk and single tenants may have a part of it (see `waiting.Door`). prompt_tokens:
     the most tokens of prompts that are fed in one iteration, padding included; at least one piece is always
     fed. unread: after so many answers that its client has not taken, a task pauses and gives its row to
-    others. state_bytes: the most bytes of the states that tasks bring, and likewise of the copies of rows
-    that were given up; one state is always let in.
+    others. state_bytes: the most bytes of the states that tasks bring, likewise of the rows that were copied
+    because a client takes no answers (half of them for one tenant), and likewise of those that were copied
+    because a task gave way to another one; one state or copy is always let in.
     """
 
     rows: int = 32

@@ -116,7 +116,7 @@ def test_the_bytes_of_rows_that_were_given_up_are_bounded(session: Session) -> N
     driver.submit(*slow)
     driver.iterate(30)
     scheduler = driver.scheduler
-    assert (len(scheduler.paused), scheduler.copies, scheduler.rows.free) == (1, 1, 2)
+    assert (len(scheduler.paused), len(scheduler.unread), scheduler.rows.free) == (1, 1, 2)
     ends = [driver.ended(each) for each in slow if each not in scheduler.runs]
     assert [end.reason for end in ends] == ["cancelled"] * 3
     assert all("takes no answers" in end.error for end in ends)
@@ -124,9 +124,39 @@ def test_the_bytes_of_rows_that_were_given_up_are_bounded(session: Session) -> N
     busy = Task(tokens=np.arange(3), drawing=Drawing(max_tokens=9), tenant="a")
     driver.submit(busy, Task(tokens=np.arange(4), drawing=Drawing(max_tokens=9), tenant="a"))
     driver.iterate()
-    driver.submit(Task(tokens=np.arange(3), tenant="b"))
+    driver.submit(other := Task(tokens=np.arange(3), tenant="b"))
     driver.iterate(3)
-    assert scheduler.parked == 0  # nobody gives way while there is no room for another copy
+    assert driver.ended(other).reason == "length"
+    assert (scheduler.parked, len(scheduler.unread)) == (1, 1)  # slow clients keep nobody from a row
     driver.cancel(slow[0])
     driver.run()
-    assert scheduler.copies == 0
+    assert (len(scheduler.unread), len(scheduler.given)) == (0, 0)
+
+
+def test_nobody_gives_way_while_there_is_no_room_for_another_copy(session: Session) -> None:
+    driver = Driver(session, rows=2, state_bytes=1)
+    long = [Task(tokens=np.arange(n), drawing=Drawing(max_tokens=30), tenant="a") for n in (3, 4)]
+    driver.submit(*long)
+    driver.iterate(2)
+    driver.submit(*(Task(tokens=np.arange(n), drawing=Drawing(max_tokens=9), tenant=f"b{n}") for n in (3, 4)))
+    driver.iterate(2)
+    assert (driver.scheduler.parked, len(driver.scheduler.given)) == (1, 1)
+    driver.run()
+    assert len(driver.scheduler.given) == 0
+
+
+def test_the_slow_clients_of_one_tenant_leave_room_to_those_of_another(session: Session) -> None:
+    """Half of the memory for streams that wait for their clients is for others."""
+    one_row = sum(array.nbytes for array in session.start(1).tensors.values())
+    driver = Driver(session, rows=4, unread=4, state_bytes=4 * one_row)
+    drawing = Drawing(max_tokens=50)
+    slow = [Task(tokens=np.arange(3), drawing=drawing, tenant="anna", keep=True) for _ in range(4)]
+    driver.slow.update(slow)
+    driver.submit(*slow)
+    driver.iterate(30)
+    assert [task in driver.scheduler.runs for task in slow] == [True, True, False, False]
+    late = Task(tokens=np.arange(3), drawing=drawing, tenant="bert")
+    driver.slow.add(late)
+    driver.submit(late)
+    driver.iterate(30)
+    assert len(driver.scheduler.paused) == 3
