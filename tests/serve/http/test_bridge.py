@@ -42,7 +42,10 @@ class Engine:
     def reserve(self, count: int, *, tenant: str) -> Any:
         return SimpleNamespace(release=lambda: None)
 
-    def submit(self, task: Task, places: Any = None) -> None:
+    def hold(self, states: int) -> Any:
+        return SimpleNamespace(release=lambda: None)
+
+    def submit(self, task: Task, places: Any = None, *, held: bool = False) -> None:
         self.tasks.append(task)
 
     def cancel(self, task: Task) -> None: ...

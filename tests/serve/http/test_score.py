@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import weakref
+from typing import Any
 
 import pytest
 
 from runtimes.tasks.score_texts import score_texts
 from runtimes.tasks.text_rows import TextToScore
-from xl_export.serve.core.waiting import Busy
+from tests.serve.http.conftest import running, sources
+from tests.serve.http.test_clients import comes_true
+from xl_export.serve.core.running import Running
+from xl_export.serve.core.waiting import Busy, Door
 
 TEXTS = ["Cut a text where you like.", "A", "The same text has the same score, however long it is.", ""]
 PAIRS = [("the stream", "A model reads "), ("a segment", "A model reads "), ("words", "It has ")]
@@ -36,10 +41,10 @@ def test_a_queue_that_fills_later_delays_texts_and_refuses_none(
     engine, calls = served.server.models["tiny"].engine, itertools.count()
     submit = engine.submit
 
-    def full_for_a_while(*arguments: object) -> None:
+    def full_for_a_while(*arguments: Any, **options: Any) -> None:
         if next(calls) in (1, 2):
             raise Busy("all places are taken", 1.0)
-        submit(*arguments)
+        submit(*arguments, **options)
 
     monkeypatch.setattr(engine, "submit", full_for_a_while)
     body = {"texts": [{"text": "abc", "context": "ab"}]}
@@ -47,6 +52,43 @@ def test_a_queue_that_fills_later_delays_texts_and_refuses_none(
     assert answer.status_code == 200, answer.text
     assert next(calls) == 4
     assert answer.json()["data"][0]["tokens"] == 3
+
+
+def test_the_states_of_contexts_are_kept_within_their_memory(
+    artefacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request with many contexts keeps as many at once as have room, and tells the same scores."""
+    texts = [{"text": f"abc{n}", "context": f"ab{n}"} for n in range(12)]
+    held: list[int] = []
+    fits = Door._fits
+    monkeypatch.setattr(Door, "_fits", lambda door, more: held.append(door._bytes + more) or fits(door, more))
+    with running(sources(("tiny", artefacts["ring"]))) as server:
+        expected = server.post("/v1/score", {"texts": texts}).json()["data"]
+        engine = server.server.models["tiny"].engine
+        one = engine._state_bytes
+        assert max(held) > 4 * one
+    held.clear()
+    make, live, most = Running.state, [], []
+
+    def noted(run: Running, memory: Any, **options: Any) -> Any:
+        live.append(weakref.ref(memory))
+        most.append(sum(ref() is not None for ref in live))
+        return make(run, memory, **options)
+
+    monkeypatch.setattr(Running, "state", noted)
+    with running(sources(("tiny", artefacts["ring"]), state_bytes=3 * one)) as server:
+        assert server.post("/v1/score", {"texts": texts}).json()["data"] == expected
+        door = server.server.models["tiny"].engine._door
+        assert (max(held), door._bytes) == (4 * one, 0)  # a fourth was asked for, and had to wait
+        assert len(live) == 12
+        assert max(most) < 8  # some that were released may not be collected yet
+        body = {"prompt": ["a", "b", "c", "d"], "n": 2, "max_tokens": 3}
+        refused = server.post("/v1/completions", body)
+        assert refused.status_code == 400
+        assert "send fewer prompts at once" in refused.text
+        answer = server.post("/v1/completions", body | {"prompt": ["a", "b"]})
+        assert len(answer.json()["choices"]) == 4
+        assert comes_true(lambda: door._bytes == 0)
 
 
 def test_more_texts_than_places_in_the_queue_are_scored(served, session) -> None:

@@ -19,9 +19,9 @@ from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Delivery, Ended, Task
 from xl_export.serve.core.trial import dependence_of_rows, refuse_unserved
 from xl_export.serve.core.validate import refuse_impossible
-from xl_export.serve.core.waiting import Busy, Door, Places, TooManyError
+from xl_export.serve.core.waiting import Busy, Door, Held, Places, TooManyError
 
-__all__ = ["Busy", "Cache", "Delivery", "Engine", "Places", "TooManyError"]
+__all__ = ["Busy", "Cache", "Delivery", "Engine", "Held", "Places", "TooManyError"]
 
 Command = tuple[Literal["enter", "cancel", "resume"], Running]
 LOG = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ class Engine:
         self._session, self._settings, self._deliver = session, settings, deliver
         self._scheduler, self._door = Scheduler(session, settings, cache), Door(settings)
         self._dependence = dependence_of_rows(session, settings, self._scheduler.rows)
+        self._state_bytes = self._scheduler.row_bytes + 4 * session.vocab.size  # a row and its logits
         self._scheduler.before_step = self._tell
         self._changed = threading.Condition()
         self._commands: list[Command] = []
@@ -85,11 +86,29 @@ class Engine:
         if why := self._door.why_not(count, tenant, bulk, paused=paused, take=take):
             raise Busy(why, self._retry_after(self._waiting))
 
-    def submit(self, task: Task, places: Places | None = None) -> None:
+    def hold(self, states: int) -> Held:
+        """Memory for so many states that a request keeps between its tasks; any thread. The tasks that bring
+        these states are submitted with `held`.
+
+        Raises Busy where there is not so much now, and UserError where there never is: one state always has
+        its time.
+        """
+        settings, num_bytes = self._settings, states * self._state_bytes
+        if states > 1 and num_bytes > settings.state_bytes:
+            raise UserError(
+                f"{states} prompts with several choices keep {self._state_bytes:,} bytes each, and there are "
+                f"{settings.state_bytes:,} bytes for all; send fewer prompts at once."
+            )
+        if not self._door.hold(num_bytes):
+            raise Busy(NO_BYTES, self._retry_after(self._waiting))
+        return Held(self._door, num_bytes)
+
+    def submit(self, task: Task, places: Places | None = None, *, held: bool = False) -> None:
         """Lets a task wait for a row; any thread. Its answers are delivered, the last one an Ended.
 
-        places: reserved ones; then it is never Busy. Raises what `reserve(1)` raises, and UserError for a
-        task that cannot be done; neither has cost any work.
+        places: reserved ones; then it is never Busy for want of a place. held: whether the bytes of the
+        task's state were counted by `hold`; then it is never Busy for want of memory. Raises what
+        `reserve(1)` raises, and UserError for a task that cannot be done; neither has cost any work.
         """
         refuse_impossible(task, self._session)
         with ExitStack() as undo:
@@ -99,11 +118,12 @@ class Engine:
             else:
                 places.use(task)
             undo.callback(self._door.leave, 1, task.tenant, task.bulk)
-            if task.state is not None:
-                if not self._door.bring(task.state, needed=places is not None):
+            run = Running(task, self._session)
+            if task.state is not None and not held:
+                if not self._door.bring(task.state):
                     raise Busy(NO_BYTES, self._retry_after(self._waiting))
                 undo.callback(self._door.drop, task.state)
-            run = Running(task, self._session)
+                run.brings = True
             with self._changed:
                 if self._stopping:
                     raise UserError("the engine stops and takes no more tasks; ask another server.")
@@ -259,9 +279,9 @@ class Engine:
 
     def _send(self, delivery: Delivery) -> None:
         for task, answers in delivery:
-            if answers[-1].__class__ is Ended and self._submitted.pop(task, None) is not None:
+            if answers[-1].__class__ is Ended and (run := self._submitted.pop(task, None)) is not None:
                 self._door.leave(1, task.tenant, task.bulk)
-                if task.state is not None:
+                if task.state is not None and run.brings:
                     self._door.drop(task.state)
         try:
             self._deliver(delivery)

@@ -34,7 +34,8 @@ class Running:
     the latter is written by another thread. closing: why the task ends, once its last token is fed. order,
     since, last_piece: the iterations in which it came, got its row, and was fed a piece. arrived: when it was
     submitted, by the monotonic clock. copied: where its memory is counted, if it is a copy of a row that it
-    gave up. ended: whether its `Ended` was said.
+    gave up. ended: whether its `Ended` was said. brings: whether
+    the engine counts the bytes of the state of its task.
     """
 
     def __init__(self, task: Task, session: Session) -> None:
@@ -45,7 +46,7 @@ class Running:
         self.count = 0
         self.token, self.pending, self.paused = 0, False, False
         self.copied: Copies | None = None
-        self.ended = False
+        self.ended = self.brings = False
         self.answers: list[Answer] = []
         self.closing: Reason | None = None
         self.account: Account

@@ -60,10 +60,10 @@ class Scheduler:
         self._end_of_document = session.vocab.special.end_of_document
         self.rows, self.waiting = Rows(session, settings.rows), Waiting()
         tensors = self.rows.memory.tensors.values()
-        self._row_bytes = sum(array.nbytes for array in tensors) // settings.rows
+        self.row_bytes = sum(array.nbytes for array in tensors) // settings.rows
         # Two budgets: slow clients, who fill theirs, do not keep others from a row.
-        self.unread = Copies(self._row_bytes, settings.state_bytes, shared=True)
-        self.given = Copies(self._row_bytes, settings.state_bytes, shared=False)
+        self.unread = Copies(self.row_bytes, settings.state_bytes, shared=True)
+        self.given = Copies(self.row_bytes, settings.state_bytes, shared=False)
         self.runs: dict[Task, Running] = {}
         self.paused: set[Running] = set()
         self._said: list[Running] = []  # runs with answers that are not delivered yet
@@ -233,8 +233,7 @@ class Scheduler:
         prompts = [run for run in self.rows.runs[self.rows.decoding :] if run.prompt_left]
         if not prompts:
             return
-        # The last group first: where a run fails, the last row takes its place, and no row of a group that
-        # is still to be stepped moves.
+        # The last group first: the last row moves to where a run fails, and must not be stepped after that.
         for group in reversed(chosen_pieces(self._session, prompts, self._settings.prompt_tokens)):
             runs = [piece.run for piece in group]
             answers = self._step(runs, partial(step_of, self._session, group))
@@ -257,7 +256,7 @@ class Scheduler:
         self._say(run, fed)
         task = run.task
         if self._cache is not None and task.cached and task.state is None and not task.score:
-            keep_prefix(self._cache, run, self.rows, self._segment, self._row_bytes)
+            keep_prefix(self._cache, run, self.rows, self._segment, self.row_bytes)
         if not run.prompt_left:
             self._ready.append(run)
 

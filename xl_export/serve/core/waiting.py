@@ -41,7 +41,8 @@ class Door:
 
     There are as many places as rows and places in the queue. Of those beyond the rows, bulk may have half,
     and a tenant with a name may have as many as it leaves free to others, but at least one: so neither bulk
-    nor one tenant shuts out everybody else. Its methods may be called on any thread.
+    nor one tenant shuts out everybody else. The bytes of the states that tasks bring are counted, too; one
+    state is let in whatever its size. Its methods may be called on any thread.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -89,17 +90,16 @@ class Door:
             if not self._taken[tenant, bulk]:
                 del self._taken[tenant, bulk]
 
-    def bring(self, state: StreamState, *, needed: bool) -> bool:
-        """Counts a state that a task brings, unless that would be too many bytes and it is not needed; a
-        state that several tasks bring is counted once.
+    def bring(self, state: StreamState) -> bool:
+        """Counts a state that a task brings, unless that would be too many bytes; a state that several tasks
+        bring is counted once.
         """
         with self._lock:
             uses = self._states.get(id(state), 0)
-            num_bytes = 0 if uses else state.num_bytes
-            if self._bytes and num_bytes and self._bytes + num_bytes > self._state_bytes and not needed:
+            if not uses and not self._fits(state.num_bytes):
                 return False
             self._states[id(state)] = uses + 1
-            self._bytes += num_bytes
+            self._bytes += 0 if uses else state.num_bytes
             return True
 
     def drop(self, state: StreamState) -> None:
@@ -109,6 +109,22 @@ class Door:
             if not self._states[id(state)]:
                 del self._states[id(state)]
                 self._bytes -= state.num_bytes
+
+    def hold(self, num_bytes: int) -> bool:
+        """Counts bytes of states that are still to be made, unless that would be too many."""
+        with self._lock:
+            if not self._fits(num_bytes):
+                return False
+            self._bytes += num_bytes
+            return True
+
+    def let_go(self, num_bytes: int) -> None:
+        """Notes that states whose bytes `hold` has counted are gone."""
+        with self._lock:
+            self._bytes -= num_bytes
+
+    def _fits(self, num_bytes: int) -> bool:
+        return not self._bytes or self._bytes + num_bytes <= self._state_bytes
 
 
 class Places:
@@ -139,6 +155,18 @@ class Places:
             left, self._left = self._left, 0
         if left:
             self._door.leave(left, self._tenant, self._bulk)
+
+
+class Held:
+    """Memory for states that a request keeps between its tasks. `release` gives it back, once."""
+
+    def __init__(self, door: Door, num_bytes: int) -> None:
+        self._door, self._bytes = door, num_bytes
+
+    def release(self) -> None:
+        """Notes that the states are gone."""
+        num_bytes, self._bytes = self._bytes, 0
+        self._door.let_go(num_bytes)
 
 
 class Waiting:

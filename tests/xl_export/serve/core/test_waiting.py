@@ -99,10 +99,31 @@ def test_the_bytes_of_states_that_wait_are_bounded(session: Session) -> None:
     engine.submit(task(state=one))  # the same bytes
     with pytest.raises(Busy, match="fill the memory"):
         engine.submit(task(state=other))
-    with engine.reserve(1) as places:
+    with engine.reserve(1) as places, pytest.raises(Busy, match="fill the memory"):
         engine.submit(task(state=other), places)
+    engine.submit(task(state=other), held=True)
     engine.stop(within=60)
     assert (engine._door._bytes, engine._door._states, +engine._door._taken) == (0, {}, {})
+
+
+def test_states_that_a_request_keeps_are_counted_before_they_are_made(session: Session) -> None:
+    driver = Driver(session, rows=1)
+    driver.run(kept := task(keep=True))
+    state = driver.ended(kept).state
+    engine = Engine(session, EngineSettings(state_bytes=2 * state.num_bytes), deliver=lambda delivery: None)
+    assert state.num_bytes - engine._state_bytes == state.tail.nbytes  # what is held is what is kept
+    one, other = engine.hold(1), engine.hold(1)
+    for ask in (lambda: engine.hold(1), lambda: engine.submit(task(state=state))):
+        with pytest.raises(Busy, match="fill the memory"):
+            ask()
+    with pytest.raises(UserError, match=r"3 prompts with several choices .* send fewer prompts"):
+        engine.hold(3)
+    one.release()
+    one.release()
+    engine.hold(1).release()
+    other.release()
+    engine.stop(within=60)
+    assert engine._door._bytes == 0
 
 
 def test_the_bytes_of_rows_that_were_given_up_are_bounded(session: Session) -> None:

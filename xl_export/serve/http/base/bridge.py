@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Task
-from xl_export.serve.core.waiting import Busy, Places
+from xl_export.serve.core.waiting import Busy, Held, Places
 from xl_export.serve.http.base.errors import busy
 from xl_export.serve.http.base.metrics import Figures
 
@@ -31,7 +31,8 @@ class Accepts(Protocol):
 
     def reserve(self, count: int, *, tenant: str = "", bulk: bool = False) -> Places: ...
     def refuse_more(self, count: int = 1, *, tenant: str = "", bulk: bool = False) -> None: ...
-    def submit(self, task: Task, places: Places | None = None) -> None: ...
+    def hold(self, states: int) -> Held: ...
+    def submit(self, task: Task, places: Places | None = None, *, held: bool = False) -> None: ...
     def cancel(self, task: Task) -> None: ...
     def taken(self, task: Task, count: int) -> None: ...
 
@@ -129,6 +130,7 @@ class Inbox:
         self._answers = False  # whether a token has been drawn or scored
         self._waiting: asyncio.Future[None] | None = None
         self._places: Places | None = None
+        self._held: list[Held] = []
         self.open = False
         self.arrived: Delivery = []
         self.running: dict[Task, Listener] = {}
@@ -140,6 +142,8 @@ class Inbox:
         self.figures.whole.observe(time.monotonic() - self._began)
         if self._places is not None:
             self._places.release()
+        for held in self._held:
+            held.release()
         for task in self.running:
             self._engine.cancel(task)
             self._bridge.listeners.pop(task, None)
@@ -151,14 +155,25 @@ class Inbox:
         with refusing():
             self._places = self._engine.reserve(count, tenant=tenant)
 
-    def submit(self, task: Task) -> None:
-        """Gives a task to the engine; raises RefusedError where its queue is full and no place was reserved,
-        UserError where the task cannot be done.
+    def hold(self, states: int) -> Held:
+        """Memory for so many states that this request keeps between its tasks, until the inbox is left or it
+        is released; raises RefusedError where there is not so much now, UserError where there never is.
+        """
+        with refusing():
+            held = self._engine.hold(states)
+        self._held.append(held)
+        return held
+
+    def submit(self, task: Task, *, held: bool = False) -> None:
+        """Gives a task to the engine. held: whether its state is one for which `hold` was called.
+
+        Raises RefusedError where the queue is full and no place was reserved, or where the states fill their
+        memory, UserError where the task cannot be done.
         """
         self._bridge.listeners[task] = listener = Listener(self)
         try:
             with refusing():
-                self._engine.submit(task, self._places)
+                self._engine.submit(task, self._places, held=held)
         except BaseException:
             del self._bridge.listeners[task]
             raise

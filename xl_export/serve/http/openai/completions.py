@@ -104,6 +104,8 @@ class Completion:
             try:
                 plan = self._plan  # a prompt with several choices is fed by a task of its own
                 each = plan.best_of + (plan.best_of > 1)
+                if plan.best_of > 1:
+                    inbox.hold(len(self._prompts))
                 inbox.reserve(len(self._prompts) * each, self._tenant)
                 for prompt in range(len(self._prompts)):
                     self._submit_prompt(inbox, prompt)
@@ -156,7 +158,7 @@ class Completion:
                 tenant=self._tenant,
             )
             self._choosing[task] = choice, self._prompts[number]
-            inbox.submit(task)
+            inbox.submit(task, held=True)
 
     @property
     def _top(self) -> int:

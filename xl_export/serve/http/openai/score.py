@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -21,7 +22,9 @@ from runtimes.contract.vocabulary import Vocab
 from runtimes.tasks.text_rows import Context, Reader, Row, TextToScore
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Ended, Fed, Task
+from xl_export.serve.core.waiting import Held
 from xl_export.serve.http.base.answering import Answering, Channel
+from xl_export.serve.http.base.bridge import Inbox
 from xl_export.serve.http.base.description import Operation
 from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits, of_body, read_json
@@ -117,6 +120,7 @@ class Scoring:
         self._found: dict[int, list[np.ndarray]] = {index: [] for index in range(len(rows))}
         self._texts: dict[Task, int] = {}  # the row that each task scores
         self._contexts: dict[Task, list[int]] = {}  # the rows that follow each context
+        self._kept: dict[Task, _Kept] = {}  # the state that each task makes or follows
         self._tokens = 0
 
     async def run(self, channel: Channel) -> None:
@@ -126,7 +130,7 @@ class Scoring:
             while waiting or inbox.running:
                 while waiting and len(inbox.running) < AT_ONCE:
                     try:
-                        inbox.submit(waiting[-1])
+                        self._submit(inbox, waiting[-1])
                     except RefusedError:
                         if not begun:
                             raise
@@ -144,11 +148,28 @@ class Scoring:
                             refuse_failure(answer)
                             if task in self._contexts:
                                 waiting += self._after(task, answer.state)
+                                continue
+                            del self._texts[task]  # it holds the state of its context
+                            if task in self._kept:
+                                self._kept.pop(task).leave()
         self._note.update(model=self._model.name, texts=len(self._rows), prompt_tokens=self._tokens)
         vocab = self._model.session.vocab
         data = [self._document(index, vocab) for index in range(len(self._rows))]
         used = usage(self._tokens, 0, 0)
         await channel.document({"object": "list", "model": self._model.name, "data": data, "usage": used})
+
+    def _submit(self, inbox: Inbox, task: Task) -> None:
+        """Submits a task; for the state of a context memory is held until all texts that follow it ended."""
+        if task not in self._contexts:
+            inbox.submit(task, held=task.state is not None)
+            return
+        held = inbox.hold(1)
+        try:
+            inbox.submit(task)
+        except BaseException:
+            held.release()
+            raise
+        self._kept[task] = _Kept(held, len(self._contexts[task]))
 
     def _first_tasks(self) -> Iterator[Task]:
         """The texts without context, and a task for each context."""
@@ -168,7 +189,9 @@ class Scoring:
     def _after(self, task: Task, state: StreamState | None) -> list[Task]:
         """The texts that follow a context, which has been fed."""
         assert state is not None, "the task that fed a context keeps its state"
-        return [self._task(index, state) for index in self._contexts.pop(task)]
+        after = [self._task(index, state) for index in self._contexts.pop(task)]
+        self._kept |= dict.fromkeys(after, self._kept.pop(task))
+        return after
 
     def _task(self, index: int, state: StreamState | None) -> Task:
         stream = self._rows[index].stream
@@ -205,6 +228,20 @@ class Scoring:
                 {"id": token, "text": decode(token), "log_prob": log_prob} for token, log_prob in pairs
             ]
         return document
+
+
+@dataclass
+class _Kept:
+    """The memory of a context's state. left: the texts that follow it and have not ended."""
+
+    held: Held
+    left: int
+
+    def leave(self) -> None:
+        """Notes that one of the texts has ended."""
+        self.left -= 1
+        if not self.left:
+            self.held.release()
 
 
 def _text(text: str | list[int] | ScoredText, number: int) -> TextToScore:
