@@ -68,7 +68,7 @@ def run_demo(out: Path, *, steps: int | None = None, force: bool = False) -> dic
         _title(
             "a trained model writes",
             f"{shipped}, {OPENING_TOKENS} tokens after the first three sentences; a small model, trained for "
-            "hours, whose text was chosen",
+            "about an hour of CPU time, whose text was chosen",
         )
         reports["stories"], flat = _show(shipped)
     _title("train a small one", f"{config.steps} steps on the built-in corpus")
@@ -106,7 +106,7 @@ def run_demo(out: Path, *, steps: int | None = None, force: bool = False) -> dic
             )
     if (music := find_shipped(MUSIC)) is not None:
         _title("music", "four voices by another trained model, in the manner of Bach's chorales")
-        play_music(music, out / "music")
+        play_music(music, out / "music", force=force)
     return {
         "scores": {name: score.to_json() for name, score in scores.items()},
         "check": report.to_json(),

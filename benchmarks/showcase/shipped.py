@@ -63,14 +63,16 @@ def write_text(session: Session, prompt: str, *, tokens: int, seed: int) -> str:
     return text
 
 
-def play_music(artefact: Path, out: Path, *, seconds: float = 30) -> None:
-    """Writes about so many seconds of music to out.mid and out.wav with the program beside the artefact."""
+def play_music(artefact: Path, out: Path, *, seconds: float = 30, force: bool = False) -> None:
+    """Writes about so many seconds of music to out.mid and out.wav with the program beside the artefact.
+
+    force: whether files that exist are replaced.
+    """
     program = [sys.executable, str(artefact.parent / "play.py"), str(artefact)]
-    ended = subprocess.run(
-        [*program, "--seconds", str(seconds), "--out", str(out)], capture_output=True, text=True, check=False
-    )
+    options = ["--seconds", str(seconds), "--out", str(out), *(["--force"] if force else [])]
+    ended = subprocess.run([*program, *options], capture_output=True, text=True, check=False)
     if ended.returncode:
-        raise UserError(f"{program[1]} ended with an error: {ended.stderr.strip()[-300:]}")
+        raise UserError(f"{program[1]}: {ended.stderr.strip()[-300:].removeprefix('Error: ')}")
     click.echo(ended.stdout.strip())
 
 

@@ -64,8 +64,11 @@ def test_music_is_written_by_the_program_of_the_example_and_its_error_is_told(tm
     shipped.play_music(music, tmp_path / "tune", seconds=1)
     assert {"tune.mid", "tune.wav"} <= {path.name for path in tmp_path.iterdir()}
     assert "tune.mid" in capsys.readouterr().out
-    with pytest.raises(UserError, match="ended with an error"):
-        shipped.play_music(music, tmp_path / "missing" / "tune", seconds=1)
+    with pytest.raises(UserError, match=r"play\.py: .*tune\.mid exists; give another --out, or --force"):
+        shipped.play_music(music, tmp_path / "tune", seconds=1)
+    before = (tmp_path / "tune.mid").stat().st_mtime_ns
+    shipped.play_music(music, tmp_path / "tune", seconds=1, force=True)
+    assert (tmp_path / "tune.mid").stat().st_mtime_ns > before
 
 
 def test_every_way_to_predict_a_text_is_scored_in_bits_of_the_same_bytes(teller, tmp_path):
