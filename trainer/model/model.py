@@ -48,9 +48,9 @@ class Visibility:
         if not unused and longest is None:
             return self
         before = None if self.before_start is None else self.before_start[:, unused:]
-        known = [distance for distance in (self.longest, longest) if distance is not None]
-        visible = self.visible[:, :, unused:]
-        return replace(self, visible=visible, before_start=before, longest=min(known, default=None))
+        if longest is None or (self.longest is not None and self.longest < longest):
+            longest = self.longest
+        return replace(self, visible=self.visible[:, :, unused:], before_start=before, longest=longest)
 
 
 def visibility_of(

@@ -126,8 +126,9 @@ class Positions(nn.Module):
             return self._tables[key]
         distances = torch.arange(count, device="cpu").clamp(max=last)
         table = sinusoids(distances, self.config.d_model, self.frequencies).to(like)
-        # What inference computes cannot be used where gradients are.
-        if self.frequencies is None and not torch.is_inference_mode_enabled():
+        # What inference computes cannot be used where gradients are. `torch.compile` cannot ask for it.
+        inferred = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+        if self.frequencies is None and not inferred:
             if len(self._tables) == KEPT_TABLES:
                 self._tables.clear()
             self._tables[key] = table

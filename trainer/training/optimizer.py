@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trainer.run.config import TrainConfig
 from trainer.training.shard import clip_whole, norms
 
-FUSED = ("cpu", "cuda")  # devices for which every supported PyTorch updates all weights in one pass
+FUSED = ("cpu", "cuda", "mps")  # devices on which PyTorch updates all weights in one pass; mps was not run
 
 
 def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:

@@ -207,7 +207,7 @@ class Training:
         self.optimizer.zero_grad()
         sums = torch.zeros(2, device=self.ranks.device)
         for part, piece in enumerate(np.split(pieces, self.config.accumulate)):
-            sums += self._backward(part, torch.from_numpy(piece).to(self.ranks.device))
+            sums += self._backward(part, _on_device(piece, self.ranks.device))
         objective, nats = self.ranks.mean(sums) / self.config.accumulate
         norm = self._update(rate)
         self.at, self.position, before = self.at + T, self.position + T, self.rule
@@ -298,6 +298,12 @@ class Training:
         assert self.config.averaging is not None
         start = average_start(self.config.averaging, self.validations)
         return start is not None and self.step > start
+
+
+def _on_device(tokens: np.ndarray, device: torch.device) -> Tensor:
+    """The tokens on a device. A copy from pinned memory does not wait for what a GPU still computes."""
+    tensor = torch.from_numpy(tokens)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _refuse_without_compiler(device: torch.device) -> None:

@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from runtimes.base.errors import ConfigError
 from runtimes.contract.rule import MemoryRule
 from trainer.model.config import ModelConfig, SpanConfig, VocabularyConfig
 from trainer.model.model import LanguageModel
 from trainer.run.config import TrainConfig
+from trainer.training import state
+from trainer.training.span_lengths import SpanLengths
 from trainer.training.state import Objective, Training
 
 SIZES: dict[str, Any] = {"layers": 2, "d_model": 8, "heads": 2, "head_dim": 4, "vocab_size": 7}
@@ -82,6 +85,53 @@ def test_the_step_is_one_graph_and_computes_the_same(backend: str, kind: str) ->
         compiled = results(torch.compile(objective, backend=backend, fullgraph=True), objective.model)
     for ours, true in zip(compiled, plain, strict=True):
         torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=() if k in ("relative", "learned") else pytest.mark.slow) for k in KINDS],
+)
+def test_training_compiles_graphs_without_breaks_while_lengths_change(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a fresh model on: nothing was computed before the first compiled step."""
+    sizes: dict[str, Any] = (
+        SIZES | {"positions": "relative" if kind == "adaptive softmax" else kind} | KINDS[kind]
+    )
+    far = {"context": 257, "span": SpanConfig(maximum=256)} if kind == "learned" else {}
+    rule = MemoryRule(mem_len=256 if far else 8, segment=8)
+    plain = TrainConfig(
+        model=ModelConfig(**(sizes | far)),
+        training=rule,
+        evaluation=rule,
+        vocab="byte",
+        batch=2,
+        steps=9,
+        mem_len_schedule=() if far else ((2, 4), (5, 8)),
+        segment_schedule=((4, 4),),
+    )
+    if far:  # spans that grow, as training would let them grow over thousands of steps
+        monkeypatch.setattr(SpanLengths, "current", lambda lengths: (64 * (1 + lengths.steps // 3), 64))
+    compiled: list[nn.Module] = []
+    compile_ = nn.Module.compile
+
+    def traced(module: nn.Module) -> None:
+        compiled.append(module)
+        compile_(module, backend="eager")
+
+    monkeypatch.setattr(nn.Module, "compile", traced)
+    monkeypatch.setattr(state, "_refuse_without_compiler", lambda device: None)
+    tokens_BN = np.random.default_rng(0).integers(0, 7, (2, 200))
+    torch.compiler.reset()
+    counters.clear()
+    losses = []
+    for compile_it in (True, False):
+        training = Training.start(dataclasses.replace(plain, compile=compile_it))
+        losses.append([float(training.advance(tokens_BN).nats) for _ in range(9)])
+    assert counters["graph_break"] == {}
+    assert counters["stats"]["unique_graphs"] > 1
+    assert len(compiled) == 1
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_activations_that_are_computed_again_give_the_same_bits(
