@@ -75,7 +75,12 @@ class Positions(nn.Module):
                 "because one half of a position vector is sines and the other half is cosines."
             )
         if not (1 if cls.has_context else 0) <= config.context <= (MAX_LENGTH if cls.has_context else 0):
-            expected = f"1 to {MAX_LENGTH} rows" if cls.has_context else "0"
+            expected = "0"
+            if cls.has_context:
+                expected = (
+                    f"1 to {MAX_LENGTH:,}, the rows of their table; give --set model.context=N with the "
+                    "tokens of memory and segment together"
+                )
             raise ConfigError(
                 f"model.context is {config.context}; {config.positions} positions take {expected}."
             )

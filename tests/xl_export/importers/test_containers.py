@@ -58,6 +58,8 @@ def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"is not a file|does not exist"):
             read_pickle(path)
     refused(tmp_path / "file", b"", "is empty")
+    cut = zip_container(CONTENT, {"0": NUMBERS})[:-30]
+    refused(tmp_path / "file", cut, "is a damaged zip archive (its end is missing)")
     refused(tmp_path / "file", b"text of a reader", "is a text, not a checkpoint")
 
 

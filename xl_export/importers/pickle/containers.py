@@ -178,6 +178,7 @@ def _damage(what: str = "") -> Iterator[None]:
     try:
         yield
     except ZIP_ERRORS as error:
-        raise ContainerError(
-            f"is a damaged zip archive ({shown(what + str(error)) or type(error).__name__})"
-        ) from error
+        # Python's words for a file that begins as an archive and has no list of contents at its end.
+        cut = str(error) == "File is not a zip file"
+        reason = "its end is missing" if cut else shown(what + str(error)) or type(error).__name__
+        raise ContainerError(f"is a damaged zip archive ({reason})") from error
