@@ -204,3 +204,47 @@ def test_a_full_disk_is_refused_and_loses_nothing(
         if count[0] < at:
             break
     assert refused > 10
+
+
+def test_with_flush_each_name_is_on_the_disk_before_the_old_files_go(
+    session: Session, states: list[StreamState], tokens: np.ndarray, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """The order of the calls: a new name, then the fsync of its folder, then the answer or the removal."""
+    calls: list[tuple[str, str]] = []
+
+    def traced(name: str) -> None:
+        call = getattr(os, name)
+
+        def noted(first: Any, *rest: Any, **options: Any) -> Any:
+            path = Path(os.readlink(f"/proc/self/fd/{first}") if name == "fsync" else first)
+            target = Path(rest[0]) if name in ("replace", "rename") else path
+            calls.append((name, target.name))
+            return call(first, *rest, **options)
+
+        monkeypatch.setattr(os, name, noted)
+
+    bounds = StoreSettings(replayed=10, flush=True)
+    store = StreamStore(tmp_path, session, key=KEY, settings=bounds)
+    for name in ("replace", "rename", "fsync", "unlink"):
+        traced(name)
+
+    def order(*wanted: tuple[str, str]) -> None:
+        """The wanted calls are among the calls, in this order; the calls are forgotten."""
+        places = [calls.index(each) for each in wanted]
+        assert places == sorted(places), (wanted, calls)
+        calls.clear()
+
+    name = store.create("anna", states[0]).id
+    order(("fsync", f".{name}.new"), ("rename", name), ("fsync", store._path.name))
+    with store.operation(name, "anna") as operation:
+        operation.commit(states[1], appended=tokens[:5])
+    calls.clear()
+    fork = store.fork(name, "anna").id
+    order(("fsync", "000000.journal"), ("rename", fork), ("fsync", store._path.name))
+    with store.operation(name, "anna") as operation:  # more tokens than a journal may have
+        operation.commit(states[3], appended=tokens[5:30])
+    order(("replace", "000001@30.stream"), ("fsync", name), ("unlink", "000000@0.stream"))
+    with store.operation(fork, "anna") as operation:  # this replaces the journal, too
+        operation.snapshot().close()
+    order(("replace", "000001@5.stream"), ("fsync", fork), ("unlink", "000000.journal"))
+    store.close()

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, UserError
+from runtimes.base.files import flush as flush_file
 from runtimes.base.files import open_file, read_bytes, read_json, write_json
 from runtimes.contract.session import Session
 from xl_export.serve.core.state import StreamState
@@ -54,7 +55,8 @@ class StreamFolder:
     """The files of a stream as they are now. One thread at a time may use it.
 
     version: of the snapshot; each new one has a larger number. begin: the position in the snapshot.
-    appended: the lines of the journal.
+    appended: the lines of the journal. flush: whether what was written is on the disk, and not only with the
+    system, when a method returns.
     """
 
     path: Path
@@ -62,16 +64,19 @@ class StreamFolder:
     begin: int
     appended: list[np.ndarray]
     journal_bytes: int = 0
+    flush: bool = False
 
     @staticmethod
-    def create(path: Path, state: StreamState, facts: dict[str, Any], *, key: bytes) -> StreamFolder:
+    def create(
+        path: Path, state: StreamState, facts: dict[str, Any], *, key: bytes, flush: bool = False
+    ) -> StreamFolder:
         """A new folder, which appears whole."""
-        with _appearing(path, facts) as hidden:
+        with _appearing(path, facts, flush=flush) as hidden:
             write_snapshot(state, hidden / _name(0, state.position), key=key)
-        return StreamFolder(path, version=0, begin=state.position, appended=[])
+        return StreamFolder(path, version=0, begin=state.position, appended=[], flush=flush)
 
     @staticmethod
-    def open(path: Path) -> tuple[StreamFolder, dict[str, Any]]:
+    def open(path: Path, *, flush: bool = False) -> tuple[StreamFolder, dict[str, Any]]:
         """The folder that a server left, however it ended, and the facts in it. What a kill left unfinished
         is removed. Raises ArtefactError where it is no whole stream.
         """
@@ -83,7 +88,7 @@ class StreamFolder:
         )
         if not found or not isinstance(facts, dict):
             raise ArtefactError(f"{path} holds no stream; remove the folder, or copy it whole.")
-        folder = StreamFolder(path, *found[-1], appended=[])
+        folder = StreamFolder(path, *found[-1], appended=[], flush=flush)
         folder._read_journal()
         folder._tidy()
         return folder, facts
@@ -106,11 +111,8 @@ class StreamFolder:
         """The file of the snapshot, open for reading; it stays readable when it is replaced."""
         return open_file(self._snapshot)
 
-    def append(self, tokens: np.ndarray, *, flush: bool = False) -> None:
-        """Adds a line to the journal: it is there as a whole, or the operation is refused.
-
-        flush: whether it is on the disk, and not only with the system, when this returns.
-        """
+    def append(self, tokens: np.ndarray) -> None:
+        """Adds a line to the journal: it is there as a whole, or the operation is refused."""
         line = json.dumps(tokens.tolist(), separators=(",", ":")).encode() + b"\n"
         with _written():
             file = os.open(self._journal, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -118,7 +120,7 @@ class StreamFolder:
                 # What a refused append has left is written over; the rest of it has no end of a line.
                 if os.pwrite(file, line, self.journal_bytes) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                if flush:
+                if self.flush:
                     self._flush(file)
             finally:
                 os.close(file)
@@ -130,11 +132,7 @@ class StreamFolder:
         try:
             os.fsync(file)
             if not self.journal_bytes:  # the name of a new file is in its folder
-                parent = os.open(self.path, os.O_RDONLY)
-                try:
-                    os.fsync(parent)
-                finally:
-                    os.close(parent)
+                flush_folder(self.path)
         except OSError:
             os.ftruncate(file, self.journal_bytes)
             raise
@@ -146,6 +144,8 @@ class StreamFolder:
         with _written():
             try:
                 write_snapshot(state, path, key=key)
+                if self.flush:  # before the files that it replaces are removed
+                    flush_folder(self.path)
             except BaseException:  # whatever was refused must not be there after a restart
                 path.unlink(missing_ok=True)
                 raise
@@ -154,15 +154,20 @@ class StreamFolder:
 
     def fork(self, path: Path, facts: dict[str, Any]) -> StreamFolder:
         """A second folder of the same stream. The two share the bytes of the snapshot on the disk."""
-        with _appearing(path, facts) as hidden:
+        with _appearing(path, facts, flush=self.flush) as hidden:
             try:
                 os.link(self._snapshot, hidden / self._snapshot.name)
             except OSError:  # a file system without hard links
                 shutil.copyfile(self._snapshot, hidden / self._snapshot.name)
+                if self.flush:
+                    flush_file(hidden / self._snapshot.name)
             if self.journal_bytes:
                 content = read_bytes(self._journal)[: self.journal_bytes]
                 (hidden / self._journal.name).write_bytes(content)
-        return StreamFolder(path, self.version, self.begin, list(self.appended), self.journal_bytes)
+                if self.flush:
+                    flush_file(hidden / self._journal.name)
+        appended = list(self.appended)
+        return StreamFolder(path, self.version, self.begin, appended, self.journal_bytes, self.flush)
 
     def delete(self) -> None:
         """Removes the stream. It is gone as a whole with the first step of this."""
@@ -199,20 +204,40 @@ class StreamFolder:
                     os.unlink(entry.path)
 
 
+def flush_folder(path: Path) -> None:
+    """Brings the names in a folder to the disk; raises OSError where the disk refuses."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 def _name(version: int, position: int) -> str:
     return f"{version:06d}@{position}.stream"
 
 
 @contextlib.contextmanager
-def _appearing(path: Path, facts: dict[str, Any]) -> Iterator[Path]:
-    """A hidden folder that becomes `path` when the block ends without an error."""
+def _appearing(path: Path, facts: dict[str, Any], *, flush: bool) -> Iterator[Path]:
+    """A hidden folder that becomes `path` when the block ends without an error.
+
+    flush: whether it is on the disk then, under its name; what the block writes is flushed by the block.
+    """
     hidden = path.with_name(f".{path.name}.new")
     with _written():
         try:
             hidden.mkdir(mode=0o700)
             yield hidden
             write_json(hidden / FACTS, facts)
+            if flush:
+                flush_folder(hidden)
             os.rename(hidden, path)
+            if flush:
+                try:
+                    flush_folder(path.parent)
+                except OSError:  # the operation is refused, so the stream must not be there after a restart
+                    os.rename(path, hidden)
+                    raise
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
 

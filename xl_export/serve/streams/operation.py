@@ -72,7 +72,7 @@ class Operation:
             few = appended is not None and folder.num_appended + len(appended) <= index.settings.replayed
             if few and appended is not None:
                 if len(appended):
-                    folder.append(appended, flush=index.settings.flush)
+                    folder.append(appended)
             else:
                 folder.replace(state, key=index.key)
                 index.written += 1

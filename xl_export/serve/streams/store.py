@@ -29,7 +29,7 @@ from xl_export.serve.streams.facts import (
     TooManyStreamsError,
     no_stream,
 )
-from xl_export.serve.streams.folder import StreamFolder, sweep
+from xl_export.serve.streams.folder import StreamFolder, flush_folder, sweep
 from xl_export.serve.streams.index import Stream, StreamIndex
 from xl_export.serve.streams.operation import Operation
 from xl_export.serve.streams.snapshot import read_snapshot
@@ -53,11 +53,14 @@ class StreamStore:
         self._stack = contextlib.ExitStack()
         with writing(self._path):
             self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if settings.flush:
+                for each in (folder, folder.parent):  # the names of the folders that may be new
+                    flush_folder(each)
         self._stack.enter_context(only_writer(self._path, doing="keeping streams"))
         sweep(self._path)
         for path in sorted(each for each in self._path.iterdir() if each.is_dir()):
             try:
-                opened, facts = StreamFolder.open(path)
+                opened, facts = StreamFolder.open(path, flush=settings.flush)
                 stream = Stream(path.name, str(facts["owner"]), float(facts["created"]), 0.0, opened)
             except (UserError, KeyError, TypeError, ValueError) as error:
                 self.damaged.append(f"{path.name}: {error}")
@@ -71,7 +74,9 @@ class StreamStore:
         Raises TooManyStreamsError, and UnwritableError for a full disk; no stream has appeared then.
         """
         with self._new(owner) as (name, facts):
-            folder = StreamFolder.create(self._path / name, state, facts, key=self._index.key)
+            folder = StreamFolder.create(
+                self._path / name, state, facts, key=self._index.key, flush=self._index.settings.flush
+            )
             self._index.written += 1
             stream = self._add(name, owner, facts["created"], folder, state)
         self._index.make_room()
