@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -167,6 +168,27 @@ def test_appended_tokens_cost_no_snapshot(
     state = read(store, name, advance)
     store._stack.close()  # a kill: nothing is written
     assert_same(read(open_store(), name, advance), state)
+
+
+def test_a_position_that_is_read_while_a_snapshot_is_replaced_is_right(
+    open_store: Open, fresh: StreamState, advance: Advance, tokens: np.ndarray, monkeypatch: Any
+) -> None:
+    """Whoever asks for the position of a stream does not wait for its files, at any step of a change."""
+    store = open_store()
+    name = store.create("anna", fresh).id
+    seen: set[int] = set()
+    assign = object.__setattr__
+
+    def assigned(folder: StreamFolder, attribute: str, value: object) -> None:
+        assign(folder, attribute, value)
+        seen.add(store.facts(name, "anna").position)
+
+    monkeypatch.setattr(StreamFolder, "__setattr__", assigned)
+    append(store, name, tokens[:5], advance)
+    with store.operation(name, "anna") as operation:
+        operation.snapshot().close()
+    assert store.totals.written == 2
+    assert seen == {0, 5}
 
 
 def test_two_servers_do_not_share_a_folder(open_store: Open) -> None:

@@ -30,8 +30,8 @@ class StoreSettings:
     ram_bytes: of the states that stay in RAM while they are idle. streams, tenant_bytes: the most that one
     tenant may have. replayed: of the tokens of appends, how many a stream may be ahead of its snapshot; so
     many are fed again after a kill. flush: whether each new stream and each change of one is on the disk
-    before it is answered, so that it also survives a loss of power. That costs milliseconds an append on most disks; without it the system
-    writes appends within seconds, and a kill of the server loses none.
+    before it is answered, so that it also survives a loss of power. That costs milliseconds an append on most
+    disks; without it the system writes appends within seconds, and a kill of the server loses none.
     """
 
     ram_bytes: int = 1 << 30

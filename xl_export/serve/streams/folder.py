@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,11 +52,12 @@ def _written() -> Iterator[None]:
 
 @dataclass
 class StreamFolder:
-    """The files of a stream as they are now. One thread at a time may use it.
+    """The files of a stream as they are now. One thread at a time may use it; any may read `position`.
 
     version: of the snapshot; each new one has a larger number. begin: the position in the snapshot.
-    appended: the lines of the journal. flush: whether what was written is on the disk, and not only with the
-    system, when a method returns.
+    appended: the lines of the journal. position: of the stream, which is that of the snapshot and the tokens
+    that were appended; it is assigned once, at the end of each change. flush: whether what was written is on
+    the disk, and not only with the system, when a method returns.
     """
 
     path: Path
@@ -65,6 +66,10 @@ class StreamFolder:
     appended: list[np.ndarray]
     journal_bytes: int = 0
     flush: bool = False
+    position: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.position = self.begin + self.num_appended
 
     @staticmethod
     def create(
@@ -94,11 +99,6 @@ class StreamFolder:
         return folder, facts
 
     @property
-    def position(self) -> int:
-        """The position of the stream: that of the snapshot, and what was appended."""
-        return self.begin + self.num_appended
-
-    @property
     def num_appended(self) -> int:
         """How many tokens have to be fed again after the snapshot was read."""
         return sum(map(len, self.appended))
@@ -126,6 +126,7 @@ class StreamFolder:
                 os.close(file)
         self.journal_bytes += len(line)
         self.appended.append(tokens)
+        self.position += len(tokens)
 
     def _flush(self, file: int) -> None:
         """Brings the journal to the disk; where that fails, the line that was written last is taken back."""
@@ -150,6 +151,7 @@ class StreamFolder:
                 path.unlink(missing_ok=True)
                 raise
         self.version, self.begin, self.appended, self.journal_bytes = version, state.position, [], 0
+        self.position = state.position
         self._tidy()
 
     def fork(self, path: Path, facts: dict[str, Any]) -> StreamFolder:
@@ -194,6 +196,7 @@ class StreamFolder:
         except ValueError as error:
             raise ArtefactError(f"{self._journal} is damaged; remove the stream's folder.") from error
         self.journal_bytes = sum(len(line) + 1 for line in lines)
+        self.position = self.begin + self.num_appended
 
     def _tidy(self) -> None:
         """Removes what belongs to an older snapshot, and what a kill left unfinished."""
