@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -153,7 +152,6 @@ def test_a_choice_that_fails_does_not_take_the_tokens_of_another(session: Sessio
         model = SimpleNamespace(
             name="m",
             texts=TokenTexts(session.vocab),
-            in_use=contextlib.nullcontext,
             inbox=lambda: Inbox(bridge, engine, Figures()),  # type: ignore[arg-type]
         )
         body = CompletionBody(prompt=["a", "b"], stream=True, stop=["xyz"])

@@ -19,9 +19,9 @@ from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Delivery, Ended, Task
 from xl_export.serve.core.trial import dependence_of_rows, refuse_unserved
 from xl_export.serve.core.validate import refuse_impossible
-from xl_export.serve.core.waiting import Busy, Door, Held, Places, TooManyError
+from xl_export.serve.core.waiting import Busy, Door, Held, Places, StoppedError, TooManyError
 
-__all__ = ["Busy", "Cache", "Delivery", "Engine", "Held", "Places", "TooManyError"]
+__all__ = ["Busy", "Cache", "Delivery", "Engine", "Held", "Places", "StoppedError", "TooManyError"]
 
 Command = tuple[Literal["enter", "cancel", "resume"], Running]
 LOG = logging.getLogger(__name__)
@@ -69,8 +69,8 @@ class Engine:
         """Places for so many tasks of one tenant and class, which `submit` then takes whatever the load; any
         thread. Use it in a `with` block, which gives back what was not used.
 
-        Raises Busy where there are not so many places now, TooManyError where there never are, and UserError
-        where the engine stops. See `Door`.
+        Raises Busy where there are not so many places now, TooManyError where there never are, and
+        StoppedError where the engine stops. See `Door`.
         """
         self._refuse_more(count, tenant, bulk, take=True)
         return Places(self._door, count, tenant, bulk)
@@ -81,7 +81,7 @@ class Engine:
 
     def _refuse_more(self, count: int, tenant: str, bulk: bool, *, take: bool) -> None:
         if self._stopping:
-            raise UserError("the engine stops and takes no more tasks; ask another server.")
+            raise StoppedError
         paused = [run.task for run in list(self._scheduler.paused)]
         if why := self._door.why_not(count, tenant, bulk, paused=paused, take=take):
             raise Busy(why, self._retry_after(self._waiting))
@@ -126,7 +126,7 @@ class Engine:
                 run.brings = True
             with self._changed:
                 if self._stopping:
-                    raise UserError("the engine stops and takes no more tasks; ask another server.")
+                    raise StoppedError
                 if task in self._submitted:
                     raise UserError("the task was submitted before; make a new one.")
                 self._submitted[task] = run

@@ -26,6 +26,16 @@ class Busy(UserError):  # noqa: N818
         self.retry_after = retry_after
 
 
+class StoppedError(UserError):
+    """The engine stops, or has died, and takes no more tasks."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the engine of the model stops and takes no more tasks; ask again in a moment, or ask another "
+            "server."
+        )
+
+
 class TooManyError(UserError):
     """So many tasks at once are never let in, however idle the engine is. most: how many are."""
 

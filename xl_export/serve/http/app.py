@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
 import secrets
 import time
@@ -113,6 +114,7 @@ class Guard:
 
         scope["state"].update(begin=noted, send=send)  # see `answering`
         server.requests += 1
+        held = scope["state"]["held"] = contextlib.ExitStack()  # see `Server.hold`
         try:
             self._admit(scope, headers)
             await self._app(scope, receive, noted)
@@ -131,6 +133,7 @@ class Guard:
             )
             await _answer(fault, scope, receive, noted)
         finally:
+            held.close()
             server.requests -= 1
             if scope["state"].get("left"):
                 status = 499

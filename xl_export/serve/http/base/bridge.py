@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from xl_export.serve.core.task import Answer, Delivery, Drawn, Ended, Fed, Task
-from xl_export.serve.core.waiting import Busy, Held, Places
-from xl_export.serve.http.base.errors import busy
+from xl_export.serve.core.waiting import Busy, Held, Places, StoppedError
+from xl_export.serve.http.base.errors import RefusedError, busy
 from xl_export.serve.http.base.metrics import Figures
 
 Pass = Callable[[Drawn], bool]
@@ -109,11 +109,15 @@ class Listener:
 
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
-    """Turns an engine's refusal of a task for which it has no place now into that of the request."""
+    """Turns an engine's refusal of a task, for which it has no place now or because it stops, into that of
+    the request.
+    """
     try:
         yield
     except Busy as error:
         raise busy(error.retry_after) from error
+    except StoppedError as error:
+        raise RefusedError(str(error), status=503, code="stopping", retry_after=5) from error
 
 
 class Inbox:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from starlette.requests import HTTPConnection
@@ -80,6 +81,13 @@ class Server:
                 code="model_not_found",
             )
         return self.models[name]
+
+    def hold(self, request: HTTPConnection, model: Model) -> Model:
+        """The model, which a reload does not stop before the request has ended."""
+        held = request.scope["state"]["held"]
+        assert isinstance(held, ExitStack)
+        held.enter_context(model.in_use())
+        return model
 
     def refuse_when_full(self, request: HTTPConnection, *, bulk: bool = False) -> None:
         """Raises RefusedError where no model could take a task of this client, before anything of a request

@@ -45,7 +45,7 @@ def routes(server: Server) -> list[BaseRoute]:
     async def completions(request: Request) -> Response:
         server.refuse_when_full(request)
         body = await read_json(request, server.limits, DECODER)
-        model = server.model(body.model)
+        model = server.hold(request, server.model(body.model))
         vocab = model.session.vocab
         plan = await of_body(request, plan_of, body, vocab, server.limits)
         completion = Completion(plan, model, server, request)
@@ -100,7 +100,7 @@ class Completion:
 
     async def run(self, channel: Channel) -> None:
         """Submits the tasks and sends their answers; see `Answering`."""
-        with self._model.in_use(), self._model.inbox() as inbox:
+        with self._model.inbox() as inbox:
             try:
                 plan = self._plan  # a prompt with several choices is fed by a task of its own
                 each = plan.best_of + (plan.best_of > 1)

@@ -78,7 +78,7 @@ def routes(server: Server) -> list[BaseRoute]:
     async def score(request: Request) -> Response:
         server.refuse_when_full(request, bulk=True)
         body = await read_json(request, server.limits, DECODER)
-        model = server.model(body.model)
+        model = server.hold(request, server.model(body.model))
         rows = await of_body(request, rows_of, body, model.session.vocab, server.limits)
         work = Scoring(rows, body.tokens, model, request)
         return Answering(work.run, stalled=server.limits.stalled_seconds)
@@ -126,13 +126,13 @@ class Scoring:
     async def run(self, channel: Channel) -> None:
         """Submits the texts, some at a time, and sends all scores at the end; see `Answering`."""
         waiting, begun = list(self._first_tasks())[::-1], False
-        with self._model.in_use(), self._model.inbox() as inbox:
+        with self._model.inbox() as inbox:
             while waiting or inbox.running:
                 while waiting and len(inbox.running) < AT_ONCE:
                     try:
                         self._submit(inbox, waiting[-1])
-                    except RefusedError:
-                        if not begun:
+                    except RefusedError as refusal:
+                        if not begun or refusal.status != 429:
                             raise
                         break  # what was done would be lost; the rest waits for a place
                     waiting.pop()

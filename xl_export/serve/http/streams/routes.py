@@ -154,7 +154,7 @@ class _Routes:
     async def create(self, request: Request) -> Response:
         self._server.refuse_when_full(request)
         body = await read_json(request, self._server.limits, CREATE)
-        work = self._work(request, self._server.model(body.model))
+        work = self._work(request, self._server.hold(request, self._server.model(body.model)))
         return self._answer(work, lambda: work.create(body), status=201)
 
     async def append(self, request: Request) -> Response:
@@ -211,7 +211,7 @@ class _Routes:
     async def delete(self, request: Request) -> Response:
         tenant = tenant_of(request).name
         model, name = found(self._server, request.path_params["id"], tenant)
-        with answered():
+        with model.in_use(), answered():
             await asyncio.to_thread(store_of(model).delete, name, tenant)
         return json({"id": name, "object": "stream", "deleted": True})
 
@@ -251,7 +251,7 @@ class _Routes:
     def _found(self, request: Request) -> tuple[StreamWork, str]:
         """The work on the stream that the path names."""
         model, name = found(self._server, request.path_params["id"], tenant_of(request).name)
-        return self._work(request, model), name
+        return self._work(request, self._server.hold(request, model)), name
 
     def _answer(self, work: StreamWork, do: Callable[[], Any], *, status: int = 200) -> Response:
         async def run(channel: Channel) -> None:

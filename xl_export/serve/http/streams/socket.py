@@ -17,7 +17,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from runtimes.base.errors import UserError
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import decoding_error, unless_large
-from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server, tenant_of
 from xl_export.serve.http.base.stores import answered, store_of
 from xl_export.serve.http.streams.bodies import AppendBody, ContinueBody, NoBody, RewindBody
@@ -46,18 +45,17 @@ TOO_MANY = RefusedError(
 async def conversation(server: Server, socket: WebSocket) -> None:
     """Serves one connection until its client leaves, or takes nothing for too long."""
     tenant = tenant_of(socket).name
-    model, name = found(server, socket.path_params["id"], tenant)
+    _, name = found(server, socket.path_params["id"], tenant)
     offered = [each for each in socket.scope.get("subprotocols", ()) if each == "xl-export"]
     await socket.accept(offered[0] if offered else None)
-    with model.in_use():
-        await Conversation(server, socket, model, name, tenant).run()
+    await Conversation(server, socket, name, tenant).run()
 
 
 class Conversation:
-    """The messages of one connection. A connection that does nothing holds no row."""
+    """The messages of one connection. A connection that does nothing holds no row, and no model."""
 
-    def __init__(self, server: Server, socket: WebSocket, model: Model, name: str, tenant: str) -> None:
-        self._server, self._socket, self._model = server, socket, model
+    def __init__(self, server: Server, socket: WebSocket, name: str, tenant: str) -> None:
+        self._server, self._socket = server, socket
         self._name, self._tenant = name, tenant
         self._messages: asyncio.Queue[tuple[Tag, str, Any]] = asyncio.Queue(WAITING)
         self._work: StreamWork | None = None
@@ -108,9 +106,10 @@ class Conversation:
                 await self._send(tag, "end", document)
 
     async def _do(self, tag: Tag, op: str, body: Any) -> dict[str, Any]:
+        model, _ = found(self._server, self._name, self._tenant)  # the one that is served now
         if op == "facts":
             with answered():
-                return facts_document(store_of(self._model).facts(self._name, self._tenant), self._model.name)
+                return facts_document(store_of(model).facts(self._name, self._tenant), model.name)
         self._server.refuse_when_full(self._socket)
         if op == "continue":  # it is told as it goes on
             body.stream = True
@@ -118,7 +117,7 @@ class Conversation:
         async def each(document: dict[str, Any]) -> None:
             await self._send(tag, "chunk", document)
 
-        work = self._work = StreamWork(self._model, self._tenant, self._server.limits)
+        work = self._work = StreamWork(model, self._tenant, self._server.limits)
         coroutine = {
             "append": lambda: work.append(self._name, body),
             "continue": lambda: work.continue_(self._name, body, each),

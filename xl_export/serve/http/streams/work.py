@@ -208,7 +208,7 @@ class StreamWork:
     ) -> Ended:
         """Lets the engine do a task and gives its end. Answers go to `told` and `texts`, and to `each`."""
         fed = 0
-        with self._model.in_use(), self._model.inbox() as inbox:
+        with self._model.inbox() as inbox:
             inbox.submit(task)
             self._running = task
             if self._left:
@@ -251,7 +251,7 @@ class StreamWork:
         return document
 
     async def _refusing(self, work: Coroutine[Any, Any, Result]) -> Result:
-        with answered():
+        with self._model.in_use(), answered():  # also after the client has left
             return await work
 
 
