@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -155,19 +156,24 @@ class Guard:
         """Raises RefusedError for a request that comes from elsewhere, has no key, or is one too many."""
         server = self._server
         _refuse_foreign(headers, server.hosts)
-        if server.keys and not _is_open(scope["path"]):
-            tenant = server.keys.tenant(_key(scope, headers))
-            if tenant is None:
-                raise RefusedError(
-                    "the request has no valid API key; send it as `Authorization: Bearer KEY`.",
-                    status=401,
-                    code="invalid_api_key",
-                )
-        else:
-            tenant = ANYBODY if not server.keys else Tenant()
-        scope["state"]["tenant"] = tenant
+        tenant = self._tenant(scope, headers)
+        if tenant is None:
+            raise RefusedError(
+                "the request has no valid API key; send it as `Authorization: Bearer KEY`.",
+                status=401,
+                code="invalid_api_key",
+            )
+        # For a WebSocket, which may outlive its key.
+        scope["state"].update(tenant=tenant, tenant_now=partial(self._tenant, scope, headers))
         if server.requests > server.limits.requests and not _is_open(scope["path"]):
             raise busy(1.0)
+
+    def _tenant(self, scope: Scope, headers: dict[str, str]) -> Tenant | None:
+        """Whose request it is, by the keys that are valid now; None where it has none of them."""
+        keys = self._server.keys
+        if not keys:
+            return ANYBODY
+        return Tenant() if _is_open(scope["path"]) else keys.tenant(_key(scope, headers))
 
 
 def _is_open(path: str) -> bool:

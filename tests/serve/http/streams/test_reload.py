@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from tests.serve.http.conftest import Running
-from tests.serve.http.streams.conftest import Keeping, created
+from tests.serve.http.streams.conftest import Keeping, Stream, created
 from tests.serve.http.streams.test_socket import Talk
 from tests.serve.http.test_clients import comes_true
+from tests.serve.http.test_operation import ANNA, BERT, bearer
 from xl_export.serve.http.base import server as server_module
+from xl_export.serve.http.base.keys import keys_of
 from xl_export.serve.http.base.limits import LARGE
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.openai import completions, score
@@ -76,6 +78,30 @@ def test_a_connection_goes_on_with_the_new_model(
         assert talk.ask("append", tokens=tokens[8:9].tolist())["stream"]["position"] == 9
         assert talk.ask("facts")["position"] == 9
         assert stream.append(tokens[9:10])["stream"]["position"] == 10
+
+
+def test_a_key_that_was_taken_away_closes_its_connection(keeping: Keeping, tmp_path: Path) -> None:
+    from websockets.exceptions import ConnectionClosedError
+
+    valid = [f"anna {ANNA}", f"bert {BERT}"]
+    with keeping(tmp_path, read_keys=lambda: keys_of(valid, "keys")) as server:
+        anna, bert = owned(server, ANNA), owned(server, BERT)
+        with Talk(anna, key=ANNA) as talk, Talk(bert, key=BERT) as other:
+            del valid[0]
+            assert talk.ask("append", tokens=[1])["event"] == "end"
+            server.server.reload_keys()
+            assert talk.ask("append", tokens=[1])["error"]["code"] == "invalid_api_key"
+            with pytest.raises(ConnectionClosedError) as closed:
+                talk.hear()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1008
+            assert other.ask("append", tokens=[1])["event"] == "end"
+
+
+def owned(server: Running, key: str) -> Stream:
+    """A new stream of the tenant who has the key."""
+    answer = server.post("/v1/streams", {}, headers=bearer(key))
+    return Stream(server, answer.json()["stream"]["id"])
 
 
 def test_an_engine_that_takes_no_more_tasks_is_no_fault_of_the_request(

@@ -25,9 +25,12 @@ sync = pytest.importorskip("websockets.sync.client", reason="the package websock
 class Talk:
     """A connection to a stream."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, *, key: str = "") -> None:
         address = f"ws://127.0.0.1:{stream.server.port}{stream.path}/ws"
-        self._connecting = sync.connect(address, compression=None, open_timeout=60)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._connecting = sync.connect(
+            address, compression=None, open_timeout=60, additional_headers=headers
+        )
         self.connection = self._connecting.__enter__()
 
     def __enter__(self) -> Talk:

@@ -162,3 +162,9 @@ def tenant_of(request: HTTPConnection) -> Tenant:
     tenant = request.scope["state"].get("tenant", ANYBODY)
     assert isinstance(tenant, Tenant)
     return tenant
+
+
+def has_valid_key(connection: HTTPConnection) -> bool:
+    """Whether the key of a connection has not been taken away since it was opened."""
+    now = connection.scope["state"]["tenant_now"]()
+    return now is not None and now.name == tenant_of(connection).name

@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from runtimes.base.errors import UserError
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import decoding_error, unless_large
-from xl_export.serve.http.base.server import Server, tenant_of
+from xl_export.serve.http.base.server import Server, has_valid_key, tenant_of
 from xl_export.serve.http.base.stores import answered, store_of
 from xl_export.serve.http.streams.bodies import AppendBody, ContinueBody, NoBody, RewindBody
 from xl_export.serve.http.streams.documents import facts_document
@@ -34,16 +34,21 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "facts": NoBody,
     "cancel": NoBody,
 }
-TOO_SLOW = 1008  # the code with which a connection is closed
+POLICY = 1008  # the code with which a connection is closed whose client is too slow, or has no key any more
 TOO_MANY = RefusedError(
     f"{WAITING} messages wait already; send the next one when one of them is answered.",
     status=429,
     code="too_many_messages",
 )
+NO_KEY = RefusedError(
+    "the API key of this connection is not valid any more; open another connection with a valid key.",
+    status=401,
+    code="invalid_api_key",
+)
 
 
 async def conversation(server: Server, socket: WebSocket) -> None:
-    """Serves one connection until its client leaves, or takes nothing for too long."""
+    """Serves one connection until its client leaves, takes nothing for too long, or loses its key."""
     tenant = tenant_of(socket).name
     _, name = found(server, socket.path_params["id"], tenant)
     offered = [each for each in socket.scope.get("subprotocols", ()) if each == "xl-export"]
@@ -94,9 +99,12 @@ class Conversation:
                 self._messages.put_nowait((tag, op, body))
 
     async def _answer(self) -> None:
-        """Does what the messages ask for, one after the other."""
+        """Does what the messages ask for, one after the other, while the key is valid."""
         while True:
             tag, op, body = await self._messages.get()
+            if not has_valid_key(self._socket):
+                await self._send(tag, "error", refused(NO_KEY))
+                return await self._close()
             try:
                 document = await self._do(tag, op, body)
             except (RefusedError, UserError) as error:
@@ -135,9 +143,12 @@ class Conversation:
         try:
             await asyncio.wait_for(self._socket.send_text(text), self._server.limits.stalled_seconds)
         except asyncio.TimeoutError:
-            with contextlib.suppress(asyncio.TimeoutError, RuntimeError):
-                await asyncio.wait_for(self._socket.close(TOO_SLOW), 1)
-            raise WebSocketDisconnect(TOO_SLOW) from None
+            await self._close()
+            raise WebSocketDisconnect(POLICY) from None
+
+    async def _close(self) -> None:
+        with contextlib.suppress(asyncio.TimeoutError, RuntimeError):
+            await asyncio.wait_for(self._socket.close(POLICY), 1)
 
 
 def parsed(data: str | bytes) -> tuple[Tag, str, Any]:
