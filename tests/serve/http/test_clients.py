@@ -45,7 +45,9 @@ def is_idle(server: Running) -> bool:
     model = server.server.models["m"]
     facts = model.engine.facts
     tasks = facts.decoding + facts.prompts + facts.waiting
-    return tasks == 0 and server.server.requests == 0 and not model.bridge.listeners and model.users == 0
+    return (
+        tasks == 0 and server.server.requests.total == 0 and not model.bridge.listeners and model.users == 0
+    )
 
 
 def connection(server: Running) -> socket.socket:

@@ -23,7 +23,7 @@ from runtimes.base.errors import UserError
 from xl_export.serve.http import operation, page
 from xl_export.serve.http.base.answering import json
 from xl_export.serve.http.base.description import description
-from xl_export.serve.http.base.errors import ClientLeftError, RefusedError, busy
+from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.base.keys import ANYBODY, Tenant
 from xl_export.serve.http.base.server import Server
 from xl_export.serve.http.openai import completions, refused, score, tokens
@@ -114,7 +114,6 @@ class Guard:
             await send(message)
 
         scope["state"].update(begin=noted, send=send)  # see `answering`
-        server.requests += 1
         held = scope["state"]["held"] = contextlib.ExitStack()  # see `Server.hold`
         try:
             self._admit(scope, headers)
@@ -135,7 +134,6 @@ class Guard:
             await _answer(fault, scope, receive, noted)
         finally:
             held.close()
-            server.requests -= 1
             if scope["state"].get("left"):
                 status = 499
             path = self._paths.get(scope.get("endpoint"), "other")
@@ -165,8 +163,9 @@ class Guard:
             )
         # For a WebSocket, which may outlive its key.
         scope["state"].update(tenant=tenant, tenant_now=partial(self._tenant, scope, headers))
-        if server.requests > server.limits.requests and not _is_open(scope["path"]):
-            raise busy(1.0)
+        if not _is_open(scope["path"]):  # a WebSocket that does nothing is no request
+            load = server.sockets if scope["type"] == "websocket" else server.requests
+            scope["state"]["held"].enter_context(server.one_more(tenant, load))
 
     def _tenant(self, scope: Scope, headers: dict[str, str]) -> Tenant | None:
         """Whose request it is, by the keys that are valid now; None where it has none of them."""

@@ -98,7 +98,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def figures(request: Request) -> Response:
         found = {name: dict(_figures(model)) for name, model in server.models.items()}
-        return json({"object": "server", "requests": server.requests, "models": found})
+        return json({"object": "server", "requests": server.requests.total, "models": found})
 
     async def models(request: Request) -> Response:
         limit = server.limits.prompt_tokens

@@ -83,6 +83,13 @@ def created(server: Running, tokens: np.ndarray | None = None, **fields: Any) ->
     return Stream(server, answer.json()["stream"]["id"])
 
 
+def owned(server: Running, key: str) -> Stream:
+    """A new stream of the tenant who has the key."""
+    answer = server.post("/v1/streams", {}, headers={"Authorization": f"Bearer {key}"})
+    assert answer.status_code == 201, answer.text
+    return Stream(server, answer.json()["stream"]["id"])
+
+
 def restored(server: Running, content: bytes) -> httpx.Response:
     """The answer to an upload of a snapshot."""
     return httpx.post(f"{server.at}/v1/streams/restore", content=content, timeout=60)

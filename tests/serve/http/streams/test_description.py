@@ -43,7 +43,7 @@ def test_every_answer_is_as_described_and_no_row_is_held(keeping: Keeping, tmp_p
         def is_idle() -> bool:
             facts = model.engine.facts
             tasks = facts.decoding + facts.prompts + facts.waiting
-            return tasks == 0 and server.server.requests == 0 and not model.users
+            return tasks == 0 and server.server.requests.total == 0 and not model.users
 
         assert comes_true(is_idle)
         assert '"event":"fault"' not in server.log.getvalue()

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from tests.serve.http.conftest import Running
-from tests.serve.http.streams.conftest import Keeping, Stream, created
+from tests.serve.http.streams.conftest import Keeping, created, owned
 from tests.serve.http.streams.test_socket import Talk
 from tests.serve.http.test_clients import comes_true
-from tests.serve.http.test_operation import ANNA, BERT, bearer
+from tests.serve.http.test_operation import ANNA, BERT
 from xl_export.serve.http.base import server as server_module
 from xl_export.serve.http.base.keys import keys_of
 from xl_export.serve.http.base.limits import LARGE
@@ -96,12 +96,6 @@ def test_a_key_that_was_taken_away_closes_its_connection(keeping: Keeping, tmp_p
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == 1008
             assert other.ask("append", tokens=[1])["event"] == "end"
-
-
-def owned(server: Running, key: str) -> Stream:
-    """A new stream of the tenant who has the key."""
-    answer = server.post("/v1/streams", {}, headers=bearer(key))
-    return Stream(server, answer.json()["stream"]["id"])
 
 
 def test_an_engine_that_takes_no_more_tasks_is_no_fault_of_the_request(

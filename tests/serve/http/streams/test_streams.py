@@ -107,7 +107,7 @@ def test_a_client_that_stops_taking_its_snapshot_is_disconnected(
         with socket.create_connection(("127.0.0.1", server.port), timeout=60) as raw:
             raw.sendall(f"GET {stream.path}/snapshot HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
             assert raw.recv(9) == b"HTTP/1.1 "
-            until(lambda: opened[0].closed and server.server.requests == 0)
+            until(lambda: opened[0].closed and server.server.requests.total == 0)
 
 
 def streamed(stream: Stream, fields: dict[str, Any]) -> tuple[list[dict[str, Any]], Stream]:

@@ -35,9 +35,11 @@ class Limits:
     body_bytes: of one request. message_bytes: of one message of a WebSocket. prompt_tokens: of all prompts of
     a request together. max_tokens: that one choice draws. log_probs: that one answer has, where each token
     counts once for itself and once for each of the likeliest beside it. choices: prompts times `n` or
-    `best_of`. texts: of one request to score. requests: that are served or wait at once. connections: that
-    are open at once. header_seconds, body_seconds: until a request has arrived. stalled_seconds: after so
-    long in which a client took nothing of what was sent, it is disconnected.
+    `best_of`. texts: of one request to score. requests: that are served or wait at once; an operation over a
+    WebSocket is one. sockets: WebSockets that are open at once. tenant_share: of requests and of sockets that
+    one tenant may have. connections: that are open at once. header_seconds, body_seconds: until a request has
+    arrived. stalled_seconds: after so long in which a client took nothing of what was sent, it is
+    disconnected.
     """
 
     body_bytes: int = 16 << 20
@@ -48,6 +50,8 @@ class Limits:
     choices: int = 128
     texts: int = 4096
     requests: int = 2048
+    sockets: int = 2048
+    tenant_share: float = 0.5
     connections: int = 4096
     header_seconds: float = 10.0
     body_seconds: float = 60.0

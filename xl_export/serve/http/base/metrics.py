@@ -43,13 +43,22 @@ class HasFigures(Protocol):
     def figures(self) -> Iterator[tuple[str, str, float]]: ...
 
 
+class Counted(Protocol):
+    """Something that is counted; see `xl_export.serve.http.base.load.Load`."""
+
+    total: int
+
+
 class HasModels(Protocol):
     """What the figures need of a server."""
 
     @property
     def models(self) -> Mapping[str, HasFigures]: ...
 
-    requests: int
+    @property
+    def requests(self) -> Counted: ...
+    @property
+    def sockets(self) -> Counted: ...
 
 
 class Metrics:
@@ -81,7 +90,12 @@ class Metrics:
             http.add_metric((path, status), count)
         yield http
         yield GaugeMetricFamily(
-            f"{PREFIX}http_requests_open", "Requests that are served or wait.", value=self._server.requests
+            f"{PREFIX}http_requests_open",
+            "Requests that are served or wait.",
+            value=self._server.requests.total,
+        )
+        yield GaugeMetricFamily(
+            f"{PREFIX}http_websockets_open", "WebSockets that are open.", value=self._server.sockets.total
         )
 
     def _of_requests(self) -> Iterator[Metric]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from starlette.requests import HTTPConnection
@@ -14,6 +14,7 @@ from xl_export.serve.http.base.bridge import refusing
 from xl_export.serve.http.base.errors import RefusedError, stopping
 from xl_export.serve.http.base.keys import ANYBODY, NO_KEYS, Keys, Tenant
 from xl_export.serve.http.base.limits import Limits
+from xl_export.serve.http.base.load import Load
 from xl_export.serve.http.base.log import Log
 from xl_export.serve.http.base.metrics import Metrics
 from xl_export.serve.http.base.models import Model, Source, on_thread
@@ -53,7 +54,7 @@ class Server:
         self.models: dict[str, Model] = {}
         self.on_open: list[Callable[[Model], None]] = []
         self.hosts: frozenset[str] | None = None
-        self.requests = 0  # that are served or wait now
+        self.requests, self.sockets = Load("requests"), Load("WebSockets")
         self.stopping = False
         self._open_models: set[Model] = set()  # those that drain, too
         self._draining: set[asyncio.Task[None]] = set()
@@ -81,6 +82,13 @@ class Server:
                 code="model_not_found",
             )
         return self.models[name]
+
+    def one_more(self, tenant: Tenant, load: Load) -> AbstractContextManager[None]:
+        """While the block runs, there is one more of `requests` or of `sockets`; raises RefusedError for one
+        too many.
+        """
+        most = self.limits.sockets if load is self.sockets else self.limits.requests
+        return load.one(tenant.name, most, self.limits.tenant_share)
 
     def hold(self, request: HTTPConnection, model: Model) -> Model:
         """The model, which a reload does not stop before the request has ended."""

@@ -17,6 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from runtimes.base.errors import UserError
 from xl_export.serve.http.base.errors import RefusedError
 from xl_export.serve.http.base.limits import decoding_error, unless_large
+from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server, has_valid_key, tenant_of
 from xl_export.serve.http.base.stores import answered, store_of
 from xl_export.serve.http.streams.bodies import AppendBody, ContinueBody, NoBody, RewindBody
@@ -118,7 +119,12 @@ class Conversation:
         if op == "facts":
             with answered():
                 return facts_document(store_of(model).facts(self._name, self._tenant), model.name)
-        self._server.refuse_when_full(self._socket)
+        with self._server.one_more(tenant_of(self._socket), self._server.requests):
+            self._server.refuse_when_full(self._socket)
+            return await self._change(model, tag, op, body)
+
+    async def _change(self, model: Model, tag: Tag, op: str, body: Any) -> dict[str, Any]:
+        """Does an operation that changes the stream, or makes another one."""
         if op == "continue":  # it is told as it goes on
             body.stream = True
 

@@ -1,0 +1,79 @@
+"""What one tenant may have at once, so that others have their share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.serve.http.conftest import Running
+from tests.serve.http.streams.conftest import LIMITS, Keeping, owned
+from tests.serve.http.streams.test_socket import Talk
+from tests.serve.http.test_clients import comes_true, connection, head, wait_for
+from tests.serve.http.test_operation import ANNA, BERT, bearer
+from xl_export.serve.http.base.errors import RefusedError
+from xl_export.serve.http.base.keys import keys_of
+from xl_export.serve.http.base.load import Load
+
+
+@pytest.fixture(scope="module")
+def shared(keeping: Keeping, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server for four requests and six WebSockets, of which two tenants may have half."""
+    keys = keys_of([f"anna {ANNA}", f"bert {BERT}"], "keys")
+    folder = tmp_path_factory.mktemp("shared")
+    with keeping(folder, read_keys=lambda: keys) as server:
+        server.server.limits = replace(LIMITS, requests=4, sockets=6)
+        yield server
+
+
+def test_open_connections_are_no_requests_and_a_tenant_has_half_of_them(shared: Running) -> None:
+    from websockets.exceptions import InvalidStatus
+
+    anna, bert = owned(shared, ANNA), owned(shared, BERT)
+    with contextlib.ExitStack() as connections:
+        talks = [connections.enter_context(Talk(anna, key=ANNA)) for _ in range(3)]
+        with pytest.raises(InvalidStatus) as refused:
+            Talk(anna, key=ANNA)
+        assert refused.value.response.status_code == 429
+        other = connections.enter_context(Talk(bert, key=BERT))
+        assert shared.server.sockets.total == 4
+        for key in (ANNA, BERT):
+            assert shared.post("/v1/completions", {"prompt": "a"}, headers=bearer(key)).status_code == 200
+        assert [talk.ask("append", tokens=[1])["event"] for talk in (*talks, other)] == ["end"] * 4
+        assert "xl_export_http_websockets_open 4.0" in shared.get("/metrics", headers=bearer(BERT)).text
+    assert comes_true(lambda: shared.server.sockets.total == 0)
+
+
+def test_slow_bodies_of_one_tenant_leave_half_of_the_requests_to_others(shared: Running) -> None:
+    slow = head(b"{", length=999).replace(b"\r\n\r\n", f"\r\nAuthorization: Bearer {ANNA}\r\n\r\n".encode())
+    stream = owned(shared, ANNA)
+    with contextlib.ExitStack() as connections:
+        talk = connections.enter_context(Talk(stream, key=ANNA))
+        for _ in range(2):
+            connections.enter_context(connection(shared)).sendall(slow)
+        assert comes_true(lambda: shared.server.requests.total == 2)
+        late = connections.enter_context(connection(shared))
+        late.sendall(slow)
+        assert b"the tenant has 2 requests" in wait_for(late, b"}}")
+        assert talk.ask("append", tokens=[1])["error"]["code"] == "too_many"
+        for path in ("/v1/models", "/v1/server"):
+            assert shared.get(path, headers=bearer(BERT)).status_code == 200
+        assert shared.get("/health").status_code == 200
+    assert comes_true(lambda: shared.server.requests.total == 0)
+
+
+def test_all_tenants_together_have_no_more_than_there_are() -> None:
+    load = Load("requests")
+    with contextlib.ExitStack() as held:
+        for tenant in ("anna", "anna", "bert", ""):
+            held.enter_context(load.one(tenant, 4, 0.5))
+        for tenant in ("bert", ""):
+            with pytest.raises(RefusedError, match="the server has 4 requests"), load.one(tenant, 4, 0.5):
+                pass
+    for _ in range(2):  # a server without keys has one client, who may have all
+        with load.one("", 2, 0.5), load.one("", 2, 0.5):
+            assert load.total == 2
+    with load.one("anna", 1, 0.5):
+        assert load.total == 1
