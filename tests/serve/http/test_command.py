@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -111,6 +112,7 @@ def test_the_command_serves_reloads_and_ends_with_the_signal(
     keys.write_text("anna anna-0123456789abcdef\n")
     command = [sys.executable, "-m", "xl_export", "serve", f"small={artefacts['ring']}", "--port", "0"]
     command += ["--api-keys", str(keys), "--threads", "1"]
+    command = ["bash", "-c", 'ulimit -Sn 200 && exec "$@"', "bash", *command]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=os.getcwd()
     ) as server:
@@ -125,6 +127,8 @@ def test_the_command_serves_reloads_and_ends_with_the_signal(
 
             assert (status(old), status(new)) == (200, 401)
             keys.write_text(f"bert {new}\n")
+            limits = json.loads(server.stderr.readline())
+            assert (limits["event"], limits["open_files"] > 200) == ("limits", True)
             server.send_signal(signal.SIGHUP)
             assert comes_true(lambda: status(new) == 200)
             assert status(old) == 401

@@ -21,6 +21,7 @@ from xl_export.serve.http.base.answering import Write
 from xl_export.serve.http.base.limits import Limits
 from xl_export.serve.http.base.log import Handler
 from xl_export.serve.http.base.server import ON_SIGNAL, Server
+from xl_export.serve.http.open_files import fitted
 
 GRACE = 4  # seconds from a signal until connections that are still open are cut
 KEEP_ALIVE = 65  # seconds that an idle connection is kept; more than the 60 of the usual proxies
@@ -259,15 +260,25 @@ def _logs(server: Server) -> Iterator[None]:
 
 
 def run(server: Server, address: Address, *, ready: Ready | None = None) -> None:
-    """`serve` in an event loop of its own, uvloop where it is installed."""
+    """`serve` in an event loop of its own, uvloop where it is installed. It raises the limit of open files,
+    and says in the log how many connections fit into it.
+    """
+    server.limits, files = fitted(server.limits)
+
+    def began(port: int, web: Web) -> None:
+        connections, sockets = server.limits.connections, server.limits.sockets
+        server.log.event("limits", open_files=files, connections=connections, websockets=sockets)
+        if ready is not None:
+            ready(port, web)
+
     try:
         import uvloop
     except ImportError:
-        asyncio.run(serve(server, address, ready=ready))
+        asyncio.run(serve(server, address, ready=began))
         return
     if sys.version_info >= (3, 11):
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(server, address, ready=ready))
+            runner.run(serve(server, address, ready=began))
     else:
         uvloop.install()
-        asyncio.run(serve(server, address, ready=ready))
+        asyncio.run(serve(server, address, ready=began))
