@@ -15,7 +15,8 @@ import pytest
 
 from runtimes.base.errors import ConfigError
 from tests.serve.http.conftest import Running, running, sources
-from tests.serve.http.test_clients import LONG, comes_true, connection, head, wait_for
+from tests.serve.http.test_clients import LONG, comes_true, connection, head, is_cut, wait_for
+from xl_export.serve.http import serving
 from xl_export.serve.http.base.keys import keys_of
 
 ANNA, BERT, ROOT = "anna-0123456789abcdef", "bert-0123456789abcdef", "root-0123456789abcdef"
@@ -221,6 +222,23 @@ def test_the_end_of_the_server_ends_streams_and_refuses_others(artefacts: dict[s
             assert server.get("/ready").status_code == 503
         stream.close()
         waiting.close()
+
+
+def test_the_end_cuts_slow_bodies_and_the_log_stays_json(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serving, "GRACE", 0.2)
+    with running(sources(("m", artefacts["ring"]))) as server, contextlib.ExitStack() as connections:
+        slow = [connections.enter_context(connection(server)) for _ in range(3)]
+        for client in slow:
+            client.sendall(head(b"{", length=100))
+        assert comes_true(lambda: server.server.requests.total == 3)
+        server.end()
+        assert all(is_cut(client) for client in slow)
+    lines = [json.loads(line) for line in server.log.getvalue().splitlines()]
+    assert [line["status"] for line in lines if line["event"] == "request"] == [499] * 3
+    assert not any("traceback" in line or "without" in line.get("message", "") for line in lines)
+    assert capfd.readouterr().err == ""
 
 
 def test_the_end_does_not_wait_for_a_client_that_reads_nothing(artefacts: dict[str, Path]) -> None:

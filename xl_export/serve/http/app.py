@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import re
@@ -122,6 +123,12 @@ class Guard:
             await _answer(refusal, scope, receive, noted)
         except ClientLeftError:
             status = 499
+        except asyncio.CancelledError:  # uvicorn waits no longer for what is open when the server ends
+            if not server.stopping:
+                raise
+            status = 499
+            if cut := scope["state"].get("abort"):
+                cut()
         except Exception as error:
             server.log.fault("fault", error, id=request_id, path=scope["path"])
             if status:  # the answer has begun; ending the connection tells the client that it is not whole

@@ -24,6 +24,7 @@ from xl_export.serve.http.base.server import ON_SIGNAL, Server
 from xl_export.serve.http.open_files import fitted
 
 GRACE = 4  # seconds from a signal until connections that are still open are cut
+CUT = 0.5  # seconds that cut connections have to end
 KEEP_ALIVE = 65  # seconds that an idle connection is kept; more than the 60 of the usual proxies
 PING = 20.0  # seconds between two pings of a WebSocket, and until the answer; then its client is gone
 SIZES = [b"%x\r\n" % size for size in range(1024)]  # the heads of short chunks
@@ -131,6 +132,11 @@ class Web(uvicorn.Server):
         await super().serve(sockets)
         if self._ending is not None:
             await self._ending
+        if self.server_state.tasks:  # they were cancelled; what they log at their end belongs to the log
+            await asyncio.wait(self.server_state.tasks, timeout=CUT)
+        for connection in list(self.server_state.connections):  # with answers that nobody takes
+            connection.transport.abort()
+        await asyncio.sleep(0)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -178,11 +184,21 @@ def patient(limits: Limits) -> type[HttpToolsProtocol]:
         def on_headers_complete(self) -> None:
             self._head_arrived()
             super().on_headers_complete()
-            self.scope["state"].update(abort=self.transport.abort, write=self._write_of(self.cycle))
+            self.scope["state"].update(abort=self._cut_of(self.cycle), write=self._write_of(self.cycle))
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._head_arrived()
             super().connection_lost(exc)
+
+        def _cut_of(self, cycle: RequestResponseCycle) -> Callable[[], None]:
+            """Cuts the connection; uvicorn then does not expect the rest of the answer."""
+
+            def cut() -> None:
+                cycle.disconnected = True
+                cycle.message_event.set()
+                self.transport.abort()
+
+            return cut
 
         def _write_of(self, cycle: RequestResponseCycle) -> Write:
             """Writes a chunk of an answer that has begun, as `cycle.send` does without its coroutine; returns
