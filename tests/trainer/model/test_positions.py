@@ -49,7 +49,7 @@ def test_absolute_positions_keep_a_short_table_and_compute_single_rows_of_a_vast
     [
         ({"d_model": 15}, r"model\.d_model is 15; relative positions need an even number"),
         ({"context": 3}, r"model\.context is 3; relative positions take 0\."),
-        ({"positions": "shaw"}, r"model\.context is 0; shaw positions take 1 to .* give --set model\.context=N"),
+        ({"positions": "shaw"}, r"model\.context is 0; shaw positions take 1 to .* --set model\.context=N"),
         ({"from_segment_end": True}, r"model\.from_segment_end is true and model\.positions is relative"),
         (
             {"positions": "shaw", "context": 3, "stored_frequencies": True},
