@@ -175,7 +175,7 @@ def serve_command(
     The interface is that of OpenAI's completions, and stored streams. A MODEL is the folder of an artefact or
     of a run, or NAME=FOLDER. Its name is the one that clients ask for; by default it is that of
     the folder. The server answers this machine alone, unless --host says otherwise. SIGTERM or Ctrl-C ends it
-    within 5 seconds, SIGHUP reads keys and models again.
+    within 5 seconds, SIGHUP reads the keys again, and models whose folder has changed.
     """
     with needs("cpu,serve", *PACKAGES):
         from xl_export.serve.http.base.keys import NO_KEYS, read_keys

@@ -132,7 +132,7 @@ def test_the_command_serves_reloads_and_ends_with_the_signal(
             server.send_signal(signal.SIGHUP)
             assert comes_true(lambda: status(new) == 200)
             assert status(old) == 401
-            assert '"event":"reloaded"' in next(line for line in server.stderr if "reloaded" in line)
+            assert '"model":"small"' in next(line for line in server.stderr if '"event":"unchanged"' in line)
             server.send_signal(signal.SIGTERM)
             assert server.wait(60) == 0
         finally:

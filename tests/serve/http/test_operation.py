@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import shutil
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 from runtimes.base.errors import ConfigError
+from runtimes.contract.spec import SPEC
 from tests.serve.http.conftest import Running, running, sources
 from tests.serve.http.test_clients import LONG, comes_true, connection, head, is_cut, wait_for
 from xl_export.serve.http import serving
@@ -161,6 +163,42 @@ def _queued(server: Running, model: str) -> float:
     name = f'xl_export_request_queue_time_seconds_count{{model_name="{model}"}} '
     lines = server.get("/metrics", headers=bearer(ROOT)).text.splitlines()
     return float(next(line for line in lines if line.startswith(name)).removeprefix(name))
+
+
+def test_what_has_changed_is_reloaded_whatever_is_wrong_with_the_rest(
+    artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    for name in "abc":
+        shutil.copytree(artefacts["ring"], tmp_path / name)
+    wrong: list[str] = []
+    named = [(name, tmp_path / name) for name in "abc"]
+    with running(sources(*named, rows=1), read_keys=lambda: keys_of([*KEYS, *wrong], "keys")) as server:
+        before = dict(server.server.models)
+
+        def reload() -> str:
+            asyncio.run_coroutine_threadsafe(server.server.reload_changed(), server.loop).result(60)
+            events = [json.loads(line) for line in server.log.getvalue().splitlines()]
+            return " ".join(line["event"] for line in events if "reloaded" in line["event"])
+
+        assert reload() == ""
+        assert server.server.models == before
+        wrong.append("no key")
+        shutil.rmtree(tmp_path / "a")
+        shutil.rmtree(tmp_path / "b")
+        shutil.copytree(artefacts["hidden"], tmp_path / "b")
+        before["c"].engine.stop(within=0)
+        assert reload() == "not reloaded not reloaded not reloaded reloaded"
+        now = server.server.models
+        assert (now["a"], now["b"]) == (before["a"], before["b"])
+        assert now["c"].engine.alive
+        wrong.clear()
+        shutil.copytree(artefacts["ring"], tmp_path / "a")
+        before = dict(now)
+        with open(tmp_path / "c" / SPEC, "ab") as file:
+            file.write(b"\n")
+        assert reload().endswith("not reloaded reloaded"), "of b and c; a is what it was"
+        assert server.server.models["a"] is before["a"]
+        assert server.server.models["c"] is not before["c"]
 
 
 def test_a_damaged_artefact_is_not_loaded(keyed: Running) -> None:

@@ -15,7 +15,7 @@ from types import FrameType
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from runtimes.base.errors import ConfigError, UserError
+from runtimes.base.errors import ConfigError
 from xl_export.serve.http.app import application
 from xl_export.serve.http.base.answering import Write
 from xl_export.serve.http.base.limits import Limits
@@ -75,7 +75,7 @@ def refuse_open_door(address: Address, *, has_keys: bool) -> None:
 async def serve(server: Server, address: Address, *, ready: Ready | None = None) -> None:
     """Opens the models and answers requests until SIGTERM or Ctrl-C; then every stream ends within seconds.
 
-    ready: called when requests are answered. On SIGHUP keys and models are read again.
+    ready: called when requests are answered. On SIGHUP the keys and changed models are read again.
     """
     refuse_open_door(address, has_keys=bool(server.keys))
     listener = address.bind()
@@ -228,21 +228,11 @@ def patient(limits: Limits) -> type[HttpToolsProtocol]:
 
 @contextlib.contextmanager
 def _reloads(server: Server) -> Iterator[None]:
-    """While the block runs, SIGHUP reads keys and models again."""
+    """While the block runs, SIGHUP reads the keys and changed models again."""
     loop, running = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
-    async def reload() -> None:
-        try:
-            server.reload_keys()
-            for name in list(server.models):
-                await server.reload(name)
-        except UserError as error:
-            server.log.event("not reloaded", level="error", error=str(error))
-        except Exception as error:
-            server.log.fault("not reloaded", error)
-
     def start() -> None:
-        task = loop.create_task(reload())
+        task = loop.create_task(server.reload_changed())
         running.add(task)
         task.add_done_callback(running.discard)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -92,7 +93,7 @@ class Model:
 
     requests: the figures of what was asked of it. users: requests and connections that use it. attached: what
     other parts of the server keep for it, by their name; each has `figures`, and is closed after the engine
-    has stopped.
+    has stopped. stamp: what `Source.stamp` said before it was opened.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Model:
     users: int = 0
     attached: dict[str, Attached] = field(default_factory=dict)
     stopped: bool = False
+    stamp: str = ""
     _stopping: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @cached_property
@@ -192,13 +194,31 @@ class Source:
 
     def open(self, loop: asyncio.AbstractEventLoop) -> Model:
         """The model with a running engine. It blocks; call it on a thread."""
-        bridge = Bridge(loop, unread=self.settings.unread)
+        bridge, stamp = Bridge(loop, unread=self.settings.unread), self.stamp()
         session = self.open_session(self.path)
         engine, cache = self.make_engine(session, self.settings, bridge.deliver)
         engine.start()
         return Model(
-            name=self.name, path=self.path, session=session, engine=engine, cache=cache, bridge=bridge
+            name=self.name,
+            path=self.path,
+            session=session,
+            engine=engine,
+            cache=cache,
+            bridge=bridge,
+            stamp=stamp,
         )
+
+    def stamp(self) -> str:
+        """What tells this version of the folder from another one: the hash of an artefact's spec, which has
+        the hashes of its files, or the sizes and times of the files of a run. Empty where nothing is there.
+        """
+        try:
+            if (self.path / SPEC).is_file():
+                return hashlib.sha256((self.path / SPEC).read_bytes()).hexdigest()
+            facts = [(each.name, each.stat()) for each in sorted(self.path.iterdir())]
+        except OSError:
+            return ""
+        return repr([(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in facts])
 
 
 def sources_of(

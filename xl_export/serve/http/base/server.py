@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from starlette.requests import HTTPConnection
 
-from runtimes.base.errors import ConfigError
+from runtimes.base.errors import ConfigError, UserError
 from xl_export.serve.http.base.bridge import refusing
 from xl_export.serve.http.base.errors import RefusedError, stopping
 from xl_export.serve.http.base.keys import ANYBODY, NO_KEYS, Keys, Tenant
@@ -131,6 +131,29 @@ class Server:
         self._draining.add(task)
         task.add_done_callback(self._draining.discard)
         return fresh
+
+    async def reload_changed(self) -> None:
+        """Reads the keys again and reloads the models whose folder has changed or whose engine has died. A
+        fault is a line of the log, and the others are reloaded nevertheless.
+        """
+        with self._logged("the keys"):
+            self.reload_keys()
+        for name, model in list(self.models.items()):
+            with self._logged(name):
+                stamp = await on_thread(self.sources[name].stamp)
+                if stamp and stamp == model.stamp and model.engine.alive:
+                    self.log.event("unchanged", model=name)
+                else:
+                    await self.reload(name)
+
+    @contextmanager
+    def _logged(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (UserError, RefusedError) as error:
+            self.log.event("not reloaded", level="error", what=what, error=str(error))
+        except Exception as error:
+            self.log.fault("not reloaded", error, what=what)
 
     def reload_keys(self) -> None:
         """Reads the keys again; raises ConfigError, and changes nothing, where the file is wrong."""
