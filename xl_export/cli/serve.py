@@ -115,7 +115,7 @@ OF_STATE = ("stream_mb", "max_streams", "tenant_mb", "flush_streams")  # what sa
     default=1 << 17,
     show_default=True,
     type=click.IntRange(min=1),
-    help="The most tokens that a request may ask for.",
+    help="The most tokens that one choice of a request may have.",
 )
 @click.option(
     "--max-prompt",

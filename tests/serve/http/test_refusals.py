@@ -113,6 +113,30 @@ def test_more_log_probabilities_than_an_answer_holds_are_refused(
     assert served.post(COMPLETIONS, {**body, "echo": False}).status_code == 200
 
 
+@pytest.mark.parametrize("log_probs", [None, 0])
+def test_more_tokens_than_an_answer_holds_are_streamed_or_refused(
+    served, log_probs: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served.server, "limits", replace(served.server.limits, log_probs=100))
+    body = {"prompt": "a", "max_tokens": 51, "n": 2, "logprobs": log_probs}
+    for fields in (body, {**body, "n": 1, "best_of": 2}, {**body, "n": 1, "prompt": ["a", "b"]}):
+        error = refused(served.post(COMPLETIONS, fields), 400, "could have 102", "holds 100")
+        assert error["param"] == "max_tokens"
+    for fields in ({"max_tokens": 50}, {"stream": True}):
+        assert served.post(COMPLETIONS, {**body, **fields}).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_log_probabilities_of_a_repeated_prompt_are_held_also_where_it_is_streamed(
+    served, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served.server, "limits", replace(served.server.limits, log_probs=100))
+    body = {"prompt": "a" * 101, "max_tokens": 0, "echo": True, "stream": stream}
+    assert served.post(COMPLETIONS, body).status_code == 200
+    error = refused(served.post(COMPLETIONS, {**body, "logprobs": 0}), 400, "101 log-probabilities")
+    assert error["param"] == "logprobs"
+
+
 def test_half_of_a_character_is_named(served) -> None:
     refused(served.post(COMPLETIONS, b'{"prompt":"\\ud800"}'), 400, "half of a character")
     refused(served.post(COMPLETIONS, {}), 400, "'prompt' is missing")

@@ -33,8 +33,9 @@ class Limits:
     """The most that one request may take, and how long a client may take for it.
 
     body_bytes: of one request. message_bytes: of one message of a WebSocket. prompt_tokens: of all prompts of
-    a request together. max_tokens: that one choice draws. log_probs: that one answer has, where each token
-    counts once for itself and once for each of the likeliest beside it. choices: prompts times `n` or
+    a request together. max_tokens: that one choice draws. log_probs: that one answer holds, where each token
+    counts once for itself and once for each of the likeliest beside it; also the tokens of all choices of an
+    answer that is not streamed. choices: prompts times `n` or
     `best_of`. texts: of one request to score. requests: that are served or wait at once; an operation over a
     WebSocket is one. sockets: WebSockets that are open at once. tenant_share: of requests and of sockets that
     one tenant may have. connections: that are open at once. header_seconds, body_seconds: until a request has
@@ -102,6 +103,29 @@ def refuse_log_probs(limits: Limits, tokens: int, likeliest: int, param: str) ->
             f"{param} is {likeliest} for {tokens:,} tokens, and this server gives {limits.log_probs:,} "
             "log-probabilities in an answer; ask for fewer, or in parts.",
             param=param,
+        )
+
+
+def refuse_long_document(
+    limits: Limits, *, shown: int, drawn: int, log_probs: int | None, stream: bool
+) -> None:
+    """Raises RefusedError for a completion of which more has to be in memory at once than an answer holds.
+
+    shown: tokens of prompts that are repeated. drawn: the most that all choices have together; they are held
+    unless they are streamed. log_probs: the likeliest tokens beside each; None without log-probabilities,
+    and then one choice of `max_tokens` is held however large that limit is.
+    """
+    held = (shown if log_probs is not None else 0) + (0 if stream else drawn)
+    if log_probs:
+        return refuse_log_probs(limits, held, log_probs, "logprobs")
+    most = max(limits.log_probs, limits.max_tokens) if log_probs is None else limits.log_probs
+    if held > most:
+        kind = "tokens" if log_probs is None else "log-probabilities"
+        repeated = shown > most or stream  # then streaming does not help
+        mend = "leave echo or logprobs out" if repeated else "ask for fewer tokens, or set stream to true"
+        raise RefusedError(
+            f"the answer could have {held:,} {kind} at once, and this server holds {most:,}; {mend}.",
+            param="logprobs" if repeated else "max_tokens",
         )
 
 

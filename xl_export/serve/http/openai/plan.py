@@ -16,7 +16,7 @@ from runtimes.tasks.generate import encode_prompt
 from runtimes.tasks.sample import Sampler
 from xl_export.serve.core.task import Drawing
 from xl_export.serve.http.base.errors import RefusedError
-from xl_export.serve.http.base.limits import Limits, refuse_log_probs
+from xl_export.serve.http.base.limits import Limits, refuse_long_document
 
 MOST_LIKELIEST = 20  # tokens beside each one
 MOST_STOPS, LONGEST_STOP = 16, 1000
@@ -140,8 +140,8 @@ def plan_of(body: CompletionBody, vocab: Vocab, limits: Limits) -> Plan:
             param="prompt",
             code="prompt_too_long",
         )
-    answered = (tokens if echo else 0) + (0 if stream else max_tokens * best_of * len(listed))
-    refuse_log_probs(limits, answered, log_probs or 0, "logprobs")
+    shown, drawn = tokens if echo else 0, max_tokens * best_of * len(listed)
+    refuse_long_document(limits, shown=shown, drawn=drawn, log_probs=log_probs, stream=stream)
     drawing = drawing_of(body, vocab, max_tokens) if max_tokens else None
     return Plan(
         prompts=prompts,
