@@ -71,7 +71,7 @@ def run(
                 rows.append(Row(**known[-1]))
                 continue
             config = dataclasses.replace(config, text=path)
-            fp32, bf16 = (_bits(dataclasses.replace(config, autocast=name)) for name in (None, "bf16"))
+            fp32, bf16 = _bits(config), _bits(dataclasses.replace(config, autocast="bf16"))
             row = Row(seed=seed, steps=config.steps, fp32=fp32, bf16=bf16, text=facts, recipe=recipe)
             keep(row)
             rows.append(row)

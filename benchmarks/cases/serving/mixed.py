@@ -98,13 +98,13 @@ class Mixed:
         """Makes `first` streams, and then works on any until the time is over."""
         for _ in range(first):
             yield from self.create()
-        kinds = (self.append, self.go_on, self.go_on_and_leave, self.fork, self.any_one)
+        kinds = (self.append, self.go_on, self.go_on_and_leave, self.fork, self.rewind, self.any_one)
         while not self.has_ended:
-            (kind,) = self.chance.choices(kinds, (45, 25, 10, 10, 10))
+            (kind,) = self.chance.choices(kinds, (40, 25, 10, 10, 5, 10))
             yield from kind()
 
     def any_one(self) -> Client:
-        yield from self.chance.choice((self.complete, self.leave, self.score))()
+        yield from self.chance.choice((self.complete, self.leave, self.score, self.several))()
 
     def create(self) -> Client:
         body = {"tokens": self._tokens(1)}
@@ -143,6 +143,22 @@ class Mixed:
         self.idle += [stored, Stored(name, [*stored.tokens], [*stored.bits])]
         self.done["forks"] += 1
         yield from self._deleted(other)
+
+    def rewind(self) -> Client:
+        """Takes back the last tokens that were appended; the bits of what follows are checked at the end."""
+        stored, body = self._taken(), {"tokens": self._tokens(1)}
+        yield (request := self.post(f"{STREAMS}/{stored.name}/append", body)), None
+        can = request.answer.document()["stream"]["rewindable"]
+        self._note(stored, request, body["tokens"])
+        self.idle.remove(stored)
+        count = self.chance.randint(0, min(can, len(body["tokens"])))
+        yield (request := self.post(f"{STREAMS}/{stored.name}/rewind", {"tokens": count})), None
+        kept = len(stored.tokens) - count
+        if request.answer.document()["position"] != kept:
+            raise LoadError("a stored stream is not where it was rewound to.")
+        del stored.tokens[kept:], stored.bits[kept:]
+        self.idle.append(stored)
+        self.done["rewound"] += 1
 
     def _replaced(self, stored: Stored) -> Client:
         if stored in self.idle:

@@ -189,7 +189,7 @@ def between(bench: Bench) -> Iterator[Row]:
 
 
 def long_stream(bench: Bench) -> Iterator[Row]:
-    """The last thousand tokens of one long stream beside its second thousand."""
+    """The last three thousands of tokens of one long stream beside its second, third and fourth thousand."""
     session = bench.session(bench.threads)
     block = min(BLOCK, bench.tokens // 4)
     (prompt,) = bench.prompts(1)
