@@ -64,7 +64,8 @@ OF_STATE = ("stream_mb", "max_streams", "tenant_mb", "flush_streams")  # what sa
     type=click.IntRange(min=1),
     metavar="MB",
     help="The most megabytes of states from which requests begin, as those of stored streams, until they "
-    "end. As much again for requests that have begun and wait without a row. For each model.",
+    "end. As much again for requests that have begun and wait without a row, and for operations on stored "
+    "streams until the disk has what they give. For each model.",
 )
 @click.option(
     "--api-keys",
@@ -208,6 +209,7 @@ def serve_command(
             ram_bytes=stream_mb << 20,
             streams=max_streams,
             tenant_bytes=tenant_mb << 20,
+            unwritten_bytes=waiting_mb << 20,
             flush=flush_streams,
         ),
         log=Log(None if quiet else sys.stderr),

@@ -19,6 +19,10 @@ class ClosedStoreError(UserError):
     """The server has ended."""
 
 
+class FullStoreError(UserError):
+    """So many operations hold states that are not on the disk that no other one is let in now."""
+
+
 class TooManyStreamsError(UserError):
     """A tenant has as many streams, or bytes of them, as it may have."""
 
@@ -28,20 +32,22 @@ class StoreSettings:
     """The bounds of a store.
 
     ram_bytes: of the states that stay in RAM while they are idle. streams, tenant_bytes: the most that one
-    tenant may have. replayed: of the tokens of appends, how many a stream may be ahead of its snapshot; so
-    many are fed again after a kill. flush: whether each new stream and each change of one is on the disk
-    before it is answered, so that it also survives a loss of power. That costs milliseconds an append on most
-    disks; without it the system writes appends within seconds, and a kill of the server loses none.
+    tenant may have. unwritten_bytes: of the states of operations that run or wait for the disk. replayed: of
+    the tokens of appends, how many a stream may be ahead of its snapshot; so many are fed again after a kill.
+    flush: whether each new stream and each change of one is on the disk before it is answered, so that it
+    also survives a loss of power. That costs milliseconds an append on most disks; without it the system
+    writes appends within seconds, and a kill of the server loses none.
     """
 
     ram_bytes: int = 1 << 30
     streams: int = 10_000
     tenant_bytes: int = 1 << 36
+    unwritten_bytes: int = 4 << 30
     replayed: int = 1024
     flush: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("ram_bytes", "streams", "tenant_bytes", "replayed"):
+        for name in ("ram_bytes", "streams", "tenant_bytes", "unwritten_bytes", "replayed"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more.")
 

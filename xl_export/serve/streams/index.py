@@ -33,12 +33,14 @@ class Stream:
 class StreamIndex:
     """What a store and its operations share.
 
-    lock: of all that is here; it is taken after the lock of a stream, never before it, and never held while
-    the disk is used. closed: whether another process may have the folder by now. read, written: snapshots.
+    row_bytes: of the memory of a stream. lock: of all that is here; it is taken after the lock of a stream,
+    never before it, and never held while the disk is used. closed: whether another process may have the
+    folder by now. read, written: snapshots.
     """
 
     def __init__(self, session: Session, *, key: bytes, settings: StoreSettings) -> None:
         self.session, self.key, self.settings = session, key, settings
+        self.row_bytes = sum(tensor.num_bytes(batch=1) for tensor in session.state)
         self.lock = threading.Lock()
         self.streams: dict[str, Stream] = {}
         self.closed = False

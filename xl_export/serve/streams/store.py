@@ -33,6 +33,7 @@ from xl_export.serve.streams.folder import StreamFolder, flush_folder, sweep
 from xl_export.serve.streams.index import Stream, StreamIndex
 from xl_export.serve.streams.operation import Operation
 from xl_export.serve.streams.snapshot import read_snapshot
+from xl_export.serve.streams.unwritten import Unwritten
 
 
 class StreamStore:
@@ -47,6 +48,7 @@ class StreamStore:
         another process uses it.
         """
         self._index = StreamIndex(session, key=key, settings=settings)
+        self.unwritten = Unwritten(settings.unwritten_bytes, row_bytes=self._index.row_bytes)
         self._path = folder / session.identity[:32]
         self._making: Counter[str] = Counter()  # streams of each owner that are being made
         self.damaged: list[str] = []  # sentences about folders that hold no whole stream; they are left alone
@@ -210,7 +212,7 @@ class StreamStore:
 
         making: whether one more is being made from now on.
         """
-        row = sum(tensor.num_bytes(batch=1) for tensor in self._index.session.state)
+        row = self._index.row_bytes
         most = min(self._index.settings.streams, self._index.settings.tenant_bytes // max(row, 1))
         with self._index.lock:
             self._index.refuse_closed()

@@ -14,6 +14,7 @@ from xl_export.serve.http.base.models import Model
 from xl_export.serve.streams.facts import (
     BusyStreamError,
     ClosedStoreError,
+    FullStoreError,
     NoStreamError,
     StoreSettings,
     TooManyStreamsError,
@@ -28,6 +29,7 @@ CLOSING = 2.0  # seconds; with those of the engine before it, a server ends with
 ANSWERS: tuple[tuple[type[UserError], int, str], ...] = (
     (NoStreamError, 404, "stream_not_found"),
     (BusyStreamError, 409, "stream_busy"),
+    (FullStoreError, 429, "queue_full"),
     (TooManyStreamsError, 403, "too_many_streams"),
     (UnwritableError, 507, "disk_full"),
     (ClosedStoreError, 503, "stopping"),
@@ -115,6 +117,6 @@ def answered() -> Iterator[None]:
     except UserError as error:
         for kind, status, code in ANSWERS:
             if isinstance(error, kind):
-                after = 1.0 if kind is BusyStreamError else None
+                after = 1.0 if kind in (BusyStreamError, FullStoreError) else None
                 raise RefusedError(str(error), status=status, code=code, retry_after=after) from error
         raise

@@ -72,20 +72,21 @@ class StreamWork:
 
     async def create(self, body: CreateBody) -> Document:
         """Makes a stream, which has been fed the tokens of the body."""
-        tokens = await self._tokens(body, needed=False)
-        self._store.refuse_more(self._tenant)
-        told = self._told(np.empty(0, np.int64), body)
-        state = self._fresh()
-        if len(tokens):
-            task = Task(
-                tokens=tokens,
-                score=body.surprisal,
-                top=body.alternatives,
-                keep=True,
-                tenant=self._tenant,
-            )
-            state = whole(await self._perform(task, told))
-        facts = await asyncio.to_thread(self._store.create, self._tenant, state)
+        with self._store.unwritten.one():
+            tokens = await self._tokens(body, needed=False)
+            self._store.refuse_more(self._tenant)
+            told = self._told(np.empty(0, np.int64), body)
+            state = self._fresh()
+            if len(tokens):
+                task = Task(
+                    tokens=tokens,
+                    score=body.surprisal,
+                    top=body.alternatives,
+                    keep=True,
+                    tenant=self._tenant,
+                )
+                state = whole(await self._perform(task, told))
+            facts = await asyncio.to_thread(self._store.create, self._tenant, state)
         return {"object": "stream.append", "stream": self._facts(facts, state), **_sums(told), **told.take()}
 
     async def append(self, name: str, body: AppendBody) -> Document:
@@ -147,7 +148,7 @@ class StreamWork:
 
     async def rewind(self, name: str, count: int) -> Document:
         """Takes back the last tokens of a stream, exactly, or refuses to."""
-        with self._store.operation(name, self._tenant) as operation:
+        with self._operation(name) as operation:
             state = await self._state(operation)
             if count == 0:
                 return self._facts(operation.facts, state)
@@ -167,14 +168,14 @@ class StreamWork:
 
     async def snapshot(self, name: str) -> Any:
         """An open file with the snapshot of a stream."""
-        with self._store.operation(name, self._tenant) as operation:
+        with self._operation(name) as operation:
             await self._state(operation)
             return await asyncio.to_thread(operation.snapshot)
 
     @contextlib.contextmanager
-    def _operation(self, name: str, position: int | None) -> Iterator[Operation]:
+    def _operation(self, name: str, position: int | None = None) -> Iterator[Operation]:
         """An operation on a stream, which is at this position, where one is given."""
-        with self._store.operation(name, self._tenant) as operation:
+        with self._store.operation(name, self._tenant) as operation, self._store.unwritten.one():
             if position is not None and operation.facts.position != position:
                 raise ElsewhereError(operation.facts.position, position)
             yield operation

@@ -1,0 +1,72 @@
+"""Streams while the disk of the server is slow: who waits for it, and who does not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtimes import Session
+from tests.serve.http.streams.conftest import Keeping, created
+from tests.serve.http.streams.test_streams import until
+from xl_export.serve.streams import folder
+from xl_export.serve.streams.facts import StoreSettings
+
+
+class Slow:
+    """While it is in use, no snapshot is written. waiting: how many are to be written."""
+
+    def __init__(self) -> None:
+        self.waiting, self._goes_on, self._write = 0, threading.Event(), folder.write_snapshot
+
+    def write(self, *given: Any, **options: Any) -> None:
+        self.waiting += 1
+        self._goes_on.wait(60)
+        self._write(*given, **options)
+
+    def end(self) -> None:
+        self._goes_on.set()
+
+
+@contextmanager
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
+    slow = Slow()
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "write_snapshot", slow.write)
+        try:
+            yield slow
+        finally:
+            slow.end()
+
+
+def test_states_that_wait_for_the_disk_are_bounded(
+    keeping: Keeping, session: Session, tokens: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = sum(tensor.num_bytes(batch=1) for tensor in session.state)
+    bounds = StoreSettings(unwritten_bytes=2 * row)
+    with keeping(tmp_path, store=bounds) as server, ThreadPoolExecutor() as threads:
+        other = created(server, tokens[:5])
+        with slow_disk(monkeypatch) as slow:
+            waits = [threads.submit(created, server, tokens[:9]) for _ in range(2)]
+            until(lambda: slow.waiting == 2)
+            fed = server.server.model(None).engine.facts.tokens_fed
+            for path, body in (
+                ("/v1/streams", {"tokens": [1]}),
+                (f"{other.path}/append", {"tokens": [1]}),
+                (f"{other.path}/continue", {"max_tokens": 1}),
+                (f"{other.path}/rewind", {"tokens": 1}),
+            ):
+                refused = server.post(path, body)
+                assert refused.status_code == 429, refused.text
+                assert refused.json()["error"]["code"] == "queue_full"
+                assert int(refused.headers["retry-after"]) >= 1
+            assert server.server.model(None).engine.facts.tokens_fed == fed, "nothing was computed"
+        for each in waits:
+            assert each.result().append(tokens[:2])["stream"]["position"] == 11
+        assert other.append(tokens[:1])["stream"]["position"] == 6, "nothing of what was refused was done"
