@@ -1,11 +1,6 @@
-"""One memory of R rows, kept in the order decoding | prompts | free, so that what is stepped is one slice.
-
-And the count of the rows that are copied out of it.
-"""
+"""One memory of R rows, kept in the order decoding | prompts | free, so that what is stepped is one slice."""
 
 from __future__ import annotations
-
-from collections import Counter
 
 import numpy as np
 
@@ -111,39 +106,3 @@ class Rows:
         runs[one], runs[other] = runs[other], runs[one]
         runs[one].row, runs[other].row = one, other
         self.moved += 2
-
-
-class Copies:
-    """Counts the copies of rows that were given up for one reason, within a budget of bytes.
-
-    One copy is always allowed. shared: whether one tenant with a name may have half of the budget only, so
-    that it leaves room to others.
-    """
-
-    def __init__(self, row_bytes: int, most_bytes: int, *, shared: bool) -> None:
-        self._most, self._shared = max(1, most_bytes // row_bytes), shared
-        self._of: Counter[str] = Counter()
-
-    def __len__(self) -> int:
-        return self._of.total()
-
-    def has_room(self, tenant: str) -> bool:
-        """Whether a copy of a row of this tenant may be kept."""
-        most = max(1, self._most // 2) if self._shared and tenant else self._most
-        return len(self) < self._most and self._of[tenant] < most
-
-    def add(self, run: Running) -> None:
-        """Counts the copy of a run's row, until `remove`."""
-        self._of[run.task.tenant] += 1
-        run.copied = self
-
-    @staticmethod
-    def remove(run: Running) -> None:
-        """Notes that a run has no copy any more, if it had one."""
-        if run.copied is not None:
-            run.copied._of[run.task.tenant] -= 1
-            run.copied = None
-
-    def clear(self) -> None:
-        """Forgets all copies."""
-        self._of.clear()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,9 +13,6 @@ from runtimes.contract.session import Session
 from runtimes.contract.vocabulary.growing_text import GrowingText, border_of
 from xl_export.serve.core.state import StreamState
 from xl_export.serve.core.task import Answer, Reason, Task
-
-if TYPE_CHECKING:
-    from xl_export.serve.core.rows import Copies
 
 PRIMED = 64  # tokens before a text that its decoder is given; what a token adds depends on fewer
 AHEAD = 64  # random numbers that are drawn at once
@@ -111,3 +107,39 @@ class Account:
     def queue(self, bulk: bool) -> deque[Running]:
         """The tasks that wait, the next one first."""
         return self.bulk if bulk else self.people
+
+
+class Copies:
+    """Counts the copies of rows that were given up for one reason, within a budget of bytes.
+
+    One copy is always allowed. shared: whether one tenant with a name may have half of the budget only, so
+    that it leaves room to others.
+    """
+
+    def __init__(self, row_bytes: int, most_bytes: int, *, shared: bool) -> None:
+        self._most, self._shared = max(1, most_bytes // row_bytes), shared
+        self._of: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._of.total()
+
+    def has_room(self, tenant: str) -> bool:
+        """Whether a copy of a row of this tenant may be kept."""
+        most = max(1, self._most // 2) if self._shared and tenant else self._most
+        return len(self) < self._most and self._of[tenant] < most
+
+    def add(self, run: Running) -> None:
+        """Counts the copy of a run's row, until `remove`."""
+        self._of[run.task.tenant] += 1
+        run.copied = self
+
+    @staticmethod
+    def remove(run: Running) -> None:
+        """Notes that a run has no copy any more, if it had one."""
+        if run.copied is not None:
+            run.copied._of[run.task.tenant] -= 1
+            run.copied = None
+
+    def clear(self) -> None:
+        """Forgets all copies."""
+        self._of.clear()

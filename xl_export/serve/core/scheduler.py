@@ -22,8 +22,8 @@ from xl_export.serve.core.pieces import (
     step_of,
     take_in,
 )
-from xl_export.serve.core.rows import Copies, Rows
-from xl_export.serve.core.running import Running
+from xl_export.serve.core.rows import Rows
+from xl_export.serve.core.running import Copies, Running
 from xl_export.serve.core.sampling import Draws
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.state import StreamState
