@@ -13,8 +13,9 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from runtimes.base.errors import UserError
 from runtimes.base.files import writing
@@ -34,6 +35,17 @@ from xl_export.serve.streams.index import Stream, StreamIndex
 from xl_export.serve.streams.operation import Operation
 from xl_export.serve.streams.snapshot import read_snapshot
 from xl_export.serve.streams.unwritten import Unwritten
+
+_New = tuple[str, dict[str, object]]  # the name and the facts of a stream that is to be made
+
+
+class Upload(NamedTuple):
+    """A snapshot that arrives. path: of the file that it is written to. restore: makes a new stream from that
+    file; uses the disk, and raises as `read_snapshot` and `create`.
+    """
+
+    path: Path
+    restore: Callable[[], StreamFacts]
 
 
 class StreamStore:
@@ -75,27 +87,33 @@ class StreamStore:
 
         Raises TooManyStreamsError, and UnwritableError for a full disk; no stream has appeared then.
         """
-        with self._new(owner) as (name, facts):
-            folder = StreamFolder.create(
-                self._path / name, state, facts, key=self._index.key, flush=self._index.settings.flush
-            )
-            self._index.written += 1
-            stream = self._add(name, owner, facts["created"], folder, state)
-        self._index.make_room()
-        return self._index.facts(stream)
+        with self._new(owner) as new:
+            return self._create(new, owner, state)
 
     @contextlib.contextmanager
-    def receiving(self) -> Iterator[Path]:
-        """A file in the folder of the store for a snapshot that arrives; it is gone when the block ends."""
-        path = self._path / f".{secrets.token_hex(12)}.upload"
-        try:
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
+    def receiving(self, owner: str) -> Iterator[Upload]:
+        """A place for a snapshot that arrives, which counts as a stream of its owner until the block ends.
+        Raises TooManyStreamsError. What was received is gone when the block ends.
+        """
+        with self._new(owner) as new:
+            path = self._path / f".{secrets.token_hex(12)}.upload"
+            try:
+                yield Upload(path, lambda: self._restore(new, owner, path))
+            finally:
+                path.unlink(missing_ok=True)
 
-    def restore(self, owner: str, path: Path) -> StreamFacts:
-        """A new stream from the file of a snapshot; uses the disk. Raises as `read_snapshot` and `create`."""
-        return self.create(owner, read_snapshot(path, self._index.session, key=self._index.key))
+    def _restore(self, new: _New, owner: str, path: Path) -> StreamFacts:
+        return self._create(new, owner, read_snapshot(path, self._index.session, key=self._index.key))
+
+    def _create(self, new: _New, owner: str, state: StreamState) -> StreamFacts:
+        name, facts = new
+        folder = StreamFolder.create(
+            self._path / name, state, facts, key=self._index.key, flush=self._index.settings.flush
+        )
+        self._index.written += 1
+        stream = self._add(name, owner, facts["created"], folder, state)
+        self._index.make_room()
+        return self._index.facts(stream)
 
     def fork(self, name: str, owner: str) -> StreamFacts:
         """A new stream in the state of another one, which goes on by itself; uses the disk a little.
@@ -226,7 +244,7 @@ class StreamStore:
                 self._making[owner] += 1
 
     @contextlib.contextmanager
-    def _new(self, owner: str) -> Iterator[tuple[str, dict[str, object]]]:
+    def _new(self, owner: str) -> Iterator[_New]:
         """The name and the facts of a stream to be made, within the bounds of its owner."""
         name = f"stream-{secrets.token_hex(12)}"
         self.refuse_more(owner, making=True)

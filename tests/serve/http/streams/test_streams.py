@@ -318,3 +318,27 @@ def test_figures_of_streams(kept: Running, tokens: np.ndarray) -> None:
         float(line.split()[-1]) for line in text.splitlines() if line.startswith("xl_export_streams{")
     )
     assert value >= 1
+
+
+def test_an_upload_counts_for_its_tenant_and_is_refused_before_it_arrives(
+    keeping: Keeping, tokens: np.ndarray, tmp_path: Path
+) -> None:
+    with keeping(tmp_path, store=StoreSettings(streams=2)) as server:
+        snapshot = created(server, tokens[:20]).snapshot()
+        head = (
+            f"POST /v1/streams/restore HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(snapshot)}\r\n\r\n"
+        )
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as first:
+            first.sendall(head.encode() + snapshot[:-1])
+            until(lambda: list(tmp_path.rglob("*.upload")))
+            with socket.create_connection(("127.0.0.1", server.port), timeout=60) as second:
+                second.sendall(head.encode())  # and nothing of the body
+                answer = second.recv(1 << 16)
+            assert answer.startswith(b"HTTP/1.1 403 "), answer
+            assert b"too_many_streams" in answer
+            assert b"connection: close" in answer
+            assert server.post("/v1/streams", {}).status_code == 403
+            first.sendall(snapshot[-1:])
+            assert first.recv(1 << 16).startswith(b"HTTP/1.1 201 ")
+        assert len(server.get("/v1/streams").json()["data"]) == 2
+        assert list(tmp_path.rglob("*.upload")) == []

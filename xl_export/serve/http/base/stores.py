@@ -110,13 +110,15 @@ def store_of(model: Model) -> StreamStore:
 
 
 @contextlib.contextmanager
-def answered() -> Iterator[None]:
-    """Turns errors of a store into refusals with their status."""
+def answered(*, closes: bool = False) -> Iterator[None]:
+    """Turns errors of a store into refusals with their status. closes: whether the body was not read."""
     try:
         yield
     except UserError as error:
         for kind, status, code in ANSWERS:
             if isinstance(error, kind):
                 after = 1.0 if kind in (BusyStreamError, FullStoreError) else None
-                raise RefusedError(str(error), status=status, code=code, retry_after=after) from error
+                raise RefusedError(
+                    str(error), status=status, code=code, retry_after=after, closes=closes
+                ) from error
         raise

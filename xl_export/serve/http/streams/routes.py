@@ -240,9 +240,10 @@ class _Routes:
         model, tenant = self._server.model(request.query_params.get("model")), tenant_of(request).name
         store = store_of(model)
         most = most_snapshot_bytes(model.session)
-        with model.in_use(), store.receiving() as path, answered():
-            await _received(request, path, most, self._server.limits.body_seconds)
-            facts = await asyncio.to_thread(store.restore, tenant, path)
+        # A refusal of one stream too many comes before the body, and ends the connection.
+        with model.in_use(), answered(closes=True), store.receiving(tenant) as upload, answered():
+            await _received(request, upload.path, most, self._server.limits.body_seconds)
+            facts = await asyncio.to_thread(upload.restore)
         return json(facts_document(facts, model.name), 201)
 
     def _work(self, request: Request, model: Model) -> StreamWork:
