@@ -107,7 +107,7 @@ def _write_files(music: list[Slice], given: argparse.Namespace) -> None:
         draw(music, png, title=f"{given.artefact.name}, {settings}")
         written.append(png)
     except ImportError:
-        print("note: there is no picture, because matplotlib is not installed")
+        print("note: there is no picture, because matplotlib is not installed (pip install matplotlib)")
     seconds = sum(piece.seconds for piece in music)
     pieces = sum(piece.first for piece in music)
     print(f"{seconds:.0f} seconds, {pieces} piece(s): {', '.join(map(str, written))}")
