@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import configparser
+import json
 import re
+import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
+
+from xl_export.cli.serve import serve_command
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RANGE = re.compile(r"(?:(\d+(?:\.\d+)?)%|\*)\s+(xl-export-\d+);")
@@ -65,3 +70,16 @@ def test_the_unit_starts_the_command_as_a_user_without_rights() -> None:
     assert service["NoNewPrivileges"] == "yes"
     assert "User" in service or service.get("DynamicUser") == "yes"
     assert unit["Install"]["WantedBy"] == "multi-user.target"
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.nvidia"])
+def test_an_image_installs_extras_that_there_are_and_starts_with_options_that_there_are(name: str) -> None:
+    content = (DEPLOY / name).read_text(encoding="utf-8")
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (extras,) = re.findall(r"\$\{wheel\}\[([\w,]+)\]", content)
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    (command,) = re.findall(r"^CMD (.*)$", content, flags=re.MULTILINE)
+    known = {option for parameter in serve_command.params for option in parameter.opts}
+    used = [word for word in json.loads(command) if word.startswith("--")]
+    assert used
+    assert set(used) <= known
