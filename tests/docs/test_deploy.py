@@ -5,10 +5,10 @@ from __future__ import annotations
 import configparser
 import json
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
 import yaml
 
 from xl_export.cli.serve import serve_command
