@@ -19,6 +19,16 @@ class ClosedStoreError(UserError):
     """The server has ended."""
 
 
+class JournalError(UserError):
+    """A stream has no whole snapshot, and the model that could make one is not served."""
+
+    def __init__(self, name: str, appended: int) -> None:
+        super().__init__(
+            f"the last {appended:,} tokens of the stream {name} are not in its snapshot yet, and only its "
+            "own artefact can bring them there; serve that artefact again, and ask for the snapshot then."
+        )
+
+
 class FullStoreError(UserError):
     """So many operations hold states that are not on the disk that no other one is let in now."""
 

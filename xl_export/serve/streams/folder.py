@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -54,10 +54,10 @@ def _written() -> Iterator[None]:
 class StreamFolder:
     """The files of a stream as they are now. One thread at a time may use it; any may read `position`.
 
-    version: of the snapshot; each new one has a larger number. begin: the position in the snapshot.
-    appended: the lines of the journal. position: of the stream, which is that of the snapshot and the tokens
-    that were appended; it is assigned once, at the end of each change. flush: whether what was written is on
-    the disk, and not only with the system, when a method returns.
+    version: of the snapshot; each new one has a larger number. begin: the position in the snapshot. appended:
+    the lines of the journal. snapshot_bytes, journal_bytes: of the two files. position: of the stream, which
+    is that of the snapshot and the tokens that were appended; it is assigned once, at the end of each change.
+    flush: whether what was written is on the disk, and not only with the system, when a method returns.
     """
 
     path: Path
@@ -65,6 +65,7 @@ class StreamFolder:
     begin: int
     appended: list[np.ndarray]
     journal_bytes: int = 0
+    snapshot_bytes: int = 0
     flush: bool = False
     position: int = field(init=False)
 
@@ -77,8 +78,10 @@ class StreamFolder:
     ) -> StreamFolder:
         """A new folder, which appears whole."""
         with _appearing(path, facts, flush=flush) as hidden:
-            write_snapshot(state, hidden / _name(0, state.position), key=key)
-        return StreamFolder(path, version=0, begin=state.position, appended=[], flush=flush)
+            snapshot = hidden / _name(0, state.position)
+            write_snapshot(state, snapshot, key=key)
+            size = snapshot.stat().st_size
+        return StreamFolder(path, 0, state.position, appended=[], snapshot_bytes=size, flush=flush)
 
     @staticmethod
     def open(path: Path, *, flush: bool = False) -> tuple[StreamFolder, dict[str, Any]]:
@@ -94,6 +97,7 @@ class StreamFolder:
         if not found or not isinstance(facts, dict):
             raise ArtefactError(f"{path} holds no stream; remove the folder, or copy it whole.")
         folder = StreamFolder(path, *found[-1], appended=[], flush=flush)
+        folder.snapshot_bytes = folder._snapshot.stat().st_size
         folder._read_journal()
         folder._tidy()
         return folder, facts
@@ -145,13 +149,14 @@ class StreamFolder:
         with _written():
             try:
                 write_snapshot(state, path, key=key)
+                size = path.stat().st_size
                 if self.flush:  # before the files that it replaces are removed
                     flush_folder(self.path)
             except BaseException:  # whatever was refused must not be there after a restart
                 path.unlink(missing_ok=True)
                 raise
         self.version, self.begin, self.appended, self.journal_bytes = version, state.position, [], 0
-        self.position = state.position
+        self.position, self.snapshot_bytes = state.position, size
         self._tidy()
 
     def fork(self, path: Path, facts: dict[str, Any]) -> StreamFolder:
@@ -168,8 +173,7 @@ class StreamFolder:
                 (hidden / self._journal.name).write_bytes(content)
                 if self.flush:
                     flush_file(hidden / self._journal.name)
-        appended = list(self.appended)
-        return StreamFolder(path, self.version, self.begin, appended, self.journal_bytes, self.flush)
+        return replace(self, path=path, appended=list(self.appended))
 
     def delete(self) -> None:
         """Removes the stream. It is gone as a whole with the first step of this."""

@@ -30,6 +30,19 @@ class Stream:
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
 
+def facts_of(stream: Stream) -> StreamFacts:
+    """What a client may know of a stream."""
+    return StreamFacts(
+        id=stream.id,
+        owner=stream.owner,
+        position=stream.folder.position,
+        created=stream.created,
+        used=stream.used,
+        in_ram=stream.state is not None,
+        busy=stream.busy,
+    )
+
+
 class StreamIndex:
     """What a store and its operations share.
 
@@ -64,18 +77,6 @@ class StreamIndex:
         """Raises ClosedStoreError once the store is closed."""
         if self.closed:
             raise ClosedStoreError("the server has ended, and the stream stays as it was; ask again later.")
-
-    def facts(self, stream: Stream) -> StreamFacts:
-        """What a client may know of a stream."""
-        return StreamFacts(
-            id=stream.id,
-            owner=stream.owner,
-            position=stream.folder.position,
-            created=stream.created,
-            used=stream.used,
-            in_ram=stream.state is not None,
-            busy=stream.busy,
-        )
 
     def in_ram(self, name: str, state: StreamState | None) -> None:
         """Counts the bytes of a stream in RAM as those used last; None where it has left."""

@@ -8,8 +8,8 @@ from typing import BinaryIO
 import numpy as np
 
 from xl_export.serve.core.state import StreamState
-from xl_export.serve.streams.facts import StreamFacts
-from xl_export.serve.streams.index import Stream, StreamIndex
+from xl_export.serve.streams.facts import JournalError, StreamFacts
+from xl_export.serve.streams.index import Stream, StreamIndex, facts_of
 
 
 class Operation:
@@ -26,7 +26,7 @@ class Operation:
     @property
     def facts(self) -> StreamFacts:
         """What is known of the stream, as it is once this operation has ended."""
-        return replace(self._index.facts(self.stream), busy=False)
+        return replace(facts_of(self.stream), busy=False)
 
     def ready(self) -> StreamState | None:
         """The stream as it is now, where it is in RAM; uses no disk, and waits for nobody who does."""
@@ -82,11 +82,12 @@ class Operation:
 
     def snapshot(self) -> BinaryIO:
         """The snapshot of the stream as an open file, which stays what it is; `load` and what follows it come
-        first. Uses the disk.
+        first. Uses the disk. Raises JournalError where nobody has loaded a stream that needs it.
         """
         with self.stream.lock:
             if self.stream.folder.appended:
-                assert self.stream.state is not None
+                if self.stream.state is None:
+                    raise JournalError(self.stream.id, self.stream.folder.num_appended)
                 self._index.refuse_closed()
                 self.stream.folder.replace(self.stream.state, key=self._index.key)
                 self._index.written += 1

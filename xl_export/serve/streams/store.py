@@ -15,9 +15,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
-from runtimes.base.errors import UserError
 from runtimes.base.files import writing
 from runtimes.base.lock import only_writer
 from runtimes.contract.session import Session
@@ -31,11 +30,13 @@ from xl_export.serve.streams.facts import (
     no_stream,
 )
 from xl_export.serve.streams.folder import StreamFolder, flush_folder, sweep
-from xl_export.serve.streams.index import Stream, StreamIndex
+from xl_export.serve.streams.index import Stream, StreamIndex, facts_of
 from xl_export.serve.streams.operation import Operation
 from xl_export.serve.streams.snapshot import read_snapshot
+from xl_export.serve.streams.unserved import UnservedStreams, stored
 from xl_export.serve.streams.unwritten import Unwritten
 
+IDENTITY = 32  # digits of the identity of an artefact that name the folder of its streams
 _New = tuple[str, dict[str, object]]  # the name and the facts of a stream that is to be made
 
 
@@ -53,15 +54,25 @@ class StreamStore:
     disk say so, and belong into a thread of their own.
     """
 
-    def __init__(self, folder: Path, session: Session, *, key: bytes, settings: StoreSettings) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        session: Session,
+        *,
+        key: bytes,
+        settings: StoreSettings,
+        elsewhere: Callable[[str], tuple[int, int]] = lambda owner: (0, 0),
+    ) -> None:
         """Takes over what an earlier server left in `folder`; uses the disk.
 
-        Streams of several artefacts may lie in one folder: each store sees its own. Raises UserError while
-        another process uses it.
+        Streams of several artefacts may lie in one folder: each store sees its own. elsewhere: how many
+        streams an owner has in the others, and their bytes; they count for its limits. Raises UserError while
+        another process uses the folder.
         """
+        self._elsewhere = elsewhere
         self._index = StreamIndex(session, key=key, settings=settings)
         self.unwritten = Unwritten(settings.unwritten_bytes, row_bytes=self._index.row_bytes)
-        self._path = folder / session.identity[:32]
+        self._path = folder / session.identity[:IDENTITY]
         self._making: Counter[str] = Counter()  # streams of each owner that are being made
         self.damaged: list[str] = []  # sentences about folders that hold no whole stream; they are left alone
         self._stack = contextlib.ExitStack()
@@ -72,15 +83,11 @@ class StreamStore:
                     flush_folder(each)
         self._stack.enter_context(only_writer(self._path, doing="keeping streams"))
         sweep(self._path)
-        for path in sorted(each for each in self._path.iterdir() if each.is_dir()):
-            try:
-                opened, facts = StreamFolder.open(path, flush=settings.flush)
-                stream = Stream(path.name, str(facts["owner"]), float(facts["created"]), 0.0, opened)
-            except (UserError, KeyError, TypeError, ValueError) as error:
-                self.damaged.append(f"{path.name}: {error}")
-                continue
-            stream.used = stream.created
-            self._index.streams[path.name] = stream
+        for name, stream in stored(self._path, flush=settings.flush):
+            if stream is None:
+                self.damaged.append(name)
+            else:
+                self._index.streams[name] = stream
 
     def create(self, owner: str, state: StreamState) -> StreamFacts:
         """A new stream in this state, which is on the disk when this returns; uses the disk.
@@ -113,7 +120,7 @@ class StreamStore:
         self._index.written += 1
         stream = self._add(name, owner, facts["created"], folder, state)
         self._index.make_room()
-        return self._index.facts(stream)
+        return facts_of(stream)
 
     def fork(self, name: str, owner: str) -> StreamFacts:
         """A new stream in the state of another one, which goes on by itself; uses the disk a little.
@@ -130,19 +137,17 @@ class StreamStore:
             folder = stream.folder.fork(self._path / other, facts)
             fork = self._add(other, owner, facts["created"], folder, stream.state)
         self._index.make_room()
-        return self._index.facts(fork)
+        return facts_of(fork)
 
     def facts(self, name: str, owner: str) -> StreamFacts:
         """What is known of a stream; raises NoStreamError."""
-        return self._index.facts(self._owned(name, owner))
+        return facts_of(self._owned(name, owner))
 
     def list(self, owner: str) -> list[StreamFacts]:
         """The streams of an owner, the oldest first."""
         with self._index.lock:
             found = [stream for stream in self._index.streams.values() if stream.owner == owner]
-        return [
-            self._index.facts(stream) for stream in sorted(found, key=lambda each: (each.created, each.id))
-        ]
+        return [facts_of(stream) for stream in sorted(found, key=lambda each: (each.created, each.id))]
 
     def delete(self, name: str, owner: str) -> None:
         """Removes a stream for ever; uses the disk. Raises BusyStreamError while an operation runs."""
@@ -207,6 +212,28 @@ class StreamStore:
             self._stack.close()
 
     @property
+    def identity(self) -> str:
+        """The artefact: the first 32 digits of its identity."""
+        return self._path.name
+
+    def held(self, owner: str) -> tuple[int, int]:
+        """How many streams an owner has here, those that are being made among them, and their bytes."""
+        with self._index.lock:
+            count = self._count(owner)
+        return count, count * self._index.row_bytes
+
+    def open_snapshot(self, name: str, owner: str) -> BinaryIO:
+        """The snapshot of a stream as an open file; uses the disk. Raises JournalError where that needs the
+        model.
+        """
+        with self.operation(name, owner) as operation:
+            return operation.snapshot()
+
+    def unserved(self) -> UnservedStreams:
+        """The streams of this store, which was closed."""
+        return UnservedStreams(self._path, self._index.streams.values())
+
+    @property
     def totals(self) -> StoreFacts:
         """What the store holds and has done since it was opened."""
         return self._index.totals
@@ -230,18 +257,23 @@ class StreamStore:
 
         making: whether one more is being made from now on.
         """
-        row = self._index.row_bytes
-        most = min(self._index.settings.streams, self._index.settings.tenant_bytes // max(row, 1))
+        row, settings = self._index.row_bytes, self._index.settings
+        others, their_bytes = self._elsewhere(owner)
+        most = min(settings.streams, others + max(0, settings.tenant_bytes - their_bytes) // max(row, 1))
         with self._index.lock:
             self._index.refuse_closed()
-            held = sum(stream.owner == owner for stream in self._index.streams.values()) + self._making[owner]
-            if held >= most:
+            count = others + self._count(owner)
+            if count >= most:
                 raise TooManyStreamsError(
-                    f"you have {held:,} streams of {row:,} bytes each, and may have {most:,}; delete some of "
-                    "them, or save them as snapshots first."
+                    f"you have {count:,} streams with {their_bytes + (count - others) * row:,} bytes, and "
+                    f"may have {most:,}; delete some of them, or save them as snapshots first."
                 )
             if making:
                 self._making[owner] += 1
+
+    def _count(self, owner: str) -> int:
+        """How many streams an owner has; the caller has the lock."""
+        return sum(each.owner == owner for each in self._index.streams.values()) + self._making[owner]
 
     @contextlib.contextmanager
     def _new(self, owner: str) -> Iterator[_New]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,13 +15,15 @@ from xl_export.serve.streams.facts import (
     BusyStreamError,
     ClosedStoreError,
     FullStoreError,
+    JournalError,
     NoStreamError,
     StoreSettings,
     TooManyStreamsError,
 )
 from xl_export.serve.streams.folder import UnwritableError
 from xl_export.serve.streams.snapshot import server_key
-from xl_export.serve.streams.store import StreamStore
+from xl_export.serve.streams.store import IDENTITY, StreamStore
+from xl_export.serve.streams.unserved import Holds, UnservedStreams
 
 ATTACHED = "streams"  # the name under which a model has its store
 CLOSING = 2.0  # seconds; with those of the engine before it, a server ends within five
@@ -29,6 +31,7 @@ CLOSING = 2.0  # seconds; with those of the engine before it, a server ends with
 ANSWERS: tuple[tuple[type[UserError], int, str], ...] = (
     (NoStreamError, 404, "stream_not_found"),
     (BusyStreamError, 409, "stream_busy"),
+    (JournalError, 409, "other_artefact"),
     (FullStoreError, 429, "queue_full"),
     (TooManyStreamsError, 403, "too_many_streams"),
     (UnwritableError, 507, "disk_full"),
@@ -38,9 +41,12 @@ ANSWERS: tuple[tuple[type[UserError], int, str], ...] = (
 
 @dataclass
 class _Kept:
-    """The store of one artefact, and how many models use it; None while no model does."""
+    """The streams of one artefact: their store and how many models use it, or the streams as they lie there
+    while no model does.
+    """
 
     store: StreamStore | None = None
+    unserved: UnservedStreams | None = None
     users: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -49,10 +55,14 @@ class Stores:
     """Opens the store of each artefact once, and closes it with the last model that uses it."""
 
     def __init__(self, folder: Path, settings: StoreSettings) -> None:
-        """folder: for everything that outlives the server; it is made where there is none."""
+        """folder: for everything that outlives the server; it is made where there is none. Uses the disk."""
         self._folder, self._settings, self._key = folder / "streams", settings, server_key(folder)
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] = {}
+        if self._folder.is_dir():
+            for path in self._folder.iterdir():
+                if path.is_dir():
+                    self._of(path.name).unserved = UnservedStreams.read(path)
 
     def attach(self, model: Model) -> None:
         """Gives a model that was opened its store; called on a thread."""
@@ -60,7 +70,8 @@ class Stores:
         kept = self._of(identity)
         with kept.lock:
             if kept.store is None:
-                kept.store = StreamStore(self._folder, model.session, key=self._key, settings=self._settings)
+                kept.store = self._open(model, kept.unserved)
+                kept.unserved = None
             kept.users += 1
             model.attached[ATTACHED] = AttachedStore(kept.store, self, identity)
 
@@ -70,23 +81,49 @@ class Stores:
         with kept.lock:
             kept.users -= 1
             if not kept.users and kept.store is not None:
-                store, kept.store = kept.store, None
-                store.close(within=CLOSING)
+                kept.store.close(within=CLOSING)
+                kept.unserved, kept.store = kept.store.unserved(), None
+
+    def others(self, served: Container[StreamStore]) -> list[Holds]:
+        """Where the streams are that none of these stores has: those of artefacts that are not served, or
+        are not any more while requests that have begun use them.
+        """
+        with self._lock:
+            holds = [kept.store or kept.unserved for kept in self._kept.values()]
+        return [each for each in holds if each is not None and each not in served]
+
+    def _open(self, model: Model, unserved: UnservedStreams | None) -> StreamStore:
+        identity = model.session.identity[:IDENTITY]
+        if unserved is not None:
+            unserved.close()
+
+        def elsewhere(owner: str) -> tuple[int, int]:
+            held = [each.held(owner) for each in self.others(()) if each.identity != identity]
+            return sum(count for count, _ in held), sum(num_bytes for _, num_bytes in held)
+
+        try:
+            return StreamStore(
+                self._folder, model.session, key=self._key, settings=self._settings, elsewhere=elsewhere
+            )
+        except BaseException:
+            if unserved is not None:
+                unserved.closed = False
+            raise
 
     def _of(self, identity: str) -> _Kept:
         with self._lock:
-            return self._kept.setdefault(identity, _Kept())
+            return self._kept.setdefault(identity[:IDENTITY], _Kept())
 
 
 class AttachedStore:
     """The store of one model; `close` is called once its engine has stopped."""
 
     def __init__(self, store: StreamStore, stores: Stores, identity: str) -> None:
-        self.store, self._stores, self._identity = store, stores, identity
+        self.store, self.stores, self._identity = store, stores, identity
 
     def close(self) -> None:
         """Lets the store be closed when no other model uses it."""
-        self._stores.detach(self._identity)
+        self.stores.detach(self._identity)
 
     def figures(self) -> Iterator[tuple[str, str, float]]:
         """Name, meaning and value of each figure, for `/metrics`."""
@@ -100,13 +137,23 @@ class AttachedStore:
 
 def store_of(model: Model) -> StreamStore:
     """The store of a model; raises RefusedError where the server keeps no streams."""
+    return _attached(model).store
+
+
+def others_of(models: Iterable[Model]) -> list[Holds]:
+    """Where the streams are that no model of a server can go on with. models: of the server, all of them."""
+    attached = [_attached(model) for model in models]
+    return attached[0].stores.others([each.store for each in attached]) if attached else []
+
+
+def _attached(model: Model) -> AttachedStore:
     attached = model.attached.get(ATTACHED)
     if attached is None:
         raise RefusedError(
             "this server keeps no streams; start it with --state FOLDER.", status=501, code="no_streams"
         )
     assert isinstance(attached, AttachedStore)
-    return attached.store
+    return attached
 
 
 @contextlib.contextmanager

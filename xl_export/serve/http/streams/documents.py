@@ -17,7 +17,8 @@ CONTEXT = 32  # tokens before a text that decide how its first token reads
 class _Stream(TypedDict):
     id: str
     object: Literal["stream"]
-    model: str
+    model: str | None
+    usable: bool
     position: int
     created: int
     used: int
@@ -26,9 +27,12 @@ class _Stream(TypedDict):
 
 
 class StreamDocument(_Stream, total=False):
-    """A stream as it is now."""
+    """A stream as it is now. usable: whether a model of the server can go on with it. artefact: to which it
+    belongs, where none can; `model` is null then.
+    """
 
     rewindable: int
+    artefact: str
 
 
 class StreamList(TypedDict):
@@ -99,12 +103,16 @@ class ContinueChunk(_ToldMore):
     text: str
 
 
-def facts_document(facts: StreamFacts, model: str) -> dict[str, Any]:
-    """A stream as it is now."""
+def facts_document(
+    facts: StreamFacts, model: str | None = None, *, artefact: str | None = None
+) -> dict[str, Any]:
+    """A stream as it is now, of a model, or of an artefact that is not served."""
     return {
         "id": facts.id,
         "object": "stream",
         "model": model,
+        "usable": artefact is None,
+        **({} if artefact is None else {"artefact": artefact}),
         "position": facts.position,
         "created": int(facts.created),
         "used": int(facts.used),

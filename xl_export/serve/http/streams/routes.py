@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,7 +19,7 @@ from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.base.limits import read_json
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server, tenant_of
-from xl_export.serve.http.base.stores import answered, store_of
+from xl_export.serve.http.base.stores import answered, others_of, store_of
 from xl_export.serve.http.streams.bodies import AppendBody, ContinueBody, CreateBody, NoBody, RewindBody
 from xl_export.serve.http.streams.documents import (
     AppendResult,
@@ -31,8 +31,9 @@ from xl_export.serve.http.streams.documents import (
     facts_document,
 )
 from xl_export.serve.http.streams.socket import conversation
-from xl_export.serve.http.streams.work import StreamWork, found
+from xl_export.serve.http.streams.work import OtherArtefactError, StreamWork, found
 from xl_export.serve.streams.snapshot import most_snapshot_bytes, too_large
+from xl_export.serve.streams.unserved import Holds
 
 CREATE, APPEND = msgspec.json.Decoder(CreateBody), msgspec.json.Decoder(AppendBody)
 CONTINUE, REWIND = msgspec.json.Decoder(ContinueBody), msgspec.json.Decoder(RewindBody)
@@ -191,7 +192,9 @@ class _Routes:
         return self._answer(work, lambda: work.fork(name), status=201)
 
     async def list(self, request: Request) -> Response:
-        """The streams of the client; of one model, where `model` is given."""
+        """The streams of the client; of one model, where `model` is given, and otherwise also those of
+        artefacts that are not served.
+        """
         tenant, wanted = tenant_of(request).name, request.query_params.get("model")
         models = [self._server.model(wanted)] if wanted else self._server.models.values()
         found, seen = [], set()
@@ -200,27 +203,39 @@ class _Routes:
             if id(store) not in seen:  # models of one artefact share it
                 seen.add(id(store))
                 found += [facts_document(facts, model.name) for facts in store.list(tenant)]
+        for holds in [] if wanted else others_of(self._server.models.values()):
+            found += [facts_document(facts, artefact=holds.identity) for facts in holds.list(tenant)]
         return json({"object": "list", "data": found})
 
     async def facts(self, request: Request) -> Response:
-        model, name = found(self._server, request.path_params["id"], tenant_of(request).name)
+        name, tenant = request.path_params["id"], tenant_of(request).name
         with answered():
-            facts = store_of(model).facts(name, tenant_of(request).name)
-        return json(facts_document(facts, model.name))
+            try:
+                model, name = found(self._server, name, tenant)
+            except OtherArtefactError as other:
+                holds = other.holds
+                return json(facts_document(holds.facts(name, tenant), artefact=holds.identity))
+            return json(facts_document(store_of(model).facts(name, tenant), model.name))
 
     async def delete(self, request: Request) -> Response:
-        tenant = tenant_of(request).name
-        model, name = found(self._server, request.path_params["id"], tenant)
-        with model.in_use(), answered():
-            await asyncio.to_thread(store_of(model).delete, name, tenant)
+        name, tenant = request.path_params["id"], tenant_of(request).name
+        holds: Holds
+        with contextlib.ExitStack() as held, answered():
+            try:
+                model, name = found(self._server, name, tenant)
+                held.enter_context(model.in_use())
+                holds = store_of(model)
+            except OtherArtefactError as other:
+                holds = other.holds
+            await asyncio.to_thread(holds.delete, name, tenant)
         return json({"id": name, "object": "stream", "deleted": True})
 
     async def snapshot(self, request: Request) -> Response:
         """The stream as a signed file."""
-        work, name = self._found(request)
+        name, opened = self._opened(request)
 
         async def run(channel: Channel) -> None:
-            file: BinaryIO = await work.lasting(work.snapshot(name))
+            file: BinaryIO = await opened()
             with file:
                 headers = {
                     "content-type": "application/octet-stream",
@@ -234,6 +249,21 @@ class _Routes:
             await channel.end(b"")
 
         return Answering(run, stalled=self._server.limits.stalled_seconds)
+
+    def _opened(self, request: Request) -> tuple[str, Callable[[], Awaitable[BinaryIO]]]:
+        """The name of a stream, and what opens the file of its snapshot."""
+        name, tenant = request.path_params["id"], tenant_of(request).name
+        try:
+            work, name = self._found(request)
+        except OtherArtefactError as other:
+            holds = other.holds
+
+            async def opened() -> BinaryIO:
+                with answered():
+                    return await asyncio.to_thread(holds.open_snapshot, name, tenant)
+
+            return name, opened
+        return name, lambda: work.lasting(work.snapshot(name))
 
     async def restore(self, request: Request) -> Response:
         """A new stream from a signed file."""

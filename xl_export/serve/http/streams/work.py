@@ -17,7 +17,7 @@ from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits, unless_large
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server
-from xl_export.serve.http.base.stores import answered, store_of
+from xl_export.serve.http.base.stores import answered, others_of, store_of
 from xl_export.serve.http.streams.bodies import (
     AppendBody,
     ContinueBody,
@@ -30,6 +30,7 @@ from xl_export.serve.http.streams.bodies import (
 from xl_export.serve.http.streams.documents import Told, facts_document
 from xl_export.serve.streams.facts import NoStreamError, StreamFacts, no_stream
 from xl_export.serve.streams.operation import Operation
+from xl_export.serve.streams.unserved import Holds
 
 Document = dict[str, Any]
 Each = Callable[[Document], Awaitable[None]]
@@ -256,15 +257,32 @@ class StreamWork:
             return await work
 
 
+class OtherArtefactError(RefusedError):
+    """A stream of an artefact that the server keeps and does not serve. holds: where it is."""
+
+    def __init__(self, name: str, holds: Holds) -> None:
+        super().__init__(
+            f"the stream {name} belongs to the artefact {holds.identity}, which this server does not serve "
+            "now; serve that artefact again to go on with the stream, or save its snapshot, or delete it.",
+            status=409,
+            code="other_artefact",
+        )
+        self.holds = holds
+
+
 def found(server: Server, name: str, tenant: str) -> tuple[Model, str]:
-    """The model whose store has a stream of that name and owner; raises RefusedError where none has."""
+    """The model whose store has a stream of that name and owner; raises OtherArtefactError where only an
+    artefact that is not served has it, and RefusedError where none has.
+    """
     with answered():
         for model in [server.model(None), *server.models.values()]:
-            try:
+            with contextlib.suppress(NoStreamError):
                 store_of(model).facts(name, tenant)
-            except NoStreamError:
-                continue
-            return model, name
+                return model, name
+        for holds in others_of(server.models.values()):
+            with contextlib.suppress(NoStreamError):
+                holds.facts(name, tenant)
+                raise OtherArtefactError(name, holds)
         raise no_stream(name)
 
 

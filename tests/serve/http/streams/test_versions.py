@@ -1,0 +1,112 @@
+"""Streams of an artefact that was replaced by another version: nothing of them is lost or hidden."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from runtimes import Session
+from tests.serve.http.conftest import Running, running, sources
+from tests.serve.http.streams.conftest import Stream, created, restored
+from tests.serve.http.streams.test_streams import until
+from xl_export.artefact.export import export
+from xl_export.serve.http.base.stores import others_of
+from xl_export.serve.streams.facts import StoreSettings
+from xl_export.serve.streams.unserved import UnservedStreams
+
+
+@pytest.fixture(scope="module")
+def other_version(run: Path, session: Session, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rule = replace(session.rule, mem_len=session.rule.mem_len // 2)
+    return export(run, tmp_path_factory.mktemp("version") / "other", memory="ring", rule=rule)
+
+
+def reloaded(server: Running, model: Path, artefact: Path) -> None:
+    shutil.rmtree(model)
+    shutil.copytree(artefact, model)
+    assert server.post("/admin/models/tiny/reload").is_success
+
+
+def listed(server: Running) -> dict[str, bool]:
+    return {each["id"]: each["usable"] for each in server.get("/v1/streams").json()["data"]}
+
+
+def refused(server: Running, stream: Stream, identity: str) -> None:
+    """Only what needs no model is done."""
+    for what, body in (
+        ("append", {"tokens": [1]}),
+        ("continue", {}),
+        ("rewind", {"tokens": 1}),
+        ("fork", {}),
+    ):
+        answer = server.post(f"{stream.path}/{what}", body)
+        assert answer.status_code == 409, answer.text
+        error = answer.json()["error"]
+        assert error["code"] == "other_artefact"
+        assert f"belongs to the artefact {identity}, which this server does not serve" in error["message"]
+    facts = server.get(stream.path).json()
+    assert (facts["usable"], facts["model"], facts["artefact"]) == (False, None, identity)
+
+
+def test_streams_of_another_version_are_kept_listed_saved_deleted_and_counted(
+    artefacts: dict[str, Path], other_version: Path, tokens: np.ndarray, tmp_path: Path
+) -> None:
+    model, state = tmp_path / "model", tmp_path / "state"
+    shutil.copytree(artefacts["ring"], model)
+    opened, bounds = sources(("tiny", model)), StoreSettings(streams=4)
+    with running(opened, state=state, stream_limits=bounds) as server:
+        old = server.server.model(None)
+        stream, second, third = (created(server, tokens[:20]) for _ in range(3))
+        stream.append(tokens[20:25])
+        expected = stream.fork().append(tokens[25:30])["bits"]
+        identity = old.session.identity[:32]
+        old.users += 1  # a request that goes on
+        reloaded(server, model, other_version)
+        assert len(listed(server)) == 4
+        refused(server, stream, identity)
+        assert httpx.delete(server.at + third.path).is_success
+        old.users -= 1
+        until(lambda: isinstance(others_of(server.server.models.values())[0], UnservedStreams))
+        refused(server, stream, identity)
+        assert httpx.delete(server.at + second.path).is_success
+        fresh, _ = created(server), created(server)
+        assert server.post("/v1/streams", {}).status_code == 403, "the old streams count"
+        assert list(listed(server).values()) == [True, True, False, False]
+        snapshot = stream.snapshot()
+        assert restored(server, snapshot).status_code == 403
+        assert fresh.append(tokens[:3])["stream"]["position"] == 3
+    with running(opened, state=state) as server:  # a start with the new version alone
+        refused(server, stream, identity)
+        assert stream.on(server).snapshot() == snapshot
+        reloaded(server, model, artefacts["ring"])
+        assert stream.on(server).append(tokens[25:30])["bits"] == expected, "bit for bit"
+        assert (
+            Stream(server, restored(server, snapshot).json()["id"]).append(tokens[25:30])["bits"] == expected
+        )
+        refused(server, fresh, server.get("/v1/streams").json()["data"][-1]["artefact"])
+        assert listed(server)[stream.name]
+
+
+def test_a_snapshot_that_needs_its_model_is_refused(
+    artefacts: dict[str, Path], other_version: Path, tokens: np.ndarray, tmp_path: Path
+) -> None:
+    with running(sources(("tiny", artefacts["ring"])), state=tmp_path) as server:
+        stream = created(server, tokens[:20])
+        stream.append(tokens[20:25])
+        shutil.copytree(tmp_path / "streams", tmp_path / "killed")  # as a kill would leave it
+    shutil.rmtree(tmp_path / "streams")
+    (tmp_path / "killed").rename(tmp_path / "streams")
+    for writer in tmp_path.rglob(".writer"):
+        writer.unlink()
+    with running(sources(("tiny", other_version)), state=tmp_path) as server:
+        assert server.get(stream.path).json()["position"] == 25
+        answer = server.get(f"{stream.path}/snapshot")
+        assert answer.status_code == 409
+        assert "the last 5 tokens of the stream" in answer.json()["error"]["message"]
+        assert httpx.delete(server.at + stream.path).is_success
+        assert server.get(stream.path).status_code == 404

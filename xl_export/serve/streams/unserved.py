@@ -1,0 +1,134 @@
+"""Streams that a server keeps and no model of it can go on with, because they are of another artefact.
+
+They stay as they lie on the disk until a server of their artefact takes them over again. Until then they are
+listed, count for their tenant, are given as snapshots, and are deleted where their tenant asks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from runtimes.base.errors import UserError
+from runtimes.base.lock import only_writer
+from xl_export.serve.streams.facts import (
+    BusyStreamError,
+    ClosedStoreError,
+    JournalError,
+    StreamFacts,
+    no_stream,
+)
+from xl_export.serve.streams.folder import StreamFolder
+from xl_export.serve.streams.index import Stream, facts_of
+
+
+class Holds(Protocol):
+    """What can be done with streams without their model: `StreamStore` and `UnservedStreams` can."""
+
+    @property
+    def identity(self) -> str: ...
+    def list(self, owner: str) -> list[StreamFacts]: ...
+    def facts(self, name: str, owner: str) -> StreamFacts: ...
+    def open_snapshot(self, name: str, owner: str) -> BinaryIO: ...
+    def delete(self, name: str, owner: str) -> None: ...
+    def held(self, owner: str) -> tuple[int, int]: ...
+
+
+class UnservedStreams:
+    """The streams of one artefact that is not served. All methods may be called from any thread."""
+
+    def __init__(self, path: Path, streams: Iterable[Stream]) -> None:
+        """path: the folder of the artefact's streams. streams: of a store that was closed."""
+        self._path, self._lock = path, threading.Lock()
+        self._streams = {
+            each.id: Stream(each.id, each.owner, each.created, each.used, each.folder) for each in streams
+        }
+        self.closed = False
+
+    @staticmethod
+    def read(path: Path) -> UnservedStreams | None:
+        """The streams in a folder; None where another process is using them. Uses the disk."""
+        try:
+            with only_writer(path, doing="listing streams"):
+                return UnservedStreams(path, [stream for _, stream in stored(path) if stream is not None])
+        except UserError:
+            return None
+
+    @property
+    def identity(self) -> str:
+        """The artefact: the first 32 digits of its identity."""
+        return self._path.name
+
+    def list(self, owner: str) -> list[StreamFacts]:
+        """The streams of an owner, the oldest first."""
+        found = [stream for stream in list(self._streams.values()) if stream.owner == owner]
+        return [facts_of(stream) for stream in sorted(found, key=lambda each: (each.created, each.id))]
+
+    def facts(self, name: str, owner: str) -> StreamFacts:
+        """What is known of a stream; raises NoStreamError."""
+        return facts_of(self._owned(name, owner))
+
+    def held(self, owner: str) -> tuple[int, int]:
+        """How many streams an owner has here, and the bytes of their snapshots."""
+        found = [stream.folder for stream in list(self._streams.values()) if stream.owner == owner]
+        return len(found), sum(folder.snapshot_bytes for folder in found)
+
+    def open_snapshot(self, name: str, owner: str) -> BinaryIO:
+        """The snapshot of a stream as an open file; uses the disk. Raises NoStreamError, and JournalError
+        where it is not the whole stream.
+        """
+        folder = self._owned(name, owner).folder
+        if folder.appended:
+            raise JournalError(name, folder.num_appended)
+        try:
+            return folder.open_snapshot()
+        except OSError as error:  # another process has removed it
+            raise no_stream(name) from error
+
+    def delete(self, name: str, owner: str) -> None:
+        """Removes a stream for ever; uses the disk."""
+        with self._writing(name):
+            stream = self._owned(name, owner)
+            stream.folder.delete()
+            del self._streams[name]
+
+    def close(self) -> None:
+        """Waits for what is being deleted; from now on nothing is."""
+        with self._lock:
+            self.closed = True
+
+    @contextlib.contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        with self._lock, contextlib.ExitStack() as stack:
+            if self.closed:
+                raise ClosedStoreError("the artefact of the stream is being opened; ask again in a second.")
+            try:
+                stack.enter_context(only_writer(self._path, doing="deleting a stream"))
+            except UserError as error:
+                raise BusyStreamError(
+                    f"another process on the server's machine uses the stream {name}; ask again when it has "
+                    "ended."
+                ) from error
+            yield
+
+    def _owned(self, name: str, owner: str) -> Stream:
+        stream = self._streams.get(name)
+        if stream is None or stream.owner != owner:
+            raise no_stream(name)
+        return stream
+
+
+def stored(path: Path, *, flush: bool = False) -> Iterator[tuple[str, Stream | None]]:
+    """What lies in the folder of an artefact's streams: for each stream its name and the stream, or a
+    sentence and None for one that is damaged. Uses the disk; the caller is the only writer there.
+    """
+    for each in sorted(entry for entry in path.iterdir() if entry.is_dir() and entry.name[0] != "."):
+        try:
+            folder, facts = StreamFolder.open(each, flush=flush)
+            created = float(facts["created"])
+            yield each.name, Stream(each.name, str(facts["owner"]), created, created, folder)
+        except (UserError, KeyError, TypeError, ValueError) as error:
+            yield f"{each.name}: {error}", None
