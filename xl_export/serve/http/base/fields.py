@@ -52,6 +52,7 @@ BODY_FIELDS = {
 ANSWER_FIELDS = {
     "added_tokens_decoder": "The tokens that the vocabulary sets apart, by id.",
     "appended": "How many of these tokens were fed; the others were drawn.",
+    "artefact": "The artefact that the stream belongs to, where no model of the server can go on with it.",
     "bits": "The surprisal of a token; null where nothing comes before it. One for each of the tokens.",
     "bos_token": "The token that stood before each text in training.",
     "bos_token_id": "The id of bos_token.",
@@ -127,6 +128,7 @@ ANSWER_FIELDS = {
     "unk_token_id": "The id of unk_token.",
     "unknown": "How many symbols of the text the vocabulary does not have.",
     "usage": "How many tokens the request has had.",
+    "usable": "Whether a model of the server can go on with the stream.",
     "used": "When the stream was used last, in seconds since 1970.",
     "vocab_size": "How many tokens there are.",
     "vocabulary": "What tokens are, and which are set apart.",
