@@ -43,8 +43,8 @@ def test_a_provider_is_checked_and_timed(
     monkeypatch.setattr(providers, "kinds_of", lambda *given: kinds[:1])
     providers.run(record, size="small", device="cpu", precision="fp32", memory=memory)
     record.finish()
-    assert record.result.status == "passed", record.result
-    assert len(record.result.checks) == 3
+    assert record.result.status in ("passed", "slower"), record.result  # times say nothing about a busy CPU
+    assert [check.passed for check in record.result.checks] == [True] * 3
     assert [(row.batch, row.tokens) for row in record.result.rows] == [(1, 1), (1, 8), (8, 1), (8, 8)]
 
 
