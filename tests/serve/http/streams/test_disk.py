@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,12 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
 from runtimes import Session
 from tests.serve.http.streams.conftest import Keeping, created
 from tests.serve.http.streams.test_streams import until
+from xl_export.serve.http.base.limits import LARGE
 from xl_export.serve.streams import folder
 from xl_export.serve.streams.facts import StoreSettings
 
@@ -70,3 +73,20 @@ def test_states_that_wait_for_the_disk_are_bounded(
         for each in waits:
             assert each.result().append(tokens[:2])["stream"]["position"] == 11
         assert other.append(tokens[:1])["stream"]["position"] == 6, "nothing of what was refused was done"
+
+
+def test_a_slow_disk_holds_up_no_work_on_texts(
+    keeping: Keeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More streams are written than any pool of this machine has threads."""
+    count = min(32, (os.cpu_count() or 1) + 4) + 1
+    with keeping(tmp_path) as server, ThreadPoolExecutor(count) as threads:
+        before = len(server.get("/v1/streams").json()["data"])
+        with slow_disk(monkeypatch) as slow:
+            for _ in range(count):
+                threads.submit(created, server)
+            until(lambda: slow.waiting >= min(32, (os.cpu_count() or 1) + 4))
+            body = {"prompt": "a" * LARGE, "max_tokens": 1}
+            answer = httpx.post(f"{server.at}/v1/completions", json=body, timeout=20)
+            assert answer.status_code in (200, 400), answer.text
+            assert len(server.get("/v1/streams").json()["data"]) == before, "no stream was written"

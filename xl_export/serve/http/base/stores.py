@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from runtimes.base.errors import UserError
 from xl_export.serve.http.base.errors import RefusedError
@@ -27,6 +31,8 @@ from xl_export.serve.streams.unserved import Holds, UnservedStreams
 
 ATTACHED = "streams"  # the name under which a model has its store
 CLOSING = 2.0  # seconds; with those of the engine before it, a server ends within five
+DISK = ThreadPoolExecutor(thread_name_prefix="xl-export disk")  # its threads begin when they are needed
+Result = TypeVar("Result")
 # Of each error: the status of HTTP, and a word for programs.
 ANSWERS: tuple[tuple[type[UserError], int, str], ...] = (
     (NoStreamError, 404, "stream_not_found"),
@@ -49,6 +55,13 @@ class _Kept:
     unserved: UnservedStreams | None = None
     users: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+
+async def on_disk(function: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
+    """The result of a function that uses the disk of the stores. Its threads do nothing else, so that a slow
+    disk holds up no work on texts, and long texts no stream.
+    """
+    return await asyncio.get_running_loop().run_in_executor(DISK, partial(function, *arguments, **named))
 
 
 class Stores:

@@ -20,7 +20,7 @@ from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 from xl_export.serve.http.base.limits import read_json
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server, tenant_of
-from xl_export.serve.http.base.stores import answered, others_of, store_of
+from xl_export.serve.http.base.stores import answered, on_disk, others_of, store_of
 from xl_export.serve.http.streams.bodies import AppendBody, ContinueBody, CreateBody, NoBody, RewindBody
 from xl_export.serve.http.streams.documents import (
     AppendResult,
@@ -228,7 +228,7 @@ class _Routes:
                 holds = store_of(model)
             except OtherArtefactError as other:
                 holds = other.holds
-            await asyncio.to_thread(holds.delete, name, tenant)
+            await on_disk(holds.delete, name, tenant)
         return json({"id": name, "object": "stream", "deleted": True})
 
     async def snapshot(self, request: Request) -> Response:
@@ -245,7 +245,7 @@ class _Routes:
                     "cache-control": "no-store",
                 }
                 await channel.start([(key.encode(), value.encode()) for key, value in headers.items()])
-                while block := await asyncio.to_thread(file.read, BLOCK):
+                while block := await on_disk(file.read, BLOCK):
                     await channel.events(block)
             await channel.end(b"")
 
@@ -261,7 +261,7 @@ class _Routes:
 
             async def opened() -> BinaryIO:
                 with answered():
-                    return await asyncio.to_thread(holds.open_snapshot, name, tenant)
+                    return await on_disk(holds.open_snapshot, name, tenant)
 
             return name, opened
         return name, lambda: work.lasting(work.snapshot(name))
@@ -274,7 +274,7 @@ class _Routes:
         # A refusal of one stream too many comes before the body, and ends the connection.
         with model.in_use(), answered(closes=True), store.receiving(tenant) as upload, answered():
             await _received(request, upload.path, most, self._server.limits.body_seconds)
-            facts = await asyncio.to_thread(upload.restore)
+            facts = await on_disk(upload.restore)
         return json(facts_document(facts, model.name), 201)
 
     def _work(self, request: Request, model: Model) -> StreamWork:
@@ -311,7 +311,7 @@ async def _received(request: Request, path: Path, most: int, seconds: float) -> 
                 size += len(part)
                 if size > most:
                     raise _too_large(size, most)
-                await asyncio.to_thread(file.write, part)
+                await on_disk(file.write, part)
 
     try:
         await asyncio.wait_for(receive(), seconds * (1 + (most >> 26)))

@@ -17,7 +17,7 @@ from xl_export.serve.http.base.errors import RefusedError, refuse_failure
 from xl_export.serve.http.base.limits import Limits, unless_large
 from xl_export.serve.http.base.models import Model
 from xl_export.serve.http.base.server import Server
-from xl_export.serve.http.base.stores import answered, others_of, store_of
+from xl_export.serve.http.base.stores import answered, on_disk, others_of, store_of
 from xl_export.serve.http.streams.bodies import (
     AppendBody,
     ContinueBody,
@@ -87,7 +87,7 @@ class StreamWork:
                     tenant=self._tenant,
                 )
                 state = whole(await self._perform(task, told))
-            facts = await asyncio.to_thread(self._store.create, self._tenant, state)
+            facts = await on_disk(self._store.create, self._tenant, state)
         return {"object": "stream.append", "stream": self._facts(facts, state), **_sums(told), **told.take()}
 
     async def append(self, name: str, body: AppendBody) -> Document:
@@ -97,7 +97,7 @@ class StreamWork:
             before = await self._state(operation)
             told = self._told(before.tail, body)
             state = whole(await self._perform(self._appending(before, tokens, body.alternatives), told))
-            await asyncio.to_thread(operation.commit, state, appended=tokens)
+            await on_disk(operation.commit, state, appended=tokens)
             return {
                 "object": "stream.append",
                 "stream": self._facts(operation.facts, state),
@@ -135,7 +135,7 @@ class StreamWork:
             if state is None:
                 raise RefusedError(ended.error, status=500, code="engine_failed")
             if state is not before:
-                await asyncio.to_thread(operation.commit, state)
+                await on_disk(operation.commit, state)
             return {
                 "object": "stream.continue",
                 "stream": self._facts(operation.facts, state),
@@ -160,18 +160,18 @@ class StreamWork:
             if len(last):
                 task = Task(tokens=last, state=before, keep=True, tenant=self._tenant)
                 before = whole(await self._perform(task))
-            await asyncio.to_thread(operation.commit, before)
+            await on_disk(operation.commit, before)
             return self._facts(operation.facts, before)
 
     async def fork(self, name: str) -> Document:
         """Makes a second stream in the state of the first."""
-        return self._facts(await asyncio.to_thread(self._store.fork, name, self._tenant))
+        return self._facts(await on_disk(self._store.fork, name, self._tenant))
 
     async def snapshot(self, name: str) -> Any:
         """An open file with the snapshot of a stream."""
         with self._operation(name) as operation:
             await self._state(operation)
-            return await asyncio.to_thread(operation.snapshot)
+            return await on_disk(operation.snapshot)
 
     @contextlib.contextmanager
     def _operation(self, name: str, position: int | None = None) -> Iterator[Operation]:
@@ -198,11 +198,11 @@ class StreamWork:
         ready = operation.ready()
         if ready is not None:
             return ready
-        state, appended = await asyncio.to_thread(operation.load)
+        state, appended = await on_disk(operation.load)
         for tokens in appended:
             state = whole(await self._perform(self._appending(state, tokens)))
         if appended:
-            await asyncio.to_thread(operation.caught_up, state)
+            await on_disk(operation.caught_up, state)
         return state
 
     async def _perform(
