@@ -79,11 +79,16 @@ class StreamFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreFacts:
-    """What a store holds and has done. ram_bytes: of idle states. read, written: whole snapshots."""
+    """What a store holds and has done. ram_bytes: of idle states. snapshot_bytes, journal_bytes: of the files
+    of all streams; forks may share the bytes of a snapshot on the disk, and each counts them. read, written:
+    whole snapshots.
+    """
 
     streams: int
     in_ram: int
     ram_bytes: int
+    snapshot_bytes: int
+    journal_bytes: int
     read: int
     written: int
 

@@ -69,6 +69,8 @@ class StreamIndex:
                 streams=len(self.streams),
                 in_ram=len(self._ram),
                 ram_bytes=self._ram_bytes,
+                snapshot_bytes=sum(stream.folder.snapshot_bytes for stream in self.streams.values()),
+                journal_bytes=sum(stream.folder.journal_bytes for stream in self.streams.values()),
                 read=self.read,
                 written=self.written,
             )

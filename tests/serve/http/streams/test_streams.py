@@ -311,13 +311,33 @@ def test_a_server_without_a_folder_says_how_to_keep_streams(served: Running) -> 
         assert "start it with --state FOLDER" in answer.json()["error"]["message"]
 
 
-def test_figures_of_streams(kept: Running, tokens: np.ndarray) -> None:
-    created(kept, tokens[:5])
-    text = kept.get("/metrics").text
-    value = next(
-        float(line.split()[-1]) for line in text.splitlines() if line.startswith("xl_export_streams{")
-    )
-    assert value >= 1
+def test_figures_of_streams(keeping: Keeping, tokens: np.ndarray, tmp_path: Path) -> None:
+    def figures(server: Running) -> dict[str, int]:
+        lines = server.get("/metrics").text.splitlines()
+        found = (line.removeprefix("xl_export_").split("{")[0] for line in lines)
+        values = dict(zip(found, (line.split()[-1] for line in lines), strict=True))
+        return {name: int(float(value)) for name, value in values.items() if name.startswith("stream")}
+
+    def on_disk(kind: str) -> int:
+        return sum(path.stat().st_size for path in tmp_path.rglob(f"*.{kind}"))
+
+    def check(server: Running, streams: int) -> None:
+        told = figures(server)
+        assert told["streams"] == streams
+        assert told["stream_snapshot_bytes"] == on_disk("stream")
+        assert told["stream_journal_bytes"] == on_disk("journal")
+
+    with keeping(tmp_path) as server:
+        stream, other = created(server, tokens[:5]), created(server)
+        stream.append(tokens[:3])
+        stream.fork()
+        assert on_disk("journal") > 0
+        check(server, 3)
+        stream.continue_(2)  # a new snapshot, and no journal any more
+        assert httpx.delete(server.at + other.path).is_success
+        check(server, 2)
+    with keeping(tmp_path) as server:
+        check(server, 2)
 
 
 def test_an_upload_counts_for_its_tenant_and_is_refused_before_it_arrives(

@@ -144,6 +144,9 @@ class AttachedStore:
         yield "streams", "Streams that are kept.", facts.streams
         yield "streams_in_memory", "Streams whose state is in memory.", facts.in_ram
         yield "streams_memory_bytes", "Bytes of these states.", facts.ram_bytes
+        on_disk = "on the disk; forks may share the bytes of one, and each counts them."
+        yield "stream_snapshot_bytes", f"Bytes of the snapshots of streams {on_disk}", facts.snapshot_bytes
+        yield "stream_journal_bytes", "Bytes of the journals of streams on the disk.", facts.journal_bytes
         yield "stream_snapshots_read_total", "Snapshots that were read from the disk.", facts.read
         yield "stream_snapshots_written_total", "Snapshots that were written to the disk.", facts.written
 
