@@ -243,3 +243,21 @@ def test_strangers_are_refused_before_the_connection_stands(kept: Running) -> No
             pass
         assert refused.value.response.status_code in (403, 404)
     assert httpx.get(f"{kept.at}{stream.path}/ws").status_code == 404
+
+
+def test_a_stream_is_deleted_after_the_operations_before_it(kept: Running, tokens: np.ndarray) -> None:
+    stream = created(kept, tokens[:5])
+    with Talk(stream) as talk:
+        talk.say("append", 1, tokens=tokens[:3].tolist())
+        talk.say("delete", 2)
+        talk.say("append", 3, tokens=tokens[:3].tolist())
+        assert talk.hear()["stream"]["position"] == 8
+        assert talk.hear() == {
+            "tag": 2,
+            "event": "end",
+            "id": stream.name,
+            "object": "stream",
+            "deleted": True,
+        }
+        assert talk.hear()["error"]["code"] == "stream_not_found"
+    assert kept.get(stream.path).status_code == 404

@@ -121,6 +121,11 @@ def facts_document(
     }
 
 
+def deleted_document(name: str) -> dict[str, Any]:
+    """A stream that is no more."""
+    return {"id": name, "object": "stream", "deleted": True}
+
+
 class Told:
     """Collects tokens with their texts and surprisals, in the order of the stream.
 

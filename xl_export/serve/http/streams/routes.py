@@ -29,6 +29,7 @@ from xl_export.serve.http.streams.documents import (
     DeletedStream,
     StreamDocument,
     StreamList,
+    deleted_document,
     facts_document,
 )
 from xl_export.serve.http.streams.socket import conversation
@@ -229,7 +230,7 @@ class _Routes:
             except OtherArtefactError as other:
                 holds = other.holds
             await on_disk(holds.delete, name, tenant)
-        return json({"id": name, "object": "stream", "deleted": True})
+        return json(deleted_document(name))
 
     async def snapshot(self, request: Request) -> Response:
         """The stream as a signed file."""

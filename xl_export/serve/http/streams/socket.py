@@ -1,8 +1,8 @@
 """One stream over one WebSocket: messages of JSON, one operation after the other.
 
-A message is an object with `op` (`append`, `continue`, `rewind`, `fork`, `facts`, `cancel`), the fields of
-that operation, and `tag`, a short text or an integer, which comes back with each answer. Answers have
-`event`: `chunk` while a stream goes on, `end` with the result, or `error`.
+A message is an object with `op` (`append`, `continue`, `rewind`, `fork`, `facts`, `delete`, `cancel`), the
+fields of that operation, and `tag`, a short text or an integer, which comes back with each answer. Answers
+have `event`: `chunk` while a stream goes on, `end` with the result, or `error`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "rewind": RewindBody,
     "fork": NoBody,
     "facts": NoBody,
+    "delete": NoBody,
     "cancel": NoBody,
 }
 POLICY = 1008  # the code with which a connection is closed whose client is too slow, or has no key any more
@@ -120,7 +121,8 @@ class Conversation:
             with answered():
                 return facts_document(store_of(model).facts(self._name, self._tenant), model.name)
         with self._server.one_more(tenant_of(self._socket), self._server.requests):
-            self._server.refuse_when_full(self._socket)
+            if op != "delete":
+                self._server.refuse_when_full(self._socket)
             return await self._change(model, tag, op, body)
 
     async def _change(self, model: Model, tag: Tag, op: str, body: Any) -> dict[str, Any]:
@@ -137,6 +139,7 @@ class Conversation:
             "continue": lambda: work.continue_(self._name, body, each),
             "rewind": lambda: work.rewind(self._name, body.tokens),
             "fork": lambda: work.fork(self._name),
+            "delete": lambda: work.delete(self._name),
         }[op]()
         try:
             return await work.lasting(coroutine)

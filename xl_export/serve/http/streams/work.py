@@ -27,7 +27,7 @@ from xl_export.serve.http.streams.bodies import (
     drawing_in,
     tokens_of,
 )
-from xl_export.serve.http.streams.documents import Told, facts_document
+from xl_export.serve.http.streams.documents import Told, deleted_document, facts_document
 from xl_export.serve.streams.facts import NoStreamError, StreamFacts, no_stream
 from xl_export.serve.streams.operation import Operation
 from xl_export.serve.streams.unserved import Holds
@@ -166,6 +166,11 @@ class StreamWork:
     async def fork(self, name: str) -> Document:
         """Makes a second stream in the state of the first."""
         return self._facts(await on_disk(self._store.fork, name, self._tenant))
+
+    async def delete(self, name: str) -> Document:
+        """Removes a stream for ever."""
+        await on_disk(self._store.delete, name, self._tenant)
+        return deleted_document(name)
 
     async def snapshot(self, name: str) -> Any:
         """An open file with the snapshot of a stream."""
