@@ -108,8 +108,8 @@ OF_STATE = ("stream_mb", "max_streams", "tenant_mb", "flush_streams")  # what sa
 @click.option(
     "--flush-streams",
     is_flag=True,
-    help="Bring each append to the disk before it is answered, so that it survives a loss of power. It needs "
-    "--state.",
+    help="Bring each new stream and each change of one to the disk before it is answered, so that it "
+    "survives a loss of power. It needs --state.",
 )
 @click.option(
     "--max-tokens",

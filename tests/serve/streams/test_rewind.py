@@ -44,6 +44,23 @@ def test_rewound_streams_go_on_as_if_nothing_had_been(
     assert counts == set(range(1, segment + 1))
 
 
+def test_padding_takes_from_what_can_be_taken_back(
+    session: Session, fresh: StreamState, advance: Advance, tokens: np.ndarray
+) -> None:
+    """From half of a segment to a segment less one, as docs/guides/streams.md says."""
+    segment = session.rule.segment
+    long, found = advance(fresh, tokens[: 8 * segment]), []
+    for length in range(1, segment + 1):
+        state = advance(long, tokens[:length])
+        padding = min(segment, 1 << (length - 1).bit_length()) - length
+        found.append(most_rewound(state, segment=segment))
+        assert found[-1] == segment - 1 - padding
+        for more in range(1, padding + 1):
+            state = advance(state, tokens[:1])
+            assert most_rewound(state, segment=segment) == found[-1] + more
+    assert (min(found), max(found)) == (segment // 2, segment - 1)
+
+
 def distance(one: StreamState, other: StreamState) -> float:
     """The largest difference of the log-probabilities of the next token, in nats."""
     assert one.logits is not None
