@@ -101,8 +101,8 @@ class Stores:
         """Where the streams are that none of these stores has: those of artefacts that are not served, or
         are not any more while requests that have begun use them.
         """
-        with self._lock:
-            holds = [kept.store or kept.unserved for kept in self._kept.values()]
+        with self._lock:  # a store may be opened between the first two looks, and is there at the third
+            holds = [kept.store or kept.unserved or kept.store for kept in self._kept.values()]
         return [each for each in holds if each is not None and each not in served]
 
     def _open(self, model: Model, unserved: UnservedStreams | None) -> StreamStore:
