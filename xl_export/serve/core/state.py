@@ -47,7 +47,8 @@ def rewound(state: StreamState, count: int, *, session: Session) -> tuple[Stream
 
     The new state shares its arrays with the old one, which stays as it is: the tokens that were taken back
     are overwritten when the stream goes on. That is exact while nothing has been written over what the
-    earlier tokens see, padding included, so up to about a segment. Raises StreamError otherwise.
+    earlier tokens see, padding included, so from half of a segment to nearly all of it. Raises
+    StreamError otherwise.
     """
     position, segment = state.position, session.rule.segment
     if session.spec is None or session.spec.form != "ring":

@@ -61,7 +61,7 @@ def test_the_events_of_a_stream_and_a_body_that_is_refused_are_as_described(kept
     for one in first:
         msgspec.json.decode(one, type=ContinueChunk)
     msgspec.json.decode(last, type=ContinueResult)
-    assert first
+    assert len(first) > 5, "the tokens come as they are drawn"
     assert done == "[DONE]"
     success = described["/v1/streams/{id}/continue"]["post"]["responses"]["200"]["description"]
     assert "each a `data:` line with a ContinueChunk, the last one with a ContinueResult" in success

@@ -70,7 +70,6 @@ def test_a_stream_continues_as_generate_does(kept: Running, session: Session, to
     assert [token for event in events for token in event["tokens"]] == answer["tokens"]
     assert "".join(event["text"] for event in events) == answer["text"]
     assert events[-1]["finish_reason"] == "length"
-    assert len(events) > 5, "the tokens come as they are drawn"
     assert stream.append(tokens[:1])["stream"]["position"] == 106
 
 
