@@ -6,8 +6,14 @@ prints it without a traceback and ends with exit code 2.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+
+OF_CPUS = (
+    ", with `--extra-index-url https://download.pytorch.org/whl/cpu` on a machine without an NVIDIA GPU, or "
+    "pip takes gigabytes of CUDA"
+)
 
 
 class UserError(ValueError):
@@ -42,8 +48,9 @@ def needs(extras: str, *packages: str) -> Iterator[None]:
         yield
     except (ImportError, OSError) as error:  # OSError: PyTorch, where a library that it needs is missing
         if (package := absent(error)) in packages:
+            smaller = OF_CPUS if package == "torch" and sys.platform == "linux" else ""
             raise MissingPackageError(
-                f"{package} is not installed and this step needs it; {install}."
+                f"{package} is not installed and this step needs it; {install}{smaller}."
             ) from error
         package = broken(error, packages)
         if package is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,6 +119,7 @@ def test_opening_a_run_without_its_packages_says_what_to_install(
         f"{missing} is not installed and this step needs it; run `pip install 'xl-export[train]'`"
         in ended.stdout
     )
+    assert ("whl/cpu" in ended.stdout) == (missing == "torch" and sys.platform == "linux")
     assert len(ended.stdout.splitlines()) == 1
 
 
