@@ -30,8 +30,8 @@ class Running:
     the latter is written by another thread. closing: why the task ends, once its last token is fed. order,
     since, last_piece: the iterations in which it came, got its row, and was fed a piece. arrived: when it was
     submitted, by the monotonic clock. copied: where its memory is counted, if it is a copy of a row that it
-    gave up. ended: whether its `Ended` was said. brings: whether
-    the engine counts the bytes of the state of its task.
+    gave up. ended: whether its `Ended` was said. brings: whether the engine counts the bytes of the state of
+    its task.
     """
 
     def __init__(self, task: Task, session: Session) -> None:
@@ -117,7 +117,7 @@ class Copies:
     """
 
     def __init__(self, row_bytes: int, most_bytes: int, *, shared: bool) -> None:
-        self._most, self._shared = max(1, most_bytes // row_bytes), shared
+        self._most, self._shared = max(1, most_bytes // max(1, row_bytes)), shared  # 0 bytes: no memory
         self._of: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -138,6 +138,7 @@ class Copies:
         """Notes that a run has no copy any more, if it had one."""
         if run.copied is not None:
             run.copied._of[run.task.tenant] -= 1
+            run.copied._of += Counter()  # forgets tenants without a copy
             run.copied = None
 
     def clear(self) -> None:

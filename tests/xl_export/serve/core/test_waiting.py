@@ -11,6 +11,7 @@ from runtimes.base.errors import UserError
 from runtimes.contract.session import Session
 from tests.xl_export.serve.core.driver import Driver
 from xl_export.serve.core.engine import Busy, Engine, TooManyError
+from xl_export.serve.core.running import Copies
 from xl_export.serve.core.settings import EngineSettings
 from xl_export.serve.core.task import Drawing, Task
 from xl_export.serve.core.waiting import Door
@@ -152,6 +153,11 @@ def test_the_bytes_of_rows_that_were_given_up_are_bounded(session: Session) -> N
     driver.cancel(slow[0])
     driver.run()
     assert (len(scheduler.unread), len(scheduler.given)) == (0, 0)
+    assert not scheduler.unread._of, "no tenant is remembered for ever"
+
+
+def test_rows_without_memory_may_all_be_copied() -> None:
+    assert Copies(0, 1 << 20, shared=True).has_room("anna")
 
 
 def test_nobody_gives_way_while_there_is_no_room_for_another_copy(session: Session) -> None:
