@@ -76,6 +76,7 @@ BACKENDS = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # PyTorch uses it itself
 @pytest.mark.parametrize(("backend", "kind"), BACKENDS)
 def test_the_step_is_one_graph_and_computes_the_same(backend: str, kind: str) -> None:
     objective = objective_of(kind)
