@@ -2,11 +2,14 @@
 
 `model.safetensors` is what everything downstream reads: the weights of the best validation so far, or the
 last ones while there was no validation. The last ones, with all else that resuming needs, are in
-`training.safetensors` (`trainer/training/snapshot.py`).
+`training.safetensors` (`trainer/training/snapshot.py`). Both hold the SHA-256 of their own tensors in their
+metadata, so that a file and its hash are always written together.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +28,7 @@ from trainer.run.config import TrainConfig
 
 CONFIG, MODEL, STATE, METRICS = "config.json", "model.safetensors", "training.safetensors", "metrics.jsonl"
 VALID, TEST = "valid.txt", "test.txt"
+SHA256 = "tensors_sha256"  # in the metadata of a file of tensors; older files have none
 
 
 @dataclass(frozen=True)
@@ -77,14 +81,67 @@ def _digest(path: Path) -> str:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """A safetensors file, whole or not at all."""
+    """A safetensors file, whole or not at all, with the SHA-256 of its tensors in its metadata."""
+    whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     with atomic_file(path) as temporary:
         try:
-            save_file(
-                {name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary, metadata
-            )
+            save_file(whole, temporary, {**(metadata or {}), SHA256: tensors_sha256(whole)})
+            _sort_metadata(temporary)
         except SafetensorError as error:  # how a full disk shows, here alone
             raise UserError(f"{path} could not be written: {error}; nothing was changed there.") from error
+
+
+def _sort_metadata(path: Path) -> None:
+    """Sorts the metadata in the header of a safetensors file, so that equal runs have equal files.
+
+    The library writes its keys in any order. The header keeps its length, and blanks fill it at the end.
+    """
+    with path.open("rb+") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= length, (len(text), length)
+        stream.seek(8)
+        stream.write(text.ljust(length))
+
+
+def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """Hexadecimal SHA-256 of the names, types, shapes and bytes of tensors. Their order does not matter."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def verify_tensors(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file whose tensors are those that were written.
+
+    Raises ArtefactError where they are not, and where the file is missing or damaged.
+    """
+    try:
+        refuse_other_kinds(path)
+        with safe_open(path, framework="pt") as file:
+            tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise _damaged(path, error) from error
+    _refuse_altered(path, tensors, metadata)
+    return metadata
+
+
+def _refuse_altered(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Takes the hash out of the metadata; raises ArtefactError where it is not that of the tensors."""
+    stated = metadata.pop(SHA256, None)
+    if stated is not None and stated != tensors_sha256(tensors):
+        raise ArtefactError(
+            f"{path} was altered: the SHA-256 of its tensors is not the one that it records; copy the run "
+            "again, or train again."
+        )
+
+
+def _damaged(path: Path, error: Exception) -> ArtefactError:
+    return ArtefactError(f"{path} is missing or damaged ({error}); train again, or copy the run again.")
 
 
 def load_metadata(path: Path) -> dict[str, str]:
@@ -95,17 +152,16 @@ def load_metadata(path: Path) -> dict[str, str]:
     try:
         refuse_other_kinds(path)
         with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}
+            metadata = file.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise ArtefactError(
-            f"{path} is missing or damaged ({error}); train again, or copy the run again."
-        ) from error
+        raise _damaged(path, error) from error
+    return {name: text for name, text in metadata.items() if name != SHA256}
 
 
 def load_tensors(path: Path, *, expected: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Returns tensors and metadata of a safetensors file.
 
-    It must have exactly the names, shapes and types of `expected`.
+    It must have exactly the names, shapes and types of `expected`, and the values that were written.
     """
     try:
         refuse_other_kinds(path)
@@ -129,10 +185,9 @@ def load_tensors(path: Path, *, expected: Mapping[str, Tensor]) -> tuple[dict[st
             tensors = {name: file.get_tensor(name) for name in expected}
             metadata = file.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise ArtefactError(
-            f"{path} is missing or damaged ({error}); train again, or copy the run again."
-        ) from error
+        raise _damaged(path, error) from error
     for name, like in expected.items():
         if tensors[name].dtype != like.dtype:
             raise ArtefactError(f"{path}: {name} is {tensors[name].dtype}, expected {like.dtype}.")
+    _refuse_altered(path, tensors, metadata)
     return tensors, metadata

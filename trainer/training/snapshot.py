@@ -21,7 +21,7 @@ from torch import Tensor
 
 from runtimes.base.errors import ArtefactError, ConfigError, first_line
 from runtimes.base.records import to_json
-from trainer.run.checkpoint import MODEL, STATE, load_metadata, load_tensors, save_tensors
+from trainer.run.checkpoint import MODEL, STATE, load_tensors, save_tensors, verify_tensors
 from trainer.run.history import Facts, best, read_facts
 from trainer.training.loss_scale import loss_scale, set_loss_scale
 from trainer.training.optimizer import optimizer_tensors
@@ -214,7 +214,7 @@ def mend(training: Training, run: Path) -> None:
     def work() -> None:
         if training.is_best:
             _write_model(run, _weights(training, tensors), training.step)
-        elif leader is not None and load_metadata(run / MODEL).get("step") != str(leader.step):
+        elif leader is not None and verify_tensors(run / MODEL).get("step") != str(leader.step):
             raise ArtefactError(
                 f"{run / MODEL} does not hold the weights of step {leader.step}, the best of this run; copy "
                 "the run again."

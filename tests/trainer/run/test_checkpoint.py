@@ -17,7 +17,7 @@ import trainer.run.checkpoint as checkpoint
 from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from trainer.run.checkpoint import load_run, load_tensors, save_tensors
 from trainer.run.config import TrainConfig
-from trainer.training.loop import train
+from trainer.training.loop import resume, train
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([1, 2, 3]), "empty": torch.zeros(2, 0, 4)}
 
@@ -114,6 +114,54 @@ def test_a_damaged_file_is_refused_and_named(trained: Path, kind: str) -> None:
     damage(trained / "model.safetensors", kind)
     with pytest.raises(ArtefactError, match=r"model\.safetensors is missing or damaged"):
         load_run(trained)
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_changed_bit_of_the_weights_is_noticed(trained: Path) -> None:
+    flip_a_bit(trained / "model.safetensors")
+    with pytest.raises(ArtefactError, match=r"model\.safetensors was altered: the SHA-256 of its tensors"):
+        load_run(trained)
+
+
+def test_a_run_whose_state_has_a_changed_bit_is_not_resumed(trained: Path) -> None:
+    flip_a_bit(trained / "training.safetensors")
+    with pytest.raises(ArtefactError, match=r"training\.safetensors was altered: the SHA-256"):
+        resume(trained, progress=False)
+
+
+def test_a_run_that_was_written_before_there_were_hashes_is_read(trained: Path) -> None:
+    path = trained / "model.safetensors"
+    tensors = checkpoint.load_tensors(path, expected=load_run(trained).model.state_dict())[0]
+    save_file(tensors, path, {"step": "2"})
+    assert load_run(trained).config.steps == 2
+
+
+def test_equal_tensors_and_metadata_make_equal_files(tmp_path: Path) -> None:
+    facts = {"step": "3", "text": 'é \x01 \\ "', "other": "\x7f\n"}
+    files = [tmp_path / f"{number}.safetensors" for number in range(20)]
+    for path in files:
+        save_tensors(path, TENSORS, facts)
+    assert len({path.read_bytes() for path in files}) == 1
+    assert load_tensors(files[0], expected=TENSORS)[1] == facts
+
+
+def test_the_hash_is_of_names_types_shapes_and_bytes() -> None:
+    same = dict(reversed(TENSORS.items()))
+    assert checkpoint.tensors_sha256(same) == checkpoint.tensors_sha256(TENSORS)
+    others: list[dict[str, Tensor]] = [
+        {"c": TENSORS["a"]},
+        {"a": TENSORS["a"].view(3, 2)},
+        {"a": TENSORS["a"].int()},
+        {"a": TENSORS["a"] + 1},
+        {"a": TENSORS["a"].bfloat16()},
+        {"a": torch.tensor(1.0)},
+    ]
+    assert len({checkpoint.tensors_sha256(tensors) for tensors in others}) == len(others)
 
 
 def change_json(path: Path, change: Callable[[Any], Any]) -> None:

@@ -216,6 +216,9 @@ def test_the_best_model_is_needed_to_go_on_where_it_is_older_than_the_checkpoint
         ArtefactError, match=r"model\.safetensors does not hold the weights of step 10, the best of this run"
     ):
         resume(tmp_path / "run", progress=False)
+    (tmp_path / "run/model.safetensors").write_bytes(best[:-1] + bytes([best[-1] ^ 1]))
+    with pytest.raises(ArtefactError, match=r"model\.safetensors was altered: the SHA-256"):
+        resume(tmp_path / "run", progress=False)
     (tmp_path / "run/model.safetensors").write_bytes(best)
     resume(tmp_path / "run", progress=False)
 
