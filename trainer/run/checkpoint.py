@@ -123,7 +123,8 @@ def verify_tensors(path: Path) -> dict[str, str]:
     try:
         refuse_other_kinds(path)
         with safe_open(path, framework="pt") as file:
-            tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
+            names, metadata = file.keys(), file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in names}
     except (OSError, SafetensorError) as error:
         raise _damaged(path, error) from error
     _refuse_altered(path, tensors, metadata)
