@@ -24,7 +24,7 @@ from xl_export.importers.pickle import values
 from xl_export.importers.pickle.compressed import inner_suffix, present
 from xl_export.importers.pickle.read import read_pickle
 from xl_export.importers.pickle.tensors import read_npz_tensors, read_safetensors
-from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source
+from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions, Source, shown_folder
 from xl_export.importers.shared.shards import INDEX, WEIGHTS, find_weights
 from xl_export.importers.shared.state_dict import state_in, unwrapped
 from xl_export.importers.shared.validated import shown
@@ -154,4 +154,6 @@ def _open_folder(folder: Path) -> Source:
         raise ArtefactError(
             f"{folder} has {weights.name} and no {CONFIG}; copy the whole folder that save_pretrained wrote."
         )
-    raise ArtefactError(f"{folder} has no checkpoint by the names {', '.join(IN_FOLDERS)}{found}.")
+    raise ArtefactError(
+        f"{shown_folder(folder)} has no checkpoint by the names {', '.join(IN_FOLDERS)}{found}."
+    )

@@ -366,3 +366,11 @@ def test_what_cannot_be_expressed_here_is_named(
 ) -> None:
     folder = DATA / "variants" / variant
     refused(xl("import", folder, "--vocab", folder / "vocab.txt", "--describe", *options), *words)
+
+
+def test_the_current_folder_is_named_where_it_lacks_the_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(DATA / "variants/kimiyoung-shaw/model.pt", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    refused(xl("import", "model.pt", "--describe"), f"Error: {tmp_path.resolve()} has no cache.pt")

@@ -12,9 +12,23 @@ from typing import Any
 from runtimes.base.errors import UserError
 from xl_export.importers.pickle.compressed import Budget, open_content
 from xl_export.importers.pickle.containers import ZIP_MAGIC, ContainerError, read_stream, read_zip
+from xl_export.importers.pickle.opcodes import OPERATIONS, REFUSED
 from xl_export.importers.pickle.values import Foreign, Named, PickleError
 
 __all__ = ["CheckpointError", "Foreign", "Named", "read_pickle"]
+PROTOCOL = 0x80  # the first byte of a pickle of protocol 2 or newer
+OTHER_STARTS = {
+    b"\x89PNG": "a PNG picture",
+    b"\xff\xd8\xff": "a JPEG picture",
+    b"GIF8": "a GIF picture",
+    b"%PDF": "a PDF document",
+    b"\x89HDF": "an HDF5 file",
+    b"\x7fELF": "a program",
+    b"RIFF": "a WAV file",
+    b"MThd": "a MIDI file",
+    b"GGUF": "a GGUF model",
+    **{bytes((8, version, 18)): "an ONNX model" for version in range(1, 32)},
+}
 SAMPLE = 1 << 12  # bytes that tell a text from a pickle
 
 
@@ -52,6 +66,11 @@ def read_pickle(path: Path, budget: Budget | None = None) -> Any:
             raise CheckpointError(
                 f"{path} is a text, not a checkpoint or vocabulary that torch.save or pickle wrote."
             ) from error
+        if (start := _start_of_no_pickle(path)) is not None:
+            raise CheckpointError(
+                f"{path} is not a checkpoint of PyTorch: it is neither a zip archive nor a pickle ({start}); "
+                "give the file that torch.save wrote."
+            ) from error
         raise CheckpointError(
             f"{path} was not read, and nothing in it was run: the pickle {error}; copy it again, or give "
             f"another checkpoint."
@@ -60,6 +79,22 @@ def read_pickle(path: Path, budget: Budget | None = None) -> Any:
         raise CheckpointError(f"{path} {error}; copy it again, or save it again with torch.save.") from error
     except OSError as error:
         raise CheckpointError(f"{path} could not be read: {error.strerror or error}.") from error
+
+
+def _start_of_no_pickle(path: Path) -> str | None:
+    """How a file begins that is no pickle; None for one that may be a pickle, whole or damaged."""
+    with open_content(path) as (stream, size):
+        head = stream.read(8)
+        stream.seek(-1, 2)
+        last = stream.read(1)
+    if head.startswith(ZIP_MAGIC):
+        return None  # the pickle is inside
+    for magic, kind in OTHER_STARTS.items():
+        if head.startswith(magic):
+            return f"it begins like {kind}"
+    # Old protocols begin with any opcode, and every pickle ends with STOP.
+    begins = head[0] == PROTOCOL or (head[:1] in (OPERATIONS | REFUSED) and last == b".")
+    return None if begins else f"its first bytes are {head[:4].hex(' ')}"
 
 
 def _is_text(path: Path) -> bool:

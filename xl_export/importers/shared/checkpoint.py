@@ -109,6 +109,11 @@ class Checkpoint:
         return TrainConfig(model=self.config, training=self.rule, evaluation=self.rule, vocab=kind)
 
 
+def shown_folder(folder: Path) -> str:
+    """The path of a folder for messages, where `.` alone would say nothing."""
+    return str(folder.resolve() if folder == Path() else folder)
+
+
 def companion_file(path: Path, names: tuple[str, ...], wanted: Path | None, *, what: str) -> Path:
     """Returns the file `wanted`, or the first of `names` that the checkpoint's folder contains.
 
@@ -122,6 +127,6 @@ def companion_file(path: Path, names: tuple[str, ...], wanted: Path | None, *, w
         if (found := present(folder, name)) is not None:
             return found
     raise ArtefactError(
-        f"{folder} has no {' or '.join(names)}, which should hold the {what}; name the file with --vocab "
+        f"{shown_folder(folder)} has no {' or '.join(names)}, which should hold the {what}; name the file with --vocab "
         "FILE, or give --vocab ids where the tokens are ids without text."
     )
