@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,7 @@ def read_tokens(path: Path, vocab: Vocab, *, ids: bool = False, dtype: str | Non
 def read_text(path: Path, vocab: Vocab, *, ids: bool = False, dtype: str | None = None) -> ReadText:
     """The tokens of a text, of a file of ids, or of the test part of a prepared dataset.
 
+    path: `-` is the text of standard input.
     ids: the file holds ids of this vocabulary: `.npy`, raw `.bin` of the type `dtype`, or `.jsonl` with one
     document a line, between which the token for the end of a document stands. Without it a `.npy` file is
     taken only where a side file (see `side_file`) tells that its vocabulary is this one, or where the model
@@ -54,6 +56,8 @@ def read_text(path: Path, vocab: Vocab, *, ids: bool = False, dtype: str | None 
     Raises UserError for a file that cannot be read, TextError for one that is not text of this vocabulary,
     holds something else than integers, or has ids that the vocabulary lacks.
     """
+    if str(path) == "-":
+        return _standard_input(vocab, ids=ids, dtype=dtype)
     if (path / DATA).is_file():
         if ids or dtype is not None:
             raise TextError(
@@ -70,8 +74,24 @@ def read_text(path: Path, vocab: Vocab, *, ids: bool = False, dtype: str | None 
         )
     if dtype is not None:
         raise TextError(f"--dtype is {dtype} and {path} is read as text; give --ids for a file of ids.")
-    raw = read_bytes(path)
-    return ReadText(vocab.encode(raw), raw)
+    return _encoded(read_bytes(path), vocab, name=str(path))
+
+
+def _encoded(raw: bytes, vocab: Vocab, *, name: str) -> ReadText:
+    """A text and its tokens; raises TextError, which names the text, where the vocabulary lacks a part."""
+    try:
+        return ReadText(vocab.encode(raw), raw)
+    except TextError as error:
+        raise TextError(f"{name}: {error}") from error
+
+
+def _standard_input(vocab: Vocab, *, ids: bool, dtype: str | None) -> ReadText:
+    if ids or dtype is not None:
+        raise TextError(
+            "standard input is read as text, and token ids are read from a file alone; give a file with "
+            "--ids, or leave out --ids and --dtype."
+        )
+    return _encoded(sys.stdin.buffer.read(), vocab, name="standard input")
 
 
 def predicted_size(text: ReadText, vocab: Vocab) -> TextSize | None:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from runtimes.base.files import read_npz, write_json
 from runtimes.contract.vocabulary import CharVocab
 from tests.commands import last_line, refused, xl
+from xl_export.cli.main import main
 
 COMPUTED_BY_PYTORCH = {"computed_by": "PyTorch", "kernel": None}
 
@@ -204,3 +206,12 @@ def test_token_ids_score_as_their_text(
     assert without_speed(from_ids) == without_speed(last_line(xl("eval", run, "--text", text_file, "--json")))
     np.save(tmp_path / "some.npy", tokens[:400] + 50)
     refused(xl("eval", run, "--text", tmp_path / "some.npy", "--ids"), "outside the vocabulary")
+
+
+def test_a_text_is_read_from_standard_input(run: Path, text_file: Path) -> None:
+    options = ["eval", str(run), "--json", "--text"]
+    piped = CliRunner().invoke(main, [*options, "-"], input=text_file.read_bytes())
+    assert last_line(piped)["nats"] == last_line(xl(*options, text_file))["nats"]
+    strange = CliRunner().invoke(main, [*options, "-"], input="\u2603".encode())
+    refused(strange, "standard input: '\u2603', character 1 of the text", "is not among")
+    refused(xl(*options, "-", "--ids"), "standard input is read as text", "give a file with --ids")

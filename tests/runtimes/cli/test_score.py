@@ -313,3 +313,10 @@ def test_a_closed_pipe_ends_quietly_and_a_line_is_answered_at_once(artefacts: di
             pass
         assert process.wait(timeout=280) == 1
         assert process.stderr.read() == b""
+
+
+def test_the_option_of_eval_points_to_that_of_score(words: Path) -> None:
+    for options in (["--text", "a.txt"], ["--text", "a.txt", "--input", "b.txt"]):
+        ended = CliRunner().invoke(main, ["score", str(words), *options])
+        assert ended.exit_code == 2
+        assert "score has no option --text; give --input a.txt for one text a line" in ended.stderr

@@ -182,8 +182,8 @@ def test_a_dataset_gives_its_test_part(facts: object, ids: bytes, words: str | N
 @pytest.mark.parametrize(
     ("vocab", "words"),
     [
-        (ABC, r"'\\x00', character 3 of the text"),
-        (WordVocab(["<unk>", "a"]), "byte 3 of the text is NUL, so it is no text"),
+        (ABC, r"some\.txt: '\\x00', character 4 of the text"),
+        (WordVocab(["<unk>", "a"]), r"some\.txt: byte 3 of the text is NUL, so it is no text"),
     ],
 )
 def test_what_holds_nul_is_no_text(vocab: Vocab, words: str, tmp_path: Path) -> None:
