@@ -83,7 +83,7 @@ def read_pickle(path: Path, budget: Budget | None = None) -> Any:
 
 def _start_of_no_pickle(path: Path) -> str | None:
     """How a file begins that is no pickle; None for one that may be a pickle, whole or damaged."""
-    with open_content(path) as (stream, size):
+    with open_content(path) as (stream, _):
         head = stream.read(8)
         stream.seek(-1, 2)
         last = stream.read(1)

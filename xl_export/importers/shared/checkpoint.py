@@ -127,6 +127,6 @@ def companion_file(path: Path, names: tuple[str, ...], wanted: Path | None, *, w
         if (found := present(folder, name)) is not None:
             return found
     raise ArtefactError(
-        f"{shown_folder(folder)} has no {' or '.join(names)}, which should hold the {what}; name the file with --vocab "
-        "FILE, or give --vocab ids where the tokens are ids without text."
+        f"{shown_folder(folder)} has no {' or '.join(names)}, which should hold the {what}; "
+        "name the file with --vocab FILE, or give --vocab ids where the tokens are ids without text."
     )
