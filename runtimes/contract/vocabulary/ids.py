@@ -39,7 +39,7 @@ class IdsVocab(NoFiles):
         if len(ids) and ids.min() < 0:
             at = int(np.argmin(ids))
             raise TextError(
-                f"{words[at]!r:.80}, word {at} of the text, is not among the names of this model's "
+                f"{words[at]!r:.80}, word {at + 1} of the text, is not among the names of this model's "
                 f"{self.size} tokens; give names of its tokens, such as {self.names[0]!r:.80}, or ids."
             )
         return ids

@@ -34,7 +34,7 @@ class ByteVocab(NoFiles):
             UnicodeEncodeError
         ) as error:  # half a surrogate pair, such as an argument's byte that is not UTF-8
             raise TextError(
-                f"{text[error.start]!r}, character {error.start} of the text, is not Unicode text."
+                f"{text[error.start]!r}, character {error.start + 1} of the text, is not Unicode text."
             ) from error
         everything = found = np.frombuffer(data, np.uint8)
         if self.skipped:
@@ -77,7 +77,7 @@ class CharVocab(NoFiles):
         if len(ids) and ids.min() < 0:
             at = int(np.argmin(ids))
             raise TextError(
-                f"{text[at]!r}, character {at} of the text, is not among the {self.size} characters that "
+                f"{text[at]!r}, character {at + 1} of the text, is not among the {self.size} characters that "
                 "this model was trained on; remove it from the text, or train on text that has it."
             )
         return ids

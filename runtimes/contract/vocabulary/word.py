@@ -80,8 +80,8 @@ class WordVocab(NoFiles):
         if len(ids) and ids.min() < 0:
             at = int(np.argmin(ids))
             raise TextError(
-                f"{words[at]!r}, word {at} of the text, is not among the {self.size} words of this model, "
-                f"which has no {self.unknown}; remove it from the text."
+                f"{words[at]!r}, token {at + 1} of the text, is not among the {self.size} words of this "
+                f"model, which has no {self.unknown}; remove it from the text."
             )
         return ids
 

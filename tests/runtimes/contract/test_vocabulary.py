@@ -90,9 +90,9 @@ def test_words_are_ordered_by_frequency_and_rare_ones_become_unknown() -> None:
 
 
 def test_an_unknown_symbol_is_named_with_its_place() -> None:
-    with pytest.raises(TextError, match=r"'z', character 2 of the text, is not among the 2 characters"):
+    with pytest.raises(TextError, match=r"'z', character 3 of the text, is not among the 2 characters"):
         CharVocab.build("ab").encode("abz")
-    with pytest.raises(TextError, match=r"'zed', word 1 of the text, is not among the 2 words"):
+    with pytest.raises(TextError, match=r"'zed', token 2 of the text, is not among the 2 words"):
         WordVocab(["a", "b"]).encode("a zed b")
 
 
@@ -124,7 +124,7 @@ def test_lines_can_begin_and_end_with_symbols_of_the_vocabulary() -> None:
 
 
 def test_half_a_surrogate_pair_is_refused_by_bytes() -> None:
-    with pytest.raises(TextError, match="character 1 of the text, is not Unicode text"):
+    with pytest.raises(TextError, match="character 2 of the text, is not Unicode text"):
         ByteVocab().encode("a\udcff")
 
 
@@ -231,7 +231,7 @@ def test_ids_have_names_or_none(tmp_path: Path) -> None:
     assert named.encode("D4 C4\nrest").tolist() == [1, 0, 2]
     assert decode(named, [1, 0, 2]) == "D4 C4 rest"
     assert decode(IdsVocab(300), [12, 299]) == "12 299"
-    with pytest.raises(TextError, match="'E4', word 1 of the text, is not among the names"):
+    with pytest.raises(TextError, match="'E4', word 2 of the text, is not among the names"):
         named.encode("C4 E4")
     with pytest.raises(TextError, match="takes token ids from 0 to 299 and no text"):
         IdsVocab(300).encode("12 299")

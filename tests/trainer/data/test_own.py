@@ -295,7 +295,7 @@ def test_a_symbol_that_the_vocabulary_lacks_is_told_with_file_and_place(tmp_path
     vocab = write(tmp_path / "vocab.json", json.dumps({"kind": "char", "symbols": ["a", "\n"]}))
     path = write(tmp_path / "a.txt", "aa\nab\n")
     files = OwnFiles(train=[path], valid=[path], test=[path])
-    with pytest.raises(TextError, match=r"a\.txt: line 2: 'b', character 1 of the text"):
+    with pytest.raises(TextError, match=r"a\.txt: line 2: 'b', character 2 of the text"):
         prepare_text(files, tmp_path / "out", vocab=str(vocab), documents="line", progress=False)
 
 

@@ -38,14 +38,14 @@ export function wordVocabulary(data, where) {
     encode(text) {
       if (asText(text).includes("\0")) {
         throw new XLExportError(
-          `character ${text.indexOf("\0")} of the text is NUL, so it is no text; give a text.`,
+          `character ${text.indexOf("\0") + 1} of the text is NUL, so it is no text; give a text.`,
         );
       }
       return marked(lower ? text.toLowerCase() : text).map((word, at) => {
         const id = ids.get(word) ?? ids.get(unknown);
         if (id !== undefined) return id;
         throw new XLExportError(
-          `${shown(word)}, word ${at} of the text, is not among the ${symbols.length} words of this model, ` +
+          `${shown(word)}, token ${at + 1} of the text, is not among the ${symbols.length} words of this model, ` +
             `which has no ${unknown}; remove it from the text.`,
         );
       });

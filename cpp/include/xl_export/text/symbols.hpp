@@ -106,7 +106,7 @@ class CharVocabulary final : public Vocabulary {
       const std::int64_t id = symbols_.id(symbol);
       if (id < 0)
         throw Error(Fault::text,
-                    "'" + shown(symbol) + "', character " + std::to_string(tokens.size()) +
+                    "'" + shown(symbol) + "', character " + std::to_string(tokens.size() + 1) +
                         " of the text, is not among the " + std::to_string(size()) +
                         " characters that this model was trained on; remove it from the text, or "
                         "train on text that has it.");
@@ -148,7 +148,7 @@ class WordVocabulary final : public Vocabulary {
     const auto add = [&](const std::string& word) {
       const std::int64_t known = symbols_.id(word), id = known < 0 ? special_.unknown : known;
       if (id < 0)
-        throw Error(Fault::text, "'" + shown(word) + "', word " + std::to_string(tokens.size()) +
+        throw Error(Fault::text, "'" + shown(word) + "', token " + std::to_string(tokens.size() + 1) +
                                      " of the text, is not among the " + std::to_string(size()) +
                                      " words of this model, which has no " + unknown_ +
                                      "; remove it from the "
@@ -237,7 +237,7 @@ class IdsVocabulary final : public Vocabulary {
     for (const std::string& word : split_words(text)) {
       tokens.push_back(names_->id(word));
       if (tokens.back() < 0)
-        throw Error(Fault::text, "'" + shown(word) + "', word " + std::to_string(tokens.size() - 1) +
+        throw Error(Fault::text, "'" + shown(word) + "', word " + std::to_string(tokens.size()) +
                                      " of the text, is not among the names of this model's " +
                                      std::to_string(size_) + " tokens; give names of its tokens, or ids.");
     }
