@@ -7,13 +7,16 @@ import re
 from trainer.run.config import TrainConfig, built_in
 
 TITLES = {  # of the folders in trainer/configs, in the order of the list
-    "small": "Small models on the built-in text",
+    "small": "Small models, on the built-in text or your own, or on the data set of an example",
     "transformer-xl": "Transformer-XL (Dai et al. 2019, Tables 1 to 5)",
     "ablations": "Ablations of Transformer-XL (Dai et al. 2019, Tables 6, 7 and 10)",
     "all-attention": "All-attention networks (Sukhbaatar et al. 2019b) and their variants (Figure 2)",
     "adaptive-span": "Adaptive attention span (Sukhbaatar et al. 2019a)",
     "al-rfou": "Character-level Transformers (Al-Rfou et al. 2018)",
 }
+
+# of configurations for a data set that a program of the repository makes: the folder of that program
+DATA_SETS = {"chorales": "examples/music", "stories": "examples/stories"}
 
 
 def catalogue() -> list[str]:
@@ -37,6 +40,6 @@ def _line(name: str) -> str:
     config = TrainConfig.load(name)
     model = config.model
     return (
-        f"  {name:<34}{config.corpus or 'any text':<18}{model.layers:>2} layers   "
+        f"  {name:<34}{config.corpus or DATA_SETS.get(name, 'any text'):<18}{model.layers:>2} layers   "
         f"d_model {model.d_model:<6}{model.heads:>2} heads"
     )

@@ -310,9 +310,10 @@ class TrainConfig:
         """The configuration in a JSON file, or a built-in one by name (`demo`, `tiny`, …)."""
         path = built_in().get(str(name), Path(name))
         if not path.is_file():
-            near = ", ".join(difflib.get_close_matches(str(name), list(built_in()), n=3, cutoff=0))
+            near = difflib.get_close_matches(str(name), list(built_in()), n=3)
+            meant = f"; {' or '.join(near)} was probably meant, and " if near else "; "
             raise ConfigError(
-                f"{name} is neither a file nor a built-in configuration, of which the nearest are {near}; "
-                "`xl-export train --list` shows all."
+                f"{name} is neither a file nor a built-in configuration{meant}`xl-export train --list` shows "
+                "all of them."
             )
         return cls.from_json(read_json(path), where=str(path))

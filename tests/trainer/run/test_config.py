@@ -266,13 +266,27 @@ def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
         TrainConfig.load(tmp_path / "mine.json")
 
 
-def test_an_unknown_name_gives_the_nearest_ones() -> None:
-    nearest = r"of which the nearest are (\S+, ){2}\S+; `xl-export train --list` shows all\.$"
-    with pytest.raises(
-        ConfigError, match=rf"dmeo is neither a file nor a built-in configuration, {nearest}"
-    ) as caught:
-        TrainConfig.load("dmeo")
-    assert " demo," in str(caught.value)
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("dmeo", "; demo was probably meant, and `xl-export"),
+        ("tinny", "; tiny was probably meant, and `xl-export"),
+        ("enwik8-bas", "; enwik8-base or "),
+        ("zzz", "; `xl-export"),
+    ],
+)
+def test_an_unknown_name_gives_those_that_are_near(name: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig.load(name)
+    assert str(caught.value).startswith(f"{name} is neither a file nor a built-in configuration{meant}")
+    assert str(caught.value).endswith("`xl-export train --list` shows all of them.")
+
+
+def test_the_list_says_which_configurations_are_for_the_data_set_of_an_example() -> None:
+    data = {line.split()[0]: line[36:54].strip() for line in catalogue() if line.startswith("  ")}
+    assert data["stories"] == "examples/stories"
+    assert data["chorales"] == "examples/music"
+    assert data["tiny"] == "any text"
 
 
 @pytest.mark.parametrize(
