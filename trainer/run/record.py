@@ -15,9 +15,11 @@ from typing import Any
 from runtimes.base.errors import ArtefactError, UserError
 from runtimes.base.files import open_file, read_bytes, read_json
 from runtimes.contract.spec import VOCAB
+from runtimes.contract.tokens import DATA
+from runtimes.contract.vocabulary import load_vocab
 from trainer.run.config import TrainConfig
 
-CONFIG, METRICS, MODEL = "config.json", "metrics.jsonl", "model.safetensors"
+CONFIG, METRICS, MODEL, VALID = "config.json", "metrics.jsonl", "model.safetensors", "valid.txt"
 # The unit of a score of one token, where every token stands for one such unit of the text.
 UNITS = {"byte": "byte", "char": "character"}
 NO_WEIGHTS = ("auxiliary.", "positions.frequencies")  # classifiers of training, and a constant
@@ -32,7 +34,8 @@ class Record:
     steps: done so far. planned: of the whole training. parameters: trained values. tokens: that were trained
     so far. best_bits, best_step: the best validation, in bits per token. final_bits: the score of the whole
     held-out text at the end. unit, bits_per_unit: the best validation for each `byte` or `character` of the
-    text. validated: the most tokens that a validation scores; None for the whole held-out text.
+    text. validated: the number of tokens that a validation scores. validate_tokens: the most that it may
+    score, as configured; None for the whole held-out text.
     learning_rate: the highest one of the schedule. tokens_per_second: the median of what was logged.
     seconds: of training, with validations. training, validations: the curves.
     """
@@ -48,6 +51,7 @@ class Record:
     unit: str | None
     bits_per_unit: float | None
     validated: int | None
+    validate_tokens: int | None
     learning_rate: float
     tokens_per_second: float | None
     seconds: float | None
@@ -94,7 +98,8 @@ def read_record(run: Path) -> Record:
         final_bits=final[-1][1] if final else None,
         unit=unit,
         bits_per_unit=bits_per_unit,
-        validated=config.validate_tokens,
+        validated=_validated(run, config) if validations else None,
+        validate_tokens=config.validate_tokens,
         learning_rate=config.optimizer.lr,
         tokens_per_second=statistics.median(speeds) if speeds else None,
         seconds=seconds[-1][1] if seconds else None,
@@ -154,6 +159,23 @@ def _per_unit(
     vocabulary = read_json(run / VOCAB)
     unit = UNITS.get(str(vocabulary.get("kind"))) if isinstance(vocabulary, dict) else None
     return unit, best[1] if best and unit else None
+
+
+def _validated(run: Path, config: TrainConfig) -> int | None:
+    """The number of tokens that a validation scores, all but the first; None where the text is not there."""
+    limit = config.validate_tokens
+    try:
+        if config.data is not None:
+            facts = read_json(Path(config.data) / DATA)
+            tokens = facts.get("tokens") if isinstance(facts, dict) else None
+            held_out = tokens.get("valid") if isinstance(tokens, dict) else None
+            if type(held_out) is not int:
+                return None
+        else:
+            held_out = len(load_vocab(run / VOCAB).encode(read_bytes(run / VALID)))
+    except UserError:  # the data set was moved, or a library of the vocabulary is not installed
+        return None
+    return max(0, held_out - 1 if limit is None else min(held_out - 1, limit))
 
 
 def _parameters(path: Path) -> int | None:

@@ -63,7 +63,7 @@ def runs_command(
     ordered = sorted(records.values(), key=_by_score)
     for line in _table(ordered):
         echo(line)
-    if len({record.validated for record in ordered if record.validations}) > 1:
+    if len({record.validate_tokens for record in ordered if record.validations}) > 1:
         click.echo(
             "Warning: validate_tokens differs between these runs, so their validations may have scored "
             "different parts of the held-out text; compare them with `xl-export eval`.",

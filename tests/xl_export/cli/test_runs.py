@@ -62,6 +62,19 @@ def test_validations_of_different_extents_are_not_compared_in_silence(tmp_path: 
     assert "validate_tokens" not in xl("runs", tmp_path / "a").stderr
 
 
+def test_the_number_of_validated_tokens_is_that_of_the_text_where_it_is_short(tmp_path: Path) -> None:
+    length = len((OLD / "run" / "valid.txt").read_text())  # each character is a token
+    for limit, validated in ((100, 100), (1 << 19, length - 1), (None, length - 1)):
+        run = make_run(tmp_path / str(limit), validate_tokens=limit)
+        (record,) = last_line(xl("runs", run, "--json"))["runs"]
+        assert (record["validated"], record["validate_tokens"]) == (validated, limit)
+    of_data = make_run(tmp_path / "of-data", data=str(OLD / "dataset"))
+    in_data = json.loads((OLD / "dataset" / "data.json").read_text())["tokens"]["valid"]
+    assert last_line(xl("runs", of_data, "--json"))["runs"][0]["validated"] == in_data - 1
+    (run / "valid.txt").unlink()
+    assert last_line(xl("runs", run, "--json"))["runs"][0]["validated"] is None
+
+
 def test_tokens_follow_the_schedule_of_segments() -> None:
     config = TrainConfig.load("demo")
     grown = TrainConfig.from_json(
