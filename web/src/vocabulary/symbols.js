@@ -64,8 +64,8 @@ export function charVocabulary(data, where) {
         const id = ids.get(symbol);
         if (id !== undefined) return id;
         throw new XLExportError(
-          `${shown(symbol)}, character ${at + 1} of the text, is not among the ${symbols.length} characters ` +
-            "that this model was trained on; remove it from the text.",
+          `${shown(symbol)}, character ${at + 1} of the text, is not among the ${symbols.length} ` +
+            "characters that this model was trained on; remove it from the text.",
         );
       });
     },
@@ -103,8 +103,8 @@ export function idsVocabulary(data, where) {
         const id = ids.get(word);
         if (id !== undefined) return id;
         throw new XLExportError(
-          `${shown(word)}, word ${at + 1} of the text, is not among the names of this model's ${size} tokens; ` +
-            `give names of its tokens, such as ${shown(names[0])}, or ids.`,
+          `${shown(word)}, word ${at + 1} of the text, is not among the names of this model's ${size} ` +
+            `tokens; give names of its tokens, such as ${shown(names[0])}, or ids.`,
         );
       });
     },

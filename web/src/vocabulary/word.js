@@ -45,8 +45,8 @@ export function wordVocabulary(data, where) {
         const id = ids.get(word) ?? ids.get(unknown);
         if (id !== undefined) return id;
         throw new XLExportError(
-          `${shown(word)}, token ${at + 1} of the text, is not among the ${symbols.length} words of this model, ` +
-            `which has no ${unknown}; remove it from the text.`,
+          `${shown(word)}, token ${at + 1} of the text, is not among the ${symbols.length} words of this ` +
+            `model, which has no ${unknown}; remove it from the text.`,
         );
       });
     },
