@@ -68,7 +68,7 @@ def test_the_number_of_validated_tokens_is_that_of_the_text_where_it_is_short(tm
         run = make_run(tmp_path / str(limit), validate_tokens=limit)
         (record,) = last_line(xl("runs", run, "--json"))["runs"]
         assert (record["validated"], record["validate_tokens"]) == (validated, limit)
-    of_data = make_run(tmp_path / "of-data", data=str(OLD / "dataset"))
+    of_data = make_run(tmp_path / "of-data", text=None, data=str(OLD / "dataset"))
     in_data = json.loads((OLD / "dataset" / "data.json").read_text())["tokens"]["valid"]
     assert last_line(xl("runs", of_data, "--json"))["runs"][0]["validated"] == in_data - 1
     (run / "valid.txt").unlink()
