@@ -88,9 +88,14 @@ def test_bytes_characters_words_and_ids(driver: Driver, artefacts: dict[str, Pat
         else:
             texts = ["", "".join(symbols) if name == "char" else "\n\r\n\r"]
         compare(driver, folder, vocab, texts)
-    unknown = [("byte", "a b"), ("char", "☃"), ("names", "x nothing"), ("word", "a\0b")]
-    for name, text in unknown:
-        assert driver.refusal("encode", tmp_path / name, text=text)
+    unknown = [
+        ("byte", "a b", "byte"),
+        ("char", f"{symbols[0]}☃", "character 2 of the text"),
+        ("names", "x nothing", "word 2 of the text"),
+        ("word", "a\0b", "NUL"),
+    ]
+    for name, text, words in unknown:
+        assert words in driver.refusal("encode", tmp_path / name, text=text)
     plain = with_vocabulary(artefacts["ring"], tmp_path / "plain", {"kind": "ids", "size": size})
     compare(driver, plain, load_vocab(plain / "vocab.json"), [])
     assert driver.ask("decode", plain, ids=[3, 0]) == {"pieces": ["3", " 0"]}

@@ -36,6 +36,23 @@ for (const { name, folder, texts, decoded } of given.vocabularies) {
   });
 }
 
+test("what a vocabulary lacks is counted from 1", async () => {
+  /** @type {[object, string, RegExp][]} */
+  const cases = [
+    [{ kind: "char", symbols: ["a", "b"] }, "ab☃", /character 3 of the text, is not among the 2 characters/],
+    [{ kind: "ids", size: 2, names: ["x", "y"] }, "x z", /word 2 of the text, is not among the names/],
+    [{ kind: "word", symbols: ["a", "<eos>"] }, "a z", /token 2 of the text, is not among the 2 words/],
+  ];
+  for (const [document, text, words] of cases) {
+    const content = new TextEncoder().encode(JSON.stringify(document));
+    const vocabulary = await readVocabulary(
+      async () => content,
+      (name) => loadLibrary(name, undefined),
+    );
+    assert.throws(() => vocabulary.encode(text), words);
+  }
+});
+
 test("a long text is cut where Python cuts it", () => {
   const [text, ...expected] = given.chunks;
   assert.deepEqual([...pieces(text)], expected);
