@@ -248,26 +248,41 @@ def test_alone_nothing_is_exchanged() -> None:
 
 
 SHARDED = """
+import torch
+import trainer.model.model as model
 import trainer.training.loop as loop
 from xl_export.cli.main import main
 
-train_on = loop._continue
+train_on, checkpoint, again, dtypes = loop._continue, model.checkpoint, [], set()
+
+def counted(*arguments, **options):
+    again.append(1)
+    return checkpoint(*arguments, **options)
+
+def note(module, _, output):
+    if module.training:
+        dtypes.add(output.dtype)
 
 def looking(training, *arguments, **options):
+    training.model.blocks[0].query.register_forward_hook(note)
     train_on(training, *arguments, **options)
+    assert bool(again) == training.config.checkpoint_activations
+    assert dtypes == {torch.bfloat16 if training.config.autocast == "bf16" else torch.float32}
     every = [*training.model.parameters(), *training.average.module.parameters()]
     for state in training.optimizer.state.values():
         every.append(state["exp_avg" if "exp_avg" in state else "sum"])
     assert all(len(tensor.to_local()) <= (len(tensor) + 1) // 2 for tensor in every)
     print("half of every weight\\n", end="", flush=True)
 
-loop._continue = looking
+model.checkpoint, loop._continue = counted, looking
 main()
 """
 
 
 def sharded_run(make_config: Make, folder: Path, **recipe: Any) -> None:
     """Alone, then two processes that share the weights, then alone again, against alone all the time."""
+    # Two processes add gradients in another order, which bf16 rounds at other places.
+    noise = 20 if recipe.get("autocast") == "bf16" else 1
     sizes = {
         "positions": "learned",
         "context": 17,
@@ -302,23 +317,32 @@ def sharded_run(make_config: Make, folder: Path, **recipe: Any) -> None:
     for name, count in {"loss_nats": 9, "gradient_norm": 9}.items():
         shared, alone = ([line[name] for line in each if name in line] for each in lines)
         assert len(alone) == count
-        assert shared == pytest.approx(alone, rel=1e-4), name
+        assert shared == pytest.approx(alone, rel=1e-4 * noise), name
     shared, alone = (
         {line["step"]: line["validation_bits_per_token"] for line in each if "best_step" in line}
         for each in lines
     )
-    assert {step: shared[step] for step in alone} == pytest.approx(alone, abs=1e-5)
+    assert {step: shared[step] for step in alone} == pytest.approx(alone, abs=1e-5 * noise)
     saved, other = (load_file(folder / name / "training.safetensors") for name in ("shared", "alone"))
     for name in sorted(set(other) - {"random"}):
         torch.testing.assert_close(
-            saved[name], other[name], rtol=1e-2, atol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
+            saved[name],
+            other[name],
+            rtol=1e-2 * noise,
+            atol=1e-3 * noise,
+            msg=lambda text, name=name: f"{name}: {text}",
         )
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"checkpoint_activations": True}, {"autocast": "bf16"}],
+    ids=["plain", "computed again", "bf16"],
+)
 def test_sharded_weights_train_as_whole_ones_and_a_run_goes_from_one_to_the_other(
-    make_config: Make, tmp_path: Path
+    make_config: Make, tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    sharded_run(make_config, tmp_path)
+    sharded_run(make_config, tmp_path, **change)
 
 
 @pytest.mark.slow
