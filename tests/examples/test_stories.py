@@ -15,6 +15,7 @@ from tests.examples.conftest import load_example
 clean, prepare = load_example("stories", "clean"), load_example("stories", "prepare")
 
 TALES = Path(__file__).parents[2] / "examples" / "stories" / "tales"
+MAX_BYTES = 3_000_000  # the repository keeps it, so it is small
 BOOK = """The Project Gutenberg EBook of Two Stories
 
 *** START OF THIS PROJECT GUTENBERG EBOOK TWO STORIES ***
@@ -69,9 +70,10 @@ End of the licence.
 """
 
 
-def test_the_artefact_of_the_tales_passes_its_check() -> None:
+def test_the_artefact_of_the_tales_passes_its_check_and_is_small() -> None:
     report = runtimes.check(TALES, threads=1)
     assert report.passed, report.sentence
+    assert sum(path.stat().st_size for path in TALES.iterdir()) <= MAX_BYTES
 
 
 def test_stories_of_a_book_are_its_prose_in_one_style():
