@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from benchmarks.cases.serving import llama, parts, serve
 from benchmarks.cases.serving.bench import Bench, Row, Sizes, raw_between, raw_prompt, timing
 from benchmarks.cases.serving.events import Answer, LoadError
 from benchmarks.cases.serving.load import gaps_between
+from benchmarks.cases.serving.mixed import Mixed
 from benchmarks.cases.serving.server import Served, serving
 from benchmarks.configs import CONFIGS, BenchmarkConfig
 from benchmarks.measure import Limits
@@ -29,6 +32,10 @@ from runtimes.contract.session import Session
 from trainer.model.config import ModelConfig
 
 SIZES = Sizes(streams=(1, 2), together=2, prompt=24, arriving=2, listening=2, clients=2, stored=10, warm=3)
+OPERATIONS = {
+    *("streams created", "appends", "continuations", "clients that left", "forks", "rewinds", "snapshots"),
+    *("restores", "completions", "scores", "requests for four choices"),
+}
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 TOKENS = [b'data: {"choices":[{"text":" %d","finish_reason":null}]}\n\n' % token for token in (7, 12)]
 LAST = b'data: {"choices":[{"text":"","finish_reason":"length"}]}\n\n'
@@ -199,7 +206,20 @@ def test_every_part_measures_a_server_whose_tokens_are_right(
     assert rows["long", "token 1,000 over token 500", 1]["most"] == 1.05
     note = rows["resident", "end over first tenth of 0.01 minutes", SIZES.stored]["note"]
     assert "10 stored streams" in note
-    assert "streams created" in note
+    done = {name: int(count) for count, name in re.findall(r"(\d+) ([a-z ]+)", note.partition("; ")[2])}
+    assert set(done) == OPERATIONS
+    # However short the time is, each client does each of them once.
+    assert min(done.values()) >= SIZES.clients
+
+
+def test_bits_that_change_when_tokens_come_again_are_an_error() -> None:
+    """Half of the allowed difference is rounding, twice of it is an error."""
+    shared = Mixed({"seed": 0, "seconds": 0.0})
+    allowed = 1e-4 / math.log(2)
+    shared._compare([None, 3.0], [None, 3.0 + allowed / 2], "equal tokens")
+    for wrong in ([None, 3.0 + 2 * allowed], [3.0, 3.0], [None, None]):
+        with pytest.raises(LoadError, match="the bits of equal tokens differ"):
+            shared._compare([None, 3.0], wrong, "equal tokens")
 
 
 def test_other_tokens_than_those_of_generate_are_not_measured(

@@ -46,13 +46,17 @@ class Answer:
         """The bytes of an answer without events, so far."""
         return bytes(self._body)
 
-    def document(self) -> Any:
-        """The answer as one JSON document; raises LoadError where it is none, or where it is a refusal."""
+    def content(self) -> bytes:
+        """The bytes of a whole answer without events; raises LoadError where it is a refusal."""
         if not self.done:
             raise LoadError("the server has ended a connection before its answer was whole.")
         if self.status not in (200, 201):
             raise LoadError(f"the server has answered {self.status}: {bytes(self._body)[:300]!r}.")
-        return json.loads(self._body)
+        return bytes(self._body)
+
+    def document(self) -> Any:
+        """The answer as one JSON document; raises LoadError where it is none, or where it is a refusal."""
+        return json.loads(self.content())
 
     def completion(self) -> tuple[list[str], list[float]]:
         """The text and the time of each token of a stream that has ended as it was asked to.

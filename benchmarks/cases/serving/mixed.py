@@ -1,10 +1,11 @@
-"""Mixed load for minutes: completions, some of which are left, scores, and stored streams.
+"""Mixed load for minutes: completions, some of which are left, several choices, scores, and stored streams.
 
 A client is a generator: it yields a request, and goes on when its answer is whole or the connection was cut.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -27,11 +28,15 @@ SAMPLES = 600  # of the resident memory
 
 @dataclass(eq=False)
 class Stored:
-    """A stored stream: all of its tokens, and the bits of each, which are None for the first."""
+    """A stored stream: all of its tokens, and the bits of each, which are None for the first.
+
+    rewindable: how many of the last tokens can be taken back, as the server has said.
+    """
 
     name: str
     tokens: list[int] = field(default_factory=list)
     bits: list[float | None] = field(default_factory=list)
+    rewindable: int = 0
 
 
 class Mixed:
@@ -83,48 +88,68 @@ class Mixed:
         self.done["scores"] += 1
 
     def several(self) -> Client:
-        """Four random choices of one prompt in one document."""
+        """Four random choices of one prompt in one document, each as long as was asked for."""
         body = {**self.chance.choice(self.job["known"])["body"], "stream": False, "n": 4, "temperature": 1.0}
         del body["stream_options"]
         yield (request := self.post(COMPLETIONS, body)), None
         document = request.answer.document()
         if document["usage"]["completion_tokens"] != 4 * body["max_tokens"]:
             raise LoadError("four choices have not as many tokens as were asked for.")
+        ends = [(choice["index"], choice["finish_reason"]) for choice in document["choices"]]
+        if sorted(ends) != [(index, "length") for index in range(4)]:
+            raise LoadError(f"four choices have ended as {ends}; expected each once, by its length.")
         self.done["requests for four choices"] += 1
 
     # Clients of stored streams.
 
     def storing_client(self, first: int) -> Client:
-        """Makes `first` streams, and then works on any until the time is over."""
+        """Makes `first` streams, does each operation once, and then any until the time is over."""
         for _ in range(first):
             yield from self.create()
-        kinds = (self.append, self.go_on, self.go_on_and_leave, self.fork, self.rewind, self.any_one)
-        while not self.has_ended:
-            (kind,) = self.chance.choices(kinds, (40, 25, 10, 10, 5, 10))
+        weights = {
+            self.append: 40,
+            self.go_on: 20,
+            self.go_on_and_leave: 10,
+            self.fork: 10,
+            self.rewind: 5,
+            self.move: 5,
+            self.complete: 3,
+            self.leave: 3,
+            self.score: 3,
+            self.several: 1,
+        }
+        for kind in self.chance.sample(list(weights), len(weights)):
             yield from kind()
-
-    def any_one(self) -> Client:
-        yield from self.chance.choice((self.complete, self.leave, self.score, self.several))()
+        while not self.has_ended:
+            (kind,) = self.chance.choices(list(weights), list(weights.values()))
+            yield from kind()
 
     def create(self) -> Client:
         body = {"tokens": self._tokens(1)}
         yield (request := self.post(STREAMS, body)), None
-        self._note(Stored(request.answer.document()["stream"]["id"]), request, body["tokens"])
+        stored = Stored(request.answer.document()["stream"]["id"])
+        self._note(stored, request, body["tokens"])
+        self.idle.append(stored)
         self.done["streams created"] += 1
 
     def append(self) -> Client:
-        stored, body = self._taken(), {"tokens": self._tokens(2)}
-        yield (request := self.post(f"{STREAMS}/{stored.name}/append", body)), None
-        self._note(stored, request, body["tokens"])
+        stored = self._taken()
+        yield from self._appended(stored, self._tokens(2))
+        self.idle.append(stored)
         self.done["appends"] += 1
         if len(stored.tokens) > LONGEST:
             yield from self._replaced(stored)
+
+    def _appended(self, stored: Stored, tokens: list[int]) -> Client:
+        yield (request := self.post(f"{STREAMS}/{stored.name}/append", {"tokens": tokens})), None
+        self._note(stored, request, tokens)
 
     def go_on(self) -> Client:
         stored = self._taken()
         body = {"max_tokens": self.chance.randint(1, TOGETHER), "temperature": 0.0, "ignore_eos": True}
         yield (request := self.post(f"{STREAMS}/{stored.name}/continue", body)), None
         self._note(stored, request, [])
+        self.idle.append(stored)
         self.done["continuations"] += 1
 
     def go_on_and_leave(self) -> Client:
@@ -139,26 +164,57 @@ class Mixed:
         """A fork takes the place of another stream, which is deleted."""
         stored, other = self._taken(), self._taken()
         yield (request := self.post(f"{STREAMS}/{stored.name}/fork", None)), None
-        name = request.answer.document()["id"]
-        self.idle += [stored, Stored(name, [*stored.tokens], [*stored.bits])]
+        self.idle += [stored, self._copied(stored, request)]
         self.done["forks"] += 1
         yield from self._deleted(other)
 
     def rewind(self) -> Client:
-        """Takes back the last tokens that were appended; the bits of what follows are checked at the end."""
-        stored, body = self._taken(), {"tokens": self._tokens(1)}
-        yield (request := self.post(f"{STREAMS}/{stored.name}/append", body)), None
-        can = request.answer.document()["stream"]["rewindable"]
-        self._note(stored, request, body["tokens"])
-        self.idle.remove(stored)
-        count = self.chance.randint(0, min(can, len(body["tokens"])))
+        """Takes tokens back and appends them again: they are as surprising as they were before."""
+        stored = self._taken()
+        while not stored.rewindable:  # it is at the end of a segment, or a copy of which nothing is known
+            yield from self._appended(stored, self._tokens(1))
+        count = self.chance.randint(1, min(TOGETHER, stored.rewindable))
+        tokens, bits = stored.tokens[-count:], stored.bits[-count:]
         yield (request := self.post(f"{STREAMS}/{stored.name}/rewind", {"tokens": count})), None
-        kept = len(stored.tokens) - count
-        if request.answer.document()["position"] != kept:
+        del stored.tokens[-count:], stored.bits[-count:]
+        if request.answer.document()["position"] != len(stored.tokens):
             raise LoadError("a stored stream is not where it was rewound to.")
-        del stored.tokens[kept:], stored.bits[kept:]
+        yield from self._appended(stored, tokens)
+        self._compare(bits, stored.bits[-count:], "tokens that were taken back and appended again")
         self.idle.append(stored)
-        self.done["rewound"] += 1
+        self.done["rewinds"] += 1
+
+    def move(self) -> Client:
+        """A snapshot is restored as another stream, which goes on like the first and takes its place."""
+        stored, tokens = self._taken(), self._tokens(1)
+        yield (request := self.post(f"{STREAMS}/{stored.name}/snapshot", None, method="GET")), None
+        content = request.answer.content()
+        self.done["snapshots"] += 1
+        yield (request := self.post(f"{STREAMS}/restore", content)), None
+        restored = self._copied(stored, request)
+        self.done["restores"] += 1
+        for each in (stored, restored):
+            yield from self._appended(each, tokens)
+        self._compare(stored.bits, restored.bits, "a stream and the one that was restored from its snapshot")
+        self.idle.append(restored)
+        yield from self._deleted(stored)
+
+    def _copied(self, stored: Stored, request: Request) -> Stored:
+        """The stream that a fork or a snapshot of this one has become."""
+        facts = request.answer.document()
+        if facts["position"] != len(stored.tokens) or facts["id"] == stored.name:
+            raise LoadError("a fork or a restored stream is not where its origin was.")
+        return Stored(facts["id"], [*stored.tokens], [*stored.bits])
+
+    def _compare(self, before: list[float | None], after: list[float | None], what: str) -> None:
+        """Raises LoadError where the bits of equal tokens differ by more than rounding."""
+        for one, other in zip(before, after, strict=True):
+            if one is None or other is None:
+                if one is other:
+                    continue
+            elif abs(one - other) <= CLOSE / math.log(2):
+                continue
+            raise LoadError(f"the bits of {what} differ: {one} and {other}.")
 
     def _replaced(self, stored: Stored) -> Client:
         if stored in self.idle:
@@ -181,16 +237,14 @@ class Mixed:
         return self.idle.pop()
 
     def _note(self, stored: Stored, request: Request, appended: list[int]) -> None:
-        """Notes what the server says has happened to a stream, which is free again."""
+        """Notes what the server says has happened to a stream."""
         document = request.answer.document()
         stored.tokens += document["tokens"]
         stored.bits += document["bits"]
-        if document["tokens"][: len(appended)] != appended or document["stream"]["position"] not in (
-            len(stored.tokens),
-            len(stored.tokens) - 1,
-        ):
+        stored.rewindable = document["stream"]["rewindable"]
+        position = document["stream"]["position"]
+        if document["tokens"][: len(appended)] != appended or position != len(stored.tokens):
             raise LoadError("a stored stream has other tokens than were appended to it.")
-        self.idle.append(stored)
 
     def _tokens(self, segments: int) -> list[int]:
         count = self.chance.randint(1, segments * self.job["segment"])

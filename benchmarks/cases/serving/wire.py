@@ -19,7 +19,7 @@ SILENCE = 600.0  # seconds without a byte from the server after which it is give
 
 
 class Request:
-    """One request on a connection of its own, and its answer.
+    """One request on a connection of its own, and its answer. body: bytes as they are, or what becomes JSON.
 
     count: events that have arrived. sent: when the request was sent. ended: when the answer was whole, or
     when `leave` was called.
@@ -31,9 +31,11 @@ class Request:
         self.ended: float | None = None
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        content = b"" if body is None else json.dumps(body).encode()
+        content, kind = body, "application/octet-stream"
+        if not isinstance(body, bytes):
+            content, kind = b"" if body is None else json.dumps(body).encode(), "application/json"
         head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\n"
-        head += f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        head += f"content-type: {kind}\r\ncontent-length: {len(content)}\r\n\r\n"
         self.sent = time.perf_counter()
         self.socket.sendall(head.encode() + content)
         self.socket.setblocking(False)
