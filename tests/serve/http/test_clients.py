@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import random
+import resource
 import socket
-import threading
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +25,8 @@ from tests.serve.http.conftest import Running, running, sources
 from xl_export.serve.http.base.limits import Limits
 
 LONG = {"prompt": "abc", "max_tokens": 1_000_000, "stream": True, "ignore_eos": True}
+SHORT = {"prompt": "abcdefghijkl", "max_tokens": 30, "temperature": 1.0}
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of the greatest resident memory, in bytes
 
 
 @pytest.fixture(scope="module")
@@ -167,36 +176,132 @@ def test_a_full_queue_answers_before_the_body_comes(small: Running) -> None:
     assert comes_true(lambda: is_idle(small))
 
 
-def test_ten_times_the_load_is_served_in_turn_or_refused(small: Running) -> None:
-    body = {"prompt": "abcdefghijkl", "max_tokens": 40, "seed": 1}
-    alone = small.post("/v1/completions", body).json()["choices"][0]["text"]
-    engine, before = small.server.models["m"].engine, small.server.models["m"].engine.facts
-    counts: Counter[int] = Counter()
-    wrong: list[str] = []
+@dataclass
+class Crowd:
+    """What clients were answered who ask at once, and what the engine did for them."""
 
-    def ask() -> None:
+    body: dict[str, Any]
+    expected: str
+    counts: Counter[int] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    def ask(self, server: Running, times: int) -> None:
         with httpx.Client(timeout=60) as client:
-            for _ in range(5):
-                answer = client.post(small.at + "/v1/completions", json=body)
-                counts[answer.status_code] += 1
+            for _ in range(times):
+                answer = client.post(server.at + "/v1/completions", json=self.body)
+                self.counts[answer.status_code] += 1
                 if answer.status_code == 200:
-                    right = answer.json()["choices"][0]["text"] == alone
+                    right = answer.json()["choices"][0]["text"] == self.expected
                 else:
                     right = int(answer.headers["retry-after"]) >= 1
-                wrong.extend([] if right else [answer.text])
+                self.wrong.extend([] if right else [answer.text])
 
-    threads = [threading.Thread(target=ask) for _ in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    after = engine.facts
-    assert set(counts) == {200, 429}
-    assert wrong == []
-    drawn = after.tokens_drawn - before.tokens_drawn
-    assert drawn == counts[200] * 40
-    assert after.steps - before.steps < 1.0 * drawn  # both rows advance in most steps
+    def come(self, server: Running, *, clients: int, times: int) -> float:
+        """Lets that many clients ask that often; returns the tokens that were drawn in a step."""
+        engine = server.server.models["m"].engine
+        before, served = engine.facts, self.counts[200]
+        together([partial(self.ask, server, times)] * clients)
+        after = engine.facts
+        drawn = after.tokens_drawn - before.tokens_drawn
+        assert drawn == (self.counts[200] - served) * self.body["max_tokens"]
+        return drawn / (after.steps - before.steps)
+
+
+def together(calls: Sequence[Callable[[], None]]) -> None:
+    """Runs each in a thread of its own; raises the error of one of them."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        for future in [pool.submit(call) for call in calls]:
+            future.result()
+
+
+def test_ten_times_the_load_is_served_in_turn_or_refused(small: Running) -> None:
+    """As many tokens in a step as with the load that fits, and no memory that grows with the requests."""
+    body = {"prompt": "abcdefghijkl", "max_tokens": 40, "seed": 1}
+    crowd = Crowd(body, small.post("/v1/completions", body).json()["choices"][0]["text"])
+    fitting = crowd.come(small, clients=2, times=10)
+    assert set(crowd.counts) == {200}
+    crowded = crowd.come(small, clients=20, times=5)
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    crowded = min(crowded, crowd.come(small, clients=20, times=10))
+    assert set(crowd.counts) == {200, 429}
+    assert crowd.wrong == []
+    assert crowded >= 0.9 * fitting
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - largest) * RSS_UNIT
+    assert grown < 32 << 20, f"{grown >> 20} MB for {2 * 100} requests more"
     assert comes_true(lambda: is_idle(small))
+
+
+class Stranger:
+    """A client that does something at random, and notes how often it did what."""
+
+    def __init__(self, server: Running, expected: dict[int, str], seed: int) -> None:
+        self.server, self.expected, self.chance = server, expected, random.Random(seed)
+        self.done: Counter[str] = Counter()
+        self.wrong: list[str] = []
+
+    def act(self, times: int) -> None:
+        kinds = (self.read_all, self.leave, self.send_a_part, self.run_out_of_patience, self.read_nothing)
+        for _ in range(times):
+            kind = self.chance.choice(kinds)
+            kind()
+            self.done[kind.__name__] += 1
+
+    def read_all(self) -> None:
+        """Asks until there is a place; its text is the one that a client gets who is alone."""
+        seed = self.chance.choice(list(self.expected))
+        while (answer := self.server.post("/v1/completions", {**SHORT, "seed": seed})).status_code == 429:
+            time.sleep(0.01)
+        if answer.status_code != 200 or answer.json()["choices"][0]["text"] != self.expected[seed]:
+            self.wrong.append(answer.text)
+
+    def leave(self) -> None:
+        """Leaves after some of the bytes of an answer without an end."""
+        with connection(self.server) as client:
+            client.sendall(head(json.dumps(LONG).encode()))
+            left = self.chance.randrange(4000)
+            while left > 0 and (part := client.recv(left)):
+                left = 0 if b" 429 " in part else left - len(part)
+
+    def send_a_part(self) -> None:
+        """Leaves within its head or its body."""
+        whole = head(json.dumps(LONG).encode())
+        with connection(self.server) as client:
+            client.sendall(whole[: self.chance.randrange(1, len(whole))])
+
+    def run_out_of_patience(self) -> None:
+        """Waits for the whole of an answer that has no end, and gives up."""
+        body = {**LONG, "stream": False, "seed": 0}
+        with contextlib.suppress(httpx.TimeoutException):
+            patience = self.chance.uniform(0.01, 0.2)
+            answer = httpx.post(self.server.at + "/v1/completions", json=body, timeout=patience)
+            if answer.status_code != 429:
+                self.wrong.append(answer.text)
+
+    def read_nothing(self) -> None:
+        """Leaves an answer unread, perhaps until the server pauses it."""
+        with connection(self.server) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.sendall(head(json.dumps(LONG).encode()))
+            time.sleep(self.chance.uniform(0, 0.3))
+
+
+@pytest.mark.parametrize("times", [10, pytest.param(1000, marks=pytest.mark.slow)])
+def test_random_disconnects_and_timeouts_change_no_other_answer(small: Running, times: int) -> None:
+    assert comes_true(lambda: is_idle(small))
+    expected = {
+        seed: small.post("/v1/completions", {**SHORT, "seed": seed}).json()["choices"][0]["text"]
+        for seed in range(4)
+    }
+    assert len(set(expected.values())) > 1
+    strangers = [Stranger(small, expected, seed) for seed in range(8)]
+    together([partial(stranger.act, times) for stranger in strangers])
+    assert [words for stranger in strangers for words in stranger.wrong] == []
+    assert len(sum((stranger.done for stranger in strangers), Counter())) == 5  # each kind came
+    assert comes_true(lambda: is_idle(small))
+    assert small.server.models["m"].engine.facts.free == 2
+    for seed, text in expected.items():
+        answer = small.post("/v1/completions", {**SHORT, "seed": seed})
+        assert answer.json()["choices"][0]["text"] == text
 
 
 def test_a_client_that_reads_in_bursts_gets_what_a_quick_one_gets(small: Running) -> None:
