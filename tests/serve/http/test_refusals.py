@@ -75,7 +75,8 @@ def refused(answer: httpx.Response, status: int, *words: str) -> dict[str, Any]:
         ("prompt", None, "prompt is null; expected a text or a list"),
         ("model", 3, "model"),
         ("tools", [], "'tools' is not known"),
-        ("messages", [], "'messages' is not known"),
+        ("messages", [], "'messages' is not known here; leave it out"),
+        ("max_token", 3, "'max_token' is not known here; did you mean 'max_tokens'? If not, leave it out"),
     ],
 )
 def test_a_field_that_cannot_be_served_is_refused_by_name(served, field: str, value: Any, words: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
@@ -91,7 +92,7 @@ async def read_json(request: Request, limits: Limits, decoder: msgspec.json.Deco
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if not body:
             raise RefusedError("the request has no body; send a JSON object.") from None
-        raise RefusedError(decoding_error(error), param=_field(error)) from None
+        raise RefusedError(decoding_error(error, decoder.type), param=_field(error)) from None
 
 
 def refuse_log_probs(limits: Limits, tokens: int, likeliest: int, param: str) -> None:
@@ -143,12 +144,12 @@ async def of_body(request: Request, function: Callable[..., Result], *arguments:
     return await unless_large(request.scope["state"]["size"], function, *arguments)
 
 
-def decoding_error(error: Exception) -> str:
-    """One sentence for a document that is not what was expected."""
+def decoding_error(error: Exception, expected: Any = None) -> str:
+    """One sentence for a document that is not what was expected, which is a msgspec.Struct if it is given."""
     if isinstance(error, RecursionError):
         return "the body is nested too deeply; send a plain JSON object."
     if isinstance(error, msgspec.ValidationError):
-        return _misfit(str(error))
+        return _misfit(str(error), expected)
     if "truncated" in str(error):  # also what half of a surrogate pair is called
         return (
             "the body is not JSON: it ends too early, or a text in it has half of a character, as \\ud800; "
@@ -157,13 +158,16 @@ def decoding_error(error: Exception) -> str:
     return f"the body is not JSON ({str(error).rstrip('.'):.200}); send a JSON object."
 
 
-def _misfit(reason: str) -> str:
+def _misfit(reason: str, expected: Any) -> str:
     """One sentence for a document with a field that is not what was expected, from msgspec's message."""
     name = reason.partition("`")[2].partition("`")[0]
     if "unknown field" in reason:
+        known = msgspec.structs.fields(expected) if expected and " - at " not in reason else ()
+        near = get_close_matches(name, [field.encode_name for field in known], n=1)
         return (
-            f"the field {name!r:.60} is not known here; leave it out, or see /openapi.json for the fields "
-            "that are."
+            f"the field {name!r:.60} is not known here"
+            + (f"; did you mean {near[0]!r}? If not, leave it out" if near else "; leave it out")
+            + ", or see /openapi.json for the fields that are."
         )
     if "missing required field" in reason:
         return f"the field {name!r} is missing; give it, as /openapi.json describes it."

@@ -163,6 +163,7 @@ class Conversation:
 def parsed(data: str | bytes) -> tuple[Tag, str, Any]:
     """The tag, the operation and the body of a message; for one that is wrong the body is its refusal."""
     tag: Tag = None
+    expected = None
     try:
         fields = msgspec.json.decode(data)
         if not isinstance(fields, dict):
@@ -179,9 +180,10 @@ def parsed(data: str | bytes) -> tuple[Tag, str, Any]:
         if not isinstance(op, str) or op not in BODIES:
             known = ", ".join(BODIES)
             raise RefusedError(f"op is {op!r:.40}; expected one of {known}.", param="op")
-        return tag, op, msgspec.convert(fields, BODIES[op])
+        expected = BODIES[op]
+        return tag, op, msgspec.convert(fields, expected)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        return tag, "", RefusedError(decoding_error(error))
+        return tag, "", RefusedError(decoding_error(error, expected))
     except RefusedError as error:
         return tag, "", error
 
