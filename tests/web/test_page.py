@@ -168,7 +168,7 @@ def test_an_unknown_symbol_is_one_sentence(site: Path, open_page: Callable[..., 
     page.page.keyboard.press("Control+End")
     page.page.keyboard.insert_text("日")
     page.until("!document.getElementById('error').hidden")
-    assert '"日", character 0' in page.error
+    assert '"日", character 1' in page.error
     page.page.keyboard.press("Backspace")
     page.until("document.getElementById('error').hidden")
     page.calm()

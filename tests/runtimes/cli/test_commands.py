@@ -196,7 +196,7 @@ def test_a_run_cannot_be_checked(run: Path) -> None:
         (b"", (), ("0 token",)),
         (b"a", (), ("1 token",)),
         (b"caf\xe9 au lait", (), ("byte 3", "0xe9", "UTF-8")),
-        ("ab一".encode(), (), ("'一'", "character 2")),
+        ("ab一".encode(), (), ("'一'", "character 3")),
         (b"abc", ("--lanes", 3), ("lanes is 3", "1 to 2")),
     ],
 )
@@ -217,7 +217,7 @@ def test_a_text_that_cannot_be_read_is_refused(artefacts: dict[str, Path], tmp_p
     [
         (("--prompt", ""), ("encodes to no tokens",)),
         (("--prompt", "一"), ("'一'",)),
-        (("--prompt", "\udcff"), ("character 0",)),
+        (("--prompt", "\udcff"), ("character 1",)),
         (("--prompt", "a", "--stop", ""), ("stop string is empty",)),
         (("--prompt", "a", "--temperature", "nan"), ("temperature is nan",)),
         (("--prompt", "a", "--temperature", -1), ("temperature is -1",)),

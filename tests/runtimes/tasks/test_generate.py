@@ -203,7 +203,7 @@ def test_a_character_cut_off_by_the_end_shows_as_one_mark_or_not_at_all_but_does
         ("", {}, TextError, "encodes to no tokens"),
         (["a", ""], {}, TextError, "prompt 1"),
         ([], {}, TextError, "no prompt"),
-        ("a\u4e00", {}, TextError, "'一', character 1"),
+        ("a\u4e00", {}, TextError, "'一', character 2"),
         ("a", {"max_tokens": 0}, UserError, "max_tokens is 0"),
         ("a", {"stop": ["x", ""]}, UserError, "stop string is empty"),
         ("a", {"seed": -1}, UserError, "seed is -1"),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -145,7 +145,10 @@ async def of_body(request: Request, function: Callable[..., Result], *arguments:
 
 
 def decoding_error(error: Exception, expected: Any = None) -> str:
-    """One sentence for a document that is not what was expected, which is a msgspec.Struct if it is given."""
+    """One sentence for a document that is not what was expected.
+
+    expected: a msgspec.Struct or a union of them; its fields are compared with one that is not known.
+    """
     if isinstance(error, RecursionError):
         return "the body is nested too deeply; send a plain JSON object."
     if isinstance(error, msgspec.ValidationError):
@@ -162,8 +165,7 @@ def _misfit(reason: str, expected: Any) -> str:
     """One sentence for a document with a field that is not what was expected, from msgspec's message."""
     name = reason.partition("`")[2].partition("`")[0]
     if "unknown field" in reason:
-        known = msgspec.structs.fields(expected) if expected and " - at " not in reason else ()
-        near = get_close_matches(name, [field.encode_name for field in known], n=1)
+        near = [] if " - at " in reason else get_close_matches(name, _fields(expected), n=1)
         return (
             f"the field {name!r:.60} is not known here"
             + (f"; did you mean {near[0]!r}? If not, leave it out" if near else "; leave it out")
@@ -180,6 +182,12 @@ def _misfit(reason: str, expected: Any) -> str:
         expected = f"{', '.join(kinds)} or {last}" if kinds else last
         return f"{what:.60} is {KINDS.get(found[2], found[2])}; expected {expected}."
     return f"{what:.60} does not fit ({reason.partition(' - at ')[0].rstrip('.'):.200}); see /openapi.json."
+
+
+def _fields(expected: Any) -> list[str]:
+    """The fields of a msgspec.Struct, of those of a union, or of nothing."""
+    structs = [kind for kind in (expected, *get_args(expected)) if hasattr(kind, "__struct_fields__")]
+    return [field.encode_name for kind in structs for field in msgspec.structs.fields(kind)]
 
 
 async def _read(request: Request, limits: Limits) -> bytes:
