@@ -12,7 +12,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 DEMO_READY = $(VENV)/.ready-demo
 READY = $(VENV)/.ready
 
-.PHONY: demo test test-slow test-arm test-triton test-ray soak lint docs setup clean
+.PHONY: demo test test-slow test-arm test-triton test-ray test-clients soak lint docs setup clean
 
 demo: $(DEMO_READY)
 	$(BIN)/xl-export demo --out demo --force
@@ -44,6 +44,13 @@ test-ray: $(READY)
 	ls -d $(CURDIR)/$(VENV)/lib/python3*/site-packages > build/ray/main.pth && cp build/ray/main.pth build/ray/lib/python3*/site-packages/
 	build/ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[data,serve]>=2.60'
 	build/ray/bin/python -m pytest tests/xl_export/offline/test_ray.py tests/xl_export/serve/test_ray_serve.py tests/benchmarks/test_ray.py -m slow -n 0
+
+# guidellm and aiperf, in an environment of their own; what it installs stays in build/clients
+test-clients: $(READY)
+	test -x build/clients/bin/python || $(BIN)/python -m venv build/clients
+	grep '^torch' constraints.txt > build/clients/constraints.txt
+	build/clients/bin/python -m pip install --quiet --disable-pip-version-check -c build/clients/constraints.txt $(INDEX) guidellm==0.8.1 aiperf==0.13.0
+	PATH="$(CURDIR)/build/clients/bin:$$PATH" $(BIN)/python -m pytest tests/serve/http/test_load_programs.py -m slow -n 0
 
 lint: $(READY)
 	$(BIN)/ruff check .
