@@ -225,7 +225,7 @@ def test_ten_times_the_load_is_served_in_turn_or_refused(small: Running) -> None
     crowded = min(crowded, crowd.come(small, clients=20, times=10))
     assert set(crowd.counts) == {200, 429}
     assert crowd.wrong == []
-    assert crowded >= 0.9 * fitting
+    assert crowded > max(1.0, 0.9 * fitting)  # both rows advance in most steps
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - largest) * RSS_UNIT
     assert grown < 32 << 20, f"{grown >> 20} MB for {2 * 100} requests more"
     assert comes_true(lambda: is_idle(small))
