@@ -26,6 +26,7 @@ from benchmarks.tables.architectures import lines
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.contract.rule import MemoryRule
 from runtimes.tasks.evaluate import evaluate
+from tests.clock import set_clock
 from trainer.data.source import load_source, with_vocab_size
 from trainer.model.attention import relative_attention
 from trainer.model.config import ModelConfig
@@ -123,7 +124,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, *durations: float) -> None:
             yield now
 
     times = ticks()
-    monkeypatch.setattr(architectures.time, "process_time", lambda: next(times))
+    set_clock(monkeypatch, architectures, process_time=lambda: next(times))
     monkeypatch.setattr(Training, "advance", lambda training, tokens: None)
 
 

@@ -12,19 +12,20 @@ from benchmarks.configs import load_config
 from benchmarks.history import Result
 from benchmarks.machine import HostClock, machine_facts, versions
 from benchmarks.measure import Limits, Timing, measure_limits, median_milliseconds, take_turns
+from tests.clock import set_clock
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that moves only when a test moves it."""
     now = [0.0]
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    set_clock(monkeypatch, measure, perf_counter=lambda: now[0])
     return now
 
 
 def test_sides_take_turns(monkeypatch):
     order: list[str] = []
-    monkeypatch.setattr(measure.time, "sleep", lambda seconds: order.append("-"))
+    set_clock(monkeypatch, measure, sleep=lambda seconds: order.append("-"))
     sides = {name: lambda name=name: order.append(name) for name in "ab"}
     times = take_turns(sides, repeats=5, warmup=1, turns=2)
     assert "".join(order) == "-aaa-bbb-aaaa-bbbb"  # a rest, one warm-up call, then 2 and 3 timed ones
@@ -93,7 +94,7 @@ def test_limits_are_rates(tiny, clock, monkeypatch):
         clock[0] += 0.25
         return clock[0]
 
-    monkeypatch.setattr(measure.time, "perf_counter", ticking)  # every call takes a quarter of a second
+    set_clock(monkeypatch, measure, perf_counter=ticking)  # every call takes a quarter of a second
     limits = measure_limits(1)
     assert limits.read_bytes == pytest.approx(4 * measure.READ_BYTES)
     assert limits.multiply_adds == pytest.approx(4 * measure.MATRIX**3)
@@ -118,7 +119,7 @@ def test_what_the_host_keeps_is_read_from_the_system(tmp_path, monkeypatch):
     monkeypatch.setattr(machine.os, "sysconf", lambda name: 100)
     monkeypatch.setattr(machine.os, "cpu_count", lambda: 2)
     now = iter([10.0, 20.0, 30.0, 40.0])
-    monkeypatch.setattr(machine.time, "monotonic", lambda: next(now))
+    set_clock(monkeypatch, machine, monotonic=lambda: next(now))
     line = "cpu  9 9 9 9 9 9 9 {} 5 5\ncpu0 9 9 9 9 9 9 9 9 9 9\n"
     stat.write_text(line.format(400))
     before = HostClock.now()

@@ -9,11 +9,12 @@ import pytest
 
 from runtimes.base import progress
 from runtimes.base.progress import Progress
+from tests.clock import set_clock
 from tests.commands import last_line, xl
 
 
 def clock(monkeypatch: pytest.MonkeyPatch, seconds: Iterator[float]) -> None:
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
+    set_clock(monkeypatch, progress, monotonic=lambda: next(seconds))
 
 
 def test_lines_come_after_two_seconds_and_then_ever_more_rarely(

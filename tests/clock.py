@@ -1,0 +1,15 @@
+"""A clock for one module: other threads of the process, such as servers of other tests, keep the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+
+def set_clock(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, **functions: Callable[..., object]
+) -> None:
+    """Replaces functions of `time` as one module sees them: `set_clock(monkeypatch, progress, monotonic=f)`."""
+    monkeypatch.setattr(module, "time", SimpleNamespace(**(vars(module.time) | functions)))
