@@ -11,5 +11,5 @@ import pytest
 def set_clock(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType, **functions: Callable[..., object]
 ) -> None:
-    """Replaces functions of `time` as one module sees them: `set_clock(monkeypatch, progress, monotonic=f)`."""
+    """Replaces functions of `time` for one module: `set_clock(monkeypatch, progress, monotonic=tick)`."""
     monkeypatch.setattr(module, "time", SimpleNamespace(**(vars(module.time) | functions)))
