@@ -15,7 +15,7 @@ READY = $(VENV)/.ready
 .PHONY: demo test test-slow test-arm test-triton test-ray test-clients soak lint docs setup clean
 
 demo: $(DEMO_READY)
-	$(BIN)/xl-export demo --out demo --force
+	$(BIN)/xl-export demo --train --out demo --force
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile

@@ -91,7 +91,7 @@ def test_what_needs_torch_says_what_to_install(edge: Path, run: Path, tmp_path: 
         (("generate", run, "--prompt", "a"), "pip install 'xl-export[train]'"),
         (("train", "--out", tmp_path / "run"), "pip install 'xl-export[train]'"),
         (("onnx", run, "--out", tmp_path / "artefact"), "pip install 'xl-export[cpu,export]'"),
-        (("demo", "--out", tmp_path / "demo"), "pip install 'xl-export[demo]'"),
+        (("demo", "--train", "--out", tmp_path / "demo"), "pip install 'xl-export[demo]'"),
     ]
     for arguments, advice in cases:
         ended = call(edge / "xl-export", *arguments)

@@ -1,4 +1,4 @@
-"""`xl-export demo`: the whole path in one command."""
+"""`xl-export demo`: something to show at once, and on request the whole path in one command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import click
 
 from runtimes.base.errors import needs
 from runtimes.cli.options import echo_json, json_option
-from xl_export.cli.options import PACKAGES, force_option
 
 
 @click.command("demo")
@@ -18,27 +17,36 @@ from xl_export.cli.options import PACKAGES, force_option
     default="demo",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="The folder that the run and the artefact are written to.",
+    help="The folder that the story and the music are written to, and the run and the artefact of --train.",
+)
+@click.option(
+    "--train",
+    is_flag=True,
+    help="Also train a small model, export it, check and score it, and compare its speed with that of a "
+    "sliding window. It takes a few minutes.",
 )
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="The number of training steps; 1,000 by default, half of those of the demo configuration.",
+    help="The number of training steps of --train; 1,000 by default, half of the configuration's own.",
 )
-@force_option
+@click.option("--force", is_flag=True, help="Replace what an earlier demo wrote to the folder.")
 @json_option
-def demo_command(out: Path, steps: int | None, force: bool, as_json: bool) -> None:
-    """Show the whole path in a few minutes.
+def demo_command(out: Path, train: bool, steps: int | None, force: bool, as_json: bool) -> None:
+    """Show what trained models do, within seconds.
 
-    Where the trained model of examples/stories is there, it writes first, and is checked. Then the demo
-    trains a small character model on a built-in corpus, exports it and checks the artefact. It scores the
-    model with and without memory, in PyTorch and in ONNX Runtime, and compares its speed with that of a
-    sliding window. At the end the trained model of stories writes a story, and that of examples/music plays
-    half a minute of music (MIDI and WAV), each where it is there.
+    The trained model of examples/stories writes, is checked, and shows what a token costs at the beginning
+    of a stream and late in it. Then it writes a story to keep, and the model of examples/music plays half a
+    minute of music (MIDI and WAV). This needs no PyTorch.
+
+    With --train the whole path follows on a small character model and a built-in corpus: train, export,
+    check, score with and without memory in PyTorch and in ONNX Runtime, and measure.
     """
-    with needs("demo", *PACKAGES, "tokenizers"):
+    if steps is not None and not train:
+        raise click.UsageError("--steps is the number of training steps; give --train too.")
+    with needs("cpu,subword", "onnxruntime", "tokenizers"):
         demo = import_module("benchmarks.showcase.demo")  # by name: the benchmarks import this package
-    figures = demo.run_demo(out, steps=steps, force=force)
+        figures = demo.run_demo(out, train=train, steps=steps, force=force)
     echo_json(figures, as_json)
     if not figures["passed"]:
         raise SystemExit(1)

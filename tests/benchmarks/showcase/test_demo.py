@@ -1,0 +1,83 @@
+"""The demo shows the trained models at once, and trains only where it is asked to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.showcase import demo
+from runtimes.tasks.check import check
+from tests.commands import last_line, xl
+
+
+def test_the_trained_models_write_and_play_and_nothing_is_trained(tmp_path: Path) -> None:
+    ended = xl("demo", "--out", tmp_path / "demo", "--json")
+    assert ended.exit_code == 0, ended.output
+    figures = last_line(ended)
+    assert figures["passed"]
+    report = check(demo.STORIES, device="cpu")
+    assert figures["trained_model"]["check"]["max_difference"] == report.max_difference
+    assert "scores" not in figures
+    assert {path.name for path in (tmp_path / "demo").iterdir()} >= {"story.txt", "music.mid", "music.wav"}
+    assert "run" not in {path.name for path in (tmp_path / "demo").iterdir()}
+    story = (tmp_path / "demo/story.txt").read_text()
+    assert story.startswith(demo.STORY)
+    assert len(story) > len(demo.STORY) + 400
+    assert story in ended.stdout
+    assert demo.OPENING in ended.stdout
+    # The second time nothing is lost without a word.
+    again = xl("demo", "--out", tmp_path / "demo")
+    assert again.exit_code == 2
+    assert "exists already; give another --out, or --force" in again.stderr
+    assert xl("demo", "--out", tmp_path / "demo", "--force").exit_code == 0
+    assert (tmp_path / "demo/story.txt").read_text() == story
+
+
+def test_the_demo_loads_no_pytorch(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['onnx'] = None\n"
+        "from xl_export.cli.main import main; main(['demo', '--out', sys.argv[1]])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "demo"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "demo/story.txt").is_file()
+
+
+def test_without_the_models_the_demo_says_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "find_shipped", lambda *artefact: None)
+    ended = xl("demo", "--out", tmp_path / "demo")
+    assert ended.exit_code == 2
+    assert "start the demo in a checkout of the repository, or give --train" in ended.stderr
+    assert not (tmp_path / "demo").exists()
+
+
+def test_steps_are_those_of_a_training(tmp_path: Path) -> None:
+    ended = xl("demo", "--out", tmp_path / "demo", "--steps", 3)
+    assert ended.exit_code == 2
+    assert "give --train too" in ended.stderr
+
+
+def test_a_small_model_is_trained_and_compared_on_request(tmp_path: Path) -> None:
+    """An interrupted demo, which has a run and no story, is replaced too."""
+    (tmp_path / "demo/run").mkdir(parents=True)
+    (tmp_path / "demo/run/metrics.jsonl").touch()
+    ended = xl("demo", "--train", "--steps", 2, "--out", tmp_path / "demo", "--force", "--json")
+    assert ended.exit_code == 0, ended.output
+    figures = last_line(ended)
+    assert set(figures["scores"]) == {
+        f"{engine}, memory {memory}"
+        for engine in ("PyTorch", "ONNX Runtime")
+        for memory in ("128", "cut to zero")
+    }
+    assert figures["check"]["passed"]
+    assert check(tmp_path / "demo/artefact", device="cpu").passed
+    lines = ended.stdout.splitlines()
+    assert any(line.startswith("artefact against PyTorch") and "passed" in line for line in lines)
+    assert ended.stdout.index("sliding window") < ended.stdout.index(demo.STORY)
