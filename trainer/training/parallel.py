@@ -95,6 +95,15 @@ class Ranks:
         dist.all_gather(parts, mine)
         return torch.cat(parts).to(rows.device)
 
+    def gather_on_first(self, rows: Tensor) -> Tensor | None:
+        """The rows of all processes, in the order of `share`, on the host of the first; None elsewhere."""
+        if self.count == 1:
+            return rows
+        mine = rows.to(self.device).contiguous()
+        parts = [torch.empty_like(mine) for _ in range(self.count)] if self.is_first else None
+        dist.gather(mine, parts, dst=0)
+        return torch.cat([part.cpu() for part in parts]) if parts is not None else None
+
     def from_first(self, tensor: Tensor) -> Tensor:
         """The first process's tensor, on the device of every process."""
         tensor = tensor.to(self.device)

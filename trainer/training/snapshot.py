@@ -30,15 +30,18 @@ from trainer.training.state import Training, refuse_infinite
 
 
 def snapshot(training: Training) -> dict[str, Tensor]:
-    """The whole state as named tensors, with the memory of all lanes. Collective.
+    """The whole state as named tensors. Collective.
 
-    Tensors that training updates in place share their storage with the result, where they are not sharded.
-    The whole of a sharded tensor lies on the host, and on the first process alone.
+    The memory of all lanes, the random states and the whole of a sharded tensor are on the host of the first
+    process alone. Tensors that training updates in place share their storage with the result, where they are
+    not sharded.
     """
-    memory = [torch.cat(parts) for parts in zip(*training.memories, strict=True)]
-    named = {f"memory.{layer}": training.ranks.gather(tensor) for layer, tensor in enumerate(memory)}
-    named["random"] = training.ranks.gather(_random_state(training.ranks.device)[None])
-    return _wholes(training) | named
+    named: dict[str, Tensor | None] = {**_wholes(training)}
+    # One layer after another, so that a GPU holds no more than one layer's memory of all lanes.
+    for layer, parts in enumerate(zip(*training.memories, strict=True)):
+        named[f"memory.{layer}"] = training.ranks.gather_on_first(torch.cat(parts))
+    named["random"] = training.ranks.gather_on_first(_random_state(training.ranks.device)[None])
+    return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
 def facts_of(training: Training, text: str) -> Facts:

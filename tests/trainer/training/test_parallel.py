@@ -243,6 +243,7 @@ def test_alone_nothing_is_exchanged() -> None:
     ranks, values = Ranks(), torch.tensor([1.0, 2.0])
     assert torch.equal(ranks.mean(values), values)
     assert ranks.gather(values) is values
+    assert ranks.gather_on_first(values) is values
     assert ranks.on_first(lambda: 3) == 3
     ranks.agree("texts", "a")
 
@@ -251,8 +252,19 @@ SHARDED = """
 import torch
 import trainer.model.model as model
 import trainer.training.loop as loop
+import trainer.training.snapshot as snapshot
 from xl_export.cli.main import main
 
+gathered = snapshot.snapshot
+
+def noted(training):
+    tensors, first = gathered(training), training.ranks.is_first
+    lanes = [len(tensor) for name, tensor in tensors.items() if name.startswith("memory.")]
+    assert lanes == ([training.config.batch] * len(training.memories[0]) if first else [])
+    assert ("random" in tensors) == first
+    return tensors
+
+snapshot.snapshot = loop.snapshot = noted
 train_on, checkpoint, again, dtypes = loop._continue, model.checkpoint, [], set()
 
 def counted(*arguments, **options):
