@@ -120,7 +120,7 @@ def list_command() -> None:
     "--rows",
     "names",
     multiple=True,
-    help="architectures, recipes: train this one only; serve: measure this part only; may be repeated.",
+    help="architectures, recipes, validation: this model only; serve: this part only; may be repeated.",
 )
 @click.option(
     "--parts", type=FILE, help="text-quality: the folder that examples/stories/prepare.py has written."

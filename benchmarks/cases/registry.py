@@ -194,6 +194,14 @@ CASES = {
             resumable=True,
         ),
         Case(
+            name="validation",
+            folder="learning",
+            summary="what validations cost: a validated token against a trained one, and the share of a run",
+            keys=("name",),
+            takes=("repeats", "names"),
+            engine="torch",
+        ),
+        Case(
             name="recipes",
             folder="learning",
             summary="published recipes, reduced or as they are, trained for a stated CPU time: their curves",

@@ -13,6 +13,7 @@ from benchmarks.tables import (
     serving,
     steps,
     text_quality,
+    validation,
 )
 from benchmarks.tables.markdown import number
 from benchmarks.tables.runs import History
@@ -32,6 +33,7 @@ TABLES: dict[str, Callable[[History], list[str]]] = {
     "training": processes.training,
     "architectures": architectures.architectures,
     "autocast-loss": autocast_loss.autocast_loss,
+    "validation": validation.validation,
     "recipes": recipes.recipes,
     "text-quality": text_quality.text_quality,
     "serve": serving.serve,

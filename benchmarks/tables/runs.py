@@ -126,9 +126,10 @@ class History:
         suitable = [run for run in self.runs if all(test(run) for test in fits)]
         if not suitable:
             named = f" with {operators} operators" if operators else ""
+            option = f" --config {config}" if config in CONFIGS else ""
             raise ArtefactError(
                 f"the history has no run of {case} at {config}{named} that can be published; "
-                f"measure one with `python -m benchmarks run {case} --config {config}`."
+                f"measure one with `python -m benchmarks run {case}{option}`."
             )
         return max(suitable, key=lambda run: datetime.fromisoformat(run.document["time"]))
 

@@ -1,0 +1,189 @@
+"""What validations cost: the time of a validated token over that of a trained one, and what follows from it.
+
+`benchmarks.arithmetic.validation_share` counts multiply-adds. Softmax, copies and the starts of operators are
+not among them, and they weigh more in a validation. So the cost of a token is measured here for small models
+of the published shapes, and the share of a whole run by arithmetic is multiplied by what is found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.arithmetic import training_multiply_adds, validation_multiply_adds, validation_share
+from benchmarks.cases.learning.architectures import check
+from benchmarks.configs import BenchmarkConfig, checked_repeats, checked_threads
+from benchmarks.measure import Limits, Timing, take_turns
+from benchmarks.tables.validation import lines
+from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.base.records import to_json
+from runtimes.contract.vocabulary import IdsVocab
+from runtimes.tasks.evaluate import evaluate
+from trainer.run.config import TrainConfig
+from trainer.run.overrides import with_overrides
+from trainer.run.session import TorchSession
+from trainer.training.state import Training
+from trainer.training.validation import validate
+
+REPEATS, SEGMENTS = 15, 4  # timed calls of each side, and segments of each lane in one validation
+TOLERANCE = 1e-4  # bits per token between a validation and the evaluation of the runtimes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A published recipe, its corpus, and what is changed of it for the measurement.
+
+    held_out: tokens of the held-out part of the corpus. vocab_size: of the corpus.
+    """
+
+    base: str
+    held_out: int
+    vocab_size: int
+    changes: tuple[str, ...]
+
+
+RECIPES = {
+    "ptb, reduced": Recipe(
+        base="ptb", held_out=73_760, vocab_size=10_000, changes=("model.layers=4", "model.vocab_size=2000")
+    ),
+    "al-rfou-enwik8-12l, reduced": Recipe(
+        base="al-rfou-enwik8-12l",
+        held_out=5_000_000,
+        vocab_size=205,
+        changes=("model.layers=3", "model.d_model=128", "model.heads=2", "model.d_ff=512"),
+    ),
+    "enwik8-base, reduced": Recipe(
+        base="enwik8-base",
+        held_out=5_000_000,
+        vocab_size=205,
+        changes=(
+            *("model.layers=3", "model.d_model=128", "model.heads=2", "model.d_ff=512"),
+            *("training.segment=128", "training.mem_len=128"),
+            *("evaluation.segment=20", "evaluation.mem_len=525", "evaluation.clamp_len=205"),
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One recipe.
+
+    trained, validated: the time of one token. ratio: the second over the first. arithmetic: the same ratio by
+    multiply-adds. share: of all validations of the published recipe in its training, by multiply-adds.
+    """
+
+    name: str
+    base: str
+    changes: tuple[str, ...]
+    trained: Timing
+    validated: Timing
+    ratio: float
+    arithmetic: float
+    share: float
+
+    def to_json(self) -> dict[str, Any]:
+        return to_json(self)
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """The recipes of these names, and all where none is given; raises ConfigError for an unknown name."""
+    for name in names:
+        if name not in RECIPES:
+            raise ConfigError(f"{name} is not one of the recipes; give one of {'; '.join(RECIPES)}.")
+    return [name for name in RECIPES if not names or name in names]
+
+
+def run(
+    *,
+    threads: int,
+    repeats: int | None = None,
+    names: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Row]:
+    """A row for each recipe, or for those of `names`. Raises ConfigError for a name that is not there."""
+    wanted = chosen(names)
+    threads, repeats = checked_threads(threads), checked_repeats(repeats, REPEATS)
+    rows = []
+    for name in wanted:
+        progress(f"{name}: comparing attention and scores with the slow ones, and timing {repeats} of each")
+        rows.append(_measure(name, threads=threads, repeats=repeats))
+    return rows
+
+
+def _measure(name: str, *, threads: int, repeats: int) -> Row:
+    recipe = RECIPES[name]
+    published = _with_vocab(TrainConfig.load(recipe.base), recipe.vocab_size)
+    config = dataclasses.replace(
+        with_overrides(published, recipe.changes), threads=threads, steps=1 << 20, corpus=None
+    )
+    check(config)
+    training = Training.start(config)
+    draw = np.random.default_rng(0)
+    T, size = config.training.segment, config.model.vocab_size
+    tokens = draw.integers(0, size, (config.batch, 64 * T + 1))
+    held_out = draw.integers(0, size, config.batch * SEGMENTS * config.validation.segment + 1)
+    _compare(training, held_out)
+    times = take_turns(
+        {
+            "trained": lambda: float(training.advance(tokens).nats),
+            "validated": lambda: validate(training.model, config, held_out),
+        },
+        repeats=repeats,
+    )
+    trained = times["trained"].per(config.batch * T)
+    validated = times["validated"].per(len(held_out) - 1)
+    step = training_multiply_adds(config.model, config.training, config.batch)
+    return Row(
+        name=name,
+        base=recipe.base,
+        changes=recipe.changes,
+        trained=trained,
+        validated=validated,
+        ratio=validated.median / trained.median,
+        arithmetic=validation_multiply_adds(config, 1 << 20) / (1 << 20) / step * config.batch * T,
+        share=validation_share(published, recipe.held_out),
+    )
+
+
+def _with_vocab(config: TrainConfig, size: int) -> TrainConfig:
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
+
+
+def _compare(training: Training, tokens: np.ndarray) -> None:
+    """Raises ArtefactError where a validation does not give the score of the runtimes' own evaluation."""
+    config = training.config
+    fast = validate(training.model, config, tokens)
+    vocab = IdsVocab(config.model.vocab_size)
+    session = TorchSession(training.model.eval(), vocab, config.evaluation, identity="validation")
+    slow = evaluate(session, tokens, lanes=config.batch).bits_per_token
+    training.model.train()
+    if not abs(fast - slow) <= TOLERANCE:
+        raise ArtefactError(
+            f"a validation gave {fast:.6f} bits per token and the evaluation {slow:.6f}; nothing was timed, "
+            "please report this."
+        )
+
+
+def table(rows: Sequence[Row], limits: Limits | None = None) -> list[str]:
+    """The rows as lines of a markdown table."""
+    return lines([row.to_json() for row in rows])
+
+
+def described() -> BenchmarkConfig:
+    """The sizes of the last recipe, for the history."""
+    recipe = list(RECIPES.values())[-1]
+    config = with_overrides(_with_vocab(TrainConfig.load(recipe.base), recipe.vocab_size), recipe.changes)
+    return BenchmarkConfig(
+        name="reduced recipes",
+        model=config.model,
+        segment=config.training.segment,
+        attention_lengths=(),
+        repeats=REPEATS,
+        mem_len=config.training.mem_len,
+        token_repeats=0,
+    )
