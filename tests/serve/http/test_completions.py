@@ -70,6 +70,23 @@ def test_a_stream_is_the_same_text_in_parts(openai, session) -> None:
     assert sorted(reason for reason in ends if reason) == ["length", "length"]
 
 
+def test_a_request_without_a_seed_is_told_the_one_that_gives_its_text_again(served) -> None:
+    options = {"prompt": PROMPT, "max_tokens": 12}
+    answer = served.post("/v1/completions", options).json()
+    assert 0 <= answer["seed"] < 1 << 53  # a double, and so JavaScript, holds it exactly
+    again = served.post("/v1/completions", {**options, "seed": answer["seed"]}).json()
+    assert again["choices"] == answer["choices"]
+    assert again["seed"] == answer["seed"]
+    assert served.post("/v1/completions", options).json()["seed"] != answer["seed"]
+    lines = served.post("/v1/completions", {**options, "stream": True}).text.split("\n")
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    (seed,) = {event["seed"] for event in events}
+    whole = served.post("/v1/completions", {**options, "seed": seed}).json()["choices"][0]["text"]
+    assert "".join(event["choices"][0]["text"] for event in events) == whole
+    fed = served.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 0, "echo": True}).json()
+    assert fed["seed"] is None
+
+
 def test_the_events_end_with_done(served) -> None:
     answer = served.post("/v1/completions", {"prompt": "a", "max_tokens": 2, "stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream")

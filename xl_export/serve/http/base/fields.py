@@ -106,7 +106,7 @@ ANSWER_FIELDS = {
     "rewindable": "How many of the stream's last tokens can be taken back exactly.",
     "rows_dependence": "Why rows_independent is false, where it is.",
     "rows_independent": "Whether an answer is the same to the bit whatever else is computed with it.",
-    "seed": "The seed with which the same tokens are drawn again.",
+    "seed": "The seed with which the same tokens are drawn again; null where none are drawn.",
     "segment": "The most tokens of one step.",
     "size": "How many tokens there are.",
     "special": "Tokens that are set apart, by their meaning; of one token, whether it is.",

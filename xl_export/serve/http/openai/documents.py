@@ -44,12 +44,13 @@ class CompletionChoice(TypedDict):
 
 
 class CompletionFacts(TypedDict):
-    """What the answer and each event have."""
+    """What the answer and each event have. seed: null where nothing is drawn."""
 
     id: str
     object: Literal["text_completion"]
     created: int
     model: str
+    seed: int | None
     choices: list[CompletionChoice]
 
 

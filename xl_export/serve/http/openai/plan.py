@@ -193,7 +193,7 @@ def drawing_of(body: SamplingFields, vocab: Vocab, max_tokens: int) -> Drawing:
         raise RefusedError(str(error), param=str(error).partition(" ")[0]) from error
     if body.top_k is not None and body.top_k < -1:
         raise RefusedError(f"top_k is {body.top_k}; expected at least 1, or 0 for all tokens.", param="top_k")
-    seed = secrets.randbits(63) if body.seed is None else body.seed
+    seed = secrets.randbits(53) if body.seed is None else body.seed  # JavaScript reads so many bits exactly
     if not -1 << 63 <= seed < 1 << 64:
         raise RefusedError(f"seed is {seed}; expected -2^63 to 2^64 - 1.", param="seed")
     return Drawing(

@@ -52,6 +52,7 @@ class Writer:
             "object": "text_completion",
             "created": int(time.time()),
             "model": model,
+            "seed": None if plan.drawing is None else plan.drawing.seed,
         }
         self._tail = b',"logprobs":null,"finish_reason":null}]' + (b',"usage":null}' if plan.usage else b"}")
         self._tail += b"\n\n"
