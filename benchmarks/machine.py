@@ -16,6 +16,8 @@ from runtimes.base.startup import SPIN
 
 CPUINFO = Path("/proc/cpuinfo")
 STAT = Path("/proc/stat")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+UNITS = {"K": 1 << 10, "M": 1 << 20}
 WAITING = ("OMP_WAIT_POLICY", SPIN)
 
 
@@ -46,6 +48,16 @@ class HostClock:
         if self.stolen is None or before.stolen is None or passed <= 0:
             return None
         return max(0.0, self.stolen - before.stolen) / passed
+
+
+def cache_bytes() -> int:
+    """The largest cache that the first CPU reads through; 0 where the system does not tell."""
+    sizes = [0]
+    for path in CACHES.glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            text = path.read_text(encoding="utf-8").strip()
+            sizes.append(int(text[:-1]) * UNITS[text[-1]])
+    return max(sizes)
 
 
 def machine_facts() -> dict[str, Any]:

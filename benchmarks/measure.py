@@ -16,11 +16,11 @@ import numpy as np
 import onnx_ir as ir
 
 from benchmarks.checked_sessions import open_graph
+from benchmarks.machine import cache_bytes
 from runtimes.contract.tensors import TensorFacts
 from xl_export.graph.ops import Ops, graph_input
 
-READ_BYTES = 512 << 20  # much larger than any cache
-PAIRED_BYTES = 256 << 20  # read beside each timed call; larger than most caches, and quicker to read
+READ_BYTES = 512 << 20  # what is read at least to measure the memory's rate
 MATRIX = 2048
 REST = 0.3  # seconds before anything else is timed, since the idle threads of an engine spin for a while
 Side = TypeVar("Side", bound=str)
@@ -86,9 +86,14 @@ class Limits:
 
 
 class Reader:
-    """Reads one large buffer with some threads; a call returns the bytes per second of that moment."""
+    """Reads one large buffer with some threads; a call returns the bytes per second of that moment.
 
-    def __init__(self, threads: int, num_bytes: int = PAIRED_BYTES) -> None:
+    num_bytes: of the buffer; by default it is twice as large as the caches, so that they hold none of it when
+    it is read again.
+    """
+
+    def __init__(self, threads: int, num_bytes: int | None = None) -> None:
+        num_bytes = num_bytes or max(READ_BYTES, 2 * cache_bytes())
         self._parts = np.array_split(np.ones(num_bytes // 8, np.int64), threads)
         self._pool = ThreadPoolExecutor(threads)
 
@@ -181,7 +186,7 @@ def measure_limits(threads: int) -> Limits:
 
 def _read_rate(threads: int) -> float:
     """Bytes per second that the threads read together, each from its own part of one large buffer."""
-    with contextlib.closing(Reader(threads, READ_BYTES)) as reader:
+    with contextlib.closing(Reader(threads)) as reader:
         reader(), reader()
         return max(reader() for _ in range(8))
 

@@ -15,7 +15,7 @@ from runtimes.contract.reference import Reference, load_reference, replay
 from runtimes.contract.session import Session
 from runtimes.contract.spec import Spec
 from runtimes.sessions.onnx_runtime import OrtSession, read_artefact
-from runtimes.sessions.ort_gpu.providers import PROVIDERS
+from runtimes.sessions.ort_gpu.providers import PROVIDERS, fault_of_both
 from runtimes.sessions.ort_gpu.session import OrtGpuSession
 
 BEST = Device("cuda")  # engines take minutes to build, so nobody gets one without asking
@@ -37,6 +37,9 @@ class ArtefactOpener:
         refuse_for_artefact(device, folder)
         with read_artefact(folder) as (spec, contents):
             if device == CPU or (device == AUTO and not _has_cuda()):
+                # A package for GPUs is installed and does not count: that must not pass without a word.
+                if device == AUTO and (fault := fault_of_both()):
+                    say_once(f"computing on the CPU, because {fault}")
                 return OrtSession.of(folder, spec, contents, threads=threads)
         if device != AUTO:
             return OrtGpuSession.of(folder, spec, contents, device=device, threads=threads)

@@ -56,9 +56,8 @@ NATS = {
     "fp16": 2e-3,
     "memory of halves": 2e-3,
     "memory of bytes": 5e-3,
-    "int8-stored": 0.1,
-    "int8": 0.1,
-    "int4": 0.1,
+    "int8": 1e-2,
+    "int4": 1e-2,
 }
 
 

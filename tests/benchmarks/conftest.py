@@ -41,6 +41,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchmarkConfig]:
     """The configuration `tiny`, with limits that are measured in a moment, and one thread."""
     monkeypatch.setitem(CONFIGS, TINY.name, TINY)
     monkeypatch.setattr(measure, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(measure, "cache_bytes", lambda: 0)
     monkeypatch.setattr(measure, "MATRIX", 64)
     monkeypatch.setattr(measure, "REST", 0)
     threads = torch.get_num_threads()

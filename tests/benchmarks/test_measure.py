@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -103,6 +104,19 @@ def test_limits_are_rates(tiny, clock, monkeypatch):
         == limits.compute_milliseconds(limits.multiply_adds)
         == 1000
     )
+
+
+def test_the_buffer_that_is_read_is_twice_as_large_as_the_caches(tmp_path, tiny, monkeypatch):
+    monkeypatch.setattr(machine, "CACHES", tmp_path)
+    assert machine.cache_bytes() == 0  # a system that does not tell
+    for index, size in enumerate(("48K\n", "3M\n", "none\n")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}/size").write_text(size)
+    assert machine.cache_bytes() == 3 << 20
+    for caches, expected in ((3 << 20, 6 << 20), (0, 1 << 20)):
+        monkeypatch.setattr(measure, "cache_bytes", lambda caches=caches: caches)
+        with contextlib.closing(measure.Reader(2)) as reader:
+            assert sum(part.nbytes for part in reader._parts) == expected
 
 
 def test_machine_facts_are_plain_and_name_no_host_or_path():

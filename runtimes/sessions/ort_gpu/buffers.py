@@ -6,7 +6,8 @@ With `cpu` as the name of the device the same code runs in host memory. So it is
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +21,18 @@ from runtimes.contract.tensors import TensorFacts
 # in a beam search may live for one.
 STEPS_BEFORE_CAPTURE = 2
 NO_GRAPH = -1  # ONNX Runtime's number for a step that is neither captured nor replayed
+
+
+@contextmanager
+def _refusals(doing: str) -> Iterator[None]:
+    """Turns an error of ONNX Runtime, which raises bare classes of its own, into a sentence."""
+    try:
+        yield
+    except Exception as error:
+        raise StreamError(
+            f"ONNX Runtime could not {doing} ({first_line(error):.300}); open the artefact again, or give "
+            "--device cpu."
+        ) from error
 
 
 class OrtArray(DeviceTensor):
@@ -42,11 +55,13 @@ class OrtArray(DeviceTensor):
         """Copies an array of the same shape and type to the device, and returns when it is there."""
         assert (array.shape, array.dtype) == (self.shape, self.dtype), (array.shape, array.dtype, self.shape)
         if array.size:
-            self.value.update_inplace(np.ascontiguousarray(array))
+            with _refusals(f"copy an array {list(self.shape)} to the device"):
+                self.value.update_inplace(np.ascontiguousarray(array))
 
     def copy(self) -> np.ndarray:
         """The content as a new array on the host."""
-        return np.array(self.value.numpy())  # in host memory `numpy()` shares the bytes
+        with _refusals(f"copy an array {list(self.shape)} from the device"):
+            return np.array(self.value.numpy())  # in host memory `numpy()` shares the bytes
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         host = self.copy()
@@ -185,11 +200,12 @@ class _Step:
         self.session.launch(self._bindings[turn], self._graphs[turn] if graph else NO_GRAPH)
 
     def _bind(self, past: dict[str, OrtArray], present: dict[str, OrtArray]) -> Any:
-        io = self.session.io_binding()
-        for name, buffer in self.buffers.items():
-            bind = io.bind_ortvalue_input if name in self._inputs else io.bind_ortvalue_output
-            bind(name, buffer.value)
-        for state in self.session.spec.state:
-            io.bind_ortvalue_input(state.past, past[state.past].value)
-            io.bind_ortvalue_output(state.present, present[state.past].value)
-        return io
+        with _refusals("bind the arrays of a step"):
+            io = self.session.io_binding()
+            for name, buffer in self.buffers.items():
+                bind = io.bind_ortvalue_input if name in self._inputs else io.bind_ortvalue_output
+                bind(name, buffer.value)
+            for state in self.session.spec.state:
+                io.bind_ortvalue_input(state.past, past[state.past].value)
+                io.bind_ortvalue_output(state.present, present[state.past].value)
+            return io

@@ -17,7 +17,7 @@ from runtimes.contract.spec import Spec
 from runtimes.sessions.onnx_runtime import load_graph
 from runtimes.sessions.ort_gpu.driver import ask_driver
 from runtimes.sessions.ort_gpu.engines import keeping_engine, kept_engine, key_of
-from runtimes.sessions.ort_gpu.placement import RECORD, TELLS_PLACEMENT, elsewhere
+from runtimes.sessions.ort_gpu.placement import RECORD, TELLS_PLACEMENT, elsewhere, of_shapes_elsewhere
 from runtimes.sessions.ort_gpu.providers import Provider
 
 Contents = Mapping[str, Content]
@@ -43,7 +43,8 @@ class Loader:
     threads: int | None
 
     def load(self, contents: Contents) -> Any:
-        """ONNX Runtime's session, of which every node that computes runs on the device.
+        """ONNX Runtime's session, of which every node that computes runs on the device. Standard error says
+        once which nodes compute shapes on the CPU.
 
         Raises MissingPackageError where the provider is not installed or does not start here, and
         ArtefactError where the graph cannot be loaded or a node would run elsewhere.
@@ -52,7 +53,10 @@ class Loader:
         self.provider.refuse_missing(self.ort, self.device)
         self.provider.preload(self.ort)
         try:
-            return self._engine(contents) if self.provider.builds else self._kernels(contents)
+            session = self._engine(contents) if self.provider.builds else self._kernels(contents)
+            if found := of_shapes_elsewhere(session, self.provider.name):
+                say_once(f"ONNX Runtime computes {found} on the CPU, and all others on {self.device}")
+            return session
         except (ArtefactError, MissingPackageError):
             raise
         except Exception as error:  # ONNX Runtime raises bare classes of its own

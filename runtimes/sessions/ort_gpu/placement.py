@@ -22,14 +22,32 @@ def elsewhere(session: Any, provider: str, *, refused: bool = False) -> str:
     """
     if not hasattr(session, TELLS_PLACEMENT):
         return "some nodes, which this release does not name,"
-    counts = {True: 0, False: 0}
-    kinds: Counter[str] = Counter()
-    for part in session.get_provider_graph_assignment_info():
-        here = part.ep_name == provider
-        nodes = part.get_nodes()
-        counts[here] += len(nodes)
-        if not here:
-            kinds.update(node.op_type for node in nodes)
-    if not refused and not set(kinds) - OF_SHAPES:
+    here, kinds = _placement(session, provider)
+    return "" if not refused and not set(kinds) - OF_SHAPES else _named(here, kinds)
+
+
+def of_shapes_elsewhere(session: Any, provider: str) -> str:
+    """The nodes that ONNX Runtime keeps on the CPU because they compute shapes, as a part of a sentence.
+
+    For a session for which `elsewhere` is empty. It is empty where there are none, or where the release does
+    not tell.
+    """
+    if not hasattr(session, TELLS_PLACEMENT):
         return ""
-    return f"{counts[False]} of {sum(counts.values())} nodes ({', '.join(sorted(kinds))})"
+    here, kinds = _placement(session, provider)
+    return _named(here, kinds) if kinds else ""
+
+
+def _placement(session: Any, provider: str) -> tuple[int, Counter[str]]:
+    """How many nodes are on the provider, and how many of each operator on others."""
+    here, kinds = 0, Counter[str]()
+    for part in session.get_provider_graph_assignment_info():
+        if part.ep_name == provider:
+            here += len(part.get_nodes())
+        else:
+            kinds.update(node.op_type for node in part.get_nodes())
+    return here, kinds
+
+
+def _named(here: int, kinds: Counter[str]) -> str:
+    return f"{kinds.total()} of {here + kinds.total()} nodes ({', '.join(sorted(kinds))})"

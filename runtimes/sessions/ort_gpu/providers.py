@@ -266,12 +266,21 @@ def both_installed() -> bool:
     return len(installed) == 2
 
 
+def fault_of_both() -> str | None:
+    """What is wrong where both packages of ONNX Runtime are installed, and what mends it; None elsewhere."""
+    if not both_installed():
+        return None
+    return (
+        "onnxruntime and onnxruntime-gpu are both installed, and each overwrites files of the other; run "
+        f"{INSTALL_GPU}"
+    )
+
+
 def _not_in_package(ort: Any, words: str) -> str:
-    if both_installed():
-        return (
-            "onnxruntime and onnxruntime-gpu are both installed, and each overwrites files of the other; run "
-            f"{INSTALL_GPU}"
-        )
+    if fault := fault_of_both():
+        return fault
+    if driver := ask_driver().fault:  # who has no GPU should read that before downloading the package
+        return f"{driver}; {INSTALL_DRIVER}, and then run {INSTALL_GPU}"
     return f"the installed onnxruntime {ort.__version__} is built without {words}; run {INSTALL_GPU}"
 
 

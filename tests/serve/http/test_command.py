@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
+from runtimes.contract.engine import BUILD
 from tests.commands import refused, xl
 from tests.serve.http.test_clients import comes_true
 from xl_export.serve.core.state import StreamState
@@ -83,20 +85,35 @@ def test_the_bounds_of_the_command_reach_the_server(
         engine.stop(within=0)
 
 
-def test_the_cpu_computes_also_where_a_gpu_is(
-    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+def test_an_artefact_is_served_on_the_cpu_also_where_a_gpu_is(
+    artefacts: dict[str, Path], run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `auto` a GPU would be taken, and its memory refused."""
+    """The GPU would be taken by `auto`, and refused because of its memory. A run may have one."""
     served: list[Server] = []
     monkeypatch.setattr(serving, "run", lambda server, address, ready: served.append(server))
-    for words in ([], ["--device", "cuda:1"]):
+    for words in ([], ["--device", "auto"]):
         assert serve(artefacts["ring"], *words).exit_code == 0
+    assert serve(run, "--device", "cuda:1").exit_code == 0
     opened: list[str] = []
     monkeypatch.setattr(models, "open_session", lambda path, threads, device: opened.append(str(device)))
     for server in served:
         (source,) = server.sources.values()
         source.open_session(source.path)
-    assert opened == ["cpu", "cuda:1"]
+    assert opened == ["cpu", "cpu", "cuda:1"]
+
+
+def test_devices_and_folders_that_are_not_served_are_refused_before_they_are_opened(
+    artefacts: dict[str, Path], tmp_path: Path
+) -> None:
+    refused(
+        serve(artefacts["ring"], "--port", "0", "--device", "cuda"),
+        "device is cuda",
+        "is served on the CPU alone",
+        "leave --device out",
+    )
+    engine = shutil.copytree(artefacts["ring"], tmp_path / "engine")
+    (engine / BUILD).write_text("{}")
+    refused(serve(engine, "--port", "0"), "engines are not served; give the artefact of it")
 
 
 def test_a_missing_package_names_the_extra(artefacts: dict[str, Path], monkeypatch) -> None:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from runtimes.base.terminal import printable
@@ -40,7 +41,7 @@ class Report:
             print(
                 f"training on {source.name}: {source.tokens.size:,} tokens, vocabulary "
                 f"{source.vocab.size:,}, {count_parameters(self.config.model):,} parameters, "
-                f"{training.ranks.device}",
+                f"{training.ranks.device}{_idle_gpu(training.ranks.device)}",
                 flush=not on_terminal,
             )
         first = training.ranks.is_first
@@ -159,3 +160,11 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"
+
+
+def _idle_gpu(device: torch.device) -> str:
+    """What the first line adds where the CPU trains and PyTorch sees a GPU; otherwise nothing."""
+    if device.type != "cpu":
+        return ""
+    kinds = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return "".join(f" (there is a GPU; --device {kind} takes it)" for kind, there in kinds.items() if there)

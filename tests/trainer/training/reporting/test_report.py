@@ -57,6 +57,16 @@ def test_losses_are_plain_lines_where_there_is_no_terminal(
     assert capsys.readouterr().out == ""
 
 
+def test_a_gpu_that_is_left_idle_is_named(
+    make_config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, there in enumerate((False, True)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        train(make_config(steps=1), tmp_path / str(number))
+        first = capsys.readouterr().out.splitlines()[0]
+        assert first.endswith(", cpu" + " (there is a GPU; --device cuda takes it)" * there)
+
+
 def test_lines_come_seldom_but_the_last_one_always(
     make_config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,8 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-from runtimes.base.errors import ArtefactError
-from runtimes.contract.device import Device
+from runtimes.base.errors import ArtefactError, ConfigError
+from runtimes.contract.device import AUTO, CPU, Device
+from runtimes.contract.engine import BUILD
 from runtimes.contract.session import Session
 from runtimes.contract.spec import SPEC
 from runtimes.sessions.open import open_session
@@ -235,12 +236,12 @@ def sources_of(
     """
 
     def opened(path: Path) -> Session:
-        return open_session(path, threads=threads, device=device)
+        return open_session(path, threads=threads, device=_serving_device(path, device))
 
     def checked(path: Path) -> None:
         if not (path / SPEC).is_file():  # a run is the reference itself
             return
-        report = check(path, threads=threads, device=device)
+        report = check(path, threads=threads, device=_serving_device(path, device))
         if not report.passed:
             raise ArtefactError(f"{path} does not compute what was trained: {report.sentence}")
 
@@ -257,3 +258,22 @@ def sources_of(
         Source(name=name, path=path, open_session=opened, check=checked, make_engine=made, settings=settings)
         for name, path in named
     ]
+
+
+def _serving_device(path: Path, device: Device | str) -> Device:
+    """What computes a folder that is served; `auto` is the CPU for an artefact.
+
+    Raises ConfigError for an engine, which is not served, and for an artefact on another device: the rows of
+    the streams are in the memory of the CPU.
+    """
+    chosen = Device.parse(device)
+    if (path / BUILD).is_file():
+        raise ConfigError(f"{path} is an engine, and engines are not served; give the artefact of it.")
+    if not (path / SPEC).is_file():
+        return chosen
+    if chosen not in (AUTO, CPU):
+        raise ConfigError(
+            f"device is {chosen} and {path} is an artefact, which is served on the CPU alone, where the "
+            "memory of its streams is; leave --device out."
+        )
+    return CPU

@@ -1,0 +1,210 @@
+"""Which device ONNX Runtime takes, and the sentences for one that it cannot (see `tests/host_gpu.py`)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from runtimes import Memory, open_session
+from runtimes.base import progress
+from runtimes.base.errors import ArtefactError, ConfigError, MissingPackageError
+from runtimes.contract.device import Device
+from runtimes.contract.spec import Spec
+from runtimes.sessions.onnx_runtime import OrtSession
+from runtimes.sessions.ort_gpu import providers
+from runtimes.sessions.ort_gpu.driver import DriverFacts
+from runtimes.sessions.ort_gpu.placement import elsewhere, of_shapes_elsewhere
+from runtimes.sessions.ort_gpu.session import OrtGpuSession
+from tests import host_gpu
+
+ABSENT = DriverFacts(fault="no NVIDIA driver is installed (libcuda.so.1 cannot be loaded)")
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    return host_gpu.install(monkeypatch)
+
+
+def opened(folder: Path) -> OrtGpuSession:
+    session = open_session(folder, device="cuda", threads=1)
+    assert isinstance(session, OrtGpuSession)
+    return session
+
+
+def test_two_packages_that_overwrite_each_other_are_named_also_by_auto(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    monkeypatch.setattr(progress, "_said", set())
+    open_session(artefacts["ring"], threads=1)
+    assert capsys.readouterr().err == ""  # who has installed the package for the CPU is told nothing
+    monkeypatch.setattr(providers, "both_installed", lambda: True)
+    open_session(artefacts["ring"], threads=1, device="cpu")
+    assert capsys.readouterr().err == ""
+    assert isinstance(open_session(artefacts["ring"], threads=1), OrtSession)
+    assert capsys.readouterr().err.startswith(
+        "computing on the CPU, because onnxruntime and onnxruntime-gpu are both installed"
+    )
+
+
+def test_who_has_no_gpu_reads_that_before_being_told_to_download_a_package(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    monkeypatch.setattr(providers, "ask_driver", lambda: ABSENT)
+    sentence = (
+        r"no NVIDIA driver is installed .*; install the driver of this machine's GPU, and then run `pip"
+    )
+    assert re.match(sentence, str(providers.PROVIDERS["cuda"].fault(ort)))
+    with pytest.raises(MissingPackageError, match=rf".*{sentence}"):
+        open_session(artefacts["ring"], device="cuda")
+    monkeypatch.setattr(providers, "ask_driver", lambda: DriverFacts(cuda=(13, 0)))
+    assert "is built without CUDA; run `pip" in str(providers.PROVIDERS["cuda"].fault(ort))
+
+
+def test_auto_takes_a_device_that_gives_the_right_answers_and_says_so(
+    artefacts: dict[str, Path],
+    launched: list[int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "_said", set())  # another test of this process may have had the sentence
+    assert isinstance(open_session(artefacts["shift"], threads=1), OrtGpuSession)
+    assert "computing with ONNX Runtime, CUDA on cuda" in capsys.readouterr().err
+    assert max(launched) == 2  # the trial has captured both directions
+
+
+def test_auto_leaves_a_device_with_wrong_answers_and_says_why(
+    artefacts: dict[str, Path],
+    launched: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = OrtGpuSession.run
+
+    def wrong_in_a_graph(self: OrtGpuSession, inputs: dict, outputs: dict, memory: Memory) -> None:
+        run(self, inputs, outputs, memory)
+        if launched[-1] == 2:  # only the second direction's graph is wrong
+            outputs["logits"][...] = 0
+
+    monkeypatch.setattr(OrtGpuSession, "run", wrong_in_a_graph)
+    assert isinstance(open_session(artefacts["shift"], threads=1), OrtSession)
+    said = capsys.readouterr().err
+    assert said.startswith("computing on the CPU, because cuda was tried and cannot be used")
+    assert "differs from the reference" in said
+    assert said.count("\n") == 1
+    open_session(artefacts["shift"], threads=1)
+    assert capsys.readouterr().err == ""  # once is enough
+
+
+def test_a_provider_that_onnx_runtime_left_out_is_an_error_with_the_reason(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As onnxruntime-gpu does without a driver: the package lists CUDA, a session then has the CPU alone."""
+    ort = pytest.importorskip("onnxruntime")
+    create = ort.InferenceSession
+
+    def left_out(graph: bytes, options: object, **asked: object) -> object:
+        return create(graph, options, providers=["CPUExecutionProvider"])
+
+    available = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(ort, "get_available_providers", lambda: available)
+    monkeypatch.setattr(ort, "InferenceSession", left_out)
+    monkeypatch.setattr(providers, "ask_driver", lambda: ABSENT)
+    with pytest.raises(
+        MissingPackageError, match=r"device is cuda .* no NVIDIA driver is installed .*; install the driver"
+    ):
+        open_session(artefacts["ring"], device="cuda")
+    assert isinstance(open_session(artefacts["ring"]), OrtSession)
+    assert "computing on the CPU, because no NVIDIA driver is installed" in capsys.readouterr().err
+    # With a driver, the linker's own words about the first library that is missing.
+    monkeypatch.setattr(providers, "ask_driver", lambda: DriverFacts(cuda=(99, 0)))
+    monkeypatch.setattr(
+        providers, "_unloadable", lambda _: "libcublasLt.so.13: cannot open shared object file"
+    )
+    with pytest.raises(MissingPackageError, match=r"libcublasLt.so.13.*run `pip install 'onnxruntime-gpu\["):
+        open_session(artefacts["ring"], device="cuda")
+
+
+def test_a_driver_that_is_too_old_or_a_gpu_that_is_not_there_is_named(
+    artefacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(ort, "cuda_version", "13.0", raising=False)
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(providers, "ask_driver", lambda: DriverFacts(cuda=(12, 8)))
+    fault = providers.PROVIDERS["cuda"].fault(ort)
+    assert fault is not None
+    assert "serves CUDA 12.8 and onnxruntime" in fault
+    gpu = host_gpu_of_one()
+    monkeypatch.setattr(providers, "ask_driver", lambda: gpu)
+    with pytest.raises(MissingPackageError, match="this machine has 1 GPU, which are counted from 0"):
+        open_session(artefacts["ring"], device="cuda:1")
+
+
+def host_gpu_of_one() -> DriverFacts:
+    from tests.fake_gpu import GPU
+
+    return DriverFacts(gpus=(GPU,), cuda=(13, 0))
+
+
+def test_nodes_that_run_elsewhere_are_named_with_the_form_that_helps(
+    artefacts: dict[str, Path], launched: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened(artefacts["ring"])
+    assert elsewhere(session._session, "CPUExecutionProvider") == ""
+    others = elsewhere(session._session, "CUDAExecutionProvider")
+    assert "TensorScatter" in others
+    assert others.startswith("77 of 77 nodes (Add, And, Attention")
+    assert of_shapes_elsewhere(session._session, "CPUExecutionProvider") == ""
+    assert of_shapes_elsewhere(session._session, "CUDAExecutionProvider") == others
+    # ONNX Runtime refuses such a graph where CUDA graphs are asked for, and loads it where they are not.
+    create = host_gpu.HostProvider.options
+
+    def options(self: host_gpu.HostProvider, spec: Spec, device: Device, *, captured: bool) -> dict[str, str]:
+        if captured:
+            raise RuntimeError("all compute graph nodes have not been partitioned to the CUDA EP")
+        return create(self, spec, device, captured=captured)
+
+    monkeypatch.setattr(host_gpu.HostProvider, "options", options)
+    with pytest.raises(ArtefactError, match=r"puts 0 of 77 nodes"):  # by the stand-in all are in place
+        opened(artefacts["ring"])
+    named = "runtimes.sessions.ort_gpu.loading.elsewhere"
+    monkeypatch.setattr(named, lambda *_, refused: "18 of 77 nodes (Reshape)" if refused else "")
+    with pytest.raises(ArtefactError, match=r"puts 18 of 77 nodes \(Reshape\) elsewhere.*--memory shift"):
+        opened(artefacts["ring"])
+
+
+def test_nodes_that_compute_shapes_on_the_cpu_are_told(
+    artefacts: dict[str, Path],
+    launched: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(progress, "_said", set())
+    opened(artefacts["ring"])
+    assert capsys.readouterr().err == ""  # all are in place
+    named = "runtimes.sessions.ort_gpu.loading.of_shapes_elsewhere"
+    monkeypatch.setattr(named, lambda *_: "2 of 77 nodes (Add, Shape)")
+    opened(artefacts["ring"])
+    said = capsys.readouterr().err
+    assert said == "ONNX Runtime computes 2 of 77 nodes (Add, Shape) on the CPU, and all others on cuda\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "message"),
+    [
+        ("ring", "mps", "is an artefact, which ONNX Runtime computes; give one of cpu, cuda, ort-tensorrt"),
+        ("ring", "tensorrt", "build an engine of it with `xl-export build`, or give ort-tensorrt"),
+        ("run", "ort-tensorrt", "is a run, which PyTorch computes on cpu, cuda or mps"),
+    ],
+)
+def test_a_device_that_does_not_compute_such_a_folder_is_refused(
+    artefacts: dict[str, Path], run: Path, kind: str, device: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_session(artefacts.get(kind, run), device=device)
