@@ -135,7 +135,7 @@ def test_it_answers_as_the_host(
         assert "error" not in line, (key, line)
         assert line["passed"], (key, line["max_difference"], line["tolerance"])
         assert line["max_difference"] > 0, key
-        if nats < 0.1:  # where products are rounded differently, two tokens may be nearly as likely
+        if nats < 1e-2:  # where products are rounded differently, two tokens may be nearly as likely
             assert line["generated"] == host["generated"], key
         assert abs(line["bits"] - host["bits"]) < 2 * nats, key
         assert np.abs(np.subtract(line["scores"], host["scores"])).max() < 20 * nats, key
