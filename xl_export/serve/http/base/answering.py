@@ -15,6 +15,7 @@ from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 LOOKS = 4  # how often a client is looked at until it counts as stalled
+SLOWEST = 256  # bytes per second; a client that takes less while the server waits for it counts as stalled
 Write = Callable[[bytes], bool]
 DONE = b"data: [DONE]\n\n"
 
@@ -24,15 +25,15 @@ class Channel:
 
     begin: sends the first message. send: sends the others, as the web server's own `send` does, because each
     layer around it costs time for every token. sending: whether the client has not taken the last message
-    yet. sent: messages that it has taken. write: writes encoded events at once, and returns False where they
-    would have to wait.
+    yet. taken: bytes that it has taken in such messages. write: writes encoded events at once, and returns
+    False where they would have to wait.
     """
 
     def __init__(self, begin: Send, send: Send, write: Write | None = None) -> None:
         self._begin, self._send = begin, send
         self.write = write or _never
         self.started = self.sending = False
-        self.sent = 0
+        self.taken = 0
 
     async def document(self, content: Any, status: int = 200) -> None:
         """Sends one JSON document, which is the whole answer."""
@@ -49,10 +50,7 @@ class Channel:
         """Sends encoded events, and the headers before the first of them."""
         if not self.started:
             await self._start({"type": "http.response.start", "status": 200, "headers": EVENTS})
-        self.sending = True
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        self.sending = False
-        self.sent += 1
+        await self._put({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes = DONE) -> None:
         """Sends the last events."""
@@ -67,7 +65,7 @@ class Channel:
         self.sending = True
         await self._send(message)
         self.sending = False
-        self.sent += 1
+        self.taken += len(message["body"])
 
 
 def _never(data: bytes) -> bool:
@@ -88,8 +86,8 @@ class Answering(Response):
     """A response that does its work while it listens for the client's leaving.
 
     work: gets the channel. A RefusedError that it raises before anything was sent becomes the answer; a
-    later one becomes the last event. stalled: after so many seconds in which the client takes nothing, the
-    connection is cut.
+    later one becomes the last event. stalled: after so many seconds in which the server waits for a client
+    that takes less than `SLOWEST` bytes in each, the connection is cut.
     """
 
     def __init__(self, work: Callable[[Channel], Coroutine[Any, Any, None]], *, stalled: float) -> None:
@@ -125,16 +123,19 @@ async def _until_gone(
     working, leaving = loop.create_task(work), loop.create_task(_gone(receive))
     timer: asyncio.TimerHandle
 
-    def watch(before: int, still: int) -> None:
+    def watch(looks: tuple[int, ...]) -> None:
         nonlocal timer
-        still = still + 1 if channel.sending and channel.sent == before else 0
-        if still == LOOKS:
-            leaving.cancel()
-            if cut is not None:
-                cut()
-        timer = loop.call_later(stalled / LOOKS, watch, channel.sent, still)
+        # What the client had taken at each look since which the server has waited for it.
+        looks = (*looks, channel.taken) if channel.sending else ()
+        if len(looks) > LOOKS:
+            if looks[-1] - looks[0] < SLOWEST * stalled:
+                leaving.cancel()
+                if cut is not None:
+                    cut()
+            looks = looks[1:]
+        timer = loop.call_later(stalled / LOOKS, watch, looks)
 
-    timer = loop.call_later(stalled / LOOKS, watch, 0, 0)
+    timer = loop.call_later(stalled / LOOKS, watch, ())
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

@@ -40,8 +40,8 @@ class Limits:
     `best_of`. texts: of one request to score. requests: that are served or wait at once; an operation over a
     WebSocket is one. sockets: WebSockets that are open at once. tenant_share: of requests and of sockets that
     one tenant may have. connections: that are open at once. header_seconds, body_seconds: until a request has
-    arrived. stalled_seconds: after so long in which a client took nothing of what was sent, it is
-    disconnected.
+    arrived. stalled_seconds: after so long in which a client took nothing, or next to nothing, of what was
+    sent, it is disconnected.
     """
 
     body_bytes: int = 16 << 20
