@@ -203,6 +203,8 @@ class Training:
         if self.at + T >= tokens_BN.shape[1]:
             self.epoch, self.position = self.epoch + 1, 0
             self.at = first_token(self.config, self.epoch, length=tokens_BN.shape[1], segment=T)
+        elif (every := self.config.empty_memory_every) and self.step % every == 0:
+            self._empty_memory()
         pieces = self.ranks.share(tokens_BN)[:, self.at : self.at + T + 1].astype(np.int64)
         self.optimizer.zero_grad()
         sums = torch.zeros(2, device=self.ranks.device)
@@ -293,6 +295,12 @@ class Training:
         # stay hidden.
         if after > before:
             self.position = min(self.position, before)
+
+    def _empty_memory(self) -> None:
+        """Begins the streams anew where they are: no token remembers those before it."""
+        self.position = 0  # the mask hides what is from before it
+        if self.rule.initial_memory == "zeros":  # no mask: the model sees the zeros
+            self.memories = [[torch.zeros_like(tensor) for tensor in memory] for memory in self.memories]
 
     def _averages(self) -> bool:
         assert self.config.averaging is not None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import trainer.training.state
 from runtimes.base.errors import ConfigError, UserError
-from runtimes.contract.rule import MemoryRule
+from runtimes.contract.rule import InitialMemory, MemoryRule
 from trainer.run.config import Averaging, TrainConfig
 from trainer.run.history import Validation
 from trainer.training.parallel import Ranks
@@ -63,6 +63,29 @@ def test_a_batch_that_cannot_be_shared_out_is_refused(make_config: Make) -> None
         ConfigError, match=r"batch is 4 with 2 processes and accumulate 4; expected a multiple of 8"
     ):
         Training.start(make_config(accumulate=4), Ranks(rank=0, count=2))
+
+
+@pytest.mark.parametrize("initial_memory", ["masked", "zeros"])
+def test_every_so_many_steps_all_lanes_begin_with_an_empty_memory(
+    make_config: Make, started: Started, initial_memory: InitialMemory
+) -> None:
+    rule = MemoryRule(mem_len=8, segment=4, initial_memory=initial_memory)
+    training, tokens_BN = started(make_config(training=rule, empty_memory_every=3))
+    carried, _ = started(make_config(training=rule))
+    for step in range(7):
+        fresh, _ = started(make_config(training=rule))  # a stream that begins here
+        fresh.model.load_state_dict(training.model.state_dict())
+        fresh.at = training.at
+        begins = float(fresh.advance(tokens_BN).nats)
+        carried.model.load_state_dict(training.model.state_dict())
+        goes_on = float(carried.advance(tokens_BN).nats)
+        mine = float(training.advance(tokens_BN).nats)
+        assert (mine == begins) is (step % 3 == 0)
+        if step < 5:  # then its memory is full again
+            assert (mine == goes_on) is (step < 3)
+        assert training.at == carried.at == 4 * (step + 1)  # no token is left out
+    with pytest.raises(ConfigError, match="empty_memory_every is -1; expected a number of steps, or 0"):
+        make_config(empty_memory_every=-1)
 
 
 @pytest.mark.parametrize("autocast", ["bf16", "fp16"])
