@@ -73,7 +73,7 @@ class StreamWork:
 
     async def create(self, body: CreateBody) -> Document:
         """Makes a stream, which has been fed the tokens of the body."""
-        with self._store.unwritten.one():
+        with self._store.unwritten.one(self._tenant):
             tokens = await self._tokens(body, needed=False)
             self._store.refuse_more(self._tenant)
             told = self._told(np.empty(0, np.int64), body)
@@ -181,7 +181,7 @@ class StreamWork:
     @contextlib.contextmanager
     def _operation(self, name: str, position: int | None = None) -> Iterator[Operation]:
         """An operation on a stream, which is at this position, where one is given."""
-        with self._store.operation(name, self._tenant) as operation, self._store.unwritten.one():
+        with self._store.operation(name, self._tenant) as operation, self._store.unwritten.one(self._tenant):
             if position is not None and operation.facts.position != position:
                 raise ElsewhereError(operation.facts.position, position)
             yield operation
