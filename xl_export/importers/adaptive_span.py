@@ -189,11 +189,13 @@ def _share(t: Tensors, mask: str, s: Sizes) -> Tensor:
 def defaults(sizes: Sizes) -> dict[str, Setting]:
     """Returns the block size and ramp of the project's scripts; scores depend on the ramp alone."""
     segment = (
-        Setting(256, "published for wiki103")
+        Setting(256, "in the project's scripts for wiki103")
         if sizes.cutoffs
-        else Setting(512, "published for enwik8 and text8")
+        else Setting(512, "in the project's scripts for enwik8 and text8")
     )
-    return {"segment": segment} | ({"ramp": Setting(32, "published for all")} if sizes.adaptive_span else {})
+    return {"segment": segment} | (
+        {"ramp": Setting(32, "in all scripts of the project")} if sizes.adaptive_span else {}
+    )
 
 
 CLUSTERS = {  # from prefixes of this format to the prefixes of kimiyoung's names

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +22,9 @@ from tests.xl_export.importers.oracles import DATA, FOLDERS, NAMES
 from trainer.model.attention import relative_attention
 from trainer.run.checkpoint import load_run
 from xl_export.cli import import_ as cli_import
-from xl_export.importers import formats, self_check
+from xl_export.importers import formats, huggingface, kimiyoung, nvidia, self_check, tensorflow
 from xl_export.importers.shared.checkpoint import Checkpoint, ImportOptions
+from xl_export.importers.shared.settings import SIZES, size_notes
 
 FORMATS = {
     "kimiyoung-enwik8": "kimiyoung",
@@ -261,6 +263,26 @@ def test_notes_say_what_could_not_be_known() -> None:
     only = "only its size could be checked"
     assert only not in xl("import", BYTES, "--describe").output
     assert only in xl("import", BYTES, "--describe", "--vocab", BYTES / "cache.pt").output
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("dataset", ["enwik8", "text8", "wt103", "lm1b"])
+def test_every_published_evaluation_is_compared_with_the_sizes_of_its_model(
+    dataset: str, large: bool
+) -> None:
+    """A model of another size may have been evaluated otherwise, and only its owner knows how."""
+    facts: Any = SimpleNamespace(d_model=1024 if large else 512, cutoffs=())
+    for settings in (
+        kimiyoung.published_for(dataset, facts),
+        tensorflow.defaults(facts, dataset),
+        nvidia.defaults(facts),
+        {"segment": huggingface.SEGMENT},
+    ):
+        (note,) = size_notes(settings, layers=3, d_model=64)
+        assert note.startswith("sizes differ from the published ")
+    (model,) = {setting.origin for setting in kimiyoung.published_for(dataset, facts).values()}
+    for layers, d_model in SIZES[model.removeprefix("published for ")]:
+        assert size_notes(kimiyoung.published_for(dataset, facts), layers=layers, d_model=d_model) == []
 
 
 def test_the_json_document_has_sizes_and_the_run(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 from xl_export.serve.streams.facts import FullStoreError
 
-
 SHARE = 0.5  # of the operations, that one tenant with a name may have, so that the others are not kept out
 
 
