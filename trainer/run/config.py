@@ -60,8 +60,9 @@ class TrainConfig:
     training, evaluation: the memory rule of training, and the rule of every score afterwards.
     mem_len_schedule, segment_schedule: [step, value] pairs in ascending order; from that step on, `training`
     has this mem_len or segment. empty_memory_every: every so many steps all lanes begin with an empty memory,
-    as a new stream does, so that the model learns to begin; 0 for at each pass over the text alone. corpus: the public corpus that the recipe is for; `data` must then be a
-    dataset of it or of own files, unless `text` is given; null for any. vocab: tokens are bytes (`byte`),
+    as a new stream does, so that the model learns to begin; 0 for at each pass over the text alone. corpus:
+    the public corpus that the recipe is for; `data` must then be a dataset of it or of own files, unless
+    `text` is given; null for any. vocab: tokens are bytes (`byte`),
     characters (`char`) or words (`word`) of the text, or those of the vocabulary in a file of this path.
     min_count: rarer words are not in a vocabulary of words. max_size: the most tokens of a vocabulary of
     words; null for no limit. text: path of a text file; null for the built-in text. data: folder of a
@@ -141,7 +142,8 @@ class TrainConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected a positive number.")
         if not 0 <= self.empty_memory_every <= 1 << 40:
             raise ConfigError(
-                f"empty_memory_every is {self.empty_memory_every}; expected a number of steps, or 0 for never."
+                f"empty_memory_every is {self.empty_memory_every}; expected a number of steps, or 0 for "
+                "never."
             )
         refuse_vocab_name(self.vocab)
         if self.max_size is not None and not 2 <= self.max_size <= 1 << 24:

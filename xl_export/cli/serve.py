@@ -190,6 +190,8 @@ def serve_command(
 
     if state is None:
         refuse_of_state(context)
+    elif state.exists() and not state.is_dir():
+        raise ConfigError(f"{state} is a file; expected a folder for the streams: give another --state.")
     address = Address(host=host, port=port)
     refuse_open_door(address, has_keys=api_keys is not None)
     sources = sources_of(

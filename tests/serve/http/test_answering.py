@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from starlette.types import Message
@@ -31,7 +32,11 @@ def answered(size: int, *, pause: float, count: int) -> tuple[bool, bool]:
             await channel.events(b"x" * size)
         await channel.end()
 
-    asyncio.run(Answering(work, stalled=STALLED)({"type": "http", "state": state}, receive, send))
+    async def answer() -> None:
+        await Answering(work, stalled=STALLED)({"type": "http", "state": state}, receive, send)
+
+    with ThreadPoolExecutor(1) as thread:  # another test may have left a loop running in this one
+        thread.submit(lambda: asyncio.run(answer())).result()
     return bool(cut), bool(state.get("left"))
 
 

@@ -46,6 +46,7 @@ ELSEWHERE = ["--host", "192.0.2.1", "--api-keys", "{keys}"]
         # With an address of another machine, a command that does not refuse these ends too.
         ([*ELSEWHERE, "--tenant-disk", "5"], "--tenant-disk is given without --state"),
         ([*ELSEWHERE, "--flush-streams"], "--flush-streams is given without --state"),
+        ([*ELSEWHERE, "--state", "{keys}"], "is a file; expected a folder for the streams: give another"),
     ],
 )
 def test_what_cannot_be_served_is_one_sentence(

@@ -140,6 +140,9 @@ def test_log_probabilities_of_a_repeated_prompt_are_held_also_where_it_is_stream
 
 def test_half_of_a_character_is_named(served) -> None:
     refused(served.post(COMPLETIONS, b'{"prompt":"\\ud800"}'), 400, "half of a character")
+    refused(served.post(COMPLETIONS, b'{"prompt":"a"'), 400, "because it ends too early; send a whole")
+    refused(served.post(COMPLETIONS, b'{"prompt":"\xff"}'), 400, "is not UTF-8")
+    refused(served.post("/tokenize", {"text": "a"}), 400, "expected prompt")
     refused(served.post(COMPLETIONS, {}), 400, "'prompt' is missing")
     refused(served.post(COMPLETIONS, b""), 400, "has no body")
 
@@ -268,8 +271,22 @@ def test_no_body_makes_the_server_fail(served, data: st.DataObject) -> None:
 )
 def test_a_method_that_a_path_has_not_is_told_those_that_it_has(served, path: str, methods: str) -> None:
     answer = httpx.request("PATCH", served.at + path)
-    refused(answer, 405, "does not answer PATCH")
+    said = methods.replace(", ", " or ")
+    refused(answer, 405, f"does not answer PATCH; send {said}.")
     assert answer.headers["allow"] == methods
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v1/completion", "/v1/completions was probably meant."),
+        ("/v1/streams/stream-1/apend", "/v1/streams/stream-1/append was probably meant."),
+        ("/v1/streams/stream-1/ws", "connect to it with a WebSocket."),
+        ("/nothing", "see /openapi.json for what there is."),
+    ],
+)
+def test_a_path_that_is_not_there_is_told_the_one_that_was_meant(served, path: str, words: str) -> None:
+    refused(httpx.get(served.at + path), 404, words)
 
 
 def test_the_description_names_every_route(served) -> None:

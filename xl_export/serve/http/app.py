@@ -9,8 +9,10 @@ import re
 import secrets
 import time
 from collections.abc import Iterable
+from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import version
+from itertools import zip_longest
 from typing import Any
 
 from starlette.applications import Starlette
@@ -255,13 +257,29 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 405:
-        message = f"{path} does not answer {request.method}; see /openapi.json for what it does."
-    else:
-        message = f"there is nothing at {path!r:.200}; see /openapi.json for what there is."
-    answer = RefusedError(message, status=error.status_code).response()
-    if error.status_code == 405:  # several routes may share a path, and the router names the first one's
-        answer.headers["allow"] = ", ".join(_methods(request))
-    return answer
+        methods = ", ".join(_methods(request))  # several routes may share a path; the router names the first
+        message = f"{path} does not answer {request.method}; send {methods.replace(', ', ' or ')}."
+        answer = RefusedError(message, status=405).response()
+        answer.headers["allow"] = methods
+        return answer
+    return RefusedError(
+        f"there is nothing at {path!r:.200}; {_nearest(request)}.", status=error.status_code
+    ).response()
+
+
+def _nearest(request: Request) -> str:
+    """What to do where no route has the path of a request, in the imperative."""
+    paths = {_like(route.path, request.url.path): route for route in request.app.routes}
+    if isinstance(paths.get(request.url.path), WebSocketRoute):
+        return "connect to it with a WebSocket"
+    near = get_close_matches(request.url.path, paths, n=1, cutoff=0.85)
+    return f"{near[0]} was probably meant" if near else "see /openapi.json for what there is"
+
+
+def _like(template: str, path: str) -> str:
+    """The path of a route with the parts of a request's path in the place of its variables."""
+    parts = zip_longest(template.split("/"), path.split("/")[: template.count("/") + 1], fillvalue="")
+    return "/".join(given if part.startswith("{") else part for part, given in parts)
 
 
 def _methods(request: Request) -> list[str]:

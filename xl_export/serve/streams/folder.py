@@ -107,6 +107,12 @@ class StreamFolder:
         """How many tokens have to be fed again after the snapshot was read."""
         return sum(map(len, self.appended))
 
+    @property
+    def written_at(self) -> float:
+        """When the stream was written last, in seconds since 1970."""
+        files = (self._snapshot, self._journal)
+        return max(file.stat().st_mtime for file in files if file.exists())
+
     def read(self, session: Session, *, key: bytes) -> StreamState:
         """The stream in the snapshot; `appended` has to be fed to it, each as one task."""
         return read_snapshot(self._snapshot, session, key=key, name=f"the stored stream {self.path.name}")

@@ -129,6 +129,7 @@ def stored(path: Path, *, flush: bool = False) -> Iterator[tuple[str, Stream | N
         try:
             folder, facts = StreamFolder.open(each, flush=flush)
             created = float(facts["created"])
-            yield each.name, Stream(each.name, str(facts["owner"]), created, created, folder)
+            used = max(created, folder.written_at)
+            yield each.name, Stream(each.name, str(facts["owner"]), created, used, folder)
         except (UserError, KeyError, TypeError, ValueError) as error:
             yield f"{each.name}: {error}", None

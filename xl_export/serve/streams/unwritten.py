@@ -45,6 +45,6 @@ class Unwritten:
 
     def _full(self, what: str) -> FullStoreError:
         return FullStoreError(
-            f"{what} run or wait for the disk, as many as this server has memory for (--waiting-memory); send "
-            "the request again after the seconds of Retry-After."
+            f"{what} run or wait for the disk, as many as this server has memory for (--waiting-memory); "
+            "send the request again after the seconds of Retry-After."
         )

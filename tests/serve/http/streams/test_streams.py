@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import time
 from dataclasses import replace
@@ -107,6 +108,20 @@ def test_a_client_that_stops_taking_its_snapshot_is_disconnected(
             raw.sendall(f"GET {stream.path}/snapshot HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
             assert raw.recv(9) == b"HTTP/1.1 "
             until(lambda: opened[0].closed and server.server.requests.total == 0)
+
+
+def test_a_restart_keeps_when_a_stream_was_used(keeping: Keeping, tokens: np.ndarray, tmp_path: Path) -> None:
+    """Whoever deletes the streams that were not used for long would otherwise delete the wrong ones."""
+    with keeping(tmp_path) as server:
+        stream, other = created(server, tokens[:5]), created(server, tokens[:5])
+        stream.append(tokens[5:7])
+    (folder,) = tmp_path.rglob(stream.name)
+    for file in folder.iterdir():
+        os.utime(file, (2e9, 2e9))
+    with keeping(tmp_path) as server:
+        facts = {each["id"]: each for each in server.get("/v1/streams").json()["data"]}
+    assert facts[stream.name]["used"] == 2_000_000_000
+    assert facts[stream.name]["created"] <= facts[other.name]["used"] < 2_000_000_000
 
 
 def streamed(stream: Stream, fields: dict[str, Any]) -> tuple[list[dict[str, Any]], Stream]:

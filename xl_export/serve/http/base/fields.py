@@ -129,7 +129,7 @@ ANSWER_FIELDS = {
     "unknown": "How many symbols of the text the vocabulary does not have.",
     "usage": "How many tokens the request has had.",
     "usable": "Whether a model of the server can go on with the stream.",
-    "used": "When the stream was used last, in seconds since 1970.",
+    "used": "When the stream was used last, in seconds since 1970; after a restart, when last written.",
     "vocab_size": "How many tokens there are.",
     "vocabulary": "What tokens are, and which are set apart.",
     "xl_export": "What is known of the model beyond what OpenAI tells.",

@@ -15,6 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from runtimes.base.errors import ConfigError
 from xl_export.serve.http.base.errors import ClientLeftError, RefusedError
 
+FEW = 8  # fields that a message may list
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a half of a pair, in JSON's spelling
 LARGE = 1 << 12  # bytes of a body, or symbols; what is larger is decoded and encoded on a thread
 Body = TypeVar("Body")
 Result = TypeVar("Result")
@@ -92,7 +94,7 @@ async def read_json(request: Request, limits: Limits, decoder: msgspec.json.Deco
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if not body:
             raise RefusedError("the request has no body; send a JSON object.") from None
-        raise RefusedError(decoding_error(error, decoder.type), param=_field(error)) from None
+        raise RefusedError(decoding_error(error, decoder.type, body), param=_field(error)) from None
 
 
 def refuse_log_probs(limits: Limits, tokens: int, likeliest: int, param: str) -> None:
@@ -144,20 +146,22 @@ async def of_body(request: Request, function: Callable[..., Result], *arguments:
     return await unless_large(request.scope["state"]["size"], function, *arguments)
 
 
-def decoding_error(error: Exception, expected: Any = None) -> str:
+def decoding_error(error: Exception, expected: Any = None, body: bytes = b"") -> str:
     """One sentence for a document that is not what was expected.
 
-    expected: a msgspec.Struct or a union of them; its fields are compared with one that is not known.
+    expected: a msgspec.Struct or a union of them; its fields are compared with one that is not known. body:
+    what was decoded.
     """
+    if isinstance(error, UnicodeDecodeError):
+        return "the body is not UTF-8; send a JSON object that is encoded as UTF-8."
     if isinstance(error, RecursionError):
         return "the body is nested too deeply; send a plain JSON object."
     if isinstance(error, msgspec.ValidationError):
         return _misfit(str(error), expected)
-    if "truncated" in str(error):  # also what half of a surrogate pair is called
-        return (
-            "the body is not JSON: it ends too early, or a text in it has half of a character, as \\ud800; "
-            "send a whole JSON object."
-        )
+    if "truncated" in str(error):  # msgspec calls half of a surrogate pair so too
+        if SURROGATE.search(body):
+            return "a text in the body has half of a character, such as \\ud800; send whole characters."
+        return "the body is not JSON, because it ends too early; send a whole JSON object."
     return f"the body is not JSON ({str(error).rstrip('.'):.200}); send a JSON object."
 
 
@@ -165,12 +169,14 @@ def _misfit(reason: str, expected: Any) -> str:
     """One sentence for a document with a field that is not what was expected, from msgspec's message."""
     name = reason.partition("`")[2].partition("`")[0]
     if "unknown field" in reason:
-        near = [] if " - at " in reason else get_close_matches(name, _fields(expected), n=1)
-        return (
-            f"the field {name!r:.60} is not known here"
-            + (f"; did you mean {near[0]!r}? If not, leave it out" if near else "; leave it out")
-            + ", or see /openapi.json for the fields that are."
-        )
+        fields = [] if " - at " in reason else _fields(expected)
+        if near := get_close_matches(name, fields, n=1):
+            mend = f"did you mean {near[0]!r}? If not, leave it out, or see /openapi.json for those that are"
+        elif 0 < len(fields) <= FEW:
+            mend = f"expected {', '.join(fields)}"
+        else:
+            mend = "leave it out, or see /openapi.json for those that are"
+        return f"the field {name!r:.60} is not known here; {mend}."
     if "missing required field" in reason:
         return f"the field {name!r} is missing; give it, as /openapi.json describes it."
     place = re.search(r"- at (`key` in )?`\$\.?([^`]*)`", reason)
