@@ -59,16 +59,16 @@ class TrainConfig:
 
     training, evaluation: the memory rule of training, and the rule of every score afterwards.
     mem_len_schedule, segment_schedule: [step, value] pairs in ascending order; from that step on, `training`
-    has this mem_len or segment. empty_memory_every: every so many steps all lanes begin with an empty memory,
-    as a new stream does, so that the model learns to begin; 0 for at each pass over the text alone. corpus:
-    the public corpus that the recipe is for; `data` must then be a dataset of it or of own files, unless
-    `text` is given; null for any. vocab: tokens are bytes (`byte`),
+    has this mem_len or segment. empty_memory_schedule: such pairs too; from that step on, at every so many
+    steps all lanes begin with an empty memory, as a new stream does, so that the model learns to begin; 0 for
+    at each pass over the text alone. corpus: the public corpus that the recipe is for; `data` must then be a
+    dataset of it or of own files, unless `text` is given; null for any. vocab: tokens are bytes (`byte`),
     characters (`char`) or words (`word`) of the text, or those of the vocabulary in a file of this path.
     min_count: rarer words are not in a vocabulary of words. max_size: the most tokens of a vocabulary of
     words; null for no limit. text: path of a text file; null for the built-in text. data: folder of a
     prepared dataset, which has its own vocabulary; null for none. batch: lanes (B), each of which reads a
-    contiguous part of the text. accumulate: a step computes its lanes in that many parts, one
-    after the other, and adds up their gradients.
+    contiguous part of the text. accumulate: a step computes its lanes in that many parts, one after the
+    other, and adds up their gradients.
 
     optimizer: how a gradient changes the weights. schedule: how the learning rate changes. autocast:
     precision of the forward and backward pass; fp16 scales the loss. Weights and memory stay fp32. averaging:
@@ -98,7 +98,7 @@ class TrainConfig:
     evaluation: MemoryRule
     mem_len_schedule: Schedule = ()
     segment_schedule: Schedule = ()
-    empty_memory_every: int = 0
+    empty_memory_schedule: Schedule = ()
     corpus: CorpusName | None = None
     vocab: str = "char"
     min_count: int = 1
@@ -140,11 +140,6 @@ class TrainConfig:
         ):
             if not 1 <= getattr(self, name) <= 1 << 40:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected a positive number.")
-        if not 0 <= self.empty_memory_every <= 1 << 40:
-            raise ConfigError(
-                f"empty_memory_every is {self.empty_memory_every}; expected a number of steps, or 0 for "
-                "never."
-            )
         refuse_vocab_name(self.vocab)
         if self.max_size is not None and not 2 <= self.max_size <= 1 << 24:
             raise ConfigError(f"max_size is {self.max_size}; expected 2 to {1 << 24} tokens.")
@@ -205,8 +200,16 @@ class TrainConfig:
             raise ConfigError(
                 "training.include_self and evaluation.include_self differ; give both the same value."
             )
-        self._check_schedule("mem_len", self.mem_len_schedule)
-        self._check_schedule("segment", self.segment_schedule)
+        for name, pairs in (("mem_len", self.mem_len_schedule), ("segment", self.segment_schedule)):
+            self._check_schedule(name, pairs)
+            for _, length in pairs:  # raises where a length is not possible
+                dataclasses.replace(self.training, **{name: length})  # type: ignore[arg-type]
+        self._check_schedule("empty_memory", self.empty_memory_schedule)
+        if any(every < 0 for _, every in self.empty_memory_schedule):
+            raise ConfigError(
+                f"empty_memory_schedule is {[list(pair) for pair in self.empty_memory_schedule]}; expected "
+                "numbers of steps after which the memory is empty, or 0 for never."
+            )
         self.model.check_training_rule(self.longest)
         shortest = min([self.training.segment, *(value for _, value in self.segment_schedule)])
         if (
@@ -226,8 +229,6 @@ class TrainConfig:
                 f"{name}_schedule is {[list(pair) for pair in pairs]}; expected [step, {name}] pairs, "
                 f"with steps that ascend from 0 and stay below {self.steps}."
             )
-        for _, length in pairs:  # raises where a length is not possible
-            dataclasses.replace(self.training, **{name: length})  # type: ignore[arg-type]
 
     @property
     def longest(self) -> MemoryRule:
@@ -302,6 +303,7 @@ class TrainConfig:
             schedule=dataclasses.replace(self.schedule, warmup_steps=warmup, fine_tune_steps=fine_tune),
             mem_len_schedule=moved(self.mem_len_schedule),
             segment_schedule=moved(self.segment_schedule),
+            empty_memory_schedule=moved(self.empty_memory_schedule),
             averaging=averaging,
         )
 

@@ -42,6 +42,12 @@ def training_rule(config: TrainConfig, step: int) -> MemoryRule:
     return rule if (rule.mem_len, rule.segment) == (M, T) else dataclasses.replace(rule, mem_len=M, segment=T)
 
 
+def begins_empty(config: TrainConfig, step: int) -> bool:
+    """Whether all lanes begin a step with an empty memory, by the schedule."""
+    every = _reached(config.empty_memory_schedule, step, 0)
+    return every > 0 and step % every == 0
+
+
 def first_token(config: TrainConfig, epoch: int, *, length: int, segment: int) -> int:
     """The index in the lanes at which a pass over the text begins.
 

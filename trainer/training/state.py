@@ -27,7 +27,7 @@ from trainer.training.lane_memory import LaneMemory
 from trainer.training.objective import segment_loss
 from trainer.training.optimizer import make_optimizer, set_rate_and_clip
 from trainer.training.parallel import ALONE, Ranks, unexchanged
-from trainer.training.schedule import first_token, learning_rate, training_rule
+from trainer.training.schedule import begins_empty, first_token, learning_rate, training_rule
 from trainer.training.shard import shard
 from trainer.training.span_lengths import SpanLengths
 from trainer.training.validation import average_start, decays, out_of_patience
@@ -203,7 +203,7 @@ class Training:
         if self.at + T >= tokens_BN.shape[1]:
             self.epoch, self.position = self.epoch + 1, 0
             self.at = first_token(self.config, self.epoch, length=tokens_BN.shape[1], segment=T)
-        elif (every := self.config.empty_memory_every) and self.step % every == 0:
+        elif begins_empty(self.config, self.step):
             self._empty_memory()
         pieces = self.ranks.share(tokens_BN)[:, self.at : self.at + T + 1].astype(np.int64)
         self.optimizer.zero_grad()

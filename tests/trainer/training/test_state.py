@@ -70,7 +70,7 @@ def test_every_so_many_steps_all_lanes_begin_with_an_empty_memory(
     make_config: Make, started: Started, initial_memory: InitialMemory
 ) -> None:
     rule = MemoryRule(mem_len=8, segment=4, initial_memory=initial_memory)
-    training, tokens_BN = started(make_config(training=rule, empty_memory_every=3))
+    training, tokens_BN = started(make_config(training=rule, empty_memory_schedule=((3, 3),)))
     carried, _ = started(make_config(training=rule))
     for step in range(7):
         fresh, _ = started(make_config(training=rule))  # a stream that begins here
@@ -84,8 +84,14 @@ def test_every_so_many_steps_all_lanes_begin_with_an_empty_memory(
         if step < 5:  # then its memory is full again
             assert (mine == goes_on) is (step < 3)
         assert training.at == carried.at == 4 * (step + 1)  # no token is left out
-    with pytest.raises(ConfigError, match="empty_memory_every is -1; expected a number of steps, or 0"):
-        make_config(empty_memory_every=-1)
+    with pytest.raises(
+        ConfigError, match=r"empty_memory_schedule is \[\[3, -1\]\]; expected numbers of steps"
+    ):
+        make_config(empty_memory_schedule=((3, -1),))
+    with pytest.raises(ConfigError, match=r"expected \[step, empty_memory\] pairs"):
+        make_config(empty_memory_schedule=((3, 1), (2, 1)))
+    halved = make_config(steps=40, empty_memory_schedule=((30, 5),)).with_steps(20)
+    assert halved.empty_memory_schedule == ((15, 5),)
 
 
 @pytest.mark.parametrize("autocast", ["bf16", "fp16"])
