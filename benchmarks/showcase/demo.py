@@ -22,7 +22,7 @@ from benchmarks.showcase.shipped import (
     write_text,
 )
 from runtimes.base.errors import UserError, needs
-from runtimes.base.files import atomic_file
+from runtimes.base.files import atomic_file, refuse_unwritable, writing
 from runtimes.base.folders import refuse_existing
 from runtimes.sessions.open import open_session
 from runtimes.tasks.check import CheckReport, check
@@ -63,6 +63,9 @@ def run_demo(
                 "repository, or give --train, and it trains a small model."
             )
         click.echo(f"{missing}, so the demo has only its small model")
+    with writing(out):  # a place that cannot be written is refused before the first word
+        out.mkdir(parents=True, exist_ok=True)
+    refuse_unwritable(out / TEXT, option="--out", suffixes=(".txt",))
     figures: dict[str, Any] = {"trained_model": None}
     lines, passed = [], True
     if stories is not None:
@@ -87,7 +90,6 @@ def run_demo(
         click.echo(line)
     if stories is not None:
         echo_title("a story", f"of the trained model, to keep: {out / TEXT}")
-        out.mkdir(parents=True, exist_ok=True)
         session = open_session(stories, device="cpu")
         story = write_text(session, STORY, tokens=STORY_TOKENS, seed=STORY_SEED)
         with atomic_file(out / TEXT) as temporary:

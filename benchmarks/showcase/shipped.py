@@ -72,7 +72,10 @@ def play_music(artefact: Path, out: Path, *, seconds: float = 30, force: bool = 
     options = ["--seconds", str(seconds), "--out", str(out), *(["--force"] if force else [])]
     ended = subprocess.run([*program, *options], capture_output=True, text=True, check=False)
     if ended.returncode:
-        raise UserError(f"{program[1]}: {ended.stderr.strip()[-300:].removeprefix('Error: ')}")
+        last = ended.stderr.strip().rpartition("\n")[
+            2
+        ]  # the sentence of a refusal, or the end of a traceback
+        raise UserError(f"{program[1]}: {last.removeprefix('Error: '):.300}")
     click.echo(ended.stdout.strip())
 
 

@@ -24,6 +24,7 @@ from scheme import END, IDS, NAMES, SHARPS, events
 from sound import samples, stream_wav, write_wav
 
 import runtimes
+from runtimes.base.files import atomic_file, writing
 
 
 def main() -> None:
@@ -95,16 +96,18 @@ def _whole_pieces(music: Iterator[Slice], seconds: float) -> Iterator[Slice]:
 
 def _write_files(music: list[Slice], given: argparse.Namespace) -> None:
     midi, wav, png = (given.out.with_name(given.out.name + suffix) for suffix in (".mid", ".wav", ".png"))
-    with MidiFile(midi, tempo=given.tempo) as file:
-        for piece in music:
-            file.write(piece)
-    write_wav(str(wav), samples(music))
+    with atomic_file(midi) as notes, atomic_file(wav) as sound:  # both appear whole, or neither does
+        with MidiFile(notes, tempo=given.tempo) as file:
+            for piece in music:
+                file.write(piece)
+        write_wav(str(sound), samples(music))
     written = [midi, wav]
     try:
         from roll import draw
 
         settings = f"seed {given.seed}, temperature {given.temperature:g}, top-p {given.top_p:g}"
-        draw(music, png, title=f"{given.artefact.name}, {settings}")
+        with writing(png):
+            draw(music, png, title=f"{given.artefact.name}, {settings}")
         written.append(png)
     except ImportError:
         print("note: there is no picture, because matplotlib is not installed (pip install matplotlib)")
@@ -116,7 +119,7 @@ def _write_files(music: list[Slice], given: argparse.Namespace) -> None:
 def _write_midi(music: Iterator[Slice], given: argparse.Namespace) -> None:
     path = given.out.with_name(given.out.name + ".mid")
     print(f"writing {path} without end; stop with Ctrl-C")
-    with MidiFile(path, tempo=given.tempo) as file:
+    with writing(path), MidiFile(path, tempo=given.tempo) as file:
         for number in itertools.count():
             file.write(next(music))
             if number % 1000 == 0:

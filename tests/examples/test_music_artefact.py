@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import wave
 from collections.abc import Iterator
@@ -152,3 +154,22 @@ def test_an_interrupted_midi_file_can_be_played(tmp_path: Path) -> None:
     assert content[22 : 22 + length].endswith(b"\xff\x2f\x00")
     assert bytes([0x90, 72, 84]) in content[22 : 22 + length]
     file.close()
+
+
+@pytest.mark.parametrize("part", ["write_wav", "MidiFile"])
+def test_on_a_full_disk_no_file_is_left_and_one_sentence_says_why(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(play, part, full)
+    monkeypatch.setattr(
+        sys, "argv", ["play.py", str(ARTEFACT), "--seconds", "1", "--out", str(tmp_path / "bach")]
+    )
+    with pytest.raises(SystemExit) as ended:
+        play.main()
+    assert ended.value.code == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.endswith("could not be written: No space left on device; nothing was changed there.")
+    assert list(tmp_path.iterdir()) == []

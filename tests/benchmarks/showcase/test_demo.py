@@ -58,6 +58,15 @@ def test_without_the_models_the_demo_says_where_they_are(
     assert not (tmp_path / "demo").exists()
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_the_first_word(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file" / "demo", Path("/proc/demo")):
+        ended = xl("demo", "--out", place)
+        assert ended.exit_code == 2
+        assert "could not be written" in ended.stderr
+        assert ended.stdout == ""
+
+
 def test_steps_are_those_of_a_training(tmp_path: Path) -> None:
     ended = xl("demo", "--out", tmp_path / "demo", "--steps", 3)
     assert ended.exit_code == 2
