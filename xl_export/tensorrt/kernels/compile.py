@@ -21,6 +21,10 @@ MAX_HEAD_DIM = 128
 # that the compiler uses, since a driver refuses PTX that is newer than itself; for 8.0 CUDA 12.0 is enough.
 PTX_VERSIONS = {75: 80, 80: 80, 86: 80, 87: 80, 89: 80, 90: 80, 100: 86, 103: 88, 110: 90, 120: 87, 121: 88}
 SHARED_BYTES = 48 * 1024  # shared memory that a block has on every GPU without asking for more
+# Compute capabilities whose tensor cores can keep results in a memory of their own (tcgen05). Triton uses it
+# for tiles of 64 queries and more. The relative shift is made for results in registers. Results from that
+# memory go through shared memory, which is then too small: 64 x 64 needs 67,632 bytes.
+TENSOR_MEMORY = (100, 103, 110)
 MULTIPROCESSORS = 64  # of a GPU that is not asked, between Jetson Orin's 16 and an H100's 132
 PROGRAMS_EACH = 4  # for every multiprocessor: as many as its registers hold of `token_attention`
 QUERIES = 64  # of one program, where programs are counted: the tile of `segment_attention` for long segments
@@ -53,7 +57,8 @@ def tactics(head_dim: int, compute_capability: int, dtype: Type = "float16") -> 
 
     Each fits into the shared memory of every GPU, and into its registers. A tile of segments has 16 queries
     for each warp (`segment_attention`). That kernel is for tensor cores, which Triton uses for float16 and
-    from compute capability 8.0 on: otherwise segments are computed as single tokens are.
+    from compute capability 8.0 on: otherwise segments are computed as single tokens are. For TENSOR_MEMORY
+    the tiles have at most 32 queries, and 16 where heads are wide: 32 of those spill 328 bytes a thread.
     """
     wide = head_dim > 64
     tokens = (
@@ -62,7 +67,11 @@ def tactics(head_dim: int, compute_capability: int, dtype: Type = "float16") -> 
     )
     if compute_capability < 80 or dtype != "float16":
         return tokens
-    tiles = ((16, 32), (64, 32)) if wide else ((16, 32), (64, 64), (128, 64))
+    tiles: tuple[tuple[int, int], ...]
+    if compute_capability in TENSOR_MEMORY:
+        tiles = ((16, 32),) if wide else ((16, 32), (32, 32), (32, 64))
+    else:
+        tiles = ((16, 32), (64, 32)) if wide else ((16, 32), (64, 64), (128, 64))
     return tokens + tuple(
         Tactic(kernel="segment_attention", block_t=block_t, block_j=block_j, warps=block_t // 16, stages=2)
         for block_t, block_j in tiles
@@ -236,9 +245,14 @@ def compile_kernel(
         triton.knobs.compilation.disable_line_info = True
         compiled = triton.compile(source, target=GPUTarget("cuda", compute_capability, 32), options=options)
     if compiled.metadata.shared > SHARED_BYTES:
+        mend = (
+            "build with --attention native"
+            if dtype == "float16"
+            else "export with --target tensorrt, which is float16"
+        )
         raise ConfigError(
             f"{tactic} needs {compiled.metadata.shared} bytes of shared memory in {dtype}, and every GPU "
-            f"has {SHARED_BYTES}; export with --target tensorrt, which is float16."
+            f"has {SHARED_BYTES}; {mend}."
         )
     arguments = len(signature) - len(fixed)
     return Kernel(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from runtimes.contract.tensors import Form
 from xl_export.tensorrt.kernels.compile import (
+    PTX_VERSIONS,
     Kernel,
     Sizes,
     Tactic,
@@ -24,7 +25,7 @@ from xl_export.tensorrt.kernels.compile import (
 )
 from xl_export.tensorrt.operator import Attributes
 
-GPUS = (75, 80, 86, 89, 90, 120, 121)
+GPUS = tuple(PTX_VERSIONS)  # all for which an engine gets the kernels
 MEM_LEN = 1600
 ATTRIBUTES = Attributes(full_mask=0, nearest=0, initial_masked=1, persistent=0)
 HEADER = (

@@ -12,6 +12,8 @@ SMALL = (
     Tactic(kernel="token_attention", block_t=1, block_j=16, warps=4, stages=1),
 )
 EVERY_TACTIC = ("one-token-long", "three-tiles-of-queries", "span")
+# Cases with the product's own tiles for GPUs with tensor memory.
+SMALLER_TILES = ("three-tiles-of-queries", "ring-three-tiles-of-queries")
 
 
 def tactics_of(name: str) -> list[Tactic]:
@@ -20,6 +22,8 @@ def tactics_of(name: str) -> list[Tactic]:
     """
     case = CASES[name]
     tried = (*SMALL, *tactics(case.K, 80)) if name in EVERY_TACTIC else SMALL
+    if name in SMALLER_TILES:
+        tried = tuple(dict.fromkeys((*tried, *tactics(case.K, 100))))
     return [tactic for tactic in tried if tactic.block_t > 1 or case.T < 6]
 
 
