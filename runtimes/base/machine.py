@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,6 +13,10 @@ from runtimes.base.cgroup import cpu_limit, memory_limit
 from runtimes.base.errors import StreamError, UserError
 
 STAT = Path("/proc/stat")
+NVML = "libnvidia-ml.so.1"  # NVIDIA's library that manages GPUs; it comes with the driver
+NVML_BYTES = 80  # that it asks for, for a version
+NVIDIA_MODULE = Path("/proc/driver/nvidia/version")  # what the driver's part in the kernel says of itself
+DRIVER_VERSION = re.compile(r"\d{1,4}(?:\.\d{1,4}){1,3}", re.ASCII)  # such as 580.65.06
 
 
 def available_cpus() -> int:
@@ -64,6 +70,38 @@ def refuse_beyond_memory(
             f"{what} takes about {num_bytes / 2**30:,.0f} GiB and this "
             f"machine has {available / 2**30:.0f}; {mend}."
         )
+
+
+def driver_version() -> str | None:
+    """The version of NVIDIA's driver, such as 580.65.06: of NVML, or else of the module in the kernel.
+
+    None where neither tells it: there is no driver, or it is that of a Jetson, which may have neither.
+    """
+    return _version_by_nvml() or _version_by_module()
+
+
+def _version_by_nvml() -> str | None:
+    text = ctypes.create_string_buffer(NVML_BYTES)
+    try:
+        nvml = ctypes.CDLL(NVML)
+        if nvml.nvmlInit_v2():  # as after an update of the driver without a restart of the machine
+            return None
+        fault = nvml.nvmlSystemGetDriverVersion(text, NVML_BYTES)
+        nvml.nvmlShutdown()
+    except (OSError, AttributeError):  # no such library, or one without these functions
+        return None
+    found = None if fault else DRIVER_VERSION.fullmatch(text.value.decode("ascii", "replace"))
+    return found[0] if found else None
+
+
+def _version_by_module() -> str | None:
+    """From a line such as `NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 …`."""
+    try:
+        text = NVIDIA_MODULE.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = re.search(rf"^NVRM version:.*?\s({DRIVER_VERSION.pattern})(?!\S)", text, re.M | re.ASCII)
+    return found[1] if found else None
 
 
 def package_versions() -> dict[str, str]:

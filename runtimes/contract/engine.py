@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.files import read_json
+from runtimes.base.machine import DRIVER_VERSION
 from runtimes.base.records import to_json
 from runtimes.base.sealed import FileFacts, identity_of, parse_sealed, verify_file, write_sealed
 from runtimes.contract.spec import SPEC, VOCAB, Spec, parse_spec
@@ -31,7 +32,7 @@ Hardware = Literal["same-gpu", "same-capability", "ampere-plus"]
 PACKAGES: dict[Flavour, str] = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
 NAMES: dict[Flavour, str] = {"tensorrt": "TensorRT", "rtx": "TensorRT-RTX"}
 CAPABILITY = re.compile(r"\d{1,2}\.\d", re.ASCII)
-DRIVER = re.compile(r"\d{1,3}\.\d{1,2}", re.ASCII)
+CUDA_VERSION = re.compile(r"\d{1,3}\.\d{1,2}", re.ASCII)
 WORD = re.compile(r"[\w.+-]{1,64}", re.ASCII)  # a word from the file that is printed as it is
 
 
@@ -110,9 +111,11 @@ class EngineFacts:
     compute_capabilities: those of the GPUs that it runs on. gpu: the GPU that it was tuned on; None where it
     was built ahead of time. version_compatible: whether newer releases of the same major version run it too.
     layers: how many layers of each kind the parsed network has. plugin_layers: how many of them are those of
-    this project's plugin, two for each attention. driver: the newest CUDA that the GPU's driver served during
-    the build, such as 13.0; None where no GPU built. tactics: the kernels of the plugin, for each kind of
-    attention in each profile.
+    this project's plugin, two for each attention. driver_version: that of the GPU's driver during the build,
+    such as 580.65.06; None where no GPU built, and where the machine does not tell it. driver_cuda: the
+    newest CUDA that this driver served, such as 13.0; None where no GPU built. driver: the same in engines
+    that were built before it was called so; none is written any more. tactics: the kernels of the plugin, for
+    each kind of attention in each profile.
     """
 
     schema: int = SCHEMA
@@ -133,6 +136,8 @@ class EngineFacts:
     producer: dict[str, str]
     files: dict[str, FileFacts]
     driver: str | None = None
+    driver_version: str | None = None
+    driver_cuda: str | None = None
     tactics: tuple[TacticFacts, ...] = ()
 
     @property
@@ -143,10 +148,10 @@ class EngineFacts:
     def to_json(self) -> dict[str, Any]:
         """The contract as it is written and hashed.
 
-        `driver` and `tactics` were added to schema 1, and are left out where they are not known: so older
-        engines load and keep their identity.
+        `driver`, `driver_version`, `driver_cuda` and `tactics` were added to schema 1, and are left out where
+        they are not known: so older engines load and keep their identity.
         """
-        added = ("driver", "tactics")
+        added = ("driver", "driver_version", "driver_cuda", "tactics")
         return {name: value for name, value in to_json(self).items() if name not in added or value}
 
     @property
@@ -212,7 +217,8 @@ def _parse(data: Any, *, where: str) -> EngineFacts:
     capabilities = facts.compute_capabilities
     printable = bool(capabilities) and all(CAPABILITY.fullmatch(capability) for capability in capabilities)
     printable = printable and all(WORD.fullmatch(word) for word in (facts.version, *facts.layers))
-    printable = printable and (facts.driver is None or DRIVER.fullmatch(facts.driver) is not None)
+    printable = printable and all(CUDA_VERSION.fullmatch(x) for x in (facts.driver, facts.driver_cuda) if x)
+    printable = printable and bool(DRIVER_VERSION.fullmatch(facts.driver_version or "0.0"))
     if facts.schema != SCHEMA or names != ["segment", "token"] or not printable:
         raise ArtefactError(
             f"{where} was altered: its schema, profiles, versions or layers are none of an engine; {again}."

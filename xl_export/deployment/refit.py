@@ -14,7 +14,7 @@ from typing import Any
 
 from runtimes.base.errors import ArtefactError, ConfigError
 from runtimes.base.folders import atomic_folder, refuse_existing
-from runtimes.base.machine import package_versions
+from runtimes.base.machine import driver_version, package_versions
 from runtimes.base.sealed import file_facts
 from runtimes.contract.engine import (
     BUILD,
@@ -73,7 +73,9 @@ def refit(engine: Path, artefact: Path, out: Path, *, force: bool = False) -> En
             artefact=spec.identity,
             seconds=time.perf_counter() - began,
             producer=package_versions(),
-            driver=cuda.driver,
+            driver=None,
+            driver_version=driver_version(),
+            driver_cuda=cuda.driver_cuda,
             files={path.name: file_facts(path) for path in sorted(folder.iterdir())},
         )
         save_engine(folder, made)

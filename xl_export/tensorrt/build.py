@@ -13,7 +13,7 @@ from typing import Any
 from runtimes.base.errors import ArtefactError, ConfigError, UserError
 from runtimes.base.files import atomic_file, read_bytes, refuse_unwritable
 from runtimes.base.folders import atomic_folder, refuse_existing
-from runtimes.base.machine import package_versions
+from runtimes.base.machine import driver_version, package_versions
 from runtimes.base.progress import say_once
 from runtimes.base.sealed import file_facts
 from runtimes.contract.engine import (
@@ -92,7 +92,8 @@ def build(
             seconds=time.perf_counter() - began,
             producer=package_versions(),
             files={path.name: file_facts(path) for path in sorted(folder.iterdir())},
-            driver=Cuda().driver if gpu else None,
+            driver_version=driver_version() if gpu else None,
+            driver_cuda=Cuda().driver_cuda if gpu else None,
             tactics=tactics,
         )
         save_engine(folder, facts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
+from runtimes.base.machine import driver_version
 from runtimes.contract.engine import Gpu
 
 LIBRARY = "libcuda.so.1"
@@ -17,12 +18,14 @@ NAME_BYTES = 256
 class DriverFacts:
     """What NVIDIA's driver says.
 
-    cuda: the newest release of CUDA that it serves, such as (13, 0). fault: why it gives no GPU, as a part of
+    cuda: the newest release of CUDA that it serves, such as (13, 0), which many drivers have in common.
+    version: its own, such as 580.65.06; None where it is not known. fault: why it gives no GPU, as a part of
     a sentence; None where it does.
     """
 
     gpus: tuple[Gpu, ...] = ()
     cuda: tuple[int, int] = (0, 0)
+    version: str | None = None
     fault: str | None = None
 
 
@@ -45,7 +48,8 @@ def ask_driver() -> DriverFacts:
     number = ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(number))  # 13000 for 13.0
     release = (number.value // 1000, number.value % 1000 // 10)
-    return DriverFacts(gpus=tuple(_gpu(cuda, number) for number in range(count.value)), cuda=release)
+    gpus = tuple(_gpu(cuda, number) for number in range(count.value))
+    return DriverFacts(gpus=gpus, cuda=release, version=driver_version())
 
 
 def _gpu(cuda: ctypes.CDLL, number: int) -> Gpu:

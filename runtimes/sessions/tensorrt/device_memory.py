@@ -49,8 +49,8 @@ class Cuda:
         return Gpu(name=name, compute_capability=f"{properties.major}.{properties.minor}")
 
     @property
-    def driver(self) -> str:
-        """The newest version of CUDA that the driver serves, such as 13.0."""
+    def driver_cuda(self) -> str:
+        """The newest version of CUDA that the driver serves, such as 13.0: many drivers have it in common."""
         number = self._ask(self._cuda.cudaDriverGetVersion())
         return f"{number // 1000}.{number % 1000 // 10}"
 

@@ -43,17 +43,20 @@ def test_facts_survive_the_file(engine: Path) -> None:
 def test_an_engine_from_before_the_driver_was_noted_keeps_its_identity(engine: Path) -> None:
     """The stand-in notes none, as version 0.1 did not; an engine that was built on a GPU does."""
     document = json.loads((engine / BUILD).read_text())
-    assert "driver" not in document
+    assert not {"driver", "driver_version", "driver_cuda"} & set(document)
     assert document.pop("digest") == load_engine(engine)[0].identity == identity_of(document)
-    save_engine(engine, dataclasses.replace(load_engine(engine)[0], driver="13.1"))
-    assert load_engine(engine)[0].driver == "13.1"
-    assert json.loads((engine / BUILD).read_text())["driver"] == "13.1"
+    for name, value in (("driver", "13.1"), ("driver_cuda", "13.1"), ("driver_version", "580.65.06")):
+        save_engine(engine, dataclasses.replace(load_engine(engine)[0], **{name: value}))
+        assert getattr(load_engine(engine)[0], name) == value
+        assert json.loads((engine / BUILD).read_text())[name] == value
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"driver": "13.1\x1b[2J"},
+        {"driver_cuda": "13.1\x1b[2J"},
+        {"driver_version": "580.65.06\x1b[2J"},
         {"version": "11\x1b[2J"},
         {"layers": {"MATRIX MULTIPLY\n": 1}},
         {"compute_capabilities": ()},

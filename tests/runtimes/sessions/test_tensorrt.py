@@ -267,7 +267,7 @@ def test_a_plan_whose_tensors_are_not_the_specs_is_refused(
 
 
 def test_the_driver_is_named_by_the_cuda_that_it_serves(cuda: FakeCuda) -> None:
-    assert Cuda().driver == "13.1"
+    assert Cuda().driver_cuda == "13.1"
 
 
 def test_a_machine_without_a_gpu_is_told_so(cuda: FakeCuda, engine: Path) -> None:

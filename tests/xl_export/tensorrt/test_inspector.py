@@ -38,7 +38,8 @@ def test_layers_are_told_where_a_gpu_builds(
     half_real.Runtime = lambda log: runtime
     log = fresh_log(trt)
     monkeypatch.setattr(building, "start_tensorrt", lambda spec, options: (half_real, log, GPU))
-    monkeypatch.setattr(building, "Cuda", lambda: SimpleNamespace(driver="13.0"))
+    monkeypatch.setattr(building, "driver_version", lambda: "580.65.06")
+    monkeypatch.setattr(building, "Cuda", lambda: SimpleNamespace(driver_cuda="13.0"))
     options = BuildOptions(flavour="rtx", compute_capabilities=("8.9",), batch=(1, 1, 1))
     building.build(artefacts["shift"], tmp_path / "engine", options)
     facts, _ = load_engine(tmp_path / "engine")
@@ -46,7 +47,7 @@ def test_layers_are_told_where_a_gpu_builds(
     assert runtime.engine_host_code_allowed
     assert json.loads((tmp_path / "engine" / building.LAYERS).read_text()) == {"Layers": ["a"]}
     assert building.LAYERS in facts.files
-    assert facts.driver == "13.0"
+    assert (facts.driver_version, facts.driver_cuda, facts.driver) == ("580.65.06", "13.0", None)
 
     with pytest.raises(ArtefactError, match=r"cannot load the plan that it has built \(.*\); report this\.$"):
         building.layer_information(half_real, log, b"")

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from runtimes.base.errors import ArtefactError, needs
+from runtimes.base.machine import driver_version
 from runtimes.contract.engine import Gpu
 from xl_export.tensorrt.kernels.cases import CASES, Case
 from xl_export.tensorrt.kernels.compile import (
@@ -67,8 +68,13 @@ class Driver:
         return Gpu(name=name, compute_capability=f"{major}.{minor}")
 
     @property
-    def version(self) -> str:
-        """The newest version of CUDA that the driver serves, such as 13.0."""
+    def version(self) -> str | None:
+        """The version of the driver itself, such as 580.65.06; None where the machine does not tell it."""
+        return driver_version()
+
+    @property
+    def cuda(self) -> str:
+        """The newest version of CUDA that the driver serves, such as 13.0: many drivers have it in common."""
         number = int(self._ask("cuDriverGetVersion"))
         return f"{number // 1000}.{number % 1000 // 10}"
 

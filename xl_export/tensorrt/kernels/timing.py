@@ -112,12 +112,24 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """A choice in a file, with what else it depends on. code: of the kernels and of their compiler."""
+    """A choice in a file, with what else it depends on.
+
+    driver_version, driver_cuda: as in `EngineFacts`. The first is None where the machine does not tell it:
+    then drivers that serve the same CUDA count as one. code: of the kernels and of their compiler. driver:
+    the CUDA of older records. These do not say which driver it was, so they are kept and not used.
+    """
 
     gpu: Gpu
-    driver: str
+    driver_version: str | None = None
+    driver_cuda: str | None = None
     code: str
     choice: Choice
+    driver: str | None = None
+
+    @property
+    def holds_for(self) -> tuple[object, ...]:
+        """All besides the shape on which the choice depends."""
+        return self.gpu, self.driver_version, self.driver_cuda, self.code
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,14 +220,14 @@ def choose(shapes: Sequence[Shape], gpu: Gpu, *, file: Path | None = None) -> tu
     except UserError as error:
         say_once(f"the plugin's kernels were not timed, and its defaults are built in: {error}")
         return tuple(default(shape, gpu.capability) for shape in shapes)
-    known = {
-        record.choice.shape: record.choice
-        for record in records
-        if (record.gpu, record.driver, record.code) == (gpu, driver.version, code())
-    }
+    here = gpu, driver.version, driver.cuda, code()
+    known = {record.choice.shape: record.choice for record in records if record.holds_for == here}
     fresh = {shape: time_shape(driver, shape) for shape in shapes if shape not in known}
     if fresh and file:
-        made = [Record(gpu=gpu, driver=driver.version, code=code(), choice=one) for one in fresh.values()]
+        made = [
+            Record(gpu=gpu, driver_version=driver.version, driver_cuda=driver.cuda, code=code(), choice=one)
+            for one in fresh.values()
+        ]
         write_json(file, to_json(Records(schema=SCHEMA, timed=(*records, *made))))
     return tuple((known | fresh)[shape] for shape in shapes)
 

@@ -24,8 +24,8 @@ from tests.architectures import ARCHITECTURES
 from tests.xl_export.tensorrt.kernels.test_driver import FakeDriver
 from xl_export.artefact.export import export
 from xl_export.tensorrt import plugin
+from xl_export.tensorrt.kernels import driver, timing
 from xl_export.tensorrt.kernels import driver as module
-from xl_export.tensorrt.kernels import timing
 from xl_export.tensorrt.kernels.compile import JOINS, Kernel, Sizes, Tactic, tactics
 from xl_export.tensorrt.kernels.timing import Choice, Shape, attention_shapes, choose, default
 from xl_export.tensorrt.network import read_model
@@ -140,6 +140,10 @@ def test_what_was_timed_is_kept_by_gpu_driver_code_and_shape(
     assert launches(shape(23)) == 0
     assert launches(gpu=Gpu(name="Another GPU", compute_capability="8.0")) > 0
     assert launches() == 0
+    for version in ("580.65.06", "580.95.05"):  # of one CUDA
+        monkeypatch.setattr(module, "driver_version", lambda version=version: version)
+        assert launches() > 0
+        assert launches() == 0
     monkeypatch.setattr(timing, "code", lambda: "newer code")
     assert launches() > 0
     file.write_text(json.dumps({"schema": 1, "timed": [{"gpu": "A GPU"}]}))
@@ -160,6 +164,8 @@ def test_without_a_driver_the_defaults_are_taken_and_said(
         ("segment_attention", 128, 16, None),
     ]
     assert default(shape(24), 75).tactic == tactics(16, 75)[0]  # no tensor cores
+    # Thor, whose tiles of 64 queries and more do not fit.
+    assert (default(shape(128), 110).tactic.block_t, default(shape(24), 110).tactic.block_t) == (32, 16)
     said = capsys.readouterr().err
     assert said.startswith(
         "the plugin's kernels were not timed, and its defaults are built in: no NVIDIA GPU"
