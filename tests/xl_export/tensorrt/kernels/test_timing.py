@@ -24,8 +24,8 @@ from tests.architectures import ARCHITECTURES
 from tests.xl_export.tensorrt.kernels.test_driver import FakeDriver
 from xl_export.artefact.export import export
 from xl_export.tensorrt import plugin
-from xl_export.tensorrt.kernels import driver, timing
 from xl_export.tensorrt.kernels import driver as module
+from xl_export.tensorrt.kernels import timing
 from xl_export.tensorrt.kernels.compile import JOINS, Kernel, Sizes, Tactic, tactics
 from xl_export.tensorrt.kernels.timing import Choice, Shape, attention_shapes, choose, default
 from xl_export.tensorrt.network import read_model
