@@ -7,6 +7,7 @@ import importlib.util
 import os
 import threading
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from benchmarks.first_hour.record import NotHereError, Record
@@ -15,6 +16,7 @@ from benchmarks.machine import checkout
 PASSED = 0  # exit code of pytest
 BEFORE_THE_END = 20.0  # seconds before the limit of the step, at which the tests are stopped
 SENTENCE = 300  # characters
+MARK = "mark.gpu"  # what the text of a file has whose tests need a GPU
 
 
 class Reporter:
@@ -26,10 +28,7 @@ class Reporter:
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Called by pytest after each of the three parts of a test."""
         if report.failed:
-            self.counts["failed"] += 1
-            crash = getattr(report.longrepr, "reprcrash", None)
-            said = crash.message if crash else str(report.longrepr)
-            self.record.check(report.nodeid, False, " ".join(said.split())[:SENTENCE])
+            self._keep(report)
         elif report.skipped:
             self.counts["skipped"] += 1
             self.reasons[str(report.longrepr[-1])[:SENTENCE]] += 1
@@ -38,6 +37,17 @@ class Reporter:
         else:
             return
         self.record.say(f"{self.said} of the tests that need a GPU")
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """Called by pytest after it has imported a file."""
+        if report.failed:
+            self._keep(report)
+
+    def _keep(self, report: Any) -> None:
+        self.counts["failed"] += 1
+        crash = getattr(report.longrepr, "reprcrash", None)
+        said = crash.message if crash else str(report.longrepr)
+        self.record.check(report.nodeid, False, " ".join(said.split())[-SENTENCE:])
 
     @property
     def said(self) -> str:
@@ -66,5 +76,19 @@ def run(record: Record) -> None:
     stop = threading.Timer(max(1.0, record.seconds - BEFORE_THE_END), _thread.interrupt_main)
     stop.daemon = True
     stop.start()
-    words = ["tests", "-m", "gpu", "-v", "-p", "no:cacheprovider", "--basetemp", str(record.work / "tests")]
-    reporter.finish(int(pytest.main(words, plugins=[reporter])))
+    reporter.finish(int(pytest.main(words_of(folder, record.work / "tests"), plugins=[reporter])))
+
+
+def words_of(folder: Path, base: Path) -> list[str]:
+    """The words of pytest's command line in a checkout. base: the folder for what the tests write.
+
+    Only the files with tests for a GPU are named, since pytest imports each file that it is given: the others
+    need packages that nobody installs for an hour on a GPU, and one import that fails would end them all.
+    """
+    files = sorted(path for path in (folder / "tests").rglob("test_*.py") if MARK in path.read_text("utf-8"))
+    words = [str(path.relative_to(folder)) for path in files]
+    # By the project's own settings each warning is an error: that of a setting or mark whose plugin is not
+    # installed, and that a newer release of a package deprecates something. None says anything of the GPU.
+    words += ["-o", "addopts=--import-mode=importlib", "-W", "default", "-m", "gpu", "-v"]
+    words += ["--continue-on-collection-errors", "-p", "no:cacheprovider", "--basetemp", str(base)]
+    return words
